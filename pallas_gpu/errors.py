@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One class per mistake, one base class, the user's source line.
+
+Three families share `PallasGpuError`:
+
+* `KernelError`: the kernel is wrong; its author can mend it.
+* `UnsupportedError`: the kernel may be right, this primitive, scope, target or JAX
+  transformation does not carry it.
+* `InternalError`: the package is wrong.
+
+Each class of the first family also derives from the builtin that users of JAX expect
+for that mistake (`ValueError`, `TypeError`, `IndexError`).
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+
+class PallasGpuError(Exception):
+    """Base class of every error this package raises.
+
+    Args:
+      what: the mistake in one sentence, without a full stop at the end.
+      expected: what would have been right.
+      got: what was found instead.
+      hint: what to do about it.
+      where: the line of the kernel, as `file:line (function)`.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        expected: object = None,
+        got: object = None,
+        hint: str | None = None,
+        where: str | None = None,
+    ):
+        self.what = what
+        self.expected = expected
+        self.got = got
+        self.hint = hint
+        self.where = where
+        super().__init__(what)
+
+    def with_location(self, where: str | None) -> PallasGpuError:
+        """Adds the kernel's source line, unless the error already has one."""
+        if self.where is None:
+            self.where = where
+        return self
+
+    def __str__(self) -> str:
+        rows = [
+            ("expected", self.expected),
+            ("got", self.got),
+            ("to do", self.hint),
+            ("at", self.where),
+        ]
+        lines = [self.what]
+        for label, value in rows:
+            if value is None:
+                continue
+            text = textwrap.indent(str(value), " " * 13)[13:]
+            lines.append(f"  {label + ':':<10} {text}")
+        return "\n".join(lines)
+
+    def __reduce__(self):
+        # Exceptions cross the border of the offline worker; keyword-only state would
+        # be lost by the default protocol.
+        return (_rebuild, (type(self), self.__dict__))
+
+
+def _rebuild(cls: type[PallasGpuError], state: dict[str, object]) -> PallasGpuError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, state["what"])
+    error.__dict__.update(state)
+    return error
+
+
+# --- the kernel's mistake -----------------------------------------------------------
+
+
+class KernelError(PallasGpuError):
+    """The kernel, or the call of it, is wrong."""
+
+
+class ShapeError(KernelError, ValueError):
+    """Shapes do not fit each other or the operation."""
+
+
+class DTypeError(KernelError, TypeError):
+    """An element type does not fit the operation."""
+
+
+class MemorySpaceError(KernelError, ValueError):
+    """A reference lies in a memory space the operation cannot use."""
+
+
+class LayoutError(KernelError, ValueError):
+    """A register layout, a tiling or a swizzle does not fit."""
+
+
+class ArgumentError(KernelError, ValueError):
+    """An argument of a public function is outside of its range."""
+
+
+class ArgumentTypeError(KernelError, TypeError):
+    """An argument of a public function has the wrong type."""
+
+
+class OutOfBoundsError(KernelError, IndexError):
+    """An index or a slice reaches over the end of a reference."""
+
+
+class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of Triton know
+    """The kernel asks for more than a block can have on the target.
+
+    Attributes:
+      resource: which one, e.g. `"SMEM"`.
+      limit_bytes: what the target offers.
+      used_bytes: what the kernel asks for.
+    """
+
+    def __init__(self, what: str, *, resource: str, limit_bytes: int, used_bytes: int, **kw):
+        super().__init__(what, **kw)
+        self.resource = resource
+        self.limit_bytes = limit_bytes
+        self.used_bytes = used_bytes
+
+
+class ClosureError(KernelError, ValueError):
+    """The kernel's body uses an array from the enclosing function."""
+
+
+class AxisNameError(KernelError, LookupError):
+    """No axis of that name surrounds the operation."""
+
+
+# --- mistakes that only a run can show (emulator) -----------------------------------
+
+
+class BarrierError(KernelError, ValueError):
+    """A barrier is used against its protocol (missed phase, bytes left over …)."""
+
+
+class RaceError(KernelError, ValueError):
+    """Two accesses to the same memory are not ordered."""
+
+
+class DeadlockError(KernelError, RuntimeError):
+    """Every thread waits, and nothing that is under way can wake one."""
+
+
+class LivelockError(KernelError, RuntimeError):
+    """The step budget is spent and the kernel still runs."""
+
+
+class UninitializedReadError(KernelError, ValueError):
+    """Memory is read that nothing has written."""
+
+
+# --- not supported ------------------------------------------------------------------
+
+
+class UnsupportedError(PallasGpuError, NotImplementedError):
+    """A legal program that this primitive, scope, target or transformation lacks."""
+
+
+class TargetError(UnsupportedError):
+    """The feature does not exist on the chosen target."""
+
+
+class NoGpuError(UnsupportedError, RuntimeError):
+    """The call insists on a GPU and there is none."""
+
+
+class DifferentiationError(UnsupportedError):
+    """JAX was asked to differentiate through a kernel."""
+
+
+class NotModelledError(UnsupportedError):
+    """The emulator has no model of the operation."""
+
+
+class OfflineUnavailableError(UnsupportedError, RuntimeError):
+    """Offline compilation needs CUDA packages that are not installed here."""
+
+
+# --- our bug ------------------------------------------------------------------------
+
+
+class InternalError(PallasGpuError, AssertionError):
+    """A promise inside the package is broken; please report it with the kernel."""
+
+
+class CompilationError(InternalError, RuntimeError):
+    """MLIR, LLVM or ptxas refused what the package emitted."""
