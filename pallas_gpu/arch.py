@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets: what a GPU offers to one block, and which features it has.
+
+A target is an explicit argument all the way down. Nothing here asks an attached
+device; `runtime/` does that once and picks a target by compute capability.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from pallas_gpu import errors
+
+
+class Feature(enum.Enum):
+    """Hardware features that a primitive may need."""
+
+    TMA = "TMA copies"
+    MBARRIER_TX = "mbarrier transaction counts"
+    CLUSTER = "thread block clusters"
+    WGMMA = "wgmma"
+    SETMAXNREG = "setmaxnreg"
+    TCGEN05 = "tcgen05"
+    TMEM = "tensor memory"
+    CLUSTER_LAUNCH_CONTROL = "cluster launch control"
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One compilation target and its limits.
+
+    The limits per block and SM are those of the CUDA programming guide's table
+    "Technical Specifications per Compute Capability"; clocks, bandwidth and counts
+    describe the card that the target's name usually means and serve XLA's cost model
+    only.
+
+    Attributes:
+      name: PTX target, e.g. `sm_90a`.
+      compute_capability: (major, minor).
+      card: the card that the figures describe.
+      smem_bytes_per_block: most dynamic SMEM one block can opt in to.
+      smem_bytes_per_sm: SMEM of one SM, 1 KiB of it reserved for each block.
+      registers_per_sm: 32-bit registers of one SM.
+      max_registers_per_thread: hardware limit.
+      max_threads_per_block: hardware limit.
+      max_cluster_blocks: largest portable cluster.
+      tmem_columns: 32-bit columns of TMEM of one SM; 0 where there is none.
+      sm_count: number of SMs of the card.
+      features: what the target has.
+    """
+
+    name: str
+    compute_capability: tuple[int, int]
+    card: str
+    smem_bytes_per_block: int
+    smem_bytes_per_sm: int
+    registers_per_sm: int
+    max_registers_per_thread: int
+    max_threads_per_block: int
+    max_threads_per_sm: int
+    max_cluster_blocks: int
+    tmem_columns: int
+    sm_count: int
+    clock_ghz: float
+    memory_bytes: int
+    memory_bytes_per_second: int
+    l2_bytes: int
+    features: frozenset[Feature]
+
+    def has(self, feature: Feature) -> bool:
+        """True when the target has the feature."""
+        return feature in self.features
+
+    def require(self, feature: Feature, who: str) -> None:
+        """Raises TargetError unless the target has the feature.
+
+        Args:
+          feature: what is needed.
+          who: the operation that needs it; it opens the message.
+        """
+        if self.has(feature):
+            return
+        owners = ", ".join(t.name for t in TARGETS.values() if t.has(feature))
+        raise errors.TargetError(
+            f"{who} needs {feature.value}, which {self.name} does not have",
+            expected=f"one of the targets {owners}",
+            got=f"{self.name} (compute capability "
+            f"{self.compute_capability[0]}.{self.compute_capability[1]})",
+            hint=f"choose another target, or write the step without {who}",
+        )
+
+
+_HOPPER = frozenset(
+    {
+        Feature.TMA,
+        Feature.MBARRIER_TX,
+        Feature.CLUSTER,
+        Feature.WGMMA,
+        Feature.SETMAXNREG,
+    }
+)
+_BLACKWELL = (_HOPPER - {Feature.WGMMA}) | {
+    Feature.TCGEN05,
+    Feature.TMEM,
+    Feature.CLUSTER_LAUNCH_CONTROL,
+}
+
+SM_90A = Target(
+    name="sm_90a",
+    compute_capability=(9, 0),
+    card="NVIDIA H200",
+    smem_bytes_per_block=227 * 1024,
+    smem_bytes_per_sm=228 * 1024,
+    registers_per_sm=65536,
+    max_registers_per_thread=255,
+    max_threads_per_block=1024,
+    max_threads_per_sm=2048,
+    max_cluster_blocks=8,
+    tmem_columns=0,
+    sm_count=132,
+    clock_ghz=1.98,
+    memory_bytes=141 * 10**9,
+    memory_bytes_per_second=4_800_000_000_000,
+    l2_bytes=60 * 2**20,
+    features=_HOPPER,
+)
+
+SM_100A = dataclasses.replace(
+    SM_90A,
+    name="sm_100a",
+    compute_capability=(10, 0),
+    card="NVIDIA B200",
+    tmem_columns=512,
+    sm_count=148,
+    memory_bytes=180 * 10**9,
+    memory_bytes_per_second=8_000_000_000_000,
+    l2_bytes=126 * 2**20,
+    features=_BLACKWELL,
+)
+
+TARGETS: dict[str, Target] = {t.name: t for t in (SM_90A, SM_100A)}
+DEFAULT_TARGET = SM_90A
+
+
+def target(name: str | Target) -> Target:
+    """Returns the target of that name.
+
+    Args:
+      name: `sm_90a`, `sm_100a`, or a `Target`, which is returned as it is.
+
+    Raises:
+      TargetError: no such target.
+    """
+    if isinstance(name, Target):
+        return name
+    if name in TARGETS:
+        return TARGETS[name]
+    raise errors.TargetError(
+        "unknown target",
+        expected=" or ".join(TARGETS),
+        got=repr(name),
+        hint="pass target='sm_90a' for Hopper or target='sm_100a' for Blackwell",
+    )
+
+
+def target_of_capability(major: int, minor: int) -> Target:
+    """Returns the target for a device's compute capability.
+
+    Raises:
+      TargetError: the device is of no supported architecture.
+    """
+    for candidate in TARGETS.values():
+        if candidate.compute_capability == (major, minor):
+            return candidate
+    raise errors.TargetError(
+        "this GPU is not supported",
+        expected="compute capability "
+        + " or ".join(
+            f"{t.compute_capability[0]}.{t.compute_capability[1]} ({t.card})"
+            for t in TARGETS.values()
+        ),
+        got=f"{major}.{minor}",
+        hint="run in the emulator with interpret=True",
+    )
