@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every test shares: the platform, the marks that skip, Hypothesis's profiles.
+
+Environment variables are set here, before any test module imports jax, which reads
+them once. `PALLAS_GPU_TEST_PLATFORM=cuda` runs the suite on a GPU machine, where the
+tests marked `gpu` run too; without it everything runs on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+PLATFORM = os.environ.get("PALLAS_GPU_TEST_PLATFORM", "cpu")
+os.environ["JAX_PLATFORMS"] = "cuda,cpu" if PLATFORM == "cuda" else PLATFORM
+# Several test processes share one GPU: none may reserve most of its memory.
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# What a developer has set for their own debugging must not change what is tested.
+for _name in ("INTERPRET", "KEEP", "DUMP_DIR", "LINEINFO"):
+    os.environ.pop(f"PALLAS_GPU_{_name}", None)
+
+import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
+import numpy as np  # noqa: E402
+
+hypothesis.settings.register_profile("local", deadline=None, max_examples=30)
+# In CI the same examples run every time, so a red run is red for its change.
+hypothesis.settings.register_profile(
+    "ci", deadline=None, max_examples=30, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@functools.cache
+def no_gpu_reason() -> str | None:
+    """Why tests that need a CUDA device cannot run here, None when they can."""
+    if PLATFORM != "cuda":
+        return "runs on a GPU: set PALLAS_GPU_TEST_PLATFORM=cuda"
+    import jax
+
+    try:
+        jax.devices("cuda")
+    except RuntimeError as error:
+        return f"no CUDA device: {error}"
+    return None
+
+
+@functools.cache
+def no_offline_reason() -> str | None:
+    """Why kernels cannot be compiled without a GPU here, None when they can."""
+    if importlib.util.find_spec("jax_cuda13_plugin") is None:
+        return "offline compilation needs jax-cuda13-plugin (extra `offline`)"
+    if _cuda_program("ptxas") is None:
+        return "offline compilation needs ptxas (extra `offline` or a CUDA toolkit)"
+    return None
+
+
+def _cuda_program(name: str) -> str | None:
+    """The path of a CUDA program from the wheels, else from PATH."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for path in sorted(Path(folder).glob(f"*/bin/{name}")):
+            return str(path)
+    return shutil.which(name)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` or `offline`, with the reason, where they cannot run."""
+    for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked and (why := reason()) is not None:
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers that are the same in every run."""
+    return np.random.default_rng(0)
