@@ -1,0 +1,74 @@
+# The commands of the project. `make` lists them.
+#
+#   PYTHON=/path/to/python   the interpreter to build the environment with
+#   SYSTEM_SITE=1            fetch nothing: use the packages that PYTHON has
+#   JAX=0.12                 the high end of the supported range, in .venv-latest
+#   ARGS="-k tma"            more arguments for pytest
+
+JAX ?= 0.11.2
+VENV ?= $(if $(filter 0.11.2,$(JAX)),.venv,.venv-latest)
+WORKERS ?= 2
+ARGS ?=
+
+BIN := $(VENV)/bin
+# A module run by `python -m` works in an environment that only links its maker's
+# packages, where bin/ has no scripts.
+RUN := $(BIN)/python -m
+PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test smoke fast check static format format-check lint types \
+	coverage-table map clean clean-all
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
+		while IFS='|' read -r name text; do printf '%-18s %s\n' "$$name" "$$text"; done
+
+setup:  ## make the environment and install into it (does nothing when up to date)
+	@python="$$(PYTHON='$(PYTHON)' NEED_MODULE='$(if $(SYSTEM_SITE),jax)' \
+		sh tools/find_python.sh)" && \
+	"$$python" tools/setup_venv.py --venv '$(VENV)' \
+		--constraints 'tools/constraints-$(JAX).txt' \
+		$(if $(SYSTEM_SITE),--system-site) $(if $(PYTHON),--python-was-named)
+
+demo: setup  ## first light: the emulator, the offline compiler, and a GPU where there is one
+	@$(BIN)/python demo/first_light.py
+
+test: setup  ## all tests
+	$(PYTEST) $(ARGS)
+
+fast: setup  ## the tests that are not marked slow
+	$(PYTEST) -m "not slow" $(ARGS)
+
+smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
+	$(PYTEST) -m smoke $(ARGS)
+
+check: static fast  ## format, lint, types, fast tests: before every commit
+
+static: format-check lint types
+
+format: setup  ## rewrite the source in the project's format
+	$(RUN) ruff format .
+	$(RUN) ruff check --fix .
+
+format-check: setup
+	$(RUN) ruff format --check .
+
+lint: setup  ## ruff's rules
+	$(RUN) ruff check .
+
+types: setup  ## mypy
+	$(RUN) mypy
+
+coverage-table: setup  ## regenerate docs/coverage.md from the registry of primitives
+	$(BIN)/python tools/coverage_table.py
+
+map: setup  ## bring MAP.md's list of files up to date
+	$(BIN)/python tools/update_map.py
+
+clean:  ## remove caches and builds
+	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
+
+clean-all: clean  ## remove the environments too
+	rm -rf .venv .venv-latest
