@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA descriptors: tagged operations in the kernel, host code that initialises them.
+
+A kernel body names a descriptor by a tagged operation without operands. Before the
+module is serialised, `lower_tensor_maps` gives equal descriptors one slot in a host
+array, has the host initialise each slot through the launcher's runtime function, and
+hands the array to the kernel by value (a `.param` that TMA can read).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, builtin, func, llvm
+
+from pallas_gpu import errors
+
+TAG = "tensor_map"
+INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
+# CUtensorMap is an opaque struct of 128 bytes, aligned to 64 (CUDA driver API).
+DESCRIPTOR_BYTES = 128
+DESCRIPTOR_ALIGNMENT_BYTES = 64
+
+# Element types as the launcher's runtime function numbers them (read off the modules
+# that JAX's own GPU kernels compile to). A copy cares about the bits alone.
+_FLOAT_CODES = {"float16": 5, "float32": 6, "bfloat16": 7}
+_BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
+_SWIZZLES = (16, 32, 64, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorMap:
+    """What one TMA descriptor says.
+
+    Attributes:
+      buffer_index: which buffer of the kernel it describes.
+      dtype: element type, as numpy's name.
+      sizes: elements per dimension, outermost first, at most five.
+      strides: elements between neighbours, outermost first; the last is 1.
+      box: elements one instruction moves per dimension, outermost first.
+      swizzle: 16 (none), 32, 64 or 128.
+      offset_elems: elements between the buffer's start and the described array.
+    """
+
+    buffer_index: int
+    dtype: str
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 16
+    offset_elems: int = 0
+
+    def __post_init__(self) -> None:
+        rank = len(self.sizes)
+        if not 1 <= rank <= 5 or len(self.strides) != rank or len(self.box) != rank:
+            raise errors.InternalError(
+                "A tensor map needs one size, stride and box entry per dimension",
+                expected="1 to 5 dimensions (PTX ISA, Tensors)",
+                got=f"sizes {self.sizes}, strides {self.strides}, box {self.box}",
+            )
+        if self.strides[-1] != 1:
+            raise errors.InternalError(
+                "The innermost dimension of a tensor map must be contiguous",
+                expected="a last stride of 1",
+                got=self.strides,
+            )
+        if max(self.box) > 256 or min(self.box) < 1:
+            raise errors.InternalError(
+                "A box dimension is out of range",
+                expected="1 to 256 elements (CUDA driver API, cuTensorMapEncodeTiled)",
+                got=self.box,
+            )
+        if self.swizzle not in _SWIZZLES:
+            raise errors.InternalError(
+                "Unknown swizzle", expected=_SWIZZLES, got=self.swizzle
+            )
+
+    @property
+    def element_code(self) -> int:
+        """The runtime function's number for the element type."""
+        itemsize = np.dtype(self.dtype).itemsize
+        return _FLOAT_CODES.get(self.dtype) or _BITS_CODES[itemsize]
+
+    def to_attribute(self) -> ir.DictAttr:
+        """The tag that carries this descriptor in the IR."""
+        i64 = ir.IntegerType.get_signless(64)
+        entries: dict[str, ir.Attribute] = {"dtype": ir.StringAttr.get(self.dtype)}
+        for name in ("buffer_index", "swizzle", "offset_elems"):
+            entries[name] = ir.IntegerAttr.get(i64, getattr(self, name))
+        for name in ("sizes", "strides", "box"):
+            entries[name] = ir.DenseI64ArrayAttr.get(getattr(self, name))
+        return ir.DictAttr.get(entries)
+
+    @classmethod
+    def from_attribute(cls, attribute: ir.Attribute) -> TensorMap:
+        """The descriptor a tag carries."""
+        entries = ir.DictAttr(attribute)
+        scalars = {
+            name: ir.IntegerAttr(entries[name]).value
+            for name in ("buffer_index", "swizzle", "offset_elems")
+        }
+        tuples = {
+            name: tuple(ir.DenseI64ArrayAttr(entries[name]))
+            for name in ("sizes", "strides", "box")
+        }
+        return cls(dtype=ir.StringAttr(entries["dtype"]).value, **scalars, **tuples)
+
+
+def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
+    """Emits the tagged operation that stands for the descriptor's address.
+
+    Returns:
+      `!llvm.ptr`, the operand of `cp.async.bulk.tensor`.
+    """
+    pointer = ir.Type.parse("!llvm.ptr")
+    op = builtin.UnrealizedConversionCastOp([pointer], [])
+    op.operation.attributes[TAG] = tensor_map.to_attribute()
+    return op.results[0]
+
+
+def find_tensor_maps(root: ir.Operation) -> list[ir.Operation]:
+    """Every tagged operation below `root`, in the order of the text."""
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == "builtin.unrealized_conversion_cast" and TAG in op.attributes:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    root.walk(visit)
+    return found
+
+
+def lower_tensor_maps(
+    module: ir.Module,
+    launch: ir.Operation,
+    body: ir.Block,
+    buffers: list[ir.Value],
+) -> int:
+    """Replaces the tagged operations of a launch by initialised descriptors.
+
+    Args:
+      module: receives the declaration of the runtime function.
+      launch: the `gpu.launch`; the host code is placed before it.
+      body: the launch's block; the array's address is placed at its start.
+      buffers: the kernel's buffers, as host values.
+
+    Returns:
+      The number of different descriptors.
+    """
+    tagged = find_tensor_maps(launch)
+    if not tagged:
+        return 0
+    slots: dict[TensorMap, list[ir.Operation]] = {}
+    for op in tagged:
+        slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
+    with ir.InsertionPoint(launch):
+        array = _emit_host(list(slots), buffers)
+    _declare(module)
+    pointer = ir.Type.parse("!llvm.ptr")
+    with ir.InsertionPoint.at_block_begin(body):
+        base = builtin.unrealized_conversion_cast([pointer], [array])
+        for slot, ops in enumerate(slots.values()):
+            address = _byte_offset(base, slot * DESCRIPTOR_BYTES)
+            for op in ops:
+                op.results[0].replace_all_uses_with(address)
+                op.erase()
+    return len(slots)
+
+
+def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Value:
+    pointer = ir.Type.parse("!llvm.ptr")
+    size_bytes = len(tensor_maps) * DESCRIPTOR_BYTES
+    array_type = ir.Type.parse(f"!llvm.array<{size_bytes} x i8>")
+    host = llvm.alloca(
+        pointer, _i64(1), array_type, alignment=DESCRIPTOR_ALIGNMENT_BYTES
+    )
+    for slot, tensor_map in enumerate(tensor_maps):
+        itemsize = np.dtype(tensor_map.dtype).itemsize
+        base = _byte_offset(
+            buffers[tensor_map.buffer_index], tensor_map.offset_elems * itemsize
+        )
+        func.call(
+            [],
+            INIT_FUNCTION,
+            [
+                _byte_offset(host, slot * DESCRIPTOR_BYTES),
+                base,
+                _i64(tensor_map.element_code),
+                _i64(len(tensor_map.sizes)),
+                _host_array(tensor_map.sizes),
+                _host_array(tensor_map.strides),
+                _i64(tensor_map.swizzle),
+                _host_array(tensor_map.box),
+            ],
+        )
+    return llvm.load(array_type, host)
+
+
+def _declare(module: ir.Module) -> None:
+    pointer = ir.Type.parse("!llvm.ptr")
+    i64 = ir.IntegerType.get_signless(64)
+    arguments = [pointer, pointer, i64, i64, pointer, pointer, i64, pointer]
+    with ir.InsertionPoint.at_block_begin(module.body):
+        func.FuncOp(INIT_FUNCTION, (arguments, []), visibility="private")
+
+
+def _i64(value: int) -> ir.Value:
+    return arith.constant(ir.IntegerType.get_signless(64), value)
+
+
+def _byte_offset(pointer: ir.Value, offset_bytes: int) -> ir.Value:
+    if offset_bytes == 0:
+        return pointer
+    i8 = ir.IntegerType.get_signless(8)
+    return llvm.getelementptr(pointer.type, pointer, [], [offset_bytes], i8, None)
+
+
+def _host_array(values: tuple[int, ...]) -> ir.Value:
+    pointer = ir.Type.parse("!llvm.ptr")
+    i64 = ir.IntegerType.get_signless(64)
+    array = llvm.alloca(pointer, _i64(len(values)), i64)
+    for index, value in enumerate(values):
+        llvm.store(_i64(value), _byte_offset(array, 8 * index))
+    return array
