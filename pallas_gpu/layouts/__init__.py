@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an element lives, in pure integers. Knows neither JAX nor MLIR."""
+
+from pallas_gpu.layouts.catalogue import Layout as Layout
+from pallas_gpu.layouts.catalogue import element_bits as element_bits
+from pallas_gpu.layouts.catalogue import to_layout as to_layout
+from pallas_gpu.layouts.linear import LinearLayout as LinearLayout
+from pallas_gpu.layouts.registers import RegisterLayout as RegisterLayout
+from pallas_gpu.layouts.registers import Replicated as Replicated
+from pallas_gpu.layouts.registers import TiledLayout as TiledLayout
+from pallas_gpu.layouts.registers import Tiling as Tiling
+from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
+from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout

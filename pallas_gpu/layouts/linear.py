@@ -1,0 +1,468 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The canonical form of a register layout: where every element lives, as integers.
+
+A warpgroup holds an array in registers. Whatever notation describes the placement, it
+comes down to this: a thread's index has seven bits, each bit that is set moves the
+thread's data by a constant coordinate, and each register starts at a constant one.
+Shared-memory addresses, iota, broadcasts, reductions and the comparison of two layouts
+are computed from this form alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+
+WARP_LANES = 32
+WARPS = 4
+THREADS = WARP_LANES * WARPS
+THREAD_BITS = 7
+LANE_BITS = 5
+
+Coordinate = tuple[int, ...]
+
+# Row t holds the seven bits of thread index t, least significant first.
+_BITS_OF_THREAD = (np.arange(THREADS)[:, None] >> np.arange(THREAD_BITS)) & 1
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearLayout:
+    """Places an array in the registers of one warpgroup.
+
+    Element `v` of register `r` in thread `t` is the array's element at
+    `origins[r] + sum(bit b of t * thread_columns[b]) + v * unit(vector_axis)`.
+    Bits 0 to 4 of `t` are the lane, bits 5 and 6 the warp.
+
+    Attributes:
+      shape: the logical shape of the array.
+      thread_columns: for each of the seven bits the coordinate it adds. A bit whose
+        column is zero is a replication bit: the two threads hold the same elements.
+      origins: one coordinate per register, in lexicographic order.
+      vector_length: elements per register.
+      vector_axis: the axis along which a register's elements are consecutive; 0 when
+        a register holds one element.
+
+    Raises:
+      LayoutError: an element has no owner or not the same number as its neighbours.
+
+    The accumulator of a wgmma, 64 rows by 8 columns, two registers a thread:
+
+      >>> Layout.WGMMA.to_layout().linear((64, 8)).thread_columns
+      ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0), (16, 0), (32, 0))
+    """
+
+    shape: tuple[int, ...]
+    thread_columns: tuple[Coordinate, ...]
+    origins: tuple[Coordinate, ...]
+    vector_length: int
+    vector_axis: int
+
+    def __post_init__(self) -> None:
+        self._check_form()
+        flat = self.flat_indices().reshape(-1)
+        owners = np.bincount(flat, minlength=self.size)
+        if not (owners == 1 << len(self.replication_bits)).all():
+            raise LayoutError(
+                "a register layout must own every element equally often",
+                expected=f"{1 << len(self.replication_bits)} owners of each element",
+                got=f"between {owners.min()} and {owners.max()} owners in {self}",
+            )
+
+    def _check_form(self) -> None:
+        ranks = {len(c) for c in (*self.thread_columns, *self.origins)}
+        if len(self.thread_columns) != THREAD_BITS or ranks != {self.rank}:
+            raise LayoutError(
+                "a linear layout needs one coordinate per thread bit and per register",
+                expected=f"{THREAD_BITS} columns, coordinates of rank {self.rank}",
+                got=f"{len(self.thread_columns)} columns, ranks {sorted(ranks)}",
+            )
+        if list(self.origins) != sorted(set(self.origins)):
+            raise LayoutError(
+                "registers must be distinct and in lexicographic order",
+                got=self.origins,
+                hint="build the layout with LinearLayout.create",
+            )
+        if self.vector_length < 1 or (self.vector_length == 1 and self.vector_axis):
+            raise LayoutError(
+                "a register must hold at least one element; one alone has axis 0",
+                got=f"length {self.vector_length}, axis {self.vector_axis}",
+            )
+        if (self.all_coordinates() >= np.array(self.shape, dtype=np.int64)).any():
+            raise LayoutError(
+                "a register layout reaches outside of its shape", got=self
+            )
+
+    @classmethod
+    def create(
+        cls,
+        shape: Sequence[int],
+        thread_columns: Sequence[Sequence[int]],
+        origins: Sequence[Sequence[int]],
+        vector_length: int = 1,
+        vector_axis: int = 0,
+    ) -> LinearLayout:
+        """Builds the canonical object: registers sorted, duplicates dropped."""
+        unique = sorted({tuple(int(x) for x in origin) for origin in origins})
+        return cls(
+            tuple(int(s) for s in shape),
+            tuple(tuple(int(x) for x in column) for column in thread_columns),
+            tuple(unique),
+            int(vector_length),
+            int(vector_axis) if vector_length > 1 else 0,
+        )
+
+    @classmethod
+    def from_coordinates(
+        cls, shape: Sequence[int], coordinates: np.ndarray
+    ) -> LinearLayout:
+        """Recovers the linear form of a placement given element by element.
+
+        Args:
+          shape: the logical shape.
+          coordinates: integers of shape [128, registers, vector, rank].
+
+        Raises:
+          LayoutError: the placement is not linear in the bits of the thread index.
+        """
+        first = coordinates[0, :, 0]
+        columns = [
+            coordinates[1 << b, 0, 0] - coordinates[0, 0, 0] for b in range(THREAD_BITS)
+        ]
+        vector_length = coordinates.shape[2]
+        axis = 0
+        if vector_length > 1:
+            step = coordinates[0, 0, 1] - coordinates[0, 0, 0]
+            axis = int(np.argmax(step))
+        if (first < 0).any() or any((c < 0).any() for c in columns):
+            raise _not_linear(shape)
+        layout = cls.create(shape, columns, first.tolist(), vector_length, axis)
+        order = sorted(range(len(first)), key=lambda r: tuple(first[r]))
+        same = layout.num_registers == len(first) and np.array_equal(
+            layout.all_coordinates(), coordinates[:, order]
+        )
+        if not same:
+            raise _not_linear(shape)
+        return layout
+
+    # --- sizes -----------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        """Number of logical axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of logical elements."""
+        return math.prod(self.shape)
+
+    @property
+    def num_registers(self) -> int:
+        """Registers (each of `vector_length` elements) per thread."""
+        return len(self.origins)
+
+    @functools.cached_property
+    def replication_bits(self) -> tuple[int, ...]:
+        """The bits of the thread index that do not matter for what a thread holds."""
+        return tuple(b for b, c in enumerate(self.thread_columns) if not any(c))
+
+    # --- coordinates -----------------------------------------------------------------
+
+    @functools.cached_property
+    def _coordinates(self) -> np.ndarray:
+        columns = np.array(self.thread_columns, dtype=np.int64)
+        threads = _BITS_OF_THREAD @ columns.reshape(THREAD_BITS, self.rank)
+        origins = np.array(self.origins, dtype=np.int64).reshape(
+            self.num_registers, self.rank
+        )
+        vector = np.zeros((self.vector_length, self.rank), dtype=np.int64)
+        if self.rank:
+            vector[:, self.vector_axis] = np.arange(self.vector_length)
+        result = threads[:, None, None] + origins[None, :, None] + vector[None, None]
+        result.flags.writeable = False
+        return result
+
+    def all_coordinates(self) -> np.ndarray:
+        """Coordinates of all: int64 [128, registers, vector, rank], read-only."""
+        return self._coordinates
+
+    def coordinates(self, thread: int) -> np.ndarray:
+        """Coordinates of what one thread holds: int64 [registers, vector, rank]."""
+        return self._coordinates[thread]
+
+    def flat_indices(self) -> np.ndarray:
+        """Row-major index of everything: int64 [128, registers, vector]."""
+        return _flatten(self._coordinates, self.shape)
+
+    # --- layouts made from this one --------------------------------------------------
+
+    def reduce(self, axes: int | Sequence[int]) -> LinearLayout:
+        """Drops axes; threads that differed only along them become replicas."""
+        dropped = _normalize_axes(axes, self.rank)
+        keep = [a for a in range(self.rank) if a not in dropped]
+        vector_kept = self.vector_length > 1 and self.vector_axis in keep
+        return LinearLayout.create(
+            _pick(self.shape, keep),
+            [_pick(c, keep) for c in self.thread_columns],
+            [_pick(o, keep) for o in self.origins],
+            self.vector_length if vector_kept else 1,
+            keep.index(self.vector_axis) if vector_kept else 0,
+        )
+
+    def insert_axes(self, axes: int | Sequence[int]) -> LinearLayout:
+        """Adds axes of size one at the given positions of the result's shape."""
+        count = 1 if isinstance(axes, int) else len(axes)
+        added = _normalize_axes(axes, self.rank + count)
+        kept = [a for a in range(self.rank + count) if a not in added]
+
+        def widen(coordinate: Sequence[int], fill: int) -> Coordinate:
+            return tuple(
+                fill if a in added else coordinate[kept.index(a)]
+                for a in range(self.rank + count)
+            )
+
+        return LinearLayout.create(
+            widen(self.shape, 1),
+            [widen(c, 0) for c in self.thread_columns],
+            [widen(o, 0) for o in self.origins],
+            self.vector_length,
+            kept[self.vector_axis] if self.vector_length > 1 else 0,
+        )
+
+    def transpose(self, permutation: Sequence[int]) -> LinearLayout:
+        """Result axis i is axis `permutation[i]`; see `transpose_registers`."""
+        perm = _normalize_permutation(permutation, self.rank)
+        return LinearLayout.create(
+            _pick(self.shape, perm),
+            [_pick(c, perm) for c in self.thread_columns],
+            [_pick(o, perm) for o in self.origins],
+            self.vector_length,
+            perm.index(self.vector_axis) if self.vector_length > 1 else 0,
+        )
+
+    def transpose_registers(self, permutation: Sequence[int]) -> list[int]:
+        """For each register of the transposed layout its index in this one."""
+        perm = _normalize_permutation(permutation, self.rank)
+        return sorted(
+            range(self.num_registers), key=lambda r: _pick(self.origins[r], perm)
+        )
+
+    def slice_registers(self, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """The registers that make up a static slice, in the order of `slice`.
+
+        Raises:
+          LayoutError: a register lies partly inside, so that threads would have to
+            exchange data.
+        """
+        if len(starts) != self.rank or len(sizes) != self.rank:
+            raise LayoutError(
+                "a slice needs a start and a size for each axis",
+                expected=f"{self.rank} of each",
+                got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
+            )
+        low = np.array(starts, dtype=np.int64)
+        high = low + np.array(sizes, dtype=np.int64)
+        if (
+            (low < 0).any()
+            or (high > np.array(self.shape)).any()
+            or min(sizes, default=1) < 1
+        ):
+            raise LayoutError(
+                "a slice reaches outside of the array",
+                expected=f"inside of {self.shape}",
+                got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
+            )
+        inside = ((self._coordinates >= low) & (self._coordinates < high)).all(-1)
+        whole = inside.all(axis=(0, 2))
+        if (inside.any(axis=(0, 2)) != whole).any():
+            raise LayoutError(
+                "the slice would move data between threads",
+                expected=f"starts and sizes that are multiples of {self.thread_tile}",
+                got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
+                hint="slice a reference instead, or layout_cast the array first",
+            )
+        return np.flatnonzero(whole).tolist()
+
+    def slice(self, starts: Sequence[int], sizes: Sequence[int]) -> LinearLayout:
+        """The layout of a static slice whose registers are some of this layout's."""
+        origins = [self.origins[r] for r in self.slice_registers(starts, sizes)]
+        return LinearLayout.create(
+            sizes,
+            self.thread_columns,
+            [tuple(x - s for x, s in zip(o, starts, strict=True)) for o in origins],
+            self.vector_length,
+            self.vector_axis,
+        )
+
+    def reshape(self, shape: Sequence[int]) -> LinearLayout:
+        """The layout of the same registers seen in another shape, row-major.
+
+        Registers keep their order.
+
+        Raises:
+          LayoutError: the sizes differ, or the placement is not linear afterwards.
+        """
+        shape = tuple(int(s) for s in shape)
+        if math.prod(shape) != self.size:
+            raise LayoutError(
+                "a reshape must keep the number of elements",
+                expected=f"{self.size} elements ({self.shape})",
+                got=f"{math.prod(shape)} elements ({shape})",
+            )
+        return LinearLayout.from_coordinates(
+            shape, _unflatten(self.flat_indices(), shape)
+        )
+
+    @functools.cached_property
+    def thread_tile(self) -> tuple[int, ...]:
+        """The box spanned by one register of all 128 threads."""
+        if not self.rank:
+            return ()
+        first = self._coordinates[:, :1].reshape(-1, self.rank)
+        span = first.max(axis=0) - first.min(axis=0) + 1
+        return tuple(int(s) for s in span)
+
+    # --- broadcasts ------------------------------------------------------------------
+
+    def broadcast_elements(
+        self, operand: LinearLayout, dims: Sequence[int]
+    ) -> np.ndarray | None:
+        """Where each element of a broadcast comes from, or None when threads differ.
+
+        Args:
+          operand: the layout of what is broadcast to `self.shape`.
+          dims: operand axis i becomes axis `dims[i]` of the result; its size is the
+            result's or 1. Axes of the result that are missing are new.
+
+        Returns:
+          int64 [registers, vector, 2]: operand register and element within it, the
+          same for all threads.
+        """
+        dims = _check_broadcast(self, operand, dims)
+        full = np.array([int(s != 1) for s in operand.shape], dtype=np.int64)
+        for mine, theirs in zip(
+            self.thread_columns, operand.thread_columns, strict=True
+        ):
+            if tuple(np.array(_pick(mine, dims), dtype=np.int64) * full) != theirs:
+                return None
+        wanted = _flatten(self._coordinates[0][..., list(dims)] * full, operand.shape)
+        owner = np.full(operand.size, -1, dtype=np.int64)
+        held = operand.flat_indices()[0]
+        owner[held.reshape(-1)] = np.arange(held.size)
+        source = owner[wanted]
+        if (source < 0).any():
+            return None
+        return np.stack(np.divmod(source, operand.vector_length), axis=-1)
+
+    def broadcast_matches(self, operand: LinearLayout, dims: Sequence[int]) -> bool:
+        """Whether every thread already holds what it needs of `operand`."""
+        return self.broadcast_elements(operand, dims) is not None
+
+    def broadcast_registers(
+        self, operand: LinearLayout, dims: Sequence[int]
+    ) -> list[tuple[int, int | None]]:
+        """For each register: the operand's register and which element of it.
+
+        The element is None where the whole register is taken as it is, otherwise the
+        one that fills the register.
+
+        Raises:
+          LayoutError: threads would have to exchange data, or a register would mix
+            several (`broadcast_elements` tells which).
+        """
+        sources = self.broadcast_elements(operand, dims)
+        if sources is None:
+            raise LayoutError(
+                "the operand of a broadcast lies in other threads than the result",
+                expected=f"the result's layout reduced to axes {tuple(dims)}",
+                got=f"operand {operand.shape}, result {self.shape}",
+                hint="layout_cast the operand to the result's layout.reduce(axes)",
+            )
+        whole = np.arange(self.vector_length)
+        result: list[tuple[int, int | None]] = []
+        for register in sources:
+            one_register = (register[:, 0] == register[0, 0]).all()
+            aligned = operand.vector_length == self.vector_length
+            if one_register and aligned and (register[:, 1] == whole).all():
+                result.append((int(register[0, 0]), None))
+            elif one_register and (register[:, 1] == register[0, 1]).all():
+                result.append((int(register[0, 0]), int(register[0, 1])))
+            else:
+                raise LayoutError(
+                    "a register of the broadcast mixes elements of several registers",
+                    expected=f"vectors of {self.vector_length} elements",
+                    got=f"vectors of {operand.vector_length} in the operand",
+                )
+        return result
+
+
+def _not_linear(shape: Sequence[int]) -> LayoutError:
+    return LayoutError(
+        "the placement is not linear in the bits of the thread index",
+        expected="sizes that split and merge at powers of two",
+        got=f"shape {tuple(shape)}",
+        hint="pad the array, or use a tiled layout",
+    )
+
+
+def _check_broadcast(
+    result: LinearLayout, operand: LinearLayout, dims: Sequence[int]
+) -> tuple[int, ...]:
+    dims = tuple(dims)
+    fits = len(dims) == operand.rank and all(
+        0 <= d < result.rank and s in (1, result.shape[d])
+        for d, s in zip(dims, operand.shape, strict=False)
+    )
+    if not fits:
+        raise LayoutError(
+            "a broadcast must map each operand axis to an axis of the result",
+            expected=f"sizes 1 or those of {result.shape}",
+            got=f"operand {operand.shape} to axes {dims}",
+        )
+    return dims
+
+
+def _pick(values: Sequence[int], indices: Sequence[int]) -> Coordinate:
+    return tuple(values[i] for i in indices)
+
+
+def _normalize_axes(axes: int | Sequence[int], rank: int) -> set[int]:
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    result = {a + rank if a < 0 else a for a in given}
+    if len(result) != len(given) or any(not 0 <= a < rank for a in result):
+        raise LayoutError(
+            "axes must be distinct and inside of the array",
+            expected=f"axes of rank {rank}",
+            got=given,
+        )
+    return result
+
+
+def _normalize_permutation(permutation: Sequence[int], rank: int) -> list[int]:
+    perm = [p + rank if p < 0 else p for p in permutation]
+    if sorted(perm) != list(range(rank)):
+        raise LayoutError(
+            "a transpose needs a permutation of the axes",
+            expected=f"a permutation of {tuple(range(rank))}",
+            got=tuple(permutation),
+        )
+    return perm
+
+
+def _flatten(coordinates: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    strides = np.ones(len(shape), dtype=np.int64)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return coordinates @ strides
+
+
+def _unflatten(flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    if not shape:
+        return np.zeros((*flat.shape, 0), dtype=np.int64)
+    return np.stack(np.unravel_index(flat, tuple(shape)), axis=-1)
