@@ -1,12 +1,13 @@
 # The commands of the project. `make` lists them.
 #
 #   PYTHON=/path/to/python   the interpreter to build the environment with
-#   SYSTEM_SITE=1            fetch nothing: use the packages that PYTHON has
+#   SYSTEM_SITE=1            fetch nothing: use the packages that PYTHON has, in
+#                            .venv-system (a machine without a network)
 #   JAX=0.12                 the high end of the supported range, in .venv-latest
 #   ARGS="-k tma"            more arguments for pytest
 
 JAX ?= 0.11.2
-VENV ?= $(if $(filter 0.11.2,$(JAX)),.venv,.venv-latest)
+VENV ?= $(if $(SYSTEM_SITE),.venv-system,$(if $(filter 0.11.2,$(JAX)),.venv,.venv-latest))
 WORKERS ?= 2
 ARGS ?=
 
@@ -31,7 +32,7 @@ setup:  ## make the environment and install into it (does nothing when up to dat
 		--constraints 'tools/constraints-$(JAX).txt' \
 		$(if $(SYSTEM_SITE),--system-site) $(if $(PYTHON),--python-was-named)
 
-demo: setup  ## first light: the emulator, the offline compiler, and a GPU where there is one
+demo: setup  ## first light: emulator, offline compiler, and a GPU if there is one
 	@$(BIN)/python demo/first_light.py
 
 test: setup  ## all tests
@@ -71,4 +72,4 @@ clean:  ## remove caches and builds
 	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +
 
 clean-all: clean  ## remove the environments too
-	rm -rf .venv .venv-latest
+	rm -rf .venv .venv-latest .venv-system

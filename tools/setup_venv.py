@@ -104,8 +104,8 @@ def make_environment(venv: Path, system_site: bool) -> None:
             return
         result = fallback
     raise SetupError(
-        f"{sys.executable} could not make a virtual environment (its venv module may be "
-        "a package of its own on this system, e.g. python3-venv), and uv did not help:\n"
+        f"{sys.executable} could not make a virtual environment, and uv did not help "
+        "(on some systems venv is a package of its own, e.g. python3-venv):\n"
         + (result.stderr or result.stdout)[-600:]
     )
 
@@ -181,8 +181,9 @@ def link_source(venv: Path) -> str:
     (site_packages / "pallas_gpu_source.pth").write_text("\n".join(lines) + "\n")
 
     check = (
-        "import importlib.util as u, jax\n"
-        "missing = [m for m in ('pytest', 'xdist', 'hypothesis') if not u.find_spec(m)]\n"
+        "import importlib.util as util, jax\n"
+        "wanted = 'pytest', 'xdist', 'hypothesis'\n"
+        "missing = [name for name in wanted if not util.find_spec(name)]\n"
         "print(jax.__version__, *missing)"
     )
     command = [str(venv / "bin" / "python"), "-c", check]
@@ -215,8 +216,7 @@ def set_up(args: argparse.Namespace) -> None:
     )
     if not (works and stamp.get("key") == key and not other_python):
         started = time.monotonic()
-        mode_changed = stamp.get("system_site", "no") != _yes_no(args.system_site)
-        if not works or other_python or mode_changed:
+        if not works or other_python:
             say(f"making {venv.name} with {sys.executable}")
             make_environment(venv, args.system_site)
         (venv / STAMP).unlink(missing_ok=True)
@@ -227,17 +227,12 @@ def set_up(args: argparse.Namespace) -> None:
         stamp = {
             "key": key,
             "base": base_interpreter(),
-            "system_site": _yes_no(args.system_site),
             "offline_left_out": reason,
         }
         (venv / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
         say(f"done in {time.monotonic() - started:.0f} s")
     if stamp.get("offline_left_out"):
         say(f"offline compilation is left out: {stamp['offline_left_out']}")
-
-
-def _yes_no(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def main() -> int:
