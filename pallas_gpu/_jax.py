@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one door to JAX's private modules; differences between JAX versions end here.
+
+What has a public form is used in that form, here too. Everything else in the package
+imports these names instead of `jax._src`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.state import indexing as _indexing
+from jax._src.state import primitives as _state_primitives
+from jax._src.state import types as _state_types
+from jax.experimental import hijax as _hijax
+from jax.extend import core as jex_core
+from jax.extend import source_info_util
+from jax.interpreters import ad, batching, mlir
+
+AbstractRef = jax.ref.AbstractRef
+TransformedRef = _state_types.TransformedRef
+NDIndexer = _indexing.NDIndexer
+Slice = _indexing.Slice
+ds = _indexing.ds
+TransposeTransform = _state_types.TransposeTransform
+ReshapeTransform = _state_types.ReshapeTransform
+BitcastTransform = _state_types.BitcastTransform
+
+get_p = _state_primitives.get_p
+swap_p = _state_primitives.swap_p
+addupdate_p = _state_primitives.addupdate_p
+
+Primitive = jex_core.Primitive
+Jaxpr = jex_core.Jaxpr
+ClosedJaxpr = jex_core.ClosedJaxpr
+JaxprEqn = jex_core.JaxprEqn
+Var = jex_core.Var
+Literal = jex_core.Literal
+Effect = jex_core.Effect
+ShapedArray = jax.core.ShapedArray
+DropVar = _core.DropVar
+
+convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
+jaxprs_in_params = _core.jaxprs_in_params
+
+__all__ = [
+    "AbstractRef",
+    "BitcastTransform",
+    "ClosedJaxpr",
+    "DropVar",
+    "Effect",
+    "Jaxpr",
+    "JaxprEqn",
+    "Literal",
+    "NDIndexer",
+    "Primitive",
+    "ReshapeTransform",
+    "ShapedArray",
+    "Slice",
+    "TransformedRef",
+    "TransposeTransform",
+    "Var",
+    "ad",
+    "addupdate_p",
+    "allow_effect_in_control_flow",
+    "batching",
+    "convert_constvars_jaxpr",
+    "ds",
+    "eval_jaxpr",
+    "get_p",
+    "is_tracer",
+    "jaxprs_in_params",
+    "mlir",
+    "swap_p",
+    "trace",
+    "trace_without_ref_rules",
+    "where",
+]
+
+_PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
+source_info_util.register_exclusion(_PACKAGE_DIR)
+
+
+@contextlib.contextmanager
+def trace_without_ref_rules() -> Iterator[None]:
+    """Lets kernels do what JAX refuses at top level.
+
+    Inside a kernel one reference may be passed twice, be a loop carry, or be both closed
+    over and passed: references there name hardware memory, not JAX values.
+    """
+    with _config.mutable_array_checks(False):
+        yield
+
+
+def trace(
+    fn: Callable[..., Any],
+    avals: Sequence[Any],
+    axis_sizes: Sequence[tuple[str, int]] = (),
+) -> tuple[ClosedJaxpr, Any]:
+    """Traces `fn` over abstract values; returns the closed jaxpr and the output tree.
+
+    Outer tracers and arrays that `fn` closes over become the jaxpr's consts.
+    """
+    out_tree: list[Any] = []
+
+    def flat(*args):
+        leaves, tree = jax.tree.flatten(fn(*args))
+        out_tree.append(tree)
+        return leaves
+
+    # make_jaxpr memoises by function identity; `flat` is new each time. The name shows
+    # in the debug info of what JAX reports.
+    flat.__name__ = getattr(fn, "__name__", "kernel")
+    with trace_without_ref_rules():
+        closed = jax.make_jaxpr(flat, axis_env=list(axis_sizes) or None)(*avals)
+    return closed, out_tree[0]
+
+
+def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
+    """Evaluates a jaxpr under the current trace, keeping each equation's source line."""
+    return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def is_tracer(x: Any) -> bool:
+    """True for a value that is being traced."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def allow_effect_in_control_flow(effect_type: type) -> None:
+    """Registers an effect class as legal in loops, branches and jit."""
+    _hijax.control_flow_allowed_effects.add_type(effect_type)
+    mlir.lowerable_effects.add_type(effect_type)
+
+
+def where(eqn_or_source_info: Any) -> str | None:
+    """Returns `file:line (function)` of an equation's user frame."""
+    info = getattr(eqn_or_source_info, "source_info", eqn_or_source_info)
+    frame = _source_info_util.user_frame(info.traceback)
+    if frame is None:
+        return None
+    name = frame.file_name
+    with contextlib.suppress(ValueError):
+        relative = os.path.relpath(name)
+        if not relative.startswith(".."):
+            name = relative
+    return f"{name}:{frame.start_line} ({frame.function_name})"
+
+
+def where_now() -> str | None:
+    """Returns `file:line (function)` of the user code that runs now."""
+    return where(_source_info_util.current())
+
+
+def file_and_line(eqn_or_source_info: Any) -> tuple[str, int, str] | None:
+    """Returns (file, line, function) of an equation's user frame."""
+    info = getattr(eqn_or_source_info, "source_info", eqn_or_source_info)
+    frame = _source_info_util.user_frame(info.traceback)
+    if frame is None:
+        return None
+    return frame.file_name, frame.start_line, frame.function_name
+
+
+def indexer(indices: Sequence[Any], shape: Sequence[int]) -> NDIndexer:
+    """Builds an index transform without JAX's own bounds check.
+
+    A block over the edge of an array is legal for a TMA copy, and JAX's validation
+    would refuse it.
+    """
+    return NDIndexer(tuple(indices), tuple(shape), (), validate=False)

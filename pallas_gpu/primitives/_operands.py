@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operands of our primitives: one pytree, flattened in one place.
+
+A reference operand is the reference and the steps that JAX recorded on it; an absent
+operand is None. Rules get the tree back with their own values at the leaves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+
+
+@jax.tree_util.register_pytree_node_class
+@dataclasses.dataclass(frozen=True)
+class RefOperand:
+    """A reference with the index and transpose steps applied to it.
+
+    Attributes:
+      ref: the reference: a tracer, an abstract value, or a rule's own handle.
+      transforms: steps as JAX records them, with values at their leaves.
+    """
+
+    ref: Any
+    transforms: tuple[Any, ...] = ()
+
+    def tree_flatten(self):
+        return (self.ref, self.transforms), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+    def view(self, shape: Sequence[int]) -> types.View:
+        """Returns the part of the reference that the steps name."""
+        return types.resolve(shape, self.transforms)
+
+
+def operand(ref: Any) -> RefOperand:
+    """Splits a reference or a view of one into reference and steps."""
+    steps: tuple[Any, ...] = ()
+    while isinstance(ref, _jax.TransformedRef):
+        if ref.multiref:
+            raise errors.UnsupportedError(
+                "a choice among references is not supported", hint="use plgpu.when"
+            )
+        steps = (*ref.transforms, *steps)
+        ref = ref.ref
+    return RefOperand(ref, tuple(map(_arrays_at_leaves, steps)))
+
+
+def _arrays_at_leaves(step: Any) -> Any:
+    # Static starts and sizes live in the tree; only traced scalars may become leaves.
+    # JAX keeps a Python integer index as a leaf, which would turn it into a constant
+    # operand and hide it from the bounds check.
+    return step
+
+
+def bind(primitive: Any, operands: Any, **params: Any) -> Any:
+    """Binds a primitive to a pytree of operands.
+
+    Args:
+      primitive: what to bind.
+      operands: pytree of RefOperand, scalars, arrays and None.
+      **params: static parameters.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    leaves = [x if _is_value(x) else jnp.asarray(x) for x in leaves]
+    return primitive.bind(*leaves, tree=tree, **params)
+
+
+def _is_value(x: Any) -> bool:
+    return _jax.is_tracer(x) or isinstance(x, jax.Array)
+
+
+def unflatten(tree: Any, leaves: Sequence[Any]) -> Any:
+    """Returns the pytree of operands with the given leaves."""
+    return jax.tree.unflatten(tree, leaves)
+
+
+# --- checks that many public functions share -----------------------------------------
+
+
+def require_ref(ref: Any, who: str, what: str) -> Any:
+    """Returns the reference's abstract value, or raises for anything else."""
+    aval = types.base_aval(ref)
+    if aval is None:
+        raise errors.ArgumentTypeError(
+            f"{who}: {what} is not a reference",
+            expected="a reference (an argument or scratch of the kernel)",
+            got=f"{type(ref).__name__}",
+            hint="pass the reference itself, or a part of it with .at[...]",
+            where=_jax.where_now(),
+        )
+    return aval
+
+
+def require_space(ref: Any, space: Any, who: str, what: str) -> None:
+    """Raises unless the reference lives in the memory space."""
+    aval = require_ref(ref, who, what)
+    if isinstance(aval, types.BarrierRef) or aval.memory_space is not space:
+        raise errors.MemorySpaceError(
+            f"{who}: {what} lies in the wrong memory space",
+            expected=f"a reference in {space.name}",
+            got=types.describe(ref),
+            hint=f"declare it with plgpu.{space.name}(shape, dtype), or swap the operands",
+            where=_jax.where_now(),
+        )
+
+
+def require_same(src: Any, dst: Any, who: str) -> None:
+    """Raises unless two references have the same shape and dtype."""
+    if tuple(src.shape) != tuple(dst.shape):
+        raise errors.ShapeError(
+            f"{who}: source and destination have different shapes",
+            expected=f"{types.describe(dst)} (the destination)",
+            got=f"{types.describe(src)} (the source)",
+            hint="slice the larger one with .at[...]",
+            where=_jax.where_now(),
+        )
+    if jnp.dtype(src.dtype) != jnp.dtype(dst.dtype):
+        raise errors.DTypeError(
+            f"{who}: source and destination have different element types",
+            expected=f"{types.describe(dst)} (the destination)",
+            got=f"{types.describe(src)} (the source)",
+            hint="a copy converts nothing: load, astype and store instead",
+            where=_jax.where_now(),
+        )
+
+
+def require_one_barrier(barrier: Any, who: str) -> None:
+    """Raises unless the operand names exactly one barrier."""
+    aval = require_ref(barrier, who, "the barrier")
+    if not isinstance(aval, types.BarrierRef):
+        raise errors.MemorySpaceError(
+            f"{who}: the barrier is not a barrier",
+            expected="a reference declared with plgpu.Barrier()",
+            got=types.describe(barrier),
+            hint="declare it in scratch_types or run_scoped",
+            where=_jax.where_now(),
+        )
+    if tuple(barrier.shape) != ():
+        raise errors.ShapeError(
+            f"{who}: the operand names an array of barriers",
+            expected="one barrier",
+            got=f"barriers of shape {tuple(barrier.shape)}",
+            hint="choose one with barrier.at[i]",
+            where=_jax.where_now(),
+        )
+
+
+def require_scalar_bool(predicate: Any, who: str) -> Any:
+    """Returns the predicate as a scalar bool, or raises."""
+    predicate = jnp.asarray(predicate)
+    if predicate.shape != () or predicate.dtype != jnp.bool_:
+        raise errors.ShapeError(
+            f"{who}: the predicate is not one truth value",
+            expected="a scalar bool",
+            got=f"{predicate.dtype}{list(predicate.shape)}",
+            where=_jax.where_now(),
+        )
+    return predicate

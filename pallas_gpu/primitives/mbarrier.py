@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mbarriers: arrive and wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+barrier_arrive_p = registry.define("barrier_arrive", "mbarrier", multiple_results=True)
+barrier_wait_p = registry.define("barrier_wait", "mbarrier", multiple_results=True)
+
+
+@barrier_arrive_p.def_effectful_abstract_eval
+def _barrier_arrive_type(*_, **__):
+    return [], {registry.KERNEL_EFFECT}
+
+
+@barrier_wait_p.def_effectful_abstract_eval
+def _barrier_wait_type(*_, **__):
+    return [], {registry.KERNEL_EFFECT}
+
+
+def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
+    """Arrives on a barrier once for the whole warpgroup.
+
+    PTX: mbarrier.arrive.release.cta. Since: sm_90.
+
+    Issued by a warpgroup: all its earlier accesses to memory come before the arrival;
+    one elected lane arrives. The phase completes when all arrivals that the barrier was
+    declared with, and all bytes of copies on it, have come.
+
+    Args:
+      barrier: one barrier; choose it from an array with `barrier.at[i]`.
+      predicate: scalar bool, uniform in the warpgroup; False skips the arrival.
+
+    Raises:
+      MemorySpaceError: the operand is no barrier.
+      ShapeError: the operand names several barriers.
+    """
+    who = "barrier_arrive"
+    ops.require_one_barrier(barrier, who)
+    if predicate is not None:
+        predicate = ops.require_scalar_bool(predicate, who)
+    ops.bind(
+        barrier_arrive_p, {"barrier": ops.operand(barrier), "predicate": predicate}
+    )
+
+
+def barrier_wait(barrier: Any) -> None:
+    """Waits until the barrier's next phase is complete.
+
+    PTX: mbarrier.try_wait.parity.acquire.cta in a loop. Since: sm_90.
+
+    Issued by a warpgroup. Each warpgroup keeps the parity of the phase it waits for in
+    a register and flips it here, so it has to wait for every phase, in order.
+
+    Args:
+      barrier: one barrier; choose it from an array with `barrier.at[i]`.
+
+    Raises:
+      MemorySpaceError: the operand is no barrier.
+      ShapeError: the operand names several barriers.
+    """
+    ops.require_one_barrier(barrier, "barrier_wait")
+    ops.bind(barrier_wait_p, {"barrier": ops.operand(barrier)})

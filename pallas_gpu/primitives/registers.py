@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Values in registers: loads with a layout, layout casts, iota."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts import Layout
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+load_p = registry.define("load", "registers")
+layout_cast_p = registry.define("layout_cast", "registers")
+
+
+@load_p.def_effectful_abstract_eval
+def _load_type(*avals, tree, layout, optimized):
+    src = ops.unflatten(tree, avals)["src"]
+    view = src.view(src.ref.shape)
+    return jax.core.ShapedArray(view.shape, src.ref.dtype), {registry.KERNEL_EFFECT}
+
+
+def _check_layout(layout: Any, who: str) -> Any:
+    if layout is None or hasattr(layout, "linear") or isinstance(layout, Layout):
+        return layout
+    raise errors.ArgumentTypeError(
+        f"{who}: the layout is not a register layout",
+        expected="a member of plgpu.Layout, or a TiledLayout",
+        got=repr(layout),
+        hint="e.g. plgpu.Layout.WGMMA",
+        where=_jax.where_now(),
+    )
+
+
+def load(
+    src: Any, idx: Any = (), *, layout: Any = None, optimized: bool = True
+) -> jax.Array:
+    """Loads a reference into registers with a chosen layout.
+
+    PTX: ld.shared, ldmatrix or ld.global. Since: sm_90.
+
+    Issued by a warpgroup; the values are there when it returns.
+
+    Args:
+      src: SMEM or GMEM reference, or a part of one.
+      idx: an index applied to `src` first, as in `src[idx]`.
+      layout: register layout of the result; None chooses WGMMA for a reference tiled
+        for the tensor core and a strided layout otherwise.
+      optimized: refuse accesses with bank conflicts instead of emitting them.
+
+    Returns:
+      An array of the reference's shape and dtype.
+
+    Raises:
+      MemorySpaceError: the reference is a barrier or lies in TMEM.
+      LayoutError: the layout does not fit the shape or the storage of the reference.
+    """
+    who = "load"
+    if idx is not None and idx != ():
+        src = src.at[idx]
+    aval = ops.require_ref(src, who, "the source")
+    if isinstance(aval, types.BarrierRef) or aval.memory_space is types.TMEM:
+        raise errors.MemorySpaceError(
+            "load: the source cannot be loaded",
+            expected="a reference in SMEM or GMEM",
+            got=types.describe(src),
+            where=_jax.where_now(),
+        )
+    return ops.bind(
+        load_p,
+        {"src": ops.operand(src)},
+        layout=_check_layout(layout, who),
+        optimized=bool(optimized),
+    )
+
+
+@layout_cast_p.def_abstract_eval
+def _layout_cast_type(x, *, tree, layout):
+    return jax.core.ShapedArray(x.shape, x.dtype)
+
+
+def layout_cast(x: Any, new_layout: Any) -> jax.Array:
+    """Asks for a register layout of an array.
+
+    PTX: no instruction where the value has no layout yet (a constant, an iota).
+    Since: sm_90.
+
+    Issued by a warpgroup. Under Lane semantics a value that already has another layout
+    is an error that names both; under Warpgroup semantics it is moved.
+
+    Args:
+      x: an array.
+      new_layout: a member of `Layout`, or a TiledLayout.
+
+    Returns:
+      The same values.
+
+    Raises:
+      ArgumentTypeError: the layout is no layout.
+      LayoutError: the layout does not fit the shape, or the value has another one.
+    """
+    layout = _check_layout(new_layout, "layout_cast")
+    if layout is None:
+        raise errors.ArgumentTypeError(
+            "layout_cast: there is no layout",
+            expected="a member of plgpu.Layout, or a TiledLayout",
+            got="None",
+            where=_jax.where_now(),
+        )
+    return ops.bind(layout_cast_p, jnp.asarray(x), layout=layout)
+
+
+def broadcasted_iota(
+    dtype: Any, shape: Sequence[int], dimension: int, *, layout: Any = None
+) -> jax.Array:
+    """Makes an array that counts along one dimension.
+
+    PTX: integer arithmetic on %tid; no memory. Since: sm_90.
+
+    Issued by a warpgroup.
+
+    Args:
+      dtype: element type.
+      shape: static shape.
+      dimension: the dimension along which values count 0, 1, 2 …
+      layout: register layout; None takes that of the values it meets.
+
+    Returns:
+      An array of that shape and dtype.
+
+    Raises:
+      ArgumentError: there is no such dimension.
+    """
+    if not -len(shape) <= dimension < len(shape):
+        raise errors.ArgumentError(
+            "broadcasted_iota: there is no such dimension",
+            expected=f"0 to {len(shape) - 1} for shape {tuple(shape)}",
+            got=dimension,
+            where=_jax.where_now(),
+        )
+    value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))
+    return value if layout is None else layout_cast(value, layout)

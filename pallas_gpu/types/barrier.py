@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations of barriers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from pallas_gpu import errors
+from pallas_gpu.types import refs
+
+# Parities of one allocation are bits of one 32-bit register of each warpgroup.
+MAX_BARRIERS_PER_ALLOCATION = 32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Barrier:
+    """Declares one mbarrier, or an array of them, in SMEM.
+
+    A phase completes when all arrivals and all bytes announced by TMA copies have
+    arrived; then the next phase begins with the same counts.
+
+    PTX: mbarrier. Since: sm_90.
+
+    Attributes:
+      num_arrivals: arrivals that complete a phase. One warpgroup's `barrier_arrive`
+        counts once; a TMA copy on the barrier counts once and adds its bytes.
+      num_barriers: shape of the array; `()` is a single barrier, used without index.
+      orders_tensor_core: the barrier is arrived on by tcgen05 (Blackwell).
+
+    Raises:
+      ArgumentError: counts out of range.
+    """
+
+    num_arrivals: int = 1
+    num_barriers: int | Sequence[int] = ()
+    orders_tensor_core: bool = False
+
+    def __post_init__(self):
+        shape = self.num_barriers
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        object.__setattr__(self, "num_barriers", shape)
+        # PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
+        if not 1 <= self.num_arrivals < 2**20:
+            raise errors.ArgumentError(
+                "Barrier: num_arrivals is out of range",
+                expected="1 to 1048575 arrivals",
+                got=self.num_arrivals,
+            )
+        if any(n < 1 for n in shape) or math.prod(shape) > MAX_BARRIERS_PER_ALLOCATION:
+            raise errors.ArgumentError(
+                "Barrier: num_barriers is out of range",
+                expected=f"1 to {MAX_BARRIERS_PER_ALLOCATION} barriers in one declaration",
+                got=shape,
+                hint="declare several barrier arrays",
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array of barriers."""
+        return self.num_barriers  # type: ignore[return-value]
+
+    @property
+    def size(self) -> int:
+        """Number of barriers."""
+        return math.prod(self.shape)
+
+    def to_ref(self) -> refs.BarrierRef:
+        """Returns a fresh abstract reference of this declaration."""
+        return refs.BarrierRef(self)

@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shape of a launch: grid, cluster, warpgroups, and the names of their axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from pallas_gpu import errors
+
+WARPGROUP_THREADS = 128
+# CUDA programming guide: at most 1024 threads a block, 2**31 - 1 blocks along x.
+MAX_WARPGROUPS = 8
+MAX_BLOCKS = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mesh:
+    """The shape of a launch.
+
+    The CUDA grid has `grid` x `cluster` blocks (CTAs); a block has `num_threads`
+    warpgroups of 128 CUDA threads. The last grid axis varies fastest.
+
+    Attributes:
+      grid: sizes of the grid axes.
+      grid_names: a name for each, for `lax.axis_index`.
+      cluster: sizes of the cluster axes (at most three).
+      cluster_names: a name for each.
+      num_threads: warpgroups a block; None is one warpgroup without a name.
+      thread_name: axis name of the warpgroups.
+      kernel_name: name of the compiled kernel.
+
+    Raises:
+      ArgumentError: sizes and names that do not fit each other or the hardware.
+    """
+
+    grid: Sequence[int] = ()
+    grid_names: Sequence[str] = ()
+    cluster: Sequence[int] = ()
+    cluster_names: Sequence[str] = ()
+    num_threads: int | None = None
+    thread_name: str | None = None
+    kernel_name: str | None = None
+
+    def __post_init__(self):
+        for field in ("grid", "grid_names", "cluster", "cluster_names"):
+            value = getattr(self, field)
+            if isinstance(value, int | str):
+                value = (value,)
+            object.__setattr__(self, field, tuple(value))
+        self._check_axes("grid", self.grid, self.grid_names)
+        self._check_axes("cluster", self.cluster, self.cluster_names)
+        self._check_threads()
+        names = [name for name, _ in self.axes]
+        if len(set(names)) != len(names):
+            raise errors.ArgumentError(
+                "two axes have the same name",
+                expected="different names for grid, cluster and thread axes",
+                got=names,
+                hint="rename one of them",
+            )
+        if len(self.cluster) > 3:
+            raise errors.ArgumentError(
+                "a cluster has too many axes", expected="at most 3", got=self.cluster
+            )
+        if math.prod(self.grid) * math.prod(self.cluster) > MAX_BLOCKS:
+            raise errors.ArgumentError(
+                "the grid has too many blocks",
+                expected=f"at most {MAX_BLOCKS}",
+                got=math.prod(self.grid) * math.prod(self.cluster),
+                hint="let each block loop over several tiles",
+            )
+
+    def _check_axes(self, what: str, sizes: Sequence[int], names: Sequence[str]) -> None:
+        if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in sizes):
+            raise errors.ArgumentError(
+                f"{what} needs positive static sizes",
+                expected="positive Python integers",
+                got=tuple(sizes),
+                hint="sizes have to be known when the kernel is traced",
+            )
+        if len(sizes) != len(names):
+            raise errors.ArgumentError(
+                f"{what} and {what}_names have different lengths",
+                expected=f"one name for each of the {len(sizes)} axes",
+                got=tuple(names),
+                hint=f"pass {what}_names=(…) with {len(sizes)} names",
+            )
+
+    def _check_threads(self) -> None:
+        if (self.num_threads is None) != (self.thread_name is None):
+            raise errors.ArgumentError(
+                "num_threads and thread_name belong together",
+                expected="both or neither",
+                got=f"num_threads={self.num_threads}, thread_name={self.thread_name!r}",
+                hint="name the warpgroups with thread_name='wg'",
+            )
+        if self.num_threads is not None and not 1 <= self.num_threads <= MAX_WARPGROUPS:
+            raise errors.ArgumentError(
+                "num_threads is out of range",
+                expected=f"1 to {MAX_WARPGROUPS} warpgroups "
+                f"({MAX_WARPGROUPS * WARPGROUP_THREADS} CUDA threads)",
+                got=self.num_threads,
+                hint="num_threads counts warpgroups, not CUDA threads",
+            )
+
+    @property
+    def warpgroups(self) -> int:
+        """Number of warpgroups a block."""
+        return self.num_threads or 1
+
+    @property
+    def blocks(self) -> int:
+        """Number of CTAs of the launch, without batch axes."""
+        return math.prod(self.grid) * math.prod(self.cluster)
+
+    @property
+    def axes(self) -> tuple[tuple[str, int], ...]:
+        """All axes as (name, size): grid, cluster, threads."""
+        threads = ()
+        if self.thread_name is not None:
+            threads = ((self.thread_name, self.warpgroups),)
+        return (
+            *zip(self.grid_names, self.grid, strict=True),
+            *zip(self.cluster_names, self.cluster, strict=True),
+            *threads,
+        )
