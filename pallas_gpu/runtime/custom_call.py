@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The call of a compiled-by-XLA kernel: `mosaic_gpu_v2` through JAX's public FFI."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from pallas_gpu.runtime import environment
+from pallas_gpu.runtime.serialize import SerializedModule
+
+CALL_TARGET = "mosaic_gpu_v2"
+
+
+def call(
+    arrays: Sequence[jax.Array],
+    result_types: Sequence[jax.ShapeDtypeStruct],
+    serialized: SerializedModule,
+    *,
+    has_side_effect: bool = False,
+    input_output_aliases: Mapping[int, int] | None = None,
+) -> list[jax.Array]:
+    """Runs a serialized module on the GPU as one XLA custom call.
+
+    The module's host function receives the operands' buffers, then the results', all
+    row-major. The call traces: under `jax.jit` it becomes one operation, and XLA's
+    CUDA plugin compiles the module when it compiles the program.
+
+    Args:
+      arrays: operands, in the order of the module's first buffers.
+      result_types: shape and dtype of each result.
+      serialized: what `serialize` made.
+      has_side_effect: keep the call even if no result is used.
+      input_output_aliases: operand index to result index, for results written in
+        place of an operand.
+
+    Returns:
+      One array a result type.
+    """
+    prepare_once()
+    results = jax.ffi.ffi_call(
+        CALL_TARGET,
+        [jax.ShapeDtypeStruct(t.shape, t.dtype) for t in result_types],
+        has_side_effect=has_side_effect,
+        input_output_aliases=dict(input_output_aliases or {}),
+    )(
+        *arrays,
+        kernel_hash=serialized.hash,
+        module=serialized.bytecode,
+        use_custom_barrier=False,
+        skip_device_barrier=False,
+        uses_xla_collective_metadata=False,
+    )
+    return list(results)
+
+
+@functools.cache
+def prepare_once() -> None:
+    """`prepare_environment()` of this process, at the first call only."""
+    environment.prepare_environment()

@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parent's side of the offline compiler: one child process a target, kept alive.
+
+A child costs seconds to start and tenths of a second a kernel, so it is kept until this
+process ends. It shares nothing with this process but two pipes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pallas_gpu import arch, errors
+from pallas_gpu.runtime import environment, target_config, worker_process
+from pallas_gpu.runtime.serialize import SerializedModule
+
+DEFAULT_TIMEOUT_SECONDS = 120.0
+_PROGRAM = Path(worker_process.__file__)
+# These would change what the child compiles or prints, or start it on a device.
+_DROPPED_PREFIXES = ("JAX_", "MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG", "PALLAS_GPU_")
+_DROPPED_NAMES = ("XLA_FLAGS",)
+_STDERR_LINES = 40
+
+ArrayType = tuple[tuple[int, ...], str]
+"""Shape and dtype name of an operand or a result."""
+
+
+@dataclasses.dataclass(frozen=True)
+class CompilerOutput:
+    """What the compiler printed for one kernel.
+
+    Attributes:
+      ptx: PTX text.
+      ptxas: ptxas's report.
+      sass: disassembly with control codes; None where nvdisasm is missing.
+    """
+
+    ptx: str
+    ptxas: str
+    sass: str | None
+
+
+class Worker:
+    """One child process, which compiles for one target.
+
+    Args:
+      target: what to compile for.
+      timeout_seconds: longest time for its start and for each kernel.
+    """
+
+    def __init__(
+        self,
+        target: str | arch.Target,
+        *,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ):
+        self.target = arch.target(target)
+        self.timeout_seconds = timeout_seconds
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None while there is none."""
+        process = self._process
+        return None if process is None or process.poll() is not None else process.pid
+
+    def compile(
+        self,
+        serialized: SerializedModule,
+        *,
+        name: str,
+        operands: Sequence[ArrayType],
+        results: Sequence[ArrayType],
+    ) -> CompilerOutput:
+        """Compiles one module; starts the child if there is none.
+
+        Raises:
+          CompilationError: MLIR, LLVM or ptxas refused the module, the child died,
+            or it took longer than the time-out.
+          OfflineUnavailableError: CUDA packages are missing here.
+        """
+        request = {
+            "bytecode": serialized.bytecode,
+            "operands": list(operands),
+            "results": list(results),
+        }
+        with self._lock:
+            if self.pid is None:
+                self._start()
+            mark = self._stderr_size()
+            answer = self._ask(request, f"kernel {name!r}")
+            diagnostics = self._stderr_since(mark)
+        if not answer["ok"]:
+            raise errors.CompilationError(
+                f"kernel {name!r} does not compile for {self.target.name}",
+                got=_failure_text(answer["error"], answer["output"], diagnostics),
+                hint="please report it with the kernel; PALLAS_GPU_KEEP=mlir writes "
+                "the module to a file",
+            )
+        return split_output(answer["output"])
+
+    def close(self) -> None:
+        """Ends the child; the next `compile` starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _start(self) -> None:
+        self.close()
+        environment.require_offline(environment.find_cuda())
+        self._process = subprocess.Popen(
+            # -P: this folder's file names must not hide other modules.
+            [sys.executable, "-P", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=child_environment(os.environ),
+            bufsize=0,
+            # Ctrl-C in the terminal is for this process; the child ends with its pipe.
+            start_new_session=True,
+        )
+        mark = self._stderr_size()
+        config = target_config.target_config(self.target)
+        answer = self._ask({"target_config": config}, "the start")
+        if not answer["ok"]:
+            diagnostics = self._stderr_since(mark)
+            self.close()
+            raise errors.CompilationError(
+                f"the offline compiler for {self.target.name} does not start",
+                got=_failure_text(answer["error"], answer["output"], diagnostics),
+                hint="check that jax, jaxlib and the CUDA plugin have one version",
+            )
+
+    def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
+        process = self._process
+        assert process is not None and process.stdin and process.stdout
+        mark = self._stderr_size()
+        deadline = time.monotonic() + self.timeout_seconds
+        try:
+            _write_all(process.stdin.fileno(), worker_process.pack_message(request))
+            return _read_message(process.stdout.fileno(), deadline)
+        except TimeoutError:
+            self.close()
+            problem = f"took longer than {self.timeout_seconds:g} s and was stopped"
+        except (BrokenPipeError, EOFError):
+            process.wait()
+            self.close()
+            problem = f"died ({_exit_text(process.returncode)})"
+        except BaseException:
+            # The answer that is still to come would be taken for the next one's.
+            self.close()
+            raise
+        raise errors.CompilationError(
+            f"the offline compiler for {self.target.name} {problem} at {what}",
+            got=self._stderr_since(mark) or "nothing on its standard error",
+            hint="the next call starts a new one; please report it with the kernel",
+        )
+
+    def _stderr_size(self) -> int:
+        return os.fstat(self._stderr.fileno()).st_size
+
+    def _stderr_since(self, mark: int) -> str:
+        # pread: the child shares this file's offset and must keep it.
+        size = self._stderr_size() - mark
+        text = os.pread(self._stderr.fileno(), size, mark).decode(errors="replace")
+        return "\n".join(text.strip().splitlines()[-_STDERR_LINES:])
+
+
+_workers: dict[tuple[int, str], Worker] = {}
+_workers_lock = threading.Lock()
+
+
+def worker_for(target: str | arch.Target) -> Worker:
+    """Returns this process's worker for a target; it starts at its first kernel."""
+    target = arch.target(target)
+    # With the process id: after a fork the pipes still belong to the parent.
+    key = (os.getpid(), target.name)
+    with _workers_lock:
+        if key not in _workers:
+            _workers[key] = Worker(target)
+        return _workers[key]
+
+
+@atexit.register
+def close_all() -> None:
+    """Ends every worker of this process."""
+    for (owner, _), worker in list(_workers.items()):
+        if owner == os.getpid():
+            worker.close()
+
+
+def child_environment(base: os._Environ[str] | dict[str, str]) -> dict[str, str]:
+    """The child's variables: the parent's, less what would change its output."""
+    env = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED_NAMES
+    }
+    # On CPU the CUDA plugin registers without looking for a device.
+    env["JAX_PLATFORMS"] = "cpu"
+    # A kernel found in JAX's own cache would print nothing.
+    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    # One by one and to standard output: with MOSAIC_GPU_DUMP_TO the plugin also prints
+    # the IR after every pass, 24 MB and 0.5 s for a matmul.
+    for stage in ("PTX", "PTXAS", "SASS_CTRL"):
+        env[f"MOSAIC_GPU_DUMP_{stage}"] = "1"
+    found = environment.prepare_environment(env, pinned_tools=True)
+    if found.nvdisasm is None:
+        del env["MOSAIC_GPU_DUMP_SASS_CTRL"]
+    return env
+
+
+def split_output(output: str) -> CompilerOutput:
+    """Splits what the plugin printed into PTX, ptxas's report and SASS.
+
+    Raises:
+      InternalError: the PTX or the report is missing.
+    """
+    lines = output.splitlines()
+    first = next((i for i, s in enumerate(lines) if s.startswith("ptxas ")), None)
+    if first is None or not any(".entry" in line for line in lines[:first]):
+        raise errors.InternalError(
+            "the compiler's output has no PTX or no ptxas report",
+            expected="PTX, then lines that begin with 'ptxas'",
+            got=output[:500] or "nothing",
+        )
+    # nvdisasm opens with the target; in ptxas's report no line does.
+    sass_at = next(
+        (i for i in range(first, len(lines)) if lines[i].lstrip()[:8] == ".target\t"),
+        len(lines),
+    )
+    sass = "\n".join(lines[sass_at:]).strip("\n")
+    return CompilerOutput(
+        ptx="\n".join(lines[:first]).strip("\n") + "\n",
+        ptxas="\n".join(lines[first:sass_at]).strip("\n") + "\n",
+        sass=sass + "\n" if sass else None,
+    )
+
+
+def _failure_text(error: str, output: str, diagnostics: str) -> str:
+    """The error, ptxas's complaints and what went to standard error, each once."""
+    complaints = [s for s in output.splitlines() if s.startswith("ptxas ")]
+    parts = [error.strip(), "\n".join(complaints), diagnostics]
+    return "\n".join(part for part in parts if part)
+
+
+def _exit_text(code: int | None) -> str:
+    if code is not None and code < 0:
+        return signal.Signals(-code).name
+    return f"exit code {code}"
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _read_message(fd: int, deadline: float) -> dict[str, Any]:
+    (size,) = worker_process.LENGTH.unpack(
+        _read_exactly(fd, worker_process.LENGTH.size, deadline)
+    )
+    return worker_process.unpack_body(_read_exactly(fd, size, deadline))
+
+
+def _read_exactly(fd: int, size: int, deadline: float) -> bytes:
+    # poll, not select: select fails for descriptors above 1023.
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    chunks = bytearray()
+    while len(chunks) < size:
+        left = deadline - time.monotonic()
+        if left <= 0 or not poll.poll(left * 1000):
+            raise TimeoutError
+        chunk = os.read(fd, min(size - len(chunks), 1 << 20))
+        if not chunk:
+            raise EOFError
+        chunks += chunk
+    return bytes(chunks)
