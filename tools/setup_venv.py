@@ -60,7 +60,8 @@ def setup_key(constraints: Path, extras: list[str], system_site: bool) -> str:
     inputs = [ROOT / "pyproject.toml", Path(__file__), *constraint_files(constraints)]
     for path in inputs:
         digest.update(path.read_bytes())
-    digest.update(json.dumps([str(ROOT), extras, system_site]).encode())
+    maker = sys.prefix if system_site else ""
+    digest.update(json.dumps([str(ROOT), extras, maker]).encode())
     return digest.hexdigest()
 
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tests. Their folders mirror the package; `house/` checks the source itself."""

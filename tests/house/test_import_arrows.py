@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Imports run upward only, and the doors to JAX are where the architecture puts them.
+
+The imports are read from the source: importing jax loads modules of its own that no
+list of loaded modules could tell from ours. Imports inside functions count too, an
+arrow that runs back at run time is one all the same.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tools.source_tree import ROOT, python_files
+
+_GROUND = ("errors", "arch", "layouts", "_jax")
+_TYPES = (*_GROUND, "types")
+_PRIMITIVES = (*_TYPES, "resources", "primitives")
+_ENTRY = (*_PRIMITIVES, "entry")
+_LOWERING = (*_ENTRY, "mosaic", "lowering")
+
+# Which rooms a room may import, itself aside. mosaic/ emits instructions and never
+# sees a jaxpr, so it stands beside primitives/ and entry/, not above them; pipeline/
+# and ops/ are written on what users have, so nothing of the compiler is open to them.
+MAY_IMPORT: dict[str, tuple[str, ...]] = {
+    "errors": (),
+    "arch": ("errors",),
+    "layouts": ("errors",),
+    "_jax": ("errors",),
+    "types": _GROUND,
+    "resources": _TYPES,
+    "primitives": _TYPES,
+    "entry": _PRIMITIVES,
+    "emulator": _ENTRY,
+    "mosaic": (*_TYPES, "resources"),
+    "lowering": (*_ENTRY, "mosaic"),
+    "compiler": _LOWERING,
+    "runtime": (*_LOWERING, "compiler"),
+    "pipeline": _ENTRY,
+    "ops": (*_ENTRY, "pipeline"),
+}
+PURE_PYTHON_ROOMS = ("errors", "arch", "layouts")
+MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime")
+PEERS = ("jax.experimental.pallas", "jax._src.pallas", "jax.experimental.mosaic")
+# The whole of a string that could be handed to importlib.
+_MODULE_NAME = re.compile(r"jax(lib)?(\.\w+)+")
+
+
+def room_of(name: str) -> str:
+    """The room of a file or of a dotted module of the package."""
+    parts = re.split(r"[/.]", name.removesuffix(".py"))
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported_names(tree: ast.Module, file: str) -> Iterator[tuple[int, str]]:
+    """Every dotted name a file imports or writes out as `jax.x.y`, with its line."""
+    package = file.removesuffix(".py").split("/")[:-1]
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from ((node.lineno, alias.name) for alias in node.names)
+            case ast.ImportFrom():
+                above = package[: len(package) - node.level + 1] if node.level else []
+                module = ".".join([*above, *([node.module] if node.module else [])])
+                yield from ((node.lineno, f"{module}.{a.name}") for a in node.names)
+            case ast.Attribute():
+                if (name := _dotted(node)).startswith(("jax.", "jaxlib.")):
+                    yield node.lineno, name
+            case ast.Constant(value=str(text)) if _MODULE_NAME.fullmatch(text):
+                yield node.lineno, text
+
+
+def _dotted(node: ast.expr) -> str:
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attribute):
+            return f"{_dotted(value)}.{attribute}"
+    return ""
+
+
+def _is_in(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
+
+
+def complaint(file: str, name: str, rooms: set[str]) -> str | None:
+    """What is wrong with a file of the package importing a name, None if nothing."""
+    room = room_of(file)
+    if any(_is_in(name, peer) for peer in PEERS):
+        return f"{name} is the peer, the package never imports it"
+    if _is_in(name, "jax._src") and file != "pallas_gpu/_jax.py":
+        return f"{name}: jax._src has one door, pallas_gpu/_jax.py"
+    if _is_in(name, "jaxlib.mlir") and room not in MLIR_ROOMS:
+        return f"{name}: MLIR is for {', '.join(MLIR_ROOMS)}"
+    if re.match(r"jax(lib)?(\.|$)", name) and room in PURE_PYTHON_ROOMS:
+        return f"{name}: {room} knows nothing of JAX"
+    if not _is_in(name, "pallas_gpu") or room == "__init__":
+        return None
+    target = room_of(name)
+    if target not in rooms:  # `from pallas_gpu import kernel`, a name and no room
+        return f"{name}: nothing inside imports the public names at the top"
+    if target not in (room, *MAY_IMPORT[room]):
+        return f"{name}: {room} may not import {target}"
+    return None
+
+
+def arrow_complaints(root: Path) -> list[str]:
+    """One line for every import of the package in `root` that breaks a rule."""
+    files = [file for file in python_files(root) if file.startswith("pallas_gpu/")]
+    rooms = {room_of(file) for file in files} - {"__init__"}
+    found = [
+        f"pallas_gpu/{room}: a room that is not in the picture (MAY_IMPORT)"
+        for room in sorted(rooms - set(MAY_IMPORT))
+    ]
+    for file in files:
+        if room_of(file) not in MAY_IMPORT and room_of(file) != "__init__":
+            continue
+        tree = ast.parse((root / file).read_text(), filename=file)
+        for line, name in imported_names(tree, file):
+            if (text := complaint(file, name, rooms)) is not None:
+                found.append(f"{file}:{line}: {text}")
+    return found
+
+
+def test_imports_of_the_package_run_upward_and_use_the_right_doors():
+    assert arrow_complaints(ROOT) == []
+
+
+def test_every_room_imports_only_rooms_that_are_built_before_it():
+    built: set[str] = set()
+    for room, below in MAY_IMPORT.items():
+        assert set(below) <= built, room
+        built.add(room)
+
+
+_BAD_FILES = {
+    "an arrow that runs back": (
+        "types/refs.py",
+        "from pallas_gpu.lowering import context",
+        "types may not import lowering",
+    ),
+    "a relative arrow that runs back": (
+        "types/refs.py",
+        "from ..lowering import context",
+        "types may not import lowering",
+    ),
+    "an arrow inside a function": (
+        "entry/call.py",
+        "def f():\n    import pallas_gpu.emulator.machine",
+        "entry may not import emulator",
+    ),
+    "the emulator that hears of MLIR": (
+        "emulator/machine.py",
+        "from jaxlib.mlir import ir",
+        "MLIR is for",
+    ),
+    "a private door": (
+        "primitives/tma.py",
+        "from jax._src import core",
+        "jax._src has one door",
+    ),
+    "a private door by attribute": (
+        "primitives/tma.py",
+        "import jax\nx = jax._src.core",
+        "jax._src has one door",
+    ),
+    "a private door by importlib": (
+        "primitives/tma.py",
+        "import importlib\nimportlib.import_module('jax._src.core')",
+        "jax._src has one door",
+    ),
+    "the peer": ("_jax.py", "from jax.experimental import pallas", "the peer"),
+    "jax in the layouts": ("layouts/tiled.py", "import jax", "knows nothing of JAX"),
+    "the public names from inside": (
+        "ops/matmul.py",
+        "from pallas_gpu import kernel",
+        "nothing inside imports the public names",
+    ),
+    "a room nobody planned": ("helpers/x.py", "import math", "not in the picture"),
+}
+
+
+@pytest.mark.parametrize("case", _BAD_FILES)
+def test_a_bad_import_is_found(tmp_path: Path, case: str):
+    file, text, expected = _BAD_FILES[case]
+    for name in ("pallas_gpu/lowering/context.py", "pallas_gpu/emulator/machine.py"):
+        _write(tmp_path / name, "")
+    _write(tmp_path / "pallas_gpu" / file, text)
+    found = arrow_complaints(tmp_path)
+    assert found
+    assert expected in found[0]
+
+
+def test_a_good_tree_has_no_complaints(tmp_path: Path):
+    _write(tmp_path / "pallas_gpu/errors.py", "import textwrap")
+    _write(tmp_path / "pallas_gpu/_jax.py", "from jax._src import core")
+    _write(tmp_path / "pallas_gpu/types/refs.py", "from .. import errors, _jax")
+    _write(tmp_path / "pallas_gpu/mosaic/tma.py", "from jaxlib.mlir import ir")
+    _write(tmp_path / "pallas_gpu/__init__.py", "from pallas_gpu.types import refs")
+    assert arrow_complaints(tmp_path) == []
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")

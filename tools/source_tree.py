@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which files are the project's source: the list that the house checks and the map use.
+
+In a git checkout these are the files git tracks or would track; in any other folder
+(an unpacked archive, a tree that a test made) all files there.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCE_FOLDERS = ("pallas_gpu", "tests", "tools", "benchmarks", "demo", "tutorials")
+SOURCE_SUFFIXES = (".py", ".sh")
+
+
+def project_files(root: Path = ROOT) -> list[str]:
+    """Every file of the project, relative to its root, with forward slashes."""
+    if (root / ".git").exists():
+        command = ["git", "ls-files", "-z", "--cached", "--others"]
+        command.append("--exclude-standard")
+        listing = subprocess.run(command, cwd=root, capture_output=True, check=True)
+        names = {name for name in listing.stdout.decode().split("\0") if name}
+        # A file deleted but not yet committed as such is still in git's index.
+        return sorted(name for name in names if (root / name).is_file())
+    paths = (path for path in root.rglob("*") if path.is_file())
+    return sorted(path.relative_to(root).as_posix() for path in paths)
+
+
+def source_files(root: Path = ROOT) -> list[str]:
+    """The source among the project's files."""
+    return [
+        name
+        for name in project_files(root)
+        if name.startswith(tuple(f"{folder}/" for folder in SOURCE_FOLDERS))
+        and name.endswith(SOURCE_SUFFIXES)
+    ]
+
+
+def python_files(root: Path = ROOT) -> list[str]:
+    """The Python files among the project's source."""
+    return [name for name in source_files(root) if name.endswith(".py")]
