@@ -62,10 +62,10 @@ types: setup  ## mypy
 	$(RUN) mypy
 
 coverage-table: setup  ## regenerate docs/coverage.md from the registry of primitives
-	$(BIN)/python tools/coverage_table.py
+	$(RUN) tools.coverage_table
 
 map: setup  ## bring MAP.md's list of files up to date
-	$(BIN)/python tools/update_map.py
+	$(RUN) tools.update_map
 
 clean:  ## remove caches and builds
 	rm -rf build dist .pytest_cache .ruff_cache .mypy_cache .hypothesis *.egg-info

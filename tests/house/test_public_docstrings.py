@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every public name says what it does; what a kernel calls names its PTX and errors."""
+
+from __future__ import annotations
+
+import inspect
+from types import ModuleType
+
+import pallas_gpu
+
+
+def docstring_complaints(package: ModuleType) -> list[str]:
+    """One line for every public name of a package that is not described."""
+    found = []
+    for name in package.__all__:
+        value = getattr(package, name)
+        if not _can_have_docstring(value):
+            continue
+        text = inspect.getdoc(value) or ""
+        if not text or _is_generated(value, text):
+            found.append(f"{name}: no docstring")
+        elif _is_primitive(value, package):
+            for section in ("PTX:", "Raises:"):
+                if section not in text:
+                    found.append(f"{name}: its docstring has no `{section}`")
+    return found
+
+
+def _can_have_docstring(value: object) -> bool:
+    # Constants and aliases of types (`SMEM`, a union) show their type's docstring.
+    return inspect.isroutine(value) or inspect.isclass(value) or inspect.ismodule(value)
+
+
+def _is_generated(value: object, text: str) -> bool:
+    """A dataclass without a docstring gets its signature as one."""
+    return inspect.isclass(value) and text.startswith(f"{value.__name__}(")
+
+
+def _is_primitive(value: object, package: ModuleType) -> bool:
+    """Whether a public name is an operation that a kernel calls."""
+    module = getattr(value, "__module__", "") or ""
+    return inspect.isfunction(value) and module.startswith(
+        f"{package.__name__}.primitives"
+    )
+
+
+def test_every_public_name_is_described():
+    assert docstring_complaints(pallas_gpu) == []
+
+
+def test_the_public_names_are_there_once():
+    assert len(pallas_gpu.__all__) == len(set(pallas_gpu.__all__))
+    assert [n for n in pallas_gpu.__all__ if not hasattr(pallas_gpu, n)] == []
+
+
+def _package_with(name: str, value: object, module: str = "p") -> ModuleType:
+    package = ModuleType("p")
+    package.__all__ = [name]  # type: ignore[attr-defined]
+    value.__module__ = module
+    setattr(package, name, value)
+    return package
+
+
+def test_a_function_without_docstring_is_found():
+    def bare(): ...
+
+    found = docstring_complaints(_package_with("bare", bare))
+    assert found == ["bare: no docstring"]
+
+
+def test_a_dataclass_that_only_has_its_signature_is_found():
+    import dataclasses
+
+    @dataclasses.dataclass
+    class Spec:
+        rows: int
+
+    found = docstring_complaints(_package_with("Spec", Spec))
+    assert found == ["Spec: no docstring"]
+
+
+def test_a_primitive_that_names_no_ptx_is_found():
+    def copy():
+        """Copies.
+
+        Raises:
+          ShapeError: the shapes differ.
+        """
+
+    package = _package_with("copy", copy, "p.primitives.tma")
+    assert docstring_complaints(package) == ["copy: its docstring has no `PTX:`"]
+
+
+def test_a_function_that_is_no_primitive_needs_no_ptx():
+    def compile_offline():
+        """Compiles."""
+
+    assert docstring_complaints(_package_with("compile_offline", compile_offline)) == []
