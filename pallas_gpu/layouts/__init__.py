@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where an element lives, in pure integers. Knows neither JAX nor MLIR."""
 
+from pallas_gpu.layouts.access import plan_access as plan_access
+from pallas_gpu.layouts.access_plan import AccessPlan as AccessPlan
 from pallas_gpu.layouts.catalogue import Layout as Layout
 from pallas_gpu.layouts.catalogue import element_bits as element_bits
 from pallas_gpu.layouts.catalogue import to_layout as to_layout
@@ -11,3 +13,5 @@ from pallas_gpu.layouts.registers import TiledLayout as TiledLayout
 from pallas_gpu.layouts.registers import Tiling as Tiling
 from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout
+from pallas_gpu.layouts.smem import SmemLayout as SmemLayout
+from pallas_gpu.layouts.stagger import Stagger as Stagger

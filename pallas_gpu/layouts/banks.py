@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an access of a warp to shared memory costs.
+
+Shared memory has 32 banks of 4 bytes; one wavefront serves one word of each bank. Lanes
+that ask for the same word share it. An access wider than 4 bytes is served in phases of
+16 lanes (8 bytes) or 8 lanes (16 bytes), as is each 8-row matrix of ldmatrix. (CUDA C++
+Programming Guide, "Shared Memory", measured behaviour for the phases.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+BANKS = 32
+BANK_BYTES = 4
+
+
+def phase_lanes(width_bytes: int) -> int:
+    """How many lanes one wavefront can serve at best."""
+    return 32 // max(1, width_bytes // BANK_BYTES)
+
+
+def wavefronts_of(addresses: np.ndarray, width_bytes: int) -> np.ndarray:
+    """Wavefronts of many accesses at once.
+
+    Args:
+      addresses: byte addresses, integers of shape [..., lanes]; lanes is a multiple of
+        `phase_lanes(width_bytes)`.
+      width_bytes: 1, 2, 4, 8 or 16 bytes per lane.
+
+    Returns:
+      Integers of shape [...].
+    """
+    lanes = phase_lanes(width_bytes)
+    batch = addresses.shape[:-1]
+    words_per_lane = max(1, width_bytes // BANK_BYTES)
+    first = addresses.reshape(-1, lanes, 1) // BANK_BYTES
+    words = (first + np.arange(words_per_lane)).reshape(-1, lanes * words_per_lane)
+    words = np.sort(words, axis=1)
+    new = np.ones(words.shape, dtype=bool)
+    new[:, 1:] = words[:, 1:] != words[:, :-1]
+    rows = np.arange(len(words))[:, None]
+    slots = (rows * BANKS + words % BANKS)[new]
+    counts = np.bincount(slots, minlength=len(words) * BANKS).reshape(-1, BANKS)
+    per_phase = counts.max(axis=1).reshape(*batch, -1)
+    return per_phase.sum(axis=-1)
+
+
+def wavefronts(addresses: np.ndarray, width_bytes: int) -> int:
+    """Wavefronts that one warp's access takes; see `wavefronts_of`."""
+    return int(wavefronts_of(np.asarray(addresses), width_bytes))
+
+
+def ideal_wavefronts(lanes: int, width_bytes: int) -> int:
+    """Wavefronts without any bank conflict."""
+    return max(1, lanes // phase_lanes(width_bytes))
+
+
+def conflict_degree(addresses: np.ndarray, width_bytes: int) -> float:
+    """How many times slower than without conflicts an access is: 1 is free of them."""
+    lanes = np.asarray(addresses).shape[-1]
+    return wavefronts(addresses, width_bytes) / ideal_wavefronts(lanes, width_bytes)
