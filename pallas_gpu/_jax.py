@@ -175,3 +175,15 @@ def indexer(indices: Sequence[Any], shape: Sequence[int]) -> NDIndexer:
     would refuse it.
     """
     return NDIndexer(tuple(indices), tuple(shape), (), validate=False)
+
+
+def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
+    """Returns (number of consts, number of carries) of a scan equation.
+
+    JAX 0.11.2 and later keep the grouping of operands as flat trees (`ft_in`); older
+    equations have the two numbers themselves.
+    """
+    if "num_consts" in params:
+        return params["num_consts"], params["num_carry"]
+    consts, carry, _ = params["ft_in"].unpack()
+    return len(consts), len(carry)

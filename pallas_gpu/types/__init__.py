@@ -19,6 +19,7 @@ from pallas_gpu.types.transforms import (
     find_swizzle,
     itemsize_bits,
     smem_layout,
+    smem_window,
 )
 from pallas_gpu.types.views import Axis, View, resolve
 
@@ -53,4 +54,5 @@ __all__ = [
     "itemsize_bits",
     "resolve",
     "smem_layout",
+    "smem_window",
 ]

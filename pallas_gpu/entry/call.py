@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel primitive: one launch, as JAX sees it.
+
+Everything that decides what is compiled is a parameter of the primitive, because JAX's
+caches see nothing else. `jax.vmap` adds a batch axis to the parameters and leaves the
+body as it is: the batch axis is one more grid axis, and the leading index of each
+batched operand is applied where the launch binds operands to references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+
+kernel_p = _jax.Primitive("pallas_gpu_kernel")
+kernel_p.multiple_results = True
+
+
+@dataclasses.dataclass(frozen=True)
+class BatchAxis:
+    """One level of `jax.vmap` around a kernel.
+
+    Attributes:
+      size: number of instances.
+      batched: for each input, whether it has a leading axis for this level.
+    """
+
+    size: int
+    batched: tuple[bool, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class CallParams:
+    """The parameters of the kernel primitive, with names.
+
+    Attributes:
+      jaxpr: the body over references, inputs first, then outputs; no consts.
+      mesh: grid, cluster, warpgroups.
+      batch: levels of vmap, outermost first.
+      out_avals: shapes and dtypes of the results, batch axes included.
+      compiler_params: parameters of compilation.
+      interpret: InterpretParams: the emulator; None: the emulator on CPU only; False:
+        never the emulator.
+      name: name of the kernel.
+    """
+
+    jaxpr: _jax.Jaxpr
+    mesh: types.Mesh
+    batch: tuple[BatchAxis, ...]
+    out_avals: tuple[_jax.ShapedArray, ...]
+    compiler_params: types.CompilerParams
+    interpret: types.InterpretParams | None | bool
+    name: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """Returns the parameters as the primitive takes them."""
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+
+    @property
+    def num_inputs(self) -> int:
+        """Number of array operands."""
+        return len(self.jaxpr.invars) - len(self.out_avals)
+
+
+@kernel_p.def_abstract_eval
+def _kernel_types(*_, out_avals, **__):
+    return list(out_avals)
+
+
+def resolve_interpret(interpret: Any) -> types.InterpretParams | None | bool:
+    """Turns the `interpret` argument and PALLAS_GPU_INTERPRET into a parameter."""
+    if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
+        interpret = True
+    if interpret is True:
+        return types.InterpretParams()
+    if interpret is None or interpret is False:
+        return interpret
+    if isinstance(interpret, types.InterpretParams):
+        return interpret
+    raise errors.ArgumentTypeError(
+        "interpret has no such value",
+        expected="None, True, False or InterpretParams(...)",
+        got=repr(interpret),
+        hint="None runs in the emulator on a CPU and on the GPU where there is one",
+    )
+
+
+# --- eager calls ----------------------------------------------------------------------
+
+_EAGER: list[Callable[..., Any]] = []
+
+
+def register_eager_emulator(run: Callable[..., Any]) -> None:
+    """Gives eager calls the emulator: `run(params, arrays) -> arrays`.
+
+    Without the detour through a callback its errors reach the caller as they are.
+    """
+    _EAGER[:] = [run]
+
+
+def _platform(args: Sequence[Any]) -> str:
+    for x in args:
+        if isinstance(x, jax.Array):
+            return next(iter(x.devices())).platform
+    default = jax.config.jax_default_device
+    if isinstance(default, str):
+        return default
+    return default.platform if default is not None else jax.default_backend()
+
+
+@kernel_p.def_impl
+def _kernel_impl(*args, **params):
+    call = CallParams(**params)
+    on_gpu = _platform(args) in ("gpu", "cuda")
+    if isinstance(call.interpret, types.InterpretParams) or (
+        call.interpret is None and not on_gpu
+    ):
+        return _EAGER[0](call, args)
+    if not on_gpu:
+        raise no_gpu(call.name)
+    return _jitted(_Identity(call))(*args)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Identity:
+    """Makes call parameters a cache key by the identity of their jaxpr."""
+
+    call: CallParams
+
+    def _key(self):
+        call = self.call
+        return (id(call.jaxpr), call.batch, call.out_avals, call.interpret,
+                call.compiler_params, call.mesh)  # fmt: skip
+
+    def __eq__(self, other):
+        return isinstance(other, _Identity) and self._key() == other._key()
+
+    def __hash__(self):
+        return hash(self._key())
+
+
+@functools.lru_cache(maxsize=256)
+def _jitted(identity: _Identity) -> Callable[..., Any]:
+    params = identity.call.as_dict()
+    return jax.jit(lambda *args: kernel_p.bind(*args, **params))
+
+
+def no_gpu(name: str) -> errors.NoGpuError:
+    """Returns the error for a call that insists on a GPU where there is none."""
+    return errors.NoGpuError(
+        f"kernel {name}: interpret=False needs a GPU, and JAX runs on the CPU here",
+        expected="a CUDA device",
+        got=f"JAX's default backend {jax.default_backend()!r}",
+        hint="leave interpret out to run in the emulator, or use "
+        "pallas_gpu.offline.compile to compile without a GPU",
+    )
+
+
+# --- transformations ------------------------------------------------------------------
+
+
+def _batch_kernel(axis_data, args, dims, **params):
+    size = axis_data.size
+    moved = [
+        x if d is None else jnp.moveaxis(x, d, 0)
+        for x, d in zip(args, dims, strict=True)
+    ]
+    level = BatchAxis(size, tuple(d is not None for d in dims))
+    out_avals = tuple(
+        _jax.ShapedArray((size, *aval.shape), aval.dtype) for aval in params["out_avals"]
+    )
+    params = {**params, "batch": (level, *params["batch"]), "out_avals": out_avals}
+    results = kernel_p.bind(*moved, **params)
+    return results, [0] * len(results)
+
+
+_jax.batching.fancy_primitive_batchers[kernel_p] = _batch_kernel
+
+
+def _refuse_derivative(*_, **params):
+    raise errors.DifferentiationError(
+        f"kernel {params['name']}: a kernel has no derivative of its own",
+        expected="a function whose derivative JAX knows",
+        got="jax.grad, jax.jvp or jax.vjp of a kernel",
+        hint="wrap the call in a function decorated with jax.custom_vjp and give its "
+        "backward pass, as a second kernel or in plain JAX, with f.defvjp(fwd, bwd)",
+        where=_jax.where_now(),
+    )
+
+
+_jax.ad.primitive_jvps[kernel_p] = _refuse_derivative
+_jax.ad.primitive_transposes[kernel_p] = _refuse_derivative

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one pass over a finished jaxpr: what tracing could not see.
+
+JAX checks neither bounds of references nor whether an operation exists on a GPU, and
+abstract evaluation is memoised, so it is no place for checks. The pass runs once for a
+traced body, before emulation and lowering alike: what passes the emulator also lowers.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, errors, types
+import pallas_gpu.layouts as layouts
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import tma
+
+_REF_ACCESSES = ("get", "swap", "addupdate")
+
+# JAX's collectives over a mesh axis: they trace inside a kernel and mean nothing there.
+_COLLECTIVES = {
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather",
+    "all_to_all", "reduce_scatter", "pbroadcast", "pvary", "all_gather_invariant",
+}  # fmt: skip
+
+
+def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
+    """Checks every equation, those of nested jaxprs included.
+
+    Raises:
+      OutOfBoundsError: a static index outside of its reference.
+      MemorySpaceError: a barrier is read or written as an array.
+      UnsupportedError: an operation that has no form in a kernel.
+      LayoutError: a copy that TMA cannot carry.
+    """
+    for eqn in jaxpr.eqns:
+        try:
+            _check_equation(eqn, mesh)
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where(eqn)) from None
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            check_jaxpr(inner, mesh)
+
+
+def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    name = eqn.primitive.name
+    if name in _COLLECTIVES:
+        raise errors.UnsupportedError(
+            f"lax.{name} over {eqn.params.get('axes', eqn.params.get('axis_name'))} "
+            "inside a kernel",
+            expected="a kernel's grid, cluster and thread axes only name positions",
+            hint="combine values through GMEM or SMEM, or reduce outside of the kernel",
+        )
+    if name in _REF_ACCESSES:
+        _check_access(eqn)
+    elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
+        _check_copy(eqn)
+    elif name in registry.PRIMITIVES:
+        for operand in _ref_operands(eqn):
+            _view_in_bounds(operand.ref, operand.transforms, name)
+    elif not _known(eqn.primitive):
+        raise errors.UnsupportedError(
+            f"the operation {name} is not supported in a kernel",
+            expected="an operation of the coverage table (docs/coverage.md)",
+            got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
+            hint="compute it outside of the kernel, or from supported operations",
+        )
+
+
+def _known(primitive: Any) -> bool:
+    lane = registry.rules(registry.RuleKind.LANE)
+    # While the lowering has not registered itself there is nothing to compare with.
+    return not lane or primitive in lane
+
+
+def _check_access(eqn: _jax.JaxprEqn) -> None:
+    aval = eqn.invars[0].aval
+    name = eqn.primitive.name
+    if isinstance(aval, types.BarrierRef):
+        raise errors.MemorySpaceError(
+            "a barrier is read or written like an array",
+            expected="barrier_wait, barrier_arrive or a copy on the barrier",
+            got="an index expression on a barrier",
+            hint="choose a barrier of an array with barrier.at[i]",
+        )
+    leaves = eqn.invars[1:] if name == "get" else eqn.invars[2:]
+    transforms = jax.tree.unflatten(
+        eqn.params["tree"], [_static_value(v) for v in leaves]
+    )
+    _view_in_bounds(eqn.invars[0], transforms, name)
+
+
+def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
+    if "tree" not in eqn.params:
+        return []
+    operands = ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
+    if not isinstance(operands, dict):
+        return []
+    return [x for x in operands.values() if isinstance(x, ops.RefOperand)]
+
+
+def _static_value(var: Any) -> Any:
+    """A literal index becomes its number; everything else stays a variable."""
+    if isinstance(var, _jax.Literal) and getattr(var.aval, "shape", None) == ():
+        return int(var.val)
+    return var
+
+
+def _view_in_bounds(ref: Any, transforms: Any, name: str) -> types.View:
+    """Resolves the steps one by one; each has to stay inside what it is applied to."""
+    shape = tuple(ref.aval.shape)
+    inner = shape
+    for step in transforms:
+        view = types.resolve(inner, (step,))
+        bad = view.over_the_edge()
+        if bad:
+            axis = view.axes[bad[0]]
+            got = f"index {axis.start}" if not axis.kept else (
+                f"{axis.start or ''}+…" if axis.dynamic else str(axis.start)
+            ) + f" to {axis.start + axis.size}"
+            raise errors.OutOfBoundsError(
+                f"{_words(name)} outside of the reference",
+                expected=f"0 to {inner[bad[0]] - 1} in dimension {bad[0]} of {inner}"
+                if not axis.kept
+                else f"a range inside of 0 to {inner[bad[0]]} in dimension {bad[0]} "
+                f"of shape {inner}",
+                got=got,
+                hint="check the index, or the shape the reference was declared with",
+            )
+        inner = view.shape
+    return types.resolve(shape, transforms)
+
+
+def _words(name: str) -> str:
+    return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(name, name)
+
+
+def _check_copy(eqn: _jax.JaxprEqn) -> None:
+    operands = ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
+    src, dst = operands["src"], operands["dst"]
+    load = eqn.primitive is tma.copy_gmem_to_smem_p
+    gmem, smem = (src, dst) if load else (dst, src)
+    name = eqn.primitive.name
+    smem_view = _view_in_bounds(smem.ref, smem.transforms, name)
+    # A range over the edge of the array is legal: TMA fills with zeros and clips.
+    gmem_view = gmem.view(gmem.ref.aval.shape)
+    check_tma(gmem.ref.aval, gmem_view, smem.ref.aval, smem_view)
+
+
+def check_tma(gmem_aval: Any, gmem_view: types.View, smem_aval: Any, smem_view) -> None:
+    """Raises LayoutError unless TMA can carry the copy."""
+    for what, view in (("GMEM", gmem_view), ("SMEM", smem_view)):
+        if view.order != tuple(sorted(view.order)):
+            raise errors.UnsupportedError(
+                f"a copy of a transposed {what} reference is not supported",
+                expected="operands with their dimensions in order",
+                hint="copy it as it is, and transpose when loading from SMEM",
+            )
+    if math.prod(gmem_view.shape) == 0:
+        raise errors.ShapeError("a copy of nothing", got=gmem_view.shape)
+    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
+    squeezed = tuple(a for a, axis in enumerate(gmem_view.axes) if not axis.kept)
+    slice_shape = tuple(axis.size for axis in gmem_view.axes)
+    layouts.plan_copy(
+        tuple(gmem_aval.shape),
+        types.itemsize_bits(gmem_aval.dtype),
+        slice_shape,
+        squeezed,
+        types.smem_window(layout, smem_view),
+    )

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`kernel`: the entry point for kernels over references."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import errors, types
+from pallas_gpu.entry import call, scope, trace
+from pallas_gpu.entry.scoped import run_scoped
+
+_MISSING: Any = object()
+
+
+def kernel(
+    body: Callable[..., None] = _MISSING,
+    out_shape: Any = None,
+    *,
+    out_type: Any = None,
+    scratch_types: Any = None,
+    scratch_shapes: Any = None,
+    grid: Sequence[int] = (),
+    grid_names: Sequence[str] = (),
+    cluster: Sequence[int] = (),
+    cluster_names: Sequence[str] = (),
+    num_threads: int | None = None,
+    thread_name: str | None = None,
+    compiler_params: types.CompilerParams | None = None,
+    interpret: Any = None,
+    debug: bool = False,
+    name: str | None = None,
+    kernel_name: str | None = None,
+) -> Any:
+    """Turns a function over references into a function over arrays.
+
+    The body runs once for each position on the grid, cluster and thread axes; it asks
+    for its position with `lax.axis_index(name)`. Arguments and results are references
+    in GMEM, scratch follows them. Composes with `jax.jit`, `jax.vmap`, `lax.scan` and
+    `lax.cond`.
+
+    Issued by: the host. It completes as any JAX operation does.
+
+    Args:
+      body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. Left out, `kernel`
+        returns a decorator.
+      out_type: pytree of `jax.ShapeDtypeStruct` for the results. A result nobody writes
+        has undefined contents.
+      scratch_types: sequence of declarations for positional scratch references, or a
+        dict for keyword ones.
+      grid, grid_names: sizes and names of the grid axes.
+      cluster, cluster_names: sizes and names of the cluster axes; not supported yet.
+      num_threads, thread_name: warpgroups a block and the name of their axis.
+      compiler_params: see `CompilerParams`.
+      interpret: None: the emulator on a CPU, the GPU where there is one. True or
+        `InterpretParams`: the emulator. False: never the emulator.
+      debug: print the traced body.
+      name, kernel_name: name of the kernel; default: that of the body.
+      out_shape, scratch_shapes: older spellings of out_type and scratch_types.
+
+    Returns:
+      A function from arrays to results, or a decorator.
+
+    Raises:
+      KernelError and its classes: the body is wrong.
+      NoGpuError: interpret=False without a GPU.
+
+    Example:
+      >>> @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
+      ... def double(x_ref, o_ref):
+      ...     o_ref[...] = x_ref[...] * 2
+    """
+    if body is _MISSING:
+        options = {k: v for k, v in locals().items() if k not in ("body",)}
+        return functools.partial(kernel, **options)
+    outputs = _one_of("out_type", out_type, "out_shape", out_shape, ())
+    scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes, ())
+    name = name or kernel_name or getattr(body, "__name__", "kernel")
+    mesh = types.Mesh(
+        grid=grid,
+        grid_names=grid_names,
+        cluster=cluster,
+        cluster_names=cluster_names,
+        num_threads=num_threads,
+        thread_name=thread_name,
+        kernel_name=name,
+    )
+    if any(n != 1 for n in mesh.cluster):
+        raise errors.UnsupportedError(
+            f"kernel {name}: clusters of several blocks are not supported yet",
+            got=mesh.cluster,
+            hint="leave cluster out",
+            where=scope.location(body),
+        )
+    launch = functools.partial(
+        launch_body,
+        mesh=mesh,
+        name=name,
+        compiler_params=compiler_params or types.CompilerParams(),
+        interpret=interpret,
+        debug=debug,
+        cache={},
+    )
+    full = _with_scratch(body, scratch, mesh)
+
+    @functools.wraps(body)
+    def wrapped(*args: Any) -> Any:
+        return launch(full, args, outputs)
+
+    return wrapped
+
+
+def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) -> Any:
+    if value is not None and old_value is not None:
+        raise errors.ArgumentError(
+            f"kernel: {name} and {old_name} are the same argument",
+            expected="one of them",
+            got="both",
+            hint=f"drop {old_name}",
+        )
+    chosen = value if value is not None else old_value
+    return default if chosen is None else chosen
+
+
+def _with_scratch(body: Callable[..., None], scratch: Any, mesh: types.Mesh):
+    """Puts the body into one scope that holds its scratch memory."""
+    if not jax.tree.leaves(scratch, is_leaf=lambda x: hasattr(x, "to_ref")):
+        return body
+    positional, named = ((), scratch) if isinstance(scratch, dict) else (scratch, {})
+    if hasattr(scratch, "to_ref"):
+        positional = (scratch,)
+
+    @functools.wraps(body)
+    def scoped(*refs):
+        return run_scoped(
+            functools.partial(body, *refs),
+            *positional,
+            collective_axes=mesh.thread_name or (),
+            **named,
+        )
+
+    return scoped
+
+
+def _operand(x: Any) -> Any:
+    if hasattr(x, "dtype") and hasattr(x, "shape"):
+        return x if isinstance(x, jax.Array) else jnp.asarray(x)
+    return jnp.asarray(x)
+
+
+def launch_body(
+    body: Callable[..., None],
+    args: Sequence[Any],
+    out_type: Any,
+    *,
+    mesh: types.Mesh,
+    name: str,
+    compiler_params: types.CompilerParams,
+    interpret: Any,
+    debug: bool,
+    cache: dict[Any, Any],
+) -> Any:
+    """Traces a body over the arguments' types and binds the kernel primitive."""
+    flat, in_tree = jax.tree.flatten(tuple(args))
+    flat = [_operand(x) for x in flat]
+    out_leaves, out_tree = jax.tree.flatten(out_type)
+    out_avals = [_out_aval(x, name) for x in out_leaves]
+    in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
+    key = (tuple(in_avals), in_tree)
+    traced = cache.get(key)
+    if traced is None:
+        traced = trace.trace_body(
+            _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
+            mesh, name,
+        )  # fmt: skip
+        if not traced.scalars:
+            cache[key] = traced
+        if debug:
+            print(f"kernel {name}:\n{traced.jaxpr}")
+    params = call.CallParams(
+        jaxpr=traced.jaxpr,
+        mesh=mesh,
+        batch=(),
+        out_avals=tuple(out_avals),
+        compiler_params=compiler_params,
+        interpret=call.resolve_interpret(interpret),
+        name=name,
+    )
+    operands = [*flat, *trace.lifted_operands(traced.scalars)]
+    results = call.kernel_p.bind(*operands, **params.as_dict())
+    return jax.tree.unflatten(out_tree, results)
+
+
+def _out_aval(x: Any, name: str) -> Any:
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise errors.ArgumentTypeError(
+            f"kernel {name}: out_type holds something else than types",
+            expected="a pytree of jax.ShapeDtypeStruct(shape, dtype)",
+            got=repr(x),
+        )
+    return jax.core.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype))
+
+
+def _over_flat_refs(body, in_tree, out_tree, out_type):
+    """Restores the pytrees of arguments; a tuple of results is spread, as upstream."""
+    spread = isinstance(out_type, tuple | list)
+
+    @functools.wraps(body)
+    def flat_body(*refs):
+        n_in = in_tree.num_leaves
+        inputs = jax.tree.unflatten(in_tree, refs[:n_in])
+        outputs = jax.tree.unflatten(out_tree, refs[n_in:])
+        return body(*inputs, *(outputs if spread else (outputs,)))
+
+    return flat_body

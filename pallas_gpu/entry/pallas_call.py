@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pallas_call`: a body over blocks, with a parallel grid and block specs.
+
+It is a `kernel` whose body is written here, on the public primitives: copy each input
+block to SMEM by TMA, run the author's body, copy each output block back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import check, control, scope
+from pallas_gpu.entry import kernel as kernel_lib
+from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.primitives import mbarrier, tma
+
+
+def pallas_call(
+    kernel: Callable[..., None],
+    out_shape: Any,
+    *,
+    grid_spec: types.GridSpec | None = None,
+    grid: int | Sequence[int] = (),
+    in_specs: Any = None,
+    out_specs: Any = None,
+    scratch_shapes: Any = (),
+    input_output_aliases: Mapping[int, int] | None = None,
+    debug: bool = False,
+    interpret: Any = None,
+    name: str | None = None,
+    compiler_params: types.CompilerParams | None = None,
+    cost_estimate: Any = None,
+    metadata: dict[str, str] | None = None,
+) -> Callable[..., Any]:
+    """Turns a function over blocks into a function over arrays.
+
+    Each instance of the grid is one block (CTA) of one warpgroup. Its input blocks are
+    copied to SMEM by TMA before the body runs, its output blocks back afterwards. A
+    block over the edge of its array holds zeros there and stores only what lies inside.
+
+    Issued by: the host. It completes as any JAX operation does.
+
+    Args:
+      kernel: `kernel(*input_refs, *output_refs, *scratch_refs) -> None`.
+      out_shape: pytree of `jax.ShapeDtypeStruct`.
+      grid_spec: grid, specs and scratch in one object, instead of the next four.
+      grid: sizes of the parallel grid axes.
+      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
+      out_specs: the same for the results.
+      scratch_shapes: declarations of scratch references.
+      input_output_aliases: not supported yet.
+      debug: print the traced body.
+      interpret: see `kernel`.
+      name: name of the kernel.
+      compiler_params: see `CompilerParams`.
+      cost_estimate, metadata: accepted, not used.
+
+    Returns:
+      A function from arrays to results.
+
+    Raises:
+      KernelError and its classes: the body or a block spec is wrong.
+      OutOfResources: the blocks do not fit into SMEM.
+
+    Example:
+      >>> spec = plgpu.BlockSpec((64, 128), lambda i, j: (i, j))
+      >>> add = plgpu.pallas_call(add_body, x, grid=(8, 4), in_specs=[spec, spec],
+      ...                         out_specs=spec)
+    """
+    if grid_spec is not None:
+        grid, in_specs = grid_spec.grid, grid_spec.in_specs
+        out_specs, scratch_shapes = grid_spec.out_specs, grid_spec.scratch_shapes
+    name = name or getattr(kernel, "__name__", "pallas_call")
+    if input_output_aliases:
+        raise errors.UnsupportedError(
+            f"pallas_call {name}: input_output_aliases is not supported yet",
+            hint="leave it out; the result is a new array",
+            where=scope.location(kernel),
+        )
+    params = compiler_params or types.CompilerParams()
+    _check_semantics(params, name)
+    sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+    mesh = types.Mesh(
+        grid=sizes,
+        grid_names=tuple(f"grid_axis_{i}" for i in range(len(sizes))),
+        kernel_name=name,
+    )
+    launch = functools.partial(
+        kernel_lib.launch_body,
+        mesh=mesh,
+        name=name,
+        compiler_params=params,
+        interpret=None if interpret is False else interpret,
+        debug=debug,
+        cache={},
+    )
+
+    @functools.wraps(kernel)
+    def call(*args: Any) -> Any:
+        in_leaves = _specs(in_specs, args, f"pallas_call {name}: in_specs")
+        out_leaves = _specs(out_specs, out_shape, f"pallas_call {name}: out_specs")
+
+        @functools.wraps(kernel)
+        def body(*refs):
+            flat = jax.tree.leaves(refs)
+            bodies = _Blocks(kernel, mesh, in_leaves, out_leaves, scratch_shapes, name)
+            bodies.run(flat, jax.tree.structure(args), jax.tree.structure(out_shape))
+
+        return launch(body, args, out_shape)
+
+    return call
+
+
+def _check_semantics(params: types.CompilerParams, name: str) -> None:
+    for semantics in params.dimension_semantics or ():
+        if str(semantics).lower().rsplit(".", 1)[-1] != "parallel":
+            raise errors.UnsupportedError(
+                f"pallas_call {name}: only parallel grid axes are supported",
+                expected="'parallel' for each axis",
+                got=params.dimension_semantics,
+                hint="loop inside of the body with plgpu.loop",
+            )
+
+
+def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
+    """Returns one block spec for each leaf of `like`."""
+    structure = jax.tree.structure(like)
+    if specs is None:
+        return [types.BlockSpec()] * structure.num_leaves
+    is_spec = lambda x: x is None or isinstance(x, types.BlockSpec)  # noqa: E731
+    leaves = jax.tree.leaves(specs, is_leaf=is_spec)
+    wrong = [x for x in leaves if not is_spec(x)]
+    if wrong or len(leaves) != structure.num_leaves:
+        raise errors.ArgumentError(
+            f"{what} does not fit",
+            expected=f"{structure.num_leaves} BlockSpecs, one for each array",
+            got=f"{wrong[0]!r}" if wrong else f"{len(leaves)} BlockSpecs",
+            hint="use plgpu.BlockSpec(block_shape, index_map)",
+        )
+    return [types.BlockSpec() if x is None else x for x in leaves]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+    """One argument or result: its reference, its block and how the body sees it."""
+
+    window: Any  # the part of the GMEM reference
+    declaration: types.ScratchType | None  # None: the body gets the GMEM reference
+    transfer_shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Blocks:
+    kernel: Callable[..., None]
+    mesh: types.Mesh
+    in_specs: Sequence[types.BlockSpec]
+    out_specs: Sequence[types.BlockSpec]
+    scratch: Any
+    name: str
+
+    def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
+        n_in = len(self.in_specs)
+        blocks = [
+            self._block(ref, spec, self._what(i, n_in))
+            for i, (ref, spec) in enumerate(
+                zip(refs, (*self.in_specs, *self.out_specs), strict=True)
+            )
+        ]
+        inputs = [b for b in blocks[:n_in] if b.declaration is not None]
+        outputs = [b for b in blocks[n_in:] if b.declaration is not None]
+        declarations = [b.declaration for b in (*inputs, *outputs)]
+        barriers = [types.Barrier(num_arrivals=len(inputs))] if inputs else []
+        positional, named = self._scratch()
+
+        def scoped(*allocated, **named_refs):
+            smem = list(allocated[: len(declarations)])
+            rest = allocated[len(declarations) + len(barriers) :]
+            barrier = allocated[len(declarations)] if barriers else None
+            self._copy_in(inputs, smem, barrier)
+            queue = iter(smem)
+            seen = [
+                next(queue) if b.declaration is not None else b.window for b in blocks
+            ]
+            ins = jax.tree.unflatten(in_tree, seen[:n_in])
+            outs = jax.tree.unflatten(out_tree, seen[n_in:])
+            outs = outs if isinstance(outs, tuple | list) else (outs,)
+            if self.kernel(*ins, *outs, *rest, **named_refs) is not None:
+                raise errors.KernelError(
+                    f"pallas_call {self.name}: the body returns a value",
+                    expected="None",
+                    hint="store results into the output references: "
+                    "out_ref[...] = value",
+                    where=scope.location(self.kernel),
+                )
+            self._copy_out(outputs, smem[len(inputs) :])
+
+        run_scoped(scoped, *declarations, *barriers, *positional, **named)
+
+    def _scratch(self):
+        if isinstance(self.scratch, dict):
+            return (), self.scratch
+        if hasattr(self.scratch, "to_ref"):
+            return (self.scratch,), {}
+        return tuple(self.scratch), {}
+
+    def _what(self, i: int, n_in: int) -> str:
+        kind, index = ("argument", i) if i < n_in else ("result", i - n_in)
+        return f"{kind} {index} of pallas_call {self.name}"
+
+    def _copy_in(self, blocks, smem, barrier) -> None:
+        for block, ref in zip(blocks, smem, strict=False):
+            tma.copy_gmem_to_smem(block.window, ref, barrier)
+        if blocks:
+            mbarrier.barrier_wait(barrier)
+
+    def _copy_out(self, blocks, smem) -> None:
+        if not blocks:
+            return
+        tma.commit_smem()
+        for block, ref in zip(blocks, smem, strict=True):
+            tma.copy_smem_to_gmem(ref, block.window)
+        tma.wait_smem_to_gmem(0)
+
+    def _block(self, ref: Any, spec: types.BlockSpec, what: str) -> _Block:
+        shape = tuple(ref.shape)
+        if spec.memory_space is types.GMEM:
+            return _Block(ref, None, shape)
+        if spec.memory_space not in (None, types.SMEM):
+            raise errors.MemorySpaceError(
+                f"BlockSpec of {what}: blocks live in SMEM or GMEM",
+                expected="memory_space SMEM (default) or GMEM",
+                got=spec.memory_space,
+            )
+        sizes = spec.sizes(shape, what)
+        starts = self._starts(spec, sizes, len(shape), what)
+        squeezed = spec.squeezed(len(shape))
+        kept = tuple(s for s, gone in zip(sizes, squeezed, strict=True) if not gone)
+        indices = [
+            start if gone else _jax.Slice(start, size, 1)
+            for start, size, gone in zip(starts, sizes, squeezed, strict=True)
+        ]
+        window = _jax.TransformedRef(ref, (_jax.indexer(indices, shape),))
+        declaration = types.ScratchType(
+            types.SMEM, kept, jnp.dtype(ref.dtype), tuple(spec.transforms)
+        )
+        error = _tma_problem(ref, window, declaration)
+        if error is not None:
+            divides = all(n % s == 0 for n, s in zip(shape, sizes, strict=True))
+            if spec.transforms or not divides:
+                error.what = f"{what}: {error.what}"
+                raise error
+            # The body reads and writes the block in GMEM: TMA cannot carry it, and it
+            # never reaches over the edge.
+            return _Block(window, None, kept)
+        return _Block(window, declaration, kept)
+
+    def _starts(self, spec, sizes, rank: int, what: str) -> list[Any]:
+        if spec.block_shape is None or spec.index_map is None:
+            return [0] * rank
+        ids = [control.program_id(i) for i in range(len(self.mesh.grid))]
+        try:
+            index = spec.index_map(*ids)
+        except TypeError as error:
+            raise errors.ArgumentError(
+                f"BlockSpec of {what}: the index map cannot be called",
+                expected=f"a function of {len(ids)} grid indices",
+                got=str(error),
+                where=scope.location(spec.index_map),
+            ) from None
+        index = index if isinstance(index, tuple | list) else (index,)
+        if len(index) != rank:
+            raise errors.ArgumentError(
+                f"BlockSpec of {what}: the index map returns the wrong number of indices",
+                expected=f"{rank}, one for each dimension of the array",
+                got=f"{len(index)}",
+                where=scope.location(spec.index_map),
+            )
+        return [
+            i if isinstance(entry, types.Element) else i * size
+            for i, size, entry in zip(index, sizes, spec.block_shape, strict=True)
+        ]
+
+
+def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:
+    """Returns what keeps TMA from carrying the block, if anything does."""
+    view = types.resolve(tuple(ref.shape), window.transforms)
+    smem = declaration.to_ref()
+    try:
+        check.check_tma(
+            types.base_aval(ref), view, smem, types.View.whole(declaration.shape)
+        )
+    except errors.LayoutError as error:
+        return error
+    return None

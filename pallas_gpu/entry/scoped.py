@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run_scoped`: scratch memory for a part of a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import scope
+from pallas_gpu.primitives.scoped import run_scoped_p
+
+
+def run_scoped(
+    fn: Callable[..., Any],
+    *scratch_types: Any,
+    collective_axes: str | Sequence[str] = (),
+    **named_scratch_types: Any,
+) -> Any:
+    """Calls `fn` with freshly allocated scratch references.
+
+    PTX: none; SMEM is planned when the kernel is compiled. Since: sm_90.
+
+    Issued by a warpgroup, or by all of them together: with several warpgroups in a
+    block, SMEM and barriers belong to all, and `collective_axes` has to name the thread
+    axis. The contents are undefined at the start.
+
+    Args:
+      fn: takes one reference for each declaration.
+      *scratch_types: declarations: `SMEM(...)`, `Barrier(...)`, or pytrees of them.
+      collective_axes: the thread axis name, if the scope is entered by all warpgroups.
+      **named_scratch_types: the same, passed by name.
+
+    Returns:
+      What `fn` returns: values, no references.
+
+    Raises:
+      ArgumentTypeError: a declaration is none.
+      UnsupportedError: SMEM or barriers for one of several warpgroups.
+
+    Example:
+      >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
+    """
+    mesh = scope.current_mesh("run_scoped")
+    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
+    _check_axes(mesh, tuple(axes))
+    leaves, tree = jax.tree.flatten(
+        (scratch_types, named_scratch_types), is_leaf=lambda x: hasattr(x, "to_ref")
+    )
+    refs = [_to_ref(leaf) for leaf in leaves]
+
+    def body(*flat):
+        positional, named = jax.tree.unflatten(tree, flat)
+        return fn(*positional, **named)
+
+    closed, out_tree = _jax.trace(body, refs)
+    jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
+    with _jax.trace_without_ref_rules():
+        flat = run_scoped_p.bind(
+            *closed.consts, jaxpr=jaxpr, collective_axes=tuple(axes)
+        )
+    return jax.tree.unflatten(out_tree, flat)
+
+
+def _check_axes(mesh: types.Mesh, axes: tuple[str, ...]) -> None:
+    expected = () if mesh.thread_name is None else (mesh.thread_name,)
+    if axes == expected:
+        return
+    if axes == () and mesh.warpgroups > 1:
+        raise errors.UnsupportedError(
+            "run_scoped: the block has several warpgroups, and only one would allocate",
+            expected=f"collective_axes={mesh.thread_name!r}",
+            got="collective_axes=()",
+            hint="enter the scope with all warpgroups, or declare the scratch in "
+            "scratch_types",
+            where=_jax.where_now(),
+        )
+    if axes:
+        raise errors.ArgumentError(
+            "run_scoped: collective_axes names something else than the thread axis",
+            expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
+            got=axes,
+            where=_jax.where_now(),
+        )
+
+
+def _to_ref(declaration: Any) -> Any:
+    to_ref = getattr(declaration, "to_ref", None)
+    if to_ref is None:
+        raise errors.ArgumentTypeError(
+            "a scratch declaration is none",
+            expected="plgpu.SMEM(shape, dtype), plgpu.Barrier(), or pytrees of them",
+            got=repr(declaration),
+            where=_jax.where_now(),
+        )
+    space = getattr(declaration, "memory_space", types.SMEM)
+    if space is not types.SMEM:
+        raise errors.UnsupportedError(
+            f"scratch memory in {space.name} is not supported",
+            expected="SMEM or a barrier",
+            got=repr(declaration),
+            hint="pass GMEM scratch as an additional output",
+            where=_jax.where_now(),
+        )
+    return to_ref()

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a Python body to a checked jaxpr over references."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import check, scope
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedBody:
+    """A body as a jaxpr over GMEM references: inputs, lifted scalars, outputs.
+
+    Attributes:
+      jaxpr: without consts and results.
+      scalars: values the body closed over; each became an input of shape (1,).
+    """
+
+    jaxpr: _jax.Jaxpr
+    scalars: tuple[Any, ...]
+
+
+def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
+    """Returns a fresh reference to an array in GMEM."""
+    return types.KernelRef(jax.core.ShapedArray(tuple(shape), dtype), types.GMEM)
+
+
+def trace_body(
+    body: Callable[..., Any],
+    in_avals: Sequence[Any],
+    out_avals: Sequence[Any],
+    mesh: types.Mesh,
+    name: str,
+) -> TracedBody:
+    """Traces `body(*input_refs, *output_refs)` and checks the result.
+
+    Raises:
+      KernelError: the body returns a value.
+      ClosureError: the body uses an array from the enclosing function.
+      Whatever the check pass finds.
+    """
+    with scope.tracing(mesh):
+        closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
+        _require_no_result(body, out_tree, name)
+        scalars = _closed_over_scalars(closed, name)
+        jaxpr = closed.jaxpr
+        if scalars:
+            closed = _lift(closed, in_avals, out_avals, mesh)
+            jaxpr = closed.jaxpr
+    check.check_jaxpr(jaxpr, mesh)
+    return TracedBody(jaxpr, tuple(scalars))
+
+
+def _refs(in_avals, out_avals) -> list[types.KernelRef]:
+    return [gmem_ref(a.shape, a.dtype) for a in (*in_avals, *out_avals)]
+
+
+def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> None:
+    if out_tree == jax.tree.structure(None):
+        return
+    raise errors.KernelError(
+        f"kernel {name}: the body returns a value",
+        expected="None",
+        got=f"a result of structure {out_tree}",
+        hint="store results into the output references: out_ref[...] = value",
+        where=scope.location(body),
+    )
+
+
+def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
+    for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+        aval = var.aval
+        if isinstance(aval, _jax.AbstractRef):
+            raise errors.UnsupportedError(
+                f"kernel {name}: the body uses a jax.Ref from the enclosing function",
+                hint="pass its value as an argument and return the new value",
+                where=_first_use(closed.jaxpr, var),
+            )
+        if aval.shape:
+            raise errors.ClosureError(
+                f"kernel {name}: the body uses an array from the enclosing function",
+                expected="arrays as arguments; only scalars may be closed over",
+                got=f"{aval.dtype}{list(aval.shape)}",
+                hint="pass the array as an argument of the kernel and read its reference",
+                where=_first_use(closed.jaxpr, var),
+            )
+        del const
+    return list(closed.consts)
+
+
+def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
+    for eqn in jaxpr.eqns:
+        for i, operand in enumerate(eqn.invars):
+            if operand is not var:
+                continue
+            inner = [j for j in _jax.jaxprs_in_params(eqn.params)]
+            deeper = (
+                _first_use(j, j.invars[i]) for j in inner if i < len(j.invars)
+            )
+            return next((w for w in deeper if w), None) or _jax.where(eqn)
+    return None
+
+
+def _lift(closed, in_avals, out_avals, mesh) -> _jax.ClosedJaxpr:
+    """Turns closed-over scalars into reads of (1,)-shaped inputs."""
+    scalar_avals = [
+        jax.core.ShapedArray((1,), v.aval.dtype) for v in closed.jaxpr.constvars
+    ]
+    n_in, n_scalars = len(in_avals), len(scalar_avals)
+
+    def lifted(*refs):
+        inputs, scalars, outputs = (
+            refs[:n_in],
+            refs[n_in : n_in + n_scalars],
+            refs[n_in + n_scalars :],
+        )
+        values = [ref[0] for ref in scalars]
+        _jax.eval_jaxpr(closed.jaxpr, values, *inputs, *outputs)
+
+    refs = _refs([*in_avals, *scalar_avals], out_avals)
+    return _jax.trace(lifted, refs, mesh.axes)[0]
+
+
+def lifted_operands(scalars: Sequence[Any]) -> list[Any]:
+    """Returns closed-over scalars as operands of shape (1,)."""
+    return [jnp.reshape(s, (1,)) for s in scalars]
