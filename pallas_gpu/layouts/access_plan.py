@@ -26,8 +26,8 @@ class AccessPlan:
 
     Instruction i of thread t uses the byte address
     `base + (XOR_b bit_b(t)*thread_columns[b] ^ xor[i]) + SUM_b bit_b(t)*thread_add[b]
-    + add[i]`, where `base` is that of the slice. For "vector" this is where the thread's
-    own elements start; for "matrix" it is the row address that lane t % 32 supplies.
+    + add[i]`, where `base` is that of the slice. For "vector" this is where the
+    thread's own elements start; for "matrix" it is the row that lane t % 32 supplies.
 
     Attributes:
       method: "vector" is ld / st, "matrix" is ldmatrix / stmatrix.

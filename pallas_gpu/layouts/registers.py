@@ -256,7 +256,7 @@ def _tiled_linear(layout: TiledLayout, shape: tuple[int, ...]) -> LinearLayout:
     free = [dim for i, dim in enumerate(tiling.dims) if i not in taken]
     origins = np.zeros((1, rank), dtype=np.int64)
     for dim in (*outer, *free):
-        steps = np.arange(dim.size)[:, None] * _column(dim, rank)
+        steps = np.arange(dim.size)[:, None] * np.array(_column(dim, rank))
         origins = (origins[:, None] + steps[None]).reshape(-1, rank)
     columns = [
         column
@@ -270,16 +270,18 @@ def _tiled_linear(layout: TiledLayout, shape: tuple[int, ...]) -> LinearLayout:
     )
 
 
-def _column(dim: TiledDim, rank: int, scale: int = 1) -> np.ndarray:
-    column = np.zeros(rank, dtype=np.int64)
+def _column(dim: TiledDim, rank: int, scale: int = 1) -> tuple[int, ...]:
+    column = [0] * rank
     column[dim.axis] = dim.stride * scale
-    return column
+    return tuple(column)
 
 
-def _bit_columns(layout: TiledLayout, dim: PartitionDim, rank: int) -> list[np.ndarray]:
+def _bit_columns(
+    layout: TiledLayout, dim: PartitionDim, rank: int
+) -> list[tuple[int, ...]]:
     bits = layout._size(dim).bit_length() - 1
     if isinstance(dim, Replicated):
-        return [np.zeros(rank, dtype=np.int64)] * bits
+        return [(0,) * rank] * bits
     return [_column(layout.tiling.dims[dim], rank, 1 << b) for b in range(bits)]
 
 

@@ -111,7 +111,7 @@ def _pairings(form: AddressForm) -> dict[int, tuple[tuple[int, int], ...]]:
     result = {}
     for xor, add in form.keys[1:]:
         delta = xor ^ base_xor
-        partner = [index.get((x ^ delta, a)) for x, a in form.keys]
-        if add == base_add and None not in partner:
-            result[delta] = tuple((a, p) for a, p in enumerate(partner) if a < p)  # type: ignore[operator]
+        pairs = [(a, index.get((x ^ delta, y))) for a, (x, y) in enumerate(form.keys)]
+        if add == base_add and all(partner is not None for _, partner in pairs):
+            result[delta] = tuple((a, p) for a, p in pairs if p is not None and a < p)
     return result
