@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions between element types, on one element or on a register's vector.
+
+As lax does: float to integer truncates towards zero, clamps at the ends of the range
+and gives 0 for NaN; integers wrap; anything but zero (NaN too) becomes True.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic import dtypes
+from pallas_gpu.mosaic.arithmetic import resize_float as _resize
+
+_CmpF = arith.CmpFPredicate
+_CmpI = arith.CmpIPredicate
+
+
+def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    """Converts a value; its length stays.
+
+    PTX: `cvt`, packed (`cvt.rn.bf16x2.f32`) where two neighbours allow it.
+
+    Args:
+      value: one element or a vector of `src`.
+      src, dst: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64;
+        float8_e4m3fn and float8_e5m2 convert from and to the other floats.
+
+    Raises:
+      UnsupportedError: no conversion between the two.
+    """
+    if src == dst:
+        return value
+    match dtypes.kind(src), dtypes.kind(dst):
+        case ("float8", "float") | ("float", "float8") | ("float8", "float8"):
+            return _convert_float8(value, src, dst)
+        case ("float8", _) | (_, "float8"):
+            raise errors.UnsupportedError(
+                f"No conversion from {src} to {dst}",
+                hint="convert to float32 in between",
+            )
+        case "float", "float":
+            return _float_to_float(value, src, dst)
+        case "float", "bool":
+            zero = dtypes.constant(0.0, src, value)
+            return arith.cmpf(_CmpF.UNE, value, zero)
+        case "float", _:
+            return _float_to_int(value, src, dst)
+        case ("signed", "float"):
+            return _resize(arith.sitofp, dst, value)
+        case (_, "float"):
+            return _resize(arith.uitofp, dst, value)
+        case (_, "bool"):
+            return arith.cmpi(_CmpI.ne, value, dtypes.constant(0, src, value))
+        case _:
+            return _int_to_int(value, src, dst)
+
+
+def _int_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    if dtypes.bits(dst) == dtypes.bits(src):
+        return value
+    if dtypes.bits(dst) < dtypes.bits(src):
+        return _resize(arith.trunci, dst, value)
+    signed = dtypes.kind(src) == "signed"
+    return _resize(arith.extsi if signed else arith.extui, dst, value)
+
+
+def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    if dtypes.bits(src) == dtypes.bits(dst):
+        # float16 and bfloat16: float32 holds both exactly.
+        value = _resize(arith.extf, dtypes.F32, value)
+        return _resize(arith.truncf, dst, value)
+    if dtypes.bits(src) < dtypes.bits(dst):
+        return _resize(arith.extf, dst, value)
+    return _resize(arith.truncf, dst, value)
+
+
+def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    if src in (dtypes.F16, dtypes.BF16):
+        value, src = _resize(arith.extf, dtypes.F32, value), dtypes.F32
+    if dtypes.bits(dst) >= 32:
+        return dtypes.per_lane(lambda x: _round_to_zero(x, src, dst), value)
+    wide = dtypes.per_lane(lambda x: _round_to_zero(x, src, dtypes.I32), value)
+    limits = np.iinfo(dst)
+    low = dtypes.constant(int(limits.min), dtypes.I32, wide)
+    high = dtypes.constant(int(limits.max), dtypes.I32, wide)
+    clamped = arith.minsi(arith.maxsi(wide, low), high)
+    return _resize(arith.trunci, dst, clamped)
+
+
+def _round_to_zero(element: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    """PTX: `cvt.rzi`, which clamps by itself; LLVM's own fptosi leaves it undefined."""
+    letter = "d" if src == dtypes.F64 else "f"
+    sign = "" if dtypes.kind(dst) == "signed" else "u"
+    size = "ll" if dtypes.bits(dst) == 64 else "i"
+    result = llvm.call_intrinsic(
+        dtypes.mlir_type(dst), f"llvm.nvvm.{letter}2{sign}{size}.rz", [element], [], []
+    )
+    if src == dtypes.F32 and dtypes.bits(dst) == 32:
+        return result
+    # NaN gives 0 only from f32 to 32 bits (PTX ISA, cvt, integer notes).
+    is_nan = arith.cmpf(_CmpF.UNO, element, element)
+    return arith.select(is_nan, dtypes.constant(0, dst, element), result)
+
+
+# --- float8 ---------------------------------------------------------------------------
+
+_PTX_NAME = {dtypes.F8_E4M3: "e4m3x2", dtypes.F8_E5M2: "e5m2x2"}
+
+
+def _convert_float8(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    """PTX: `cvt.rn.f16x2.e4m3x2` and `cvt.rn.satfinite.e4m3x2.f32`, by pairs."""
+    if src in _PTX_NAME:
+        halves = _by_pairs(value, lambda pair: _from_float8(pair, src))
+        return convert_value(halves, dtypes.F16, dst)
+    single = convert_value(value, src, dtypes.F32)
+    return _by_pairs(single, lambda pair: _to_float8(pair, dst))
+
+
+def _by_pairs(value: ir.Value, emit) -> ir.Value:
+    lanes = dtypes.length(value)
+    if lanes is None or lanes % 2:
+        elements = [value] if lanes is None else _elements(value)
+        results = [dtypes.extract(emit(dtypes.pack([e, e])), 0) for e in elements]
+        return results[0] if lanes is None else dtypes.pack(results)
+    elements = _elements(value)
+    pairs = [dtypes.pack(elements[i : i + 2]) for i in range(0, lanes, 2)]
+    return dtypes.pack([e for pair in pairs for e in _elements(emit(pair))])
+
+
+def _elements(value: ir.Value) -> list[ir.Value]:
+    return [dtypes.extract(value, i) for i in range(dtypes.length(value) or 0)]
+
+
+def _from_float8(pair: ir.Value, src: np.dtype) -> ir.Value:
+    packed = dtypes.extract(dtypes.bitcast(pair, dtypes.I16), 0)
+    word = llvm.inline_asm(
+        ir.IntegerType.get_signless(32),
+        [packed],
+        f"cvt.rn.f16x2.{_PTX_NAME[src]} $0, $1;",
+        "=r,h",
+    )
+    return dtypes.bitcast(dtypes.splat(word, 1), dtypes.F16)
+
+
+def _to_float8(pair: ir.Value, dst: np.dtype) -> ir.Value:
+    # The first source operand becomes the upper half of the result.
+    packed = llvm.inline_asm(
+        ir.IntegerType.get_signless(16),
+        [dtypes.extract(pair, 1), dtypes.extract(pair, 0)],
+        f"cvt.rn.satfinite.{_PTX_NAME[dst]}.f32 $0, $1, $2;",
+        "=h,f,f",
+    )
+    return dtypes.bitcast(dtypes.splat(packed, 1), dst)

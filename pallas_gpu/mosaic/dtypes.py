@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types: numpy's dtype to MLIR's type, constants, lanes of a vector.
+
+MLIR integers have no sign; it comes from the numpy dtype that accompanies each value.
+A value is one element (`f32`) or the vector of one register (`vector<2xf32>`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic import module
+
+Kind = Literal["float", "signed", "unsigned", "bool", "float8"]
+
+BOOL = np.dtype(np.bool_)
+I8, I16, I32, I64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
+U8, U16, U32, U64 = (np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64))
+F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
+BF16 = np.dtype(ml_dtypes.bfloat16)
+F8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
+F8_E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+
+_FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
+    F16: ir.F16Type.get,
+    BF16: ir.BF16Type.get,
+    F32: ir.F32Type.get,
+    F64: ir.F64Type.get,
+}
+_FLOAT8 = (F8_E4M3, F8_E5M2)
+
+
+@functools.cache
+def kind(dtype: np.dtype) -> Kind:
+    """Which arithmetic a dtype has.
+
+    Raises:
+      DTypeError: kernels cannot hold the dtype.
+    """
+    if dtype in _FLOATS:
+        return "float"
+    if dtype in _FLOAT8:
+        return "float8"
+    match dtype.kind:
+        case "b":
+            return "bool"
+        case "i":
+            return "signed"
+        case "u":
+            return "unsigned"
+    raise errors.DTypeError(
+        "Kernels cannot hold this element type",
+        expected="bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8",
+        got=dtype,
+    )
+
+
+@functools.cache
+def bits(dtype: np.dtype) -> int:
+    """Bits of one element in a register; a bool has one."""
+    return 1 if kind(dtype) == "bool" else 8 * dtype.itemsize
+
+
+def mlir_type(dtype: np.dtype) -> ir.Type:
+    """The element type of a dtype; float8 travels as the i8 of its bits."""
+    make = _FLOATS.get(dtype)
+    return make() if make else ir.IntegerType.get_signless(bits(dtype))
+
+
+def vector_type(dtype: np.dtype, length: int) -> ir.Type:
+    """`vector<length x dtype>`."""
+    return ir.VectorType.get([length], mlir_type(dtype))
+
+
+def memory_dtype(dtype: np.dtype) -> np.dtype:
+    """How an element lies in memory: a bool is one byte, 0 or 1."""
+    return U8 if dtype == BOOL else dtype
+
+
+def length(value: ir.Value) -> int | None:
+    """Elements of a vector value, None for a single element."""
+    type_ = value.type
+    return type_.shape[0] if isinstance(type_, ir.VectorType) else None
+
+
+def constant(value: object, dtype: np.dtype, like: ir.Value | None = None) -> ir.Value:
+    """A constant, emitted once per kernel.
+
+    Args:
+      value: a Python or numpy scalar; it is converted to `dtype` as numpy does.
+      like: makes a vector of the same length as this value.
+    """
+    lanes = None if like is None else length(like)
+    # repr tells 0.0 from -0.0 and 1 from True, which compare equal.
+    key = ("constant", dtype, lanes, repr(value))
+    return module.current().hoisted(key, lambda: _emit_constant(value, dtype, lanes))
+
+
+def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Value:
+    type_ = mlir_type(dtype)
+    exact = np.asarray(value).astype(dtype)
+    attribute: ir.Attribute
+    match kind(dtype):
+        case "float":
+            attribute = ir.FloatAttr.get(type_, float(exact))
+        case "float8":
+            attribute = ir.IntegerAttr.get(type_, int(exact.view(np.int8)))
+        case "bool":
+            attribute = ir.IntegerAttr.get(type_, int(exact))
+        case _:
+            # Attributes hold the bit pattern, so unsigned values wrap into the sign.
+            signed = exact.view(np.dtype(f"int{bits(dtype)}"))
+            attribute = ir.IntegerAttr.get(type_, int(signed))
+    if lanes is None:
+        return arith.constant(type_, attribute)
+    shaped = ir.VectorType.get([lanes], type_)
+    return arith.constant(shaped, ir.DenseElementsAttr.get_splat(shaped, attribute))
+
+
+def is_constant(value: ir.Value) -> bool:
+    """True when a constant operation made the value."""
+    owner = value.owner
+    return isinstance(owner, ir.Operation | ir.OpView) and (
+        owner.operation.name == "arith.constant"
+    )
+
+
+def splat(value: ir.Value, lanes: int) -> ir.Value:
+    """A vector with the element in every lane."""
+    return vector.broadcast(ir.VectorType.get([lanes], value.type), value)
+
+
+def extract(value: ir.Value, lane: int) -> ir.Value:
+    """One element of a vector."""
+    return vector.extract(value, [], [lane])
+
+
+def pack(elements: Sequence[ir.Value]) -> ir.Value:
+    """The vector of the elements."""
+    type_ = ir.VectorType.get([len(elements)], elements[0].type)
+    return vector.from_elements(type_, list(elements))
+
+
+def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
+    """Applies a one-element emitter to every lane.
+
+    Args:
+      emit: takes one element of each value.
+      values: all single elements, or all vectors of one length.
+    """
+    lanes = length(values[0])
+    if lanes is None:
+        return emit(*values)
+    return pack([emit(*(extract(v, i) for v in values)) for i in range(lanes)])
+
+
+def bitcast(value: ir.Value, dtype: np.dtype) -> ir.Value:
+    """The value's bits as elements of another dtype, as many lanes as fit."""
+    lanes = length(value)
+    if lanes is None:
+        target = mlir_type(dtype)
+        return value if value.type == target else arith.bitcast(target, value)
+    own_bits = value.type.element_type.width
+    target = vector_type(dtype, lanes * own_bits // bits(dtype))
+    return value if value.type == target else vector.bitcast(target, value)
