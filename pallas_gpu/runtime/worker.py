@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import os
+import re
 import select
 import signal
 import subprocess
@@ -31,6 +32,7 @@ _PROGRAM = Path(worker_process.__file__)
 _DROPPED_PREFIXES = ("JAX_", "MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG", "PALLAS_GPU_")
 _DROPPED_NAMES = ("XLA_FLAGS",)
 _STDERR_LINES = 40
+_PTX_LINE = re.compile(r"ptxas .*, line (\d+); ")
 
 ArrayType = tuple[tuple[int, ...], str]
 """Shape and dtype name of an operand or a result."""
@@ -248,17 +250,21 @@ def split_output(output: str) -> CompilerOutput:
         len(lines),
     )
     sass = "\n".join(lines[sass_at:]).strip("\n")
+    # The one line that differs from run to run.
+    report = [s for s in lines[first:sass_at] if "Compile time =" not in s]
     return CompilerOutput(
         ptx="\n".join(lines[:first]).strip("\n") + "\n",
-        ptxas="\n".join(lines[first:sass_at]).strip("\n") + "\n",
+        ptxas="\n".join(report).strip("\n") + "\n",
         sass=sass + "\n" if sass else None,
     )
 
 
 def _failure_text(error: str, output: str, diagnostics: str) -> str:
-    """The error, ptxas's complaints and what went to standard error, each once."""
-    complaints = [s for s in output.splitlines() if s.startswith("ptxas ")]
-    parts = [error.strip(), "\n".join(complaints), diagnostics]
+    """The error, what went to standard error, and the PTX line that names."""
+    parts = [error.strip(), diagnostics]
+    ptx = output.splitlines()
+    if (line := _PTX_LINE.search(diagnostics)) and int(line[1]) <= len(ptx):
+        parts.append(f"PTX line {line[1]}: {ptx[int(line[1]) - 1].strip()}")
     return "\n".join(part for part in parts if part)
 
 

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kept stages: `PALLAS_GPU_KEEP` names them, `PALLAS_GPU_DUMP_DIR` the folder.
+
+    PALLAS_GPU_KEEP=mlir,ptx python train.py
+
+writes `pallas_gpu_dump/<kernel>.<n>.mlir` and `.ptx` for each kernel that is compiled,
+`n` counting the different kernels of one name from 0. Files of an earlier run are
+overwritten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from pathlib import Path
+
+from pallas_gpu import errors
+
+STAGES = ("jaxpr", "mlir", "ptx", "ptxas", "sass")
+KEEP_VARIABLE = "PALLAS_GPU_KEEP"
+DIRECTORY_VARIABLE = "PALLAS_GPU_DUMP_DIR"
+DEFAULT_DIRECTORY = "pallas_gpu_dump"
+
+# Texts written so far by (folder, kernel, stage): a text's place is its number.
+_written: dict[tuple[Path, str, str], list[str]] = {}
+_lock = threading.Lock()
+
+
+def wanted_stages() -> frozenset[str]:
+    """The stages that `PALLAS_GPU_KEEP` names.
+
+    Raises:
+      ArgumentError: it names something that is no stage.
+    """
+    words = os.environ.get(KEEP_VARIABLE, "").split(",")
+    names = [word.strip() for word in words if word.strip()]
+    for name in names:
+        _check_stage(name, f"{KEEP_VARIABLE} names an unknown stage")
+    return frozenset(names)
+
+
+def wanted(stage: str) -> bool:
+    """True when `PALLAS_GPU_KEEP` names the stage.
+
+    Raises:
+      ArgumentError: `stage`, or a name in the variable, is no stage.
+    """
+    _check_stage(stage, "unknown stage")
+    return stage in wanted_stages()
+
+
+def dump(stage: str, kernel_name: str, text: str) -> Path | None:
+    """Writes one stage of one kernel, if `PALLAS_GPU_KEEP` names the stage.
+
+    A text that this process has written already is not written again.
+
+    Args:
+      stage: one of `STAGES`; the file's ending.
+      kernel_name: the kernel's name, the beginning of the file's name.
+      text: what to write.
+
+    Returns:
+      The file, None when the stage is not wanted.
+
+    Raises:
+      ArgumentError: no such stage.
+    """
+    if not wanted(stage):
+        return None
+    folder = Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).resolve()
+    # Kernel names come from users: a slash in one must not leave the folder.
+    kernel = re.sub(r"[^\w.-]", "_", kernel_name)
+    with _lock:
+        texts = _written.setdefault((folder, kernel, stage), [])
+        if text not in texts:
+            texts.append(text)
+        path = folder / f"{kernel}.{texts.index(text)}.{stage}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return path
+
+
+def _check_stage(name: str, what: str) -> None:
+    if name in STAGES:
+        return
+    raise errors.ArgumentError(
+        what,
+        expected="some of " + ", ".join(STAGES) + ", separated by commas",
+        got=repr(name),
+        hint=f"for example {KEEP_VARIABLE}=mlir,ptx",
+    )

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a serialized module to PTX, SASS and a resource report, with no GPU present."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+import warnings
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pallas_gpu import arch, errors
+from pallas_gpu.runtime import dumps, resources_report, worker
+from pallas_gpu.runtime.resources_report import Resources
+from pallas_gpu.runtime.serialize import SerializedModule
+
+# Texts of a large kernel are about 1 MB.
+_CACHED_MODULES = 128
+# What nvdisasm's scheduling view puts before an instruction: barrier waited for, read
+# barrier, write barrier, yield, stall cycles.
+_CONTROL_CODES = re.compile(r"^\s*[-\w]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE)
+_NO_SASS = (
+    "no SASS: nvdisasm was not found (pip install 'pallas-gpu[offline]', or a CUDA "
+    "toolkit on PATH)"
+)
+
+
+class ArrayLike(Protocol):
+    """Anything with a shape and a dtype: arrays, avals, ShapeDtypeStructs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledModule:
+    """One kernel, compiled for one target.
+
+    Attributes:
+      name: the kernel's name.
+      target: the target's name.
+      ptx: PTX text.
+      sass: disassembled machine code; None where nvdisasm is missing.
+      sass_with_control: the same with each instruction's control codes (barriers to
+        wait for, barriers set, yield, stall cycles).
+      ptxas: ptxas's report.
+      resources: registers, spills, SMEM and the rest.
+      note: why something is missing, None when nothing is.
+    """
+
+    name: str
+    target: str
+    ptx: str
+    sass: str | None
+    sass_with_control: str | None
+    ptxas: str
+    resources: Resources
+    note: str | None = None
+
+
+def compile_module(
+    serialized: SerializedModule,
+    *,
+    name: str,
+    target: str | arch.Target,
+    operand_avals: Sequence[ArrayLike],
+    result_avals: Sequence[ArrayLike],
+    smem_bytes: int,
+    num_barriers: int,
+    threads: int,
+    tmem_columns: int = 0,
+) -> CompiledModule:
+    """Compiles a serialized module for a target; needs no GPU.
+
+    The same module for the same target compiles once a process.
+
+    Args:
+      serialized: what `serialize` made.
+      name: the kernel's name, for reports and errors.
+      target: e.g. `sm_90a`.
+      operand_avals: shape and dtype of each operand.
+      result_avals: shape and dtype of each result.
+      smem_bytes: dynamic SMEM of a block.
+      num_barriers: mbarriers of a block.
+      threads: threads of a block.
+      tmem_columns: TMEM columns of a block.
+
+    Raises:
+      OfflineUnavailableError: CUDA packages are missing here.
+      CompilationError: the module does not compile, or not in time.
+      TargetError: no such target.
+    """
+    target = arch.target(target)
+    output = _compile_once(
+        serialized, name, target, _types(operand_avals), _types(result_avals)
+    )
+    return CompiledModule(
+        name=name,
+        target=target.name,
+        ptx=output.ptx,
+        sass=None if output.sass is None else without_control_codes(output.sass),
+        sass_with_control=output.sass,
+        ptxas=output.ptxas,
+        resources=resources_report.resources(
+            output.ptxas,
+            target=target,
+            threads=threads,
+            smem_bytes=smem_bytes,
+            num_barriers=num_barriers,
+            tmem_columns=tmem_columns,
+        ),
+        note=_NO_SASS if output.sass is None else None,
+    )
+
+
+def keep_device_code(
+    serialized: SerializedModule,
+    *,
+    name: str,
+    target: str | arch.Target,
+    operand_avals: Sequence[ArrayLike],
+    result_avals: Sequence[ArrayLike],
+) -> None:
+    """Writes PTX, ptxas's report and SASS where `PALLAS_GPU_KEEP` names them.
+
+    On a GPU machine XLA compiles the kernel and keeps these to itself, so the offline
+    worker compiles it once more. That nothing can be written is a warning: the kernel
+    itself may run all the same.
+    """
+    stages = dumps.wanted_stages() & {"ptx", "ptxas", "sass"}
+    if not stages:
+        return
+    try:
+        output = _compile_once(
+            serialized,
+            name,
+            arch.target(target),
+            _types(operand_avals),
+            _types(result_avals),
+        )
+    except (errors.OfflineUnavailableError, errors.CompilationError) as error:
+        warnings.warn(
+            f"{', '.join(sorted(stages))} of kernel {name!r} not kept: {error}",
+            stacklevel=2,
+        )
+        return
+    texts = {"ptx": output.ptx, "ptxas": output.ptxas, "sass": output.sass}
+    for stage in sorted(stages):
+        text = texts[stage]
+        if text is None:
+            warnings.warn(f"kernel {name!r}: {_NO_SASS}", stacklevel=2)
+            continue
+        dumps.dump(stage, name, text)
+
+
+def without_control_codes(sass: str) -> str:
+    """SASS as nvdisasm prints it plainly: without barriers, yields and stalls."""
+    return _CONTROL_CODES.sub("", sass)
+
+
+@functools.lru_cache(maxsize=_CACHED_MODULES)
+def _compile_once(
+    serialized: SerializedModule,
+    name: str,
+    target: arch.Target,
+    operands: tuple[worker.ArrayType, ...],
+    results: tuple[worker.ArrayType, ...],
+) -> worker.CompilerOutput:
+    return worker.worker_for(target).compile(
+        serialized, name=name, operands=operands, results=results
+    )
+
+
+def _types(avals: Sequence[ArrayLike]) -> tuple[worker.ArrayType, ...]:
+    return tuple(
+        (tuple(int(n) for n in aval.shape), np.dtype(aval.dtype).name) for aval in avals
+    )

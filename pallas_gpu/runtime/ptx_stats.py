@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which instructions a kernel's PTX holds, counted by family.
+
+PTX is text with one instruction before each semicolon (PTX ISA section 4.3.2), so
+counting needs no compiler: it shows at a glance whether a kernel uses wide shared
+memory accesses, TMA or the tensor core. An instruction inside a loop counts once.
+"""
+
+from __future__ import annotations
+
+import collections
+import re
+from collections.abc import Iterator
+
+# Instructions whose cost depends on the memory: the state space joins the family.
+_MEMORY_OPERATIONS = frozenset({"ld", "st", "atom", "red", "ldu"})
+_STATE_SPACES = frozenset({"shared", "global", "local", "param", "const"})
+# Families of more than one word; every other family is the mnemonic's first word.
+_FAMILIES = (
+    "barrier.cluster",
+    "cp.async",
+    "cp.async.bulk",
+    "cp.async.bulk.prefetch",
+    "cp.async.bulk.prefetch.tensor",
+    "cp.async.bulk.tensor",
+    "cp.reduce.async.bulk",
+    "cp.reduce.async.bulk.tensor",
+    "fence.proxy",
+    "multimem.ld_reduce",
+    "multimem.red",
+    "multimem.st",
+    "tcgen05.alloc",
+    "tcgen05.commit",
+    "tcgen05.cp",
+    "tcgen05.dealloc",
+    "tcgen05.ld",
+    "tcgen05.mma",
+    "tcgen05.st",
+    "tcgen05.wait",
+)
+_LONGEST_FIRST = sorted(_FAMILIES, key=len, reverse=True)
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+# Directives that end without a semicolon, e.g. `.loc 1 12 0`, `.maxntid 128, 1, 1`.
+_DIRECTIVE_LINE = re.compile(r"^[ \t]*\.[^;\n]*$", re.MULTILINE)
+_LABEL = re.compile(r"^\s*[$%\w]+\s*:(?!:)")
+_MNEMONIC = re.compile(r"^\s*(?:@!?[%\w]+\s+)?([a-z]\w*(?:[.:]+[\w]+)*)")
+
+
+def mnemonics(ptx: str) -> Iterator[str]:
+    """Yields the full mnemonic of each instruction, e.g. `ld.shared.v4.b32`."""
+    text = _DIRECTIVE_LINE.sub("", _COMMENT.sub("", ptx))
+    for statement in _statements(text):
+        if match := _MNEMONIC.match(statement):
+            yield match[1]
+
+
+def family(mnemonic: str) -> str:
+    """The family that `instruction_counts` counts a mnemonic under.
+
+    Loads, stores and atomics keep their state space (`ld.shared.v4.b32` is
+    `ld.shared`), `generic` where none is named; a few families have several words
+    (`cp.async.bulk.tensor`); any other is the first word (`ex2`, `wgmma`).
+    """
+    words = mnemonic.split(".")
+    if words[0] in _MEMORY_OPERATIONS:
+        spaces = (word.split("::")[0] for word in words[1:])
+        space = next((s for s in spaces if s in _STATE_SPACES), "generic")
+        return f"{words[0]}.{space}"
+    for name in _LONGEST_FIRST:
+        if _begins_with(mnemonic, name):
+            return name
+    return words[0]
+
+
+def instruction_counts(ptx: str) -> dict[str, int]:
+    """Counts a kernel's instructions by family, the most frequent first.
+
+    Args:
+      ptx: PTX text of a module.
+
+    Example:
+      >>> instruction_counts(compiled.ptx)["cp.async.bulk.tensor"]
+      2
+    """
+    return dict(collections.Counter(map(family, mnemonics(ptx))).most_common())
+
+
+def count(ptx: str, prefix: str) -> int:
+    """Counts the instructions whose mnemonic is `prefix` or goes on after a dot.
+
+    Example:
+      >>> count(compiled.ptx, "ld.shared.v4")
+      8
+    """
+    return sum(_begins_with(mnemonic, prefix) for mnemonic in mnemonics(ptx))
+
+
+def _begins_with(mnemonic: str, prefix: str) -> bool:
+    return mnemonic == prefix or mnemonic.startswith(prefix + ".")
+
+
+def _statements(text: str) -> Iterator[str]:
+    """What stands before each semicolon, without labels and the braces of blocks."""
+    statement = ""
+    in_vector = False
+    for piece in re.split(r"([;{}])", text):
+        if piece == "{" and statement:
+            # A brace behind a mnemonic holds a vector operand: `mov.b64 {lo, hi}, %rd`.
+            in_vector = True
+        elif piece == "}" and in_vector:
+            in_vector = False
+        elif piece in (";", "{", "}"):
+            yield statement
+            statement = ""
+        else:
+            statement = _without_labels(statement + piece)
+
+
+def _without_labels(statement: str) -> str:
+    while label := _LABEL.match(statement):
+        statement = statement[label.end() :]
+    return statement.lstrip()
