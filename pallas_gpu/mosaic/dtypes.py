@@ -58,7 +58,7 @@ def kind(dtype: np.dtype) -> Kind:
             return "unsigned"
     raise errors.DTypeError(
         "Kernels cannot hold this element type",
-        expected="bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64, float8",
+        expected="bool, (u)int8 to (u)int64, bfloat16, float8 to float64",
         got=dtype,
     )
 

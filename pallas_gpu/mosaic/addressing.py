@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers that depend on the thread alone, and pointers moved by them.
+
+A layout says what each of the seven bits of a thread's index contributes. Here that
+becomes the fewest integer operations, emitted once per kernel in the prologue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu.mosaic import module
+
+
+def thread_sum(columns: Sequence[int]) -> ir.Value:
+    """i32: the sum of `columns[b]` over the bits b set in the thread's index.
+
+    Args:
+      columns: seven integers, none negative.
+    """
+    kernel = module.current()
+    columns = tuple(columns)
+    if not any(columns):
+        return kernel.i32(0)
+    return kernel.hoisted(("sum", columns), lambda: _emit_sum(columns))
+
+
+def thread_xor(columns: Sequence[int]) -> ir.Value:
+    """i32: the exclusive or of `columns[b]` over the bits b set in the thread's index.
+
+    Args:
+      columns: seven integers, none negative.
+    """
+    kernel = module.current()
+    columns = tuple(columns)
+    if not any(columns):
+        return kernel.i32(0)
+    if _disjoint(columns):
+        return thread_sum(columns)
+    shifted = _diagonals(columns)
+    return kernel.hoisted(
+        ("xor", columns), lambda: _combine(arith.xori, map(_shifted_bits, shifted))
+    )
+
+
+def thread_bit(bit: int) -> ir.Value:
+    """i1: a bit of the thread's index in its warpgroup."""
+    kernel = module.current()
+
+    def emit() -> ir.Value:
+        masked = arith.andi(kernel.threads.warpgroup_thread, kernel.i32(1 << bit))
+        return arith.cmpi(arith.CmpIPredicate.ne, masked, kernel.i32(0))
+
+    return kernel.hoisted(("bit", bit), emit)
+
+
+def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
+    """i1: all of these bits of the thread's index are zero; None for no bits."""
+    if not bits:
+        return None
+    kernel = module.current()
+    mask = sum(1 << b for b in bits)
+
+    def emit() -> ir.Value:
+        masked = arith.andi(kernel.threads.warpgroup_thread, kernel.i32(mask))
+        return arith.cmpi(arith.CmpIPredicate.eq, masked, kernel.i32(0))
+
+    return kernel.hoisted(("clear", mask), emit)
+
+
+def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Value:
+    """The pointer moved by constants and by i32 or i64 values, in bytes."""
+    i8 = ir.IntegerType.get_signless(8)
+    dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])
+    static = 0
+    for offset in offsets_bytes:
+        if isinstance(offset, int):
+            static += offset
+        else:
+            pointer = llvm.getelementptr(
+                pointer.type, pointer, [offset], dynamic, i8, None
+            )
+    if static == 0:
+        return pointer
+    return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
+
+
+# --- how the sums are emitted ---------------------------------------------------------
+
+
+def _disjoint(columns: tuple[int, ...]) -> bool:
+    return sum(columns) == _fold_or(columns)
+
+
+def _fold_or(columns: tuple[int, ...]) -> int:
+    result = 0
+    for column in columns:
+        result |= column
+    return result
+
+
+def _diagonals(columns: tuple[int, ...]) -> list[tuple[int, int]]:
+    """(mask, shift): the bits of the index that move by `shift` to their place."""
+    masks: dict[int, int] = {}
+    for bit, column in enumerate(columns):
+        for place in range(column.bit_length()):
+            if column >> place & 1:
+                masks[place - bit] = masks.get(place - bit, 0) | 1 << bit
+    return [(mask, shift) for shift, mask in sorted(masks.items())]
+
+
+def _runs(columns: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """(first bit, bits, factor): neighbouring bits whose columns double."""
+    runs: list[tuple[int, int, int]] = []
+    for bit, column in enumerate(columns):
+        if not column:
+            continue
+        if runs:
+            first, count, factor = runs[-1]
+            if first + count == bit and column == factor << count:
+                runs[-1] = (first, count + 1, factor)
+                continue
+        runs.append((bit, 1, column))
+    return runs
+
+
+def _emit_sum(columns: tuple[int, ...]) -> ir.Value:
+    shifted, runs = _diagonals(columns), _runs(columns)
+    if len(shifted) <= len(runs):
+        combine = arith.ori if _disjoint(columns) else arith.addi
+        return _combine(combine, map(_shifted_bits, shifted))
+    return _combine(arith.addi, map(_scaled_bits, runs))
+
+
+def _combine(op: Callable, terms) -> ir.Value:
+    result = None
+    for term in terms:
+        result = term if result is None else op(result, term)
+    return result
+
+
+def _masked(mask: int) -> ir.Value:
+    kernel = module.current()
+    thread = kernel.threads.warpgroup_thread
+    if mask == module.WARPGROUP_THREADS - 1:
+        return thread
+    return kernel.hoisted(("mask", mask), lambda: arith.andi(thread, kernel.i32(mask)))
+
+
+def _shifted_bits(term: tuple[int, int]) -> ir.Value:
+    mask, shift = term
+    kernel = module.current()
+    bits = _masked(mask)
+    if shift == 0:
+        return bits
+    op = arith.shli if shift > 0 else arith.shrui
+    return op(bits, kernel.i32(abs(shift)))
+
+
+def _scaled_bits(run: tuple[int, int, int]) -> ir.Value:
+    first, count, factor = run
+    kernel = module.current()
+    bits = _shifted_bits((((1 << count) - 1) << first, -first))
+    return bits if factor == 1 else arith.muli(bits, kernel.i32(factor))

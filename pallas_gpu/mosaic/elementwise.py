@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Elementwise operations on arrays: one rule for layouts, one table for arithmetic."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic import arithmetic, dtypes, registers
+from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic.registers import (
+    Array,
+    Broadcast,
+    Deferred,
+    Mapped,
+    RegisterArray,
+    Splat,
+)
+
+
+def apply(name: str, *operands: Array, approx_math: bool = False, **params) -> Array:
+    """Applies an elementwise operation of lax's name.
+
+    Register arrays must have equal layouts; what is deferred takes theirs. Without a
+    register array the result stays deferred.
+
+    Args:
+      name: e.g. `add`, `exp`, `select_n`, `clamp`, `integer_pow`.
+      operands: of one shape; scalars (splats of shape ()) go with any shape.
+      approx_math: allow the hardware's approximations of f32.
+      params: lax's parameters that matter, e.g. `y=2`.
+
+    Raises:
+      LayoutError: two operands have different layouts.
+      DTypeError: the operation does not exist for the dtype.
+    """
+    dtype = operands[-1 if name in ("select_n", "clamp") else 0].dtype
+    emit = arithmetic.emitter(name, dtype, approx_math=approx_math, **params)
+    return _map(emit, arithmetic.result_dtype(name, dtype), operands)
+
+
+def astype(x: Array, dtype: np.dtype) -> Array:
+    """Converts the elements as lax's `convert_element_type` does; the layout stays."""
+    dtype, src = np.dtype(dtype), x.dtype
+    if src == dtype:
+        return x
+    if isinstance(x, registers.Iota):
+        return registers.Iota(dtype, x.shape, x.dimension)
+    return _map(lambda value: convert_value(value, src, dtype), dtype, (x,))
+
+
+def _map(emit, dtype: np.dtype, operands: tuple[Array, ...]) -> Array:
+    operands = _same_shape(operands)
+    if all(isinstance(x, Splat) for x in operands):
+        value = emit(*(x.value for x in operands))
+        return Splat(value, dtype, operands[0].shape)
+    arrays = [x for x in operands if isinstance(x, RegisterArray)]
+    if arrays:
+        layout = _common_layout(arrays)
+        columns = [
+            (x if isinstance(x, RegisterArray) else x.materialize(layout)).values
+            for x in operands
+        ]
+        return RegisterArray(registers.map_registers(emit, columns), layout, dtype)
+    narrow = _before_broadcast(operands)
+    if narrow is not None:
+        first = next(x for x in operands if isinstance(x, Broadcast))
+        small = _map(emit, dtype, narrow)
+        return Broadcast(small, first.shape, first.dims)  # type: ignore[arg-type]
+    return Mapped(emit, operands, dtype)  # type: ignore[arg-type]
+
+
+def _same_shape(operands: tuple[Array, ...]) -> tuple[Array, ...]:
+    shapes = {x.shape for x in operands if x.shape != ()}
+    if len(shapes) > 1:
+        raise errors.ShapeError(
+            "Elementwise operands have different shapes",
+            expected="one shape, or scalars",
+            got=[x.shape for x in operands],
+        )
+    shape = shapes.pop() if shapes else ()
+    return tuple(
+        x if x.shape == shape else registers.broadcast_in_dim(x, shape, ())
+        for x in operands
+    )
+
+
+def _common_layout(arrays: list[RegisterArray]) -> registers.Placement:
+    layout = arrays[0].layout
+    for other in arrays[1:]:
+        if other.layout != layout:
+            first, second = map(registers.describe, (layout, other.layout))
+            raise errors.LayoutError(
+                "Operands of an elementwise operation have different layouts",
+                expected=f"one layout, such as {first} for both",
+                got=f"{first} and {second}",
+                hint=f"load one operand with the other's layout, or use "
+                f"layout_cast(x, {first})",
+            )
+    return layout
+
+
+def _before_broadcast(operands: tuple[Array, ...]) -> tuple[Array, ...] | None:
+    """The small operands when all are broadcast alike, so that work is done once."""
+    broadcasts = [x for x in operands if isinstance(x, Broadcast)]
+    if not broadcasts:
+        return None
+    key = (broadcasts[0].operand.layout, broadcasts[0].dims)
+    small: list[Array] = []
+    for x in operands:
+        if isinstance(x, Broadcast) and (x.operand.layout, x.dims) == key:
+            small.append(x.operand)
+        elif isinstance(x, Splat):
+            small.append(Splat(x.value, x.dtype, broadcasts[0].operand.shape))
+        else:
+            return None
+    return tuple(small)
+
+
+def scalar(value, dtype: np.dtype) -> Splat:
+    """A scalar operand: an `ir.Value`, or a Python or numpy number."""
+    dtype = np.dtype(dtype)
+    if isinstance(value, int | float | bool | np.generic):
+        value = dtypes.constant(value, dtype)
+    return Splat(value, dtype, ())
+
+
+__all__ = ["Deferred", "apply", "astype", "scalar"]

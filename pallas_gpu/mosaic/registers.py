@@ -1,0 +1,474 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in the registers of a warpgroup, and arrays that are not made yet.
+
+A `RegisterArray` has a layout. A `Deferred` has none: a splat, an iota, a broadcast, or
+an elementwise function of these takes the layout of whatever it meets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors, layouts
+from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.mosaic import addressing, dtypes, module
+from pallas_gpu.mosaic.convert import convert_value
+
+Placement = LinearLayout | WGStridedLayout  # a strided one only where it is not linear
+
+
+def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
+    """The placement a layout gives an array of `shape`.
+
+    Args:
+      layout: a name of the catalogue, a description, or a placement already.
+    """
+    shape = tuple(shape)
+    if isinstance(layout, LinearLayout):
+        if layout.shape != shape:
+            raise errors.LayoutError(
+                "The layout was made for another shape",
+                expected=f"shape {shape}",
+                got=f"shape {layout.shape}",
+            )
+        return layout
+    description = layouts.to_layout(layout)
+    if isinstance(description, WGSplatLayout):
+        return description
+    if isinstance(description, WGStridedLayout) and not description.is_linear:
+        if description.shape != shape:
+            description.linear(shape)  # raises the error about the shape
+        return description
+    return description.linear(shape)
+
+
+def default_placement(shape: Sequence[int], dtype: np.dtype) -> Placement:
+    """Row-major, strided over the threads: the layout of untiled memory."""
+    size_bits = 8 * dtypes.memory_dtype(dtype).itemsize
+    return place(WGStridedLayout.default(tuple(shape), size_bits), shape)
+
+
+@functools.lru_cache(maxsize=256)
+def describe(layout: Placement) -> str:
+    """A short name of a placement for messages."""
+    if isinstance(layout, WGStridedLayout):
+        return f"WG_STRIDED(shape={layout.shape}, vec_size={layout.vec_size})"
+    for name in layouts.Layout:
+        try:
+            if name.to_layout().linear(layout.shape) == layout:
+                return f"Layout.{name.name}"
+        except errors.PallasGpuError:
+            continue
+    strided = WGStridedLayout(layout.shape, layout.vector_length)
+    if strided.is_linear and strided.linear() == layout:
+        return f"Layout.WG_STRIDED({layout.shape}, vec_size={layout.vector_length})"
+    return (
+        f"a layout of {layout.num_registers} registers with "
+        f"{layout.vector_length} elements along axis {layout.vector_axis} and thread "
+        f"columns {layout.thread_columns}"
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RegisterArray:
+    """An array that a warpgroup holds.
+
+    Attributes:
+      values: one `vector<vec x T>` per register.
+      layout: where each element lies.
+      dtype: element type, with the sign that MLIR's integers lack.
+    """
+
+    values: tuple[ir.Value, ...]
+    layout: Placement
+    dtype: np.dtype
+
+    def __post_init__(self) -> None:
+        if len(self.values) != self.layout.num_registers:
+            raise errors.InternalError(
+                "A register array needs one value per register of its layout",
+                expected=self.layout.num_registers,
+                got=len(self.values),
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return self.layout.shape
+
+    def with_values(
+        self, values: Sequence[ir.Value], dtype: np.dtype | None = None
+    ) -> RegisterArray:
+        """The same layout with other registers: how loops carry an array."""
+        return RegisterArray(tuple(values), self.layout, dtype or self.dtype)
+
+
+class Deferred:
+    """An array without a layout yet; `materialize` makes it in any."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def materialize(self, layout) -> RegisterArray:
+        """Emits the registers of this array in a layout."""
+        placement = place(layout, self.shape)
+        if isinstance(placement, WGSplatLayout):
+            raise errors.LayoutError(
+                "Only a splat has a splat layout",
+                got=f"{type(self).__name__.lower()} of shape {self.shape}",
+            )
+        return self._materialize(placement)
+
+    def _materialize(self, layout: Placement) -> RegisterArray:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Splat(Deferred):
+    """Every element is the same value; with shape () it is a scalar."""
+
+    value: ir.Value
+    dtype: np.dtype
+    shape: tuple[int, ...] = ()
+
+    def _materialize(self, layout: Placement) -> RegisterArray:
+        register = dtypes.splat(self.value, layout.vector_length)
+        return RegisterArray((register,) * layout.num_registers, layout, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Iota(Deferred):
+    """Every element is its own index along one dimension."""
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    dimension: int
+
+    def _materialize(self, layout: Placement) -> RegisterArray:
+        if isinstance(layout, WGStridedLayout):
+            registers = _strided_coordinate(layout, self.dimension)
+        else:
+            registers = _linear_coordinate(layout, self.dimension)
+        converted = {}
+        for value in registers:
+            if value not in converted:
+                converted[value] = convert_value(value, dtypes.I32, self.dtype)
+        values = tuple(converted[value] for value in registers)
+        return RegisterArray(values, layout, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Broadcast(Deferred):
+    """A register array repeated along new axes and axes of size one.
+
+    Axis i of the operand is axis `dims[i]` of the result.
+    """
+
+    operand: RegisterArray
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:  # type: ignore[override]
+        return self.operand.dtype
+
+    def _materialize(self, layout: Placement) -> RegisterArray:
+        sources = None
+        operand = self.operand
+        if isinstance(layout, LinearLayout) and isinstance(
+            operand.layout, LinearLayout
+        ):
+            sources = _broadcast_sources(layout, operand.layout, self.dims)
+        if sources is None:
+            raise errors.LayoutError(
+                "A broadcast operand lies in other threads than its result",
+                expected=f"a layout that matches {describe(layout)} reduced to axes "
+                f"{self.dims}",
+                got=describe(operand.layout),
+                hint="layout_cast the operand, or load it with a layout such as "
+                "Layout.WGMMA.reduce(axis)",
+            )
+        return RegisterArray(_gather(operand, sources), layout, self.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mapped(Deferred):
+    """An elementwise function of deferred arrays of one shape."""
+
+    emit: Callable[..., ir.Value]
+    operands: tuple[Deferred, ...]
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        return self.operands[0].shape
+
+    def _materialize(self, layout: Placement) -> RegisterArray:
+        columns = [operand._materialize(layout).values for operand in self.operands]
+        return RegisterArray(map_registers(self.emit, columns), layout, self.dtype)
+
+
+Array = RegisterArray | Deferred
+
+
+def map_registers(
+    emit: Callable[..., ir.Value], columns: Sequence[Sequence[ir.Value]]
+) -> tuple[ir.Value, ...]:
+    """Applies an emitter register by register; equal operands are computed once."""
+    done: dict[tuple, ir.Value] = {}
+    result = []
+    for values in zip(*columns, strict=True):
+        if values not in done:
+            done[values] = emit(*values)
+        result.append(done[values])
+    return tuple(result)
+
+
+# --- making arrays --------------------------------------------------------------------
+
+
+def splat(value: ir.Value, dtype: np.dtype, shape: Sequence[int] = ()) -> Splat:
+    """The array whose elements all are `value`."""
+    return Splat(value, np.dtype(dtype), tuple(shape))
+
+
+def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Iota:
+    """The array of indices along `dimension`."""
+    return Iota(np.dtype(dtype), tuple(shape), dimension)
+
+
+def broadcast_in_dim(x: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+    """Repeats an array: axis i of `x` becomes axis `dims[i]` of `shape`.
+
+    A register array that only gains axes of size one keeps its registers.
+    """
+    shape, dims = tuple(shape), tuple(dims)
+    match x:
+        case Splat():
+            return Splat(x.value, x.dtype, shape)
+        case Iota() if x.shape[x.dimension] == shape[dims[x.dimension]]:
+            return Iota(x.dtype, shape, dims[x.dimension])
+        case Iota():  # an axis of size one: all indices are 0
+            return Splat(dtypes.constant(0, x.dtype), x.dtype, shape)
+        case Broadcast():
+            return Broadcast(x.operand, shape, tuple(dims[d] for d in x.dims))
+        case Mapped():
+            operands = tuple(broadcast_in_dim(o, shape, dims) for o in x.operands)
+            return Mapped(x.emit, operands, x.dtype)  # type: ignore[arg-type]
+        case RegisterArray():
+            if math.prod(shape) == math.prod(x.shape) and list(dims) == sorted(dims):
+                return _reshape_array(x, shape)
+            return Broadcast(x, shape, dims)
+    raise errors.InternalError("Not a kernel array", got=type(x))
+
+
+def reshape(x: Array, shape: Sequence[int]) -> Array:
+    """Gives an array another shape, row-major, where no data has to move.
+
+    Raises:
+      LayoutError: the placement would not be linear in the new shape.
+    """
+    shape = tuple(shape)
+    if shape == x.shape:
+        return x
+    match x:
+        case RegisterArray():
+            return _reshape_array(x, shape)
+        case Splat():
+            return Splat(x.value, x.dtype, shape)
+        case Mapped():
+            operands = tuple(reshape(o, shape) for o in x.operands)
+            return Mapped(x.emit, operands, x.dtype)  # type: ignore[arg-type]
+        case Iota() | Broadcast():
+            return _reshape_units(x, shape)
+    raise errors.InternalError("Not a kernel array", got=type(x))
+
+
+def squeeze(x: Array, axes: Sequence[int]) -> Array:
+    """Drops axes of size one."""
+    rank = len(x.shape)
+    dropped = {a % rank for a in axes}
+    return reshape(x, [s for a, s in enumerate(x.shape) if a not in dropped])
+
+
+def transpose(x: RegisterArray, permutation: Sequence[int]) -> RegisterArray:
+    """Result axis i is axis `permutation[i]`; registers stay where they are.
+
+    Raises:
+      LayoutError: the array is strided without a linear form.
+    """
+    if not isinstance(x.layout, LinearLayout):
+        x.layout.linear()  # raises the error that says why
+    order = x.layout.transpose_registers(permutation)
+    values = tuple(x.values[r] for r in order)
+    return RegisterArray(values, x.layout.transpose(permutation), x.dtype)
+
+
+def static_slice(
+    x: Array, starts: Sequence[int], sizes: Sequence[int]
+) -> RegisterArray | Splat:
+    """A slice whose registers are some of the array's.
+
+    Raises:
+      LayoutError: threads would have to exchange data.
+    """
+    match x:
+        case Splat():
+            return Splat(x.value, x.dtype, tuple(sizes))
+        case RegisterArray(layout=LinearLayout()):
+            chosen = x.layout.slice_registers(starts, sizes)
+            values = tuple(x.values[r] for r in chosen)
+            return RegisterArray(values, x.layout.slice(starts, sizes), x.dtype)
+    raise errors.LayoutError(
+        "This array cannot be sliced in registers",
+        expected="a register array with a linear layout, or a splat",
+        got=type(x).__name__,
+        hint="layout_cast the array first, or slice a reference",
+    )
+
+
+def layout_cast(x: Array, layout) -> Array:
+    """Gives an array a layout.
+
+    A deferred array is made in it. A register array may only change how a thread
+    groups its own elements: nothing moves between threads.
+
+    Raises:
+      LayoutError: threads would have to exchange data.
+    """
+    target = place(layout, x.shape)
+    if isinstance(target, WGSplatLayout):
+        if isinstance(x, Splat):
+            return x
+        raise errors.LayoutError(
+            "Only a splat has a splat layout", got=type(x).__name__
+        )
+    if isinstance(x, Deferred):
+        return x.materialize(target)
+    if target == x.layout:
+        return x
+    sources = None
+    if isinstance(target, LinearLayout) and isinstance(x.layout, LinearLayout):
+        sources = _broadcast_sources(target, x.layout, tuple(range(len(x.shape))))
+    if sources is None:
+        raise errors.LayoutError(
+            "layout_cast would have to move data between threads",
+            expected=describe(target),
+            got=describe(x.layout),
+            hint="store the array to SMEM and load it with the layout",
+        )
+    return RegisterArray(_gather(x, sources), target, x.dtype)
+
+
+# --- pieces ---------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=512)
+def _broadcast_sources(
+    layout: LinearLayout, operand: LinearLayout, dims: tuple[int, ...]
+) -> list[list[tuple[int, int]]] | None:
+    elements = layout.broadcast_elements(operand, dims)
+    if elements is None:
+        return None
+    return [[(int(r), int(v)) for r, v in register] for register in elements]
+
+
+def _gather(
+    operand: RegisterArray, sources: list[list[tuple[int, int]]]
+) -> tuple[ir.Value, ...]:
+    """Registers put together from elements (register, lane) of the operand."""
+    length = operand.layout.vector_length
+    whole = list(range(length))
+    done: dict[tuple, ir.Value] = {}
+
+    def build(register: list[tuple[int, int]]) -> ir.Value:
+        first = register[0][0]
+        if register == [(first, v) for v in whole]:
+            return operand.values[first]
+        elements = {
+            rv: dtypes.extract(operand.values[rv[0]], rv[1]) for rv in set(register)
+        }
+        if len(elements) == 1:
+            return dtypes.splat(elements[register[0]], len(register))
+        return dtypes.pack([elements[rv] for rv in register])
+
+    for register in sources:
+        key = tuple(register)
+        if key not in done:
+            done[key] = build(register)
+    return tuple(done[tuple(register)] for register in sources)
+
+
+def _reshape_array(x: RegisterArray, shape: tuple[int, ...]) -> RegisterArray:
+    if isinstance(x.layout, WGStridedLayout):
+        strided = WGStridedLayout(shape, x.layout.vec_size)
+        return RegisterArray(x.values, place(strided, shape), x.dtype)
+    return RegisterArray(x.values, x.layout.reshape(shape), x.dtype)
+
+
+def _reshape_units(x: Iota | Broadcast, shape: tuple[int, ...]) -> Array:
+    """Adds or drops axes of size one."""
+    kept = [a for a, s in enumerate(x.shape) if s != 1]
+    places = [a for a, s in enumerate(shape) if s != 1]
+    if [x.shape[a] for a in kept] != [shape[a] for a in places]:
+        raise errors.LayoutError(
+            "Only axes of size one can be added to or dropped from this array",
+            expected=f"the sizes of {x.shape} besides 1",
+            got=shape,
+            hint="layout_cast the array before the reshape",
+        )
+    new_axis = dict(zip(kept, places, strict=True))
+    if isinstance(x, Iota):
+        if x.dimension not in new_axis:
+            return Splat(dtypes.constant(0, x.dtype), x.dtype, shape)
+        return Iota(x.dtype, shape, new_axis[x.dimension])
+    axes = [i for i, d in enumerate(x.dims) if d in new_axis]
+    operand = squeeze(x.operand, [i for i in range(len(x.dims)) if i not in axes])
+    dims = tuple(new_axis[x.dims[i]] for i in axes)
+    return Broadcast(operand, shape, dims)  # type: ignore[arg-type]
+
+
+def _linear_coordinate(layout: LinearLayout, axis: int) -> list[ir.Value]:
+    """i32 vectors: the coordinate of every element along an axis."""
+    kernel = module.current()
+    base = addressing.thread_sum([c[axis] for c in layout.thread_columns])
+    length = layout.vector_length
+
+    def register(origin: int) -> ir.Value:
+        first = base if origin == 0 else arith.addi(base, kernel.i32(origin))
+        vector = dtypes.splat(first, length)
+        if length == 1 or layout.vector_axis != axis:
+            return vector
+        return arith.addi(vector, _counting(length))
+
+    made = {origin: register(origin) for origin in {o[axis] for o in layout.origins}}
+    return [made[o[axis]] for o in layout.origins]
+
+
+def _counting(length: int) -> ir.Value:
+    return dtypes.pack([module.current().i32(v) for v in range(length)])
+
+
+def _strided_coordinate(layout: WGStridedLayout, axis: int) -> list[ir.Value]:
+    """The same where coordinates are not linear: by division of the flat index."""
+    step = math.prod(layout.shape[axis + 1 :])
+    size = layout.shape[axis]
+    length = layout.vec_size
+    base = addressing.thread_sum([length << b for b in range(7)])
+    result = []
+    for register in range(layout.num_registers):
+        start = module.current().i32(layout.flat_offset(0, register))
+        flat = dtypes.splat(arith.addi(base, start), length)
+        if length > 1:
+            flat = arith.addi(flat, _counting(length))
+        quotient = arith.divui(flat, dtypes.constant(step, dtypes.I32, flat))
+        bound = dtypes.constant(size, dtypes.I32, flat)
+        result.append(arith.remui(quotient, bound))
+    return result
