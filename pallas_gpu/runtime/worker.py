@@ -24,13 +24,11 @@ from typing import Any
 
 from pallas_gpu import arch, errors
 from pallas_gpu.runtime import environment, target_config, worker_process
+from pallas_gpu.runtime.child_environment import child_environment
 from pallas_gpu.runtime.serialize import SerializedModule
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _PROGRAM = Path(worker_process.__file__)
-# These would change what the child compiles or prints, or start it on a device.
-_DROPPED_PREFIXES = ("JAX_", "MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG", "PALLAS_GPU_")
-_DROPPED_NAMES = ("XLA_FLAGS",)
 _STDERR_LINES = 40
 _PTX_LINE = re.compile(r"ptxas .*, line (\d+); ")
 
@@ -72,6 +70,7 @@ class Worker:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
     def pid(self) -> int | None:
@@ -117,24 +116,27 @@ class Worker:
     def close(self) -> None:
         """Ends the child; the next `compile` starts another."""
         process, self._process = self._process, None
-        if process is None:
+        folder, self._folder = self._folder, None
+        if process is None or folder is None:
             return
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 pipe.close()
+        folder.cleanup()
 
     def _start(self) -> None:
         self.close()
         environment.require_offline(environment.find_cuda())
+        self._folder = tempfile.TemporaryDirectory(prefix="pallas-gpu-")
         self._process = subprocess.Popen(
             # -P: this folder's file names must not hide other modules.
             [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=child_environment(os.environ),
+            env=child_environment(os.environ, Path(self._folder.name)),
             bufsize=0,
             # Ctrl-C in the terminal is for this process; the child ends with its pipe.
             start_new_session=True,
@@ -207,27 +209,6 @@ def close_all() -> None:
     for (owner, _), worker in list(_workers.items()):
         if owner == os.getpid():
             worker.close()
-
-
-def child_environment(base: os._Environ[str] | dict[str, str]) -> dict[str, str]:
-    """The child's variables: the parent's, less what would change its output."""
-    env = {
-        name: value
-        for name, value in base.items()
-        if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED_NAMES
-    }
-    # On CPU the CUDA plugin registers without looking for a device.
-    env["JAX_PLATFORMS"] = "cpu"
-    # A kernel found in JAX's own cache would print nothing.
-    env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    # One by one and to standard output: with MOSAIC_GPU_DUMP_TO the plugin also prints
-    # the IR after every pass, 24 MB and 0.5 s for a matmul.
-    for stage in ("PTX", "PTXAS", "SASS_CTRL"):
-        env[f"MOSAIC_GPU_DUMP_{stage}"] = "1"
-    found = environment.prepare_environment(env, pinned_tools=True)
-    if found.nvdisasm is None:
-        del env["MOSAIC_GPU_DUMP_SASS_CTRL"]
-    return env
 
 
 def split_output(output: str) -> CompilerOutput:
