@@ -19,7 +19,7 @@ from tools.source_tree import ROOT, python_files
 
 _GROUND = ("errors", "arch", "layouts", "_jax")
 _TYPES = (*_GROUND, "types")
-_PRIMITIVES = (*_TYPES, "resources", "primitives")
+_PRIMITIVES = (*_TYPES, "primitives", "resources")
 _ENTRY = (*_PRIMITIVES, "entry")
 _LOWERING = (*_ENTRY, "mosaic", "lowering")
 
@@ -32,11 +32,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "layouts": ("errors",),
     "_jax": ("errors",),
     "types": _GROUND,
-    "resources": _TYPES,
     "primitives": _TYPES,
+    # The planner reads a jaxpr for the scopes that allocate, so it knows that primitive.
+    "resources": (*_TYPES, "primitives"),
     "entry": _PRIMITIVES,
     "emulator": _ENTRY,
-    "mosaic": (*_TYPES, "resources"),
+    "mosaic": _TYPES,
     "lowering": (*_ENTRY, "mosaic"),
     "compiler": _LOWERING,
     "runtime": (*_LOWERING, "compiler"),

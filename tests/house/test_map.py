@@ -52,7 +52,7 @@ def test_a_file_named_twice_is_found(tree: Path):
     ("docstring", "sentence"),
     [
         ("One thing. Another.", "One thing"),
-        ("One thing\nover two lines: and more.", "One thing over two lines"),
+        ("One thing:\nover two lines. And more.", "One thing: over two lines"),
         ("For 0.11.2 and sm_90a only.\n\nMore.", "For 0.11.2 and sm_90a only"),
     ],
 )

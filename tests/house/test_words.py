@@ -15,14 +15,13 @@ _LOCAL_FOLDERS = "|".join(["work", "root", "opt", "workspace"])
 FORBIDDEN = {
     "a path of one machine": re.compile(rf"(?<![\w.\-~}}/])/({_LOCAL_FOLDERS})/\w"),
     "a home folder": re.compile(r"(?<![\w.\-~/])/(home|Users)/\w"),
-    "a temporary folder of one machine": re.compile(r"(?<![\w.\-~/])/tmp" + r"/\w"),
     "a host of a package registry": re.compile(
         r"pypi\.(org|nvidia)|python" + r"hosted\.org|registry\.npm|proxy\.golang",
         re.IGNORECASE,
     ),
 }
-# CUDA's own place on Linux is the same everywhere.
-ALLOWED = re.compile(r"/usr/local/cuda|/opt/cuda")
+# CUDA's own place on Linux is the same everywhere; nobody's home is an example.
+ALLOWED = re.compile(r"/usr/local/cuda|/opt/cuda|/home/(me|user|you)\b")
 
 
 def word_complaints(root: Path) -> list[str]:
@@ -52,7 +51,6 @@ def test_no_file_names_a_place_on_one_machine():
         ("'/" + "opt/wheels'", "a path of one machine"),
         ("see /" + "home/ada/notes", "a home folder"),
         ("see /" + "Users/ada/notes", "a home folder"),
-        ("open('/" + "tmp/x.txt')", "a temporary folder of one machine"),
         ("https://py" + "pi.org/simple", "a host of a package registry"),
     ],
 )
@@ -64,7 +62,7 @@ def test_a_word_of_one_machine_is_found(tmp_path: Path, line: str, what: str):
 
 @pytest.mark.parametrize(
     "line",
-    ["a/work/b is relative", "${HOME}/.pyenv", "/usr/local/cuda/bin", "1/2 of ./tmp/x"],
+    ["a/work/b is relative", "${HOME}/.pyenv", "/usr/local/cuda/bin", "/home/me/bin"],
 )
 def test_words_that_hold_everywhere_pass(tmp_path: Path, line: str):
     (tmp_path / "notes.md").write_text(line)
