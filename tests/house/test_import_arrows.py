@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "_jax": ("errors",),
     "types": _GROUND,
     "primitives": _TYPES,
-    # The planner reads a jaxpr for the scopes that allocate, so it knows that primitive.
+    # The planner reads a jaxpr for the scopes that allocate: it knows that primitive.
     "resources": (*_TYPES, "primitives"),
     "entry": _PRIMITIVES,
     "emulator": _ENTRY,
