@@ -117,7 +117,8 @@ def prepare_environment(
         environ.setdefault(RUNTIME_LIB_VARIABLE, str(found.runtime_library))
     if found.cuda_root is not None:
         environ.setdefault(CUDA_ROOT_VARIABLE, str(found.cuda_root))
-    path = environ.get("PATH", "").split(os.pathsep)
+    # An unset PATH must not become an empty entry, which means the current folder.
+    path = environ["PATH"].split(os.pathsep) if environ.get("PATH") else []
     if pinned_tools and found.wheel_bin is not None:
         path = [str(found.wheel_bin), *(p for p in path if p != str(found.wheel_bin))]
     for program in (found.ptxas, found.nvdisasm):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -59,8 +61,6 @@ def test_first_call_prepares_the_environment(serialize_body, monkeypatch):
     custom_call.prepare_once.cache_clear()
     aval = jax.ShapeDtypeStruct((128,), jnp.float32)
     lowered_text(lambda x: custom_call.call([x], [aval], serialize_body()), aval)
-    import os
-
     assert os.environ[environment.RUNTIME_LIB_VARIABLE].endswith(".so")
 
 

@@ -26,7 +26,8 @@ def test_preparing_puts_ptxas_on_an_empty_path():
     environ = {"PATH": ""}
     environment.prepare_environment(environ)
     folders = environ["PATH"].split(os.pathsep)
-    assert any((Path(folder) / "ptxas").exists() for folder in folders if folder)
+    assert any((Path(folder) / "ptxas").exists() for folder in folders)
+    assert "" not in folders
 
 
 def test_preparing_keeps_what_the_user_has_set():
