@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Global memory: views of the kernel's buffers, direct loads and stores."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.mosaic import addressing, dtypes, module, registers
+from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
+from pallas_gpu.mosaic.smem import (
+    add_index,
+    check_stored,
+    concatenate,
+    predicated,
+    split,
+)
+
+# The widest ld.global and st.global of sm_90 (PTX ISA, ld: .v4 of 32 bits).
+_MAX_ACCESS_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class GmemView:
+    """A slice of a row-major array in global memory.
+
+    Attributes:
+      pointer: `!llvm.ptr` or `!llvm.ptr<1>`, start of the whole array, 16-byte aligned.
+      buffer_index: which of the kernel's buffers it is; TMA needs to know. None for
+        memory that is no kernel buffer.
+      array_shape: shape of the whole array.
+      dtype: element type.
+      starts: first index per axis of the array, an int or an i32.
+      sizes: elements per axis of the array; 1 where an integer index stands.
+      kept: per axis of the array, False for an integer index (no axis in `shape`).
+      order: axis i of the view is the kept axis number `order[i]`: a transposed view.
+      divisors: what a dynamic start is known to be a multiple of, per axis.
+    """
+
+    pointer: ir.Value
+    buffer_index: int | None
+    array_shape: tuple[int, ...]
+    dtype: np.dtype
+    starts: tuple[int | ir.Value, ...]
+    sizes: tuple[int, ...]
+    kept: tuple[bool, ...]
+    order: tuple[int, ...]
+    divisors: tuple[int, ...] | None = None
+
+    @classmethod
+    def whole(
+        cls,
+        pointer: ir.Value,
+        buffer_index: int | None,
+        shape: Sequence[int],
+        dtype: np.dtype,
+    ) -> GmemView:
+        """The view of all of an array."""
+        shape = tuple(shape)
+        rank = len(shape)
+        return cls(
+            pointer,
+            buffer_index,
+            shape,
+            np.dtype(dtype),
+            (0,) * rank,
+            shape,
+            (True,) * rank,
+            tuple(range(rank)),
+        )
+
+    @property
+    def kept_axes(self) -> tuple[int, ...]:
+        """The array's axes that the view has, in the view's order."""
+        axes = [a for a, k in enumerate(self.kept) if k]
+        return tuple(axes[i] for i in self.order)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that a load of the view has."""
+        return tuple(self.sizes[a] for a in self.kept_axes)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements between neighbours along each axis of the array."""
+        shape = self.array_shape
+        return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
+
+    def slice(
+        self,
+        starts: Sequence[int | ir.Value],
+        sizes: Sequence[int | None],
+        divisors: Sequence[int] | None = None,
+    ) -> GmemView:
+        """A slice of this view.
+
+        Args:
+          starts: per axis of `shape`, an int or an i32, relative to the view.
+          sizes: per axis; None for an integer index, which drops the axis.
+          divisors: what each start is known to be a multiple of.
+        """
+        new_starts, new_sizes = list(self.starts), list(self.sizes)
+        new_divisors = list(self.divisors or (1,) * len(self.starts))
+        kept = list(self.kept)
+        for i, axis in enumerate(self.kept_axes):
+            known = 1 if divisors is None else divisors[i]
+            start, size = starts[i], sizes[i]
+            new_divisors[axis] = math.gcd(
+                _multiple_of(self.starts[axis], new_divisors[axis]),
+                _multiple_of(start, known),
+            )
+            new_starts[axis] = add_index(self.starts[axis], start)
+            new_sizes[axis] = 1 if size is None else size
+            kept[axis] = size is not None
+        left = [a for a in self.kept_axes if kept[a]]
+        return dataclasses.replace(
+            self,
+            starts=tuple(new_starts),
+            sizes=tuple(new_sizes),
+            kept=tuple(kept),
+            order=tuple(sorted(left).index(a) for a in left),
+            divisors=tuple(new_divisors),
+        )
+
+    def transpose(self, permutation: Sequence[int]) -> GmemView:
+        """The view whose axis i is this one's axis `permutation[i]`."""
+        return dataclasses.replace(
+            self, order=tuple(self.order[p] for p in permutation)
+        )
+
+
+def _multiple_of(start: int | ir.Value, known: int) -> int:
+    return start if isinstance(start, int) else known
+
+
+@dataclasses.dataclass(frozen=True)
+class _Addressing:
+    """Element offsets relative to the view: thread part, register part, width."""
+
+    columns: tuple[int, ...]
+    registers: tuple[int, ...]
+    elements_per_access: int
+
+
+def _address(view: GmemView, layout: Placement) -> _Addressing:
+    strides = [view.strides[a] for a in view.kept_axes]
+    contiguous = _is_contiguous(view.shape, strides)
+    if not isinstance(layout, LinearLayout):
+        if not contiguous:
+            layout.linear()  # raises the error that says why
+        columns = [layout.vec_size << b for b in range(7)]
+        starts = [layout.flat_offset(0, r) for r in range(layout.num_registers)]
+        in_order = True
+    else:
+        columns = [_dot(c, strides) for c in layout.thread_columns]
+        starts = [_dot(o, strides) for o in layout.origins]
+        in_order = layout.rank > 0 and strides[layout.vector_axis] == 1
+    limit = _base_divisor(view)
+    for offset in (*columns, *starts, layout.vector_length):
+        limit = math.gcd(limit, offset)
+    elements = 1
+    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    while (
+        in_order
+        and limit % (2 * elements) == 0
+        and 2 * elements * itemsize_bytes <= _MAX_ACCESS_BYTES
+    ):
+        elements *= 2
+    if layout.vector_length > 1 and not in_order:
+        step = strides[layout.vector_axis]  # type: ignore[union-attr]
+        starts = [s + v * step for s in starts for v in range(layout.vector_length)]
+    else:
+        length = layout.vector_length
+        starts = [s + v for s in starts for v in range(0, length, elements)]
+    return _Addressing(tuple(columns), tuple(starts), elements)
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _dot(coordinate: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(c * s for c, s in zip(coordinate, strides, strict=True))
+
+
+def _base_divisor(view: GmemView) -> int:
+    """What the element offset of the view's start is a multiple of."""
+    known = view.divisors or (1,) * len(view.starts)
+    result = 0
+    for start, divisor, stride in zip(view.starts, known, view.strides, strict=True):
+        result = math.gcd(result, _multiple_of(start, divisor) * stride)
+    return result
+
+
+def slice_pointer(view: GmemView) -> ir.Value:
+    """The address of the view's first element."""
+    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    static, pointer = 0, view.pointer
+    i64 = ir.IntegerType.get_signless(64)
+    for start, stride in zip(view.starts, view.strides, strict=True):
+        if isinstance(start, int):
+            static += start * stride
+            continue
+        # Arrays may exceed 4 GiB, so that the product needs 64 bits.
+        wide = arith.extsi(i64, start)
+        step = dtypes.constant(stride * itemsize_bytes, dtypes.I64)
+        pointer = addressing.offset_pointer(pointer, arith.muli(wide, step))
+    return addressing.offset_pointer(pointer, static * itemsize_bytes)
+
+
+def _pointers(view: GmemView, plan: _Addressing) -> list[ir.Value]:
+    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    thread = addressing.thread_sum([c * itemsize_bytes for c in plan.columns])
+    base = addressing.offset_pointer(slice_pointer(view), thread)
+    return [addressing.offset_pointer(base, s * itemsize_bytes) for s in plan.registers]
+
+
+def load(view: GmemView, layout=None) -> RegisterArray:
+    """Loads a view into registers.
+
+    PTX: `ld.global`, up to 16 bytes per thread where the alignment is known. All
+    threads of the warpgroup issue it; the values are there when it returns.
+
+    Args:
+      view: inside of the array.
+      layout: the register layout; None takes the strided default.
+    """
+    if layout is None:
+        placement = registers.default_placement(view.shape, view.dtype)
+    else:
+        placement = registers.place(layout, view.shape)
+    plan = _address(view, placement)
+    memory = dtypes.memory_dtype(view.dtype)
+    type_ = dtypes.vector_type(memory, plan.elements_per_access)
+    pieces = [llvm.load(type_, pointer) for pointer in _pointers(view, plan)]
+    per_register = placement.vector_length // plan.elements_per_access
+    values = []
+    for i in range(0, len(pieces), per_register):
+        value = concatenate(pieces[i : i + per_register])
+        values.append(convert_value(value, memory, view.dtype))
+    return RegisterArray(tuple(values), placement, view.dtype)
+
+
+def store(view: GmemView, value: Array) -> None:
+    """Stores an array into a view; of threads with copies one stores.
+
+    PTX: `st.global`, up to 16 bytes per thread where the alignment is known. All
+    threads of the warpgroup issue it.
+
+    Args:
+      view: inside of the array.
+      value: of the view's shape and dtype; a deferred array is made in the strided
+        default layout.
+    """
+    check_stored(view.shape, view.dtype, value)
+    if isinstance(value, Deferred):
+        value = value.materialize(registers.default_placement(view.shape, view.dtype))
+    plan = _address(view, value.layout)
+    memory = dtypes.memory_dtype(view.dtype)
+    pieces = [
+        piece
+        for register in value.values
+        for piece in split(
+            convert_value(register, view.dtype, memory), plan.elements_per_access
+        )
+    ]
+    layout = value.layout
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    pointers = _pointers(view, plan)
+    with predicated(addressing.thread_bits_clear(copies)):
+        for pointer, piece in zip(pointers, pieces, strict=True):
+            llvm.store(piece, pointer)
+
+
+def _element_pointer(view: GmemView) -> ir.Value:
+    if math.prod(view.shape) != 1:
+        raise errors.ShapeError(
+            "A scalar access needs the index of one element",
+            expected="an integer index on every axis",
+            got=f"a slice of shape {view.shape}",
+        )
+    return slice_pointer(view)
+
+
+def load_scalar(view: GmemView) -> ir.Value:
+    """Loads one element; every thread gets it. PTX: `ld.global`."""
+    memory = dtypes.memory_dtype(view.dtype)
+    value = llvm.load(dtypes.mlir_type(memory), _element_pointer(view))
+    return convert_value(value, memory, view.dtype)
+
+
+def store_scalar(view: GmemView, value: ir.Value) -> None:
+    """Stores one element; the elected thread of the warpgroup does. PTX: `st.global`."""
+    pointer = _element_pointer(view)
+    stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
+    with predicated(module.current().threads.elected):
+        llvm.store(stored, pointer)

@@ -1,0 +1,456 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory: views of it, and transfers between it and registers."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts.access import plan_access
+from pallas_gpu.layouts.access_plan import AccessPlan, Kind
+from pallas_gpu.mosaic import addressing, dtypes, module, registers
+from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
+
+# What allocations in SMEM are aligned to at least; TMA wants 128 (PTX ISA, bulk copy).
+ALLOCATION_ALIGNMENT_BYTES = 128
+_MAX_ACCESS_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class SmemView:
+    """A slice of an array in shared memory.
+
+    Attributes:
+      pointer: `!llvm.ptr<3>`, start of the whole array.
+      layout: placement of the whole array.
+      dtype: element type.
+      starts: first index per axis of the array, an int or an i32.
+      sizes: elements per axis of the array; 1 where an integer index stands.
+      kept: per axis of the array, False for an integer index (no axis in `shape`).
+      order: axis i of the view is the kept axis number `order[i]`: a transposed view.
+      divisors: what a dynamic start is known to be a multiple of, per axis.
+    """
+
+    pointer: ir.Value
+    layout: SmemLayout
+    dtype: np.dtype
+    starts: tuple[int | ir.Value, ...]
+    sizes: tuple[int, ...]
+    kept: tuple[bool, ...]
+    order: tuple[int, ...]
+    divisors: tuple[int, ...] | None = None
+
+    @classmethod
+    def whole(cls, pointer: ir.Value, layout: SmemLayout, dtype: np.dtype) -> SmemView:
+        """The view of all of an array."""
+        rank = len(layout.shape)
+        return cls(
+            pointer,
+            layout,
+            np.dtype(dtype),
+            (0,) * rank,
+            layout.shape,
+            (True,) * rank,
+            tuple(range(rank)),
+        )
+
+    @property
+    def kept_sizes(self) -> tuple[int, ...]:
+        """Sizes of the kept axes in the array's order."""
+        return tuple(s for s, k in zip(self.sizes, self.kept, strict=True) if k)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape that a load of the view has."""
+        return tuple(self.kept_sizes[i] for i in self.order)
+
+    def slice(
+        self, starts: Sequence[int | ir.Value], sizes: Sequence[int | None]
+    ) -> SmemView:
+        """A slice of this view.
+
+        Args:
+          starts: per axis of `shape`, an int or an i32, relative to the view.
+          sizes: per axis; None for an integer index, which drops the axis.
+        """
+        axes = [a for a, k in enumerate(self.kept) if k]
+        new_starts, new_sizes = list(self.starts), list(self.sizes)
+        kept = list(self.kept)
+        for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
+            axis = axes[self.order[i]]
+            new_starts[axis] = add_index(self.starts[axis], start)
+            new_sizes[axis] = 1 if size is None else size
+            kept[axis] = size is not None
+        left = [
+            j for j, size in zip(self.order, sizes, strict=True) if size is not None
+        ]
+        order = tuple(sorted(left).index(j) for j in left)
+        return dataclasses.replace(
+            self,
+            starts=tuple(new_starts),
+            sizes=tuple(new_sizes),
+            kept=tuple(kept),
+            order=order,
+        )
+
+    def transpose(self, permutation: Sequence[int]) -> SmemView:
+        """The view whose axis i is this one's axis `permutation[i]`."""
+        return dataclasses.replace(
+            self, order=tuple(self.order[p] for p in permutation)
+        )
+
+
+def add_index(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
+    """The sum of two indices, each an int or an i32."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, int):
+        a, b = b, a
+    if isinstance(b, int):
+        return a if b == 0 else arith.addi(a, module.current().i32(b))
+    return arith.addi(a, b)
+
+
+# --- addresses ------------------------------------------------------------------------
+
+
+def _element_strides(layout: SmemLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per axis: the elements that one tile moves, and one element within a tile."""
+    physical = [1] * len(layout.physical_shape)
+    for i in range(len(physical) - 2, -1, -1):
+        physical[i] = physical[i + 1] * layout.physical_shape[i + 1]
+    rank, reach = len(layout.shape), len(layout.tile)
+    inner = (0,) * (rank - reach) + tuple(physical[rank:])
+    return tuple(physical[:rank]), inner
+
+
+def _tiles(layout: SmemLayout) -> tuple[int, ...]:
+    return (1,) * (len(layout.shape) - len(layout.tile)) + layout.tile
+
+
+def slice_pointer(view: SmemView) -> ir.Value:
+    """The address of the view's first element, for views of whole tiles."""
+    kernel = module.current()
+    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    outer, inner = _element_strides(view.layout)
+    static, pointer = 0, view.pointer
+    for start, tile, o, i in zip(
+        view.starts, _tiles(view.layout), outer, inner, strict=True
+    ):
+        if isinstance(start, int):
+            static += (start // tile) * o + (start % tile) * i
+            continue
+        # Starts are multiples of the tile, so that its count needs no remainder.
+        if o % tile == 0:
+            index, step = start, o // tile
+        else:
+            index, step = arith.divui(start, kernel.i32(tile)), o
+        step_bytes = kernel.i32(step * itemsize_bytes)
+        pointer = addressing.offset_pointer(pointer, arith.muli(index, step_bytes))
+    return addressing.offset_pointer(pointer, static * itemsize_bytes)
+
+
+def base_alignment_bytes(view: SmemView) -> int:
+    """What the address of the view's first element is a multiple of, at most 128."""
+    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    outer, inner = _element_strides(view.layout)
+    known = view.divisors or (1,) * len(view.starts)
+    result = ALLOCATION_ALIGNMENT_BYTES
+    for start, divisor, tile, o, i in zip(
+        view.starts, known, _tiles(view.layout), outer, inner, strict=True
+    ):
+        if isinstance(start, int):
+            step = (start // tile) * o + (start % tile) * i
+        else:
+            step = o * max(divisor // tile, 1)
+        result = math.gcd(result, step * itemsize_bytes)
+    return result
+
+
+def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[int]]:
+    """The layout with the array's axis order, and its registers as indices."""
+    inverse = [view.order.index(i) for i in range(len(view.order))]
+    if inverse == sorted(inverse):
+        return layout, list(range(layout.num_registers))
+    if isinstance(layout, WGStridedLayout):
+        layout.linear()  # raises the error that says why
+        raise AssertionError("a placement is strided only where it is not linear")
+    return layout.transpose(inverse), layout.transpose_registers(inverse)
+
+
+def _plan(
+    view: SmemView, layout: Placement, kind: Kind, optimized: bool
+) -> tuple[AccessPlan, list[int]]:
+    layout, order = _memory_order(view, layout)
+    alignment = min(base_alignment_bytes(view), _MAX_ACCESS_BYTES)
+    plan = plan_access(
+        layout,
+        view.layout,
+        kind=kind,
+        window=view.sizes,
+        optimized=optimized,
+        base_alignment_bytes=alignment,
+    )
+    return plan, order
+
+
+def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
+    """One pointer per instruction."""
+    kernel = module.current()
+
+    def thread_offset(xor: int) -> ir.Value:
+        def emit() -> ir.Value:
+            offset = addressing.thread_xor(plan.thread_columns)
+            if xor:
+                offset = arith.xori(offset, kernel.i32(xor))
+            if any(plan.thread_add):
+                offset = arith.addi(offset, addressing.thread_sum(plan.thread_add))
+            return offset
+
+        return kernel.hoisted(("smem", plan.thread_columns, plan.thread_add, xor), emit)
+
+    pointers = {
+        xor: addressing.offset_pointer(base, thread_offset(xor))
+        for xor in dict.fromkeys(plan.xor)
+    }
+    return [
+        addressing.offset_pointer(pointers[xor], add)
+        for xor, add in zip(plan.xor, plan.add, strict=True)
+    ]
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArray:
+    """Loads a view into registers.
+
+    PTX: `ld.shared`, `ldmatrix`. All threads of the warpgroup issue it; the values are
+    there when it returns. Whoever wrote the memory must have been waited for.
+
+    Args:
+      view: of whole tiles where the array is tiled.
+      layout: the register layout; None takes the strided default.
+      optimized: refuse accesses with bank conflicts.
+
+    Raises:
+      LayoutError: the view and the layout do not fit each other.
+    """
+    if layout is None:
+        placement = registers.default_placement(view.shape, view.dtype)
+    else:
+        placement = registers.place(layout, view.shape)
+    plan, order = _plan(view, placement, "load", optimized)
+    pointers = _addresses(plan, slice_pointer(view))
+    memory = dtypes.memory_dtype(view.dtype)
+    type_ = dtypes.vector_type(memory, plan.elements_per_access)
+    pieces: list[ir.Value] = [None] * len(plan.accesses)  # type: ignore[list-item]
+    for pointer, accesses in zip(pointers, plan.instructions, strict=True):
+        if plan.method == "vector":
+            pieces[accesses[0]] = llvm.load(type_, pointer)
+            continue
+        words = _ldmatrix(pointer, len(accesses), plan.transpose)
+        for access, word in zip(accesses, words, strict=True):
+            pieces[access] = llvm.bitcast(type_, word)
+    _exchange(plan, pieces)
+    ordered = _join(plan, pieces, placement.num_registers)
+    values: list[ir.Value] = [None] * len(ordered)  # type: ignore[list-item]
+    for register, value in zip(order, ordered, strict=True):
+        values[register] = convert_value(value, memory, view.dtype)
+    return RegisterArray(tuple(values), placement, view.dtype)
+
+
+def store(view: SmemView, value: Array, *, optimized: bool = True) -> None:
+    """Stores an array into a view.
+
+    PTX: `st.shared`, `stmatrix`. All threads of the warpgroup issue it. Other threads
+    see the data after a barrier, asynchronous copies after `fence.proxy.async` too.
+
+    Args:
+      view: of whole tiles where the array is tiled.
+      value: of the view's shape and dtype; a deferred array is made in the strided
+        default layout.
+      optimized: refuse accesses with bank conflicts.
+
+    Raises:
+      LayoutError: the view and the layout do not fit each other.
+    """
+    array = _in_registers(view, value, optimized)
+    plan, order = _plan(view, array.layout, "store", optimized)
+    memory = dtypes.memory_dtype(view.dtype)
+    convert = [convert_value(v, view.dtype, memory) for v in array.values]
+    pieces = _split(plan, [convert[register] for register in order])
+    _exchange(plan, pieces)
+    pointers = _addresses(plan, slice_pointer(view))
+    guard = addressing.thread_bits_clear(plan.predicate_bits)
+    with predicated(guard):
+        for pointer, accesses in zip(pointers, plan.instructions, strict=True):
+            if plan.method == "vector":
+                llvm.store(pieces[accesses[0]], pointer)
+                continue
+            _stmatrix(pointer, [pieces[a] for a in accesses], plan.transpose)
+
+
+def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArray:
+    check_stored(view.shape, view.dtype, value)
+    if isinstance(value, RegisterArray):
+        return value
+    assert isinstance(value, Deferred)
+    return value.materialize(registers.default_placement(view.shape, view.dtype))
+
+
+def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:
+    """Raises unless a value has the shape and dtype of the view it goes to."""
+    if value.shape != shape:
+        raise errors.ShapeError(
+            "The stored array has another shape than the reference",
+            expected=shape,
+            got=value.shape,
+        )
+    if value.dtype != dtype:
+        raise errors.DTypeError(
+            "The stored array has another dtype than the reference",
+            expected=dtype,
+            got=value.dtype,
+            hint="convert it with astype",
+        )
+
+
+def predicated(condition: ir.Value | None):
+    """A context whose code runs only where the i1 holds; None runs it always."""
+    return _Predicated(condition)
+
+
+class _Predicated:
+    def __init__(self, condition: ir.Value | None):
+        self._condition = condition
+        self._point: ir.InsertionPoint | None = None
+
+    def __enter__(self) -> None:
+        if self._condition is None:
+            return
+        branch = scf.IfOp(self._condition)
+        self._point = ir.InsertionPoint(branch.then_block)
+        self._point.__enter__()
+
+    def __exit__(self, kind, value, traceback) -> None:
+        if self._point is None:
+            return
+        if kind is None:
+            scf.yield_([])
+        self._point.__exit__(kind, value, traceback)
+
+
+def _exchange(plan: AccessPlan, pieces: list[ir.Value]) -> None:
+    """Swaps paired accesses in the threads that visited them in the other order."""
+    for stagger in plan.staggers:
+        swap = addressing.thread_bit(stagger.thread_bit)
+        for a, b in stagger.pairs:
+            first, second = pieces[a], pieces[b]
+            pieces[a] = arith.select(swap, second, first)
+            pieces[b] = arith.select(swap, first, second)
+
+
+def _join(plan: AccessPlan, pieces: list[ir.Value], count: int) -> list[ir.Value]:
+    """Registers from the accesses that make them up."""
+    parts: list[list[ir.Value]] = [[] for _ in range(count)]
+    for (register, _), piece in zip(plan.accesses, pieces, strict=True):
+        parts[register].append(piece)
+    return [concatenate(register) for register in parts]
+
+
+def concatenate(parts: Sequence[ir.Value]) -> ir.Value:
+    """One vector of several, in order."""
+    if len(parts) == 1:
+        return parts[0]
+    return dtypes.pack(
+        [dtypes.extract(p, i) for p in parts for i in range(dtypes.length(p) or 0)]
+    )
+
+
+def split(value: ir.Value, length: int) -> list[ir.Value]:
+    """A vector as vectors of `length`, in order."""
+    lanes = dtypes.length(value) or 0
+    if lanes == length:
+        return [value]
+    elements = [dtypes.extract(value, i) for i in range(lanes)]
+    return [dtypes.pack(elements[i : i + length]) for i in range(0, lanes, length)]
+
+
+def _split(plan: AccessPlan, values: Sequence[ir.Value]) -> list[ir.Value]:
+    length = plan.elements_per_access
+    parts = {}
+    for register, value in enumerate(values):
+        for i, piece in enumerate(split(value, length)):
+            parts[register, i * length] = piece
+    return [parts[access] for access in plan.accesses]
+
+
+def _matrix_attributes(transpose: bool) -> tuple[ir.Attribute, ...]:
+    layout = nvvm.MMALayout.col if transpose else nvvm.MMALayout.row
+    shape = ir.Attribute.parse("#nvvm.ld_st_matrix_shape<m = 8, n = 8>")
+    return layout, shape, nvvm.LdStMatrixEltType.B16
+
+
+def _ldmatrix(pointer: ir.Value, count: int, transpose: bool) -> list[ir.Value]:
+    """PTX: `ldmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`."""
+    i32 = ir.IntegerType.get_signless(32)
+    if count == 1:
+        result = i32
+    else:
+        fields = ", ".join(["i32"] * count)
+        result = ir.Type.parse(f"!llvm.struct<({fields})>")
+    layout, shape, element = _matrix_attributes(transpose)
+    words = nvvm.ldmatrix(pointer, count, layout, shape, element, results=[result])
+    if count == 1:
+        return [words]
+    return [llvm.extractvalue(i32, words, [i]) for i in range(count)]
+
+
+def _stmatrix(pointer: ir.Value, pieces: list[ir.Value], transpose: bool) -> None:
+    """PTX: `stmatrix.sync.aligned.m8n8.x{1,2,4}{.trans}.shared.b16`. Since: sm_90."""
+    i32 = ir.IntegerType.get_signless(32)
+    layout, shape, element = _matrix_attributes(transpose)
+    words = [llvm.bitcast(i32, piece) for piece in pieces]
+    nvvm.stmatrix(pointer, words, layout, shape, element)
+
+
+# --- single elements ------------------------------------------------------------------
+
+
+def _element_pointer(view: SmemView) -> ir.Value:
+    if math.prod(view.shape) != 1:
+        raise errors.ShapeError(
+            "A scalar access needs the index of one element",
+            expected="an integer index on every axis",
+            got=f"a slice of shape {view.shape}",
+        )
+    if view.layout.tile or view.layout.swizzle != 16:
+        raise errors.UnsupportedError(
+            "Single elements of a tiled or swizzled reference cannot be accessed",
+            hint="load a slice of whole tiles, or use an untiled reference",
+        )
+    return slice_pointer(view)
+
+
+def load_scalar(view: SmemView) -> ir.Value:
+    """Loads one element; every thread gets it. PTX: `ld.shared`."""
+    memory = dtypes.memory_dtype(view.dtype)
+    value = llvm.load(dtypes.mlir_type(memory), _element_pointer(view))
+    return convert_value(value, memory, view.dtype)
+
+
+def store_scalar(view: SmemView, value: ir.Value) -> None:
+    """Stores one element; the elected thread of the warpgroup does. PTX: `st.shared`."""
+    pointer = _element_pointer(view)
+    stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
+    with predicated(module.current().threads.elected):
+        llvm.store(stored, pointer)
