@@ -18,6 +18,8 @@ from pallas_gpu import errors
 # read back; the plugin refuses a module without it.
 _STABLE_FORM = "mosaic_gpu-serde{serialize=true}"
 _STRIP_LOCATIONS = "strip-debuginfo"
+_LINES = 40
+_LINE_CHARACTERS = 400
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +44,14 @@ def register_dialect(context: ir.Context) -> None:
     _mosaic_gpu_ext.register_dialect(context)
 
 
+def shortened(text: str) -> str:
+    """MLIR's words without the whole module that often follows them."""
+    lines = [line[:_LINE_CHARACTERS] for line in text.strip().splitlines()]
+    if len(lines) <= _LINES:
+        return "\n".join(lines)
+    return "\n".join([*lines[:_LINES], f"… and {len(lines) - _LINES} more lines"])
+
+
 def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedModule:
     """Returns the module's bytes; the module itself stays as it is.
 
@@ -60,14 +70,15 @@ def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedM
     steps = [_STABLE_FORM] if keep_locations else [_STRIP_LOCATIONS, _STABLE_FORM]
     with context, ir.Location.unknown(context), _unregistered_dialects(context):
         # The pass rewrites in place, and the caller may still want to dump the module.
-        copy = module.operation.clone()
+        # Without ip=False the copy lands at the caller's insertion point.
+        copy = module.operation.clone(ip=False)
         pipeline = passmanager.PassManager.parse(f"builtin.module({','.join(steps)})")
         try:
             pipeline.run(copy.operation)
         except ir.MLIRError as error:
             raise errors.CompilationError(
                 "the module cannot be serialized",
-                got=str(error),
+                got=shortened(str(error)),
                 hint="please report it with the kernel; PALLAS_GPU_KEEP=mlir writes "
                 "the module to a file",
             ) from error

@@ -25,11 +25,10 @@ from typing import Any
 from pallas_gpu import arch, errors
 from pallas_gpu.runtime import environment, target_config, worker_process
 from pallas_gpu.runtime.child_environment import child_environment
-from pallas_gpu.runtime.serialize import SerializedModule
+from pallas_gpu.runtime.serialize import SerializedModule, shortened
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
 _PROGRAM = Path(worker_process.__file__)
-_STDERR_LINES = 40
 _PTX_LINE = re.compile(r"ptxas .*, line (\d+); ")
 
 ArrayType = tuple[tuple[int, ...], str]
@@ -185,7 +184,7 @@ class Worker:
         # pread: the child shares this file's offset and must keep it.
         size = self._stderr_size() - mark
         text = os.pread(self._stderr.fileno(), size, mark).decode(errors="replace")
-        return "\n".join(text.strip().splitlines()[-_STDERR_LINES:])
+        return shortened(text)
 
 
 _workers: dict[tuple[int, str], Worker] = {}
@@ -242,7 +241,7 @@ def split_output(output: str) -> CompilerOutput:
 
 def _failure_text(error: str, output: str, diagnostics: str) -> str:
     """The error, what went to standard error, and the PTX line that names."""
-    parts = [error.strip(), diagnostics]
+    parts = [shortened(error), diagnostics]
     ptx = output.splitlines()
     if (line := _PTX_LINE.search(diagnostics)) and int(line[1]) <= len(ptx):
         parts.append(f"PTX line {line[1]}: {ptx[int(line[1]) - 1].strip()}")

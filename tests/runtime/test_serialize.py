@@ -32,6 +32,15 @@ def test_module_itself_stays_as_it_was(parse_module):
     assert not module.context.allow_unregistered_dialects
 
 
+def test_a_module_being_built_elsewhere_takes_no_copy(parse_module):
+    module = parse_module()
+    with module.context, ir.Location.unknown():
+        other = ir.Module.create()
+        with ir.InsertionPoint(other.body):
+            assert serialize.serialize(module) == serialize.serialize(parse_module())
+    assert len(other.body.operations) == 0
+
+
 def test_equal_modules_from_different_lines_give_equal_bytes(parse_module):
     module = parse_module()
     text = module.operation.get_asm(enable_debug_info=False)
@@ -92,3 +101,9 @@ def test_a_broken_module_is_refused_with_mlirs_words(parse_module):
     with pytest.raises(errors.CompilationError, match="cannot be serialized") as info:
         serialize.serialize(module)
     assert "block with no terminator" in str(info.value)
+
+
+def test_long_errors_are_shortened_and_say_so():
+    text = serialize.shortened("\n".join(["x" * 1000] * 50))
+    assert text.endswith("… and 10 more lines")
+    assert max(map(len, text.splitlines())) == 400
