@@ -15,3 +15,6 @@ from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout
 from pallas_gpu.layouts.smem import SmemLayout as SmemLayout
 from pallas_gpu.layouts.stagger import Stagger as Stagger
+from pallas_gpu.layouts.tma_plan import TmaInstruction as TmaInstruction
+from pallas_gpu.layouts.tma_plan import TmaPlan as TmaPlan
+from pallas_gpu.layouts.tma_plan import plan_copy as plan_copy

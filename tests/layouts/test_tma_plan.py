@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA plans, run on a model of the tensor copy, against slicing with zero fill."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts import SmemLayout, TmaPlan, plan_copy
+
+DTYPES = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
+UNWRITTEN = 0xEE
+
+
+def numbered(shape: tuple[int, ...], bits: int) -> np.ndarray:
+    """An array whose elements differ and are not zero, as far as the width allows."""
+    top = min(2**bits - 1, 2**31)
+    flat = np.arange(math.prod(shape), dtype=np.uint64) * 40503 % np.uint64(top) + 1
+    return flat.astype(DTYPES[bits]).reshape(shape)
+
+
+def window_coordinates(slice_shape, starts):
+    grid = np.stack(
+        np.meshgrid(*(np.arange(s) for s in slice_shape), indexing="ij"), axis=-1
+    ).reshape(-1, len(slice_shape))
+    return grid, grid + np.array(starts)
+
+
+def expected_smem(gmem, slice_shape, squeezed, smem: SmemLayout, starts) -> np.ndarray:
+    grid, at = window_coordinates(slice_shape, starts)
+    inside = ((at >= 0) & (at < np.array(gmem.shape))).all(axis=1)
+    safe = np.where(inside[:, None], at, 0)
+    values = np.where(inside, gmem[tuple(safe.T)], 0).astype(gmem.dtype)
+    kept = [g for g in range(gmem.ndim) if g not in squeezed]
+    item = gmem.dtype.itemsize
+    offsets = smem.byte_offsets(grid[:, kept])[:, None] + np.arange(item)
+    result = np.full(smem.size_bytes, UNWRITTEN, dtype=np.uint8)
+    result[offsets] = values.view(np.uint8).reshape(-1, item)
+    return result
+
+
+def check_load(gmem_shape, bits, slice_shape, squeezed, smem, starts, **known):
+    gmem = numbered(gmem_shape, bits)
+    plan = plan_copy(gmem_shape, bits, slice_shape, squeezed, smem, **known)
+    check_limits(plan)
+    wanted = expected_smem(gmem, slice_shape, squeezed, smem, starts)
+    np.testing.assert_array_equal(plan.simulate(gmem, starts), wanted)
+    return plan
+
+
+def check_limits(plan: TmaPlan) -> None:
+    assert len(plan.dims) <= 5
+    assert all(1 <= d.box <= 256 for d in plan.dims)
+    assert all(d.stride_bytes % 16 == 0 for d in plan.dims[:-1])
+    assert all(0 < d.stride_bytes < 2**40 for d in plan.dims[:-1])
+    assert plan.dims[-1].stride_elems == 1
+    inner_bytes = plan.dims[-1].box * plan.element_bits // 8
+    assert inner_bytes % 16 == 0
+    assert plan.swizzle == 16 or inner_bytes == plan.swizzle
+    if len(plan.instructions) > 1:
+        assert all(i.smem_offset_bytes % 128 == 0 for i in plan.instructions)
+    assert plan.box_bytes * len(plan.instructions) == plan.smem_bytes
+
+
+def tiled(shape, bits, swizzle):
+    return SmemLayout(shape, bits, (8, swizzle * 8 // bits), swizzle)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_tiled_load_equals_slicing_with_zero_fill(data):
+    draw = data.draw
+    bits = draw(st.sampled_from([8, 16, 32]))
+    swizzle = draw(st.sampled_from([16, 32, 64, 128]))
+    minor = swizzle * 8 // bits
+    row_tiles, column_tiles = draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    rows, columns = 8 * row_tiles, minor * column_tiles
+    unit = 128 // bits
+    gmem = (
+        draw(st.integers(1, 3)),
+        draw(st.sampled_from([rows, 2 * rows, rows - 3, 2 * rows + 5])),
+        draw(st.sampled_from([columns, 2 * columns, columns + unit])),
+    )
+    exact = draw(st.booleans())
+    steps = (1, 8, minor) if exact else (1, 1, 1)
+    starts = (
+        draw(st.integers(0, gmem[0] - 1)),
+        steps[1] * draw(st.integers(0, 2)),
+        steps[2] * draw(st.integers(0, 2)),
+    )
+    smem = tiled((rows, columns), bits, swizzle)
+    known = {"start_multiples": steps}
+    check_load(gmem, bits, (1, rows, columns), (0,), smem, starts, **known)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_an_untiled_load_equals_slicing_with_zero_fill(data):
+    draw = data.draw
+    bits = draw(st.sampled_from([8, 16, 32, 64]))
+    unit = 128 // bits
+    rank = draw(st.integers(1, 4))
+    minor = draw(st.sampled_from([unit, 3 * unit, 16 * unit, 40 * unit]))
+    lead = tuple(draw(st.integers(1, 5)) for _ in range(rank - 1))
+    slice_shape = (*lead, minor)
+    gmem = (
+        *(s + draw(st.integers(0, 3)) for s in lead),
+        minor + unit * draw(st.integers(0, 2)),
+    )
+    starts = tuple(draw(st.integers(0, max(0, g))) for g in gmem)
+    smem = SmemLayout(slice_shape, bits)
+    try:
+        check_load(gmem, bits, slice_shape, (), smem, starts)
+    except LayoutError:
+        # Several boxes of fewer than 128 bytes have no legal place in SMEM.
+        assert minor > 256
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.data())
+def test_a_store_writes_what_lies_inside_and_nothing_else(data):
+    draw = data.draw
+    bits = draw(st.sampled_from([16, 32]))
+    minor = 128 * 8 // bits
+    rows, columns = 16, minor * draw(st.integers(1, 2))
+    shape = (draw(st.integers(5, 40)), columns + draw(st.sampled_from([0, 8, minor])))
+    starts = (draw(st.integers(0, 30)), draw(st.sampled_from([0, 8, minor])))
+    smem = tiled((rows, columns), bits, 128)
+    plan = plan_copy(shape, bits, (rows, columns), (), smem)
+    block = numbered((rows, columns), bits)
+    held = expected_smem(block, block.shape, (), smem, (0, 0))
+    before = np.zeros(shape, block.dtype)
+    wanted = before.copy()
+    part = wanted[starts[0] : starts[0] + rows, starts[1] : starts[1] + columns]
+    part[...] = block[: part.shape[0], : part.shape[1]]
+    np.testing.assert_array_equal(plan.simulate_store(held, before, starts), wanted)
+
+
+def test_one_column_tile_is_one_copy_for_any_start_and_size():
+    plan = check_load(
+        (509, 520), 16, (128, 64), (), tiled((128, 64), 16, 128), (450, 3)
+    )
+    assert [d.box for d in plan.dims] == [128, 64]
+    assert len(plan.instructions) == 1
+
+
+def test_tiles_in_both_dimensions_are_one_copy_when_starts_are_multiples():
+    plan = check_load(
+        (256, 192),
+        16,
+        (128, 128),
+        (),
+        tiled((128, 128), 16, 128),
+        (136, 64),
+        start_multiples=(8, 64),
+    )
+    assert [d.box for d in plan.dims] == [16, 2, 8, 64]
+    assert len(plan.instructions) == 1
+
+
+def test_tiles_in_both_dimensions_are_one_copy_when_the_slice_lies_inside():
+    plan = check_load(
+        (261, 200),
+        16,
+        (128, 128),
+        (),
+        tiled((128, 128), 16, 128),
+        (133, 72),
+        inside=(True, True),
+    )
+    assert len(plan.instructions) == 1
+
+
+def test_ragged_rows_need_a_copy_for_each_row_of_tiles():
+    plan = check_load(
+        (250, 256),
+        16,
+        (128, 128),
+        (),
+        tiled((128, 128), 16, 128),
+        (128, 128),
+        start_multiples=(8, 64),
+    )
+    assert [d.box for d in plan.dims] == [2, 8, 64]
+    assert len(plan.instructions) == 16
+
+
+def test_a_long_vector_is_one_copy_from_a_known_start():
+    smem = SmemLayout((4096,), 32)
+    one = check_load((8192,), 32, (4096,), (), smem, (4096,), start_multiples=(4096,))
+    assert len(one.instructions) == 1
+    many = check_load((8191,), 32, (4096,), (), smem, (4095,))
+    assert len(many.instructions) == 16
+
+
+def test_integer_indexed_dimensions_share_a_view_dim_beyond_rank_five():
+    shape = (2, 3, 4, 3, 16, 64)
+    smem = tiled((16, 64), 16, 128)
+    plan = check_load(
+        shape, 16, (1, 1, 1, 1, 16, 64), (0, 1, 2, 3), smem, (1, 2, 3, 1, 0, 0)
+    )
+    assert len(plan.dims) == 5
+
+
+def test_whole_rows_of_an_odd_length_travel_together():
+    smem = SmemLayout((64, 7), 32)
+    plan = check_load((100, 7), 32, (64, 7), (), smem, (40, 0), start_multiples=(1, 0))
+    assert [len(plan.dims), len(plan.instructions)] == [1, 2]
+
+
+def test_pieces_share_the_copies_equally():
+    smem = tiled((128, 64), 16, 128)
+    plan = check_load((512, 512), 16, (128, 64), (), smem, (64, 64), pieces=4)
+    assert len(plan.instructions) == 4
+
+
+def test_a_short_minor_dimension_names_sixteen_bytes():
+    with pytest.raises(LayoutError, match="whole 16 bytes") as caught:
+        plan_copy((64, 64), 16, (64, 4), (), SmemLayout((64, 4), 16))
+    assert "pad" in str(caught.value)
+
+
+def test_an_odd_row_stride_names_the_row_stride():
+    with pytest.raises(LayoutError, match="cannot address the rows") as caught:
+        plan_copy((64, 100), 8, (64, 64), (), SmemLayout((64, 64), 8))
+    assert "100 bytes" in str(caught.value)
+
+
+def test_the_slice_must_have_the_shape_of_its_place_in_smem():
+    with pytest.raises(LayoutError, match="differ"):
+        plan_copy((64, 64), 16, (32, 64), (), SmemLayout((64, 64), 16))
