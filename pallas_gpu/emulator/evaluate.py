@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The equation loop: a warpgroup runs a plan.
+
+Everything here is a generator, because an effect can block. With several warpgroups
+each effect is also a place where another may run.
+"""
+
+from __future__ import annotations
+
+import types as python_types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.emulator import plan as plans
+from pallas_gpu.emulator import scoped
+from pallas_gpu.emulator.machine import Warpgroup
+from pallas_gpu.emulator.steps import (
+    ControlStep,
+    EffectStep,
+    FailStep,
+    Plan,
+    PureStep,
+    ScalarStep,
+    bind_operands,
+)
+
+
+def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Iterator[Any]:
+    """Runs a plan to its end; the generator's value is the list of results."""
+    env: list[Any] = [None] * plan.size
+    env[: len(args)] = args
+    for step in plan.steps:
+        match step:
+            case ScalarStep():
+                env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
+            case PureStep():
+                _pure(wg, step, env)
+            case EffectStep():
+                if not wg.sole:
+                    yield None
+                wg.machine.tick()
+                wg.location = step.location
+                yield from _effect(wg, step, env)
+            case ControlStep():
+                wg.location = step.location
+                ins = [x.bind(env) for x in step.ins]
+                results = yield from _CONTROL[step.kind](wg, step, ins)
+                for out, value in zip(step.outs, results, strict=True):
+                    env[out] = value
+            case FailStep():
+                raise type(step.error)(step.error.what, **_details(step.error))
+            case _:
+                raise errors.InternalError(f"a plan has an unknown step {step!r}")
+    return [x.bind(env) for x in plan.outs]
+
+
+def _details(error: errors.PallasGpuError) -> dict[str, Any]:
+    # A plan is kept; the error it holds must not collect tracebacks of many calls.
+    return {
+        "expected": error.expected,
+        "got": error.got,
+        "hint": error.hint,
+        "where": error.where,
+    }
+
+
+def _pure(wg: Warpgroup, step: PureStep, env: list[Any]) -> None:
+    wg.location = step.location
+    try:
+        results = step.fn(*[env[i] for i in step.ins])
+    except errors.PallasGpuError:
+        raise
+    except Exception as error:
+        raise errors.NotModelledError(
+            "the emulator's CPU cannot evaluate a computation of the kernel",
+            got=f"{type(error).__name__}: {error}",
+            hint="run the kernel on a GPU",
+        ) from error
+    for out, scalar, value in zip(step.outs, step.scalar_outs, results, strict=True):
+        env[out] = np.asarray(value)[()] if scalar else value
+
+
+def _effect(wg: Warpgroup, step: EffectStep, env: list[Any]) -> Iterator[Any]:
+    operands = bind_operands(step.operands, env)
+    result = step.rule(wg, operands, used=step.used, **step.params)
+    if isinstance(result, python_types.GeneratorType):
+        result = yield from result
+        # The rule's waits may have let the location of this warpgroup stand: keep it.
+    if step.single:
+        env[step.outs[0]] = result
+        return
+    for out, value in zip(step.outs, result or (), strict=True):
+        env[out] = value
+
+
+# --- loops and branches ---------------------------------------------------------------
+
+
+def _turn(wg: Warpgroup, step: ControlStep) -> None:
+    wg.machine.tick()
+    wg.location = step.location
+
+
+def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+    params = step.params
+    num_consts, num_carry = _jax.scan_arity(params)
+    body = plans.plan_of(params["jaxpr"])
+    consts, rest = ins[:num_consts], ins[num_consts:]
+    carry, xs = list(rest[:num_carry]), [np.asarray(x) for x in rest[num_carry:]]
+    length = params["length"]
+    order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+    slices: list[list[Any]] = [[None] * length for _ in step.outs[num_carry:]]
+    for i in order:
+        _turn(wg, step)
+        results = yield from run(wg, body, [*consts, *carry, *(x[i] for x in xs)])
+        carry = results[:num_carry]
+        for column, value in zip(slices, results[num_carry:], strict=True):
+            column[i] = np.asarray(value)
+    avals = [v.aval for v in plans.opened(params["jaxpr"])[0].outvars[num_carry:]]
+    stacked = [
+        np.stack(column) if column else np.zeros((0, *aval.shape), aval.dtype)
+        for column, aval in zip(slices, avals, strict=True)
+    ]
+    return [*carry, *stacked]
+
+
+def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+    params = step.params
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition = plans.plan_of(params["cond_jaxpr"])
+    body = plans.plan_of(params["body_jaxpr"])
+    cond_consts = ins[:num_cond]
+    body_consts = ins[num_cond : num_cond + num_body]
+    carry = ins[num_cond + num_body :]
+    while True:
+        _turn(wg, step)
+        (more,) = yield from run(wg, condition, [*cond_consts, *carry])
+        if not bool(more):
+            return carry
+        if not wg.sole:
+            # A loop without effects in its body must not keep the others from running.
+            yield None
+        carry = yield from run(wg, body, [*body_consts, *carry])
+
+
+def _cond(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+    branches = step.params["branches"]
+    which = min(max(int(ins[0]), 0), len(branches) - 1)
+    results = yield from run(wg, plans.plan_of(branches[which]), ins[1:])
+    return results
+
+
+def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+    jaxpr = step.params["jaxpr"]
+    declared = [v.aval for v in jaxpr.invars[len(ins) :]]
+    shared = bool(step.params["collective_axes"])
+    scope = yield from scoped.enter(wg, id(jaxpr), declared, shared)
+    results = yield from run(wg, plans.plan_of(jaxpr), [*ins, *scope.allocated])
+    wg.location = step.location
+    scoped.leave(wg, scope)
+    return results
+
+
+_CONTROL = {
+    "scan": _scan,
+    "while": _while,
+    "cond": _cond,
+    "run_scoped": _run_scoped,
+}

@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The machine: warpgroups, CTAs, clusters, and what they share.
+
+CTAs run one after another in row-major order, those of a cluster together. The unit of
+execution is a warpgroup: the author's thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pallas_gpu import errors, types
+from pallas_gpu.emulator import ordering, scheduler
+from pallas_gpu.emulator.memory import Memory, Region, poison
+
+_ORDER_WARPGROUPS = (
+    "order the warpgroups with a barrier: arrive after the first access, wait before "
+    "the second"
+)
+
+
+class Machine:
+    """What one launch shares.
+
+    Attributes:
+      params: parameters of the emulator.
+      mesh: shape of the launch.
+      rng: all choices come from here.
+      in_flight: asynchronous work of the cluster that runs.
+      steps: effects and loop turns so far.
+      threads: warpgroups of the cluster that runs.
+    """
+
+    def __init__(self, params: types.InterpretParams, mesh: types.Mesh):
+        self.params = params
+        self.mesh = mesh
+        self.rng = random.Random(params.seed)
+        self.in_flight = scheduler.InFlight(params.asynchrony, self.rng)
+        self.steps = 0
+        self.threads: list[Warpgroup] = []
+        self._actors = itertools.count()
+
+    def new_actor(self) -> int:
+        """Returns a number for something that moves on its own."""
+        return next(self._actors)
+
+    def tick(self) -> None:
+        """Counts a step.
+
+        Raises:
+          LivelockError: the budget is spent.
+        """
+        self.steps += 1
+        if self.steps > self.params.max_steps:
+            raise errors.LivelockError(
+                f"the kernel still runs after {self.params.max_steps} steps",
+                expected="an end within the step budget",
+                got=scheduler.positions(self.threads),
+                hint="look for a loop whose condition never changes, or raise "
+                "InterpretParams(max_steps=...)",
+            )
+
+    def clusters(self, batch: Sequence[int]) -> Iterator[list[Cta]]:
+        """Yields the CTAs of one cluster after the other."""
+        for position in itertools.product(*(range(n) for n in batch)):
+            for block in itertools.product(*(range(n) for n in self.mesh.grid)):
+                yield [
+                    Cta(self, position, dict(self._axes(block, rank)))
+                    for rank in itertools.product(
+                        *(range(n) for n in self.mesh.cluster)
+                    )
+                ]
+
+    def _axes(self, block: Sequence[int], rank: Sequence[int]):
+        yield from zip(self.mesh.grid_names, block, strict=True)
+        yield from zip(self.mesh.cluster_names, rank, strict=True)
+
+    def run(self, ctas: Sequence[Cta]) -> None:
+        """Runs the CTAs of one cluster to their end."""
+        self.threads = [t for cta in ctas for t in cta.warpgroups]
+        scheduler.run(self.threads, self.in_flight, self.rng)
+        self.in_flight.drain()
+
+
+class Cta:
+    """One CTA.
+
+    Attributes:
+      batch: position on the unnamed axes that `jax.vmap` added.
+      axes: position on the named grid and cluster axes.
+      memories: SMEM that is allocated now.
+      scopes: shared scopes that warpgroups are entering or in, by visit.
+    """
+
+    def __init__(self, machine: Machine, batch: tuple[int, ...], axes: dict[str, int]):
+        self.machine = machine
+        self.batch = batch
+        self.axes = axes
+        self.memories: list[Memory] = []
+        self.scopes: dict[Any, Any] = {}
+        self.allocations = itertools.count()
+        self.warpgroups = [Warpgroup(self, i) for i in range(machine.mesh.warpgroups)]
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        parts = [f"vmap index {i}" for i in self.batch]
+        parts += [f"{name}={i}" for name, i in self.axes.items()]
+        return f"CTA ({', '.join(parts)})"
+
+
+class Warpgroup:
+    """128 CUDA threads that run the body together: the author's thread.
+
+    Attributes:
+      index: position in the CTA.
+      clock: what this warpgroup knows of others' work.
+      actor: its own number in clocks.
+      generator, wait, done: for the scheduler.
+      location: the equation that runs now.
+      waits: phases waited for, by barrier.
+      visits: how often each scope was entered.
+      sole: no other warpgroup shares memory with it while it runs.
+    """
+
+    def __init__(self, cta: Cta, index: int):
+        machine = cta.machine
+        self.cta = cta
+        self.machine = machine
+        self.index = index
+        self.actor = machine.new_actor()
+        self.clock: ordering.Clock = {self.actor: 1}
+        self.generator: Iterator[Any] = iter(())
+        self.wait: scheduler.Wait | None = None
+        self.done = False
+        self.location: Any = None
+        self.waits: dict[Any, int] = {}
+        self.visits: dict[Any, int] = {}
+        mesh = machine.mesh
+        self.sole = mesh.warpgroups * math.prod(mesh.cluster) == 1
+        self.stores: Any = None  # the stream of copies to GMEM, made by its family
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        return f"warpgroup {self.index} of {self.cta.name}"
+
+    def where(self) -> str | None:
+        """Returns the kernel's line that runs now."""
+        return self.location.where if self.location is not None else None
+
+    def axis_index(self, name: str) -> int:
+        """Returns the position on a named axis."""
+        if name == self.machine.mesh.thread_name:
+            return self.index
+        if name in self.cta.axes:
+            return self.cta.axes[name]
+        raise errors.AxisNameError(
+            f"no axis is called {name!r}",
+            expected=[axis for axis, _ in self.machine.mesh.axes],
+            got=name,
+        )
+
+    # --- accesses --------------------------------------------------------------------
+
+    def release(self) -> ordering.Clock:
+        """Returns what others learn from an arrival; later work is not part of it."""
+        known = dict(self.clock)
+        self.clock[self.actor] += 1
+        return known
+
+    def access(
+        self,
+        region: Region,
+        *,
+        writes: bool,
+        what: str | None = None,
+        by: tuple[int, int] | None = None,
+        hint: str = _ORDER_WARPGROUPS,
+    ) -> None:
+        """Checks an access against earlier ones and records it.
+
+        Args:
+          region: what is accessed.
+          writes: a write.
+          what: who accesses; default: this warpgroup.
+          by: (actor, time) of an asynchronous copy that this warpgroup issues.
+          hint: what makes the access known to others.
+
+        Raises:
+          RaceError: an earlier access conflicts and is not ordered before.
+        """
+        memory = region.memory
+        history = memory.history
+        if by is None and self.sole and not history.records:
+            return
+        actor, time = by or (self.actor, self.clock[self.actor])
+        new = ordering.Access(
+            region.box(), writes, actor, time, by is not None,
+            what or f"warpgroup {self.index}", self.where(), hint,
+        )  # fmt: skip
+        history.check(new, self.clock, memory.name, self.machine.params.detect_races)
+        if by is not None or not self.sole:
+            everyone = [t.clock for t in self.machine.threads]
+            history.add(new, self.clock, everyone)
+
+    def read(self, region: Region) -> Any:
+        """Returns the elements of a region as the threads see them.
+
+        Raises:
+          OutOfBoundsError, RaceError, UninitializedReadError.
+        """
+        lenient = self.machine.params.out_of_bounds_reads == "uninitialized"
+        if not lenient:
+            region.require_inside("read")
+        self.access(region, writes=False)
+        missing = region.first_unwritten()
+        if missing is not None:
+            name = region.memory.name
+            raise errors.UninitializedReadError(
+                f"{name} is read where nothing has been written",
+                expected="a value stored or copied there before",
+                got=f"element {list(missing)} without a value",
+                hint="write it first, or copy to it and wait for the barrier",
+            )
+        if lenient:
+            return region.load_clipped(poison(region.dtype))
+        return region.load()
+
+    def write(self, region: Region, value: Any) -> None:
+        """Stores values as the threads do.
+
+        Raises:
+          OutOfBoundsError, RaceError.
+          KernelError: the array is an input.
+        """
+        region.require_inside("written")
+        memory = region.memory
+        require_writable(memory)
+        self.access(region, writes=True)
+        region.store(value)
+        if memory.space is types.SMEM:
+            note = (self.where(), f"warpgroup {self.index}")
+            memory.unfenced[self.actor, region.box()] = note
+
+
+def require_writable(memory: Memory) -> None:
+    """Raises KernelError for an input of the kernel."""
+    if memory.read_only:
+        raise errors.KernelError(
+            f"{memory.name} is written, and it is an input",
+            expected="stores to output references and scratch memory",
+            got="a store to an input reference",
+            hint="add an output for the result",
+        )

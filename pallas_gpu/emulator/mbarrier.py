@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mbarriers: phases, arrivals, bytes of copies, and the rules that use them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import errors, types
+from pallas_gpu.emulator import ordering, scheduler
+from pallas_gpu.emulator.machine import Cta, Warpgroup
+from pallas_gpu.emulator.memory import Region
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import mbarrier
+
+
+class Barrier:
+    """One mbarrier.
+
+    Attributes:
+      actor: its number in clocks; its time is the number of completed phases.
+      arrivals: that complete a phase.
+      phase: number of completed phases.
+      pending_arrivals: still missing in the current phase.
+      pending_bytes: announced by copies in the current phase and not there yet.
+    """
+
+    __slots__ = (
+        "_completed", "_gathered", "actor", "arrivals", "name", "pending_arrivals",
+        "pending_bytes", "phase",
+    )  # fmt: skip
+
+    def __init__(self, name: str, arrivals: int, actor: int):
+        self.name = name
+        self.actor = actor
+        self.arrivals = arrivals
+        self.phase = 0
+        self.pending_arrivals = arrivals
+        self.pending_bytes = 0
+        self._gathered: ordering.Clock = {}
+        self._completed: ordering.Clock = {}
+
+    def state(self) -> str:
+        """Describes the barrier, for reports."""
+        came = self.arrivals - self.pending_arrivals
+        return (
+            f"{self.name}: {self.phase} phases complete; in the current one {came} of "
+            f"{self.arrivals} arrivals, {self.pending_bytes} bytes of copies pending"
+        )
+
+    def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
+        """Counts one arrival, with the bytes that a copy announces.
+
+        Raises:
+          BarrierError: all arrivals of the phase have come.
+        """
+        if self.pending_arrivals == 0:
+            raise errors.BarrierError(
+                f"{self.name} gets more arrivals than it was declared with",
+                expected=f"{self.arrivals} arrivals a phase",
+                got=f"one more, while {self.pending_bytes} bytes of the phase are "
+                "still to come",
+                hint="raise num_arrivals, or wait before arriving for the next phase; "
+                "a copy on the barrier counts as one arrival",
+            )
+        self.pending_arrivals -= 1
+        self.pending_bytes += announced_bytes
+        ordering.join(self._gathered, known)
+        self._maybe_complete()
+
+    def complete_bytes(self, count: int) -> None:
+        """Counts bytes that have arrived."""
+        self.pending_bytes -= count
+        self._maybe_complete()
+
+    def _maybe_complete(self) -> None:
+        if self.pending_arrivals or self.pending_bytes:
+            return
+        self.phase += 1
+        self.pending_arrivals = self.arrivals
+        self._completed = self._gathered
+        self._completed[self.actor] = self.phase
+        self._gathered = {}
+
+    def wait(self, wg: Warpgroup) -> Iterator[Any]:
+        """Waits for the warpgroup's next phase.
+
+        Raises:
+          BarrierError: the phase is too far back: its parity has come round again.
+        """
+        awaited = wg.waits.get(self, 0)
+        wg.waits[self] = awaited + 1
+        self._require_in_time(awaited)
+        if self.phase == awaited:
+            yield scheduler.Wait(
+                lambda: self.phase > awaited,
+                f"phase {awaited} of {self.name}",
+                self.state,
+            )
+            self._require_in_time(awaited)
+        ordering.join(wg.clock, self._completed)
+
+    def _require_in_time(self, awaited: int) -> None:
+        # PTX ISA, mbarrier.test_wait.parity: only the current and the immediately
+        # preceding phase can be told apart.
+        if self.phase - awaited < 2:
+            return
+        raise errors.BarrierError(
+            f"{self.name}: a wait missed its phase",
+            expected=f"a wait for phase {awaited} before phase {awaited + 1} completes",
+            got=f"{self.phase} phases are complete; the parity of the wait stands for "
+            "another phase now, and the GPU would hang or go on too early",
+            hint="wait for every phase in order, and let who arrives wait for the "
+            "readers of the previous phase",
+        )
+
+    def require_quiet(self) -> None:
+        """Raises BarrierError when a phase is half done."""
+        if self.pending_arrivals == self.arrivals and self.pending_bytes == 0:
+            return
+        came = self.arrivals - self.pending_arrivals
+        raise errors.BarrierError(
+            f"{self.name} ends in the middle of a phase",
+            expected=f"{self.arrivals} arrivals in every phase that begins",
+            got=f"{came} arrivals in phase {self.phase}, and {self.pending_bytes} "
+            "bytes still to come",
+            hint="let num_arrivals agree with the arrivals; a copy on the barrier "
+            "is one arrival",
+        )
+
+
+class BarrierArray:
+    """An allocation of barriers; stands where a Memory stands for an array.
+
+    Attributes:
+      name: for messages.
+      shape: of the array.
+    """
+
+    def __init__(self, cta: Cta, declaration: types.Barrier, number: int):
+        self.name = f"barrier (allocation {number})"
+        self.shape = declaration.shape
+        self._barriers = np.empty(self.shape, object)
+        for index in itertools.product(*(range(n) for n in self.shape)):
+            at = f"barrier {list(index)}" if index else "the barrier"
+            self._barriers[index] = Barrier(
+                f"{at} (allocation {number})",
+                declaration.num_arrivals,
+                cta.machine.new_actor(),
+            )
+
+    def one(self, region: Region) -> Barrier:
+        """Returns the barrier that a region of this array names.
+
+        Raises:
+          OutOfBoundsError: there is no such barrier.
+        """
+        region.require_inside("used")
+        return self._barriers[tuple(region.starts)]
+
+    def require_quiet(self) -> None:
+        """Raises BarrierError when a phase of one is half done."""
+        for barrier in self._barriers.flat:
+            barrier.require_quiet()
+
+
+def barrier_of(region: Region) -> Barrier:
+    """Returns the barrier that an operand names."""
+    return region.memory.one(region)
+
+
+def skipped(operands: dict[str, Any]) -> bool:
+    """True when the operands' predicate is there and False."""
+    predicate = operands.get("predicate")
+    return predicate is not None and not bool(predicate)
+
+
+@registry.register(mbarrier.barrier_arrive_p, registry.RuleKind.EMULATE)
+def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    if not skipped(operands):
+        barrier_of(operands["barrier"]).arrive(wg.release())
+
+
+@registry.register(mbarrier.barrier_wait_p, registry.RuleKind.EMULATE)
+def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Iterator[Any]:
+    return barrier_of(operands["barrier"]).wait(wg)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens before what: vector clocks, and the accesses that they compare.
+
+An actor is whatever moves on its own: a warpgroup, a barrier (its phases complete), the
+stream of a warpgroup's copies to GMEM (its groups complete). A warpgroup's clock says,
+for each actor, up to which time it knows of the actor's work. An access at time `t` of
+an actor comes before everything that a warpgroup does once its clock for that actor has
+reached `t`.
+
+Asynchronous copies are checked through the same records as threads: a copy's access
+belongs to its barrier's current phase, or to its group. So a missing wait or an early
+overwrite is found in every run, whether or not the copy was quick this time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu import errors
+
+Clock = dict[int, int]
+Box = tuple[tuple[int, int], ...]
+
+# Records that no later access can conflict with are dropped once a list is this long.
+_PRUNE_AT = 24
+
+
+def join(into: Clock, other: Clock) -> None:
+    """Adds what `other` knows to `into`."""
+    for actor, time in other.items():
+        if into.get(actor, 0) < time:
+            into[actor] = time
+
+
+@dataclasses.dataclass(slots=True)
+class Access:
+    """One access to a part of an array.
+
+    Attributes:
+      box: (low, high) for each axis.
+      writes: False for a read.
+      actor, time: whose work it is, and when it is done.
+      by_copy: an asynchronous copy does it, not the threads.
+      what: who did it, for messages.
+      where: the kernel's line.
+      hint: what makes the access known to others.
+    """
+
+    box: Box
+    writes: bool
+    actor: int
+    time: int
+    by_copy: bool
+    what: str
+    where: str | None
+    hint: str
+
+    def known_to(self, clock: Clock) -> bool:
+        """True when the access comes before what the clock's owner does now."""
+        return clock.get(self.actor, 0) >= self.time
+
+
+def overlap(a: Box, b: Box) -> bool:
+    """True when two boxes share an element."""
+    for (a_low, a_high), (b_low, b_high) in zip(a, b, strict=True):
+        if a_low >= b_high or b_low >= a_high:
+            return False
+    return True
+
+
+def _inside(inner: Box, outer: Box) -> bool:
+    return all(
+        low <= i_low and i_high <= high
+        for (i_low, i_high), (low, high) in zip(inner, outer, strict=True)
+    )
+
+
+class History:
+    """The accesses to one array that later ones may still conflict with."""
+
+    __slots__ = ("_next_prune", "records")
+
+    def __init__(self) -> None:
+        self.records: list[Access] = []
+        self._next_prune = _PRUNE_AT
+
+    def check(self, new: Access, clock: Clock, name: str, threads_too: bool) -> None:
+        """Raises RaceError when a recorded access conflicts and is not ordered.
+
+        Args:
+          new: what is about to happen.
+          clock: what the warpgroup that does or issues it knows.
+          name: the array, for messages.
+          threads_too: also compare threads with threads.
+        """
+        for old in self.records:
+            if not (old.writes or new.writes) or not overlap(old.box, new.box):
+                continue
+            if old.known_to(clock):
+                continue
+            if threads_too or old.by_copy or new.by_copy:
+                raise _race(old, new, name)
+
+    def add(self, new: Access, clock: Clock, everyone: list[Clock]) -> None:
+        """Records an access and forgets those that it supersedes.
+
+        A write hides what lies inside of it: whoever is ordered after the write is
+        ordered after them too.
+        """
+        self.records = [
+            old
+            for old in self.records
+            if not (
+                (new.writes or (old.actor == new.actor and not old.writes))
+                and old.known_to(clock)
+                and _inside(old.box, new.box)
+            )
+        ]
+        self.records.append(new)
+        if len(self.records) >= self._next_prune:
+            self.records = [
+                old
+                for old in self.records
+                if not all(old.known_to(other) for other in everyone)
+            ]
+            self._next_prune = max(_PRUNE_AT, 2 * len(self.records))
+
+
+def _race(old: Access, new: Access, name: str) -> errors.RaceError:
+    verb = "written" if new.writes else "read"
+    if old.by_copy and not old.writes:
+        what = f"{name} is {verb} while {old.what} may still read it"
+    elif old.by_copy:
+        what = f"{name} is {verb} before {old.what} has been waited for"
+    else:
+        did = "written" if old.writes else "read"
+        what = f"{name} is {verb}, and {old.what} has {did} it without an order between"
+    return errors.RaceError(
+        what,
+        expected=f"an order between this access and the one at {old.where}",
+        got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
+        f"{box_text(old.box)}",
+        hint=old.hint,
+    )
+
+
+def box_text(box: Box) -> str:
+    """Returns a box as an index expression."""
+    inner = ", ".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in box)
+    return f"[{inner}]"

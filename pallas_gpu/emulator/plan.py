@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A jaxpr, prepared once: steps over numbered slots.
+
+Calls (`jit`, `custom_jvp_call` …) are inlined. What is left is of four kinds: a scalar
+operation in numpy, a run of pure equations compiled by JAX, an effect with a rule, a
+loop or branch with effects inside. References are resolved to views here, so that a
+step only adds up starts.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.emulator import scalars, segments
+from pallas_gpu.emulator.steps import (
+    Const,
+    ControlStep,
+    EffectStep,
+    FailStep,
+    Location,
+    Plan,
+    RefTemplate,
+    ScalarStep,
+    Slot,
+    slots_read,
+)
+from pallas_gpu.primitives import _operands
+from pallas_gpu.primitives import _registry as registry
+
+# Calls that mean the jaxpr they carry.
+_CALLS = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "remat": "jaxpr",
+    "checkpoint": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+}
+
+# Primitives of ours without an effect: they have a lowering for the CPU, so they may
+# stay in a compiled run of equations.
+PURE: set[Any] = set()
+
+
+_CACHE: collections.OrderedDict[int, tuple[Any, Plan]] = collections.OrderedDict()
+_CACHE_SIZE = 1024
+
+
+def plan_of(jaxpr: Any) -> Plan:
+    """Returns the plan of a jaxpr, made once for each jaxpr object."""
+    entry = _CACHE.get(id(jaxpr))
+    if entry is not None and entry[0] is jaxpr:
+        return entry[1]
+    plan = _Builder(jaxpr).build()
+    _CACHE[id(jaxpr)] = (jaxpr, plan)
+    if len(_CACHE) > _CACHE_SIZE:
+        _CACHE.popitem(last=False)
+    return plan
+
+
+def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """Returns a jaxpr and its consts, closed or not."""
+    if isinstance(jaxpr, _jax.ClosedJaxpr):
+        return jaxpr.jaxpr, jaxpr.consts
+    return jaxpr, ()
+
+
+def is_pure(eqn: Any) -> bool:
+    """True for an equation that JAX alone can evaluate."""
+    if eqn.primitive in PURE:
+        return True
+    if eqn.effects or eqn.primitive.name in registry.PRIMITIVES:
+        return False
+    if any(isinstance(v.aval, _jax.AbstractRef) for v in eqn.invars):
+        return False
+    if registry.rule(eqn.primitive, registry.RuleKind.EMULATE) is not None:
+        return False
+    return all(
+        is_pure(inner)
+        for jaxpr in _jax.jaxprs_in_params(eqn.params)
+        for inner in opened(jaxpr)[0].eqns
+    )
+
+
+class _Builder:
+    def __init__(self, jaxpr: Any):
+        self.jaxpr, self.consts = opened(jaxpr)
+        self.size = 0
+        self.steps: list[Any] = []
+        # Pure equations that wait for more of their kind, as (eqn, operands, slots).
+        self.pending: list[tuple[Any, list[Any], list[Slot]]] = []
+        self.pending_slots: set[int] = set()
+
+    def build(self) -> Plan:
+        names: dict[Any, Any] = {}
+        for var in self.jaxpr.invars:
+            names[var] = self._slot(var.aval)
+        for var, const in zip(self.jaxpr.constvars, self.consts, strict=True):
+            names[var] = Const(const)
+        self._equations(self.jaxpr.eqns, names)
+        self._flush()
+        outs = tuple(self._read(v, names) for v in self.jaxpr.outvars)
+        self._drop_unread(outs)
+        return Plan(self.size, self.steps, outs)
+
+    def _slot(self, aval: Any) -> Slot:
+        self.size += 1
+        return Slot(self.size - 1, aval)
+
+    def _read(self, var: Any, names: dict[Any, Any]) -> Any:
+        if isinstance(var, _jax.Literal):
+            value = np.asarray(var.val, getattr(var.aval, "dtype", None))
+            return Const(value[()] if value.ndim == 0 else value)
+        return names[var]
+
+    def _equations(self, eqns: Sequence[Any], names: dict[Any, Any]) -> None:
+        for eqn in eqns:
+            ins = [self._read(v, names) for v in eqn.invars]
+            call = _CALLS.get(eqn.primitive.name)
+            if call is not None and call in eqn.params:
+                results = self._inline(eqn.params[call], ins)
+            else:
+                results = self._equation(eqn, ins)
+            names.update(zip(eqn.outvars, results, strict=True))
+
+    def _inline(self, jaxpr: Any, ins: list[Any]) -> list[Any]:
+        jaxpr, consts = opened(jaxpr)
+        names: dict[Any, Any] = dict(zip(jaxpr.invars, ins, strict=True))
+        names.update(zip(jaxpr.constvars, map(Const, consts), strict=True))
+        self._equations(jaxpr.eqns, names)
+        return [self._read(v, names) for v in jaxpr.outvars]
+
+    def _equation(self, eqn: Any, ins: list[Any]) -> list[Slot]:
+        outs = [self._slot(v.aval) for v in eqn.outvars]
+        if is_pure(eqn):
+            self._pure(eqn, ins, outs)
+            return outs
+        self._flush()
+        try:
+            self.steps.append(self._effect(eqn, ins, outs))
+        except errors.PallasGpuError as error:
+            self.steps.append(FailStep(error.with_location(_jax.where(eqn))))
+        return outs
+
+    def _pure(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> None:
+        waits = any(isinstance(x, Slot) and x.index in self.pending_slots for x in ins)
+        fn = None if waits else scalars.function(eqn)
+        if fn is not None:
+            self.steps.append(ScalarStep(fn, tuple(ins), outs[0].index))
+            return
+        self.pending.append((eqn, ins, outs))
+        self.pending_slots.update(s.index for s in outs)
+
+    def _flush(self) -> None:
+        if self.pending:
+            self.steps.append(self.pending)
+            self.pending = []
+            self.pending_slots = set()
+
+    def _effect(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
+        indices = tuple(s.index for s in outs)
+        if eqn.primitive in (lax.scan_p, lax.while_p, lax.cond_p):
+            return ControlStep(
+                eqn.primitive.name, tuple(ins), indices, eqn.params, Location(eqn)
+            )
+        if eqn.primitive.name == "run_scoped":
+            return ControlStep("run_scoped", tuple(ins), indices, eqn.params,
+                               Location(eqn))  # fmt: skip
+        rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
+        if rule is None:
+            raise errors.NotModelledError(
+                f"the emulator has no model of {eqn.primitive.name}",
+                expected="an operation of the coverage table",
+                hint="run the kernel on a GPU, or compute this outside of the kernel",
+            )
+        params = {k: v for k, v in eqn.params.items() if k != "tree"}
+        return EffectStep(
+            rule, _operands_of(eqn, ins), params, indices, (True,) * len(indices),
+            not eqn.primitive.multiple_results, Location(eqn),
+        )  # fmt: skip
+
+    def _drop_unread(self, outs: tuple[Any, ...]) -> None:
+        """Tells effects which results are read, and compiles pure runs."""
+        read = {x.index for x in outs if isinstance(x, Slot)}
+        steps: list[Any] = []
+        for step in reversed(self.steps):
+            if isinstance(step, list):
+                step = segments.compile_run(step, read)
+                if step is None:
+                    continue
+                steps.append(step)
+                read.update(step.ins)
+                continue
+            if isinstance(step, EffectStep):
+                step.used = tuple(i in read for i in step.outs)
+            steps.append(step)
+            read.update(slots_read(step))
+        self.steps = steps[::-1]
+
+
+def _operands_of(eqn: Any, ins: list[Any]) -> Any:
+    """Returns the operands of an equation as a pytree of templates."""
+    if eqn.primitive is _jax.get_p:
+        return {"ref": _template(_state_ref(eqn, ins[0], ins[1:]))}
+    if eqn.primitive in (_jax.swap_p, _jax.addupdate_p):
+        ref = _template(_state_ref(eqn, ins[0], ins[2:]))
+        return {"ref": ref, "value": ins[1]}
+    if "tree" not in eqn.params:
+        return list(ins)
+    tree = _operands.unflatten(eqn.params["tree"], [_index_or_self(x) for x in ins])
+    return jax.tree.map(
+        _template, tree, is_leaf=lambda x: isinstance(x, _operands.RefOperand)
+    )
+
+
+def _state_ref(eqn: Any, ref: Any, leaves: list[Any]) -> Any:
+    transforms = jax.tree.unflatten(
+        eqn.params["tree"], [_index_or_self(x) for x in leaves]
+    )
+    return _operands.RefOperand(ref, tuple(transforms))
+
+
+def _index_or_self(x: Any) -> Any:
+    """A constant index becomes its number, so that views keep it static."""
+    if isinstance(x, Const) and scalars.is_scalar(x.value):
+        return _Index(x.value) if x.value.dtype != np.bool_ else x
+    return x
+
+
+class _Index(int):
+    """A constant that is an index in a view and a value elsewhere."""
+
+    def __new__(cls, value: Any):
+        self = super().__new__(cls, int(value))
+        self.value = value
+        return self
+
+
+def _template(leaf: Any) -> Any:
+    if isinstance(leaf, _operands.RefOperand):
+        return RefTemplate(leaf.ref, leaf.view(leaf.ref.shape))
+    if isinstance(leaf, _Index):
+        return Const(leaf.value)
+    return leaf

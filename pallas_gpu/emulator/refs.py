@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's own operations on references, and positions on the axes of the launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from pallas_gpu import _jax
+from pallas_gpu.emulator.machine import Warpgroup
+from pallas_gpu.primitives import _registry as registry
+
+_EMULATE = registry.RuleKind.EMULATE
+
+
+@registry.register(_jax.get_p, _EMULATE)
+def _get(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
+    value = wg.read(operands["ref"])
+    return value[()] if value.ndim == 0 else value
+
+
+@registry.register(_jax.swap_p, _EMULATE)
+def _swap(
+    wg: Warpgroup, operands: dict[str, Any], used: tuple[bool, ...], **_: Any
+) -> Any:
+    region = operands["ref"]
+    # A plain store is a swap whose result nobody reads: it must not count as a read.
+    old = wg.read(region) if used[0] else None
+    wg.write(region, np.asarray(operands["value"]))
+    return old
+
+
+@registry.register(_jax.addupdate_p, _EMULATE)
+def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    region = operands["ref"]
+    old = wg.read(region)
+    wg.write(region, old + np.asarray(operands["value"]))
+
+
+@registry.register(lax.axis_index_p, _EMULATE)
+def _axis_index(wg: Warpgroup, _: Any, axis_name: Any, used: Any) -> Any:
+    return np.int32(wg.axis_index(axis_name))

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs of pure equations, compiled once by JAX for the CPU.
+
+Runs that look alike share one compiled function: unrolled loops and repeated launches
+then compile once.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import _jax
+from pallas_gpu.emulator import scalars
+from pallas_gpu.emulator.steps import Location, PureStep, Slot
+
+_CACHE: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
+_CACHE_SIZE = 4096
+
+
+def compile_run(run: Sequence[tuple[Any, list[Any], list[Any]]], read: set[int]) -> Any:
+    """Returns a PureStep for a run of equations, or None when nobody reads it.
+
+    Args:
+      run: (equation, operands, result slots); operands are Slots and Consts.
+      read: slots that later steps read.
+    """
+    run = _live(run, read)
+    if not run:
+        return None
+    made = {s.index for _, _, outs in run for s in outs}
+    ins: dict[int, Any] = {}
+    for _, operands, _ in run:
+        for x in operands:
+            if isinstance(x, Slot) and x.index not in made:
+                ins.setdefault(x.index, x)
+    outs = [s for _, _, results in run for s in results if s.index in read]
+    fn = _compiled(run, list(ins.values()), outs)
+    return PureStep(
+        fn,
+        tuple(ins),
+        tuple(s.index for s in outs),
+        tuple(scalars.is_scalar(s.aval) for s in outs),
+        Location(run[-1][0]),
+    )
+
+
+def _live(run, read: set[int]):
+    needed = set(read)
+    kept = []
+    for eqn, operands, outs in reversed(run):
+        if any(s.index in needed for s in outs):
+            kept.append((eqn, operands, outs))
+            needed.update(x.index for x in operands if isinstance(x, Slot))
+    return kept[::-1]
+
+
+def _compiled(run, ins, outs) -> Callable[..., Any]:
+    key = _key(run, ins, outs)
+    fn = _CACHE.get(key) if key is not None else None
+    if fn is None:
+        jaxpr = _jaxpr(run, ins, outs)
+        fn = jax.jit(lambda *args: tuple(_jax.eval_jaxpr(jaxpr, (), *args)))
+        if key is not None:
+            _CACHE[key] = fn
+            if len(_CACHE) > _CACHE_SIZE:
+                _CACHE.popitem(last=False)
+    return fn
+
+
+def _jaxpr(run, ins, outs) -> Any:
+    """Builds a jaxpr with variables of its own: inlined calls repeat theirs."""
+    variables: dict[int, Any] = {s.index: _jax.Var(s.aval) for s in ins}
+
+    def atom(x: Any, original: Any) -> Any:
+        if isinstance(x, Slot):
+            return variables[x.index]
+        if isinstance(original, _jax.Literal):
+            return original
+        return _jax.Literal(x.value, original.aval)
+
+    eqns = []
+    for eqn, operands, results in run:
+        invars = [atom(x, v) for x, v in zip(operands, eqn.invars, strict=True)]
+        for s in results:
+            variables[s.index] = _jax.Var(s.aval)
+        outvars = [variables[s.index] for s in results]
+        eqns.append(eqn.replace(invars=invars, outvars=outvars))
+    invars = [variables[s.index] for s in ins]
+    return _jax.Jaxpr((), invars, [variables[s.index] for s in outs], eqns)
+
+
+def _key(run, ins, outs) -> Any:
+    """Returns what two runs must agree on to share a function; None for no sharing."""
+    number: dict[int, int] = {s.index: i for i, s in enumerate(ins)}
+    parts: list[Any] = [tuple(s.aval for s in ins)]
+    for eqn, operands, results in run:
+        for s in results:
+            number[s.index] = len(number)
+        names = tuple(
+            number[x.index] if isinstance(x, Slot) else _const_key(x.value)
+            for x in operands
+        )
+        params = tuple(sorted(((k, _hashable(v)) for k, v in eqn.params.items()),
+                              key=lambda kv: kv[0]))  # fmt: skip
+        parts.append((eqn.primitive, params, names, tuple(s.aval for s in results)))
+    parts.append(tuple(number[s.index] for s in outs))
+    key = tuple(parts)
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
+
+
+def _const_key(value: Any) -> Any:
+    array = np.asarray(value)
+    return ("const", array.dtype.name, array.shape, array.tobytes())
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value

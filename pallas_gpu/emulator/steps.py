@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The steps of a plan, and how they name values: slots, constants, references."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.emulator.memory import Region
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Slot:
+    """Where a value lives while a plan runs."""
+
+    index: int
+    aval: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return getattr(self.aval, "shape", ())
+
+    @property
+    def dtype(self) -> Any:
+        return getattr(self.aval, "dtype", None)
+
+    def bind(self, env: list[Any]) -> Any:
+        """Returns the value."""
+        return env[self.index]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Const:
+    """A value known in advance."""
+
+    value: Any
+
+    def bind(self, env: list[Any]) -> Any:
+        """Returns the value."""
+        return self.value
+
+
+class RefTemplate:
+    """A part of a reference whose dynamic starts are read from slots."""
+
+    __slots__ = ("dynamic", "kept", "order", "sizes", "slot", "starts")
+
+    def __init__(self, slot: Slot, view: types.View):
+        self.slot = slot.index
+        self.starts = tuple(axis.start for axis in view.axes)
+        self.dynamic = tuple(
+            (a, slot.index) for a, axis in enumerate(view.axes) for slot in axis.dynamic
+        )
+        self.sizes = tuple(axis.size for axis in view.axes)
+        self.kept = tuple(axis.kept for axis in view.axes)
+        self.order = view.order
+
+    def bind(self, env: list[Any]) -> Region:
+        """Returns the part of the memory that the reference names now."""
+        starts = self.starts
+        if self.dynamic:
+            sums = list(starts)
+            for axis, slot in self.dynamic:
+                sums[axis] += int(env[slot])
+            starts = tuple(sums)
+        return Region(env[self.slot], starts, self.sizes, self.kept, self.order)
+
+
+def bind_operands(template: Any, env: list[Any]) -> Any:
+    """Returns a pytree of operands with values and regions at its leaves."""
+    if isinstance(template, dict):
+        return {
+            name: None if leaf is None else bind_operands(leaf, env)
+            for name, leaf in template.items()
+        }
+    if isinstance(template, list | tuple):
+        return type(template)(bind_operands(leaf, env) for leaf in template)
+    return None if template is None else template.bind(env)
+
+
+class Location:
+    """The line of an equation, looked up when somebody asks."""
+
+    __slots__ = ("_eqn", "_text")
+
+    def __init__(self, eqn: Any):
+        self._eqn = eqn
+        self._text: str | None = None
+
+    @property
+    def where(self) -> str | None:
+        if self._text is None:
+            self._text = _jax.where(self._eqn)
+        return self._text
+
+
+@dataclasses.dataclass(slots=True)
+class ScalarStep:
+    """`out = fn(*ins)` on integer scalars."""
+
+    fn: Callable[..., Any]
+    ins: tuple[Any, ...]
+    out: int
+
+
+@dataclasses.dataclass(slots=True)
+class PureStep:
+    """A run of pure equations, compiled once."""
+
+    fn: Callable[..., Any]
+    ins: tuple[int, ...]
+    outs: tuple[int, ...]
+    scalar_outs: tuple[bool, ...]
+    location: Location
+
+
+@dataclasses.dataclass(slots=True)
+class EffectStep:
+    """An equation with a rule; `used` says which results anybody reads."""
+
+    rule: Callable[..., Any]
+    operands: Any
+    params: dict[str, Any]
+    outs: tuple[int, ...]
+    used: tuple[bool, ...]
+    single: bool
+    location: Location
+
+
+@dataclasses.dataclass(slots=True)
+class ControlStep:
+    """A loop, a branch or a scope whose body has effects."""
+
+    kind: str
+    ins: tuple[Any, ...]
+    outs: tuple[int, ...]
+    params: dict[str, Any]
+    location: Location
+
+
+@dataclasses.dataclass(slots=True)
+class FailStep:
+    """An equation that cannot be emulated; raises when it is reached."""
+
+    error: errors.PallasGpuError
+
+
+@dataclasses.dataclass(slots=True)
+class Plan:
+    """Steps over `size` slots; inputs come first."""
+
+    size: int
+    steps: list[Any]
+    outs: tuple[Any, ...]
+
+
+def slots_read(step: Any) -> set[int]:
+    """Returns the slots that a step reads."""
+    match step:
+        case ScalarStep() | ControlStep():
+            return {x.index for x in step.ins if isinstance(x, Slot)}
+        case EffectStep():
+            found: set[int] = set()
+            _collect(step.operands, found)
+            return found
+        case _:
+            return set()
+
+
+def _collect(template: Any, found: set[int]) -> None:
+    if isinstance(template, dict):
+        template = list(template.values())
+    if isinstance(template, list | tuple):
+        for leaf in template:
+            _collect(leaf, found)
+    elif isinstance(template, Slot):
+        found.add(template.index)
+    elif isinstance(template, RefTemplate):
+        found.add(template.slot)
+        found.update(slot for _, slot in template.dynamic)

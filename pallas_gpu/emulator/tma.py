@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA: copies in flight, their groups, and the fence between threads and copies.
+
+A copy moves its data when it completes, not when it is issued. Its accesses are
+recorded as those of its barrier's phase (a load) or of its group (a store), so every
+access in between that conflicts is an error in every run; the seed only decides which
+values a wrong kernel would have seen.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import errors, types
+from pallas_gpu.emulator import ordering, scheduler
+from pallas_gpu.emulator.machine import Warpgroup, require_writable
+from pallas_gpu.emulator.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.emulator.memory import Region, poison
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import tma
+
+_EMULATE = registry.RuleKind.EMULATE
+
+
+# --- GMEM to SMEM ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class Load:
+    """A copy to SMEM that has been issued."""
+
+    src: Region
+    dst: Region
+    barrier: Barrier
+    mode: types.OOBFillMode
+
+    def advance(self) -> bool:
+        """Moves the data and completes the bytes on the barrier."""
+        undefined = self.mode is types.OOBFillMode.UNDEFINED
+        fill = poison(self.src.dtype) if undefined else 0
+        self.dst.store(self.src.load_clipped(fill).reshape(self.dst.shape))
+        if undefined and self.src.outside() is not None:
+            inside = self.src.inside_mask().reshape(self.dst.shape)
+            _unwrite(self.dst, ~inside)
+        self.barrier.complete_bytes(self.dst.bytes)
+        return True
+
+
+def _unwrite(region: Region, where: np.ndarray) -> None:
+    memory = region.memory
+    if memory.written is None:
+        memory.written = np.ones(memory.shape, np.bool_)
+    memory.written[region.key()] &= ~where
+
+
+@registry.register(tma.copy_gmem_to_smem_p, _EMULATE)
+def _copy_gmem_to_smem(
+    wg: Warpgroup, operands: dict[str, Any], oob_mode: types.OOBFillMode, **_: Any
+) -> None:
+    if skipped(operands):
+        return
+    src, dst = operands["src"], operands["dst"]
+    dst.require_inside("the destination of a copy")
+    if oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
+        src.require_inside("the source of a copy that promises to be in bounds,")
+    barrier = barrier_of(operands["barrier"])
+    by = (barrier.actor, barrier.phase + 1)
+    what = f"the copy from {src.memory.name} (line {wg.where()})"
+    hint = "call barrier_wait on the copy's barrier first"
+    wg.access(src, writes=False, what=what, by=by, hint=hint)
+    wg.access(dst, writes=True, what=what, by=by, hint=hint)
+    _forget_unfenced(dst)
+    if dst.memory.written is not None or dst.dtype.kind not in "iub":
+        dst.memory.data[dst.key()] = poison(dst.dtype)
+    barrier.arrive(wg.release(), announced_bytes=dst.bytes)
+    wg.machine.in_flight.submit(Load(src, dst, barrier, oob_mode))
+
+
+def _forget_unfenced(dst: Region) -> None:
+    box = dst.box()
+    unfenced = dst.memory.unfenced
+    for key in [key for key in unfenced if ordering.overlap(key[1], box)]:
+        del unfenced[key]
+
+
+# --- SMEM to GMEM ---------------------------------------------------------------------
+
+
+class StoreStream:
+    """The copies to GMEM of one warpgroup, in groups.
+
+    Attributes:
+      reading, writing: numbers in clocks of the sources' reads and the destinations'
+        writes; their time is a number of groups.
+      committed: groups that are closed.
+    """
+
+    def __init__(self, wg: Warpgroup):
+        self.reading = wg.machine.new_actor()
+        self.writing = wg.machine.new_actor()
+        self.committed = 0
+        self.unread: dict[int, int] = {}
+        self.unwritten: dict[int, int] = {}
+
+    @classmethod
+    def of(cls, wg: Warpgroup) -> StoreStream:
+        """Returns the warpgroup's stream."""
+        if wg.stores is None:
+            wg.stores = cls(wg)
+        return wg.stores
+
+    def left(self, upto: int, read_only: bool) -> int:
+        """Counts copies of the first `upto` groups that are not done."""
+        open_ = self.unread if read_only else self.unwritten
+        return sum(n for group, n in open_.items() if group < upto)
+
+
+@dataclasses.dataclass(slots=True)
+class Store:
+    """A copy to GMEM that has been issued: first it reads, then it writes."""
+
+    src: Region
+    dst: Region
+    stream: StoreStream
+    group: int
+    value: Any = None
+    written: Any = True
+
+    def advance(self) -> bool:
+        """Reads the source, or writes the destination."""
+        if self.value is None:
+            self.value = self.src.load().reshape(self.dst.shape)
+            mask = self.src.memory.written
+            if mask is not None:
+                part = dataclasses.replace(self.src, memory=_Mask(mask)).load()
+                self.written = part.reshape(self.dst.shape)
+            self.stream.unread[self.group] -= 1
+            return False
+        self.dst.store_clipped(self.value, self.written)
+        self.stream.unwritten[self.group] -= 1
+        return True
+
+
+@dataclasses.dataclass(slots=True)
+class _Mask:
+    """Lets a region read the mask of its array."""
+
+    data: np.ndarray
+
+
+@registry.register(tma.copy_smem_to_gmem_p, _EMULATE)
+def _copy_smem_to_gmem(
+    wg: Warpgroup, operands: dict[str, Any], commit_group: bool, **_: Any
+) -> None:
+    stream = StoreStream.of(wg)
+    if not skipped(operands):
+        _issue_store(wg, stream, operands["src"], operands["dst"])
+    if commit_group:
+        stream.committed += 1
+
+
+def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
+    src.require_inside("the source of a copy")
+    require_writable(dst.memory)
+    if any(low >= high for low, high in dst.box()):
+        dst.require_inside("the destination of a copy that lies outside as a whole,")
+    _require_fenced(src)
+    group = stream.committed
+    line = wg.where()
+    wg.access(
+        src,
+        writes=False,
+        what=f"the copy to {dst.memory.name} (line {line})",
+        by=(stream.reading, group + 1),
+        hint="call wait_smem_to_gmem(0, wait_read_only=True) in the warpgroup that "
+        "started the copy first",
+    )
+    wg.access(
+        dst,
+        writes=True,
+        what=f"the copy from {src.memory.name} (line {line})",
+        by=(stream.writing, group + 1),
+        hint="call wait_smem_to_gmem(0) in the warpgroup that started the copy first",
+    )
+    stream.unread[group] = stream.unread.get(group, 0) + 1
+    stream.unwritten[group] = stream.unwritten.get(group, 0) + 1
+    wg.machine.in_flight.submit(Store(src, dst, stream, group))
+
+
+def _require_fenced(src: Region) -> None:
+    box = src.box()
+    for (_, written), (where, who) in src.memory.unfenced.items():
+        if ordering.overlap(written, box):
+            raise errors.RaceError(
+                f"a copy reads {src.memory.name}, written at {where} and not fenced",
+                expected="commit_smem() by the writing warpgroup between the write and "
+                "the copy",
+                got=f"{who} wrote elements {ordering.box_text(written)} without one",
+                hint="call commit_smem()",
+            )
+
+
+@registry.register(tma.commit_group_p, _EMULATE)
+def _commit_group(wg: Warpgroup, *_: Any, **__: Any) -> None:
+    StoreStream.of(wg).committed += 1
+
+
+@registry.register(tma.wait_smem_to_gmem_p, _EMULATE)
+def _wait_smem_to_gmem(
+    wg: Warpgroup, _: Any, n: int, wait_read_only: bool, used: Any
+) -> Iterator[Any]:
+    stream = StoreStream.of(wg)
+    done = max(0, stream.committed - n)
+    if stream.left(done, wait_read_only):
+        yield scheduler.Wait(
+            lambda: not stream.left(done, wait_read_only),
+            f"copies to GMEM, all but {n} groups",
+            lambda: f"{stream.left(done, wait_read_only)} copies are under way",
+        )
+    actors = [stream.reading] if wait_read_only else [stream.reading, stream.writing]
+    ordering.join(wg.clock, dict.fromkeys(actors, done))
+    for groups in (stream.unread, stream.unwritten):
+        for group in [g for g, left in groups.items() if not left and g < done]:
+            del groups[group]
+
+
+@registry.register(tma.commit_smem_p, _EMULATE)
+def _commit_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
+    for memory in wg.cta.memories:
+        if memory.unfenced:
+            mine = [key for key in memory.unfenced if key[0] == wg.actor]
+            for key in mine:
+                del memory.unfenced[key]
