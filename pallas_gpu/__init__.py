@@ -1,1 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
+"""GPU kernels from Python on JAX, for Hopper and Blackwell.
+
+    import pallas_gpu as plgpu
+
+A kernel is a function over references; `kernel` or `pallas_call` turns it into a
+function over arrays. It runs on a GPU, in an emulator on any machine, and compiles
+offline for any target.
+"""
+
+from jax import ShapeDtypeStruct as ShapeDtypeStruct
+
+from pallas_gpu import arch as arch
+from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
+from pallas_gpu import errors as errors
+from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
+from pallas_gpu import offline as offline
+from pallas_gpu._jax import ds
+from pallas_gpu.entry.control import cdiv, loop, num_programs, program_id, when
+from pallas_gpu.entry.kernel import kernel
+from pallas_gpu.entry.pallas_call import pallas_call
+from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
+from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
+from pallas_gpu.primitives.registers import broadcasted_iota, layout_cast, load
+from pallas_gpu.primitives.tma import (
+    commit_smem,
+    commit_smem_to_gmem_group,
+    copy_gmem_to_smem,
+    copy_smem_to_gmem,
+    wait_smem_to_gmem,
+)
+from pallas_gpu.types import (
+    GMEM,
+    REGS,
+    SMEM,
+    TMEM,
+    Barrier,
+    Blocked,
+    BlockSpec,
+    CompilerParams,
+    Element,
+    GridSpec,
+    InterpretParams,
+    LoweringSemantics,
+    MemorySpace,
+    Mesh,
+    OOBFillMode,
+    Squeezed,
+    SwizzleTransform,
+    TilingTransform,
+    Transform,
+    find_swizzle,
+)
+
+# The name that users of upstream's emulator know.
+InterpretGPUParams = InterpretParams
+
+__version__ = "0.1.0"
+
+__all__ = [
+    # Entry points
+    "kernel",
+    "pallas_call",
+    "run_scoped",
+    "offline",
+    # Control flow and positions
+    "when",
+    "loop",
+    "program_id",
+    "num_programs",
+    "ds",
+    "cdiv",
+    # Copies
+    "copy_gmem_to_smem",
+    "copy_smem_to_gmem",
+    "commit_smem",
+    "commit_smem_to_gmem_group",
+    "wait_smem_to_gmem",
+    # Barriers
+    "barrier_arrive",
+    "barrier_wait",
+    # Registers
+    "load",
+    "layout_cast",
+    "broadcasted_iota",
+    # Types
+    "MemorySpace",
+    "GMEM",
+    "SMEM",
+    "TMEM",
+    "REGS",
+    "Barrier",
+    "BlockSpec",
+    "Blocked",
+    "Element",
+    "Squeezed",
+    "GridSpec",
+    "Mesh",
+    "ShapeDtypeStruct",
+    "Transform",
+    "TilingTransform",
+    "SwizzleTransform",
+    "find_swizzle",
+    "Layout",
+    "TiledLayout",
+    "Tiling",
+    "Replicated",
+    # Parameters
+    "CompilerParams",
+    "InterpretParams",
+    "InterpretGPUParams",
+    "LoweringSemantics",
+    "OOBFillMode",
+    "arch",
+    "errors",
+]

@@ -8,6 +8,7 @@ imports these names instead of `jax._src`.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -187,3 +188,32 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
         return params["num_consts"], params["num_carry"]
     consts, carry, _ = params["ft_in"].unpack()
     return len(consts), len(carry)
+
+
+@functools.cache
+def _primitives_by_name() -> dict[str, Any]:
+    def body(x):
+        f = jax.jit(lambda y: y + 1)
+        g = jax.custom_jvp(lambda y: y)
+        g.defjvp(lambda p, t: (p[0], t[0]))
+        h = jax.custom_vjp(lambda y: y)
+        h.defvjp(lambda y: (y, None), lambda _, ct: (ct,))
+        x = jax.lax.fori_loop(0, 2, lambda _, y: y + 1, f(g(h(x))))
+        x = jax.lax.while_loop(lambda y: y < 0, lambda y: y, x)
+        return jax.lax.cond(x > 0, lambda: x, lambda: -x) + jax.lax.axis_index("i")
+
+    closed = jax.make_jaxpr(body, axis_env=[("i", 1)])(1.0)
+    found = {eqn.primitive.name: eqn.primitive for eqn in closed.eqns}
+    public = vars(jex_core.primitives).values()
+    for primitive in (get_p, swap_p, addupdate_p, *public):
+        if isinstance(primitive, Primitive):
+            found.setdefault(primitive.name, primitive)
+    return found
+
+
+def primitive_by_name(name: str) -> Any:
+    """Returns a primitive of JAX's by its name, whatever module defines it."""
+    found = _primitives_by_name()
+    if name not in found and name == "jit":
+        name = "pjit"
+    return found[name]

@@ -96,6 +96,17 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | None | bool:
 # --- eager calls ----------------------------------------------------------------------
 
 _EAGER: list[Callable[..., Any]] = []
+_EMULATOR_LOWERING: list[Callable[..., Any]] = []
+
+
+def register_emulator_lowering(rule: Callable[..., Any]) -> None:
+    """Gives every platform the emulator's MLIR lowering of the kernel primitive."""
+    _EMULATOR_LOWERING[:] = [rule]
+
+
+def emulator_lowering() -> Callable[..., Any]:
+    """Returns the emulator's MLIR lowering, for platforms that have one of their own."""
+    return _EMULATOR_LOWERING[0]
 
 
 def register_eager_emulator(run: Callable[..., Any]) -> None:

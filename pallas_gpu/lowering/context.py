@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a lowering rule knows besides its operands, and the equation loop."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.mosaic import dtypes, elementwise
+from pallas_gpu.mosaic import module as mosaic_module
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
+
+I32 = np.dtype(np.int32)
+
+
+@dataclasses.dataclass
+class KernelState:
+    """What is common to a whole kernel.
+
+    Attributes:
+      params: the call.
+      target: what is compiled for.
+      builder: the open module.
+      plan: SMEM and barriers.
+      parities: register state: parity bits of each barrier declaration, one i32 each.
+      smem_top_bytes: top of the stack of SMEM arrays.
+      axes: index of each named axis, emitted once in the prologue.
+    """
+
+    params: CallParams
+    target: arch.Target
+    builder: mosaic_module.KernelBuilder
+    plan: resources.Plan
+    parities: dict[int, ir.Value]
+    smem_top_bytes: int = 0
+    axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
+
+    @property
+    def rule_kind(self) -> registry.RuleKind:
+        """Which rules apply."""
+        if self.params.compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
+            return registry.RuleKind.LANE
+        return registry.RuleKind.WARPGROUP
+
+
+@dataclasses.dataclass(frozen=True)
+class RuleContext:
+    """What one rule gets: the kernel and the equation."""
+
+    kernel: KernelState
+    eqn: _jax.JaxprEqn
+
+    @property
+    def builder(self) -> mosaic_module.KernelBuilder:
+        """The open module."""
+        return self.kernel.builder
+
+    @property
+    def out_aval(self) -> Any:
+        """Type of the single result."""
+        return self.eqn.outvars[0].aval
+
+    @property
+    def approx_math(self) -> bool:
+        """Whether fast approximations are allowed."""
+        return self.kernel.params.compiler_params.approx_math
+
+    def operands(self, invals: Sequence[Any]) -> Any:
+        """Returns the operand pytree of a primitive of ours."""
+        return ops.unflatten(self.eqn.params["tree"], list(map(index_value, invals)))
+
+
+def index_value(value: Any) -> Any:
+    """A constant index becomes a Python number, which stays static in views."""
+    if vals.is_scalar(value) and dtypes.is_constant(value.value):
+        attribute = value.value.owner.attributes["value"]
+        if isinstance(attribute, ir.IntegerAttr):
+            return attribute.value
+    return value
+
+
+def i32(value: Any) -> ir.Value | int:
+    """Returns an index as an i32 value, or as a Python number."""
+    if isinstance(value, int | np.integer):
+        return int(value)
+    if isinstance(value, regs.Splat):
+        return elementwise.astype(value, I32).value
+    return value
+
+
+def add_indices(a: Any, b: Any) -> ir.Value:
+    """Adds two indices, numbers or values."""
+    builder = mosaic_module.current()
+    a, b = i32(a), i32(b)
+    left = builder.i32(a) if isinstance(a, int) else a
+    right = builder.i32(b) if isinstance(b, int) else b
+    return arith.addi(left, right)
+
+
+def starts(view: types.View) -> tuple[Any, ...]:
+    """Returns the starts of a view as i32 values and Python numbers."""
+    return tuple(i32(s) for s in view.starts(add_indices))
+
+
+def divisor(index: Any) -> int:
+    """Returns a number that an index is known to be a multiple of.
+
+    Vector accesses to memory need it: the products of block sizes and positions that
+    kernels index with say so by themselves.
+    """
+    if isinstance(index, int):
+        return index
+    owner = index.owner
+    if not isinstance(owner, ir.Operation | ir.OpView):
+        return 1
+    if dtypes.is_constant(index):
+        return abs(ir.IntegerAttr(owner.attributes["value"]).value)
+    match owner.operation.name:
+        case "arith.muli":
+            return math.prod(map(divisor, owner.operands))
+        case "arith.addi" | "arith.subi":
+            return math.gcd(*map(divisor, owner.operands))
+    return 1
+
+
+# --- the equation loop ----------------------------------------------------------------
+
+
+def lower_jaxpr(kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Lowers the equations of a jaxpr in order; returns its results."""
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Any) -> Any:
+        if isinstance(atom, _jax.Literal):
+            return _literal(atom)
+        return env[atom]
+
+    rules = registry.rules(kernel.rule_kind)
+    for eqn in jaxpr.eqns:
+        rule = rules.get(eqn.primitive)
+        if rule is None:
+            raise no_rule(kernel, eqn)
+        try:
+            with _location(kernel, eqn):
+                results = rule(RuleContext(kernel, eqn), *map(read, eqn.invars))
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where(eqn)) from None
+        if not eqn.primitive.multiple_results:
+            results = [results]
+        for var, result in zip(eqn.outvars, results, strict=True):
+            env[var] = result
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _literal(atom: Any) -> Any:
+    value = np.asarray(atom.val)
+    if value.shape:
+        raise errors.InternalError(f"an array literal of shape {value.shape}")
+    return vals.constant(value.item(), vals.numpy_dtype(atom.aval))
+
+
+def _location(kernel: KernelState, eqn: _jax.JaxprEqn) -> ir.Location:
+    place = None
+    if kernel.params.compiler_params.line_info:
+        place = _jax.file_and_line(eqn)
+    if place is None:
+        return ir.Location.current or ir.Location.unknown()
+    return ir.Location.file(place[0], place[1], 0)
+
+
+def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+    """Returns the error for a primitive without a rule."""
+    name = eqn.primitive.name
+    semantics = kernel.params.compiler_params.lowering_semantics.name
+    gap = registry.KNOWN_GAPS.get((name, kernel.rule_kind))
+    return errors.UnsupportedError(
+        f"{name} is not supported under {semantics} semantics on {kernel.target.name}",
+        got=gap,
+        hint="see docs/coverage.md for what each semantics supports",
+        where=_jax.where(eqn),
+    )
+
+
+def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[int]:
+    """Returns the register state that a body may touch.
+
+    These are the barriers it is given and those that its scopes declare.
+    """
+    keys = {a.key for a in args if isinstance(a, vals.BarrierHandle)}
+
+    def visit(inner: Any) -> None:
+        for eqn in inner.eqns:
+            if eqn.primitive is run_scoped_p:
+                for i, var in enumerate(resources.scope_refs(eqn)):
+                    if isinstance(var.aval, types.BarrierRef):
+                        keys.add(kernel.plan.barrier_slots[id(eqn), i])
+            for deeper in _jax.jaxprs_in_params(eqn.params):
+                visit(deeper)
+
+    visit(jaxpr)
+    return sorted(keys)
+
+
+# --- positions ------------------------------------------------------------------------
+
+
+def emit_axes(kernel: KernelState) -> None:
+    """Splits the linear block index into the grid's and the batch's axes.
+
+    All axes lie on CUDA's x axis, whose limit is 2**31 - 1; the last one is fastest.
+    """
+    mesh = kernel.params.mesh
+    named = list(zip(mesh.grid_names, mesh.grid, strict=True))
+    batch = [(("batch", i), axis.size) for i, axis in enumerate(kernel.params.batch)]
+    builder = kernel.builder
+    rest = builder.threads.block_id[0]
+    for name, size in reversed([*batch, *named]):
+        outermost = name == ([*batch, *named])[0][0]
+        if size == 1:
+            kernel.axes[name] = builder.i32(0)
+        elif outermost:
+            kernel.axes[name] = rest
+        else:
+            kernel.axes[name] = arith.remui(rest, builder.i32(size))
+            rest = arith.divui(rest, builder.i32(size))
+    for name in mesh.cluster_names:
+        kernel.axes[name] = builder.i32(0)
+    if mesh.thread_name is not None:
+        kernel.axes[mesh.thread_name] = builder.threads.warpgroup
+
+
+def total_blocks(params: CallParams) -> int:
+    """Returns the number of blocks of a launch, batch axes included."""
+    return params.mesh.blocks * math.prod(axis.size for axis in params.batch)
+
+
+def unflatten_transforms(tree: Any, leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the steps of JAX's get and swap with static indices as numbers."""
+    return jax.tree.unflatten(tree, list(map(index_value, leaves)))

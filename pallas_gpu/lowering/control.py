@@ -1,0 +1,290 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops, branches and calls: JAX's control flow as scf.
+
+Two things cross a region's border besides what JAX says: the register state that the
+body may touch, and a layout for every array. A splat or an iota has no layout, so a
+border needs a trial: the body is emitted once into a block that is thrown away, and the
+layouts of its results decide. Only carries without a layout pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, scf
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import KernelState, RuleContext, lower_jaxpr, state_keys
+from pallas_gpu.lowering.rules import lane
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic import scalars
+
+
+# --- what crosses a border ------------------------------------------------------------
+
+
+class _Border:
+    """Values and register state that cross a region's border together."""
+
+    def __init__(self, kernel: KernelState, keys: Sequence[int], values: Sequence[Any]):
+        self.kernel = kernel
+        self.keys = list(keys)
+        packed = [vals.pack(v) for v in values]
+        self.specs = [spec for _, spec in packed]
+
+    def pack(self, values: Sequence[Any]) -> list[ir.Value]:
+        """Returns SSA values: the register state, then the values."""
+        ssa = [self.kernel.parities[key] for key in self.keys]
+        for value, spec in zip(values, self.specs, strict=True):
+            ssa += vals.pack(_match(value, spec))[0]
+        return ssa
+
+    def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
+        """Takes over the register state and returns the values."""
+        ssa = list(ssa)
+        for key in self.keys:
+            self.kernel.parities[key] = ssa.pop(0)
+        values = []
+        for spec in self.specs:
+            values.append(spec.unpack(ssa[: spec.count]))
+            del ssa[: spec.count]
+        return values
+
+
+def _match(value: Any, spec: vals.Packed) -> Any:
+    """Gives a value the form that a border was built for."""
+    if spec.layout is None or not isinstance(value, regs.Array):
+        return value
+    if isinstance(value, regs.Deferred):
+        return value.materialize(spec.layout)
+    if value.layout != spec.layout:
+        before, after = regs.describe(spec.layout), regs.describe(value.layout)
+        raise errors.LayoutError(
+            "an array changes its layout on the way through a loop or a branch",
+            expected=before,
+            got=after,
+            hint=f"use layout_cast(x, {before}) on the result, or layout_cast the "
+            f"initial value to {after}",
+        )
+    return value
+
+
+@contextlib.contextmanager
+def _trial(kernel: KernelState) -> Iterator[None]:
+    """Emits into a block that is thrown away; the register state is restored."""
+    saved = dict(kernel.parities)
+    top = kernel.smem_top_bytes
+    region = scf.ExecuteRegionOp([])
+    block = region.regions[0].blocks.append()
+    try:
+        with ir.InsertionPoint(block):
+            yield
+    finally:
+        kernel.parities, kernel.smem_top_bytes = saved, top
+        region.operation.erase()
+
+
+def _has_no_layout(value: Any) -> bool:
+    return isinstance(value, regs.Deferred) and not vals.is_scalar(value)
+
+
+def _settle(
+    kernel: KernelState, carry: list[Any], emit: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """Gives every carry a layout: its own, or the one that the body gives it."""
+    for _ in range(len(carry) + 1):
+        if not any(map(_has_no_layout, carry)):
+            return carry
+        with _trial(kernel):
+            results = emit(carry)
+            layouts = [getattr(r, "layout", None) for r in results]
+        settled = [
+            value.materialize(layout) if _has_no_layout(value) and layout else value
+            for value, layout in zip(carry, layouts, strict=True)
+        ]
+        if settled == carry:
+            break
+        carry = settled
+    return [_in_default_layout(v) if _has_no_layout(v) else v for v in carry]
+
+
+def _in_default_layout(value: Any) -> Any:
+    return value.materialize(regs.default_placement(value.shape, value.dtype))
+
+
+def _check_carry(values: Sequence[Any], what: str) -> None:
+    for value in values:
+        if not isinstance(value, regs.Array):
+            raise errors.UnsupportedError(
+                f"{what} changes which reference it carries",
+                expected="references that stay the same from step to step",
+                got=type(value).__name__,
+                hint="index one reference with the loop's counter",
+            )
+
+
+# --- rules ----------------------------------------------------------------------------
+
+
+@lane("jit")
+def _jit(ctx: RuleContext, *args, jaxpr=None):
+    return _call(ctx, ctx.eqn.params["jaxpr"], args)
+
+
+@lane("custom_jvp_call")
+def _custom_jvp(ctx: RuleContext, *args):
+    return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
+
+
+@lane("custom_vjp_call")
+def _custom_vjp(ctx: RuleContext, *args):
+    return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
+
+
+def _call(ctx: RuleContext, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
+    inner = _open(jaxpr)
+    return lower_jaxpr(ctx.kernel, inner, args)
+
+
+def _open(jaxpr: Any) -> _jax.Jaxpr:
+    return jaxpr.jaxpr if isinstance(jaxpr, _jax.ClosedJaxpr) else jaxpr
+
+
+@lane("scan")
+def _scan(ctx: RuleContext, *args):
+    params = ctx.eqn.params
+    n_consts, n_carry = _jax.scan_arity(params)
+    if n_consts + n_carry != len(args) or n_carry != len(ctx.eqn.outvars):
+        raise errors.UnsupportedError(
+            "lax.scan over arrays is not supported in a kernel",
+            expected="a loop that carries values: fori_loop, plgpu.loop",
+            hint="index a reference with the loop's counter",
+        )
+    consts, carry = list(args[:n_consts]), list(args[n_consts:])
+    _check_carry(carry, "a loop")
+    kernel, body = ctx.kernel, _open(params["jaxpr"])
+    length, unroll = params["length"], int(params["unroll"])
+    if length % max(unroll, 1):
+        raise errors.UnsupportedError(
+            "a loop's unroll does not divide its length",
+            expected=f"a divisor of {length}",
+            got=unroll,
+            hint="choose another unroll",
+        )
+
+    def steps(values: list[Any]) -> list[Any]:
+        for _ in range(unroll):
+            values = lower_jaxpr(kernel, body, [*consts, *values])
+        return values
+
+    if length == unroll:
+        return steps(carry)
+    carry = _settle(kernel, carry, steps)
+    border = _Border(kernel, state_keys(kernel, body, consts), carry)
+    index = ir.IndexType.get()
+    bounds = [arith.constant(index, n) for n in (0, length // unroll, 1)]
+    loop = scf.ForOp(*bounds, border.pack(carry))
+    with ir.InsertionPoint(loop.body):
+        results = steps(border.unpack(loop.inner_iter_args))
+        scf.yield_(border.pack(results))
+    return border.unpack(loop.results)
+
+
+@lane("while")
+def _while(ctx: RuleContext, *args):
+    params = ctx.eqn.params
+    n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
+    cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
+    carry = list(args[n_cond + n_body :])
+    _check_carry(carry, "a while loop")
+    kernel = ctx.kernel
+    cond, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
+
+    def step(values: list[Any]) -> list[Any]:
+        return lower_jaxpr(kernel, body, [*body_consts, *values])
+
+    carry = _settle(kernel, carry, step)
+    keys = set(state_keys(kernel, body, body_consts))
+    keys |= set(state_keys(kernel, cond, cond_consts))
+    border = _Border(kernel, sorted(keys), carry)
+    initial = border.pack(carry)
+    kinds = [v.type for v in initial]
+    loop = scf.WhileOp(kinds, initial)
+    before = loop.before.blocks.append(*kinds)
+    after = loop.after.blocks.append(*kinds)
+    with ir.InsertionPoint(before):
+        values = border.unpack(before.arguments)
+        (proceed,) = lower_jaxpr(kernel, cond, [*cond_consts, *values])
+        scf.condition(vals.scalar_value(proceed), border.pack(values))
+    with ir.InsertionPoint(after):
+        scf.yield_(border.pack(step(border.unpack(after.arguments))))
+    return border.unpack(loop.results)
+
+
+@lane("cond")
+def _cond(ctx: RuleContext, index, *args):
+    kernel = ctx.kernel
+    branches = [_open(b) for b in ctx.eqn.params["branches"]]
+    keys: set[int] = set()
+    for branch in branches:
+        keys |= set(state_keys(kernel, branch, args))
+    like = _branch_results(kernel, branches, args, ctx.eqn.outvars)
+    border = _Border(kernel, sorted(keys), like)
+
+    def emit(branch: _jax.Jaxpr) -> None:
+        saved = dict(kernel.parities)
+        scf.yield_(border.pack(lower_jaxpr(kernel, branch, args)))
+        kernel.parities = saved
+
+    kinds = [kernel.parities[key].type for key in border.keys]
+    for value in like:
+        kinds += [v.type for v in vals.pack(value)[0]]
+    choice = vals.scalar_value(index)
+    results = _emit_choice(choice, branches, kinds, emit)
+    return border.unpack(results)
+
+
+def _emit_choice(choice, branches, kinds, emit) -> list[ir.Value]:
+    """Emits the last branches as the else of the first one."""
+    first = scalars.constant(0, "int32")
+    is_first = arith.cmpi(arith.CmpIPredicate.sle, choice, first)
+    op = scf.IfOp(is_first, kinds, has_else=True)
+    with ir.InsertionPoint(op.then_block):
+        emit(branches[0])
+    with ir.InsertionPoint(op.else_block):
+        if len(branches) == 2:
+            emit(branches[1])
+        else:
+            rest = arith.subi(choice, scalars.constant(1, "int32"))
+            scf.yield_(_emit_choice(rest, branches[1:], kinds, emit))
+    return list(op.results)
+
+
+def _branch_results(kernel, branches, args, outvars) -> list[Any]:
+    """Returns a value of the form of each result: scalars, or arrays with a layout.
+
+    The values themselves may lie in a block that is gone; only their types are used.
+    """
+    if all(not v.aval.shape for v in outvars):
+        return [vals.constant(0, vals.numpy_dtype(v.aval)) for v in outvars]
+    chosen: list[Any] = [None] * len(outvars)
+    for branch in branches:
+        with _trial(kernel):
+            results = lower_jaxpr(kernel, branch, args)
+            _check_carry(results, "a branch")
+            layouts = [getattr(r, "layout", None) for r in results]
+        chosen = [a or b for a, b in zip(chosen, layouts, strict=True)]
+    like = []
+    for var, layout in zip(outvars, chosen, strict=True):
+        value = vals.constant(0, vals.numpy_dtype(var.aval))
+        if var.aval.shape:
+            value = vals.as_shape(value, var.aval.shape)
+            value = value.materialize(
+                layout or regs.default_placement(value.shape, value.dtype)
+            )
+        like.append(value)
+    return like

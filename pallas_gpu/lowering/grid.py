@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions on the grid, cluster and thread axes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import errors
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.rules import lane
+from pallas_gpu.mosaic import elementwise
+
+
+@lane("axis_index")
+def _axis_index(ctx: RuleContext) -> Any:
+    name = ctx.eqn.params["axis_name"]
+    index = ctx.kernel.axes.get(name)
+    if index is None:
+        raise errors.AxisNameError(
+            f"axis_index: no axis is named {name!r}",
+            expected=f"one of {[n for n, _ in ctx.kernel.params.mesh.axes]}",
+            got=repr(name),
+        )
+    return elementwise.scalar(index, "int32")

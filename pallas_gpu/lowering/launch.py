@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the kernel primitive's parameters to a module of Mosaic GPU MLIR."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import _jax, arch, resources, types
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import context as ctx_lib
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.mosaic import mbarrier
+from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredKernel:
+    """A module and what the planner knows of it."""
+
+    name: str
+    module: ir.Module
+    plan: resources.Plan
+    target: arch.Target
+    threads: int
+
+
+def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
+    """Lowers one kernel.
+
+    Raises:
+      OutOfResources: the kernel does not fit the target.
+      UnsupportedError: an operation has no rule, or not for this target.
+      LayoutError: register layouts do not fit.
+    """
+    options = params.compiler_params
+    if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
+        options = dataclasses.replace(options, line_info=True)
+        params = dataclasses.replace(params, compiler_params=options)
+    warpgroups = params.mesh.warpgroups
+    plan = resources.plan(
+        params.jaxpr, target, params.name, options.reduction_scratch_bytes, warpgroups
+    )
+    spec = LaunchSpec(
+        name=_symbol(params.name),
+        grid=(ctx_lib.total_blocks(params), 1, 1),
+        threads=types.mesh.WARPGROUP_THREADS * warpgroups,
+        smem_bytes=plan.smem_bytes,
+        num_buffers=len(params.jaxpr.invars),
+        arch=target.compute_capability,
+    )
+    builder = KernelBuilder(spec)
+    with builder:
+        kernel = ctx_lib.KernelState(params, target, builder, plan, {})
+        _prologue(kernel)
+        ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
+    return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
+
+
+def _symbol(name: str) -> str:
+    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return cleaned if cleaned and not cleaned[0].isdigit() else f"kernel_{cleaned}"
+
+
+def _prologue(kernel: ctx_lib.KernelState) -> None:
+    """Positions on the axes, and every barrier of the kernel, initialised once."""
+    ctx_lib.emit_axes(kernel)
+    zero = kernel.builder.i32(0)
+    declarations = list(_barriers(kernel.params.jaxpr, kernel.plan))
+    for slot, barrier in declarations:
+        kernel.parities[slot] = zero
+        for i in range(barrier.size):
+            offset = resources.BARRIER_BYTES * (slot + i)
+            pointer = kernel.builder.smem_pointer(
+                kernel.plan.barrier_offset_bytes + offset
+            )
+            mbarrier.init(pointer, barrier.num_arrivals)
+    if declarations:
+        kernel.builder.sync_after_init()
+
+
+def _barriers(jaxpr: Any, plan: resources.Plan):
+    seen = set()
+
+    def visit(inner: Any):
+        for eqn in inner.eqns:
+            if eqn.primitive is ctx_lib.run_scoped_p:
+                for i, var in enumerate(resources.scope_refs(eqn)):
+                    slot = plan.barrier_slots.get((id(eqn), i))
+                    if slot is not None and slot not in seen:
+                        seen.add(slot)
+                        yield slot, var.aval.barrier
+            for deeper in _jax.jaxprs_in_params(eqn.params):
+                yield from visit(deeper)
+
+    yield from visit(jaxpr)
+
+
+def _handles(kernel: ctx_lib.KernelState) -> Sequence[vals.GmemHandle]:
+    params = kernel.params
+    batch = [kernel.axes["batch", i] for i in range(len(params.batch))]
+    handles = []
+    for i, var in enumerate(params.jaxpr.invars):
+        is_input = i < params.num_inputs
+        levels = [
+            (index, axis.size)
+            for index, axis in zip(batch, params.batch, strict=True)
+            if not is_input or axis.batched[i]
+        ]
+        shape = (*(size for _, size in levels), *var.aval.shape)
+        lead = tuple(index for index, _ in levels)
+        handles.append(
+            vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead)
+        )
+    return handles

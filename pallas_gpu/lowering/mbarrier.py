@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mbarriers: addresses, parities as register state, arrive and wait."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, scf
+
+from pallas_gpu import resources, types
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext, add_indices, i32
+from pallas_gpu.lowering.rules import lane
+from pallas_gpu.mosaic import addressing, mbarrier
+from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
+
+
+def barrier_index(handle: vals.BarrierHandle, transforms: Any) -> int | ir.Value:
+    """Returns the row-major index of one barrier of a declaration."""
+    view = types.resolve(handle.ref_shape, transforms)
+    index: Any = 0
+    for start, size in zip(view.starts(add_indices), handle.ref_shape, strict=True):
+        start = i32(start)
+        if isinstance(index, int) and isinstance(start, int):
+            index = index * size + start
+            continue
+        scaled = index * size if isinstance(index, int) else _scaled(index, size)
+        index = start if scaled == 0 else add_indices(scaled, start)
+    return index
+
+
+def _scaled(value: ir.Value, factor: int) -> ir.Value:
+    return arith.muli(value, _constant(factor))
+
+
+def _constant(value: int) -> ir.Value:
+    from pallas_gpu.mosaic import module
+
+    return module.current().i32(value)
+
+
+def barrier_pointer(
+    ctx: RuleContext, handle: vals.BarrierHandle, index: int | ir.Value
+) -> ir.Value:
+    """Returns the address of one barrier."""
+    base = handle.offset_bytes
+    if isinstance(index, int):
+        return ctx.builder.smem_pointer(base + resources.BARRIER_BYTES * index)
+    offset = arith.muli(index, ctx.builder.i32(resources.BARRIER_BYTES))
+    return addressing.offset_pointer(ctx.builder.smem_pointer(base), offset)
+
+
+@lane(barrier_arrive_p)
+def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    barrier, predicate = operands["barrier"], operands["predicate"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    pointer = barrier_pointer(ctx, barrier.ref, index)
+    with when(predicate):
+        mbarrier.arrive(pointer)
+    return []
+
+
+class when:  # noqa: N801 - reads as the statement it stands for
+    """Emits the body under a uniform condition; None is always."""
+
+    def __init__(self, condition: Any):
+        if isinstance(condition, bool):
+            condition = vals.constant(condition, "bool")
+        self._condition = condition
+        self._point: Any = None
+
+    def __enter__(self) -> None:
+        if self._condition is None:
+            return
+        op = scf.IfOp(vals.scalar_value(self._condition))
+        self._block = op.then_block
+        self._point = ir.InsertionPoint(self._block)
+        self._point.__enter__()
+
+    def __exit__(self, *exc) -> None:
+        if self._point is None:
+            return
+        if exc[0] is None:
+            scf.yield_([])
+        self._point.__exit__(*exc)
+
+
+@lane(barrier_wait_p)
+def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
+    barrier = ctx.operands(invals)["barrier"]
+    handle: vals.BarrierHandle = barrier.ref
+    index = barrier_index(handle, barrier.transforms)
+    pointer = barrier_pointer(ctx, handle, index)
+    builder, parities = ctx.builder, ctx.kernel.parities
+    bits = parities[handle.key]
+    one = builder.i32(1)
+    if isinstance(index, int):
+        shift, mask = builder.i32(index), builder.i32(_signed(1 << index))
+    else:
+        shift, mask = index, arith.shli(one, index)
+    mbarrier.wait(pointer, arith.andi(arith.shrui(bits, shift), one))
+    parities[handle.key] = arith.xori(bits, mask)
+    return []
+
+
+def _signed(value: int) -> int:
+    return value - 2**32 if value >= 2**31 else value

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes of references, loads with a layout, layout casts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts import Layout
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import (
+    RuleContext,
+    divisor,
+    starts,
+    unflatten_transforms,
+)
+from pallas_gpu.lowering.rules import lane
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, smem
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.primitives.registers import layout_cast_p, load_p
+
+# Rows and columns of the smallest tile that the tensor core's layouts cover.
+_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
+
+
+def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+    """Returns the emitter's view of a part of a reference."""
+    view = types.resolve(handle.ref_shape, transforms)
+    origin = starts(view)
+    divisors = tuple(map(divisor, origin))
+    sizes = tuple(axis.size for axis in view.axes)
+    kept = tuple(axis.kept for axis in view.axes)
+    # A view's `order` counts the kept axes, resolve's the axes of the reference.
+    ranks = sorted(view.order)
+    order = tuple(ranks.index(a) for a in view.order)
+    if isinstance(handle, vals.SmemHandle):
+        return smem.SmemView(
+            handle.pointer, handle.layout, handle.dtype,
+            origin, sizes, kept, order, divisors,
+        )  # fmt: skip
+    if isinstance(handle, vals.GmemHandle):
+        n = len(handle.lead)
+        return gmem.GmemView(
+            ctx.builder.buffers[handle.buffer_index],
+            handle.buffer_index,
+            handle.shape,
+            handle.dtype,
+            (*handle.lead, *origin),
+            (*(1,) * n, *sizes),
+            (*(False,) * n, *kept),
+            order,
+            (*(1,) * n, *divisors),
+        )
+    raise errors.InternalError(f"{type(handle).__name__} is no array in memory")
+
+
+def default_layout(handle: Any, view: Any) -> Any:
+    """Returns the layout of a load that asks for none.
+
+    An array tiled for the tensor core gives WGMMA, every other a strided layout.
+    """
+    shape = tuple(view.shape)
+    tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
+    if tiled and len(shape) == 2 and shape[0] % _WGMMA_ROWS == 0:
+        if shape[1] % _WGMMA_COLUMNS == 0:
+            return regs.place(Layout.WGMMA, shape)
+    return regs.default_placement(shape, handle.dtype)
+
+
+def read(ctx: RuleContext, handle: Any, transforms: Any, layout: Any, optimized: bool):
+    """Loads a part of a reference."""
+    view = memory_view(ctx, handle, transforms)
+    module = smem if isinstance(handle, vals.SmemHandle) else gmem
+    if tuple(view.shape) == ():
+        return elementwise.scalar(module.load_scalar(view), handle.dtype)
+    placement = (
+        default_layout(handle, view)
+        if layout is None
+        else regs.place(layout, tuple(view.shape))
+    )
+    if module is gmem:
+        return gmem.load(view, placement)
+    return smem.load(view, placement, optimized=optimized)
+
+
+def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
+    """Stores into a part of a reference, ordered with the warpgroup's other accesses."""
+    view = memory_view(ctx, handle, transforms)
+    automatic = not ctx.kernel.params.compiler_params.unsafe_no_auto_barriers
+    module = smem if isinstance(handle, vals.SmemHandle) else gmem
+    if automatic:
+        # Another warp may still read what this store overwrites.
+        mbarrier.warpgroup_barrier()
+    if tuple(view.shape) == ():
+        module.store_scalar(view, vals.scalar_value(value))
+    else:
+        if isinstance(value, regs.Deferred):
+            value = _materialize(value, default_layout(handle, view))
+        module.store(view, value)
+    if automatic:
+        mbarrier.warpgroup_barrier()
+
+
+def _materialize(value: regs.Deferred, layout: Any) -> regs.RegisterArray:
+    return value.materialize(layout)
+
+
+@lane(_jax.get_p)
+def _get(ctx: RuleContext, handle: Any, *leaves: Any) -> Any:
+    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
+    return read(ctx, handle, transforms, None, True)
+
+
+@lane(_jax.swap_p)
+def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
+    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
+    old = None
+    if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
+        layout = getattr(value, "layout", None)
+        old = read(ctx, handle, transforms, layout, True)
+    write(ctx, handle, transforms, value)
+    return old
+
+
+@lane(_jax.addupdate_p)
+def _addupdate(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> list[Any]:
+    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
+    old = read(ctx, handle, transforms, getattr(value, "layout", None), True)
+    write(ctx, handle, transforms, elementwise.apply("add", old, value))
+    return []
+
+
+@lane(load_p)
+def _load(ctx: RuleContext, *invals: Any) -> Any:
+    src = ctx.operands(invals)["src"]
+    params = ctx.eqn.params
+    return read(ctx, src.ref, src.transforms, params["layout"], params["optimized"])
+
+
+@lane(layout_cast_p)
+def _layout_cast(ctx: RuleContext, x: Any) -> Any:
+    if vals.is_scalar(x):
+        return x
+    return regs.layout_cast(x, ctx.eqn.params["layout"])

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the environment of the equation loop holds.
+
+Arrays are `RegisterArray`s or `Deferred`s; a scalar is a `Splat` of shape (). The
+handles below stand for references.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors, types
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic import registers as regs
+
+
+@dataclasses.dataclass(frozen=True)
+class GmemHandle:
+    """An operand or result of the kernel.
+
+    Attributes:
+      buffer_index: position among the kernel's buffers.
+      shape: shape of the whole buffer, batch axes first.
+      lead: index for each batch axis.
+    """
+
+    buffer_index: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    lead: tuple[ir.Value, ...]
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        """Shape of the reference, without batch axes."""
+        return self.shape[len(self.lead) :]
+
+
+@dataclasses.dataclass(frozen=True)
+class SmemHandle:
+    """An array in SMEM."""
+
+    pointer: ir.Value
+    layout: SmemLayout
+    dtype: np.dtype
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        """Shape of the reference."""
+        return self.layout.shape
+
+
+@dataclasses.dataclass(frozen=True)
+class BarrierHandle:
+    """One barrier declaration.
+
+    Attributes:
+      offset_bytes: of its first barrier in the block's SMEM.
+      key: names its parity bits in the register state.
+    """
+
+    offset_bytes: int
+    barrier: types.Barrier
+    key: int
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        """Shape of the array of barriers."""
+        return self.barrier.shape
+
+
+def is_scalar(value: Any) -> bool:
+    """True for a scalar."""
+    return isinstance(value, regs.Splat) and value.shape == ()
+
+
+def constant(value: Any, dtype: Any) -> regs.Splat:
+    """Returns a constant scalar."""
+    return elementwise.scalar(value, dtype)
+
+
+def scalar_value(value: Any) -> ir.Value:
+    """Returns the SSA value of a scalar."""
+    if not is_scalar(value):
+        raise errors.InternalError(f"{type(value).__name__} is no scalar")
+    return value.value
+
+
+def as_shape(value: Any, shape: Sequence[int]) -> Any:
+    """Returns a value with that shape: scalars and axes of size one are repeated."""
+    shape = tuple(shape)
+    if value.shape == shape:
+        return value
+    dims = range(len(shape) - len(value.shape), len(shape))
+    return regs.broadcast_in_dim(value, shape, tuple(dims))
+
+
+def numpy_dtype(aval: Any) -> np.dtype:
+    """Returns an abstract value's dtype as numpy's."""
+    return np.dtype(jnp.dtype(aval.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Packed:
+    """How a value that crosses a region's border is made of SSA values."""
+
+    layout: Any  # None: a scalar
+    dtype: np.dtype
+
+    @property
+    def count(self) -> int:
+        """Number of SSA values."""
+        return 1 if self.layout is None else self.layout.num_registers
+
+    def unpack(self, ssa: Sequence[ir.Value]) -> Any:
+        """Restores the value."""
+        if self.layout is None:
+            return regs.Splat(ssa[0], self.dtype, ())
+        return regs.RegisterArray(tuple(ssa), self.layout, self.dtype)
+
+
+def pack(value: Any) -> tuple[list[ir.Value], Packed]:
+    """Returns a value's SSA values and how to restore it."""
+    if is_scalar(value):
+        return [value.value], Packed(None, value.dtype)
+    if isinstance(value, regs.RegisterArray):
+        return list(value.values), Packed(value.layout, value.dtype)
+    raise errors.InternalError(f"{type(value).__name__} has no SSA values")

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compilation without a GPU: PTX, SASS and a resource report for any target."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, arch, compiler, errors
+from pallas_gpu.entry import call
+from pallas_gpu.runtime import offline as _offline
+from pallas_gpu.runtime import register
+from pallas_gpu.runtime.ptx_stats import instruction_counts
+from pallas_gpu.runtime.resources_report import Resources
+from pallas_gpu.runtime.serialize import serialize
+
+__all__ = ["KernelReport", "compile", "lower"]
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelReport:
+    """What one kernel becomes.
+
+    Attributes:
+      name: the kernel's name.
+      target: the target's name.
+      jaxpr: the traced body.
+      mlir: the module, before JAX's CUDA plugin compiles it.
+      ptx: PTX text.
+      sass: disassembled machine code; None where nvdisasm is missing (see `note`).
+      resources: registers, spills, SMEM, barriers, occupancy.
+      note: why something is missing.
+    """
+
+    name: str
+    target: str
+    jaxpr: str
+    mlir: str
+    ptx: str
+    sass: str | None
+    resources: Resources
+    note: str | None = None
+
+    @property
+    def instruction_counts(self) -> dict[str, int]:
+        """Number of PTX instructions by family."""
+        return instruction_counts(self.ptx)
+
+    def __str__(self) -> str:
+        return f"kernel {self.name} for {self.target}\n{self.resources}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoweredReport:
+    """A kernel as MLIR: what `lower` returns."""
+
+    name: str
+    target: str
+    jaxpr: str
+    mlir: str
+
+
+def compile(  # noqa: A001 - the field's word
+    fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
+) -> list[KernelReport]:
+    """Compiles every kernel that a function calls, with no GPU present.
+
+    Args:
+      fn: a function of arrays, jitted or not, that calls kernels.
+      *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes matter.
+      target: `"sm_90a"` or `"sm_100a"`.
+
+    Returns:
+      One report for each kernel, in the order of the program.
+
+    Raises:
+      OfflineUnavailableError: the CUDA wheels are missing:
+        `pip install 'pallas-gpu[offline]'`.
+      CompilationError: the emitted code does not compile.
+      PallasGpuError: the kernel does not lower for the target.
+
+    Example:
+      >>> (report,) = pallas_gpu.offline.compile(f, x, target="sm_90a")
+      >>> print(report.resources)
+    """
+    chosen = arch.target(target)
+    return [_compile(params, chosen) for params in _kernels(fn, args)]
+
+
+def lower(
+    fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
+) -> list[LoweredReport]:
+    """Lowers every kernel that a function calls to MLIR; needs no CUDA wheels.
+
+    Args and errors are those of `compile`, without the compilation.
+    """
+    chosen = arch.target(target)
+    reports = []
+    for params in _kernels(fn, args):
+        lowered = compiler.lower(params, chosen, register.observe)
+        reports.append(
+            LoweredReport(
+                params.name, chosen.name, str(params.jaxpr), str(lowered.module)
+            )
+        )
+    return reports
+
+
+def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
+    wanted = params.compiler_params.target
+    if wanted is not None and arch.target(wanted) != target:
+        raise errors.TargetError(
+            f"kernel {params.name} asks for another target",
+            expected=f"target={wanted!r}, as in its CompilerParams",
+            got=repr(target.name),
+            hint="leave the target out of CompilerParams",
+        )
+    lowered = compiler.lower(params, target, register.observe)
+    mlir_text = str(lowered.module)
+    keep = params.compiler_params.line_info
+    n_in = params.num_inputs
+    compiled = _offline.compile_module(
+        serialize(lowered.module, keep_locations=keep),
+        name=params.name,
+        target=target,
+        operand_avals=_operand_avals(params)[:n_in],
+        result_avals=params.out_avals,
+        smem_bytes=lowered.plan.smem_bytes,
+        num_barriers=lowered.plan.barriers,
+        threads=lowered.threads,
+    )
+    return KernelReport(
+        params.name,
+        target.name,
+        str(params.jaxpr),
+        mlir_text,
+        compiled.ptx,
+        compiled.sass,
+        compiled.resources,
+        compiled.note,
+    )
+
+
+def _operand_avals(params: call.CallParams) -> list[Any]:
+    avals = []
+    for i in range(params.num_inputs):
+        aval = params.jaxpr.invars[i].aval
+        lead = tuple(axis.size for axis in params.batch if axis.batched[i])
+        avals.append(jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype))
+    return avals
+
+
+def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
+    closed = jax.make_jaxpr(fn)(*args)
+    found = list(_walk(closed.jaxpr))
+    if not found:
+        raise errors.ArgumentError(
+            "the function calls no kernel of pallas_gpu",
+            expected="a function that calls a kernel() or pallas_call()",
+            got=getattr(fn, "__name__", repr(fn)),
+        )
+    unique: list[call.CallParams] = []
+    for params in found:
+        known = any(
+            params.jaxpr is other.jaxpr and params.batch == other.batch
+            for other in unique
+        )
+        if not known:
+            unique.append(params)
+    return unique
+
+
+def _walk(jaxpr: Any) -> Iterator[call.CallParams]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is call.kernel_p:
+            yield call.CallParams(**eqn.params)
+            continue
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            yield from _walk(inner)

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives the kernel primitive its CUDA lowering: the custom call, or the emulator."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, arch, compiler, types
+from pallas_gpu.entry import call
+from pallas_gpu.runtime import custom_call, dumps, offline
+from pallas_gpu.runtime.serialize import SerializedModule, serialize
+
+
+def observe(stage: str, name: str, text: Any) -> None:
+    """Keeps a stage's text where PALLAS_GPU_KEEP asks for it."""
+    if dumps.wanted(stage):
+        dumps.dump(stage, name, text())
+
+
+@functools.cache
+def attached_target() -> arch.Target:
+    """Returns the target of the first GPU, or the default where there is none.
+
+    Raises:
+      TargetError: the GPU is not supported.
+    """
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return arch.DEFAULT_TARGET
+    major, minor = str(device.compute_capability).split(".")
+    return arch.target_of_capability(int(major), int(minor))
+
+
+class _Compiled:
+    """Serialized modules by the identity of a traced body and a target."""
+
+    def __init__(self) -> None:
+        self._modules: dict[Any, tuple[Any, SerializedModule]] = {}
+
+    def get(self, params: call.CallParams, target: arch.Target) -> SerializedModule:
+        key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
+               target.name)  # fmt: skip
+        if key not in self._modules:
+            lowered = compiler.lower(params, target, observe)
+            keep = params.compiler_params.line_info
+            # The jaxpr is kept alive, so that its identity stays its own.
+            self._modules[key] = (
+                params.jaxpr,
+                serialize(lowered.module, keep_locations=keep),
+            )
+        return self._modules[key][1]
+
+
+_COMPILED = _Compiled()
+
+
+def _launch(*args: Any, **params: Any) -> list[Any]:
+    kernel = call.CallParams(**params)
+    attached = attached_target()
+    target = compiler.target_of(kernel, attached_target)
+    compiler.require_runs_on(target, attached, kernel.name)
+    serialized = _COMPILED.get(kernel, target)
+    offline.keep_device_code(
+        serialized,
+        name=kernel.name,
+        target=target,
+        operand_avals=args,
+        result_avals=kernel.out_avals,
+    )
+    results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kernel.out_avals]
+    return custom_call.call(args, results, serialized)
+
+
+_custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)
+
+
+def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
+    if isinstance(params["interpret"], types.InterpretParams):
+        return call.emulator_lowering()(ctx, *args, **params)
+    return _custom_call_rule(ctx, *args, **params)
+
+
+_jax.mlir.register_lowering(call.kernel_p, _cuda_rule, platform="cuda")
