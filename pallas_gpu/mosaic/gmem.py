@@ -303,7 +303,7 @@ def load_scalar(view: GmemView) -> ir.Value:
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
-    """Stores one element; the elected thread of the warpgroup does. PTX: `st.global`."""
+    """Stores one element by the warpgroup's elected thread. PTX: `st.global`."""
     pointer = _element_pointer(view)
     stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
     with predicated(module.current().threads.elected):

@@ -449,7 +449,7 @@ def load_scalar(view: SmemView) -> ir.Value:
 
 
 def store_scalar(view: SmemView, value: ir.Value) -> None:
-    """Stores one element; the elected thread of the warpgroup does. PTX: `st.shared`."""
+    """Stores one element by the warpgroup's elected thread. PTX: `st.shared`."""
     pointer = _element_pointer(view)
     stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
     with predicated(module.current().threads.elected):

@@ -27,6 +27,8 @@ DESCRIPTOR_ALIGNMENT_BYTES = 64
 # that JAX's own GPU kernels compile to). A copy cares about the bits alone.
 _FLOAT_CODES = {"float16": 5, "float32": 6, "bfloat16": 7}
 _BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
+# TMA reductions tell signed from unsigned: min and max differ.
+_SIGNED_CODES = {"int32": 9, "int64": 10}
 _SWIZZLES = (16, 32, 64, 128)
 
 
@@ -81,7 +83,8 @@ class TensorMap:
     def element_code(self) -> int:
         """The runtime function's number for the element type."""
         itemsize = np.dtype(self.dtype).itemsize
-        return _FLOAT_CODES.get(self.dtype) or _BITS_CODES[itemsize]
+        named = {**_FLOAT_CODES, **_SIGNED_CODES}
+        return named.get(self.dtype) or _BITS_CODES[itemsize]
 
     def to_attribute(self) -> ir.DictAttr:
         """The tag that carries this descriptor in the IR."""

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers: mbarriers in SMEM, and the named barriers that threads meet at.
+
+An mbarrier here counts one arrival per warpgroup, not per thread: after a barrier of
+the warpgroup its elected thread arrives for all. So an mbarrier is initialised with the
+number of arrivals the kernel's author states.
+"""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, nvvm
+
+from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic.smem import predicated
+
+MBARRIER_BYTES = 8
+# How long one try_wait may suspend the thread, in ns; the wait loops anyway.
+_SUSPEND_HINT_NS = 10_000_000
+
+
+def warpgroup_barrier() -> None:
+    """Waits until all threads of the warpgroup have come here.
+
+    PTX: `barrier.sync 1 + warpgroup, 128`. All threads of the warpgroup issue it; their
+    SMEM and GMEM accesses before it are visible to each other after it. Barrier 0 stays
+    for the whole block.
+    """
+    kernel = module.current()
+
+    def identifier() -> ir.Value:
+        if kernel.spec.warpgroups == 1:
+            return kernel.i32(1)
+        return arith.addi(kernel.threads.warpgroup, kernel.i32(1))
+
+    nvvm.barrier(
+        barrier_id=kernel.hoisted("warpgroup barrier", identifier),
+        number_of_threads=kernel.i32(module.WARPGROUP_THREADS),
+    )
+
+
+def block_barrier() -> None:
+    """Waits until all threads of the block have come here. PTX: `barrier.sync 0`."""
+    nvvm.barrier()
+
+
+def block_leader() -> ir.Value:
+    """i1: true in one thread of the block."""
+    kernel = module.current()
+
+    def emit() -> ir.Value:
+        if kernel.spec.warpgroups == 1:
+            return kernel.threads.elected
+        first = arith.cmpi(
+            arith.CmpIPredicate.eq, kernel.threads.warpgroup, kernel.i32(0)
+        )
+        return arith.andi(kernel.threads.elected, first)
+
+    return kernel.hoisted("block leader", emit)
+
+
+def init(pointer: ir.Value, count: int) -> None:
+    """Initialises an mbarrier; one thread of the block does.
+
+    PTX: `mbarrier.init.shared.b64`. Since: sm_80. `KernelBuilder.sync_after_init` makes
+    it known to the others.
+
+    Args:
+      pointer: `!llvm.ptr<3>`, 8-byte aligned.
+      count: arrivals that complete a phase.
+    """
+    kernel = module.current()
+    nvvm.mbarrier_init(pointer, kernel.i32(count), predicate=block_leader())
+
+
+def arrive(
+    pointer: ir.Value, *, elected: ir.Value | None = None, sync: bool = True
+) -> None:
+    """Arrives once for the warpgroup.
+
+    PTX: `barrier.sync`, then `mbarrier.arrive.release.cta.shared.b64` by one thread.
+    Since: sm_90. The SMEM accesses of the warpgroup come before the arrival.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the mbarrier.
+      elected: i1, true in the thread that arrives; the warpgroup's if None.
+      sync: False where the caller has met its threads already, or is one warp.
+    """
+    if sync:
+        warpgroup_barrier()
+    with predicated(_elected(elected)):
+        nvvm.mbarrier_arrive(pointer, results=[_i64()])
+
+
+def arrive_expect_tx(
+    pointer: ir.Value, num_bytes: int, *, elected: ir.Value | None = None
+) -> None:
+    """Arrives once and makes the phase wait for bytes of asynchronous copies.
+
+    PTX: `mbarrier.arrive.expect_tx.release.cta.shared.b64`. Since: sm_90. One thread
+    issues it, before the copies.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the mbarrier.
+      num_bytes: below 2**20 (PTX ISA, "Tracking asynchronous operations").
+      elected: i1, true in the thread that arrives; the warpgroup's if None.
+    """
+    with predicated(_elected(elected)):
+        emit_arrive_expect_tx(pointer, num_bytes)
+
+
+def emit_arrive_expect_tx(pointer: ir.Value, num_bytes: int) -> None:
+    """The bare instruction, for code that only the elected thread runs."""
+    count = module.current().i32(num_bytes)
+    nvvm.mbarrier_arrive_expect_tx(pointer, count, results=[_i64()])
+
+
+def wait(pointer: ir.Value, parity: ir.Value) -> None:
+    """Waits until the phase of a parity has completed.
+
+    PTX: `mbarrier.try_wait.parity.acquire.cta.shared.b64` in a loop. Since: sm_90. Any
+    threads may wait; all of a warpgroup do, so that all see the copied data.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the mbarrier.
+      parity: i32, 0 for the first phase, then alternating.
+    """
+    ticks = module.current().i32(_SUSPEND_HINT_NS)
+    nvvm.mbarrier_try_wait_parity(pointer, parity, ticks)
+
+
+def test(pointer: ir.Value, parity: ir.Value) -> ir.Value:
+    """i1: the phase of a parity has completed; does not wait.
+
+    PTX: `mbarrier.test_wait.parity.acquire.cta.shared.b64`. Since: sm_80.
+    """
+    i1 = ir.IntegerType.get_signless(1)
+    return nvvm.mbarrier_test_wait(pointer, parity, results=[i1])
+
+
+def _elected(elected: ir.Value | None) -> ir.Value:
+    return module.current().threads.elected if elected is None else elected
+
+
+def _i64() -> ir.Type:
+    return ir.IntegerType.get_signless(64)

@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA: asynchronous tensor copies between GMEM and SMEM.
+
+One thread issues a copy for its warpgroup. A load completes on an mbarrier, which then
+also says that the data is visible; stores are waited for in groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, nvvm, scf
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts.tma_plan import TmaInstruction, TmaPlan, plan_copy
+from pallas_gpu.mosaic import addressing, dtypes, mbarrier, module, smem, tensor_map
+from pallas_gpu.mosaic.gmem import GmemView
+from pallas_gpu.mosaic.smem import SmemView, predicated
+
+Reduction = Literal["add", "min", "max", "inc", "dec", "and", "or", "xor"]
+# More copies than this become a loop: code size, and the time to build the module.
+_MAX_UNROLLED = 8
+
+
+def transfer_bytes(view: SmemView | GmemView) -> int:
+    """Bytes that a copy of the view counts on its mbarrier, padding included."""
+    return math.prod(view.sizes) * dtypes.memory_dtype(view.dtype).itemsize
+
+
+def copy_gmem_to_smem(
+    kb: module.KernelBuilder,
+    gmem: GmemView,
+    smem_view: SmemView,
+    barrier_pointer: ir.Value,
+    *,
+    elected: ir.Value | None = None,
+    sync: bool = True,
+    arrive: bool = True,
+) -> None:
+    """Starts a copy of a GMEM slice into SMEM; elements over the edge become zero.
+
+    PTX: `mbarrier.arrive.expect_tx`, `cp.async.bulk.tensor.shared::cluster.global`.
+    Since: sm_90. The threads of the warpgroup meet, then the elected one arrives on the
+    mbarrier and issues the copy. It is complete when the mbarrier's phase is.
+
+    Args:
+      kb: the open builder.
+      gmem: a slice of a kernel buffer.
+      smem_view: of the same shape, contiguous in SMEM.
+      barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival.
+      elected: i1, true in the one thread that issues; the warpgroup's if None.
+      sync: False where nobody else may still use the SMEM, or where one warp issues.
+      arrive: False where the caller has announced the bytes already.
+
+    Raises:
+      LayoutError: no tensor map can describe the copy.
+    """
+    plan = plan_transfer(gmem, smem_view)
+    descriptor = _descriptor(gmem, plan)
+    base = smem.slice_pointer(smem_view)
+    if sync:
+        mbarrier.warpgroup_barrier()
+
+    def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
+        nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
+            pointer, descriptor, coordinates, barrier_pointer, []
+        )
+
+    with predicated(kb.threads.elected if elected is None else elected):
+        if arrive:
+            num_bytes = transfer_bytes(smem_view)
+            mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
+        _issue(plan, gmem.starts, base, copy)
+
+
+def copy_smem_to_gmem(
+    kb: module.KernelBuilder,
+    smem_view: SmemView,
+    gmem: GmemView,
+    *,
+    reduction: Reduction | None = None,
+    elected: ir.Value | None = None,
+    sync: bool = True,
+    commit: bool = True,
+) -> None:
+    """Starts a copy of SMEM into a GMEM slice; what lies over the edge is dropped.
+
+    PTX: `cp.async.bulk.tensor.global.shared::cta`, or `cp.reduce.async.bulk.tensor`,
+    then `cp.async.bulk.commit_group`. Since: sm_90. Each thread that wrote the SMEM
+    issues `fence_proxy_async` before. The threads of the warpgroup meet, then the
+    elected one issues. `wait_group` waits for it.
+
+    Args:
+      kb: the open builder.
+      smem_view: contiguous in SMEM.
+      gmem: a slice of a kernel buffer, of the same shape.
+      reduction: combine with what is in GMEM, atomically per element.
+      elected: i1, true in the one thread that issues; the warpgroup's if None.
+      sync: False where the writers of the SMEM have met already.
+      commit: close the group; False to join the next copy's.
+
+    Raises:
+      LayoutError: no tensor map can describe the copy.
+    """
+    plan = plan_transfer(gmem, smem_view)
+    descriptor = _descriptor(gmem, plan)
+    base = smem.slice_pointer(smem_view)
+    if sync:
+        mbarrier.warpgroup_barrier()
+
+    def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
+        if reduction is None:
+            nvvm.CpAsyncBulkTensorSharedCTAToGlobalOp(descriptor, pointer, coordinates)
+            return
+        names = {"and": "AND", "or": "OR", "xor": "XOR"}
+        kind = getattr(nvvm.TMAReduxKind, names.get(reduction, reduction.upper()))
+        nvvm.CpAsyncBulkTensorReduceOp(descriptor, pointer, kind, coordinates)
+
+    with predicated(kb.threads.elected if elected is None else elected):
+        _issue(plan, gmem.starts, base, copy)
+        if commit:
+            commit_group()
+
+
+def commit_group() -> None:
+    """Closes the group of the thread's stores since the last one.
+
+    PTX: `cp.async.bulk.commit_group`. Since: sm_90.
+    """
+    nvvm.cp_async_bulk_commit_group()
+
+
+def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
+    """Waits until at most the `n` latest groups of stores are under way.
+
+    PTX: `cp.async.bulk.wait_group{.read}`. Since: sm_90. All threads of the warpgroup
+    issue it and meet, so that all know.
+
+    Args:
+      n: 0 waits for all.
+      read_only: wait only until the SMEM was read and may be written again.
+      sync: False where the caller meets its threads, or is one warp.
+    """
+    nvvm.cp_async_bulk_wait_group(n, read=read_only)
+    if sync:
+        mbarrier.warpgroup_barrier()
+
+
+def fence_proxy_async() -> None:
+    """Makes the thread's SMEM writes visible to asynchronous copies and wgmma.
+
+    PTX: `fence.proxy.async.shared::cta`. Since: sm_90. Each thread that wrote issues
+    it, then the threads meet.
+    """
+    nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
+
+
+# --- the plan -------------------------------------------------------------------------
+
+
+def plan_transfer(gmem: GmemView, smem_view: SmemView) -> TmaPlan:
+    """The tensor map and instructions of a copy between two views."""
+    if gmem.shape != smem_view.shape or gmem.dtype != smem_view.dtype:
+        raise errors.ShapeError(
+            "The two sides of a copy differ",
+            expected=f"{smem_view.dtype}{list(smem_view.shape)} as in SMEM",
+            got=f"{gmem.dtype}{list(gmem.shape)} in GMEM",
+        )
+    _check_order(gmem, smem_view)
+    divisors = gmem.divisors or (1,) * len(gmem.starts)
+    starts = tuple(zip(gmem.starts, divisors, strict=True))
+    inside = [
+        (isinstance(start, int) and start + size <= extent) or not kept
+        for start, size, extent, kept in zip(
+            gmem.starts, gmem.sizes, gmem.array_shape, gmem.kept, strict=True
+        )
+    ]
+    return plan_copy(
+        gmem.array_shape,
+        8 * dtypes.memory_dtype(gmem.dtype).itemsize,
+        gmem.sizes,
+        [a for a, kept in enumerate(gmem.kept) if not kept],
+        contiguous_layout(smem_view),
+        start_multiples=[s if isinstance(s, int) else d for s, d in starts],
+        inside=inside,
+    )
+
+
+def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
+    if gmem.order == smem_view.order:
+        return
+    raise errors.UnsupportedError(
+        "A tensor copy cannot transpose",
+        expected="views with their axes in the same order on both sides",
+        got=f"axes {gmem.order} in GMEM, {smem_view.order} in SMEM",
+        hint="load the SMEM reference through the transposed view instead",
+    )
+
+
+def contiguous_layout(view: SmemView) -> SmemLayout:
+    """The placement of a view's kept axes, on its own.
+
+    Raises:
+      LayoutError: the view has gaps between its elements in SMEM.
+    """
+    layout = view.layout
+    shape = tuple(s for s, k in zip(view.sizes, view.kept, strict=True) if k)
+    lead = len(layout.shape) - len(layout.tile)
+    counts = [s // t for s, t in zip(view.sizes[lead:], layout.tile, strict=True)]
+    physical = (*view.sizes[:lead], *counts, *layout.tile)
+    partial = [
+        i
+        for i, (mine, whole) in enumerate(
+            zip(physical, layout.physical_shape, strict=True)
+        )
+        if mine != whole
+    ]
+    # Only the outermost axis with more than one element may be cut.
+    gaps = partial and any(s > 1 for s in physical[: partial[-1]])
+    if gaps or (not all(view.kept[lead:]) and layout.tile):
+        raise errors.LayoutError(
+            "A tensor copy needs SMEM without gaps",
+            expected="a slice along the outermost axis of the SMEM array",
+            got=f"sizes {view.sizes} of {layout.shape} with tiles {layout.tiling}",
+            hint="copy the whole tile row, or slice the leading axis",
+        )
+    return SmemLayout(shape, layout.itemsize_bits, layout.tiling, layout.swizzle)
+
+
+def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:
+    if gmem.buffer_index is None:
+        raise errors.MemorySpaceError(
+            "A tensor copy needs an operand or result of the kernel",
+            expected="a slice of a GMEM reference that the kernel was given",
+            got="another GMEM address",
+        )
+    itemsize_bytes = plan.element_bits // 8
+    strides = [dim.stride_bytes // itemsize_bytes for dim in plan.dims[:-1]]
+    return tensor_map.tensor_map_pointer(
+        tensor_map.TensorMap(
+            buffer_index=gmem.buffer_index,
+            dtype=dtypes.memory_dtype(gmem.dtype).name,
+            sizes=tuple(dim.size for dim in plan.dims),
+            strides=(*strides, 1),
+            box=tuple(dim.box for dim in plan.dims),
+            swizzle=plan.swizzle,
+        )
+    )
+
+
+# --- issuing --------------------------------------------------------------------------
+
+Copy = Callable[[ir.Value, list[ir.Value]], None]
+
+
+def _issue(
+    plan: TmaPlan, starts: Sequence[int | ir.Value], base: ir.Value, copy: Copy
+) -> None:
+    """Emits the copies; coordinates go innermost first, as PTX wants them."""
+    origin = [_coordinate(dim.sources, starts) for dim in plan.dims]
+    steps = plan.instructions
+    period = _period(steps) if len(steps) > _MAX_UNROLLED else None
+    if period is None:
+        for step in steps:
+            pointer = addressing.offset_pointer(base, step.smem_offset_bytes)
+            pairs = zip(origin, step.addends, strict=True)
+            at = [_as_i32(smem.add_index(o, a)) for o, a in pairs]
+            copy(pointer, at[::-1])
+        return
+    index = ir.IndexType.get()
+    low, high, one = (arith.constant(index, n) for n in (0, len(steps), 1))
+    loop = scf.ForOp(low, high, one)
+    with ir.InsertionPoint(loop.body):
+        counter = arith.index_cast(
+            ir.IntegerType.get_signless(32), loop.induction_variable
+        )
+        _issue_one(plan, origin, base, counter, period, copy)
+        scf.yield_([])
+
+
+def _issue_one(
+    plan: TmaPlan,
+    origin: Sequence[int | ir.Value],
+    base: ir.Value,
+    counter: ir.Value,
+    period: int,
+    copy: Copy,
+) -> None:
+    kernel, steps = module.current(), plan.instructions
+    offset = arith.muli(counter, kernel.i32(steps[1].smem_offset_bytes))
+    inner, outer = counter, None
+    if period < len(steps):
+        inner = arith.remui(counter, kernel.i32(period))
+        outer = arith.divui(counter, kernel.i32(period))
+    at: list[ir.Value] = []
+    for i, start in enumerate(origin):
+        index = start
+        if steps[1].addends[i]:
+            index = smem.add_index(
+                arith.muli(inner, kernel.i32(steps[1].addends[i])), index
+            )
+        if outer is not None and steps[period].addends[i]:
+            index = smem.add_index(
+                arith.muli(outer, kernel.i32(steps[period].addends[i])), index
+            )
+        at.append(_as_i32(index))
+    copy(addressing.offset_pointer(base, offset), at[::-1])
+
+
+def _period(steps: Sequence[TmaInstruction]) -> int | None:
+    """The p for which instruction n lies n // p outer and n % p inner steps away.
+
+    len(steps) stands for a single loop; None when the copies follow no such rule.
+    """
+    count, box_bytes = len(steps), steps[1].smem_offset_bytes
+    if any(s.smem_offset_bytes != n * box_bytes for n, s in enumerate(steps)):
+        return None
+    for period in (count, *(p for p in range(2, count) if count % p == 0)):
+        outer = steps[period].addends if period < count else steps[0].addends
+        if all(
+            s.addends[i] == (n // period) * outer[i] + (n % period) * inner
+            for n, s in enumerate(steps)
+            for i, inner in enumerate(steps[1].addends)
+        ):
+            return period
+    return None
+
+
+def _coordinate(sources, starts: Sequence[int | ir.Value]) -> int | ir.Value:
+    """The sum of `start * multiplier // divisor` over the sources."""
+    kernel = module.current()
+    total: int | ir.Value = 0
+    for source in sources:
+        term = starts[source.gmem_dim]
+        if isinstance(term, int):
+            term = term * source.multiplier // source.divisor
+        else:
+            if source.multiplier != 1:
+                term = arith.muli(term, kernel.i32(source.multiplier))
+            if source.divisor != 1:
+                # Exact: the plan divides only starts that are multiples.
+                term = arith.divsi(term, kernel.i32(source.divisor))
+        total = smem.add_index(total, term)
+    return total
+
+
+def _as_i32(index: int | ir.Value) -> ir.Value:
+    return module.current().i32(index) if isinstance(index, int) else index
