@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm, scf
+from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
@@ -66,8 +66,10 @@ def copy_gmem_to_smem(
         mbarrier.warpgroup_barrier()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
+        # A CTA's own SMEM is part of its cluster's: address space 7 of NVPTX.
+        target = llvm.addrspacecast(module.pointer_type(7), pointer)
         nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
-            pointer, descriptor, coordinates, barrier_pointer, []
+            target, descriptor, coordinates, barrier_pointer, []
         )
 
     with predicated(kb.threads.elected if elected is None else elected):
