@@ -6,6 +6,7 @@ from pallas_gpu.layouts.access_plan import AccessPlan as AccessPlan
 from pallas_gpu.layouts.catalogue import Layout as Layout
 from pallas_gpu.layouts.catalogue import element_bits as element_bits
 from pallas_gpu.layouts.catalogue import to_layout as to_layout
+from pallas_gpu.layouts.draw import draw as draw
 from pallas_gpu.layouts.linear import LinearLayout as LinearLayout
 from pallas_gpu.layouts.registers import RegisterLayout as RegisterLayout
 from pallas_gpu.layouts.registers import Replicated as Replicated

@@ -78,7 +78,7 @@ def _plan(
     if "matrix" in methods and not replication and alignment >= MAX_WIDTH_BYTES:
         plans += plan_matrix(offsets, smem, kind)
     if "vector" in methods:
-        plans.append(plan_vector(offsets, smem, kind, alignment, replication))
+        plans += plan_vector(offsets, smem, kind, alignment, replication)
     if not plans:
         raise LayoutError(
             "the layout cannot be moved by the allowed instructions",

@@ -131,24 +131,17 @@ class LinearLayout:
           LayoutError: the placement is not linear in the bits of the thread index.
         """
         first = coordinates[0, :, 0]
-        columns = [
-            coordinates[1 << b, 0, 0] - coordinates[0, 0, 0] for b in range(THREAD_BITS)
-        ]
+        bits = 1 << np.arange(THREAD_BITS)
+        columns = coordinates[bits, 0, 0] - first[0]
+        step = coordinates[0, 0, -1] - first[0]
         vector_length = coordinates.shape[2]
-        axis = 0
-        if vector_length > 1:
-            step = coordinates[0, 0, 1] - coordinates[0, 0, 0]
-            axis = int(np.argmax(step))
-        if (first < 0).any() or any((c < 0).any() for c in columns):
+        axis = int(np.argmax(step)) if vector_length > 1 else 0
+        unit = np.arange(coordinates.shape[3]) == axis
+        vector = np.arange(vector_length)[:, None] * unit
+        sums = (_BITS_OF_THREAD @ columns)[:, None, None] + first[:, None] + vector
+        if (columns < 0).any() or not np.array_equal(sums, coordinates):
             raise _not_linear(shape)
-        layout = cls.create(shape, columns, first.tolist(), vector_length, axis)
-        order = sorted(range(len(first)), key=lambda r: tuple(first[r]))
-        same = layout.num_registers == len(first) and np.array_equal(
-            layout.all_coordinates(), coordinates[:, order]
-        )
-        if not same:
-            raise _not_linear(shape)
-        return layout
+        return cls.create(shape, columns.tolist(), first.tolist(), vector_length, axis)
 
     # --- sizes -----------------------------------------------------------------------
 

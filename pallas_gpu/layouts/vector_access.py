@@ -14,7 +14,12 @@ from pallas_gpu.layouts.access_plan import (
     split_threads,
 )
 from pallas_gpu.layouts.address import address_form
-from pallas_gpu.layouts.banks import ideal_wavefronts, phase_lanes, wavefronts_of
+from pallas_gpu.layouts.banks import (
+    BANK_BYTES,
+    ideal_wavefronts,
+    phase_lanes,
+    wavefronts_of,
+)
 from pallas_gpu.layouts.linear import THREAD_BITS, THREADS, WARP_LANES
 from pallas_gpu.layouts.smem import SmemLayout
 from pallas_gpu.layouts.stagger import Stagger, find_staggers
@@ -26,8 +31,30 @@ def plan_vector(
     kind: Kind,
     alignment: int,
     replication: tuple[int, ...],
+) -> list[AccessPlan]:
+    """The plan with the widest accesses, and narrower ones while banks conflict."""
+    bits = smem.itemsize_bits
+    elements = _elements_per_access(bit_offsets, bits, alignment)
+    plans = []
+    while True:
+        plans.append(_plan_width(bit_offsets, smem, kind, elements, replication))
+        # Accesses of less than a bank gain nothing over those of a whole one.
+        if (
+            plans[-1].conflict_free
+            or elements == 1
+            or elements * bits <= 8 * BANK_BYTES
+        ):
+            return plans
+        elements //= 2
+
+
+def _plan_width(
+    bit_offsets: np.ndarray,
+    smem: SmemLayout,
+    kind: Kind,
+    elements: int,
+    replication: tuple[int, ...],
 ) -> AccessPlan:
-    elements = _elements_per_access(bit_offsets, smem.itemsize_bits, alignment)
     width = elements * smem.itemsize_bits // 8
     starts = bit_offsets[:, :, ::elements].reshape(THREADS, -1) // 8
     columns, statics = split_threads(starts)
