@@ -195,7 +195,7 @@ class _Builder:
         steps: list[Any] = []
         for step in reversed(self.steps):
             if isinstance(step, list):
-                step = segments.compile_run(step, read)
+                step = segments.compile_run(step, read, self.jaxpr.debug_info)
                 if step is None:
                     continue
                 steps.append(step)

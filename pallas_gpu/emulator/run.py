@@ -163,4 +163,5 @@ def _cpu_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 
 call.register_eager_emulator(_eager)
+call.register_emulator_lowering(lowering_rule)
 _jax.mlir.register_lowering(call.kernel_p, _cpu_rule, platform="cpu")

@@ -22,12 +22,15 @@ _CACHE: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDi
 _CACHE_SIZE = 4096
 
 
-def compile_run(run: Sequence[tuple[Any, list[Any], list[Any]]], read: set[int]) -> Any:
+def compile_run(
+    run: Sequence[tuple[Any, list[Any], list[Any]]], read: set[int], debug_info: Any
+) -> Any:
     """Returns a PureStep for a run of equations, or None when nobody reads it.
 
     Args:
       run: (equation, operands, result slots); operands are Slots and Consts.
       read: slots that later steps read.
+      debug_info: of the jaxpr that the equations come from.
     """
     run = _live(run, read)
     if not run:
@@ -39,7 +42,7 @@ def compile_run(run: Sequence[tuple[Any, list[Any], list[Any]]], read: set[int])
             if isinstance(x, Slot) and x.index not in made:
                 ins.setdefault(x.index, x)
     outs = [s for _, _, results in run for s in results if s.index in read]
-    fn = _compiled(run, list(ins.values()), outs)
+    fn = _compiled(run, list(ins.values()), outs, debug_info)
     return PureStep(
         fn,
         tuple(ins),
@@ -59,11 +62,11 @@ def _live(run, read: set[int]):
     return kept[::-1]
 
 
-def _compiled(run, ins, outs) -> Callable[..., Any]:
+def _compiled(run, ins, outs, debug_info) -> Callable[..., Any]:
     key = _key(run, ins, outs)
     fn = _CACHE.get(key) if key is not None else None
     if fn is None:
-        jaxpr = _jaxpr(run, ins, outs)
+        jaxpr = _jaxpr(run, ins, outs, debug_info)
         fn = jax.jit(lambda *args: tuple(_jax.eval_jaxpr(jaxpr, (), *args)))
         if key is not None:
             _CACHE[key] = fn
@@ -72,7 +75,7 @@ def _compiled(run, ins, outs) -> Callable[..., Any]:
     return fn
 
 
-def _jaxpr(run, ins, outs) -> Any:
+def _jaxpr(run, ins, outs, debug_info) -> Any:
     """Builds a jaxpr with variables of its own: inlined calls repeat theirs."""
     variables: dict[int, Any] = {s.index: _jax.Var(s.aval) for s in ins}
 
@@ -91,7 +94,10 @@ def _jaxpr(run, ins, outs) -> Any:
         outvars = [variables[s.index] for s in results]
         eqns.append(eqn.replace(invars=invars, outvars=outvars))
     invars = [variables[s.index] for s in ins]
-    return _jax.Jaxpr((), invars, [variables[s.index] for s in outs], eqns)
+    outvars = [variables[s.index] for s in outs]
+    # Names of arguments and results belong to the whole jaxpr, not to this part of it.
+    debug_info = debug_info._replace(arg_names=None, result_paths=None)
+    return _jax.Jaxpr((), invars, outvars, eqns, debug_info=debug_info)
 
 
 def _key(run, ins, outs) -> Any:

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers in the emulator: phases, counts, what is reported when they are wrong."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+F32 = jnp.float32
+
+
+def barrier_kernel(body, barrier, *, num_threads=1, interpret=None, **scratch):
+    """A kernel without inputs over one barrier and an output of four numbers."""
+    threads = {}
+    if num_threads > 1:
+        threads = {"num_threads": num_threads, "thread_name": "wg"}
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        scratch_types={"barrier": barrier, **scratch},
+        interpret=interpret,
+        **threads,
+    )
+
+
+def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier():
+    def body(o, barrier):
+        plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.DeadlockError) as caught:
+        barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
+    text = str(caught.value)
+    assert "warpgroup 0" in text
+    assert "waits for phase 0 of the barrier" in text
+    assert "0 of 2 arrivals, 0 bytes of copies pending" in text
+    assert "test_mbarrier.py" in text
+
+
+def test_a_deadlock_says_where_every_warpgroup_is():
+    def body(o, barrier):
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_arrive(barrier)
+
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.DeadlockError) as caught:
+        barrier_kernel(body, plgpu.Barrier(num_arrivals=2), num_threads=2)()
+    text = str(caught.value)
+    assert "1 of 2 arrivals" in text
+    assert "warpgroup 1 of CTA (): has ended" in text
+
+
+def test_a_completed_phase_nobody_waits_for_is_legal():
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+        o[...] = jnp.ones(4)
+
+    np.testing.assert_array_equal(barrier_kernel(body, plgpu.Barrier())(), np.ones(4))
+
+
+def test_a_wait_two_phases_behind_is_an_error():
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.BarrierError, match="missed its phase") as caught:
+        barrier_kernel(body, plgpu.Barrier())()
+    assert "2 phases are complete" in str(caught.value)
+
+
+def test_more_arrivals_than_declared_is_an_error():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+
+    run = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
+        interpret=plgpu.InterpretParams(asynchrony="late"),
+    )
+    with pytest.raises(errors.BarrierError, match="more arrivals than") as caught:
+        run(jnp.ones(4))
+    assert "16 bytes" in str(caught.value)
+
+
+def test_a_barrier_may_not_end_in_the_middle_of_a_phase():
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier)
+
+    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
+        barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
+    assert "1 arrivals in phase 0" in str(caught.value)
+
+
+def test_a_false_predicate_skips_the_arrival():
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier, predicate=jnp.asarray(False))
+
+    barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
+
+
+def test_an_index_outside_of_the_array_of_barriers_is_an_error():
+    def body(o, barrier):
+        i = lax.fori_loop(0, 3, lambda _, i: i + 1, 0)
+        plgpu.barrier_arrive(barrier.at[i])
+
+    with pytest.raises(errors.OutOfBoundsError, match="barrier"):
+        barrier_kernel(body, plgpu.Barrier(num_barriers=2))()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_barrier_carries_values_from_one_warpgroup_to_another(seed):
+    def body(o, barrier, tile):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            tile[...] = jnp.full(4, 7.0)
+            plgpu.barrier_arrive(barrier)
+
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_wait(barrier)
+            o[...] = tile[...]
+
+    run = barrier_kernel(
+        body,
+        plgpu.Barrier(),
+        num_threads=2,
+        tile=plgpu.SMEM((4,), F32),
+        interpret=plgpu.InterpretParams(seed=seed, detect_races=True),
+    )
+    np.testing.assert_array_equal(run(), np.full(4, 7.0))
+
+
+def _pipeline(body_of_consumer, *, steps=6, stages=2, release=True, **interpret):
+    """One producer, one consumer, a ring of stages; returns the kernel."""
+
+    def body(x, o, ring, full, empty):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            @plgpu.loop(0, steps)
+            def _(i):
+                slot = lax.rem(i, stages)
+                if release:
+
+                    @plgpu.when(i >= stages)
+                    def _():
+                        plgpu.barrier_wait(empty.at[slot])
+
+                plgpu.copy_gmem_to_smem(x.at[i], ring.at[slot], full.at[slot])
+
+        @plgpu.when(wg == 1)
+        def _():
+            @plgpu.loop(0, steps)
+            def _(i):
+                slot = lax.rem(i, stages)
+                plgpu.barrier_wait(full.at[slot])
+                body_of_consumer(i, ring.at[slot], o)
+                if release:
+                    plgpu.barrier_arrive(empty.at[slot])
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((steps, 4), F32),
+        scratch_types=[
+            plgpu.SMEM((stages, 4), F32),
+            plgpu.Barrier(num_barriers=stages),
+            plgpu.Barrier(num_barriers=stages),
+        ],
+        num_threads=2,
+        thread_name="wg",
+        interpret=plgpu.InterpretParams(**interpret),
+    )
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pipeline_of_producer_and_consumer_is_exact(asynchrony, seed):
+    def consume(i, stage, o):
+        o[i] = stage[...] * 2
+
+    x = jnp.arange(24, dtype=F32).reshape(6, 4)
+    run = _pipeline(consume, seed=seed, asynchrony=asynchrony, detect_races=True)
+    np.testing.assert_array_equal(run(x), x * 2)
+
+
+def test_a_producer_that_does_not_wait_for_the_reader_is_found():
+    def consume(i, stage, o):
+        o[i] = stage[...] * 2
+
+    x = jnp.arange(24, dtype=F32).reshape(6, 4)
+    for seed in range(5):
+        run = _pipeline(consume, release=False, seed=seed)
+        with pytest.raises((errors.RaceError, errors.BarrierError)):
+            run(x)
+
+
+def test_threads_race_without_a_barrier():
+    def body(o, barrier, tile):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            tile[...] = jnp.full(4, 7.0)
+
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            tile[...] = jnp.full(4, 8.0)
+
+    run = barrier_kernel(
+        body,
+        plgpu.Barrier(),
+        num_threads=2,
+        tile=plgpu.SMEM((4,), F32),
+        interpret=plgpu.InterpretParams(detect_races=True),
+    )
+    with pytest.raises(errors.RaceError, match="without an order between") as caught:
+        run()
+    assert "warpgroup 0" in str(caught.value) and "warpgroup 1" in str(caught.value)

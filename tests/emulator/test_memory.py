@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of the emulator: poison, masks, bounds, and parts of arrays."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.emulator.memory import Memory, Region, poison
+
+F32 = jnp.float32
+
+
+def scratch_kernel(body, dtype=F32, **interpret):
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), dtype),
+        scratch_types=[plgpu.SMEM((4, 4), dtype)],
+        interpret=plgpu.InterpretParams(**interpret),
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        np.float64,
+        np.float32,
+        np.float16,
+        ml_dtypes.bfloat16,
+        ml_dtypes.float8_e5m2,
+        ml_dtypes.float8_e4m3fn,
+    ],
+)
+def test_poison_of_floats_is_nan(dtype):
+    assert np.isnan(poison(dtype))
+
+
+def test_poison_of_integers_catches_the_eye():
+    assert poison(np.uint32) == 0xA5A5A5A5
+    assert poison(np.int8).view(np.uint8) == 0xA5
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
+def test_reading_what_nobody_wrote_is_an_error(dtype):
+    def body(o, tile):
+        tile[0:2] = jnp.ones((2, 4), dtype)
+        o[...] = tile[1] + tile[2]
+
+    with pytest.raises(errors.UninitializedReadError, match="SMEM") as caught:
+        scratch_kernel(body, dtype)()
+    text = str(caught.value)
+    assert "element [2, 0]" in text
+    assert "test_memory.py" in text
+    assert "warpgroup 0 of CTA" in text
+
+
+def test_uninitialized_memory_can_be_zero():
+    def body(o, tile):
+        o[...] = tile[1] + 1
+
+    run = scratch_kernel(body, uninitialized_memory="zero")
+    np.testing.assert_array_equal(run(), np.ones(4))
+
+
+def test_outputs_nobody_writes_are_poison_and_no_error():
+    def body(o, tile):
+        o[0:2] = jnp.ones(2)
+
+    got = np.asarray(scratch_kernel(body)())
+    np.testing.assert_array_equal(got, [1, 1, np.nan, np.nan])
+
+
+def test_reading_an_output_before_it_is_written_is_an_error():
+    def body(o, tile):
+        o[0] = o[1]
+
+    with pytest.raises(errors.UninitializedReadError, match="output 0"):
+        scratch_kernel(body)()
+
+
+def test_a_store_is_not_a_read_of_what_was_there():
+    def body(o, tile):
+        def step(i, _):
+            tile[i] = jnp.ones(4)
+
+        lax.fori_loop(0, 4, step, None)
+        o[...] = tile[3]
+
+    np.testing.assert_array_equal(scratch_kernel(body)(), np.ones(4))
+
+
+def dynamic(value):
+    return lax.fori_loop(0, value, lambda _, i: i + 1, 0)
+
+
+def test_a_dynamic_index_out_of_bounds_is_an_error():
+    def body(o, tile):
+        tile[...] = jnp.ones((4, 4))
+        o[...] = tile[dynamic(4)]
+
+    with pytest.raises(errors.OutOfBoundsError, match="read out of bounds") as caught:
+        scratch_kernel(body)()
+    assert "index 4 in dimension 0" in str(caught.value)
+    assert "test_memory.py" in str(caught.value)
+
+
+def test_a_dynamic_slice_out_of_bounds_is_an_error_when_written():
+    def body(o, tile):
+        tile[plgpu.ds(dynamic(3), 2)] = jnp.ones((2, 4))
+
+    with pytest.raises(
+        errors.OutOfBoundsError, match="written out of bounds"
+    ) as caught:
+        scratch_kernel(body)()
+    assert "3 to 5 in dimension 0" in str(caught.value)
+
+
+def test_reads_out_of_bounds_can_be_poison():
+    def body(o, tile):
+        tile[...] = jnp.ones((4, 4))
+        o[0:2] = tile[plgpu.ds(dynamic(3), 2), 0]
+
+    got = np.asarray(scratch_kernel(body, out_of_bounds_reads="uninitialized")())
+    np.testing.assert_array_equal(got[:2], [1, np.nan])
+
+
+def test_inputs_may_not_be_written():
+    def body(x, o):
+        x[...] = jnp.ones(4)
+
+    run = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4,), F32))
+    with pytest.raises(errors.KernelError, match=r"input 0 .* is an input"):
+        run(jnp.zeros(4))
+
+
+@settings(max_examples=40)
+@given(st.data())
+def test_a_region_reads_and_writes_what_numpy_indexing_does(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3)))
+    starts, sizes, kept = [], [], []
+    for n in shape:
+        start = data.draw(st.integers(0, n - 1))
+        keep = data.draw(st.booleans())
+        starts.append(start)
+        sizes.append(data.draw(st.integers(1, n - start)) if keep else 1)
+        kept.append(keep)
+    axes = [a for a, k in enumerate(kept) if k]
+    order = tuple(data.draw(st.permutations(axes)))
+    values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    memory = Memory("m", plgpu.SMEM, values.copy(), None)
+    region = Region(memory, tuple(starts), tuple(sizes), tuple(kept), order)
+    index = tuple(
+        slice(s, s + n) if k else s for s, n, k in zip(starts, sizes, kept, strict=True)
+    )
+    want = values[index]
+    want = np.transpose(want, [sorted(order).index(a) for a in order])
+    np.testing.assert_array_equal(region.load(), want)
+    np.testing.assert_array_equal(region.load_clipped(0), want)
+    region.store(want + 100)
+    np.testing.assert_array_equal(region.load(), want + 100)
+    assert (memory.data != values).sum() == want.size
+
+
+@settings(max_examples=40)
+@given(
+    start=st.tuples(st.integers(-3, 6), st.integers(-3, 6)),
+    size=st.tuples(st.integers(1, 6), st.integers(1, 6)),
+)
+def test_a_clipped_region_is_a_window_of_the_padded_array(start, size):
+    values = np.arange(1, 21, dtype=np.float32).reshape(4, 5)
+    memory = Memory("m", plgpu.GMEM, values.copy(), None)
+    region = Region(memory, start, size, (True, True), (0, 1))
+    padded = np.pad(values, 12)
+    index = tuple(slice(s + 12, s + 12 + n) for s, n in zip(start, size, strict=True))
+    np.testing.assert_array_equal(region.load_clipped(0), padded[index])
+    np.testing.assert_array_equal(region.inside_mask(), padded[index] != 0)
+    region.store_clipped(padded[index] + 100, True)
+    inside = np.zeros_like(padded, bool)
+    inside[index] = True
+    changed = np.where(inside[12:16, 12:17], values + 100, values)
+    np.testing.assert_array_equal(memory.data, changed)

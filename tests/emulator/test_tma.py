@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between GMEM and SMEM in the emulator: what they move, and misuse of them."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+F32 = jnp.float32
+ASYNCHRONY = ("eager", "late", "random")
+
+
+def tile_kernel(body, shape=(8, 4), out=None, **options):
+    """A kernel with one tile in SMEM and one barrier; results have the tile's shape."""
+    options.setdefault("interpret", plgpu.InterpretParams(asynchrony="random"))
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(out or shape, F32),
+        scratch_types=[plgpu.SMEM(shape, F32), plgpu.Barrier()],
+        **options,
+    )
+
+
+def ramp(*shape):
+    return jnp.arange(np.prod(shape), dtype=F32).reshape(shape) + 1
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_a_copy_there_and_back_is_the_identity(asynchrony):
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
+    np.testing.assert_array_equal(run(ramp(8, 4)), ramp(8, 4))
+
+
+def test_a_load_over_the_edge_reads_zeros_and_a_store_is_clipped():
+    def body(x, o, tile, barrier):
+        window = (plgpu.ds(4 * lax.axis_index("i"), 4), slice(None))
+        plgpu.copy_gmem_to_smem(x.at[window], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        tile[...] += 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[window])
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, (4, 4), out=(6, 4), grid=(2,), grid_names=("i",))
+    np.testing.assert_array_equal(run(ramp(6, 4)), ramp(6, 4) + 1)
+
+
+def test_elements_outside_are_zero():
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        window = (plgpu.ds(i + 2, 4), slice(None))
+        plgpu.copy_gmem_to_smem(x.at[window], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
+    want = np.concatenate([np.asarray(ramp(3, 4))[2:], np.zeros((3, 4))])
+    np.testing.assert_array_equal(run(ramp(3, 4)), want)
+
+
+def test_a_promise_to_be_in_bounds_is_checked():
+    def body(x, o, tile, barrier):
+        window = (plgpu.ds(lax.axis_index("i") + 2, 4), slice(None))
+        plgpu.copy_gmem_to_smem(
+            x.at[window],
+            tile,
+            barrier,
+            oob_mode=plgpu.OOBFillMode.PROMISE_IN_BOUNDS,
+        )
+        plgpu.barrier_wait(barrier)
+
+    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
+    with pytest.raises(errors.OutOfBoundsError, match=r"input 0 .*promises") as caught:
+        run(ramp(4, 4))
+    assert "2 to 6 in dimension 0" in str(caught.value)
+
+
+def test_a_store_that_lies_outside_as_a_whole_is_an_error():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        window = (plgpu.ds(lax.axis_index("i") + 8, 4), slice(None))
+        plgpu.copy_smem_to_gmem(tile, o.at[window])
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
+    with pytest.raises(errors.OutOfBoundsError, match="outside as a whole"):
+        run(ramp(4, 4))
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_reading_before_the_wait_is_a_race_however_quick_the_copy(asynchrony):
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        o[...] = tile[...]
+        plgpu.barrier_wait(barrier)
+
+    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
+    with pytest.raises(errors.RaceError) as caught:
+        run(ramp(8, 4))
+    text = str(caught.value)
+    assert "is read before the copy from input 0" in text
+    assert "has been waited for" in text
+    assert "barrier_wait" in text
+    assert text.count("test_tma.py") >= 2, "both lines are named"
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_overwriting_the_source_of_a_copy_is_a_race(asynchrony):
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o)
+        tile[0] = tile[1]
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony=asynchrony))
+    with pytest.raises(errors.RaceError, match="written while the copy to output 0"):
+        run(ramp(8, 4))
+
+
+def test_overwriting_after_a_read_only_wait_is_legal():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tile[...] = jnp.zeros((8, 4))
+
+    run = tile_kernel(body, interpret=plgpu.InterpretParams(asynchrony="late"))
+    np.testing.assert_array_equal(run(ramp(8, 4)), ramp(8, 4))
+
+
+def test_reading_the_destination_after_a_read_only_wait_is_a_race():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tile[...] = o[...]
+
+    with pytest.raises(
+        errors.RaceError, match=r"output 0 .*read before the copy from SMEM"
+    ):
+        tile_kernel(body)(ramp(8, 4))
+
+
+def test_a_wait_for_all_but_one_group_frees_the_older_source_only():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        for row in range(2):
+            plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
+        plgpu.wait_smem_to_gmem(1)
+        tile[0] = jnp.zeros(4)
+        tile[1] = jnp.zeros(4)
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.RaceError, match="may still read it") as caught:
+        tile_kernel(body)(ramp(8, 4))
+    assert "[1, 0:4]" in str(caught.value)
+
+
+def test_a_group_that_is_not_closed_is_not_waited_for():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o, commit_group=False)
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.KernelError, match="freed while the copy to output 0"):
+        tile_kernel(body)(ramp(8, 4))
+
+
+def test_a_store_needs_commit_smem_after_a_write():
+    def body(x, o, tile, barrier):
+        tile[...] = x[...]
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.RaceError, match="not fenced") as caught:
+        tile_kernel(body)(ramp(8, 4))
+    assert "call commit_smem()" in str(caught.value)
+
+
+def test_a_kernel_may_not_end_with_a_store_that_still_reads():
+    def body(x, o, tile, barrier):
+        tile[...] = x[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o)
+
+    with pytest.raises(errors.KernelError, match="may still read it") as caught:
+        tile_kernel(body)(ramp(8, 4))
+    assert "wait_smem_to_gmem(0)" in str(caught.value)
+
+
+def test_a_kernel_may_not_end_with_a_load_nobody_waited_for():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+
+    with pytest.raises(errors.BarrierError, match="nobody waited for it"):
+        tile_kernel(body)(ramp(8, 4))
+
+
+def test_a_predicate_skips_the_copy_and_its_arrival():
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        tile[...] = jnp.full((8, 4), -1.0)
+        plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=i > 0)
+
+        @plgpu.when(i > 0)
+        def _():
+            plgpu.barrier_wait(barrier)
+
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(8 * i, 8)])
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, out=(16, 4), grid=(2,), grid_names=("i",))
+    want = np.concatenate([np.full((8, 4), -1.0), ramp(8, 4)])
+    np.testing.assert_array_equal(run(ramp(8, 4)), want)
+
+
+def test_an_integer_index_of_gmem_is_squeezed():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.at[lax.axis_index("i")], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o.at[lax.axis_index("i")])
+        plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, out=(3, 8, 4), grid=(3,), grid_names=("i",))
+    np.testing.assert_array_equal(run(ramp(3, 8, 4)), ramp(3, 8, 4))
