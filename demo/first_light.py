@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""First light: two kernels in the emulator, compiled offline, and on a GPU.
+
+`make demo` runs it. What cannot run on this machine is left out with the reason; a
+check that fails makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+# Linux's driver, and WSL's. Without either JAX need not try its CUDA plugin, which the
+# extra `offline` installs without cuDNN: that attempt would print a long traceback.
+_GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
+if not any(Path(file).exists() for file in _GPU_DEVICE_FILES):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import jax  # noqa: E402 - after JAX_PLATFORMS, which it reads once
+import numpy as np  # noqa: E402
+
+import pallas_gpu as plgpu  # noqa: E402
+from demo.kernels import Job, scale_and_add_job, shifted_exp_job  # noqa: E402
+
+TARGET = "sm_90a"
+# The families of PTX instructions that tell how a kernel moves data and computes.
+FAMILIES = (
+    "cp.async.bulk.tensor",
+    "mbarrier",
+    "fence.proxy",
+    "bar",
+    "ldmatrix",
+    "stmatrix",
+    "ld.shared",
+    "st.shared",
+    "ld.global",
+    "st.global",
+    "fma",
+    "ex2",
+    "max",
+    "shfl",
+)
+
+
+def main() -> int:
+    """Runs every part that this machine can run; returns the exit status."""
+    started = time.perf_counter()
+    print(
+        f"pallas_gpu {plgpu.__version__}, jax {jax.__version__}, "
+        f"Python {platform.python_version()}, {platform.machine()}\n"
+    )
+    gpu, no_gpu = find_gpu()
+    offline_note = ""
+    failed = 0
+    for job in (scale_and_add_job(), shifted_exp_job()):
+        print(f"{job.name}: {job.what}\n  {signature(job)}")
+        failed += not attempt("emulator", lambda job=job: run(job, interpret=True))
+        try:
+            failed += not attempt("offline", lambda job=job: compile_offline(job))
+        except plgpu.errors.OfflineUnavailableError as error:
+            offline_note = str(error)
+            say("offline", "left out, see below")
+        if gpu is None:
+            say("GPU", f"left out: {no_gpu}")
+        else:
+            failed += not attempt("GPU", lambda job=job: run(job, interpret=None))
+        print()
+    if offline_note:
+        print(f"offline was left out: {offline_note}\n")
+    verdict = f"{failed} checks FAILED" if failed else "all checks passed"
+    print(f"{verdict} in {time.perf_counter() - started:.1f} s")
+    return 1 if failed else 0
+
+
+def find_gpu() -> tuple[jax.Device | None, str]:
+    """Returns JAX's first GPU that can run the kernels, or None and why there is none."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError:
+        return None, "JAX has no CUDA device here"
+    capability = getattr(device, "compute_capability", "0")
+    if float(capability) < 9:
+        return None, f"{device.device_kind} is older than Hopper"
+    return device, ""
+
+
+def signature(job: Job) -> str:
+    """Types of arguments and result, e.g. `float32[300, 1000] -> float32[300, 1000]`."""
+    out = jax.eval_shape(job.jitted(), *job.arguments)
+    inputs = ", ".join(type_of(x) for x in job.arguments)
+    return f"{inputs} -> {type_of(out)}"
+
+
+def type_of(x: np.ndarray | jax.ShapeDtypeStruct) -> str:
+    return f"{x.dtype}{list(x.shape)}"
+
+
+def attempt(label: str, part: Callable[[], Sequence[str]]) -> bool:
+    """Prints what a part says; a part that raises has failed."""
+    try:
+        lines = part()
+    except plgpu.errors.OfflineUnavailableError:
+        raise
+    except Exception as error:
+        # The demo goes on: what the other parts say helps to find the cause.
+        say(label, f"FAILED: {type(error).__name__}: {error}")
+        return False
+    say(label, *lines)
+    return True
+
+
+def say(label: str, *lines: str) -> None:
+    """Prints lines behind a label."""
+    for line in "\n".join(lines).splitlines():
+        print(f"  {label:<9} {line}")
+        label = ""
+
+
+def run(job: Job, interpret: bool | None) -> Sequence[str]:
+    """Runs a job under jax.jit; its error has to be one that rounding explains."""
+    result = job.jitted(interpret)(*job.arguments)
+    error = job.error(result)
+    # Written this way round, NaN fails.
+    if not error <= job.tolerance:
+        raise AssertionError(f"max error {error:.2e}, at most {job.tolerance:.2e}")
+    where = "" if interpret else f" on {jax.devices('cuda')[0].device_kind}"
+    return [
+        f"max error {error:.2e} against NumPy in float64 "
+        f"(at most {job.tolerance:.2e}){where}"
+    ]
+
+
+def compile_offline(job: Job) -> Sequence[str]:
+    """Compiles a job with no GPU and says what it became."""
+    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments, target=TARGET)
+    counts = report.instruction_counts
+    used = report.resources
+    if not counts.get("cp.async.bulk.tensor"):
+        raise AssertionError("the PTX holds no TMA copy (cp.async.bulk.tensor)")
+    if used.spill_store_bytes or used.spill_load_bytes:
+        raise AssertionError(f"registers spill:\n{used}")
+    shown = [f"{name} {counts[name]}" for name in FAMILIES if name in counts]
+    half = (len(shown) + 1) // 2
+    sass = f", {len(report.sass.splitlines())} lines of SASS" if report.sass else ""
+    return [
+        f"{TARGET}: {sum(counts.values())} PTX instructions{sass}, among them",
+        "  " + ", ".join(shown[:half]) + ",",
+        "  " + ", ".join(shown[half:]),
+        f"registers {used.registers_per_thread} of {used.register_limit} per thread, "
+        "spills none",
+        f"SMEM {used.smem_bytes} of {used.smem_limit_bytes} bytes per block, "
+        f"{used.num_barriers} mbarrier, {used.occupancy_blocks_per_sm} blocks per SM",
+        *([report.note] if report.note else []),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
