@@ -196,7 +196,7 @@ class Warpgroup:
         """
         memory = region.memory
         history = memory.history
-        if by is None and self.sole and not history.records:
+        if memory.read_only or (by is None and self.sole and not history.records):
             return
         actor, time = by or (self.actor, self.clock[self.actor])
         new = ordering.Access(

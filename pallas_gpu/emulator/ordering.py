@@ -75,6 +75,34 @@ def _inside(inner: Box, outer: Box) -> bool:
     )
 
 
+def _extend(old: Access, new: Access) -> bool:
+    """Adds an access to its neighbour, as a loop over rows makes them."""
+    if (old.actor, old.time, old.writes) != (new.actor, new.time, new.writes):
+        return False
+    if old.by_copy or new.by_copy or old.where != new.where:
+        return False
+    union = _union(old.box, new.box)
+    if union is None:
+        return False
+    old.box = union
+    return True
+
+
+def _union(a: Box, b: Box) -> Box | None:
+    """Returns two boxes as one, if they differ on one axis and touch there."""
+    differ = [axis for axis, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    if not differ:
+        return a
+    if len(differ) > 1:
+        return None
+    axis = differ[0]
+    (a_low, a_high), (b_low, b_high) = a[axis], b[axis]
+    if a_low > b_high or b_low > a_high:
+        return None
+    both = (min(a_low, b_low), max(a_high, b_high))
+    return (*a[:axis], both, *a[axis + 1 :])
+
+
 class History:
     """The accesses to one array that later ones may still conflict with."""
 
@@ -107,6 +135,8 @@ class History:
         A write hides what lies inside of it: whoever is ordered after the write is
         ordered after them too.
         """
+        if self.records and _extend(self.records[-1], new):
+            return
         self.records = [
             old
             for old in self.records

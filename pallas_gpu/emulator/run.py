@@ -41,7 +41,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     body = plan.plan_of(params.jaxpr)
     launch = _Launch(params, machine, [np.asarray(x) for x in arrays])
     # Index arithmetic wraps as on the GPU, also where numpy would warn.
-    with jax.default_device(jax.devices("cpu")[0]), np.errstate(all="ignore"):
+    with jax.default_device(_cpu()), np.errstate(all="ignore"):
         for ctas in machine.clusters([axis.size for axis in params.batch]):
             for cta in ctas:
                 refs = launch.bind(cta.batch)
@@ -57,9 +57,33 @@ def _guarded(wg: Warpgroup, inner: Iterator[Any]) -> Iterator[Any]:
     try:
         yield from inner
     except errors.PallasGpuError as error:
-        error.with_location(wg.where())
-        error.where = f"{error.where}\nin {wg.name}"
-        raise
+        raise _located(error, wg) from error.__cause__
+    except Exception as error:
+        internal = errors.InternalError(
+            "the emulator failed",
+            got=f"{type(error).__name__}: {error}",
+            hint="please report it with the kernel",
+        )
+        raise _located(internal, wg) from error
+
+
+def _located(error: errors.PallasGpuError, wg: Warpgroup) -> errors.PallasGpuError:
+    error.with_location(wg.where())
+    position = f"in {wg.name}"
+    error.where = position if error.where is None else f"{error.where}\n{position}"
+    return error
+
+
+def _cpu() -> Any:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise errors.UnsupportedError(
+            "the emulator needs JAX's CPU platform",
+            expected="a CPU device beside the GPU",
+            got=str(error),
+            hint="set JAX_PLATFORMS=cuda,cpu, or leave it unset",
+        ) from error
 
 
 class _Launch:
@@ -133,8 +157,9 @@ def _names(params: call.CallParams) -> list[str]:
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
     results = run_kernel(params, arrays)
-    device = next((d for x in arrays if isinstance(x, jax.Array) for d in x.devices()),
-                  None)  # fmt: skip
+    # Results go where the operands were put on purpose, else to the default device.
+    placed = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
+    device = next(iter(placed[0].devices())) if placed else None
     return [jax.device_put(x, device) for x in results]
 
 
