@@ -10,7 +10,6 @@ instructions wins.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -20,7 +19,7 @@ from pallas_gpu.layouts.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind, Me
 from pallas_gpu.layouts.linear import LinearLayout
 from pallas_gpu.layouts.matrix_access import plan_matrix
 from pallas_gpu.layouts.registers import WGStridedLayout
-from pallas_gpu.layouts.smem import SmemLayout
+from pallas_gpu.layouts.smem import SmemLayout, check_window, match_axes
 from pallas_gpu.layouts.vector_access import plan_vector
 
 
@@ -111,44 +110,17 @@ def _bit_offsets(
     layout: LinearLayout | WGStridedLayout, smem: SmemLayout, window: tuple[int, ...]
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Unswizzled bit offsets [128, registers, vector] and the replication bits."""
-    _check_window(smem, window)
+    check_window(smem, window)
     if isinstance(layout, WGStridedLayout) and layout.is_linear:
         layout = layout.linear()
-    axes = _match_axes(layout.shape, window)
+    axes = match_axes(layout.shape, window)
+    if axes is None:
+        raise _wrong_window(layout.shape, window)
     coordinates = layout.all_coordinates()
     full = np.zeros((*coordinates.shape[:3], len(window)), dtype=np.int64)
     full[..., axes] = coordinates
     replication = layout.replication_bits if isinstance(layout, LinearLayout) else ()
     return smem.linear_bit_offset(full), replication
-
-
-def _check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
-    lead = len(window) - len(smem.tile)
-    fits = len(window) == len(smem.shape) and all(
-        1 <= w <= s for w, s in zip(window, smem.shape, strict=True)
-    )
-    if not fits or any(w % t for w, t in zip(window[lead:], smem.tile, strict=True)):
-        raise LayoutError(
-            "a slice of a tiled reference must consist of whole tiles",
-            expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
-            got=f"window {window}",
-        )
-
-
-def _match_axes(shape: tuple[int, ...], window: tuple[int, ...]) -> list[int]:
-    """The window's axis of each axis of `shape`; the others have size one."""
-    axes: list[int] = []
-    position = len(window)
-    for size in reversed(shape):
-        position -= 1
-        while position >= 0 and window[position] != size and window[position] == 1:
-            position -= 1
-        if position < 0 or window[position] != size:
-            raise _wrong_window(shape, window)
-        axes.insert(0, position)
-    if math.prod(shape) != math.prod(window):
-        raise _wrong_window(shape, window)
-    return axes
 
 
 def _wrong_window(shape: tuple[int, ...], window: tuple[int, ...]) -> LayoutError:

@@ -104,8 +104,11 @@ class SmemLayout:
         return atom_bytes(self.swizzle)
 
     @functools.cached_property
-    def _strides(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """For each axis: the tile's size, the elements between tiles and within."""
+    def axis_strides(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each axis the tile's size, elements between tiles, elements within one.
+
+        An axis without tiling counts as tiles of one element.
+        """
         physical = np.ones(len(self.physical_shape), dtype=np.int64)
         for i in range(len(physical) - 2, -1, -1):
             physical[i] = physical[i + 1] * self.physical_shape[i + 1]
@@ -118,7 +121,7 @@ class SmemLayout:
 
     def linear_bit_offset(self, coordinates: np.ndarray) -> np.ndarray:
         """Bit offsets before swizzling of coordinates [..., rank]."""
-        tile, outer, inner = self._strides
+        tile, outer, inner = self.axis_strides
         elements = (coordinates // tile) @ outer + (coordinates % tile) @ inner
         return elements * self.itemsize_bits
 
@@ -133,3 +136,34 @@ class SmemLayout:
     def byte_offsets(self, coordinates: np.ndarray) -> np.ndarray:
         """Swizzled byte offsets of coordinates [..., rank]."""
         return swizzle_bytes(self.linear_bit_offset(coordinates) // 8, self.swizzle)
+
+
+def check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
+    """Raises LayoutError unless a slice of that shape consists of whole tiles."""
+    lead = len(window) - len(smem.tile)
+    fits = len(window) == len(smem.shape) and all(
+        1 <= w <= s for w, s in zip(window, smem.shape, strict=True)
+    )
+    if not fits or any(w % t for w, t in zip(window[lead:], smem.tile, strict=True)):
+        raise LayoutError(
+            "a slice of a tiled reference must consist of whole tiles",
+            expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
+            got=f"window {window}",
+        )
+
+
+def match_axes(shape: tuple[int, ...], window: tuple[int, ...]) -> list[int] | None:
+    """The window's axis of each axis of `shape`; the window's others have size one.
+
+    None when the two do not fit.
+    """
+    axes: list[int] = []
+    position = len(window)
+    for size in reversed(shape):
+        position -= 1
+        while position >= 0 and window[position] != size and window[position] == 1:
+            position -= 1
+        if position < 0 or window[position] != size:
+            return None
+        axes.insert(0, position)
+    return axes if math.prod(shape) == math.prod(window) else None

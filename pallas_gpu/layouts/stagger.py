@@ -84,13 +84,15 @@ def find_staggers(
             dependent.append(b)
     columns = list(form.columns)
     staggers = []
-    partners = _pairings(form) if dependent else {}
     for b in dependent:
         data_bit = data_bits[b]
         if data_bit is None:
             return None
-        for delta, pairs in partners.items():
-            if taken.add(_bank(columns[b] ^ delta, width_bytes)):
+        for delta in _distances(form):
+            bank = _bank(columns[b] ^ delta, width_bytes)
+            pairs = taken.reduce(bank) and _pair_up(form, delta)
+            if pairs:
+                taken.add(bank)
                 columns[b] ^= delta
                 staggers.append(Stagger(data_bit, pairs))
                 break
@@ -104,14 +106,20 @@ def _bank(address: int, width_bytes: int) -> int:
     return address % _LINE_BYTES // max(BANK_BYTES, width_bytes)
 
 
-def _pairings(form: AddressForm) -> dict[int, tuple[tuple[int, int], ...]]:
-    """Every XOR distance that maps the set of accesses onto itself, with the pairs."""
-    index = {key: a for a, key in enumerate(form.keys)}
+def _distances(form: AddressForm) -> list[int]:
+    """XOR distances from the first access, of accesses with the same sum part."""
     base_xor, base_add = form.keys[0]
-    result = {}
-    for xor, add in form.keys[1:]:
-        delta = xor ^ base_xor
-        pairs = [(a, index.get((x ^ delta, y))) for a, (x, y) in enumerate(form.keys)]
-        if add == base_add and all(partner is not None for _, partner in pairs):
-            result[delta] = tuple((a, p) for a, p in pairs if p is not None and a < p)
-    return result
+    return [xor ^ base_xor for xor, add in form.keys[1:] if add == base_add]
+
+
+def _pair_up(form: AddressForm, delta: int) -> tuple[tuple[int, int], ...]:
+    """The accesses in pairs at XOR distance `delta`; empty if one has no partner."""
+    index = {key: a for a, key in enumerate(form.keys)}
+    pairs = []
+    for a, (xor, add) in enumerate(form.keys):
+        partner = index.get((xor ^ delta, add))
+        if partner is None:
+            return ()
+        if a < partner:
+            pairs.append((a, partner))
+    return tuple(pairs)

@@ -14,11 +14,12 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.smem import SmemLayout
+from pallas_gpu.layouts.smem import SmemLayout, check_window, match_axes
 from pallas_gpu.layouts.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
 from pallas_gpu.layouts.tma_view import (
     INNER_BOX_BYTES,
@@ -32,6 +33,13 @@ from pallas_gpu.layouts.tma_view import (
 
 # Shared-memory addresses of tensor copies are aligned to this (PTX ISA).
 SMEM_ALIGNMENT_BYTES = 128
+
+
+class SmemWindow(NamedTuple):
+    """A slice of an array in SMEM: whole tiles, at a start the emitter adds."""
+
+    smem: SmemLayout
+    window: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,6 +142,7 @@ def plan_copy(
     start_multiples: Sequence[int] | None = None,
     inside: Sequence[bool] | None = None,
     pieces: int = 1,
+    window: Sequence[int] | None = None,
 ) -> TmaPlan:
     """Finds the fewest tensor copies that move a slice exactly.
 
@@ -143,13 +152,16 @@ def plan_copy(
       slice_shape: static size in every dimension, 1 in squeezed ones.
       squeezed: dimensions indexed by an integer, absent from SMEM. Their index must be
         inside of the array.
-      smem: placement of the slice, whose shape lacks the squeezed dimensions.
+      smem: placement of the array in SMEM.
       start_multiples: for each dimension a number that is known to divide the
         slice's start, 0 if the start is 0; all 1 (nothing known) if None. Tiles in two
         dimensions need fewer copies when starts are multiples of the tile.
       inside: for each dimension whether the slice is known not to reach over the
         array's edge; all False if None. Makes up for unknown multiples.
       pieces: the number of instructions must be a multiple of this.
+      window: shape of the slice of SMEM, in the array's rank; all of it if None. Its
+        start is a multiple of the tile, and of the swizzle's atom in bytes. Without
+        axes of size one it is the slice's shape without the squeezed dimensions.
 
     Raises:
       LayoutError: the shapes do not fit, or no tensor map can describe the copy.
@@ -167,49 +179,69 @@ def plan_copy(
         (1,) * rank if start_multiples is None else tuple(start_multiples),
         (False,) * rank if inside is None else tuple(inside),
     )
-    return _plan_copy(array, tuple(slice_shape), smem, pieces)
+    target = SmemWindow(smem, smem.shape if window is None else tuple(window))
+    return _plan_copy(array, tuple(slice_shape), target, pieces)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan_copy(
-    array: SlicedArray, slice_shape: tuple[int, ...], smem: SmemLayout, pieces: int
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
 ) -> TmaPlan:
-    _check_shapes(array, slice_shape, smem)
-    plan = _plan_as_it_is(array, smem, pieces)
+    axes = _match_slice(array, slice_shape, target)
+    plan = _plan_as_it_is(array, target, axes, pieces)
     if plan is None:
-        plan = _plan_joined(array, slice_shape, smem, pieces)
+        plan = _plan_joined(array, slice_shape, target, pieces)
     if plan is None:
-        raise _impossible(array, slice_shape, smem, pieces)
+        raise _impossible(array, slice_shape, target, pieces)
     return plan
 
 
-def _plan_as_it_is(array: SlicedArray, smem: SmemLayout, pieces: int) -> TmaPlan | None:
-    """Tries the ways to cut the SMEM array into equal boxes, fewest first."""
-    kept = [g for g in range(len(array.shape)) if g not in array.squeezed]
-    physical = _physical_dims(smem, kept)
+def _plan_as_it_is(
+    array: SlicedArray, target: SmemWindow, axes: dict[int, int], pieces: int
+) -> TmaPlan | None:
+    """Tries the ways to cut the slice of SMEM into equal boxes, fewest first."""
+    smem = target.smem
+    physical = _physical_dims(target, axes)
     candidates = sorted(
         (math.prod(d.size for d in physical[:cut]) * parts, cut, parts)
         for cut in range(len(physical))
         for parts in divisors(physical[cut].size)
     )
     for count, cut, parts in candidates:
-        box_bits = smem.size_bytes * 8 // count
-        aligned = box_bits % (8 * _offset_alignment(smem)) == 0
-        if count % pieces or (count > 1 and not aligned):
-            continue
         loops = [*physical[:cut], physical[cut].loop_over(parts)]
         box = [physical[cut].shrunk(parts), *physical[cut + 1 :]]
+        if count % pieces or not _is_dense(box) or not _are_aligned(loops, smem):
+            continue
         view = build_view(array, box, loops, smem.swizzle)
         if view is not None:
-            steps = _instructions(view, loops, box_bits // 8)
+            steps = _instructions(view, loops, array.element_bits)
             return TmaPlan(
                 array.element_bits, smem.swizzle, view, steps, smem.size_bytes
             )
     return None
 
 
+def _is_dense(box: Sequence[PhysicalDim]) -> bool:
+    """Whether the box has no gaps in SMEM, as the hardware fills it."""
+    expected = 1
+    for dim in reversed(box):
+        if dim.size > 1 and dim.smem_stride != expected:
+            return False
+        expected *= dim.size
+    return True
+
+
+def _are_aligned(loops: Sequence[PhysicalDim], smem: SmemLayout) -> bool:
+    unit_bits = 8 * max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
+    return all(
+        dim.smem_stride * smem.itemsize_bits % unit_bits == 0
+        for dim in loops
+        if dim.size > 1
+    )
+
+
 def _plan_joined(
-    array: SlicedArray, slice_shape: tuple[int, ...], smem: SmemLayout, pieces: int
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
 ) -> TmaPlan | None:
     """Joins the two minor dimensions when the slice takes whole rows.
 
@@ -217,7 +249,9 @@ def _plan_joined(
     """
     rank = len(array.shape)
     whole = rank > 1 and slice_shape[-1] == array.shape[-1] and array.known[-1] == 0
-    if smem.tiling or not whole or {rank - 1, rank - 2} & set(array.squeezed):
+    smem = target.smem
+    partial = target.window != smem.shape or smem.tiling
+    if partial or not whole or {rank - 1, rank - 2} & set(array.squeezed):
         return None
     row = array.shape[-1]
 
@@ -233,81 +267,89 @@ def _plan_joined(
     )
     flat_smem = SmemLayout(joined(smem.shape), smem.itemsize_bits)
     try:
-        plan = _plan_copy(flat, joined(slice_shape), flat_smem, pieces)
+        target = SmemWindow(flat_smem, flat_smem.shape)
+        plan = _plan_copy(flat, joined(slice_shape), target, pieces)
     except LayoutError:
         return None
     dims = tuple(dim.with_source_scaled(rank - 2, row) for dim in plan.dims)
     return dataclasses.replace(plan, dims=dims)
 
 
-def _offset_alignment(smem: SmemLayout) -> int:
-    return max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
-
-
-def _physical_dims(smem: SmemLayout, kept: Sequence[int]) -> list[PhysicalDim]:
-    """The dims of the SMEM array in memory order, in terms of GMEM dims.
+def _physical_dims(target: SmemWindow, axes: dict[int, int]) -> list[PhysicalDim]:
+    """The dims of the slice of SMEM in memory order, in terms of GMEM dims.
 
     Dims of size one are dropped; those that a box cannot hold are split, because a
     view may have two dims for them.
     """
-    rank, lead = len(smem.shape), len(smem.shape) - len(smem.tile)
-    tiles = (1,) * lead + smem.tile
-    dims = [PhysicalDim(kept[i], smem.physical_shape[i], tiles[i]) for i in range(rank)]
-    dims += [PhysicalDim(kept[lead + i], t, 1) for i, t in enumerate(smem.tile)]
-    minor_chunk = -(-INNER_BOX_BYTES * 8 // smem.itemsize_bits)
+    tile, between, within = (x.tolist() for x in target.smem.axis_strides)
+    size = target.window
+    dims = [
+        PhysicalDim(g, size[axis] // tile[axis], tile[axis], between[axis])
+        for axis, g in axes.items()
+    ]
+    dims += [PhysicalDim(g, tile[axis], 1, within[axis]) for axis, g in axes.items()]
     dims = [d for d in dims if d.size > 1] or dims[-1:]
+    bits = target.smem.itemsize_bits
+    minor_chunk = -(-INNER_BOX_BYTES * 8 // bits)
     split = [d.split(minor_chunk if d is dims[-1] else 1) for d in dims]
     return list(itertools.chain.from_iterable(split))
 
 
 def _instructions(
-    view: tuple[ViewDim, ...], loops: Sequence[PhysicalDim], box_bytes: int
+    view: tuple[ViewDim, ...], loops: Sequence[PhysicalDim], element_bits: int
 ) -> tuple[TmaInstruction, ...]:
     steps = []
-    for n, index in enumerate(itertools.product(*(range(d.size) for d in loops))):
+    for index in itertools.product(*(range(d.size) for d in loops)):
         moved: dict[int, int] = {}
+        elements = 0
         for dim, i in zip(loops, index, strict=True):
             moved[dim.gmem_dim] = moved.get(dim.gmem_dim, 0) + i * dim.stride
+            elements += i * dim.smem_stride
         addends = tuple(dim.static_addend(moved) for dim in view)
-        steps.append(TmaInstruction(n * box_bytes, addends))
+        steps.append(TmaInstruction(elements * element_bits // 8, addends))
     return tuple(steps)
 
 
-def _check_shapes(
-    array: SlicedArray, slice_shape: tuple[int, ...], smem: SmemLayout
-) -> None:
-    rank = len(array.shape)
+def _match_slice(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow
+) -> dict[int, int]:
+    """Checks the shapes; gives the GMEM dimension of each axis of SMEM that has one."""
+    rank, smem = len(array.shape), target.smem
     if not len(slice_shape) == len(array.known) == len(array.inside) == rank:
         raise LayoutError(
             "a copy needs a size for each dimension of the array",
             expected=f"{rank} sizes",
             got=f"sizes {slice_shape}, {array}",
         )
-    squeezed, element_bits = array.squeezed, array.element_bits
-    rest = tuple(s for g, s in enumerate(slice_shape) if g not in squeezed)
-    units = all(0 <= g < rank and slice_shape[g] == 1 for g in squeezed)
-    if rest != smem.shape or not units or smem.itemsize_bits != element_bits:
+    kept = [g for g in range(rank) if g not in array.squeezed]
+    units = all(0 <= g < rank and slice_shape[g] == 1 for g in array.squeezed)
+    check_window(smem, target.window)
+    axes = match_axes(tuple(slice_shape[g] for g in kept), target.window)
+    if axes is None or not units or smem.itemsize_bits != array.element_bits:
         raise LayoutError(
             "the slice of GMEM and the array in SMEM differ",
-            expected=f"shape {smem.shape} of {smem.itemsize_bits} bits",
-            got=f"slice {slice_shape} without dimensions {squeezed}, "
-            f"{element_bits} bits",
+            expected=f"shape {target.window} of {smem.itemsize_bits} bits",
+            got=f"slice {slice_shape} without dimensions {array.squeezed}, "
+            f"{array.element_bits} bits",
         )
-    if not rest:
+    if not kept:
         raise LayoutError(
             "a tensor copy moves at least 16 bytes",
             expected="a slice of rank 1 or more",
             got="a single element",
             hint="read it with a plain load",
         )
+    return dict(zip(axes, kept, strict=True))
 
 
 def _impossible(
-    array: SlicedArray, slice_shape: tuple[int, ...], smem: SmemLayout, pieces: int
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
 ) -> LayoutError:
     gmem_shape, element_bits = array.shape, array.element_bits
+    smem = target.smem
     row_bits = gmem_shape[-1] * element_bits
-    inner_bits = smem.physical_shape[-1] * element_bits
+    inner_bits = (smem.tile or target.window)[-1] * element_bits
+    alignment = max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
     got = f"slice {slice_shape} of {gmem_shape} with {element_bits}-bit elements"
     if slice_shape[-1] == 1 or inner_bits % (8 * INNER_BOX_BYTES):
         return LayoutError(
@@ -327,9 +369,10 @@ def _impossible(
     return LayoutError(
         "no tensor map describes this copy",
         expected="at most 5 dimensions and boxes of at most 256 elements a side, that "
-        f"start at multiples of {_offset_alignment(smem)} bytes in SMEM"
+        f"start at multiples of {alignment} bytes in SMEM"
         + (f", in {pieces} equal pieces" if pieces > 1 else ""),
-        got=f"{got} into tiles {smem.tiling}{swizzle}",
+        got=f"{got} into window {target.window} of {smem.shape}, "
+        f"tiles {smem.tiling}{swizzle}",
         hint="copy fewer dimensions at once, or choose sizes with small factors",
     )
 

@@ -32,15 +32,22 @@ def divisors(n: int) -> tuple[int, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class PhysicalDim:
-    """A dim of the SMEM array: `size` steps of `stride` along a GMEM dimension."""
+    """A dim of the SMEM array: `size` steps of `stride` along a GMEM dimension.
+
+    In SMEM the steps are `smem_stride` elements apart.
+    """
 
     gmem_dim: int
     size: int
     stride: int
+    smem_stride: int
 
     def loop_over(self, parts: int) -> PhysicalDim:
         """The loop over `parts` equal runs."""
-        return PhysicalDim(self.gmem_dim, parts, self.stride * (self.size // parts))
+        run = self.size // parts
+        return PhysicalDim(
+            self.gmem_dim, parts, self.stride * run, self.smem_stride * run
+        )
 
     def shrunk(self, parts: int) -> PhysicalDim:
         """One of `parts` equal runs."""
@@ -53,9 +60,8 @@ class PhysicalDim:
         chunks = [d for d in divisors(self.size) if d <= MAX_BOX and d % multiple == 0]
         if not chunks:
             return [self]
-        chunk = chunks[-1]
-        outer = PhysicalDim(self.gmem_dim, self.size // chunk, self.stride * chunk)
-        return [outer, dataclasses.replace(self, size=chunk)]
+        parts = self.size // chunks[-1]
+        return [self.loop_over(parts), self.shrunk(parts)]
 
 
 @dataclasses.dataclass(frozen=True)

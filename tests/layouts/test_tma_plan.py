@@ -213,6 +213,28 @@ def test_whole_rows_of_an_odd_length_travel_together():
     assert [len(plan.dims), len(plan.instructions)] == [1, 2]
 
 
+@pytest.mark.parametrize(
+    "window", [(1, 64, 64), (1, 128, 64), (1, 8, 128), (3, 64, 64)]
+)
+def test_a_window_leaves_the_rest_of_smem_alone(window):
+    smem = tiled((3, 128, 128), 16, 128)
+    bits, shape = 16, (3, 256, 256)
+    gmem = numbered(shape, bits)
+    known = (1, 8, 64)
+    plan = plan_copy(
+        shape, bits, window, (), smem, start_multiples=known, window=window
+    )
+    starts = (0, 128, 192)
+    wanted = expected_smem(gmem, window, (), smem, starts)
+    np.testing.assert_array_equal(plan.simulate(gmem, starts), wanted)
+
+
+def test_a_window_may_have_axes_that_the_slice_lacks():
+    smem = tiled((4, 64, 64), 16, 128)
+    plan = plan_copy((64, 64), 16, (64, 64), (), smem, window=(1, 64, 64))
+    assert [d.box for d in plan.dims] == [64, 64]
+
+
 def test_pieces_share_the_copies_equally():
     smem = tiled((128, 64), 16, 128)
     plan = check_load((512, 512), 16, (128, 64), (), smem, (64, 64), pieces=4)
