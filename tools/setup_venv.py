@@ -24,6 +24,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,8 +58,11 @@ def constraint_files(path: Path) -> list[Path]:
 def setup_key(constraints: Path, extras: list[str], system_site: bool) -> str:
     """A hash of everything that decides what is installed."""
     digest = hashlib.sha256()
-    inputs = [ROOT / "pyproject.toml", Path(__file__), *constraint_files(constraints)]
-    for path in inputs:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    # The tools' settings in that file change nothing that is installed.
+    built_from = [settings["build-system"], settings["project"]]
+    digest.update(json.dumps(built_from).encode())
+    for path in (Path(__file__), *constraint_files(constraints)):
         digest.update(path.read_bytes())
     maker = sys.prefix if system_site else ""
     digest.update(json.dumps([str(ROOT), extras, maker]).encode())

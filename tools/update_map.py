@@ -30,7 +30,7 @@ def purpose(path: Path) -> str:
         words = (line.lstrip("#!").strip() for line in comments)
         opening = "\n".join(w for w in words if not w.startswith(("SPDX", "/", "---")))
     paragraph = " ".join(opening.strip().split("\n\n")[0].split())
-    return re.split(r"(?<=[a-z)`\d])\.(?: |$)", paragraph, maxsplit=1)[0]
+    return re.split(r"(?<=[\w)`])\.(?: |$)", paragraph, maxsplit=1)[0]
 
 
 def file_list(root: Path) -> str:

@@ -41,6 +41,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "lowering": (*_ENTRY, "mosaic"),
     "compiler": _LOWERING,
     "runtime": (*_LOWERING, "compiler"),
+    "offline": (*_LOWERING, "compiler", "runtime"),
     "pipeline": _ENTRY,
     "ops": (*_ENTRY, "pipeline"),
 }
