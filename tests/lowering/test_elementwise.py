@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lax's elementwise operations agree with JAX on the CPU, dtype by dtype."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tests import everywhere
+
+SHAPE = (64, 64)
+
+
+def numbers(dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    if dtype == jnp.bool_:
+        return jnp.asarray(rng.integers(0, 2, SHAPE).astype(bool))
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.asarray(rng.standard_normal(SHAPE) * 3).astype(dtype)
+    info = jnp.iinfo(dtype)
+    low, high = max(info.min, -100), min(info.max, 100)
+    values = rng.integers(low, high, SHAPE, endpoint=True)
+    values[0, :4] = [info.min, info.max, 0, 1]
+    return jnp.asarray(values.astype(jnp.dtype(dtype)))
+
+
+FLOATS = (jnp.float32, jnp.float16, jnp.bfloat16)
+INTS = (jnp.int32, jnp.uint32, jnp.int8)
+
+UNARY = [
+    *[(op, d) for op in (jnp.negative, jnp.abs, jnp.sign) for d in FLOATS],
+    *[(op, d) for op in (jnp.negative, jnp.abs, jnp.sign) for d in (jnp.int32, jnp.int8)],
+    *[
+        (op, d)
+        for op in (jnp.exp, jnp.exp2, lax.logistic, jnp.tanh, jnp.sin, jnp.cos)
+        for d in FLOATS
+    ],
+    *[(op, jnp.float32) for op in (jnp.floor, jnp.ceil, lax.square, jnp.isfinite)],
+    *[(op, d) for op in (jnp.bitwise_not,) for d in (*INTS, jnp.bool_)],
+    (lambda x: lax.integer_pow(x, 3), jnp.float32),
+    (lambda x: lax.integer_pow(x, 3), jnp.int32),
+    (jax.nn.relu, jnp.float32),
+    (jax.nn.silu, jnp.float32),
+]
+
+
+@pytest.mark.parametrize("index", range(len(UNARY)))
+def test_a_unary_operation_agrees_with_jax(index):
+    op, dtype = UNARY[index]
+    x = numbers(dtype)
+    expected = op(x)
+    rtol = {2: 2e-2 if dtype == jnp.bfloat16 else 2e-3, 4: 3e-6}.get(
+        jnp.dtype(dtype).itemsize, 0
+    )
+    make = everywhere.elementwise(op, expected.dtype, shape=SHAPE)
+    inexact = jnp.issubdtype(dtype, jnp.floating)
+    everywhere.check(
+        make, [x], expected, rtol=rtol if inexact else 0, atol=1e-6 if inexact else 0
+    )
+
+
+@pytest.mark.parametrize("op", [jnp.log, jnp.log2, jnp.sqrt, lax.rsqrt])
+def test_a_function_of_positive_numbers_agrees_with_jax(op):
+    x = jnp.abs(numbers(jnp.float32)) + 0.01
+    make = everywhere.elementwise(op, x.dtype, shape=SHAPE)
+    everywhere.check(make, [x], op(x), rtol=2e-6, atol=1e-6)
+
+
+ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
+COMPARISONS = (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
+@pytest.mark.parametrize("op", [*ARITHMETIC, *COMPARISONS])
+def test_a_binary_operation_agrees_with_jax(op, dtype):
+    x, y = numbers(dtype, 0), numbers(dtype, 1)
+    expected = op(x, y)
+    make = everywhere.elementwise(op, expected.dtype, shape=SHAPE)
+    everywhere.check(make, [x, y], expected, rtol=1e-2 if dtype in FLOATS[1:] else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32, jnp.int8])
+@pytest.mark.parametrize("op", [lax.div, lax.rem])
+def test_integer_division_truncates_and_takes_zero_as_jax_does(op, dtype):
+    x, y = numbers(dtype, 0), numbers(dtype, 1)
+    y = jnp.where(y == 0, 3, y)
+    make = everywhere.elementwise(op, dtype, shape=SHAPE)
+    everywhere.check(make, [x, y], op(x, y))
+
+
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.uint32, jnp.int8, jnp.bool_])
+@pytest.mark.parametrize("op", [lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor])
+def test_a_bitwise_operation_agrees_with_jax(op, dtype):
+    x, y = numbers(dtype, 0), numbers(dtype, 1)
+    everywhere.check(everywhere.elementwise(op, dtype, shape=SHAPE), [x, y], op(x, y))
+
+
+def test_float_division_and_remainder_agree_with_jax():
+    x, y = numbers(jnp.float32, 0), numbers(jnp.float32, 1)
+    for op in (lax.div, lax.rem):
+        make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
+        everywhere.check(make, [x, y], op(x, y), rtol=1e-6, atol=1e-6)
+
+
+def test_max_and_min_carry_nan():
+    x = numbers(jnp.float32).at[3, 5].set(jnp.nan)
+    y = numbers(jnp.float32, 1).at[7, 9].set(jnp.nan)
+    for op in (lax.max, lax.min):
+        make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
+        everywhere.check(make, [x, y], op(x, y))
+
+
+def test_select_takes_the_case_its_predicate_names():
+    x, y = numbers(jnp.float32), numbers(jnp.float32, 1)
+
+    def body(a, b):
+        return jnp.where(a > b, a, -b)
+
+    make = everywhere.elementwise(body, jnp.float32, shape=SHAPE)
+    everywhere.check(make, [x, y], body(x, y))
+
+
+def test_clamp_takes_scalar_bounds():
+    x = numbers(jnp.float32)
+
+    def body(a):
+        return lax.clamp(-1.0, a, 1.0)
+
+    everywhere.check(
+        everywhere.elementwise(body, jnp.float32, shape=SHAPE), [x], body(x)
+    )
+
+
+CONVERSIONS = (
+    jnp.float32,
+    jnp.float16,
+    jnp.bfloat16,
+    jnp.int32,
+    jnp.int8,
+    jnp.bool_,
+)
+
+
+@pytest.mark.parametrize("dst", CONVERSIONS)
+@pytest.mark.parametrize("src", CONVERSIONS)
+def test_astype_agrees_with_jax(src, dst):
+    x = numbers(src)
+    # Out-of-range conversions to int8 are left to the implementation by XLA.
+    if jnp.issubdtype(src, jnp.floating) and dst == jnp.int8:
+        x = jnp.clip(x, -100, 100)
+    if src == jnp.int32 and dst != jnp.int8:
+        x = x.at[0, :2].set(5)
+    expected = x.astype(dst)
+    make = everywhere.elementwise(lambda a: a.astype(dst), dst, shape=SHAPE)
+    everywhere.check(make, [x], expected)
+
+
+def test_scalars_and_their_arithmetic_are_broadcast():
+    x = numbers(jnp.float32)
+
+    def body(a):
+        i = lax.axis_index("x")
+        return a * (i.astype(jnp.float32) + 2.5) + 1
+
+    def kernel_body(x_ref, o_ref):
+        o_ref[...] = body(x_ref[...])
+
+    def make(interpret):
+        import pallas_gpu as plgpu
+
+        return plgpu.kernel(
+            kernel_body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            grid=(1,),
+            grid_names=("x",),
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], x * 2.5 + 1, rtol=1e-6, atol=1e-6)

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads, stores, layouts, reductions and broadcasts, against NumPy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from tests import everywhere
+
+RNG = np.random.default_rng(0)
+SHAPE = (64, 128)
+X = jnp.asarray(RNG.standard_normal(SHAPE), jnp.float32)
+LAYOUTS = [None, plgpu.Layout.WGMMA]
+
+
+def tiled(dtype, swizzle=128):
+    columns = swizzle * 8 // (jnp.dtype(dtype).itemsize * 8)
+    return (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(swizzle))
+
+
+def make_kernel(body, out_shape, dtype=jnp.float32, **options):
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(out_shape, dtype),
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def through_smem(dtype, transforms, shape, layout, transpose=False):
+    """x -> SMEM by TMA -> registers -> SMEM -> GMEM by TMA."""
+
+    def body(x_ref, o_ref, a, b, barrier):
+        plgpu.copy_gmem_to_smem(x_ref, a, barrier)
+        plgpu.barrier_wait(barrier)
+        source = a.T if transpose else a
+        value = plgpu.load(source, layout=layout, optimized=not transpose)
+        b[...] = value
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(b, o_ref)
+        plgpu.wait_smem_to_gmem(0)
+
+    out = shape[::-1] if transpose else shape
+    return make_kernel(
+        body,
+        out,
+        dtype,
+        scratch_types=[
+            plgpu.SMEM(shape, dtype, transforms=transforms),
+            plgpu.SMEM(out, dtype, transforms=() if transpose else transforms),
+            plgpu.Barrier(),
+        ],
+    )
+
+
+@pytest.mark.parametrize("swizzle", [128, 64, 32])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16, jnp.int32])
+def test_a_tile_survives_the_way_through_swizzled_smem(dtype, swizzle):
+    x = (X * 10).astype(dtype)
+    make = through_smem(dtype, tiled(dtype, swizzle), SHAPE, plgpu.Layout.WGMMA)
+    everywhere.check(make, [x], x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_a_tile_survives_the_way_through_plain_smem(dtype):
+    x = (X * 10).astype(dtype)
+    everywhere.check(through_smem(dtype, (), SHAPE, None), [x], x)
+
+
+def test_int8_survives_the_way_in_its_wgmma_layout():
+    x = (X * 10).astype(jnp.int8)
+    make = through_smem(jnp.int8, tiled(jnp.int8), SHAPE, plgpu.Layout.WGMMA_8BIT)
+    everywhere.check(make, [x], x)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16])
+def test_a_transposed_reference_reads_transposed(dtype):
+    x = jnp.asarray(RNG.standard_normal((64, 64)), dtype)
+
+    def body(x_ref, o_ref, a, barrier):
+        plgpu.copy_gmem_to_smem(x_ref, a, barrier)
+        plgpu.barrier_wait(barrier)
+        o_ref[...] = plgpu.load(a.T, layout=plgpu.Layout.WGMMA, optimized=False)
+
+    make = make_kernel(
+        body,
+        (64, 64),
+        dtype,
+        scratch_types=[
+            plgpu.SMEM((64, 64), dtype, transforms=tiled(dtype)),
+            plgpu.Barrier(),
+        ],
+    )
+    everywhere.check(make, [x], x.T)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("op", [jnp.sum, jnp.max, jnp.min])
+def test_a_reduction_over_one_axis(op, axis, layout):
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=layout, optimized=False)
+        o_ref[...] = jnp.broadcast_to(op(x, axis=axis, keepdims=True), SHAPE) + 0 * x
+
+    expected = np.broadcast_to(op(X, axis=axis, keepdims=True), SHAPE)
+    everywhere.check(make_kernel(body, SHAPE), [X], expected, atol=3e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("op", [jnp.sum, jnp.max])
+def test_a_full_reduction_gives_a_scalar(op, layout):
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(
+            op(plgpu.load(x_ref, layout=layout, optimized=False)), SHAPE
+        )
+
+    expected = np.full(SHAPE, op(X))
+    everywhere.check(make_kernel(body, SHAPE), [X], expected, atol=2e-4)
+
+
+def test_reductions_of_integers_are_exact():
+    x = jnp.asarray(RNG.integers(-1000, 1000, SHAPE), jnp.int32)
+
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        o_ref[...] = x - x.sum(axis=1)[:, None] + x.max(axis=0)[None, :]
+
+    expected = x - x.sum(1)[:, None] + x.max(0)[None, :]
+    everywhere.check(make_kernel(body, SHAPE, jnp.int32), [x], expected)
+
+
+def test_a_max_carries_nan():
+    x = X.at[5, 70].set(jnp.nan)
+
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        o_ref[...] = x.max(axis=1, keepdims=True) + 0 * x
+
+    expected = np.broadcast_to(x.max(1, keepdims=True), SHAPE) + 0 * x
+    everywhere.check(make_kernel(body, SHAPE), [x], expected)
+
+
+def test_softmax_as_it_is_written():
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        e = jnp.exp(x - x.max(axis=-1, keepdims=True))
+        o_ref[...] = e / e.sum(axis=-1, keepdims=True)
+
+    everywhere.check(
+        make_kernel(body, SHAPE), [X], jax.nn.softmax(X, axis=-1), atol=1e-6
+    )
+
+
+def test_row_vectors_are_stored_and_loaded():
+    def body(x_ref, rows_ref, scaled_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        rows_ref[...] = x.sum(axis=1)
+        row = plgpu.load(
+            rows_ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False
+        )
+        scaled_ref[...] = x * row[:, None]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=(
+                jax.ShapeDtypeStruct((64,), jnp.float32),
+                jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            ),
+            interpret=interpret,
+        )
+
+    sums = np.asarray(X).sum(1)
+    expected = (sums, np.asarray(X) * sums[:, None])
+    everywhere.check(make, [X], expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.float32])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_iota_counts_along_its_dimension(dimension, dtype, layout):
+    def body(o_ref):
+        o_ref[...] = plgpu.broadcasted_iota(dtype, SHAPE, dimension, layout=layout)
+
+    expected = lax.broadcasted_iota(dtype, SHAPE, dimension)
+    everywhere.check(make_kernel(body, SHAPE, dtype), [], expected)
+
+
+def test_iota_takes_the_layout_it_meets():
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        rows = lax.broadcasted_iota(jnp.int32, SHAPE, 0)
+        columns = lax.broadcasted_iota(jnp.int32, SHAPE, 1)
+        o_ref[...] = jnp.where(rows >= columns, x, -1.0)
+
+    expected = np.where(np.arange(64)[:, None] >= np.arange(128)[None], X, -1.0)
+    everywhere.check(make_kernel(body, SHAPE), [X], expected)
+
+
+def test_one_element_is_read_and_written():
+    def body(x_ref, o_ref, s_ref):
+        @plgpu.loop(0, 8)
+        def _(i):
+            s_ref[i] = x_ref[i, 3] * 2.0
+
+        @plgpu.loop(0, 8)
+        def _(i):
+            o_ref[i] = s_ref[7 - i]
+
+    make = make_kernel(
+        body, (8,), scratch_types=[plgpu.SMEM((8,), jnp.float32)]
+    )
+    everywhere.check(make, [X], 2 * np.asarray(X)[:8, 3][::-1])
+
+
+def test_parts_of_references_nest():
+    def body(x_ref, o_ref):
+        i = lax.axis_index("i")
+        part = x_ref.at[plgpu.ds(16, 32)].at[plgpu.ds(i * 16, 16), 0:64]
+        o_ref[plgpu.ds(i * 16, 16)] = part[...]
+
+    make = make_kernel(body, (32, 64), grid=(2,), grid_names=("i",))
+    everywhere.check(make, [X], np.asarray(X)[16:48, :64])
+
+
+def test_addupdate_adds_in_place():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        jax.ref.addupdate(o_ref, ..., x_ref[...])
+
+    everywhere.check(make_kernel(body, SHAPE), [X], 2 * X)
+
+
+def test_swap_returns_what_was_there():
+    def body(x_ref, o_ref, s_ref):
+        s_ref[...] = x_ref[...]
+        old = jax.ref.swap(s_ref, ..., x_ref[...] * 3)
+        o_ref[...] = old + s_ref[...]
+
+    make = make_kernel(body, SHAPE, scratch_types=[plgpu.SMEM(SHAPE, jnp.float32)])
+    everywhere.check(make, [X], 4 * X, rtol=1e-6)
+
+
+def test_mixed_layouts_are_an_error_that_names_both():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + plgpu.load(
+            x_ref, layout=plgpu.Layout.WGMMA, optimized=False
+        )
+
+    with pytest.raises(plgpu.errors.LayoutError) as info:
+        plgpu.offline.lower(make_kernel(body, SHAPE)(None), X)
+    text = str(info.value)
+    assert "Layout.WGMMA" in text and "STRIDED" in text and "layout_cast" in text
+    assert "test_registers.py" in text
+
+
+def test_slices_and_transposes_of_register_arrays():
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        o_ref[...] = x[:, :64] + x[:, 64:]
+
+    expected = np.asarray(X)[:, :64] + np.asarray(X)[:, 64:]
+    everywhere.check(make_kernel(body, (64, 64)), [X], expected)
