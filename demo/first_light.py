@@ -40,6 +40,8 @@ FAMILIES = (
     "st.shared",
     "ld.global",
     "st.global",
+    "add",
+    "mul",
     "fma",
     "ex2",
     "max",
@@ -83,9 +85,11 @@ def find_gpu() -> tuple[jax.Device | None, str]:
         device = jax.devices("cuda")[0]
     except RuntimeError:
         return None, "JAX has no CUDA device here"
-    capability = getattr(device, "compute_capability", "0")
-    if float(capability) < 9:
-        return None, f"{device.device_kind} is older than Hopper"
+    major, minor = map(int, device.compute_capability.split("."))
+    try:
+        plgpu.arch.target_of_capability(major, minor)
+    except plgpu.errors.TargetError as error:
+        return None, f"{device.device_kind}: {error}"
     return device, ""
 
 

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The demo's two kernels: in the emulator, offline and on a GPU, from the same bodies."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from demo import first_light
+from demo.kernels import (
+    COLUMNS,
+    Job,
+    scale_and_add,
+    scale_and_add_job,
+    shifted_exp,
+    shifted_exp_job,
+)
+from tools.source_tree import ROOT
+
+JOBS = {
+    "scale_and_add": scale_and_add_job((100, 300)),
+    "scale_and_add-no-edge": scale_and_add_job((128, 256)),
+    "scale_and_add-one-element": scale_and_add_job((1, 1)),
+    "shifted_exp-f16": shifted_exp_job(128, np.float16),
+    "shifted_exp-bf16": shifted_exp_job(128, jnp.bfloat16),
+    "shifted_exp-f32": shifted_exp_job(128, np.float32),
+}
+
+
+@pytest.fixture(params=JOBS.values(), ids=JOBS.keys())
+def job(request: pytest.FixtureRequest) -> Job:
+    return request.param
+
+
+# --- the emulator ---------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_a_job_under_jit_agrees_with_numpy_in_the_emulator(job: Job):
+    assert job.error(job.jitted(interpret=True)(*job.arguments)) <= job.tolerance
+
+
+def test_an_eager_call_computes_what_the_jitted_one_does(job: Job):
+    eager = job.function(*job.arguments, interpret=True)
+    np.testing.assert_array_equal(eager, job.jitted(interpret=True)(*job.arguments))
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("name", ["scale_and_add", "shifted_exp-f16"])
+def test_no_schedule_changes_a_result(name: str, asynchrony: Any):
+    job = JOBS[name]
+    for seed in range(3):
+        params = plgpu.InterpretParams(
+            seed=seed, asynchrony=asynchrony, detect_races=True
+        )
+        result = job.function(*job.arguments, interpret=params)
+        assert job.error(result) <= job.tolerance
+
+
+def test_rows_that_tma_cannot_address_are_an_error_that_names_the_stride():
+    job = scale_and_add_job((70, 999))
+    with pytest.raises(plgpu.errors.LayoutError, match="TMA cannot address") as raised:
+        job.jitted(interpret=True)(*job.arguments)
+    assert "a row stride that is a multiple of 16 bytes" in str(raised.value)
+    assert "3996 bytes" in str(raised.value)
+
+
+def test_both_kernels_work_in_one_program():
+    x = np.random.default_rng(2).standard_normal((128, COLUMNS), np.float32)
+
+    @jax.jit
+    def program(x):
+        total = scale_and_add(x, shifted_exp(x, interpret=True), interpret=True)
+        return shifted_exp(total, interpret=True)
+
+    inner = np.exp(x - x.max(axis=1, keepdims=True))
+    total = 0.7 * x + inner
+    expected = np.exp(total - total.max(axis=1, keepdims=True))
+    np.testing.assert_allclose(program(x), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_vmap_runs_a_job_for_each_batch_element():
+    x = np.random.default_rng(3).standard_normal((3, 128, COLUMNS), np.float32)
+    y = np.random.default_rng(4).standard_normal((128, COLUMNS), np.float32)
+
+    def both(x, y):
+        return shifted_exp(scale_and_add(x, y, interpret=True), interpret=True)
+
+    batched = jax.jit(jax.vmap(both, in_axes=(0, None)))(x, y)
+    np.testing.assert_array_equal(batched, [both(element, y) for element in x])
+
+
+# --- offline --------------------------------------------------------------------------
+
+
+@pytest.mark.offline
+def test_a_job_compiles_for_hopper_without_spills(job: Job):
+    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments, target="sm_90a")
+    assert report.name == job.name
+    assert ".target sm_90a" in report.ptx
+    assert report.sass is None or "EXIT" in report.sass
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+    assert 0 < report.resources.smem_bytes <= report.resources.smem_limit_bytes
+    assert report.resources.threads_per_block == 128
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("name", "copies"),
+    [("scale_and_add", 3), ("shifted_exp-f16", 2), ("shifted_exp-f32", 2)],
+)
+def test_every_block_travels_in_one_tma_copy(name: str, copies: int):
+    job = JOBS[name]
+    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    counts = report.instruction_counts
+    assert counts["cp.async.bulk.tensor"] == copies
+    assert "ld.global" not in counts
+    assert "st.global" not in counts
+
+
+@pytest.mark.offline
+def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix():
+    job = JOBS["shifted_exp-f16"]
+    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    # A warpgroup's 64 x 128 tile is 16 KiB; one .x4 instruction of a warp carries 512
+    # bytes, so each of the four warps needs 8.
+    assert report.instruction_counts["ldmatrix"] == 8
+    assert report.instruction_counts["stmatrix"] == 8
+
+
+# --- a GPU ----------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_a_job_under_jit_agrees_with_numpy_on_the_gpu(job: Job):
+    assert job.error(job.jitted(interpret=False)(*job.arguments)) <= job.tolerance
+
+
+@pytest.mark.gpu
+def test_the_gpu_is_what_a_call_runs_on_when_there_is_one(job: Job):
+    result = job.function(*job.arguments)
+    assert result.device.platform == "gpu"
+    assert job.error(result) <= job.tolerance
+
+
+# --- the demo -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_demo_passes_its_own_checks():
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "demo/first_light.py"],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("scale_and_add", "shifted_exp"):
+        assert f"{name}: " in done.stdout
+    assert "all checks passed" in done.stdout
+    assert done.stderr == ""
+
+
+def test_a_wrong_result_fails_the_demo(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    wrong = dataclasses.replace(
+        JOBS["scale_and_add"], reference=lambda x, y: x.astype(np.float64)
+    )
+    monkeypatch.setattr(first_light, "scale_and_add_job", lambda: wrong)
+    monkeypatch.setattr(first_light, "shifted_exp_job", lambda: JOBS["shifted_exp-f16"])
+    monkeypatch.setattr(first_light, "compile_offline", _no_wheels)
+    assert first_light.main() == 1
+    said = capsys.readouterr().out
+    assert "emulator  FAILED: AssertionError: max error" in said
+    assert "offline was left out: the wheels are missing" in said
+    assert "1 checks FAILED" in said
+
+
+def _no_wheels(job: Job) -> list[str]:
+    raise plgpu.errors.OfflineUnavailableError("the wheels are missing")
