@@ -2,9 +2,10 @@
 """What an access of a warp to shared memory costs.
 
 Shared memory has 32 banks of 4 bytes; one wavefront serves one word of each bank. Lanes
-that ask for the same word share it. An access wider than 4 bytes is served in phases of
-16 lanes (8 bytes) or 8 lanes (16 bytes), as is each 8-row matrix of ldmatrix. (CUDA C++
-Programming Guide, "Shared Memory", measured behaviour for the phases.)
+that ask for the same word share it (CUDA C++ Programming Guide, "Shared Memory"). An
+access wider than 4 bytes is served in phases of 16 lanes (8 bytes) or 8 lanes (16
+bytes), as is each 8-row matrix of ldmatrix. The guide does not describe the phases for
+current GPUs: they are a model, which a profiler's wavefront counts can confirm.
 """
 
 from __future__ import annotations
