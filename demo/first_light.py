@@ -80,7 +80,7 @@ def main() -> int:
 
 
 def find_gpu() -> tuple[jax.Device | None, str]:
-    """Returns JAX's first GPU that can run the kernels, or None and why there is none."""
+    """Returns the GPU that JAX puts first, or None and why the kernels cannot run."""
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError:
@@ -94,7 +94,7 @@ def find_gpu() -> tuple[jax.Device | None, str]:
 
 
 def signature(job: Job) -> str:
-    """Types of arguments and result, e.g. `float32[300, 1000] -> float32[300, 1000]`."""
+    """Types of arguments and result, e.g. `float32[8, 4] -> float32[8, 4]`."""
     out = jax.eval_shape(job.jitted(), *job.arguments)
     inputs = ", ".join(type_of(x) for x in job.arguments)
     return f"{inputs} -> {type_of(out)}"

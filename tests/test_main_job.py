@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's two kernels: in the emulator, offline and on a GPU, from the same bodies."""
+"""The demo's two kernels: the same bodies in the emulator, offline and on a GPU."""
 
 from __future__ import annotations
 
