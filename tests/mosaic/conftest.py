@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels built by hand: their text, their PTX, and, on a GPU, their results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from pallas_gpu.mosaic.gmem import GmemView
+from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+from pallas_gpu.runtime import custom_call, offline, serialize
+
+Emit = Callable[..., None]  # (builder, one GMEM view per operand and result)
+
+
+def array_type(array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def emit_kernel(emit: Emit, operands: Sequence, results: Sequence, **spec) -> ir.Module:
+    types = [*operands, *results]
+    launch = LaunchSpec("kernel", num_buffers=len(types), **spec)
+    with KernelBuilder(launch) as kb:
+        views = [
+            GmemView.whole(kb.buffers[i], i, t.shape, np.dtype(t.dtype))
+            for i, t in enumerate(types)
+        ]
+        emit(kb, *views)
+    return kb.finish()
+
+
+@pytest.fixture
+def build() -> Callable[..., ir.Module]:
+    """The finished module of a body."""
+
+    def run(emit: Emit, operands: Sequence = (), results: Sequence = (), **spec):
+        return emit_kernel(emit, operands, results, **spec)
+
+    return run
+
+
+@pytest.fixture
+def compile_kernel() -> Callable[..., offline.CompiledModule]:
+    """The compiled form of a body, made without a GPU."""
+
+    def run(emit: Emit, operands: Sequence = (), results: Sequence = (), **spec):
+        module = emit_kernel(emit, operands, results, **spec)
+        return offline.compile_module(
+            serialize.serialize(module),
+            name="kernel",
+            target="sm_90a",
+            operand_avals=[array_type(x) for x in operands],
+            result_avals=[array_type(x) for x in results],
+            smem_bytes=spec.get("smem_bytes", 0),
+            num_barriers=0,
+            threads=spec.get("threads", 128),
+        )
+
+    return run
+
+
+@pytest.fixture
+def run_kernel() -> Callable[..., list[np.ndarray]]:
+    """Runs a body on the GPU and gives its results."""
+
+    def run(emit: Emit, operands: Sequence, results: Sequence, **spec):
+        module = serialize.serialize(emit_kernel(emit, operands, results, **spec))
+        types = [array_type(x) for x in results]
+
+        def call(*arrays):
+            return custom_call.call(arrays, types, module)
+
+        with jax.enable_x64(True):
+            return [np.asarray(x) for x in jax.jit(call)(*operands)]
+
+    return run
+
+
+def shape_of(shape: Sequence[int], dtype) -> jax.ShapeDtypeStruct:
+    with jax.enable_x64(True):
+        return jax.ShapeDtypeStruct(tuple(shape), np.dtype(dtype))
+
+
+@pytest.fixture
+def typed():
+    """Shape and dtype of an operand or result."""
+    return shape_of
+
+
+@pytest.fixture
+def sample(rng: np.random.Generator):
+    """An array with ordinary and awkward values."""
+
+    def make(shape: Sequence[int], dtype) -> np.ndarray:
+        dtype = np.dtype(dtype)
+        size = int(np.prod(shape))
+        if dtype == np.bool_:
+            return rng.integers(0, 2, shape).astype(dtype)
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            flat = rng.integers(limits.min, limits.max, size, dtype, endpoint=True)
+            special = [0, 1, 2, 3, limits.max, limits.min, limits.max - 1, 7]
+        else:
+            flat = (rng.normal(size=size) * 4).astype(dtype)
+            special = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5]
+        flat[: len(special)] = np.array(special).astype(dtype)
+        return rng.permutation(flat).reshape(shape)
+
+    return make
+
+
+BF16 = np.dtype(ml_dtypes.bfloat16)

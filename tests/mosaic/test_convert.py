@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conversions give what lax gives."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+from jax import lax
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic import elementwise, gmem
+
+SIZE = 1024
+DTYPES = [
+    "float32",
+    "float16",
+    "bfloat16",
+    "int32",
+    "uint32",
+    "int16",
+    "int8",
+    "uint8",
+    "bool",
+    "int64",
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("src", "dst"), list(itertools.permutations(DTYPES, 2)))
+def test_conversions_agree_with_lax(src, dst, run_kernel, typed, sample):
+    x = sample((SIZE,), np.dtype(src))
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+        wanted = np.asarray(lax.convert_element_type(x, np.dtype(dst)))
+
+    def body(kb, view, out):
+        gmem.store(out, elementwise.astype(gmem.load(view), np.dtype(dst)))
+
+    (actual,) = run_kernel(body, [x], [typed((SIZE,), wanted.dtype)])
+    np.testing.assert_array_equal(actual, wanted)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("narrow", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("wide", ["float32", "float16", "bfloat16"])
+def test_float8_survives_the_way_there_and_back(narrow, wide, run_kernel, typed):
+    x = np.arange(256, dtype=np.uint8).view(np.dtype(narrow))
+    x = x[np.isfinite(x.astype(np.float32))]
+    x = np.resize(x, SIZE)
+
+    def body(kb, view, out, back):
+        value = elementwise.astype(gmem.load(view), np.dtype(wide))
+        gmem.store(out, value)
+        gmem.store(back, elementwise.astype(value, np.dtype(narrow)))
+
+    results = [typed((SIZE,), wide), typed((SIZE,), narrow)]
+    out, back = run_kernel(body, [x], results)
+    np.testing.assert_array_equal(out, x.astype(wide))
+    np.testing.assert_array_equal(back.view(np.uint8), x.view(np.uint8))
+
+
+def test_float8_to_integers_names_the_way_round(build, typed):
+    def body(kb, view, out):
+        gmem.store(out, elementwise.astype(gmem.load(view), np.dtype(np.int32)))
+
+    with pytest.raises(errors.UnsupportedError, match="float32 in between"):
+        build(body, [typed((128,), "float8_e4m3fn")], [typed((128,), np.int32)])
+
+
+@pytest.mark.offline
+def test_two_neighbours_are_rounded_by_one_instruction(compile_kernel, typed):
+    def body(kb, view, out):
+        gmem.store(out, elementwise.astype(gmem.load(view), np.dtype("bfloat16")))
+
+    x, y = typed((256,), np.float32), typed((256,), "bfloat16")
+    assert "cvt.rn.bf16x2.f32" in compile_kernel(body, [x], [y]).ptx
+
+
+@pytest.mark.offline
+def test_float_to_int_is_one_instruction(compile_kernel, typed):
+    def body(kb, view, out):
+        gmem.store(out, elementwise.astype(gmem.load(view), np.dtype(np.int32)))
+
+    x, y = typed((128,), np.float32), typed((128,), np.int32)
+    ptx = compile_kernel(body, [x], [y]).ptx
+    assert "cvt.rzi.s32.f32" in ptx
+    assert "selp" not in ptx

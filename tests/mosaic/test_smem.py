@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Transfers between registers and shared memory, in every layout and tiling."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
+from pallas_gpu.mosaic.smem import SmemView
+
+# name: (layout, shape, dtype, tiling, swizzle, order of a transposed view)
+CASES = {
+    "f16 wgmma 128": (Layout.WGMMA, (128, 128), "float16", (8, 64), 128, None),
+    "bf16 wgmma 64": (Layout.WGMMA, (64, 64), "bfloat16", (8, 32), 64, None),
+    "f16 wgmma 32": (Layout.WGMMA, (64, 64), "float16", (8, 16), 32, None),
+    "f32 wgmma 128": (Layout.WGMMA, (128, 64), "float32", (8, 32), 128, None),
+    "f32 wgmma 64": (Layout.WGMMA, (64, 64), "float32", (8, 16), 64, None),
+    "i8 wgmma": (Layout.WGMMA_8BIT, (64, 128), "int8", (8, 128), 128, None),
+    "f8 wgmma": (Layout.WGMMA_8BIT, (64, 64), "float8_e4m3fn", (8, 64), 64, None),
+    "f16 transposed": (Layout.WGMMA, (64, 128), "float16", (8, 64), 128, (1, 0)),
+    "f16 by columns": (
+        Layout.WGMMA_TRANSPOSED, (64, 128), "float16", (8, 64), 128, (1, 0)
+    ),
+    "strided": (None, (64, 96), "float32", None, 16, None),
+    "odd strided": (None, (384, 3), "float32", None, 16, None),
+    "strided i64": (None, (16, 32), "int64", None, 16, None),
+    "row": (Layout.WGMMA_ROW, (128,), "float32", None, 16, None),
+    "column": (Layout.WGMMA_COL, (64,), "float32", None, 16, None),
+    "bool": (None, (512,), "bool", None, 16, None),
+}  # fmt: skip
+
+
+def view_of(pointer, case) -> SmemView:
+    _, shape, dtype, tiling, swizzle, order = CASES[case]
+    dtype = np.dtype(dtype)
+    view = SmemView.whole(
+        pointer, SmemLayout(shape, 8 * dtype.itemsize, tiling, swizzle), dtype
+    )
+    return view.transpose(order) if order else view
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_stored_is_loaded(case, run_kernel, typed, sample):
+    layout, shape, dtype, tiling, _, order = CASES[case]
+    shape = tuple(shape[i] for i in order) if order else shape
+    x = sample(shape, np.dtype(dtype))
+
+    def body(kb, source, out, plain):
+        view = view_of(kb.smem_pointer(0), case)
+        smem.store(view, gmem.load(source, layout))
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(view, layout))
+        # The same bytes in another layout: the placement itself is right.
+        other = None if tiling is None and len(shape) > 1 else layout
+        gmem.store(plain, smem.load(view, other, optimized=False))
+
+    result = typed(shape, dtype)
+    out, plain = run_kernel(body, [x], [result, result], smem_bytes=1 << 16)
+    bits = f"u{x.dtype.itemsize}"
+    np.testing.assert_array_equal(out.view(bits), x.view(bits))
+    np.testing.assert_array_equal(plain.view(bits), x.view(bits))
+
+
+@pytest.mark.gpu
+def test_two_layouts_agree_about_the_same_memory(run_kernel, typed, rng):
+    x = rng.normal(size=(64, 64)).astype(np.float16)
+
+    def body(kb, source, out):
+        view = SmemView.whole(kb.smem_pointer(0), SmemLayout((64, 64), 16), x.dtype)
+        smem.store(view, gmem.load(source, Layout.WGMMA), optimized=False)
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(view))
+
+    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)], smem_bytes=1 << 13)
+    np.testing.assert_array_equal(out, x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("row", [0, 64])
+def test_slices_at_dynamic_starts(row, run_kernel, typed, rng):
+    x = rng.normal(size=(2, 128, 64)).astype(np.float16)
+
+    def body(kb, source, start, out):
+        layout = SmemLayout((2, 128, 64), 16, (8, 64), 128)
+        whole = SmemView.whole(kb.smem_pointer(0), layout, x.dtype)
+        for i in range(2):
+            part = whole.slice((i, 0, 0), (None, 128, 64))
+            block = source.slice((i, 0, 0), (None, 128, 64))
+            smem.store(part, gmem.load(block, Layout.WGMMA))
+        mbarrier.warpgroup_barrier()
+        index = gmem.load_scalar(start.slice((0,), (None,)))
+        part = whole.slice((kb.i32(1), index, 0), (None, 64, 64))
+        gmem.store(out, smem.load(part, Layout.WGMMA))
+
+    start = np.array([row], np.int32)
+    result = typed((64, 64), x.dtype)
+    (out,) = run_kernel(body, [x, start], [result], smem_bytes=1 << 15)
+    np.testing.assert_array_equal(out, x[1, row : row + 64])
+
+
+@pytest.mark.gpu
+def test_scalars(run_kernel, typed):
+    x = np.array([3, 5, 7], np.int32)
+
+    def body(kb, source, out):
+        view = SmemView.whole(kb.smem_pointer(0), SmemLayout((3,), 32), x.dtype)
+        for i in range(3):
+            value = gmem.load_scalar(source.slice((i,), (None,)))
+            smem.store_scalar(view.slice((2 - i,), (None,)), value)
+        mbarrier.warpgroup_barrier()
+        for i in range(3):
+            value = smem.load_scalar(view.slice((i,), (None,)))
+            gmem.store_scalar(out.slice((i,), (None,)), value)
+
+    (out,) = run_kernel(body, [x], [typed((3,), np.int32)], smem_bytes=128)
+    np.testing.assert_array_equal(out, x[::-1])
+
+
+def copy_body(case):
+    def body(kb, *unused):
+        layout = CASES[case][0]
+        source = view_of(kb.smem_pointer(0), case)
+        smem.store(view_of(kb.smem_pointer(1 << 16), case), smem.load(source, layout))
+
+    return body
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("case", "load", "store"),
+    [
+        ("f16 wgmma 128", "ldmatrix.sync.aligned.m8n8.x4.shared", "stmatrix.sync"),
+        ("f16 transposed", "ldmatrix.sync.aligned.m8n8.x4.trans", "x4.trans.shared"),
+        ("i8 wgmma", "ldmatrix", "stmatrix"),
+        ("f32 wgmma 128", "ld.shared.v2.b32", "st.shared.v2.b32"),
+        ("strided", "ld.shared.v2.b32", "st.shared.v2.b32"),
+    ],
+)
+def test_wide_instructions_are_used(case, load, store, compile_kernel, typed):
+    x = typed((8,), np.float32)
+    compiled = compile_kernel(copy_body(case), [x], [x], smem_bytes=1 << 17)
+    assert load in compiled.ptx
+    assert store in compiled.ptx
+    assert compiled.resources.spill_store_bytes == 0
+
+
+def test_a_staggered_access_selects_instead_of_conflicting(build, typed):
+    def body(kb, x):
+        view = view_of(kb.smem_pointer(0), "f32 wgmma 128")
+        smem.store(view, gmem.load(x, Layout.WGMMA))
+
+    text = str(build(body, [typed((128, 64), np.float32)], smem_bytes=1 << 17))
+    assert text.count("arith.select") == 32  # one per register
+
+
+def test_copies_of_a_row_are_stored_once(build):
+    text = str(build(copy_body("row"), smem_bytes=1 << 17))
+    assert text.count("scf.if") == 1
+
+
+def test_bank_conflicts_are_refused_with_the_way_out(build):
+    def body(kb):
+        view = SmemView.whole(
+            kb.smem_pointer(0), SmemLayout((64, 64), 32), np.dtype("float32")
+        )
+        smem.load(view.slice((0, 0), (64, 8)), Layout.WGMMA)
+
+    with pytest.raises(errors.LayoutError, match="optimized=False"):
+        build(body, smem_bytes=1 << 14)
+
+
+def test_a_store_of_another_shape_is_refused(build):
+    def body(kb):
+        view = view_of(kb.smem_pointer(0), "row")
+        smem.store(view, registers.iota(np.float32, (64,), 0))
+
+    with pytest.raises(errors.ShapeError, match="another shape"):
+        build(body, smem_bytes=1 << 14)
+
+
+def test_a_store_of_another_dtype_is_refused(build):
+    def body(kb):
+        view = view_of(kb.smem_pointer(0), "row")
+        smem.store(view, registers.iota(np.int32, (128,), 0))
+
+    with pytest.raises(errors.DTypeError, match="astype"):
+        build(body, smem_bytes=1 << 14)
+
+
+def test_one_element_of_a_tiled_reference_is_unsupported(build):
+    def body(kb):
+        view = view_of(kb.smem_pointer(0), "f16 wgmma 128")
+        smem.load_scalar(view.slice((3, 5), (None, None)))
+
+    with pytest.raises(errors.UnsupportedError, match="tiled or swizzled"):
+        build(body, smem_bytes=1 << 16)
+
+
+def test_slicing_a_transposed_view_counts_its_own_axes(build):
+    def body(kb):
+        view = view_of(kb.smem_pointer(0), "f16 transposed")
+        part = view.slice((64, 0), (64, 64))
+        assert part.shape == (64, 64)
+        assert (part.starts, part.sizes) == ((0, 64), (64, 64))
+        column = view.slice((3, 0), (None, 64))
+        assert (column.kept, column.order) == ((True, False), (0,))
+
+    build(body, smem_bytes=1 << 16)

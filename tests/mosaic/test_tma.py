@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor copies: descriptors, boxes, edges, groups."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, smem, tma
+from pallas_gpu.mosaic.smem import SmemView
+
+# name: (array, tile, dtype, tiling, swizzle)
+CASES = {
+    "f16 128": ((256, 256), (128, 128), "float16", (8, 64), 128),
+    "f32 64": ((128, 96), (64, 48), "float32", (8, 16), 64),
+    "edge": ((200, 72), (64, 64), "float16", (8, 64), 128),
+    "untiled": ((100, 40), (32, 16), "float32", None, 16),
+    "long row": ((4, 4096), (1, 2048), "float32", None, 16),
+    "many": ((1000, 64), (1000, 64), "bool", None, 16),
+    "bf16 32": ((64, 64), (64, 32), "bfloat16", (8, 16), 32),
+    "i8": ((128, 256), (64, 128), "int8", (8, 128), 128),
+}
+
+
+def smem_view(kb, offset, tile, dtype, tiling, swizzle) -> SmemView:
+    dtype = np.dtype(dtype)
+    layout = SmemLayout(tile, 8 * dtype.itemsize, tiling, swizzle)
+    return SmemView.whole(kb.smem_pointer(offset), layout, dtype)
+
+
+def block(kb, view, tile, known=True):
+    i, j, _ = kb.threads.block_id
+    starts = [arith.muli(b, kb.i32(t)) for b, t in zip((i, j), tile, strict=True)]
+    return view.slice(starts, tile, divisors=tile if known else None)
+
+
+def copy_body(case, known=True, **store):
+    _, tile, *placement = CASES[case]
+
+    def body(kb, x, out):
+        view = smem_view(kb, 1024, tile, *placement)
+        barrier = kb.smem_pointer(0)
+        mbarrier.init(barrier, 1)
+        kb.sync_after_init()
+        tma.copy_gmem_to_smem(kb, block(kb, x, tile, known), view, barrier)
+        mbarrier.wait(barrier, kb.i32(0))
+        tma.copy_smem_to_gmem(kb, view, block(kb, out, tile, known), **store)
+        tma.wait_group(0)
+
+    return body
+
+
+def grid(case):
+    array, tile = CASES[case][:2]
+    return (-(-array[0] // tile[0]), -(-array[1] // tile[1]), 1)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_arrive_where_they_came_from(case, known, run_kernel, typed, sample):
+    x = sample(CASES[case][0], np.dtype(CASES[case][2]))
+    result = typed(x.shape, x.dtype)
+    spec = {"grid": grid(case), "smem_bytes": (1 << 16) + 1024}
+    (out,) = run_kernel(copy_body(case, known), [x], [result], **spec)
+    bits = f"u{x.dtype.itemsize}"
+    np.testing.assert_array_equal(out.view(bits), x.view(bits))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int8"])
+def test_registers_see_what_tma_has_written(dtype, run_kernel, typed, rng):
+    dtype = np.dtype(dtype)
+    minor = 128 // dtype.itemsize
+    layout = Layout.WGMMA_8BIT if dtype.itemsize == 1 else Layout.WGMMA
+    x = rng.integers(-9, 9, (128, minor)).astype(dtype)
+
+    def body(kb, source, out, back):
+        view = smem_view(kb, 1024, x.shape, dtype, (8, minor), 128)
+        barrier = kb.smem_pointer(0)
+        mbarrier.init(barrier, 1)
+        kb.sync_after_init()
+        tma.copy_gmem_to_smem(kb, source, view, barrier, sync=False)
+        mbarrier.wait(barrier, kb.i32(0))
+        value = smem.load(view, layout)
+        gmem.store(out, value)
+        mbarrier.warpgroup_barrier()
+        smem.store(view, elementwise.apply("add", value, value))
+        tma.fence_proxy_async()
+        tma.copy_smem_to_gmem(kb, view, back)
+        tma.wait_group(0, read_only=True)
+
+    result = typed(x.shape, dtype)
+    out, back = run_kernel(body, [x], [result, result], smem_bytes=1 << 15)
+    np.testing.assert_array_equal(out, x)
+    np.testing.assert_array_equal(back, x + x)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "reduction", "start"),
+    [("float32", "add", 0), ("int32", "max", -5), ("uint32", "min", 7)],
+)
+def test_stores_can_reduce(dtype, reduction, start, run_kernel, typed, rng):
+    x = rng.integers(0 if dtype == "uint32" else -9, 9, (64, 32)).astype(dtype)
+
+    def body(kb, source, out):
+        view = smem_view(kb, 1024, x.shape, dtype, None, 16)
+        first = elementwise.scalar(start, np.dtype(dtype))
+        smem.store(view, registers_splat(first, x.shape))
+        tma.fence_proxy_async()
+        tma.copy_smem_to_gmem(kb, view, out)
+        tma.wait_group(0)
+        smem.store(view, gmem.load(source))
+        tma.fence_proxy_async()
+        tma.copy_smem_to_gmem(kb, view, out, reduction=reduction)
+        tma.wait_group(0)
+
+    def registers_splat(value, shape):
+        from pallas_gpu.mosaic import registers
+
+        return registers.splat(value.value, value.dtype, shape)
+
+    (out,) = run_kernel(body, [x], [typed(x.shape, dtype)], smem_bytes=1 << 14)
+    fold = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
+    np.testing.assert_array_equal(out, fold(x, np.array(start, dtype)))
+
+
+def module_text(build, typed, case, **more):
+    array, _, dtype = CASES[case][:3]
+    x = typed(array, dtype)
+    spec = {"grid": grid(case), "smem_bytes": 1 << 17}
+    return str(build(copy_body(case, **more), [x], [x], **spec))
+
+
+def test_equal_descriptors_share_one_slot(build, typed):
+    def body(kb, x):
+        view = smem_view(kb, 1024, (64, 64), "float16", (8, 64), 128)
+        for start in (0, 64):
+            part = x.slice((start, 0), (64, 64))
+            tma.copy_smem_to_gmem(kb, view, part)
+
+    text = str(build(body, [typed((128, 64), np.float16)], smem_bytes=1 << 14))
+    assert "!llvm.array<128 x i8>" in text
+    assert text.count("call @mosaic_gpu_init_tma_desc") == 1
+    assert "tensor_map" not in text
+
+
+def test_each_side_has_its_own_descriptor(build, typed):
+    text = module_text(build, typed, "f16 128")
+    assert text.count("call @mosaic_gpu_init_tma_desc") == 2
+    assert "!llvm.array<256 x i8>" in text
+
+
+def test_the_bytes_are_announced_before_the_copy(build, typed):
+    text = module_text(build, typed, "f16 128")
+    names = re.findall(
+        r"nvvm\.(mbarrier\.arrive\.expect_tx|cp\.async\.bulk\.\w+)", text
+    )
+    assert names[:2] == ["mbarrier.arrive.expect_tx", "cp.async.bulk.tensor"]
+    assert f"arith.constant {128 * 128 * 2} : i32" in text
+
+
+def test_many_equal_copies_become_a_loop(build, typed):
+    few = module_text(build, typed, "f16 128")
+    many = module_text(build, typed, "f16 128", known=False)
+    assert "scf.for" not in few
+    assert "scf.for" in many
+    assert many.count("nvvm.cp.async.bulk.tensor.shared") == 1
+
+
+@pytest.mark.offline
+def test_one_instruction_moves_a_tiled_block(compile_kernel, typed):
+    x = typed((256, 256), np.float16)
+    spec = {"grid": (2, 2, 1), "smem_bytes": 1 << 16}
+    ptx = compile_kernel(copy_body("f16 128"), [x], [x], **spec).ptx
+    assert ptx.count("cp.async.bulk.tensor.4d.shared::cluster.global") == 1
+    assert ptx.count("cp.async.bulk.tensor.4d.global.shared::cta") == 1
+    assert "mbarrier.try_wait.parity" in ptx
+
+
+def test_a_copy_cannot_transpose(build, typed):
+    def body(kb, x):
+        view = smem_view(kb, 0, (64, 64), "float16", (8, 64), 128)
+        tma.copy_smem_to_gmem(kb, view.transpose((1, 0)), x)
+
+    with pytest.raises(errors.UnsupportedError, match="cannot transpose"):
+        build(body, [typed((64, 64), np.float16)], smem_bytes=1 << 13)
+
+
+def test_smem_with_gaps_is_refused(build, typed):
+    def body(kb, x):
+        view = smem_view(kb, 0, (64, 128), "float16", (8, 64), 128)
+        tma.copy_smem_to_gmem(kb, view.slice((0, 64), (64, 64)), x)
+
+    with pytest.raises(errors.LayoutError, match="without gaps"):
+        build(body, [typed((64, 64), np.float16)], smem_bytes=1 << 14)
+
+
+def test_a_stage_of_a_buffer_has_no_gaps(build, typed):
+    def body(kb, x):
+        view = smem_view(kb, 0, (3, 64, 64), "float16", (8, 64), 128)
+        stage = view.slice((kb.threads.lane, 0, 0), (None, 64, 64))
+        assert tma.contiguous_layout(stage).shape == (64, 64)
+        assert tma.transfer_bytes(stage) == 64 * 64 * 2
+        tma.copy_smem_to_gmem(kb, stage, x)
+
+    build(body, [typed((64, 64), np.float16)], smem_bytes=1 << 15)
+
+
+def test_the_two_sides_must_agree(build, typed):
+    def body(kb, x):
+        view = smem_view(kb, 0, (64, 64), "float16", (8, 64), 128)
+        tma.copy_smem_to_gmem(kb, view, x)
+
+    with pytest.raises(errors.ShapeError, match="two sides of a copy differ"):
+        build(body, [typed((64, 64), np.float32)], smem_bytes=1 << 13)
