@@ -8,7 +8,7 @@ each effect is also a place where another may run.
 from __future__ import annotations
 
 import types as python_types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import plan as plans
 from pallas_gpu.emulator import scoped
 from pallas_gpu.emulator.machine import Warpgroup
+from pallas_gpu.emulator.scheduler import Run
 from pallas_gpu.emulator.steps import (
     ControlStep,
     EffectStep,
@@ -28,7 +29,7 @@ from pallas_gpu.emulator.steps import (
 )
 
 
-def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Iterator[Any]:
+def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
     """Runs a plan to its end; the generator's value is the list of results."""
     env: list[Any] = [None] * plan.size
     env[: len(args)] = args
@@ -83,12 +84,11 @@ def _pure(wg: Warpgroup, step: PureStep, env: list[Any]) -> None:
         env[out] = np.asarray(value)[()] if scalar else value
 
 
-def _effect(wg: Warpgroup, step: EffectStep, env: list[Any]) -> Iterator[Any]:
+def _effect(wg: Warpgroup, step: EffectStep, env: list[Any]) -> Run:
     operands = bind_operands(step.operands, env)
     result = step.rule(wg, operands, used=step.used, **step.params)
     if isinstance(result, python_types.GeneratorType):
         result = yield from result
-        # The rule's waits may have let the location of this warpgroup stand: keep it.
     if step.single:
         env[step.outs[0]] = result
         return
@@ -104,7 +104,7 @@ def _turn(wg: Warpgroup, step: ControlStep) -> None:
     wg.location = step.location
 
 
-def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     params = step.params
     num_consts, num_carry = _jax.scan_arity(params)
     body = plans.plan_of(params["jaxpr"])
@@ -127,7 +127,7 @@ def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
     return [*carry, *stacked]
 
 
-def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     params = step.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
     condition = plans.plan_of(params["cond_jaxpr"])
@@ -146,14 +146,14 @@ def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
         carry = yield from run(wg, body, [*body_consts, *carry])
 
 
-def _cond(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+def _cond(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     branches = step.params["branches"]
     which = min(max(int(ins[0]), 0), len(branches) - 1)
     results = yield from run(wg, plans.plan_of(branches[which]), ins[1:])
     return results
 
 
-def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Iterator[Any]:
+def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     jaxpr = step.params["jaxpr"]
     declared = [v.aval for v in jaxpr.invars[len(ins) :]]
     shared = bool(step.params["collective_axes"])

@@ -94,6 +94,7 @@ class Cta:
       axes: position on the named grid and cluster axes.
       memories: SMEM that is allocated now.
       scopes: shared scopes that warpgroups are entering or in, by visit.
+      barriers: of the scopes entered so far.
     """
 
     def __init__(self, machine: Machine, batch: tuple[int, ...], axes: dict[str, int]):
@@ -102,6 +103,7 @@ class Cta:
         self.axes = axes
         self.memories: list[Memory] = []
         self.scopes: dict[Any, Any] = {}
+        self.barriers: dict[Any, Any] = {}
         self.allocations = itertools.count()
         self.warpgroups = [Warpgroup(self, i) for i in range(machine.mesh.warpgroups)]
 

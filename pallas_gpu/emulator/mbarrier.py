@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,7 @@ class Barrier:
         self._completed[self.actor] = self.phase
         self._gathered = {}
 
-    def wait(self, wg: Warpgroup) -> Iterator[Any]:
+    def wait(self, wg: Warpgroup) -> scheduler.Run:
         """Waits for the warpgroup's next phase.
 
         Raises:
@@ -185,5 +184,5 @@ def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
 
 
 @registry.register(mbarrier.barrier_wait_p, registry.RuleKind.EMULATE)
-def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Iterator[Any]:
+def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> scheduler.Run:
     return barrier_of(operands["barrier"]).wait(wg)

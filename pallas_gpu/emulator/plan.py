@@ -240,6 +240,8 @@ def _index_or_self(x: Any) -> Any:
 class _Index(int):
     """A constant that is an index in a view and a value elsewhere."""
 
+    value: Any
+
     def __new__(cls, value: Any):
         self = super().__new__(cls, int(value))
         self.value = value

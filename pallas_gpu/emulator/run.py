@@ -7,16 +7,17 @@ launch is a callback; JAX then wraps errors and keeps their text.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.emulator import evaluate, plan
 from pallas_gpu.emulator.machine import Machine, Warpgroup
 from pallas_gpu.emulator.memory import Memory
+from pallas_gpu.emulator.scheduler import Run
 from pallas_gpu.entry import call
 
 
@@ -32,11 +33,13 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
 
     Raises:
       KernelError and its classes: a mistake that the run showed.
+      OutOfResources: a block asks for more than the target has.
       NotModelledError: the emulator lacks an operation.
     """
     interpret = params.interpret
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
+    _require_resources(params)
     machine = Machine(interpret, params.mesh)
     body = plan.plan_of(params.jaxpr)
     launch = _Launch(params, machine, [np.asarray(x) for x in arrays])
@@ -52,7 +55,14 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     return [memory.data for memory in launch.outputs]
 
 
-def _guarded(wg: Warpgroup, inner: Iterator[Any]) -> Iterator[Any]:
+def _require_resources(params: call.CallParams) -> None:
+    compiler = params.compiler_params
+    target = arch.target(compiler.target or arch.DEFAULT_TARGET)
+    scratch, warpgroups = compiler.reduction_scratch_bytes, params.mesh.warpgroups
+    resources.plan(params.jaxpr, target, params.name, scratch, warpgroups)
+
+
+def _guarded(wg: Warpgroup, inner: Run) -> Run:
     """Adds line, CTA and warpgroup to what goes wrong."""
     try:
         yield from inner
@@ -139,8 +149,10 @@ class _Launch:
     def _output(self, memory: Memory, batch: tuple[int, ...]) -> Memory:
         if not batch:
             return memory
-        written = None if memory.written is None else memory.written[(*batch, ...)]
-        return Memory(memory.name, types.GMEM, memory.data[(*batch, ...)], written)
+        # The ellipsis keeps a view also where all axes are indexed.
+        index: Any = (*batch, ...)
+        written = None if memory.written is None else memory.written[index]
+        return Memory(memory.name, types.GMEM, memory.data[index], written)
 
 
 def _names(params: call.CallParams) -> list[str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 from pallas_gpu import errors
@@ -30,6 +30,10 @@ class Wait:
     ready: Callable[[], bool]
     what: str
     state: Callable[[], str]
+
+
+# A warpgroup, or a rule that can block: yields None or a Wait, ends with its results.
+Run = Generator[Wait | None, None, Any]
 
 
 class Work(Protocol):

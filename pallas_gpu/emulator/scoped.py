@@ -9,7 +9,7 @@ initialised on entry). The last one to leave looks for work that nobody waited f
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,16 +46,16 @@ class Scope:
 
 def enter(
     wg: Warpgroup, scope_id: int, declared: Sequence[Any], shared: bool
-) -> Iterator[Any]:
+) -> scheduler.Run:
     """Allocates, or finds what another warpgroup has allocated; returns the Scope."""
     cta = wg.cta
     if not shared or len(cta.warpgroups) == 1:
-        return Scope(None, [_allocate(cta, aval) for aval in declared], 1)
+        return Scope(None, _allocate(cta, scope_id, declared), 1)
     visit = wg.visits.get(scope_id, 0)
     wg.visits[scope_id] = visit + 1
     key = (scope_id, visit)
     if key not in cta.scopes:
-        allocated = [_allocate(cta, aval) for aval in declared]
+        allocated = _allocate(cta, scope_id, declared)
         cta.scopes[key] = Scope(key, allocated, len(cta.warpgroups))
     scope = cta.scopes[key]
     scope.entered += 1
@@ -90,16 +90,28 @@ def leave(wg: Warpgroup, scope: Scope) -> None:
             item.require_quiet()
 
 
-def _allocate(cta: Cta, aval: Any) -> Any:
-    number = next(cta.allocations)
-    if isinstance(aval, types.BarrierRef):
-        return BarrierArray(cta, aval.barrier, number)
+def _allocate(cta: Cta, scope_id: int, declared: Sequence[Any]) -> list[Any]:
+    allocated: list[Any] = []
+    for position, aval in enumerate(declared):
+        if not isinstance(aval, types.BarrierRef):
+            allocated.append(_allocate_array(cta, aval))
+            continue
+        key = (scope_id, position)
+        if key not in cta.barriers:
+            number = next(cta.allocations)
+            cta.barriers[key] = BarrierArray(cta, aval.barrier, number)
+        allocated.append(cta.barriers[key])
+    return allocated
+
+
+def _allocate_array(cta: Cta, aval: Any) -> Memory:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator has no scratch memory in {aval.memory_space.name}",
             expected="SMEM or a barrier",
             hint="pass GMEM scratch as an additional output",
         )
+    number = next(cta.allocations)
     name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} (allocation {number})"
     zeros = cta.machine.params.uninitialized_memory == "zero"
     dtype = np.dtype(aval.dtype)

@@ -10,7 +10,6 @@ values a wrong kernel would have seen.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -212,7 +211,7 @@ def _commit_group(wg: Warpgroup, *_: Any, **__: Any) -> None:
 @registry.register(tma.wait_smem_to_gmem_p, _EMULATE)
 def _wait_smem_to_gmem(
     wg: Warpgroup, _: Any, n: int, wait_read_only: bool, used: Any
-) -> Iterator[Any]:
+) -> scheduler.Run:
     stream = StoreStream.of(wg)
     done = max(0, stream.committed - n)
     if stream.left(done, wait_read_only):

@@ -184,3 +184,16 @@ def test_elementwise_work_over_many_blocks_is_quick():
     # Measured: 0.04 s on one core. The bound leaves room for a busy machine.
     assert time.perf_counter() - start < 1
     np.testing.assert_allclose(got, x * 2 + 1, rtol=1e-6)
+
+
+def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
+    def body(o, tile):
+        o[...] = jnp.zeros(4)
+
+    run = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        scratch_types=[plgpu.SMEM((256, 256), F32)],
+    )
+    with pytest.raises(errors.OutOfResources, match="more SMEM than sm_90a has"):
+        run()
