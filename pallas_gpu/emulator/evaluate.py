@@ -105,26 +105,19 @@ def _turn(wg: Warpgroup, step: ControlStep) -> None:
 
 
 def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
-    params = step.params
-    num_consts, num_carry = _jax.scan_arity(params)
-    body = plans.plan_of(params["jaxpr"])
-    consts, rest = ins[:num_consts], ins[num_consts:]
-    carry, xs = list(rest[:num_carry]), [np.asarray(x) for x in rest[num_carry:]]
-    length = params["length"]
-    order = range(length - 1, -1, -1) if params["reverse"] else range(length)
-    slices: list[list[Any]] = [[None] * length for _ in step.outs[num_carry:]]
-    for i in order:
+    # The check pass refuses arrays to slice or to stack: what is left carries values.
+    num_consts, num_carry = _jax.scan_arity(step.params)
+    body = plans.plan_of(step.params["jaxpr"])
+    consts, carry = ins[:num_consts], ins[num_consts:]
+    if len(carry) != num_carry or len(step.outs) != num_carry:
+        raise errors.NotModelledError(
+            "the emulator has no model of a scan over arrays",
+            hint="index a reference with the loop's counter",
+        )
+    for _ in range(step.params["length"]):
         _turn(wg, step)
-        results = yield from run(wg, body, [*consts, *carry, *(x[i] for x in xs)])
-        carry = results[:num_carry]
-        for column, value in zip(slices, results[num_carry:], strict=True):
-            column[i] = np.asarray(value)
-    avals = [v.aval for v in plans.opened(params["jaxpr"])[0].outvars[num_carry:]]
-    stacked = [
-        np.stack(column) if column else np.zeros((0, *aval.shape), aval.dtype)
-        for column, aval in zip(slices, avals, strict=True)
-    ]
-    return [*carry, *stacked]
+        carry = yield from run(wg, body, [*consts, *carry])
+    return carry
 
 
 def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:

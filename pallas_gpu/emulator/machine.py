@@ -13,6 +13,8 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from pallas_gpu import errors, types
 from pallas_gpu.emulator import ordering, scheduler
 from pallas_gpu.emulator.memory import Memory, Region, poison
@@ -43,10 +45,15 @@ class Machine:
         self.steps = 0
         self.threads: list[Warpgroup] = []
         self._actors = itertools.count()
+        self._ctas = itertools.count()
 
     def new_actor(self) -> int:
         """Returns a number for something that moves on its own."""
         return next(self._actors)
+
+    def new_cta(self) -> int:
+        """Returns a number for a CTA."""
+        return next(self._ctas)
 
     def tick(self) -> None:
         """Counts a step.
@@ -90,6 +97,7 @@ class Cta:
     """One CTA.
 
     Attributes:
+      number: counts CTAs in the order in which they run.
       batch: position on the unnamed axes that `jax.vmap` added.
       axes: position on the named grid and cluster axes.
       memories: SMEM that is allocated now.
@@ -99,6 +107,7 @@ class Cta:
 
     def __init__(self, machine: Machine, batch: tuple[int, ...], axes: dict[str, int]):
         self.machine = machine
+        self.number = machine.new_cta()
         self.batch = batch
         self.axes = axes
         self.memories: list[Memory] = []
@@ -112,7 +121,7 @@ class Cta:
         """The position, for messages."""
         parts = [f"vmap index {i}" for i in self.batch]
         parts += [f"{name}={i}" for name, i in self.axes.items()]
-        return f"CTA ({', '.join(parts)})"
+        return f"CTA ({', '.join(parts)})" if parts else "the only CTA"
 
 
 class Warpgroup:
@@ -198,6 +207,8 @@ class Warpgroup:
         """
         memory = region.memory
         history = memory.history
+        if memory.owners is not None:
+            _require_one_cta(region, self.cta.number, writes)
         if memory.read_only or (by is None and self.sole and not history.records):
             return
         actor, time = by or (self.actor, self.clock[self.actor])
@@ -259,3 +270,24 @@ def require_writable(memory: Memory) -> None:
             got="a store to an input reference",
             hint="add an output for the result",
         )
+
+
+def _require_one_cta(region: Region, cta: int, writes: bool) -> None:
+    """Raises RaceError when another CTA wrote a part of a result; notes the writer."""
+    owners, box = region.memory.owners, region.box()
+    part = owners[tuple(slice(low, max(low, high)) for low, high in box)]
+    foreign = (part >= 0) & (part != cta)
+    if foreign.any():
+        first = np.unravel_index(int(np.argmax(foreign)), part.shape)
+        element = [int(i) + low for i, (low, _) in zip(first, box, strict=True)]
+        raise errors.RaceError(
+            f"{region.memory.name} is {'written' if writes else 'read'} by one CTA and "
+            "written by another",
+            expected="each element of a result to belong to one CTA: CTAs run in any "
+            "order, also at the same time",
+            got=f"element {element}, written by CTA number {part[first]} in row-major "
+            f"order and used by number {cta}",
+            hint="give each CTA its own part of the result",
+        )
+    if writes:
+        part[...] = cta

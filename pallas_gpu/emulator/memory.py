@@ -55,9 +55,19 @@ class Memory:
       unfenced: writes by threads that no `commit_smem` has followed yet:
         (warpgroup's actor, box) -> (line, warpgroup's name).
       read_only: an input of the kernel.
+      owners: for a result under race detection: the CTA that wrote each element, or -1.
     """
 
-    __slots__ = ("data", "history", "name", "read_only", "space", "unfenced", "written")
+    __slots__ = (
+        "data",
+        "history",
+        "name",
+        "owners",
+        "read_only",
+        "space",
+        "unfenced",
+        "written",
+    )
 
     def __init__(self, name: str, space: types.MemorySpace, data: np.ndarray,
                  written: np.ndarray | None, read_only: bool = False):  # fmt: skip
@@ -66,6 +76,7 @@ class Memory:
         self.data = data
         self.written = written
         self.read_only = read_only
+        self.owners: Any = None
         self.history = ordering.History()
         self.unfenced: dict[tuple[int, ordering.Box], tuple[str | None, str]] = {}
 

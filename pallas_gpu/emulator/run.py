@@ -113,6 +113,9 @@ class _Launch:
             )
             for name, aval in zip(names[len(arrays) :], params.out_avals, strict=True)
         ]
+        if machine.params.detect_races:
+            for memory in self.outputs:
+                memory.owners = np.full(memory.shape, -1, np.int32)
         self._views: dict[tuple[int, ...], list[Memory]] = {}
 
     def bind(self, batch: tuple[int, ...]) -> list[Memory]:
@@ -152,7 +155,10 @@ class _Launch:
         # The ellipsis keeps a view also where all axes are indexed.
         index: Any = (*batch, ...)
         written = None if memory.written is None else memory.written[index]
-        return Memory(memory.name, types.GMEM, memory.data[index], written)
+        view = Memory(memory.name, types.GMEM, memory.data[index], written)
+        if memory.owners is not None:
+            view.owners = memory.owners[index]
+        return view
 
 
 def _names(params: call.CallParams) -> list[str]:

@@ -68,7 +68,7 @@ def _copy_gmem_to_smem(
         src.require_inside("the source of a copy that promises to be in bounds,")
     barrier = barrier_of(operands["barrier"])
     by = (barrier.actor, barrier.phase + 1)
-    what = f"the copy from {src.memory.name} (line {wg.where()})"
+    what = f"the copy from {src.memory.name}"
     hint = "call barrier_wait on the copy's barrier first"
     wg.access(src, writes=False, what=what, by=by, hint=hint)
     wg.access(dst, writes=True, what=what, by=by, hint=hint)
@@ -169,11 +169,10 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
         dst.require_inside("the destination of a copy that lies outside as a whole,")
     _require_fenced(src)
     group = stream.committed
-    line = wg.where()
     wg.access(
         src,
         writes=False,
-        what=f"the copy to {dst.memory.name} (line {line})",
+        what=f"the copy to {dst.memory.name}",
         by=(stream.reading, group + 1),
         hint="call wait_smem_to_gmem(0, wait_read_only=True) in the warpgroup that "
         "started the copy first",
@@ -181,7 +180,7 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
     wg.access(
         dst,
         writes=True,
-        what=f"the copy from {src.memory.name} (line {line})",
+        what=f"the copy from {src.memory.name}",
         by=(stream.writing, group + 1),
         hint="call wait_smem_to_gmem(0) in the warpgroup that started the copy first",
     )

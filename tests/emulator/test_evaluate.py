@@ -55,26 +55,6 @@ def test_a_loop_with_a_dynamic_bound_runs_that_often():
     np.testing.assert_array_equal(run_on(body, jnp.asarray([3])), [1, 1, 1, 0])
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_a_scan_with_effects_slices_and_stacks(reverse):
-    xs = np.arange(12, dtype=np.float32).reshape(4, 3)
-
-    def reference(carry, x):
-        return carry + x.sum(), carry * x[0]
-
-    def body(x, o, total):
-        def step(carry, row):
-            total[0] = carry
-            return reference(carry, row)
-
-        _, ys = lax.scan(step, jnp.float32(1), x[...], reverse=reverse)
-        o[...] = ys
-
-    got = run_on(body, xs, scratch=[plgpu.SMEM((1,), F32)])
-    want = lax.scan(reference, jnp.float32(1), xs, reverse=reverse)[1]
-    np.testing.assert_allclose(got, want)
-
-
 def test_a_while_loop_may_read_refs_in_its_condition():
     def body(o, counter):
         counter[...] = jnp.zeros(1, I32)

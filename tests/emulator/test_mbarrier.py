@@ -56,7 +56,7 @@ def test_a_deadlock_says_where_every_warpgroup_is():
         barrier_kernel(body, plgpu.Barrier(num_arrivals=2), num_threads=2)()
     text = str(caught.value)
     assert "1 of 2 arrivals" in text
-    assert "warpgroup 1 of CTA (): has ended" in text
+    assert "warpgroup 1 of the only CTA: has ended" in text
 
 
 def test_a_completed_phase_nobody_waits_for_is_legal():

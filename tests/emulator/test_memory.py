@@ -59,7 +59,7 @@ def test_reading_what_nobody_wrote_is_an_error(dtype):
     text = str(caught.value)
     assert "element [2, 0]" in text
     assert "test_memory.py" in text
-    assert "warpgroup 0 of CTA" in text
+    assert "warpgroup 0 of the only CTA" in text
 
 
 def test_uninitialized_memory_can_be_zero():

@@ -122,7 +122,7 @@ def test_a_livelock_says_where_everybody_is():
     )
     with pytest.raises(errors.LivelockError, match="after 200 steps") as caught:
         run()
-    assert "warpgroup 0 of CTA (): runs at" in str(caught.value)
+    assert "warpgroup 0 of the only CTA: runs at" in str(caught.value)
 
 
 def _who_comes_last(seed):
@@ -197,3 +197,26 @@ def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
     )
     with pytest.raises(errors.OutOfResources, match="more SMEM than sm_90a has"):
         run()
+
+
+def test_two_ctas_that_write_the_same_element_race():
+    def body(o):
+        o[lax.axis_index("i") // 2] = 1.0
+
+    run = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        grid=(3,),
+        grid_names=("i",),
+        interpret=plgpu.InterpretParams(detect_races=True),
+    )
+    with pytest.raises(
+        errors.RaceError, match="by one CTA and written by another"
+    ) as e:
+        run()
+    assert "element [0], written by CTA number 0" in str(e.value)
+
+
+def test_race_detection_knows_batch_axes():
+    run = jax.vmap(doubling(interpret=plgpu.InterpretParams(detect_races=True)))
+    np.testing.assert_array_equal(run(np.stack([X, X])), np.stack([X, X]) * 2)
