@@ -9,7 +9,7 @@ number of arrivals the kernel's author states.
 from __future__ import annotations
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, nvvm
+from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.smem import predicated
@@ -89,7 +89,19 @@ def arrive(
     if sync:
         warpgroup_barrier()
     with predicated(_elected(elected)):
-        nvvm.mbarrier_arrive(pointer, results=[_i64()])
+        _emit_arrive(pointer)
+
+
+def _emit_arrive(pointer: ir.Value) -> None:
+    # nvvm.mbarrier.arrive without a use of its result crashes the CUDA plugin of jax
+    # 0.11.2 when it compiles; the sink `_` needs no result.
+    llvm.inline_asm(
+        None,
+        [pointer],
+        "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];",
+        "r",
+        has_side_effects=True,
+    )
 
 
 def arrive_expect_tx(
