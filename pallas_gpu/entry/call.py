@@ -57,7 +57,7 @@ class CallParams:
     batch: tuple[BatchAxis, ...]
     out_avals: tuple[_jax.ShapedArray, ...]
     compiler_params: types.CompilerParams
-    interpret: types.InterpretParams | None | bool
+    interpret: types.InterpretParams | bool | None
     name: str
 
     def as_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _kernel_types(*_, out_avals, **__):
     return list(out_avals)
 
 
-def resolve_interpret(interpret: Any) -> types.InterpretParams | None | bool:
+def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
     """Turns the `interpret` argument and PALLAS_GPU_INTERPRET into a parameter."""
     if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
         interpret = True
@@ -90,6 +90,7 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | None | bool:
         expected="None, True, False or InterpretParams(...)",
         got=repr(interpret),
         hint="None runs in the emulator on a CPU and on the GPU where there is one",
+        where=_jax.where_now(),
     )
 
 
@@ -105,7 +106,7 @@ def register_emulator_lowering(rule: Callable[..., Any]) -> None:
 
 
 def emulator_lowering() -> Callable[..., Any]:
-    """Returns the emulator's MLIR lowering, for platforms that have one of their own."""
+    """Returns the emulator's MLIR lowering, for platforms with one of their own."""
     return _EMULATOR_LOWERING[0]
 
 
@@ -172,6 +173,7 @@ def no_gpu(name: str) -> errors.NoGpuError:
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="leave interpret out to run in the emulator, or use "
         "pallas_gpu.offline.compile to compile without a GPU",
+        where=_jax.where_now(),
     )
 
 
@@ -186,7 +188,8 @@ def _batch_kernel(axis_data, args, dims, **params):
     ]
     level = BatchAxis(size, tuple(d is not None for d in dims))
     out_avals = tuple(
-        _jax.ShapedArray((size, *aval.shape), aval.dtype) for aval in params["out_avals"]
+        _jax.ShapedArray((size, *aval.shape), aval.dtype)
+        for aval in params["out_avals"]
     )
     params = {**params, "batch": (level, *params["batch"]), "out_avals": out_avals}
     results = kernel_p.bind(*moved, **params)

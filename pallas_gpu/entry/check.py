@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, types
 import pallas_gpu.layouts as layouts
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -40,22 +40,23 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     for eqn in jaxpr.eqns:
         try:
             _check_equation(eqn, mesh)
+            # Functions of jax.numpy are jitted: their equations have no line of the
+            # kernel's, so the call's line has to do.
+            for inner in _jax.jaxprs_in_params(eqn.params):
+                check_jaxpr(inner, mesh)
         except errors.PallasGpuError as error:
             raise error.with_location(_jax.where(eqn)) from None
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            check_jaxpr(inner, mesh)
 
 
 def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     name = eqn.primitive.name
     if name in _COLLECTIVES:
-        raise errors.UnsupportedError(
-            f"lax.{name} over {eqn.params.get('axes', eqn.params.get('axis_name'))} "
-            "inside a kernel",
-            expected="a kernel's grid, cluster and thread axes only name positions",
-            hint="combine values through GMEM or SMEM, or reduce outside of the kernel",
-        )
-    if name in _REF_ACCESSES:
+        _refuse_collective(eqn, mesh)
+    if name == "axis_index":
+        require_axis_name(eqn.params["axis_name"], mesh)
+    elif name == "scan":
+        _check_scan(eqn)
+    elif name in _REF_ACCESSES:
         _check_access(eqn)
     elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
         _check_copy(eqn)
@@ -68,6 +69,52 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
             expected="an operation of the coverage table (docs/coverage.md)",
             got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
             hint="compute it outside of the kernel, or from supported operations",
+        )
+
+
+def _refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    raise errors.UnsupportedError(
+        f"lax.{eqn.primitive.name} over {axes} inside a kernel",
+        expected="operations of one thread; the kernel's axes "
+        f"{[name for name, _ in mesh.axes]} only name positions",
+        got=f"a collective over {axes}",
+        hint="combine values through GMEM or SMEM, or reduce outside of the kernel",
+    )
+
+
+def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> None:
+    """Raises AxisNameError unless the kernel has an axis of that name."""
+    names = [axis for axis, _ in mesh.axes]
+    if name in names:
+        return
+    raise errors.AxisNameError(
+        f"the kernel has no axis that is called {name!r}",
+        expected=f"one of {names}" if names else "a kernel with grid_names",
+        got=repr(name),
+        hint="name it in grid_names, cluster_names or thread_name",
+        where=where,
+    )
+
+
+def _check_scan(eqn: _jax.JaxprEqn) -> None:
+    """Loops carry values; arrays that a scan would slice or stack have no registers."""
+    consts, carries = _jax.scan_arity(eqn.params)
+    sliced, stacked = len(eqn.invars) - consts - carries, len(eqn.outvars) - carries
+    if sliced or stacked:
+        raise errors.UnsupportedError(
+            "lax.scan over arrays is not supported in a kernel",
+            expected="a loop that carries values: lax.fori_loop, plgpu.loop",
+            got=f"a scan with {sliced} arrays to slice and {stacked} to stack",
+            hint="index a reference with the loop's counter",
+        )
+    length, unroll = eqn.params["length"], int(eqn.params["unroll"])
+    if length % max(unroll, 1):
+        raise errors.UnsupportedError(
+            "a loop's unroll does not divide its length",
+            expected=f"a divisor of {length}",
+            got=unroll,
+            hint="choose another unroll",
         )
 
 
@@ -119,9 +166,12 @@ def _view_in_bounds(ref: Any, transforms: Any, name: str) -> types.View:
         bad = view.over_the_edge()
         if bad:
             axis = view.axes[bad[0]]
-            got = f"index {axis.start}" if not axis.kept else (
-                f"{axis.start or ''}+…" if axis.dynamic else str(axis.start)
-            ) + f" to {axis.start + axis.size}"
+            got = (
+                f"index {axis.start}"
+                if not axis.kept
+                else (f"{axis.start or ''}+…" if axis.dynamic else str(axis.start))
+                + f" to {axis.start + axis.size}"
+            )
             raise errors.OutOfBoundsError(
                 f"{_words(name)} outside of the reference",
                 expected=f"0 to {inner[bad[0]] - 1} in dimension {bad[0]} of {inner}"
@@ -136,7 +186,9 @@ def _view_in_bounds(ref: Any, transforms: Any, name: str) -> types.View:
 
 
 def _words(name: str) -> str:
-    return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(name, name)
+    return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(
+        name, name
+    )
 
 
 def _check_copy(eqn: _jax.JaxprEqn) -> None:
@@ -158,10 +210,16 @@ def check_tma(gmem_aval: Any, gmem_view: types.View, smem_aval: Any, smem_view) 
             raise errors.UnsupportedError(
                 f"a copy of a transposed {what} reference is not supported",
                 expected="operands with their dimensions in order",
+                got=f"dimensions in the order {view.order}",
                 hint="copy it as it is, and transpose when loading from SMEM",
             )
     if math.prod(gmem_view.shape) == 0:
-        raise errors.ShapeError("a copy of nothing", got=gmem_view.shape)
+        raise errors.ShapeError(
+            "a copy of nothing",
+            expected="at least one element",
+            got=f"shape {gmem_view.shape}",
+            hint="leave the copy out",
+        )
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
     squeezed = tuple(a for a, axis in enumerate(gmem_view.axes) if not axis.kept)
     slice_shape = tuple(axis.size for axis in gmem_view.axes)

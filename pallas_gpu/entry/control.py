@@ -34,22 +34,24 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     def run(body: Callable[[], None]) -> None:
         if isinstance(condition, bool):
             if condition:
-                _require_none(body())
+                _require_none("when", body, body())
             return
         with _jax.trace_without_ref_rules():
-            lax.cond(condition, lambda: _require_none(body()), lambda: None)
+            lax.cond(
+                condition, lambda: _require_none("when", body, body()), lambda: None
+            )
 
     return run
 
 
-def _require_none(result: Any) -> None:
+def _require_none(who: str, body: Callable[..., Any], result: Any) -> None:
     if result is not None:
         raise errors.KernelError(
-            "when: the body returns a value",
+            f"{who}: the body returns a value",
             expected="None",
-            got=type(result).__name__,
-            hint="store into a reference, or use lax.cond for a value",
-            where=_jax.where_now(),
+            got=f"a value of type {type(result).__name__}",
+            hint="store into a reference, or carry it: lax.cond, loop(init_carry=...)",
+            where=scope.location(body),
         )
 
 
@@ -78,6 +80,7 @@ def loop(
 
     Raises:
       ArgumentError: a static step that is not positive.
+      KernelError: without `init_carry` the function returns a value.
 
     Example:
       >>> @plgpu.loop(0, 8, init_carry=0.0)
@@ -86,7 +89,11 @@ def loop(
     """
     if isinstance(step, int) and step < 1:
         raise errors.ArgumentError(
-            "loop: the step is not positive", expected="1 or more", got=step
+            "loop: the step is not positive",
+            expected="1 or more",
+            got=step,
+            hint="count up, and index with the end minus the index",
+            where=_jax.where_now(),
         )
 
     def run(body: Callable[..., Any]) -> Any:
@@ -95,7 +102,7 @@ def loop(
         def iteration(i, carry):
             index = lower + i * step
             if init_carry is None:
-                return body(index)
+                return _require_none("loop", body, body(index))
             return body(index, carry)
 
         with _jax.trace_without_ref_rules():
@@ -147,8 +154,11 @@ def _require_axis(mesh: Any, axis: int, who: str) -> None:
     if not isinstance(axis, int) or not 0 <= axis < len(mesh.grid):
         raise errors.ArgumentError(
             f"{who}: there is no such grid axis",
-            expected=f"0 to {len(mesh.grid) - 1}" if mesh.grid else "a kernel with a grid",
+            expected=f"0 to {len(mesh.grid) - 1}"
+            if mesh.grid
+            else "a kernel with a grid",
             got=axis,
+            hint="give the kernel a grid, or count its axes from 0",
             where=_jax.where_now(),
         )
 

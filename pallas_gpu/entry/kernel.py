@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry import call, scope, trace
 from pallas_gpu.entry.scoped import run_scoped
 
@@ -67,6 +67,7 @@ def kernel(
 
     Raises:
       KernelError and its classes: the body is wrong.
+      OutOfResources: the body does not fit the target (sm_90a where none is given).
       NoGpuError: interpret=False without a GPU.
 
     Example:
@@ -78,20 +79,24 @@ def kernel(
         options = {k: v for k, v in locals().items() if k not in ("body",)}
         return functools.partial(kernel, **options)
     outputs = _one_of("out_type", out_type, "out_shape", out_shape, ())
-    scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes, ())
-    name = name or kernel_name or getattr(body, "__name__", "kernel")
-    mesh = types.Mesh(
-        grid=grid,
-        grid_names=grid_names,
-        cluster=cluster,
-        cluster_names=cluster_names,
-        num_threads=num_threads,
-        thread_name=thread_name,
-        kernel_name=name,
+    scratch = _one_of(
+        "scratch_types", scratch_types, "scratch_shapes", scratch_shapes, ()
     )
+    name = name or kernel_name or getattr(body, "__name__", "kernel")
+    with scope.locating(body):
+        mesh = types.Mesh(
+            grid=grid,
+            grid_names=grid_names,
+            cluster=cluster,
+            cluster_names=cluster_names,
+            num_threads=num_threads,
+            thread_name=thread_name,
+            kernel_name=name,
+        )
     if any(n != 1 for n in mesh.cluster):
         raise errors.UnsupportedError(
             f"kernel {name}: clusters of several blocks are not supported yet",
+            expected="cluster axes of size one",
             got=mesh.cluster,
             hint="leave cluster out",
             where=scope.location(body),
@@ -105,7 +110,7 @@ def kernel(
         debug=debug,
         cache={},
     )
-    full = _with_scratch(body, scratch, mesh)
+    full = _with_scratch(body, scratch, mesh, f"kernel {name}")
 
     @functools.wraps(body)
     def wrapped(*args: Any) -> Any:
@@ -121,15 +126,19 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) 
             expected="one of them",
             got="both",
             hint=f"drop {old_name}",
+            where=_jax.where_now(),
         )
     chosen = value if value is not None else old_value
     return default if chosen is None else chosen
 
 
-def _with_scratch(body: Callable[..., None], scratch: Any, mesh: types.Mesh):
+def _with_scratch(
+    body: Callable[..., None], scratch: Any, mesh: types.Mesh, who: str
+) -> Callable[..., None]:
     """Puts the body into one scope that holds its scratch memory."""
+    called = functools.partial(scope.call, who, body)
     if not jax.tree.leaves(scratch, is_leaf=lambda x: hasattr(x, "to_ref")):
-        return body
+        return functools.wraps(body)(called)
     positional, named = ((), scratch) if isinstance(scratch, dict) else (scratch, {})
     if hasattr(scratch, "to_ref"):
         positional = (scratch,)
@@ -137,7 +146,7 @@ def _with_scratch(body: Callable[..., None], scratch: Any, mesh: types.Mesh):
     @functools.wraps(body)
     def scoped(*refs):
         return run_scoped(
-            functools.partial(body, *refs),
+            functools.partial(called, *refs),
             *positional,
             collective_axes=mesh.thread_name or (),
             **named,
@@ -177,6 +186,7 @@ def launch_body(
             _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
             mesh, name,
         )  # fmt: skip
+        _require_resources(traced, mesh, compiler_params, name, body)
         if not traced.scalars:
             cache[key] = traced
         if debug:
@@ -195,12 +205,33 @@ def launch_body(
     return jax.tree.unflatten(out_tree, results)
 
 
+def _require_resources(
+    traced: trace.TracedBody,
+    mesh: types.Mesh,
+    compiler_params: types.CompilerParams,
+    name: str,
+    body: Callable[..., None],
+) -> None:
+    """Raises OutOfResources, in the emulator too: it has to refuse what cannot run."""
+    target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
+    with scope.locating(body):
+        resources.plan(
+            traced.jaxpr,
+            target,
+            name,
+            compiler_params.reduction_scratch_bytes,
+            mesh.warpgroups,
+        )
+
+
 def _out_aval(x: Any, name: str) -> Any:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise errors.ArgumentTypeError(
             f"kernel {name}: out_type holds something else than types",
             expected="a pytree of jax.ShapeDtypeStruct(shape, dtype)",
             got=repr(x),
+            hint="write jax.ShapeDtypeStruct(shape, dtype)",
+            where=_jax.where_now(),
         )
     return jax.core.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -81,23 +82,26 @@ def pallas_call(
     if input_output_aliases:
         raise errors.UnsupportedError(
             f"pallas_call {name}: input_output_aliases is not supported yet",
+            expected="no aliases",
+            got=dict(input_output_aliases),
             hint="leave it out; the result is a new array",
             where=scope.location(kernel),
         )
     params = compiler_params or types.CompilerParams()
     _check_semantics(params, name)
     sizes = (grid,) if isinstance(grid, int) else tuple(grid)
-    mesh = types.Mesh(
-        grid=sizes,
-        grid_names=tuple(f"grid_axis_{i}" for i in range(len(sizes))),
-        kernel_name=name,
-    )
+    with scope.locating(kernel):
+        mesh = types.Mesh(
+            grid=sizes,
+            grid_names=tuple(f"grid_axis_{i}" for i in range(len(sizes))),
+            kernel_name=name,
+        )
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
         name=name,
         compiler_params=params,
-        interpret=None if interpret is False else interpret,
+        interpret=interpret,
         debug=debug,
         cache={},
     )
@@ -126,6 +130,7 @@ def _check_semantics(params: types.CompilerParams, name: str) -> None:
                 expected="'parallel' for each axis",
                 got=params.dimension_semantics,
                 hint="loop inside of the body with plgpu.loop",
+                where=_jax.where_now(),
             )
 
 
@@ -143,6 +148,7 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
             expected=f"{structure.num_leaves} BlockSpecs, one for each array",
             got=f"{wrong[0]!r}" if wrong else f"{len(leaves)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
+            where=_jax.where_now(),
         )
     return [types.BlockSpec() if x is None else x for x in leaves]
 
@@ -167,12 +173,12 @@ class _Blocks:
 
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
         n_in = len(self.in_specs)
-        blocks = [
-            self._block(ref, spec, self._what(i, n_in))
-            for i, (ref, spec) in enumerate(
-                zip(refs, (*self.in_specs, *self.out_specs), strict=True)
-            )
-        ]
+        specs = (*self.in_specs, *self.out_specs)
+        with scope.locating(self.kernel):
+            blocks = [
+                self._block(ref, spec, self._what(i, n_in))
+                for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
+            ]
         inputs = [b for b in blocks[:n_in] if b.declaration is not None]
         outputs = [b for b in blocks[n_in:] if b.declaration is not None]
         declarations = [b.declaration for b in (*inputs, *outputs)]
@@ -191,10 +197,19 @@ class _Blocks:
             ins = jax.tree.unflatten(in_tree, seen[:n_in])
             outs = jax.tree.unflatten(out_tree, seen[n_in:])
             outs = outs if isinstance(outs, tuple | list) else (outs,)
-            if self.kernel(*ins, *outs, *rest, **named_refs) is not None:
+            result = scope.call(
+                f"pallas_call {self.name}",
+                self.kernel,
+                *ins,
+                *outs,
+                *rest,
+                **named_refs,
+            )
+            if result is not None:
                 raise errors.KernelError(
                     f"pallas_call {self.name}: the body returns a value",
                     expected="None",
+                    got="a result",
                     hint="store results into the output references: "
                     "out_ref[...] = value",
                     where=scope.location(self.kernel),
@@ -236,7 +251,8 @@ class _Blocks:
             raise errors.MemorySpaceError(
                 f"BlockSpec of {what}: blocks live in SMEM or GMEM",
                 expected="memory_space SMEM (default) or GMEM",
-                got=spec.memory_space,
+                got=f"memory_space {spec.memory_space.name}",
+                hint="leave memory_space out",
             )
         sizes = spec.sizes(shape, what)
         starts = self._starts(spec, sizes, len(shape), what)
@@ -246,7 +262,7 @@ class _Blocks:
             start if gone else _jax.Slice(start, size, 1)
             for start, size, gone in zip(starts, sizes, squeezed, strict=True)
         ]
-        window = _jax.TransformedRef(ref, (_jax.indexer(indices, shape),))
+        window = types.RefView(ref, (_jax.indexer(indices, shape),))
         declaration = types.ScratchType(
             types.SMEM, kept, jnp.dtype(ref.dtype), tuple(spec.transforms)
         )
@@ -266,20 +282,24 @@ class _Blocks:
             return [0] * rank
         ids = [control.program_id(i) for i in range(len(self.mesh.grid))]
         try:
-            index = spec.index_map(*ids)
+            inspect.signature(spec.index_map).bind(*ids)
         except TypeError as error:
             raise errors.ArgumentError(
                 f"BlockSpec of {what}: the index map cannot be called",
                 expected=f"a function of {len(ids)} grid indices",
                 got=str(error),
+                hint="give the index map one argument for each grid axis",
                 where=scope.location(spec.index_map),
             ) from None
+        index = spec.index_map(*ids)
         index = index if isinstance(index, tuple | list) else (index,)
         if len(index) != rank:
             raise errors.ArgumentError(
-                f"BlockSpec of {what}: the index map returns the wrong number of indices",
+                f"BlockSpec of {what}: the index map returns too few or too many "
+                "indices",
                 expected=f"{rank}, one for each dimension of the array",
                 got=f"{len(index)}",
+                hint="return an index for squeezed dimensions too",
                 where=scope.location(spec.index_map),
             )
         return [

@@ -6,8 +6,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import inspect
+import os
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
+
+import jax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.types import Mesh
@@ -38,10 +42,55 @@ def current_mesh(who: str) -> Mesh:
         raise errors.KernelError(
             f"{who} is called outside of a kernel",
             expected="a call from a body that kernel() or pallas_call() traces",
+            got="a call while no body is traced",
             hint="move the call into the body",
             where=_jax.where_now(),
         )
     return mesh
+
+
+def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> Any:
+    """Calls an author's body.
+
+    Raises:
+      ArgumentTypeError: it does not take these references.
+    """
+    signature = inspect.signature(body)
+    try:
+        signature.bind(*refs, **named_refs)
+    except TypeError as error:
+        named = f", and {sorted(named_refs)} by name" if named_refs else ""
+        raise errors.ArgumentTypeError(
+            f"{who}: the body does not take the references it gets",
+            expected=f"a body of {len(refs)} references in order{named}",
+            got=f"{getattr(body, '__name__', 'body')}{signature}: {error}",
+            hint="the order is inputs, outputs, scratch",
+            where=location(body),
+        ) from None
+    return body(*refs, **named_refs)
+
+
+@contextlib.contextmanager
+def locating(body: Callable[..., Any]) -> Iterator[None]:
+    """Gives errors without a line that of the body's definition."""
+    try:
+        yield
+    except errors.PallasGpuError as error:
+        raise error.with_location(location(body)) from None
+
+
+def raised_at(error: BaseException) -> str | None:
+    """Returns `file:line (name)` of the user's innermost frame of an exception."""
+    outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__))
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(outside):
+            return f"{_short(frame.filename)}:{frame.lineno} ({frame.name})"
+    return None
+
+
+def _short(file_name: str) -> str:
+    relative = os.path.relpath(file_name)
+    return file_name if relative.startswith("..") else relative
 
 
 def location(fn: Callable[..., Any]) -> str | None:
@@ -50,4 +99,4 @@ def location(fn: Callable[..., Any]) -> str | None:
     code = getattr(fn, "__code__", None)
     if code is None:
         return None
-    return f"{code.co_filename}:{code.co_firstlineno} ({fn.__name__})"
+    return f"{_short(code.co_filename)}:{code.co_firstlineno} ({fn.__name__})"

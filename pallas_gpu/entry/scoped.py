@@ -82,6 +82,7 @@ def _check_axes(mesh: types.Mesh, axes: tuple[str, ...]) -> None:
             "run_scoped: collective_axes names something else than the thread axis",
             expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
             got=axes,
+            hint="pass the kernel's thread_name, or leave collective_axes out",
             where=_jax.where_now(),
         )
 
@@ -93,6 +94,7 @@ def _to_ref(declaration: Any) -> Any:
             "a scratch declaration is none",
             expected="plgpu.SMEM(shape, dtype), plgpu.Barrier(), or pytrees of them",
             got=repr(declaration),
+            hint="declare an array with plgpu.SMEM(shape, dtype)",
             where=_jax.where_now(),
         )
     space = getattr(declaration, "memory_space", types.SMEM)
@@ -100,7 +102,7 @@ def _to_ref(declaration: Any) -> Any:
         raise errors.UnsupportedError(
             f"scratch memory in {space.name} is not supported",
             expected="SMEM or a barrier",
-            got=repr(declaration),
+            got=f"{space.name} {declaration.dtype}{list(declaration.shape)}",
             hint="pass GMEM scratch as an additional output",
             where=_jax.where_now(),
         )

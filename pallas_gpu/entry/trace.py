@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -46,16 +48,31 @@ def trace_body(
       ClosureError: the body uses an array from the enclosing function.
       Whatever the check pass finds.
     """
-    with scope.tracing(mesh):
-        closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
+    with scope.tracing(mesh), scope.locating(body):
+        with _typed_axis_errors(mesh):
+            closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
         _require_no_result(body, out_tree, name)
         scalars = _closed_over_scalars(closed, name)
         jaxpr = closed.jaxpr
         if scalars:
             closed = _lift(closed, in_avals, out_avals, mesh)
             jaxpr = closed.jaxpr
-    check.check_jaxpr(jaxpr, mesh)
+        check.check_jaxpr(jaxpr, mesh)
     return TracedBody(jaxpr, tuple(scalars))
+
+
+@contextlib.contextmanager
+def _typed_axis_errors(mesh: types.Mesh) -> Iterator[None]:
+    """Turns what JAX says of an unknown axis name into our error."""
+    try:
+        yield
+    except NameError as error:
+        unbound = re.match(r"Found an unbound axis name: (\w+)", str(error))
+        if unbound is None:
+            raise
+        where = scope.raised_at(error)
+        check.require_axis_name(unbound[1], mesh, where)
+        raise
 
 
 def _refs(in_avals, out_avals) -> list[types.KernelRef]:
@@ -80,6 +97,8 @@ def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
         if isinstance(aval, _jax.AbstractRef):
             raise errors.UnsupportedError(
                 f"kernel {name}: the body uses a jax.Ref from the enclosing function",
+                expected="references that the kernel passes to its body",
+                got=str(aval),
                 hint="pass its value as an argument and return the new value",
                 where=_first_use(closed.jaxpr, var),
             )
@@ -88,7 +107,7 @@ def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 f"kernel {name}: the body uses an array from the enclosing function",
                 expected="arrays as arguments; only scalars may be closed over",
                 got=f"{aval.dtype}{list(aval.shape)}",
-                hint="pass the array as an argument of the kernel and read its reference",
+                hint="pass the array as an argument and read its reference",
                 where=_first_use(closed.jaxpr, var),
             )
         del const
@@ -100,9 +119,13 @@ def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
         for i, operand in enumerate(eqn.invars):
             if operand is not var:
                 continue
-            inner = [j for j in _jax.jaxprs_in_params(eqn.params)]
+            # The operands of a call are its body's; a branch lacks the index, a loop
+            # the operands of its condition. Counted from the end they agree.
+            at = i - len(eqn.invars)
             deeper = (
-                _first_use(j, j.invars[i]) for j in inner if i < len(j.invars)
+                _first_use(j, j.invars[at])
+                for j in _jax.jaxprs_in_params(eqn.params)
+                if -at <= len(j.invars)
             )
             return next((w for w in deeper if w), None) or _jax.where(eqn)
     return None

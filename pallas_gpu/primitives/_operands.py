@@ -48,7 +48,11 @@ def operand(ref: Any) -> RefOperand:
     while isinstance(ref, _jax.TransformedRef):
         if ref.multiref:
             raise errors.UnsupportedError(
-                "a choice among references is not supported", hint="use plgpu.when"
+                "a choice among references is not supported",
+                expected="one reference",
+                got=f"{len(ref.ref)} references",
+                hint="use plgpu.when",
+                where=_jax.where_now(),
             )
         steps = (*ref.transforms, *steps)
         ref = ref.ref
@@ -104,12 +108,15 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
 def require_space(ref: Any, space: Any, who: str, what: str) -> None:
     """Raises unless the reference lives in the memory space."""
     aval = require_ref(ref, who, what)
+    declare = f"declare it with plgpu.{space.name}(shape, dtype)"
+    if space is types.GMEM:
+        declare = "pass an argument or a result of the kernel"
     if isinstance(aval, types.BarrierRef) or aval.memory_space is not space:
         raise errors.MemorySpaceError(
             f"{who}: {what} lies in the wrong memory space",
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
-            hint=f"declare it with plgpu.{space.name}(shape, dtype), or swap the operands",
+            hint=f"{declare}, or swap the operands",
             where=_jax.where_now(),
         )
 
@@ -163,6 +170,7 @@ def require_scalar_bool(predicate: Any, who: str) -> Any:
             f"{who}: the predicate is not one truth value",
             expected="a scalar bool",
             got=f"{predicate.dtype}{list(predicate.shape)}",
+            hint="compare scalars: lax.axis_index(name) == 0, ref[i] > 0",
             where=_jax.where_now(),
         )
     return predicate

@@ -119,6 +119,7 @@ def _outside_of_a_kernel(name: str) -> None:
     raise errors.KernelError(
         f"{name} is called outside of a kernel",
         expected="a call from a body that kernel() or pallas_call() traces",
+        got="a call while no body is traced",
         hint="move the call into the body",
         where=_jax.where_now(),
     )
@@ -129,6 +130,7 @@ def _refuse_vmap(name: str) -> Callable[..., Any]:
         raise errors.UnsupportedError(
             f"jax.vmap inside a kernel reached {name}",
             expected="vmap of pure computations inside a body",
+            got=f"a batched operand of {name}",
             hint="vmap the whole kernel instead, or write the loop with plgpu.loop",
             where=_jax.where_now(),
         )

@@ -69,6 +69,7 @@ def load(
             "load: the source cannot be loaded",
             expected="a reference in SMEM or GMEM",
             got=types.describe(src),
+            hint="wait on a barrier with barrier_wait",
             where=_jax.where_now(),
         )
     return ops.bind(
@@ -110,6 +111,7 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
             "layout_cast: there is no layout",
             expected="a member of plgpu.Layout, or a TiledLayout",
             got="None",
+            hint="e.g. plgpu.Layout.WGMMA",
             where=_jax.where_now(),
         )
     return ops.bind(layout_cast_p, jnp.asarray(x), layout=layout)
@@ -141,6 +143,7 @@ def broadcasted_iota(
             "broadcasted_iota: there is no such dimension",
             expected=f"0 to {len(shape) - 1} for shape {tuple(shape)}",
             got=dimension,
+            hint="choose a dimension of the shape",
             where=_jax.where_now(),
         )
     value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))

@@ -84,6 +84,8 @@ def copy_gmem_to_smem(
     if collective_axes or leader_tracked is not None:
         raise errors.UnsupportedError(
             f"{who}: collective_axes and leader_tracked are not supported yet",
+            expected="neither",
+            got=f"collective_axes={collective_axes}, leader_tracked={leader_tracked}",
             hint="let each CTA copy for itself",
             where=_jax.where_now(),
         )
@@ -136,6 +138,8 @@ def copy_smem_to_gmem(
     if reduction_op is not None:
         raise errors.UnsupportedError(
             f"{who}: reduction_op is not supported yet",
+            expected="reduction_op=None",
+            got=repr(reduction_op),
             hint="load, combine and store instead",
             where=_jax.where_now(),
         )
@@ -169,6 +173,7 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
             "wait_smem_to_gmem: n is no number of groups",
             expected="a Python integer, 0 or more",
             got=repr(n),
+            hint="wait_smem_to_gmem(0) waits for all of them",
             where=_jax.where_now(),
         )
     ops.bind(wait_smem_to_gmem_p, {}, n=n, wait_read_only=bool(wait_read_only))

@@ -1,9 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What kernels handle: memory spaces, references, barriers, block specs, meshes."""
 
+from jax.extend import source_info_util as _source_info_util
+
 from pallas_gpu.types.barrier import Barrier
 from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
-from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM, MemorySpace, ScratchType
+from pallas_gpu.types.memory_space import (
+    GMEM,
+    REGS,
+    SMEM,
+    TMEM,
+    MemorySpace,
+    ScratchType,
+)
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.params import (
     CompilerParams,
@@ -11,7 +20,7 @@ from pallas_gpu.types.params import (
     LoweringSemantics,
     OOBFillMode,
 )
-from pallas_gpu.types.refs import BarrierRef, KernelRef, base_aval, describe
+from pallas_gpu.types.refs import BarrierRef, KernelRef, RefView, base_aval, describe
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
     TilingTransform,
@@ -22,6 +31,9 @@ from pallas_gpu.types.transforms import (
     smem_window,
 )
 from pallas_gpu.types.views import Axis, View, resolve
+
+# The constructor that `dataclasses` writes is no line of the kernel's.
+_source_info_util.register_exclusion("<string>")
 
 __all__ = [
     "GMEM",
@@ -42,6 +54,7 @@ __all__ = [
     "MemorySpace",
     "Mesh",
     "OOBFillMode",
+    "RefView",
     "ScratchType",
     "Squeezed",
     "SwizzleTransform",

@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors
 from pallas_gpu.types import refs
 
 # Parities of one allocation are bits of one 32-bit register of each warpgroup.
@@ -47,13 +47,16 @@ class Barrier:
                 "Barrier: num_arrivals is out of range",
                 expected="1 to 1048575 arrivals",
                 got=self.num_arrivals,
+                hint="count one arrival for each warpgroup and each copy of a phase",
+                where=_jax.where_now(),
             )
         if any(n < 1 for n in shape) or math.prod(shape) > MAX_BARRIERS_PER_ALLOCATION:
             raise errors.ArgumentError(
                 "Barrier: num_barriers is out of range",
-                expected=f"1 to {MAX_BARRIERS_PER_ALLOCATION} barriers in one declaration",
+                expected=f"1 to {MAX_BARRIERS_PER_ALLOCATION} in one declaration",
                 got=shape,
                 hint="declare several barrier arrays",
+                where=_jax.where_now(),
             )
 
     @property

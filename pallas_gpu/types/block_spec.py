@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors
 from pallas_gpu.types.memory_space import MemorySpace
 from pallas_gpu.types.params import OOBFillMode
 from pallas_gpu.types.transforms import Transform
@@ -65,7 +65,11 @@ class BlockSpec:
             object.__setattr__(self, "block_shape", tuple(self.block_shape))
         if self.pipeline_mode is not None:
             raise errors.UnsupportedError(
-                "BlockSpec: pipeline_mode is not supported", hint="leave it out"
+                "BlockSpec: pipeline_mode is not supported",
+                expected="None",
+                got=repr(self.pipeline_mode),
+                hint="leave it out",
+                where=_jax.where_now(),
             )
         for dim, entry in enumerate(self.block_shape or ()):
             size = getattr(entry, "block_size", entry)
@@ -76,6 +80,8 @@ class BlockSpec:
                     "BlockSpec: a block size is not a positive integer",
                     expected="a positive int, None, Blocked or Element",
                     got=f"{entry!r} for dimension {dim}",
+                    hint="None squeezes a dimension of size one",
+                    where=_jax.where_now(),
                 )
 
     def sizes(self, shape: tuple[int, ...], what: str) -> tuple[int, ...]:
@@ -92,7 +98,7 @@ class BlockSpec:
                 f"BlockSpec of {what}: wrong number of block dimensions",
                 expected=f"{len(shape)} for an array of shape {shape}",
                 got=f"{len(self.block_shape)} (block_shape {self.block_shape})",
-                hint="give one entry a dimension; None squeezes a dimension of size one",
+                hint="give one entry a dimension; None squeezes a size of one",
             )
         return tuple(
             1 if is_squeezed(entry) else int(getattr(entry, "block_size", entry))

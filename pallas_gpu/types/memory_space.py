@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors
 from pallas_gpu.types import refs
 from pallas_gpu.types.transforms import Transform, smem_layout
 
@@ -66,6 +66,7 @@ class MemorySpace(enum.Enum):
                 expected="transforms on SMEM alone",
                 got=list(transforms),
                 hint="drop the argument, or declare the array in SMEM",
+                where=_jax.where_now(),
             )
         if self is not MemorySpace.TMEM and (packed, collective, layout) != (None,) * 3:
             raise errors.MemorySpaceError(
@@ -73,8 +74,12 @@ class MemorySpace(enum.Enum):
                 expected="these arguments on TMEM alone",
                 got=f"packed={packed}, collective={collective}, layout={layout}",
                 hint="drop the argument",
+                where=_jax.where_now(),
             )
-        return ScratchType(self, tuple(shape), jnp.dtype(dtype), tuple(transforms))
+        try:
+            return ScratchType(self, tuple(shape), jnp.dtype(dtype), tuple(transforms))
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where_now()) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +94,7 @@ class ScratchType:
     def __post_init__(self):
         if any(not isinstance(s, int) or s < 1 for s in self.shape):
             raise errors.ShapeError(
-                f"{self.memory_space.name}: a scratch shape needs positive static sizes",
+                f"{self.memory_space.name}: a shape needs positive static sizes",
                 expected="positive Python integers",
                 got=self.shape,
                 hint="sizes have to be known when the kernel is traced",

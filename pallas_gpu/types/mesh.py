@@ -62,7 +62,10 @@ class Mesh:
             )
         if len(self.cluster) > 3:
             raise errors.ArgumentError(
-                "a cluster has too many axes", expected="at most 3", got=self.cluster
+                "a cluster has too many axes",
+                expected="at most 3",
+                got=self.cluster,
+                hint="merge axes, and split their index in the body",
             )
         if math.prod(self.grid) * math.prod(self.cluster) > MAX_BLOCKS:
             raise errors.ArgumentError(
@@ -72,7 +75,9 @@ class Mesh:
                 hint="let each block loop over several tiles",
             )
 
-    def _check_axes(self, what: str, sizes: Sequence[int], names: Sequence[str]) -> None:
+    def _check_axes(
+        self, what: str, sizes: Sequence[int], names: Sequence[str]
+    ) -> None:
         if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in sizes):
             raise errors.ArgumentError(
                 f"{what} needs positive static sizes",

@@ -8,13 +8,13 @@ import enum
 from collections.abc import Sequence
 from typing import Literal
 
-from pallas_gpu import arch, errors
+from pallas_gpu import _jax, arch, errors
 
 
 class LoweringSemantics(enum.Enum):
     """Who is addressed by an operation.
 
-    * `Lane`: the author is in control of register layouts; a mix of layouts is an error.
+    * `Lane`: the author is in control of register layouts; a mix is an error.
     * `Warpgroup`: layouts are inferred.
     """
 
@@ -60,7 +60,7 @@ class CompilerParams:
 
     def __post_init__(self):
         if self.target is not None:
-            arch.target(self.target)
+            _require_target(self.target)
         if self.dimension_semantics is not None:
             object.__setattr__(
                 self, "dimension_semantics", tuple(map(str, self.dimension_semantics))
@@ -70,7 +70,16 @@ class CompilerParams:
                 "CompilerParams: reduction_scratch_bytes is negative",
                 expected="0 or more bytes",
                 got=self.reduction_scratch_bytes,
+                hint="leave it out for 2048 bytes",
+                where=_jax.where_now(),
             )
+
+
+def _require_target(name: str) -> None:
+    try:
+        arch.target(name)
+    except errors.PallasGpuError as error:
+        raise error.with_location(_jax.where_now()) from None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,8 +119,14 @@ class InterpretParams:
                     f"InterpretParams: {field} has no such value",
                     expected=" or ".join(map(repr, allowed)),
                     got=repr(getattr(self, field)),
+                    hint=f"leave it out for {allowed[0]!r}",
+                    where=_jax.where_now(),
                 )
         if self.max_steps < 1:
             raise errors.ArgumentError(
-                "InterpretParams: max_steps is not positive", got=self.max_steps
+                "InterpretParams: max_steps is not positive",
+                expected="1 or more steps",
+                got=self.max_steps,
+                hint="leave it out for ten million",
+                where=_jax.where_now(),
             )

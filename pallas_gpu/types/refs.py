@@ -4,6 +4,9 @@
 An SMEM reference has the logical shape that the author wrote; how it is stored is part
 of its type (`transforms`). One object is one variable: JAX refuses the same abstract
 reference for two arguments, so declarations make a fresh one each time.
+
+Indexing is ours, for arrays and barriers alike: JAX's own would check less, and say it
+without the kernel's line.
 """
 
 from __future__ import annotations
@@ -13,13 +16,147 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
+from pallas_gpu.types.indexing import indexer
 
 if TYPE_CHECKING:
     from pallas_gpu.types.barrier import Barrier
 
 
-class KernelRef(_jax.AbstractRef):
+# A tracer looks its attributes up in its abstract value; these two kinds of attribute
+# get the tracer as their argument.
+_aval_property = type(vars(_jax.AbstractRef)["at"])
+_aval_method = type(vars(_jax.AbstractRef)["get"])
+
+
+class RefView(_jax.TransformedRef):
+    """A part of a reference: what `ref.at[...]` and `ref.T` return."""
+
+    @property
+    def at(self) -> _At:
+        return _At(self)
+
+    @property
+    def T(self) -> RefView:  # noqa: N802 - numpy's name
+        return self.transpose()
+
+    def transpose(self, *permutation: Any) -> RefView:
+        """Returns a view with its dimensions permuted, as numpy does."""
+        order = _permutation(permutation, len(self.shape))
+        return RefView(self.ref, (*self.transforms, _jax.TransposeTransform(order)))
+
+    def get(self, idx: Any = ()) -> jax.Array:
+        """Reads the elements."""
+        view = self if idx == () else self.at[idx]
+        leaves, tree = jax.tree.flatten(view.transforms)
+        return _jax.get_p.bind(view.ref, *leaves, tree=tree)
+
+    def swap(self, value: Any, idx: Any = ()) -> jax.Array:
+        """Writes the elements and returns what they were."""
+        view = self if idx == () else self.at[idx]
+        value = _stored(value, view)
+        leaves, tree = jax.tree.flatten(view.transforms)
+        return _jax.swap_p.bind(view.ref, value, *leaves, tree=tree)
+
+    def set(self, value: Any, idx: Any = ()) -> None:
+        """Writes the elements."""
+        self.swap(value, idx)
+
+    def __getitem__(self, idx: Any) -> jax.Array:
+        return self.at[idx].get()
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        self.at[idx].set(value)
+
+
+class _At:
+    """What `ref.at` returns: brackets that name a part."""
+
+    def __init__(self, view: RefView):
+        self._view = view
+
+    def __getitem__(self, idx: Any) -> RefView:
+        view = self._view
+        if _names_everything(idx):
+            return view
+        return RefView(view.ref, (*view.transforms, indexer(idx, view.shape)))
+
+
+def _names_everything(idx: Any) -> bool:
+    return idx is ... or (isinstance(idx, tuple) and idx in ((), (...,)))
+
+
+def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
+    if len(given) == 1 and not isinstance(given[0], int):
+        given = tuple(given[0])
+    order = given or tuple(reversed(range(rank)))
+    if sorted(order) != list(range(rank)):
+        raise errors.ArgumentError(
+            "transpose of a reference: no permutation of its dimensions",
+            expected=f"each of 0 to {rank - 1} once",
+            got=order,
+            hint="name every dimension once",
+            where=_jax.where_now(),
+        )
+    return order
+
+
+def _stored(value: Any, view: RefView) -> Any:
+    """Returns a value in the form a reference takes: same dtype, same shape.
+
+    A Python number takes the reference's dtype, and a scalar fills it.
+    """
+    if isinstance(base_aval(value), _jax.AbstractRef):
+        raise errors.ArgumentTypeError(
+            "a reference is stored into a reference",
+            expected="a value",
+            got=describe(value),
+            hint="read it first: source_ref[...]",
+            where=_jax.where_now(),
+        )
+    value = jnp.asarray(value)
+    shape, dtype = tuple(view.shape), jnp.dtype(view.dtype)
+    if value.weak_type and jnp.result_type(dtype, value) == dtype:
+        value = jax.lax.convert_element_type(value, dtype)
+    if value.dtype != dtype:
+        raise errors.DTypeError(
+            "a value is stored into a reference of another element type",
+            expected=describe(view),
+            got=f"{value.dtype.name}{list(value.shape)}",
+            hint=f"convert it with .astype(jnp.{dtype.name})",
+            where=_jax.where_now(),
+        )
+    if value.shape != shape and value.shape != ():
+        raise errors.ShapeError(
+            "a value is stored into a reference of another shape",
+            expected=describe(view),
+            got=f"{value.dtype.name}{list(value.shape)}",
+            hint="slice the larger one, or use jnp.broadcast_to",
+            where=_jax.where_now(),
+        )
+    return value if value.shape == shape else jnp.broadcast_to(value, shape)
+
+
+class _Indexable(_jax.AbstractRef):
+    """Indexing of references of ours; `tracer` is the traced reference."""
+
+    __slots__ = ()
+
+    at = _aval_property(lambda tracer: RefView(tracer, ()).at)
+    T = _aval_property(lambda tracer: RefView(tracer, ()).T)
+    transpose = _aval_method(lambda tracer, *a: RefView(tracer, ()).transpose(*a))
+    get = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
+    set = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
+    swap = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
+
+    def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
+        return RefView(tracer, ())[idx]
+
+    def _setitem(self, tracer: Any, idx: Any, value: Any) -> None:
+        RefView(tracer, ())[idx] = value
+
+
+class KernelRef(_Indexable):
     """A reference to an array in GMEM, SMEM, TMEM or registers.
 
     Attributes:
@@ -60,7 +197,7 @@ class KernelRef(_jax.AbstractRef):
         return hash((KernelRef, self.inner_aval, self.memory_space, self.transforms))
 
 
-class BarrierRef(_jax.AbstractRef):
+class BarrierRef(_Indexable):
     """A reference to one mbarrier or an array of them in SMEM.
 
     Attributes:
@@ -69,7 +206,9 @@ class BarrierRef(_jax.AbstractRef):
 
     __slots__ = ["barrier"]
 
-    def __init__(self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None):
+    def __init__(
+        self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None
+    ):
         # An mbarrier is an opaque 64-bit word; the element type is never read, and
         # uint32 is the widest unsigned type that JAX has without x64.
         aval = jax.core.ShapedArray(barrier.shape, jnp.uint32)
@@ -78,7 +217,9 @@ class BarrierRef(_jax.AbstractRef):
 
     def update(self, inner_aval=None, memory_space=None, kind=None):
         return BarrierRef(
-            self.barrier, inner_aval or self.inner_aval, memory_space or self.memory_space
+            self.barrier,
+            inner_aval or self.inner_aval,
+            memory_space or self.memory_space,
         )
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.types.views import View
 
@@ -48,6 +48,7 @@ class TilingTransform:
                 expected="one positive integer for each tiled trailing dimension",
                 got=self.tiling,
                 hint="for 16-bit elements and a 128-byte swizzle use (8, 64)",
+                where=_jax.where_now(),
             )
 
     def describe(self) -> str:
@@ -77,6 +78,7 @@ class SwizzleTransform:
                 expected="16 (none), 32, 64 or 128 bytes",
                 got=self.swizzle,
                 hint="use find_swizzle(minor_dim_bits) to choose one",
+                where=_jax.where_now(),
             )
 
     def describe(self) -> str:
@@ -101,6 +103,7 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
         expected="a minor dimension that is a multiple of 128 bits",
         got=f"{minor_dim_bits} bits",
         hint="pad the minor dimension",
+        where=_jax.where_now(),
     )
 
 
@@ -109,8 +112,11 @@ def itemsize_bits(dtype) -> int:
     dtype = jnp.dtype(dtype)
     if dtype == jnp.bool_:
         return 8
-    return int(jnp.finfo(dtype).bits if jnp.issubdtype(dtype, jnp.floating)
-               else jnp.iinfo(dtype).bits)
+    return int(
+        jnp.finfo(dtype).bits
+        if jnp.issubdtype(dtype, jnp.floating)
+        else jnp.iinfo(dtype).bits
+    )
 
 
 def smem_layout(
@@ -146,6 +152,7 @@ def smem_layout(
                     "unknown SMEM transform",
                     expected="TilingTransform or SwizzleTransform",
                     got=repr(transform),
+                    hint="drop it",
                 )
     bits = itemsize_bits(dtype)
     if tiling is not None:
@@ -169,7 +176,9 @@ def _check_tiling(shape: tuple[int, ...], tiling: tuple[int, ...]) -> None:
         raise errors.LayoutError(
             "the tiling does not divide the array",
             expected=f"trailing dimensions {tiled} to be multiples of {tiling}",
-            got=", ".join(f"{tiled[d]} % {tiling[d]} = {tiled[d] % tiling[d]}" for d in bad),
+            got=", ".join(
+                f"{tiled[d]} % {tiling[d]} = {tiled[d] % tiling[d]}" for d in bad
+            ),
             hint="choose a tile that divides the shape, or pad the shape",
         )
 

@@ -173,7 +173,8 @@ def resolve(shape: Sequence[int], transforms: Sequence[Any]) -> View:
 
 
 def _check_scalar_index(index: Any) -> None:
-    shape = getattr(index, "shape", ())
+    # In a jaxpr the index is a variable, which has its shape in its type.
+    shape = getattr(getattr(index, "aval", index), "shape", ())
     if not isinstance(index, _jax.Slice) and tuple(shape) != ():
         raise errors.UnsupportedError(
             "a reference is indexed with an array",

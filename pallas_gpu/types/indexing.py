@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What may stand between the brackets of a reference, checked as it is written.
+
+Integers, scalars, unit-stride slices and `ds(start, size)` name a part of a reference.
+A static integer has to lie inside; a static range may reach over the edge, because a
+TMA copy clips it (for reads and writes the check pass refuses it).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+
+
+def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
+    """Returns an index expression as a step that JAX records.
+
+    Args:
+      index: what stands between the brackets.
+      shape: shape of the reference or view.
+
+    Raises:
+      OutOfBoundsError: a static integer outside of the reference, or too many indices.
+      UnsupportedError: an array, a stride, a size that is not static, a new axis.
+      ArgumentTypeError: something that is no index.
+    """
+    shape = tuple(shape)
+    entries = _padded(index if isinstance(index, tuple) else (index,), shape)
+    indices = [_entry(entry, dim, shape) for dim, entry in enumerate(entries)]
+    return _jax.indexer(indices, shape)
+
+
+def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
+    if any(entry is None for entry in entries):
+        raise errors.UnsupportedError(
+            "a reference is indexed with a new axis",
+            expected="integers, scalars and slices",
+            got="None (jnp.newaxis)",
+            hint="load the value and add the axis to it: ref[...][:, None]",
+            where=_jax.where_now(),
+        )
+    dots = [i for i, entry in enumerate(entries) if entry is ...]
+    given = len(entries) - len(dots)
+    if given > len(shape) or len(dots) > 1:
+        raise errors.OutOfBoundsError(
+            "a reference has fewer dimensions than the index",
+            expected=f"at most {len(shape)} indices for shape {shape}, and one `...`",
+            got=f"{given} indices and {len(dots)} `...`",
+            hint="drop the indices that are too many",
+            where=_jax.where_now(),
+        )
+    at = dots[0] if dots else len(entries)
+    filler = (slice(None),) * (len(shape) - given)
+    return (*entries[:at], *filler, *entries[at + 1 :])
+
+
+def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
+    n = shape[dim]
+    if isinstance(entry, slice):
+        return _from_slice(entry, n)
+    if isinstance(entry, _jax.Slice):
+        return _from_ds(entry)
+    if _jax.is_tracer(entry):
+        return _scalar(entry)
+    if isinstance(entry, bool) or jnp.shape(entry) != ():
+        _refuse(entry)
+    try:
+        position = operator.index(entry)
+    except TypeError:
+        _refuse(entry)
+    if not -n <= position < n:
+        raise errors.OutOfBoundsError(
+            "an index outside of the reference",
+            expected=f"{-n} to {n - 1} in dimension {dim} of shape {shape}",
+            got=f"index {position}",
+            hint="check the index, or the shape the reference was declared with",
+            where=_jax.where_now(),
+        )
+    return position % n
+
+
+def _refuse(entry: Any) -> NoReturn:
+    shape = tuple(jnp.shape(entry))
+    if shape:
+        raise errors.UnsupportedError(
+            "a reference is indexed with an array",
+            expected="integers, scalars and slices",
+            got=f"an index of shape {shape}",
+            hint="loop over the indices",
+            where=_jax.where_now(),
+        )
+    raise errors.ArgumentTypeError(
+        "a reference is indexed with something that is no index",
+        expected="integers, integer scalars, slices and plgpu.ds(start, size)",
+        got=repr(entry),
+        hint="convert it to an integer first",
+        where=_jax.where_now(),
+    )
+
+
+def _scalar(entry: Any) -> Any:
+    if isinstance(entry.aval, _jax.AbstractRef):
+        raise errors.UnsupportedError(
+            "a reference is indexed with a reference",
+            expected="integers, scalars and slices",
+            got=f"a reference of shape {tuple(entry.shape)}",
+            hint="read the index from it first: ref[index_ref[i]]",
+            where=_jax.where_now(),
+        )
+    if entry.shape != () or not jnp.issubdtype(entry.dtype, jnp.integer):
+        _refuse(entry)
+    return entry
+
+
+def _from_slice(entry: slice, n: int) -> Any:
+    bounds = (entry.start, entry.stop)
+    if any(_jax.is_tracer(b) for b in bounds):
+        _refuse_dynamic_size(f"a slice with bounds {entry.start}:{entry.stop}")
+    if entry.step not in (None, 1):
+        _refuse_stride(entry.step)
+    start, stop, _ = entry.indices(n)
+    if stop <= start and n > 0:
+        raise errors.ShapeError(
+            "a slice of a reference names no elements",
+            expected=f"a range inside of 0 to {n}",
+            got=f"{entry.start}:{entry.stop}",
+            hint="check the bounds of the slice",
+            where=_jax.where_now(),
+        )
+    return _jax.Slice(start, stop - start, 1)
+
+
+def _from_ds(entry: Any) -> Any:
+    if entry.stride not in (None, 1):
+        _refuse_stride(entry.stride)
+    try:
+        size = operator.index(entry.size)
+    except TypeError:
+        _refuse_dynamic_size(f"a size of type {type(entry.size).__name__}")
+    start = entry.start
+    if _jax.is_tracer(start):
+        start = _scalar(start)
+    else:
+        start = operator.index(start)
+    return _jax.Slice(start, size, 1)
+
+
+def _refuse_stride(stride: Any) -> NoReturn:
+    raise errors.UnsupportedError(
+        "a slice of a reference has a stride",
+        expected="stride 1",
+        got=f"stride {stride}",
+        hint="load the whole range, or index in a loop",
+        where=_jax.where_now(),
+    )
+
+
+def _refuse_dynamic_size(got: str) -> NoReturn:
+    raise errors.UnsupportedError(
+        "a slice of a reference has a size that is not static",
+        expected="a size that is a Python integer",
+        got=got,
+        hint="use ds(start, size) with a constant size and mask the rest",
+        where=_jax.where_now(),
+    )
