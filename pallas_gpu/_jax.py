@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from jax._src import config as _config
@@ -40,9 +40,10 @@ swap_p = _state_primitives.swap_p
 addupdate_p = _state_primitives.addupdate_p
 
 Primitive = jex_core.Primitive
-Jaxpr = jex_core.Jaxpr
-ClosedJaxpr = jex_core.ClosedJaxpr
-JaxprEqn = jex_core.JaxprEqn
+# Classes that isinstance asks for, and types: `type` statements would be neither.
+Jaxpr: TypeAlias = jex_core.Jaxpr  # noqa: UP040
+ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr  # noqa: UP040
+JaxprEqn: TypeAlias = jex_core.JaxprEqn  # noqa: UP040
 Var = jex_core.Var
 Literal = jex_core.Literal
 Effect = jex_core.Effect
@@ -94,8 +95,8 @@ source_info_util.register_exclusion(_PACKAGE_DIR)
 def trace_without_ref_rules() -> Iterator[None]:
     """Lets kernels do what JAX refuses at top level.
 
-    Inside a kernel one reference may be passed twice, be a loop carry, or be both closed
-    over and passed: references there name hardware memory, not JAX values.
+    Inside a kernel one reference may be passed twice, be a loop carry, or be both
+    closed over and passed: references there name hardware memory, not JAX values.
     """
     with _config.mutable_array_checks(False):
         yield
@@ -126,7 +127,7 @@ def trace(
 
 
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Evaluates a jaxpr under the current trace, keeping each equation's source line."""
+    """Evaluates a jaxpr under the current trace; equations keep their source lines."""
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
@@ -169,7 +170,7 @@ def file_and_line(eqn_or_source_info: Any) -> tuple[str, int, str] | None:
     return frame.file_name, frame.start_line, frame.function_name
 
 
-def indexer(indices: Sequence[Any], shape: Sequence[int]) -> NDIndexer:
+def indexer(indices: Sequence[Any], shape: Sequence[int]) -> Any:
     """Builds an index transform without JAX's own bounds check.
 
     A block over the edge of an array is legal for a TMA copy, and JAX's validation

@@ -63,7 +63,7 @@ class LoweredReport:
     mlir: str
 
 
-def compile(  # noqa: A001 - the field's word
+def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
     """Compiles every kernel that a function calls, with no GPU present.

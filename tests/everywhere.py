@@ -43,7 +43,9 @@ def check(
     (report, *_) = plgpu.offline.lower(make(None), *args)
     assert "gpu.launch" in report.mlir
     if has_gpu():
-        _compare(jax.jit(make(None))(*args), expected, atol, rtol)
+        with jax.default_device(jax.devices("cuda")[0]):
+            on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
+            _compare(jax.jit(make(None))(*on_gpu), expected, atol, rtol)
 
 
 def _compare(got: Any, expected: Any, atol: float, rtol: float) -> None:
@@ -67,7 +69,9 @@ def elementwise(
     def kernel_body(*refs):
         *inputs, out = refs
         values = [
-            ref[...] if layout is None else plgpu.load(ref, layout=layout, optimized=False)
+            ref[...]
+            if layout is None
+            else plgpu.load(ref, layout=layout, optimized=False)
             for ref in inputs
         ]
         out[...] = body(*values).astype(out.dtype)

@@ -51,7 +51,10 @@ class KernelState:
     @property
     def rule_kind(self) -> registry.RuleKind:
         """Which rules apply."""
-        if self.params.compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
+        if (
+            self.params.compiler_params.lowering_semantics
+            is types.LoweringSemantics.Lane
+        ):
             return registry.RuleKind.LANE
         return registry.RuleKind.WARPGROUP
 
@@ -97,7 +100,7 @@ def i32(value: Any) -> ir.Value | int:
     if isinstance(value, int | np.integer):
         return int(value)
     if isinstance(value, regs.Splat):
-        return elementwise.astype(value, I32).value
+        return vals.scalar_value(elementwise.astype(value, I32))
     return value
 
 
@@ -139,7 +142,9 @@ def divisor(index: Any) -> int:
 # --- the equation loop ----------------------------------------------------------------
 
 
-def lower_jaxpr(kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]) -> list[Any]:
+def lower_jaxpr(
+    kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]
+) -> list[Any]:
     """Lowers the equations of a jaxpr in order; returns its results."""
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
 

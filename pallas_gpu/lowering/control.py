@@ -13,16 +13,21 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext, lower_jaxpr, state_keys
+from pallas_gpu.lowering.context import (
+    KernelState,
+    RuleContext,
+    lower_jaxpr,
+    state_keys,
+)
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import scalars
-
 
 # --- what crosses a border ------------------------------------------------------------
 
@@ -249,19 +254,40 @@ def _cond(ctx: RuleContext, index, *args):
 
 
 def _emit_choice(choice, branches, kinds, emit) -> list[ir.Value]:
-    """Emits the last branches as the else of the first one."""
-    first = scalars.constant(0, "int32")
-    is_first = arith.cmpi(arith.CmpIPredicate.sle, choice, first)
-    op = scf.IfOp(is_first, kinds, has_else=True)
+    """Emits an scf.if for two branches; more branches nest in its else."""
+    condition, first, second = _test(choice), branches[0], branches[1:]
+    if condition is not None:
+        # JAX writes a truth value as an index: branch 1 is the true one.
+        first, second = branches[1], branches[:1]
+    else:
+        zero = scalars.constant(0, np.dtype(np.int32))
+        condition = arith.cmpi(arith.CmpIPredicate.sle, choice, zero)
+    nothing = not kinds and len(second) == 1 and not second[0].eqns
+    op = scf.IfOp(condition, kinds, has_else=not nothing)
     with ir.InsertionPoint(op.then_block):
-        emit(branches[0])
+        emit(first)
+    if nothing:
+        return []
     with ir.InsertionPoint(op.else_block):
-        if len(branches) == 2:
-            emit(branches[1])
+        if len(second) == 1:
+            emit(second[0])
         else:
-            rest = arith.subi(choice, scalars.constant(1, "int32"))
-            scf.yield_(_emit_choice(rest, branches[1:], kinds, emit))
+            one = scalars.constant(1, np.dtype(np.int32))
+            rest = arith.subi(choice, one)
+            scf.yield_(_emit_choice(rest, second, kinds, emit))
     return list(op.results)
+
+
+def _test(choice: ir.Value) -> ir.Value | None:
+    """Returns the truth value that an index was made of."""
+    owner = choice.owner
+    if isinstance(owner, ir.Operation | ir.OpView) and (
+        owner.operation.name == "arith.extui"
+    ):
+        source = owner.operation.operands[0]
+        if source.type == ir.IntegerType.get_signless(1):
+            return source
+    return None
 
 
 def _branch_results(kernel, branches, args, outvars) -> list[Any]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import errors
-from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.context import I32, RuleContext
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import elementwise
 
@@ -21,4 +21,4 @@ def _axis_index(ctx: RuleContext) -> Any:
             expected=f"one of {[n for n, _ in ctx.kernel.params.mesh.axes]}",
             got=repr(name),
         )
-    return elementwise.scalar(index, "int32")
+    return elementwise.scalar(index, I32)

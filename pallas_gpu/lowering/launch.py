@@ -113,7 +113,5 @@ def _handles(kernel: ctx_lib.KernelState) -> Sequence[vals.GmemHandle]:
         ]
         shape = (*(size for _, size in levels), *var.aval.shape)
         lead = tuple(index for index, _ in levels)
-        handles.append(
-            vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead)
-        )
+        handles.append(vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead))
     return handles

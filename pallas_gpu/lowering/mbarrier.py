@@ -12,7 +12,7 @@ from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, add_indices, i32
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import addressing, mbarrier
+from pallas_gpu.mosaic import addressing, mbarrier, module
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
 
@@ -31,13 +31,7 @@ def barrier_index(handle: vals.BarrierHandle, transforms: Any) -> int | ir.Value
 
 
 def _scaled(value: ir.Value, factor: int) -> ir.Value:
-    return arith.muli(value, _constant(factor))
-
-
-def _constant(value: int) -> ir.Value:
-    from pallas_gpu.mosaic import module
-
-    return module.current().i32(value)
+    return arith.muli(value, module.current().i32(factor))
 
 
 def barrier_pointer(

@@ -54,6 +54,10 @@ def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
     raise errors.InternalError(f"{type(handle).__name__} is no array in memory")
 
 
+def _covered_by_wgmma(rows: int, columns: int) -> bool:
+    return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0
+
+
 def default_layout(handle: Any, view: Any) -> Any:
     """Returns the layout of a load that asks for none.
 
@@ -61,9 +65,8 @@ def default_layout(handle: Any, view: Any) -> Any:
     """
     shape = tuple(view.shape)
     tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
-    if tiled and len(shape) == 2 and shape[0] % _WGMMA_ROWS == 0:
-        if shape[1] % _WGMMA_COLUMNS == 0:
-            return regs.place(Layout.WGMMA, shape)
+    if tiled and len(shape) == 2 and _covered_by_wgmma(*shape):
+        return regs.place(Layout.WGMMA, shape)
     return regs.default_placement(shape, handle.dtype)
 
 
@@ -84,7 +87,7 @@ def read(ctx: RuleContext, handle: Any, transforms: Any, layout: Any, optimized:
 
 
 def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
-    """Stores into a part of a reference, ordered with the warpgroup's other accesses."""
+    """Stores into a part of a reference, in order with the warpgroup's accesses."""
     view = memory_view(ctx, handle, transforms)
     automatic = not ctx.kernel.params.compiler_params.unsafe_no_auto_barriers
     module = smem if isinstance(handle, vals.SmemHandle) else gmem
@@ -95,14 +98,10 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         module.store_scalar(view, vals.scalar_value(value))
     else:
         if isinstance(value, regs.Deferred):
-            value = _materialize(value, default_layout(handle, view))
+            value = value.materialize(default_layout(handle, view))
         module.store(view, value)
     if automatic:
         mbarrier.warpgroup_barrier()
-
-
-def _materialize(value: regs.Deferred, layout: Any) -> regs.RegisterArray:
-    return value.materialize(layout)
 
 
 @lane(_jax.get_p)

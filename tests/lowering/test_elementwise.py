@@ -30,7 +30,11 @@ INTS = (jnp.int32, jnp.uint32, jnp.int8)
 
 UNARY = [
     *[(op, d) for op in (jnp.negative, jnp.abs, jnp.sign) for d in FLOATS],
-    *[(op, d) for op in (jnp.negative, jnp.abs, jnp.sign) for d in (jnp.int32, jnp.int8)],
+    *[
+        (op, d)
+        for op in (jnp.negative, jnp.abs, jnp.sign)
+        for d in (jnp.int32, jnp.int8)
+    ],
     *[
         (op, d)
         for op in (jnp.exp, jnp.exp2, lax.logistic, jnp.tanh, jnp.sin, jnp.cos)

@@ -161,9 +161,7 @@ def test_row_vectors_are_stored_and_loaded():
     def body(x_ref, rows_ref, scaled_ref):
         x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
         rows_ref[...] = x.sum(axis=1)
-        row = plgpu.load(
-            rows_ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False
-        )
+        row = plgpu.load(rows_ref, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         scaled_ref[...] = x * row[:, None]
 
     def make(interpret):
@@ -213,9 +211,7 @@ def test_one_element_is_read_and_written():
         def _(i):
             o_ref[i] = s_ref[7 - i]
 
-    make = make_kernel(
-        body, (8,), scratch_types=[plgpu.SMEM((8,), jnp.float32)]
-    )
+    make = make_kernel(body, (8,), scratch_types=[plgpu.SMEM((8,), jnp.float32)])
     everywhere.check(make, [X], 2 * np.asarray(X)[:8, 3][::-1])
 
 

@@ -12,7 +12,7 @@ from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic import arithmetic, elementwise
 
 # Name of the primitive -> parameters that the emitter needs.
 TABLE: dict[str, tuple[str, ...]] = {
@@ -41,9 +41,7 @@ def _make_rule(name: str, kept: tuple[str, ...]):
         # lax lets a scalar predicate or bound stand for a whole array.
         operands = tuple(vals.as_shape(x, shape) for x in operands)
         params = {k: _plain(ctx.eqn.params[k]) for k in kept}
-        return elementwise.apply(
-            name, *operands, approx_math=ctx.approx_math, **params
-        )
+        return elementwise.apply(name, *operands, approx_math=ctx.approx_math, **params)
 
     return rule
 
@@ -61,8 +59,6 @@ def _check_params(ctx: RuleContext) -> None:
 
 
 def _available(name: str) -> bool:
-    from pallas_gpu.mosaic import arithmetic
-
     for dtype in (np.float32, np.int32, np.bool_):
         try:
             arithmetic.lookup(name, np.dtype(dtype))

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxlib.mlir.dialects import arith
+
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import elementwise, reduce
+from pallas_gpu.mosaic import addressing, reduce
 from pallas_gpu.mosaic import registers as regs
 
 
@@ -26,9 +28,7 @@ def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
 @lane("iota")
 def _iota(ctx: RuleContext, *dynamic: Any) -> Any:
     aval = ctx.out_aval
-    return regs.iota(
-        vals.numpy_dtype(aval), aval.shape, ctx.eqn.params["dimension"]
-    )
+    return regs.iota(vals.numpy_dtype(aval), aval.shape, ctx.eqn.params["dimension"])
 
 
 @lane("reshape")
@@ -81,7 +81,7 @@ def _placed(x: Any) -> regs.RegisterArray:
     return x
 
 
-_KINDS = {
+_KINDS: dict[str, reduce.Kind] = {
     "reduce_sum": "add",
     "reduce_max": "max",
     "reduce_min": "min",
@@ -91,7 +91,7 @@ _KINDS = {
 }
 
 
-def _make_reduction(kind: str):
+def _make_reduction(kind: reduce.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axes = tuple(ctx.eqn.params["axes"])
         if not axes:
@@ -123,23 +123,13 @@ def reduction_scratch(ctx: RuleContext, x: Any, axes: tuple[int, ...]) -> Any:
 
 
 def _scratch_pointer(ctx: RuleContext, bytes_each: int) -> Any:
-    from jaxlib.mlir.dialects import arith
-
-    from pallas_gpu.mosaic import addressing
-
     builder = ctx.builder
     base = builder.smem_pointer(ctx.kernel.plan.scratch_offset_bytes)
     if ctx.kernel.params.mesh.warpgroups == 1:
         return base
-
-    def emit():
-        offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
-        return addressing.offset_pointer(base, offset)
-
-    return emit()
+    offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
+    return addressing.offset_pointer(base, offset)
 
 
 for _name, _kind in _KINDS.items():
     lane(_name)(_make_reduction(_kind))
-
-__all__ = ["elementwise", "reduction_scratch"]
