@@ -142,15 +142,30 @@ def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix():
 
 
 @pytest.mark.gpu
-def test_a_job_under_jit_agrees_with_numpy_on_the_gpu(job: Job):
-    assert job.error(job.jitted(interpret=False)(*job.arguments)) <= job.tolerance
+@pytest.mark.parametrize("interpret", [None, False])
+def test_a_job_under_jit_agrees_with_numpy_on_the_gpu(job: Job, interpret: bool | None):
+    gpu = jax.devices("cuda")[0]
+    arguments = jax.device_put(job.arguments, gpu)
+    result = job.jitted(interpret)(*arguments)
+    assert result.device == gpu
+    assert job.error(result) <= job.tolerance
 
 
 @pytest.mark.gpu
-def test_the_gpu_is_what_a_call_runs_on_when_there_is_one(job: Job):
-    result = job.function(*job.arguments)
-    assert result.device.platform == "gpu"
+def test_an_eager_call_on_arrays_of_the_gpu_runs_there(job: Job):
+    gpu = jax.devices("cuda")[0]
+    result = job.function(*jax.device_put(job.arguments, gpu))
+    assert result.device == gpu
     assert job.error(result) <= job.tolerance
+
+
+@pytest.mark.gpu
+def test_the_emulator_and_the_gpu_agree_to_the_last_bits(job: Job):
+    arguments = jax.device_put(job.arguments, jax.devices("cuda")[0])
+    on_gpu = np.asarray(job.jitted()(*arguments), np.float32)
+    emulated = np.asarray(job.jitted(interpret=True)(*arguments), np.float32)
+    # Both round what they compute; exp and fma may round differently.
+    np.testing.assert_allclose(on_gpu, emulated, atol=2 * job.tolerance, rtol=0)
 
 
 # --- the demo -------------------------------------------------------------------------
@@ -179,6 +194,7 @@ def test_a_wrong_result_fails_the_demo(
     monkeypatch.setattr(first_light, "scale_and_add_job", lambda: wrong)
     monkeypatch.setattr(first_light, "shifted_exp_job", lambda: JOBS["shifted_exp-f16"])
     monkeypatch.setattr(first_light, "compile_offline", _no_wheels)
+    monkeypatch.setattr(first_light, "find_gpu", lambda: (None, "not asked"))
     assert first_light.main() == 1
     said = capsys.readouterr().out
     assert "emulator  FAILED: AssertionError: max error" in said
