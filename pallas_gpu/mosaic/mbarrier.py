@@ -99,7 +99,7 @@ def _emit_arrive(pointer: ir.Value) -> None:
         None,
         [pointer],
         "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];",
-        "r",
+        "r,~{memory}",
         has_side_effects=True,
     )
 

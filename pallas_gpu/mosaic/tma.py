@@ -117,15 +117,39 @@ def copy_smem_to_gmem(
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         if reduction is None:
             nvvm.CpAsyncBulkTensorSharedCTAToGlobalOp(descriptor, pointer, coordinates)
-            return
-        names = {"and": "AND", "or": "OR", "xor": "XOR"}
-        kind = getattr(nvvm.TMAReduxKind, names.get(reduction, reduction.upper()))
-        nvvm.CpAsyncBulkTensorReduceOp(descriptor, pointer, kind, coordinates)
+        else:
+            _reduce_tensor(reduction, descriptor, pointer, coordinates)
 
     with predicated(kb.threads.elected if elected is None else elected):
         _issue(plan, gmem.starts, base, copy)
         if commit:
             commit_group()
+
+
+def _reduce_tensor(
+    reduction: Reduction,
+    descriptor: ir.Value,
+    pointer: ir.Value,
+    coordinates: list[ir.Value],
+) -> None:
+    """PTX: `cp.reduce.async.bulk.tensor`.
+
+    As text, since the plugin's serialisation loses the attribute of nvvm's operation.
+    """
+    rank = len(coordinates)
+    at = ", ".join(f"${i + 2}" for i in range(rank))
+    text = (
+        f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduction}.tile"
+        f".bulk_group [$0, {{{at}}}], [$1];"
+    )
+    address = llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+    llvm.inline_asm(
+        None,
+        [descriptor, address, *coordinates],
+        text,
+        ",".join(["l", "r", *["r"] * rank, "~{memory}"]),
+        has_side_effects=True,
+    )
 
 
 def commit_group() -> None:

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sums over the bits of a thread's index, in few operations."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_gpu.mosaic import addressing, dtypes, gmem, registers
+
+COLUMNS = [
+    (1, 2, 4, 8, 16, 32, 64),
+    (8, 16, 128, 256, 512, 2048, 4096),
+    (0, 0, 0, 0, 0, 3, 6),
+    (12, 24, 100, 200, 400, 0, 0),
+    (144, 288, 64, 1, 2, 4, 512),
+    (16, 32, 128 + 16, 256 + 32, 512 + 64, 1024, 2048),
+]
+
+
+@pytest.mark.gpu
+def test_sums_and_exclusive_ors_of_every_thread(run_kernel, typed):
+    def body(kb, out):
+        layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))
+        for i, columns in enumerate(COLUMNS):
+            for j, of in enumerate((addressing.thread_sum, addressing.thread_xor)):
+                array = registers.splat(of(columns), dtypes.I32, (128,))
+                part = out.slice((i, j, 0), (None, None, 128))
+                gmem.store(part, array.materialize(layout))
+
+    (out,) = run_kernel(body, [], [typed((len(COLUMNS), 2, 128), np.int32)])
+    bits = (np.arange(128)[:, None] >> np.arange(7)) & 1
+    for i, columns in enumerate(COLUMNS):
+        terms = bits * np.array(columns)
+        assert (out[i, 0] == terms.sum(1)).all()
+        assert (out[i, 1] == np.bitwise_xor.reduce(terms, axis=1)).all()
+
+
+def operations(build, typed, function, columns) -> int:
+    def body(kb, out):
+        gmem.store_scalar(out.slice((0,), (None,)), function(columns))
+
+    text = str(build(body, [typed((1,), np.int32)]))
+    names = ("andi", "ori", "xori", "addi", "muli", "shli", "shrui")
+    found = sum(text.count(f"arith.{name}") for name in names)
+    return found - 2  # the prologue's own: elected, and the warp's number
+
+
+def test_a_plain_row_takes_one_shift(build, typed):
+    columns = tuple(16 << b for b in range(7))
+    assert operations(build, typed, addressing.thread_sum, columns) == 1
+
+
+def test_a_stride_that_is_no_power_of_two_takes_one_product(build, typed):
+    columns = tuple(12 << b for b in range(7))
+    assert operations(build, typed, addressing.thread_sum, columns) == 1
+
+
+def test_a_swizzled_row_takes_one_product(build, typed):
+    # Rows at bits 7 to 9, swizzled into bits 4 to 6: the same bits, shifted twice.
+    columns = (0, 0, 128 + 16, 256 + 32, 512 + 64, 0, 0)
+    assert operations(build, typed, addressing.thread_xor, columns) == 3
+
+
+def test_columns_that_overlap_are_joined_by_exclusive_or(build, typed):
+    # The lanes' 16-byte chunks lie where the rows are swizzled to.
+    columns = (16, 32, 128 + 16, 256 + 32, 512 + 64, 0, 0)
+    assert operations(build, typed, addressing.thread_xor, columns) == 8
+
+
+def test_no_bits_need_no_code(build, typed):
+    assert operations(build, typed, addressing.thread_sum, (0,) * 7) == 0

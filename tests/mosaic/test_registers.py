@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in registers, and arrays that take the layout of what they meet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout
+from pallas_gpu.mosaic import dtypes, elementwise, gmem, registers
+
+SHAPE = (64, 32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [None, Layout.WGMMA, Layout.WGMMA_TRANSPOSED])
+@pytest.mark.parametrize("dtype", ["int32", "int8", "float32", "bfloat16"])
+@pytest.mark.parametrize("dimension", [0, 1])
+def test_iota_counts_along_its_dimension(layout, dtype, dimension, run_kernel, typed):
+    def body(kb, out):
+        value = registers.iota(np.dtype(dtype), SHAPE, dimension)
+        gmem.store(out, value if layout is None else value.materialize(layout))
+
+    (out,) = run_kernel(body, [], [typed(SHAPE, dtype)])
+    wanted = np.indices(SHAPE)[dimension].astype(dtype)
+    np.testing.assert_array_equal(out.astype(np.float32), wanted.astype(np.float32))
+
+
+@pytest.mark.gpu
+def test_rows_and_columns_are_broadcast_without_moving(run_kernel, typed, rng):
+    x = rng.normal(size=SHAPE).astype(np.float32)
+    rows, columns = x[:, 0].copy(), x[0].copy()
+
+    def body(kb, view, row_view, column_view, out):
+        value = gmem.load(view, Layout.WGMMA)
+        row = gmem.load(row_view, Layout.WGMMA_ROW)
+        column = gmem.load(column_view, Layout.WGMMA_COL)
+        row = registers.broadcast_in_dim(row, SHAPE, (0,))
+        column = registers.broadcast_in_dim(column, SHAPE, (1,))
+        both = elementwise.apply("mul", row, column)
+        gmem.store(out, elementwise.apply("add", value, both))
+
+    (out,) = run_kernel(body, [x, rows, columns], [typed(SHAPE, x.dtype)])
+    np.testing.assert_allclose(out, x + rows[:, None] * columns, rtol=1e-6)
+
+
+@pytest.mark.gpu
+def test_slices_transposes_and_reshapes_keep_the_elements(run_kernel, typed, rng):
+    x = rng.normal(size=(128, 32)).astype(np.float32)
+
+    def body(kb, view, sliced, transposed, reshaped):
+        value = gmem.load(view, Layout.WGMMA)
+        gmem.store(sliced, registers.static_slice(value, (64, 8), (64, 16)))
+        gmem.store(transposed, registers.transpose(value, (1, 0)))
+        gmem.store(reshaped, registers.reshape(value, (2, 64, 1, 32)))
+
+    results = [typed(s, x.dtype) for s in ((64, 16), (32, 128), (2, 64, 1, 32))]
+    sliced, transposed, reshaped = run_kernel(body, [x], results)
+    np.testing.assert_array_equal(sliced, x[64:, 8:24])
+    np.testing.assert_array_equal(transposed, x.T)
+    np.testing.assert_array_equal(reshaped, x.reshape(2, 64, 1, 32))
+
+
+@pytest.mark.gpu
+def test_regrouping_inside_a_thread_is_a_layout_cast(run_kernel, typed, rng):
+    x = rng.normal(size=SHAPE).astype(np.float32)
+
+    def body(kb, view, out):
+        value = gmem.load(view, Layout.WGMMA)
+        assert value.layout.vector_length == 2
+        value = registers.layout_cast(value, Layout.WGMMA_ACC_32BIT)
+        assert value.layout.vector_length == 1
+        gmem.store(out, value)
+
+    (out,) = run_kernel(body, [x], [typed(SHAPE, x.dtype)])
+    np.testing.assert_array_equal(out, x)
+
+
+def test_a_layout_cast_that_moves_data_is_refused(build, typed):
+    def body(kb, view):
+        value = gmem.load(view, Layout.WGMMA)
+        registers.layout_cast(value, Layout.WGMMA_TRANSPOSED)
+
+    with pytest.raises(errors.LayoutError, match="between threads") as error:
+        build(body, [typed((64, 64), np.float32)])
+    assert "Layout.WGMMA_TRANSPOSED" in str(error.value)
+    assert "store the array to SMEM" in str(error.value)
+
+
+def test_a_broadcast_from_other_threads_is_refused(build, typed):
+    def body(kb, view, column):
+        value = gmem.load(view, Layout.WGMMA)
+        strided = gmem.load(column, Layout.WG_STRIDED((128,), vec_size=1))
+        column = registers.broadcast_in_dim(strided, (128, 32), (0,))
+        elementwise.apply("add", value, column)
+
+    with pytest.raises(errors.LayoutError, match="lies in other threads"):
+        build(body, [typed((128, 32), np.float32), typed((128,), np.float32)])
+
+
+def test_only_a_splat_has_a_splat_layout(build):
+    def body(kb):
+        splat = registers.splat(kb.i32(1), np.int32, (128,))
+        layout = Layout.WG_SPLAT((128,))
+        assert registers.layout_cast(splat, layout) is splat
+        with pytest.raises(errors.LayoutError, match="Only a splat"):
+            registers.layout_cast(registers.iota(np.int32, (128,), 0), layout)
+
+    build(body)
+
+
+def test_broadcasts_and_reshapes_of_deferred_arrays_stay_deferred(build):
+    def body(kb):
+        iota = registers.iota(np.int32, (8, 16), 1)
+        wide = registers.broadcast_in_dim(iota, (4, 8, 16), (1, 2))
+        assert wide == registers.Iota(dtypes.I32, (4, 8, 16), 2)
+        tall = registers.reshape(iota, (8, 1, 16))
+        assert tall == registers.Iota(dtypes.I32, (8, 1, 16), 2)
+        flat = registers.squeeze(registers.iota(np.int32, (1, 16), 0), (0,))
+        assert isinstance(flat, registers.Splat)
+
+    build(body)
+
+
+def test_a_register_array_needs_its_registers(build):
+    def body(kb):
+        placement = registers.place(Layout.WGMMA, SHAPE)
+        with pytest.raises(errors.InternalError, match="one value per register"):
+            registers.RegisterArray((), placement, dtypes.F32)
+
+    build(body)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "name"),
+    [
+        (Layout.WGMMA, (64, 8), "Layout.WGMMA"),
+        (Layout.WG_STRIDED((256,), vec_size=2), (256,), "WG_STRIDED((256,), vec_size"),
+        (Layout.WG_STRIDED((384, 3), vec_size=1), (384, 3), "WG_STRIDED(shape=(384"),
+    ],
+)
+def test_messages_name_layouts_as_users_do(layout, shape, name):
+    assert name in registers.describe(registers.place(layout, shape))
