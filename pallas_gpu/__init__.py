@@ -8,7 +8,6 @@ function over arrays. It runs on a GPU, in an emulator on any machine, and compi
 offline for any target.
 """
 
-from jax import ShapeDtypeStruct as ShapeDtypeStruct
 
 from pallas_gpu import arch as arch
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
@@ -97,7 +96,6 @@ __all__ = [
     "Squeezed",
     "GridSpec",
     "Mesh",
-    "ShapeDtypeStruct",
     "Transform",
     "TilingTransform",
     "SwizzleTransform",

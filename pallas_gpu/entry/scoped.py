@@ -14,12 +14,12 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 
 
 def run_scoped(
-    fn: Callable[..., Any],
+    f: Callable[..., Any],
     *scratch_types: Any,
     collective_axes: str | Sequence[str] = (),
     **named_scratch_types: Any,
 ) -> Any:
-    """Calls `fn` with freshly allocated scratch references.
+    """Calls `f` with freshly allocated scratch references.
 
     PTX: none; SMEM is planned when the kernel is compiled. Since: sm_90.
 
@@ -28,13 +28,13 @@ def run_scoped(
     axis. The contents are undefined at the start.
 
     Args:
-      fn: takes one reference for each declaration.
+      f: takes one reference for each declaration.
       *scratch_types: declarations: `SMEM(...)`, `Barrier(...)`, or pytrees of them.
       collective_axes: the thread axis name, if the scope is entered by all warpgroups.
       **named_scratch_types: the same, passed by name.
 
     Returns:
-      What `fn` returns: values, no references.
+      What `f` returns: values, no references.
 
     Raises:
       ArgumentTypeError: a declaration is none.
@@ -53,7 +53,7 @@ def run_scoped(
 
     def body(*flat):
         positional, named = jax.tree.unflatten(tree, flat)
-        return fn(*positional, **named)
+        return f(*positional, **named)
 
     closed, out_tree = _jax.trace(body, refs)
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from typing import Any
 
@@ -35,23 +36,33 @@ def attached_target() -> arch.Target:
     return arch.target_of_capability(int(major), int(minor))
 
 
+# A program has tens of kernels; a body that is traced anew each call must not pile up.
+_KEPT_MODULES = 256
+
+
 class _Compiled:
     """Serialized modules by the identity of a traced body and a target."""
 
     def __init__(self) -> None:
-        self._modules: dict[Any, tuple[Any, SerializedModule]] = {}
+        self._modules: collections.OrderedDict[Any, tuple[Any, SerializedModule]]
+        self._modules = collections.OrderedDict()
 
     def get(self, params: call.CallParams, target: arch.Target) -> SerializedModule:
-        key = (id(params.jaxpr), params.mesh, params.batch, params.compiler_params,
-               target.name)  # fmt: skip
+        key = (
+            id(params.jaxpr),
+            params.mesh,
+            params.batch,
+            params.compiler_params,
+            target.name,
+        )
         if key not in self._modules:
             lowered = compiler.lower(params, target, observe)
             keep = params.compiler_params.line_info
+            serialized = serialize(lowered.module, keep_locations=keep)
             # The jaxpr is kept alive, so that its identity stays its own.
-            self._modules[key] = (
-                params.jaxpr,
-                serialize(lowered.module, keep_locations=keep),
-            )
+            self._modules[key] = (params.jaxpr, serialized)
+            if len(self._modules) > _KEPT_MODULES:
+                self._modules.popitem(last=False)
         return self._modules[key][1]
 
 

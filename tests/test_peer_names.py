@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Users of upstream's Pallas can switch: our names take its arguments."""
+
+import inspect
+
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as upstream
+
+import pallas_gpu as plgpu
+
+# Arguments of upstream's that have no meaning here, with the reason.
+NOT_TAKEN = {
+    ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
+    ("CompilerParams", "profile_space"): "the profiler comes later",
+    ("CompilerParams", "profile_dir"): "the profiler comes later",
+    ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
+    ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
+    ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
+    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
+    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
+    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
+    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
+    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
+    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
+    ("Element", "padding"): "upstream refuses it on GPUs too",
+}
+
+
+def shared_names():
+    for name in plgpu.__all__:
+        theirs = getattr(upstream, name, None) or getattr(pl, name, None)
+        if inspect.isfunction(theirs) or inspect.isclass(theirs):
+            yield name, getattr(plgpu, name), theirs
+
+
+def parameters(obj) -> list[str]:
+    try:
+        signature = inspect.signature(obj)
+    except (TypeError, ValueError):
+        return []
+    return [
+        p.name
+        for p in signature.parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [pytest.param(*row, id=row[0]) for row in shared_names()],
+)
+def test_a_name_of_upstreams_takes_its_arguments(name, ours, theirs):
+    if inspect.isclass(theirs) and issubclass(theirs, __import__("enum").Enum):
+        mine = {member.name for member in ours}
+        missing = [n for n in theirs.__members__ if n not in mine and n[0] != "_"]
+        assert not missing
+        return
+    missing = [
+        p
+        for p in parameters(theirs)
+        if p not in parameters(ours) and (name, p) not in NOT_TAKEN
+    ]
+    assert not missing
+
+
+def test_the_test_compares_most_of_the_public_names():
+    assert len(list(shared_names())) >= 25
