@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, smem, tma
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.smem import SmemView
 
 # name: (array, tile, dtype, tiling, swizzle)
@@ -112,7 +112,7 @@ def test_stores_can_reduce(dtype, reduction, start, run_kernel, typed, rng):
     def body(kb, source, out):
         view = smem_view(kb, 1024, x.shape, dtype, None, 16)
         first = elementwise.scalar(start, np.dtype(dtype))
-        smem.store(view, registers_splat(first, x.shape))
+        smem.store(view, registers.broadcast_in_dim(first, x.shape, ()))
         tma.fence_proxy_async()
         tma.copy_smem_to_gmem(kb, view, out)
         tma.wait_group(0)
@@ -120,11 +120,6 @@ def test_stores_can_reduce(dtype, reduction, start, run_kernel, typed, rng):
         tma.fence_proxy_async()
         tma.copy_smem_to_gmem(kb, view, out, reduction=reduction)
         tma.wait_group(0)
-
-    def registers_splat(value, shape):
-        from pallas_gpu.mosaic import registers
-
-        return registers.splat(value.value, value.dtype, shape)
 
     (out,) = run_kernel(body, [x], [typed(x.shape, dtype)], smem_bytes=1 << 14)
     fold = {"add": np.add, "max": np.maximum, "min": np.minimum}[reduction]
