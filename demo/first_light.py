@@ -159,7 +159,7 @@ def compile_offline(job: Job) -> Sequence[str]:
     sass = f", {len(report.sass.splitlines())} lines of SASS" if report.sass else ""
     return [
         f"{TARGET}: {sum(counts.values())} PTX instructions{sass}, among them",
-        *("  " + ", ".join(batch) for batch in itertools.batched(shown, 6)),
+        *("  " + ", ".join(batch) for batch in itertools.batched(shown, 5)),
         f"registers {used.registers_per_thread} of {used.register_limit} per thread, "
         "spills none",
         f"SMEM {used.smem_bytes} of {used.smem_limit_bytes} bytes per block, "
