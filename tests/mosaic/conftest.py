@@ -75,7 +75,9 @@ def run_kernel() -> Callable[..., list[np.ndarray]]:
         def call(*arrays):
             return custom_call.call(arrays, types, module)
 
-        with jax.enable_x64(True):
+        # Wherever JAX's default device is: a kernel without operands follows it.
+        gpu = jax.devices("cuda")[0]
+        with jax.enable_x64(True), jax.default_device(gpu):
             return [np.asarray(x) for x in jax.jit(call)(*operands)]
 
     return run
