@@ -75,7 +75,7 @@ def main() -> int:
         print()
     if offline_note:
         print(f"offline was left out: {offline_note}\n")
-    verdict = f"{failed} checks FAILED" if failed else "all checks passed"
+    verdict = f"checks FAILED: {failed}," if failed else "all checks passed"
     print(f"{verdict} in {time.perf_counter() - started:.1f} s")
     return 1 if failed else 0
 

@@ -64,7 +64,7 @@ Data lives in one of three places:
                     |                           |
              SM 0   |                    SM 1   |            ... 132 of them
             +-------+--------+          +-------+--------+
-            |  SMEM  227 KB  |          |  SMEM          |
+            |  SMEM  227 KiB |          |  SMEM          |
             |  shared memory:|          |                |
             |  near, and one |          |                |
             |  part for each |          |                |
@@ -76,12 +76,13 @@ Data lives in one of three places:
 
 Arithmetic happens in **registers**. A kernel therefore brings a piece of an array
 from GMEM to SMEM, loads it into registers, computes, and sends the result back the
-same way. Such a piece is called a tile, or a block of the array.
+same way. Such a piece is called a **tile**. (Pallas also calls it a block of the array,
+hence the name `BlockSpec` below. In this text a block is always a block of threads.)
 
 A block is executed by threads. In this package you do not write for single threads:
-the unit is the **warpgroup**, 128 threads that work together. Inside a kernel, an
-array such as `x + 1` is spread over the registers of a warpgroup, and you write with
-it as you would with any array of JAX.
+the unit is the **warpgroup**, 128 threads that work together, and each block here
+has one. Inside a kernel, an array such as `x + 1` is spread over the registers of a
+warpgroup, and you write with it as you would with any array of JAX.
 """
 
 # %% [markdown]
