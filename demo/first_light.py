@@ -7,6 +7,7 @@ check that fails makes the exit status 1.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import platform
@@ -62,16 +63,16 @@ def main() -> int:
     failed = 0
     for job in (scale_and_add_job(), shifted_exp_job()):
         print(f"{job.name}: {job.what}\n  {signature(job)}")
-        failed += not attempt("emulator", lambda job=job: run(job))
+        failed += not attempt("emulator", functools.partial(run, job))
         try:
-            failed += not attempt("offline", lambda job=job: compile_offline(job))
+            failed += not attempt("offline", functools.partial(compile_offline, job))
         except plgpu.errors.OfflineUnavailableError as error:
             offline_note = str(error)
             say("offline", "left out, see below")
         if gpu is None:
             say("GPU", f"left out: {no_gpu}")
         else:
-            failed += not attempt("GPU", lambda job=job: run(job, gpu))
+            failed += not attempt("GPU", functools.partial(run, job, gpu))
         print()
     if offline_note:
         print(f"offline was left out: {offline_note}\n")
