@@ -29,7 +29,7 @@ class Row:
     """One operation, by the kind of its operands' dtype; None where it has none.
 
     Attributes:
-      float, signed, unsigned, bool: the emitter for that kind.
+      float, signed, unsigned, boolean: the emitter for that kind.
       widen: f16 and bf16 are computed in f32 and rounded once.
       approx: what f32 uses instead under `approx_math`.
       predicate: the result is bool.
@@ -38,10 +38,20 @@ class Row:
     float: Emitter | None = None
     signed: Emitter | None = None
     unsigned: Emitter | None = None
-    bool: Emitter | None = None
+    boolean: Emitter | None = None
     widen: bool = False
     approx: Emitter | None = None
     predicate: bool = False
+
+    def emitter(self, kind: dtypes.Kind) -> Emitter | None:
+        """The emitter for a kind of dtype, None where there is none."""
+        emitters = {
+            "float": self.float,
+            "signed": self.signed,
+            "unsigned": self.unsigned,
+            "bool": self.boolean,
+        }
+        return emitters.get(kind)
 
 
 def emit(
@@ -68,7 +78,8 @@ def emitter(
 ) -> Callable[..., ir.Value]:
     """The function from values to value that `emit` applies, resolved once."""
     row = lookup(name, dtype)
-    chosen = getattr(row, dtypes.kind(dtype))
+    chosen = row.emitter(dtypes.kind(dtype))
+    assert chosen is not None  # lookup has checked
     narrow = row.widen and dtype in (dtypes.F16, dtypes.BF16)
     if approx_math and row.approx and (narrow or dtype == dtypes.F32):
         chosen = row.approx
@@ -91,11 +102,11 @@ def lookup(name: str, dtype: np.dtype) -> Row:
             f"No elementwise operation {name!r} in GPU kernels", expected=sorted(TABLE)
         )
     dtype_kind = dtypes.kind(dtype)
-    if dtype_kind == "float8" or getattr(row, dtype_kind) is None:
-        kinds = ("float", "signed", "unsigned", "bool")
+    if row.emitter(dtype_kind) is None:
+        kinds: tuple[dtypes.Kind, ...] = ("float", "signed", "unsigned", "bool")
         raise errors.DTypeError(
             f"{name} does not take {dtype} operands",
-            expected=[k for k in kinds if getattr(row, k) is not None],
+            expected=[k for k in kinds if row.emitter(k) is not None],
             got=dtype,
             hint="convert the operands with astype first",
         )
@@ -332,16 +343,22 @@ def _square(multiply: Callable) -> Emitter:
 # --- the table ------------------------------------------------------------------------
 
 
-def _row(float_=None, signed=None, unsigned=None, boolean=None, **more) -> Row:
+def _row(float_=None, signed=None, unsigned=None, boolean=None) -> Row:
     """Rows of plain operations; one integer operation serves both signs."""
     unsigned = unsigned if unsigned is not None else signed
-    plain = [None if op is None else _plain(op) for op in (float_, signed, unsigned)]
-    return Row(*plain, bool=None if boolean is None else _plain(boolean), **more)
+    ops = (float_, signed, unsigned, boolean)
+    emitters = [None if op is None else _plain(op) for op in ops]
+    return Row(emitters[0], emitters[1], emitters[2], emitters[3])
 
 
 def _comparison(float_, signed, unsigned) -> Row:
-    integers = (_compare(arith.cmpi, p) for p in (signed, unsigned, unsigned))
-    return Row(_compare(arith.cmpf, float_), *integers, predicate=True)
+    return Row(
+        _compare(arith.cmpf, float_),
+        _compare(arith.cmpi, signed),
+        _compare(arith.cmpi, unsigned),
+        _compare(arith.cmpi, unsigned),
+        predicate=True,
+    )
 
 
 def _function(op: Callable, approx: Emitter | None = None) -> Row:
@@ -373,7 +390,7 @@ TABLE: dict[str, Row] = {
     "and": _row(None, arith.andi, boolean=arith.andi),
     "or": _row(None, arith.ori, boolean=arith.ori),
     "xor": _row(None, arith.xori, boolean=arith.xori),
-    "not": Row(signed=_not, unsigned=_not, bool=_not),
+    "not": Row(signed=_not, unsigned=_not, boolean=_not),
     "shift_left": Row(signed=_shift(arith.shli), unsigned=_shift(arith.shli)),
     "shift_right_logical": Row(
         signed=_shift(arith.shrui), unsigned=_shift(arith.shrui)

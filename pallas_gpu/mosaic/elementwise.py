@@ -11,7 +11,6 @@ from pallas_gpu.mosaic.convert import convert_value
 from pallas_gpu.mosaic.registers import (
     Array,
     Broadcast,
-    Deferred,
     Mapped,
     RegisterArray,
     Splat,
@@ -51,8 +50,9 @@ def astype(x: Array, dtype: np.dtype) -> Array:
 
 def _map(emit, dtype: np.dtype, operands: tuple[Array, ...]) -> Array:
     operands = _same_shape(operands)
-    if all(isinstance(x, Splat) for x in operands):
-        value = emit(*(x.value for x in operands))
+    splats = [x for x in operands if isinstance(x, Splat)]
+    if len(splats) == len(operands):
+        value = emit(*(x.value for x in splats))
         return Splat(value, dtype, operands[0].shape)
     arrays = [x for x in operands if isinstance(x, RegisterArray)]
     if arrays:
@@ -123,6 +123,3 @@ def scalar(value, dtype: np.dtype) -> Splat:
     if isinstance(value, int | float | bool | np.generic):
         value = dtypes.constant(value, dtype)
     return Splat(value, dtype, ())
-
-
-__all__ = ["Deferred", "apply", "astype", "scalar"]

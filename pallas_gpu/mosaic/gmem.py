@@ -241,7 +241,7 @@ def load(view: GmemView, layout=None) -> RegisterArray:
     if layout is None:
         placement = registers.default_placement(view.shape, view.dtype)
     else:
-        placement = registers.place(layout, view.shape)
+        placement = registers.place_registers(layout, view.shape)
     plan = _address(view, placement)
     memory = dtypes.memory_dtype(view.dtype)
     type_ = dtypes.vector_type(memory, plan.elements_per_access)

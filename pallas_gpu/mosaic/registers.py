@@ -49,10 +49,26 @@ def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
     return description.linear(shape)
 
 
+def place_registers(layout, shape: Sequence[int]) -> Placement:
+    """As `place`, for arrays whose elements differ.
+
+    Raises:
+      LayoutError: the layout is a splat's.
+    """
+    placement = place(layout, shape)
+    if isinstance(placement, WGSplatLayout):
+        raise errors.LayoutError(
+            "Only a splat has a splat layout",
+            expected="a layout with a place for each element",
+            got=f"WG_SPLAT for shape {tuple(shape)}",
+        )
+    return placement
+
+
 def default_placement(shape: Sequence[int], dtype: np.dtype) -> Placement:
     """Row-major, strided over the threads: the layout of untiled memory."""
     size_bits = 8 * dtypes.memory_dtype(dtype).itemsize
-    return place(WGStridedLayout.default(tuple(shape), size_bits), shape)
+    return place_registers(WGStridedLayout.default(tuple(shape), size_bits), shape)
 
 
 @functools.lru_cache(maxsize=256)
@@ -118,13 +134,7 @@ class Deferred:
 
     def materialize(self, layout) -> RegisterArray:
         """Emits the registers of this array in a layout."""
-        placement = place(layout, self.shape)
-        if isinstance(placement, WGSplatLayout):
-            raise errors.LayoutError(
-                "Only a splat has a splat layout",
-                got=f"{type(self).__name__.lower()} of shape {self.shape}",
-            )
-        return self._materialize(placement)
+        return self._materialize(place_registers(layout, self.shape))
 
     def _materialize(self, layout: Placement) -> RegisterArray:
         raise NotImplementedError
@@ -304,11 +314,10 @@ def transpose(x: RegisterArray, permutation: Sequence[int]) -> RegisterArray:
     Raises:
       LayoutError: the array is strided without a linear form.
     """
-    if not isinstance(x.layout, LinearLayout):
-        x.layout.linear()  # raises the error that says why
-    order = x.layout.transpose_registers(permutation)
-    values = tuple(x.values[r] for r in order)
-    return RegisterArray(values, x.layout.transpose(permutation), x.dtype)
+    # Where there is no linear form, asking for it raises the error that says why.
+    layout = x.layout if isinstance(x.layout, LinearLayout) else x.layout.linear()
+    values = tuple(x.values[r] for r in layout.transpose_registers(permutation))
+    return RegisterArray(values, layout.transpose(permutation), x.dtype)
 
 
 def static_slice(
@@ -322,10 +331,10 @@ def static_slice(
     match x:
         case Splat():
             return Splat(x.value, x.dtype, tuple(sizes))
-        case RegisterArray(layout=LinearLayout()):
-            chosen = x.layout.slice_registers(starts, sizes)
+        case RegisterArray(layout=LinearLayout() as layout):
+            chosen = layout.slice_registers(starts, sizes)
             values = tuple(x.values[r] for r in chosen)
-            return RegisterArray(values, x.layout.slice(starts, sizes), x.dtype)
+            return RegisterArray(values, layout.slice(starts, sizes), x.dtype)
     raise errors.LayoutError(
         "This array cannot be sliced in registers",
         expected="a register array with a linear layout, or a splat",
@@ -343,13 +352,9 @@ def layout_cast(x: Array, layout) -> Array:
     Raises:
       LayoutError: threads would have to exchange data.
     """
-    target = place(layout, x.shape)
-    if isinstance(target, WGSplatLayout):
-        if isinstance(x, Splat):
-            return x
-        raise errors.LayoutError(
-            "Only a splat has a splat layout", got=type(x).__name__
-        )
+    if isinstance(x, Splat) and isinstance(place(layout, x.shape), WGSplatLayout):
+        return x
+    target = place_registers(layout, x.shape)
     if isinstance(x, Deferred):
         return x.materialize(target)
     if target == x.layout:
@@ -409,7 +414,7 @@ def _gather(
 def _reshape_array(x: RegisterArray, shape: tuple[int, ...]) -> RegisterArray:
     if isinstance(x.layout, WGStridedLayout):
         strided = WGStridedLayout(shape, x.layout.vec_size)
-        return RegisterArray(x.values, place(strided, shape), x.dtype)
+        return RegisterArray(x.values, place_registers(strided, shape), x.dtype)
     return RegisterArray(x.values, x.layout.reshape(shape), x.dtype)
 
 

@@ -247,7 +247,7 @@ def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArra
     if layout is None:
         placement = registers.default_placement(view.shape, view.dtype)
     else:
-        placement = registers.place(layout, view.shape)
+        placement = registers.place_registers(layout, view.shape)
     plan, order = _plan(view, placement, "load", optimized)
     pointers = _addresses(plan, slice_pointer(view))
     memory = dtypes.memory_dtype(view.dtype)

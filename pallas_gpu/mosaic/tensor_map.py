@@ -108,7 +108,8 @@ class TensorMap:
             name: tuple(ir.DenseI64ArrayAttr(entries[name]))
             for name in ("sizes", "strides", "box")
         }
-        return cls(dtype=ir.StringAttr(entries["dtype"]).value, **scalars, **tuples)
+        dtype = ir.StringAttr(entries["dtype"]).value
+        return cls(dtype=dtype, **scalars, **tuples)  # type: ignore[arg-type]
 
 
 def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
