@@ -9,6 +9,7 @@ traced body, before emulation and lowering alike: what passes the emulator also 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -56,6 +57,9 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         require_axis_name(eqn.params["axis_name"], mesh)
     elif name == "scan":
         _check_scan(eqn)
+    elif name == "while":
+        body, consts = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
+        _check_carried_refs(body.invars[consts:], body.outvars)
     elif name in _REF_ACCESSES:
         _check_access(eqn)
     elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
@@ -108,6 +112,8 @@ def _check_scan(eqn: _jax.JaxprEqn) -> None:
             got=f"a scan with {sliced} arrays to slice and {stacked} to stack",
             hint="index a reference with the loop's counter",
         )
+    body = eqn.params["jaxpr"].jaxpr
+    _check_carried_refs(body.invars[consts:], body.outvars)
     length, unroll = eqn.params["length"], int(eqn.params["unroll"])
     if length % max(unroll, 1):
         raise errors.UnsupportedError(
@@ -116,6 +122,17 @@ def _check_scan(eqn: _jax.JaxprEqn) -> None:
             got=unroll,
             hint="choose another unroll",
         )
+
+
+def _check_carried_refs(before: Sequence[Any], after: Sequence[Any]) -> None:
+    for old, new in zip(before, after, strict=True):
+        if isinstance(old.aval, _jax.AbstractRef) and new is not old:
+            raise errors.UnsupportedError(
+                "a loop changes which reference it carries",
+                expected="references that stay the same from step to step",
+                got=f"another reference than the {types.describe(old.aval)} before",
+                hint="index one reference with the loop's counter",
+            )
 
 
 def _known(primitive: Any) -> bool:

@@ -49,7 +49,7 @@ def _require_none(who: str, body: Callable[..., Any], result: Any) -> None:
         raise errors.KernelError(
             f"{who}: the body returns a value",
             expected="None",
-            got=f"a value of type {type(result).__name__}",
+            got=repr(result),
             hint="store into a reference, or carry it: lax.cond, loop(init_carry=...)",
             where=scope.location(body),
         )

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""when, loop, program_id, JAX's loops and branches: what they refuse."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.entry.control import cdiv
+from tests.entry.kernels import TILE, f32, make, numbers, run
+from tests.entry.refusal import refused
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_when_takes_a_body_without_result(static):
+    def body(x, o):
+        @plgpu.when(True if static else x[0, 0] == 0)  # HERE
+        def _():
+            return 1
+
+    with refused(
+        errors.KernelError,
+        "when: the body returns a value",
+        expected="None",
+        got="1",
+        hint="lax.cond",
+    ):
+        run(body)
+
+
+def test_loop_without_a_carry_takes_a_body_without_result():
+    def body(x, o):
+        @plgpu.loop(0, 4)  # HERE
+        def _(i):
+            return i
+
+    with refused(
+        errors.KernelError, "loop: the body returns a value", hint="init_carry"
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize("step", [0, -1])
+def test_loop_counts_up(step):
+    def body(x, o):
+        plgpu.loop(0, 4, step=step)(lambda i: None)  # HERE
+
+    with refused(
+        errors.ArgumentError, "loop: the step is not positive", got=str(step)
+    ):
+        run(body)
+
+
+@settings(max_examples=10)
+@given(st.integers(-3, 8), st.integers(-3, 8), st.integers(1, 4), st.booleans())
+def test_loop_visits_a_range(lower, upper, step, dynamic):
+    def body(bounds, o):
+        low, high = (bounds[0], bounds[1]) if dynamic else (lower, upper)
+
+        @plgpu.loop(low, high, step=step, init_carry=jnp.float32(0))
+        def total(i, carry):
+            return carry + (i + 10).astype(jnp.float32) ** 2
+
+        o[0] = total
+
+    visited = [(i + 10) ** 2 for i in range(lower, upper, step)]
+    result = make(body, out=f32(1))(np.array([lower, upper], np.int32))
+    assert float(result[0]) == sum(visited)
+
+
+@pytest.mark.parametrize("function", [plgpu.program_id, plgpu.num_programs])
+def test_positions_are_those_of_a_kernel(function):
+    with refused(
+        errors.KernelError, f"{function.__name__} is called outside of a kernel"
+    ):
+        function(0)  # HERE
+
+
+@pytest.mark.parametrize("function", [plgpu.program_id, plgpu.num_programs])
+@pytest.mark.parametrize("axis", [1, -1, "i"])
+def test_positions_are_those_of_a_grid_axis(function, axis):
+    def body(x, o):
+        function(axis)  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        f"{function.__name__}: there is no such grid axis",
+        expected="0 to 0",
+        got=str(axis),
+    ):
+        run(body, grid=(2,), grid_names=("i",))
+
+
+def test_a_scan_slices_no_arrays():
+    def body(x, o):
+        rows = x[0]
+        lax.scan(lambda carry, y: (carry + y, None), jnp.float32(0), rows)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "lax.scan over arrays is not supported in a kernel",
+        expected="fori_loop",
+        got="1 arrays to slice and 0 to stack",
+        hint="index a reference",
+    ):
+        run(body)
+
+
+def test_a_scan_stacks_no_results():
+    def body(x, o):
+        lax.scan(lambda c, _: (c + 1, c), jnp.int32(0), length=4)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "lax.scan over arrays is not supported in a kernel",
+        got="0 arrays to slice and 1 to stack",
+    ):
+        run(body)
+
+
+def test_a_scan_that_only_carries_is_a_loop_in_either_direction():
+    def body(x, o):
+        total, _ = lax.scan(
+            lambda c, _: (c * 2 + 1, None), jnp.float32(0), length=4, reverse=True
+        )
+        o[0, 0] = total
+
+    assert float(run(body)[0, 0]) == 15
+
+
+def test_unroll_divides_the_length_of_a_loop():
+    def body(x, o):
+        lax.fori_loop(0, 7, lambda i, c: c + 1, 0, unroll=2)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a loop's unroll does not divide its length",
+        expected="a divisor of 7",
+        got="2",
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize("flow", ["fori", "while"])
+def test_a_loop_carries_the_same_reference_all_the_way(flow):
+    def body(x, o, a, b):
+        def swap(c):
+            return (c[0] + 1, c[2], c[1])
+
+        if flow == "fori":
+            lax.fori_loop(0, 3, lambda _, c: swap(c), (0, a, b))
+        else:
+            lax.while_loop(lambda c: c[0] < 3, swap, (0, a, b))
+
+    with pytest.raises(errors.UnsupportedError, match="which reference it carries"):
+        run(body, scratch_types=[TILE, TILE])
+
+
+def test_cdiv_rounds_up():
+    assert [cdiv(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
+
+
+def test_a_loop_reads_what_its_body_wrote():
+    def body(x, o, tile):
+        tile[...] = x[...]
+        lax.fori_loop(0, 3, lambda i, _: tile.set(tile[...] + 1), None)
+        o[...] = tile[...]
+
+    np.testing.assert_array_equal(run(body, scratch_types=[TILE]), numbers() + 3)

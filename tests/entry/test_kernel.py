@@ -1,0 +1,327 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `kernel` refuses: declarations, launch shapes, bodies."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.kernels import TILE, f32, make, numbers, run
+from tests.entry.refusal import refused
+
+GRID = {"grid": (2,), "grid_names": ("i",)}
+
+
+# --- declarations ---------------------------------------------------------------------
+
+
+def test_num_threads_and_thread_name_belong_together():
+    with refused(
+        errors.ArgumentError,
+        "num_threads and thread_name belong together",
+        got="num_threads=2, thread_name=None",
+    ):
+        make(lambda x, o: None, num_threads=2)  # HERE
+
+
+@pytest.mark.parametrize("n", [0, 9])
+def test_num_threads_counts_warpgroups(n):
+    with refused(
+        errors.ArgumentError,
+        "num_threads is out of range",
+        expected="1 to 8 warpgroups",
+        hint="not CUDA threads",
+    ):
+        make(lambda x, o: None, num_threads=n, thread_name="wg")  # HERE
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1.5])
+def test_a_grid_has_positive_static_sizes(size):
+    with refused(
+        errors.ArgumentError, "grid needs positive static sizes", got=f"({size},)"
+    ):
+        make(lambda x, o: None, grid=(size,), grid_names=("i",))  # HERE
+
+
+def test_every_grid_axis_has_a_name():
+    with refused(
+        errors.ArgumentError,
+        "grid and grid_names have different lengths",
+        expected="2 axes",
+        got="('i',)",
+    ):
+        make(lambda x, o: None, grid=(2, 2), grid_names=("i",))  # HERE
+
+
+def test_axes_have_different_names():
+    with refused(
+        errors.ArgumentError, "two axes have the same name", got="['i', 'i']"
+    ):
+        make(lambda x, o: None, **GRID, num_threads=2, thread_name="i")  # HERE
+
+
+def test_clusters_are_not_supported_yet():
+    with refused(
+        errors.UnsupportedError,
+        "kernel <lambda>: clusters of several blocks are not supported yet",
+        got="(2,)",
+    ):
+        make(lambda x, o: None, cluster=(2,), cluster_names=("c",))  # HERE
+
+
+def test_the_older_spelling_is_not_given_besides_the_new_one():
+    with refused(
+        errors.ArgumentError, "kernel: out_type and out_shape are the same argument"
+    ):
+        plgpu.kernel(lambda x, o: None, out_type=f32(), out_shape=f32())  # HERE
+
+
+def test_an_out_type_is_a_type():
+    k = make(lambda x, o: None, out=(64, 128))
+    with refused(
+        errors.ArgumentTypeError,
+        "kernel <lambda>: out_type holds something else than types",
+        expected="jax.ShapeDtypeStruct",
+        got="64",
+    ):
+        k(numbers())  # HERE
+
+
+def test_interpret_has_three_values_and_parameters():
+    k = make(lambda x, o: None, interpret="yes")
+    with refused(
+        errors.ArgumentTypeError, "interpret has no such value", got="'yes'"
+    ):
+        k(numbers())  # HERE
+
+
+def test_scratch_is_declared():
+    with refused(
+        errors.ArgumentTypeError, "a scratch declaration is none", got="3"
+    ):
+        run(lambda x, o, s: None, scratch_types=[3])  # HERE
+
+
+@pytest.mark.parametrize("space", [plgpu.GMEM, plgpu.REGS, plgpu.TMEM])
+def test_scratch_lies_in_smem(space):
+    scratch = space((8, 128), jnp.float32)
+    with refused(
+        errors.UnsupportedError,
+        f"scratch memory in {space.name} is not supported",
+        expected="SMEM or a barrier",
+        got=f"{space.name} float32[8, 128]",
+    ):
+        run(lambda x, o, s: None, scratch_types=[scratch])  # HERE
+
+
+def test_arguments_are_arrays():
+    with pytest.raises(TypeError):
+        make(lambda x, o: None)("text")
+
+
+# --- bodies ---------------------------------------------------------------------------
+
+
+def test_a_body_returns_nothing():
+    def body(x, o):  # HERE
+        return x[...]
+
+    with refused(
+        errors.KernelError,
+        "kernel body: the body returns a value",
+        expected="None",
+        hint="out_ref[...] = value",
+    ):
+        run(body)
+
+
+def test_a_body_takes_the_references_it_gets():
+    def body(x, o, tile):  # HERE
+        pass
+
+    with refused(
+        errors.ArgumentTypeError,
+        "kernel body: the body does not take the references it gets",
+        expected="2 references",
+        got="missing a required argument: 'tile'",
+        hint="inputs, outputs, scratch",
+    ):
+        run(body)
+
+
+def test_a_body_takes_named_scratch_by_name():
+    def body(x, o):  # HERE
+        pass
+
+    with refused(
+        errors.ArgumentTypeError,
+        "kernel body: the body does not take the references it gets",
+        expected="['tile'] by name",
+        got="'tile'",
+    ):
+        run(body, scratch_types={"tile": TILE})
+
+
+def test_a_body_does_not_close_over_an_array():
+    array = jnp.ones((64, 128))
+
+    def body(x, o):
+        o[...] = x[...] + array  # HERE
+
+    with refused(
+        errors.ClosureError,
+        "kernel body: the body uses an array from the enclosing function",
+        got="float32[64, 128]",
+        hint="pass the array as an argument",
+    ):
+        run(body)
+
+
+def test_a_body_does_not_close_over_a_traced_array():
+    def body(x, o):
+        o[...] = x[...] + outer  # HERE
+
+    with refused(
+        errors.ClosureError,
+        "kernel body: the body uses an array from the enclosing function",
+    ):
+        outer = None
+
+        @jax.jit
+        def f(x):
+            nonlocal outer
+            outer = x
+            return make(body)(x)
+
+        f(numbers())
+
+
+@pytest.mark.parametrize("flow", ["cond", "while", "fori", "jit"])
+def test_a_closure_is_found_inside_of_control_flow(flow):
+    array = jnp.ones((64, 128))
+
+    def body(x, o):
+        def step(i):
+            o[...] = x[...] + array  # HERE
+            return i + 1
+
+        if flow == "cond":
+            lax.cond(x[0, 1] > 0, lambda: step(0), lambda: 0)
+        elif flow == "while":
+            lax.while_loop(lambda i: i < 3, step, 0)
+        elif flow == "fori":
+            lax.fori_loop(0, 3, lambda _, i: step(i), 0)
+        else:
+            jax.jit(step)(0)
+
+    with refused(
+        errors.ClosureError,
+        "kernel body: the body uses an array from the enclosing function",
+    ):
+        run(body)
+
+
+def test_a_body_does_not_close_over_a_ref_of_jax():
+    ref = jax.new_ref(jnp.zeros(3))
+
+    def body(x, o):
+        o[0, 0] = ref[0]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "kernel body: the body uses a jax.Ref from the enclosing function",
+    ):
+        run(body)
+
+
+# --- operations -----------------------------------------------------------------------
+
+
+def test_an_axis_index_names_an_axis_of_the_kernel():
+    def body(x, o):
+        o[lax.axis_index("j")] = x[0]  # HERE
+
+    with refused(
+        errors.AxisNameError,
+        "the kernel has no axis that is called 'j'",
+        expected="['i', 'wg']",
+        hint="grid_names",
+    ):
+        run(body, **GRID, num_threads=2, thread_name="wg")
+
+
+def test_an_axis_of_vmap_is_no_axis_of_the_kernel():
+    def body(x, o):
+        o[lax.axis_index("b")] = x[0]  # HERE
+
+    with refused(
+        errors.AxisNameError, "the kernel has no axis that is called 'b'"
+    ):
+        jax.vmap(make(body, **GRID), axis_name="b")(numbers(2, 64, 128))
+
+
+@pytest.mark.parametrize("collective", [lax.psum, lax.pmean, lax.pmax])
+def test_a_collective_does_not_run_over_a_grid_axis(collective):
+    def body(x, o):
+        o[...] = collective(x[...], "i")  # HERE
+
+    primitive = "pmax" if collective is lax.pmax else "psum"
+    with refused(
+        errors.UnsupportedError,
+        f"lax.{primitive} over ('i',) inside a kernel",
+        expected="['i'] only name positions",
+        hint="reduce outside of the kernel",
+    ):
+        run(body, **GRID)
+
+
+@pytest.mark.parametrize(
+    ("function", "primitive"),
+    [
+        (lambda v: jnp.cumsum(v, axis=0), "cumsum"),
+        (lambda v: jnp.sort(v, axis=0), "sort"),
+        (lambda v: v[:, 0:64] @ v[0:64], "dot_general"),
+        (lambda v: jnp.pad(v, 1)[1:-1, 1:-1], "pad"),
+    ],
+)
+def test_an_operation_without_a_rule_is_refused_when_it_is_traced(function, primitive):
+    def body(x, o):
+        o[...] = function(x[...])
+
+    with pytest.raises(errors.UnsupportedError) as info:
+        run(body)
+    assert info.value.what == f"the operation {primitive} is not supported in a kernel"
+
+
+def test_the_refusal_of_an_operation_names_its_line_each_time():
+    def first(x, o):
+        o[...] = jnp.cumsum(x[...], axis=0)
+
+    with pytest.raises(errors.UnsupportedError):
+        run(first)
+
+    def body(x, o):
+        o[...] = jnp.cumsum(x[...], axis=0)  # HERE
+
+    # JAX remembers how it traced cumsum; the line has to be that of this call.
+    with refused(
+        errors.UnsupportedError,
+        "the operation cumsum is not supported in a kernel",
+        expected="docs/coverage.md",
+        got="cumsum on float32[64,128]",
+    ):
+        run(body)
+
+
+def test_a_host_print_is_refused():
+    def body(x, o):
+        jax.debug.print("{}", x[0, 0])  # HERE
+
+    with refused(
+        errors.UnsupportedError, "the operation debug_print is not supported in a kernel"
+    ):
+        run(body)

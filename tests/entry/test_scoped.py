@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""run_scoped: results, nesting, refusals."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.kernels import TILE, numbers, run
+from tests.entry.refusal import refused
+
+THREADS = {"num_threads": 2, "thread_name": "wg"}
+
+
+def test_a_scope_returns_values():
+    def body(x, o):
+        def scoped(tile, *, barrier):
+            plgpu.copy_gmem_to_smem(x, tile, barrier)
+            plgpu.barrier_wait(barrier)
+            return tile[...] + 1, {"row": tile[3]}
+
+        value, more = plgpu.run_scoped(scoped, TILE, barrier=plgpu.Barrier())
+        o[...] = value
+        o[0] = more["row"]
+
+    expected = numbers() + 1
+    expected[0] = numbers()[3]
+    np.testing.assert_array_equal(run(body), expected)
+
+
+def test_scopes_nest_and_follow_each_other():
+    def body(x, o):
+        def outer(a):
+            a[...] = x[...]
+
+            def inner(b):
+                b[...] = a[...] * 2
+                a[...] = b[...]
+
+            plgpu.run_scoped(inner, TILE)
+            plgpu.run_scoped(inner, TILE)
+            o[...] = a[...]
+
+        plgpu.run_scoped(outer, TILE)
+
+    np.testing.assert_array_equal(run(body), numbers() * 4)
+
+
+def test_several_warpgroups_enter_a_scope_together():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "run_scoped: the block has several warpgroups, and only one would allocate",
+        expected="collective_axes='wg'",
+        hint="scratch_types",
+    ):
+        run(body, **THREADS)
+
+
+def test_a_scope_is_collective_over_the_thread_axis():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE, collective_axes="i")  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "run_scoped: collective_axes names something else than the thread axis",
+        expected="'wg'",
+        got="('i',)",
+    ):
+        run(body, grid=(2,), grid_names=("i",), **THREADS)
+
+
+def test_one_warpgroup_has_no_thread_axis():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE, collective_axes="wg")  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "run_scoped: collective_axes names something else than the thread axis",
+        expected="no axis",
+    ):
+        run(body)
+
+
+def test_a_scope_declares_memory():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
+
+    with refused(errors.ArgumentTypeError, "a scratch declaration is none"):
+        run(body)
+
+
+def test_a_scope_is_part_of_a_kernel():
+    with refused(errors.KernelError, "run_scoped is called outside of a kernel"):
+        plgpu.run_scoped(lambda tile: None, TILE)  # HERE

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derivatives, devices, budgets: what a call refuses, eagerly and under jit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests import conftest
+from tests.entry.kernels import TILE, f32, make, numbers, run
+from tests.entry.refusal import refused
+
+no_gpu = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="needs no GPU")
+
+
+def add_one(x, o):
+    o[...] = x[...] + 1
+
+
+def blocked(**options):
+    spec = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
+    return plgpu.pallas_call(
+        add_one, f32(), grid=2, in_specs=[spec], out_specs=spec, **options
+    )
+
+
+# --- derivatives ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("make_kernel", [lambda: make(add_one), blocked])
+def test_a_kernel_has_no_derivative(make_kernel, jit):
+    k = make_kernel()
+
+    def loss(x):
+        return k(x).sum()  # HERE
+
+    with refused(
+        errors.DifferentiationError,
+        "kernel add_one: a kernel has no derivative of its own",
+        hint="jax.custom_vjp",
+    ):
+        jax.grad(jax.jit(loss) if jit else loss)(numbers())
+
+
+@pytest.mark.parametrize("transformation", [jax.jvp, jax.linearize, jax.vjp])
+def test_no_mode_of_differentiation_passes(transformation):
+    k = make(add_one)
+    primals = (numbers(),)
+    with pytest.raises(errors.DifferentiationError, match="defvjp"):
+        if transformation is jax.jvp:
+            jax.jvp(k, primals, primals)
+        else:
+            transformation(k, *primals)
+
+
+def test_a_custom_derivative_is_used():
+    k = make(add_one)
+    f = jax.custom_vjp(k)
+    f.defvjp(lambda x: (k(x), None), lambda _, g: (g * 5,))
+    gradient = jax.jit(jax.grad(lambda x: f(x).sum()))(numbers())
+    np.testing.assert_array_equal(gradient, np.full((64, 128), 5, np.float32))
+
+
+# --- devices --------------------------------------------------------------------------
+
+
+@no_gpu
+@pytest.mark.parametrize("entry", [lambda **kw: make(add_one, **kw), blocked])
+@pytest.mark.parametrize("jit", [False, True])
+def test_interpret_false_insists_on_a_gpu(entry, jit):
+    k = entry(interpret=False)
+    with refused(
+        errors.NoGpuError,
+        "kernel add_one: interpret=False needs a GPU, and JAX runs on the CPU here",
+        expected="a CUDA device",
+        got="'cpu'",
+        hint="pallas_gpu.offline.compile",
+    ):
+        (jax.jit(k) if jit else k)(numbers())  # HERE
+
+
+@pytest.mark.parametrize("interpret", [None, True, plgpu.InterpretParams(seed=3)])
+def test_the_emulator_runs_where_it_is_asked_for(interpret):
+    k = make(add_one, interpret=interpret)
+    np.testing.assert_array_equal(k(numbers()), numbers() + 1)
+
+
+def test_the_environment_asks_for_the_emulator(monkeypatch):
+    monkeypatch.setenv("PALLAS_GPU_INTERPRET", "1")
+    np.testing.assert_array_equal(make(add_one)(numbers()), numbers() + 1)
+
+
+def test_a_target_exists():
+    with refused(
+        errors.TargetError,
+        "unknown target",
+        expected="sm_90a or sm_100a",
+        got="'sm_80'",
+        hint="sm_90a",
+    ):
+        plgpu.CompilerParams(target="sm_80")  # HERE
+
+
+# --- budgets --------------------------------------------------------------------------
+
+BIG = plgpu.SMEM((1024, 128), jnp.float32)
+
+
+@pytest.mark.parametrize("way", ["eager", "jit", "offline", "vmap"])
+def test_smem_over_the_budget_is_refused_in_every_way(way):
+    def body(x, o, big, barrier):  # HERE
+        o[...] = x[...]
+
+    k = make(body, scratch_types=[BIG, plgpu.Barrier()])
+    with refused(
+        errors.OutOfResources,
+        "kernel body: the block needs more SMEM than sm_90a has",
+        expected="232,448 bytes",
+        got="float32[1024, 128]        0  524,288",
+        hint="smaller tiles",
+    ) as info:
+        match way:
+            case "eager":
+                k(numbers())
+            case "jit":
+                jax.jit(k)(numbers())
+            case "vmap":
+                jax.vmap(k)(numbers(2, 64, 128))
+            case "offline":
+                plgpu.offline.lower(k, numbers())
+    error = info.value
+    assert (error.resource, error.limit_bytes) == ("SMEM", 232_448)
+    assert error.used_bytes == 1024 * 128 * 4 + 8
+    rows = [row.split() for row in str(error.got).splitlines()[1:]]
+    assert rows == [
+        ["allocation", "offset", "bytes"],
+        ["float32[1024,", "128]", "0", "524,288"],
+        ["1", "barriers", "524,288", "8"],
+        ["total", "524,296"],
+    ]
+
+
+def test_the_budget_is_that_of_the_target_asked_for():
+    params = plgpu.CompilerParams(target="sm_100a")
+
+    def body(x, o, big):
+        o[...] = x[...]
+
+    with pytest.raises(errors.OutOfResources, match="than sm_100a has"):
+        run(body, scratch_types=[BIG], compiler_params=params)
+
+
+def test_blocks_over_the_budget_are_refused():
+    spec = plgpu.BlockSpec((256, 256), lambda i: (i, 0))
+
+    def body(x, o):  # HERE
+        o[...] = x[...]
+
+    k = plgpu.pallas_call(body, f32(512, 256), grid=2, in_specs=[spec], out_specs=spec)
+    with refused(
+        errors.OutOfResources, "kernel body: the block needs more SMEM than sm_90a has"
+    ):
+        k(numbers(512, 256))
+
+
+def test_scopes_that_follow_each_other_share_the_budget():
+    half = plgpu.SMEM((300, 128), jnp.float32)
+
+    def body(x, o):
+        for _ in range(3):
+            plgpu.run_scoped(lambda tile: None, half)
+        o[...] = x[...]
+
+    np.testing.assert_array_equal(run(body), numbers())
+
+
+# --- mistakes that only a run shows ---------------------------------------------------
+
+
+def test_a_barrier_that_nobody_completes_is_a_deadlock():
+    def body(x, o, barrier):
+        plgpu.barrier_wait(barrier)  # HERE
+
+    with refused(
+        errors.DeadlockError,
+        "deadlock: 1 of 1 warpgroups wait, and nothing is under way that could wake them",
+        expected="an arrival or a copy",
+        got="0 of 2 arrivals",
+        hint="num_arrivals",
+    ) as info:
+        run(body, scratch_types=[plgpu.Barrier(num_arrivals=2)])
+    assert "test_transformations.py" in str(info.value.got)
+
+
+def test_under_jit_the_text_carries_the_whole_report():
+    def body(x, o, barrier):
+        plgpu.barrier_wait(barrier)
+
+    line = body.__code__.co_firstlineno + 1
+    with pytest.raises(Exception, match="deadlock: 1 of 1") as info:
+        jax.jit(make(body, scratch_types=[plgpu.Barrier()]))(numbers()).block_until_ready()
+    text = str(info.value)
+    for part in ("expected:", "got:", "to do:", "at:", "0 of 1 arrivals"):
+        assert part in text
+    assert f"test_transformations.py:{line} " in text
+
+
+def test_an_error_leaves_the_kernel_usable():
+    def body(x, n, o):
+        o[n[0]] = x[0]
+
+    k = make(body)
+    with pytest.raises(errors.OutOfBoundsError):
+        k(numbers(), np.array([64], np.int32))
+    result = k(numbers(), np.array([63], np.int32))
+    np.testing.assert_array_equal(result[63], numbers()[0])
+
+
+def test_smem_is_undefined_until_it_is_written():
+    def body(x, o, tile):
+        o[...] = tile[...]  # HERE
+
+    with refused(
+        errors.UninitializedReadError,
+        "SMEM float32[64, 128] (allocation 0) is read where nothing has been written",
+    ):
+        run(body, scratch_types=[TILE])

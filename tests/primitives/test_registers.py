@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""load, layout_cast and broadcasted_iota: results and refusals."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.kernels import numbers, run
+from tests.entry.refusal import refused
+
+
+def test_load_takes_an_index():
+    def body(x, o):
+        o[0:8] = plgpu.load(x, plgpu.ds(8, 8))
+
+    np.testing.assert_array_equal(run(body)[:8], numbers()[8:16])
+
+
+def test_a_load_stays_inside():
+    def body(x, o):
+        o[0:8] = plgpu.load(x.at[plgpu.ds(60, 8)])  # HERE
+
+    with refused(
+        errors.OutOfBoundsError, "load outside of the reference", got="60 to 68"
+    ):
+        run(body)
+
+
+def test_a_layout_is_a_layout():
+    def body(x, o):
+        plgpu.load(x, layout="wgmma")  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "load: the layout is not a register layout",
+        got="'wgmma'",
+        hint="plgpu.Layout.WGMMA",
+    ):
+        run(body)
+
+
+def test_a_layout_cast_names_a_layout():
+    def body(x, o):
+        plgpu.layout_cast(x[...], None)  # HERE
+
+    with refused(errors.ArgumentTypeError, "layout_cast: there is no layout"):
+        run(body)
+
+
+@pytest.mark.parametrize("dimension", [0, 1, -1])
+def test_an_iota_counts_along_its_dimension(dimension):
+    def body(x, o):
+        o[...] = plgpu.broadcasted_iota(jnp.float32, (64, 128), dimension)
+
+    expected = lax.broadcasted_iota(jnp.float32, (64, 128), dimension % 2)
+    np.testing.assert_array_equal(run(body), expected)
+
+
+def test_an_iota_has_its_dimension():
+    def body(x, o):
+        plgpu.broadcasted_iota(jnp.float32, (64, 128), 2)  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "broadcasted_iota: there is no such dimension",
+        expected="0 to 1",
+        got="2",
+    ):
+        run(body)
+
+
+def test_vmap_inside_a_body_does_not_reach_a_load():
+    def body(x, o):
+        def load(i):
+            return plgpu.load(x.at[i])  # HERE
+
+        jax.vmap(load)(lax.iota(jnp.int32, 4))
+
+    with refused(errors.UnsupportedError, "jax.vmap inside a kernel reached load"):
+        run(body)
+
+
+def test_vmap_of_pure_operations_works_inside_a_body():
+    def body(x, o):
+        o[...] = jax.vmap(lambda row: row - row.max())(x[...])
+
+    x = numbers()
+    np.testing.assert_array_equal(run(body), x - x.max(1, keepdims=True))
