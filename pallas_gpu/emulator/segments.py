@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax
-from pallas_gpu.emulator import scalars
+from pallas_gpu.emulator import arithmetic, scalars
 from pallas_gpu.emulator.steps import Location, PureStep, Slot
 
 _CACHE: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
@@ -67,7 +67,7 @@ def _compiled(run, ins, outs, debug_info) -> Callable[..., Any]:
     fn = _CACHE.get(key) if key is not None else None
     if fn is None:
         jaxpr = _jaxpr(run, ins, outs, debug_info)
-        fn = jax.jit(lambda *args: tuple(_jax.eval_jaxpr(jaxpr, (), *args)))
+        fn = jax.jit(lambda *args: tuple(arithmetic.evaluate(jaxpr, args)))
         if key is not None:
             _CACHE[key] = fn
             if len(_CACHE) > _CACHE_SIZE:
