@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import scope
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
@@ -90,7 +91,7 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
         expected="None, True, False or InterpretParams(...)",
         got=repr(interpret),
         hint="None runs in the emulator on a CPU and on the GPU where there is one",
-        where=_jax.where_now(),
+        where=scope.called_at(),
     )
 
 
@@ -173,7 +174,7 @@ def no_gpu(name: str) -> errors.NoGpuError:
         got=f"JAX's default backend {jax.default_backend()!r}",
         hint="leave interpret out to run in the emulator, or use "
         "pallas_gpu.offline.compile to compile without a GPU",
-        where=_jax.where_now(),
+        where=scope.called_at(),
     )
 
 
@@ -206,7 +207,7 @@ def _refuse_derivative(*_, **params):
         got="jax.grad, jax.jvp or jax.vjp of a kernel",
         hint="wrap the call in a function decorated with jax.custom_vjp and give its "
         "backward pass, as a second kernel or in plain JAX, with f.defvjp(fwd, bwd)",
-        where=_jax.where_now(),
+        where=scope.called_at(),
     )
 
 

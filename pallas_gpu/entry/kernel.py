@@ -112,11 +112,10 @@ def kernel(
     )
     full = _with_scratch(body, scratch, mesh, f"kernel {name}")
 
-    @functools.wraps(body)
-    def wrapped(*args: Any) -> Any:
+    def over_arrays(*args: Any) -> Any:
         return launch(full, args, outputs)
 
-    return wrapped
+    return scope.over_arrays(over_arrays, body)
 
 
 def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) -> Any:

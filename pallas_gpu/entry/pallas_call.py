@@ -106,7 +106,6 @@ def pallas_call(
         cache={},
     )
 
-    @functools.wraps(kernel)
     def call(*args: Any) -> Any:
         in_leaves = _specs(in_specs, args, f"pallas_call {name}: in_specs")
         out_leaves = _specs(out_specs, out_shape, f"pallas_call {name}: out_specs")
@@ -119,7 +118,7 @@ def pallas_call(
 
         return launch(body, args, out_shape)
 
-    return call
+    return scope.over_arrays(call, kernel)
 
 
 def _check_semantics(params: types.CompilerParams, name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import functools
 import inspect
 import os
 import traceback
@@ -70,6 +71,18 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
     return body(*refs, **named_refs)
 
 
+def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
+    """Gives a function over arrays the name and docstring of its body.
+
+    The signature stays its own: the body's parameters are references, and JAX binds
+    arguments to the signature it sees (`jax.custom_vjp`, `static_argnames`).
+    """
+    signature = inspect.signature(function)
+    functools.update_wrapper(function, body)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
 @contextlib.contextmanager
 def locating(body: Callable[..., Any]) -> Iterator[None]:
     """Gives errors without a line that of the body's definition."""
@@ -81,8 +94,21 @@ def locating(body: Callable[..., Any]) -> Iterator[None]:
 
 def raised_at(error: BaseException) -> str | None:
     """Returns `file:line (name)` of the user's innermost frame of an exception."""
-    outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__))
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+    return _innermost(traceback.extract_tb(error.__traceback__))
+
+
+def called_at() -> str | None:
+    """Returns `file:line (name)` of the user's line that runs now.
+
+    While JAX traces or lowers, it knows only the lines of the function it works on; the
+    stack has those of the caller too.
+    """
+    return _jax.where_now() or _innermost(traceback.extract_stack())
+
+
+def _innermost(frames: traceback.StackSummary) -> str | None:
+    outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__), "<")
+    for frame in reversed(frames):
         if not frame.filename.startswith(outside):
             return f"{_short(frame.filename)}:{frame.lineno} ({frame.name})"
     return None

@@ -73,7 +73,7 @@ class BlockSpec:
             )
         for dim, entry in enumerate(self.block_shape or ()):
             size = getattr(entry, "block_size", entry)
-            if isinstance(entry, Squeezed) or entry is None:
+            if is_squeezed(entry):
                 continue
             if not isinstance(size, int) or size < 1:
                 raise errors.ArgumentError(

@@ -51,9 +51,7 @@ def test_loop_counts_up(step):
     def body(x, o):
         plgpu.loop(0, 4, step=step)(lambda i: None)  # HERE
 
-    with refused(
-        errors.ArgumentError, "loop: the step is not positive", got=str(step)
-    ):
+    with refused(errors.ArgumentError, "loop: the step is not positive", got=str(step)):
         run(body)
 
 

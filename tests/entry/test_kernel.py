@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -58,9 +60,7 @@ def test_every_grid_axis_has_a_name():
 
 
 def test_axes_have_different_names():
-    with refused(
-        errors.ArgumentError, "two axes have the same name", got="['i', 'i']"
-    ):
+    with refused(errors.ArgumentError, "two axes have the same name", got="['i', 'i']"):
         make(lambda x, o: None, **GRID, num_threads=2, thread_name="i")  # HERE
 
 
@@ -93,16 +93,12 @@ def test_an_out_type_is_a_type():
 
 def test_interpret_has_three_values_and_parameters():
     k = make(lambda x, o: None, interpret="yes")
-    with refused(
-        errors.ArgumentTypeError, "interpret has no such value", got="'yes'"
-    ):
+    with refused(errors.ArgumentTypeError, "interpret has no such value", got="'yes'"):
         k(numbers())  # HERE
 
 
 def test_scratch_is_declared():
-    with refused(
-        errors.ArgumentTypeError, "a scratch declaration is none", got="3"
-    ):
+    with refused(errors.ArgumentTypeError, "a scratch declaration is none", got="3"):
         run(lambda x, o, s: None, scratch_types=[3])  # HERE
 
 
@@ -116,6 +112,15 @@ def test_scratch_lies_in_smem(space):
         got=f"{space.name} float32[8, 128]",
     ):
         run(lambda x, o, s: None, scratch_types=[scratch])  # HERE
+
+
+def test_a_kernel_has_the_name_of_its_body_and_a_signature_of_its_own():
+    def body(x, o):
+        """Adds nothing."""
+
+    k = make(body)
+    assert (k.__name__, k.__doc__) == ("body", "Adds nothing.")
+    assert str(inspect.signature(k)).startswith("(*args")
 
 
 def test_arguments_are_arrays():
@@ -258,9 +263,7 @@ def test_an_axis_of_vmap_is_no_axis_of_the_kernel():
     def body(x, o):
         o[lax.axis_index("b")] = x[0]  # HERE
 
-    with refused(
-        errors.AxisNameError, "the kernel has no axis that is called 'b'"
-    ):
+    with refused(errors.AxisNameError, "the kernel has no axis that is called 'b'"):
         jax.vmap(make(body, **GRID), axis_name="b")(numbers(2, 64, 128))
 
 
@@ -322,6 +325,7 @@ def test_a_host_print_is_refused():
         jax.debug.print("{}", x[0, 0])  # HERE
 
     with refused(
-        errors.UnsupportedError, "the operation debug_print is not supported in a kernel"
+        errors.UnsupportedError,
+        "the operation debug_print is not supported in a kernel",
     ):
         run(body)

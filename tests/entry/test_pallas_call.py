@@ -62,7 +62,10 @@ def test_a_block_over_the_edge_holds_zeros_there():
     def body(x, o):
         o[0] = x[...].sum()
 
-    spec, one = plgpu.BlockSpec((128,), lambda i: (i,)), plgpu.BlockSpec((1,), lambda i: i)
+    spec, one = (
+        plgpu.BlockSpec((128,), lambda i: (i,)),
+        plgpu.BlockSpec((1,), lambda i: i),
+    )
     one = plgpu.BlockSpec((4,), lambda i: (i,))
     call = plgpu.pallas_call(body, f32(12), grid=3, in_specs=[spec], out_specs=one)
     ones = np.ones(300, np.float32)
@@ -96,9 +99,7 @@ def test_blocked_counts_blocks():
 
 def test_element_counts_elements():
     shifted = plgpu.BlockSpec((plgpu.Element(32), 128), lambda i: (i * 32 - 4, 0))
-    call = plgpu.pallas_call(
-        add_one, f32(), grid=2, in_specs=[shifted], out_specs=ROWS
-    )
+    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[shifted], out_specs=ROWS)
     padded = np.concatenate([np.zeros((4, 128), np.float32), numbers()])
     np.testing.assert_array_equal(call(numbers()), padded[:64] + 1)
 

@@ -203,7 +203,9 @@ def test_under_jit_the_text_carries_the_whole_report():
 
     line = body.__code__.co_firstlineno + 1
     with pytest.raises(Exception, match="deadlock: 1 of 1") as info:
-        jax.jit(make(body, scratch_types=[plgpu.Barrier()]))(numbers()).block_until_ready()
+        jax.jit(make(body, scratch_types=[plgpu.Barrier()]))(
+            numbers()
+        ).block_until_ready()
     text = str(info.value)
     for part in ("expected:", "got:", "to do:", "at:", "0 of 1 arrivals"):
         assert part in text

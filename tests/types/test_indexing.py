@@ -203,9 +203,7 @@ def test_a_reference_is_no_index():
     def body(x, o):
         o[0] = x[x]  # HERE
 
-    with refused(
-        errors.UnsupportedError, "a reference is indexed with a reference"
-    ):
+    with refused(errors.UnsupportedError, "a reference is indexed with a reference"):
         run(body)
 
 
