@@ -377,7 +377,10 @@ class WGStridedLayout:
 
     @classmethod
     def default(cls, shape: Sequence[int], bits: int) -> WGStridedLayout:
-        """The widest vectors of at most 64 bits that the size allows.
+        """Vectors of four elements, or fewer where the size asks for it.
+
+        The same for every element type that fits 16 bytes four times: arrays of one
+        shape and different types, loaded without a layout, then meet in one layout.
 
         Args:
           shape: the array's shape.
@@ -395,7 +398,9 @@ class WGStridedLayout:
                 hint=_STRIDED_HINT,
             )
         vec_size = 1
-        while 2 * vec_size * bits <= 64 and size % (2 * vec_size * THREADS) == 0:
+        # PTX ISA, ld: one access moves at most 16 bytes.
+        widest = min(4, 128 // bits)
+        while vec_size < widest and size % (2 * vec_size * THREADS) == 0:
             vec_size *= 2
         return cls(tuple(shape), vec_size)
 

@@ -112,7 +112,7 @@ class Compiler:
         kernel_hash = hashlib.sha256(bytecode + salt).digest()
         out_types = [self._type(shape, dtype) for shape, dtype in results]
 
-        def program(*args: Any) -> Any:
+        def program(_: Any, *args: Any) -> Any:
             return jax.ffi.ffi_call("mosaic_gpu_v2", out_types, has_side_effect=True)(
                 *args,
                 kernel_hash=kernel_hash,
@@ -122,11 +122,12 @@ class Compiler:
                 uses_xla_collective_metadata=False,
             )
 
+        # The first operand is nobody's: without any, JAX compiles for the host.
         avals = [
             self._type(shape, dtype, sharding=self._sharding)
-            for shape, dtype in operands
+            for shape, dtype in [((), "int32"), *operands]
         ]
-        jitted = jax.jit(program, out_shardings=self._sharding)
+        jitted = jax.jit(program, out_shardings=self._sharding, keep_unused=True)
         jitted.lower(*avals).compile()
 
     def _type(self, shape: tuple[int, ...], dtype: str, **kw: Any) -> Any:

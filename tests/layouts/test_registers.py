@@ -140,9 +140,18 @@ def test_a_strided_layout_deals_vectors_in_turn(shape):
 
 @pytest.mark.parametrize(
     "shape, bits, vec",
-    [((256,), 32, 2), ((1024,), 16, 4), ((384,), 8, 1), ((128,), 64, 1)],
+    [
+        ((256,), 32, 2),
+        ((1024,), 8, 4),
+        ((1024,), 16, 4),
+        ((1024,), 32, 4),
+        ((1024,), 64, 2),
+        ((384,), 8, 1),
+    ],
 )
-def test_the_default_vector_is_at_most_64_bits_and_divides(shape, bits, vec):
+def test_the_default_vector_is_the_same_for_all_types_of_up_to_32_bits(
+    shape, bits, vec
+):
     assert WGStridedLayout.default(shape, bits).vec_size == vec
 
 

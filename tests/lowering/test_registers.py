@@ -257,6 +257,16 @@ def test_mixed_layouts_are_an_error_that_names_both():
     assert "test_registers.py" in text
 
 
+def test_default_layouts_of_different_types_meet():
+    def body(x_ref, h_ref, i_ref, o_ref):
+        o_ref[...] = x_ref[...] + h_ref[...] + i_ref[...].astype(jnp.float32)
+
+    half = X.astype(jnp.float16)
+    small = jnp.asarray(RNG.integers(-9, 9, SHAPE), jnp.int8)
+    expected = np.asarray(X) + np.asarray(half, np.float32) + np.asarray(small)
+    everywhere.check(make_kernel(body, SHAPE), [X, half, small], expected, atol=1e-5)
+
+
 def test_slices_and_transposes_of_register_arrays():
     def body(x_ref, o_ref):
         x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)

@@ -137,7 +137,7 @@ def copy_body(case):
         ("f16 transposed", "ldmatrix.sync.aligned.m8n8.x4.trans", "x4.trans.shared"),
         ("i8 wgmma", "ldmatrix", "stmatrix"),
         ("f32 wgmma 128", "ld.shared.v2.b32", "st.shared.v2.b32"),
-        ("strided", "ld.shared.v2.b32", "st.shared.v2.b32"),
+        ("strided", "ld.shared.v4.b32", "st.shared.v4.b32"),
     ],
 )
 def test_wide_instructions_are_used(case, load, store, compile_kernel, typed):
