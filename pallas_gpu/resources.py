@@ -65,7 +65,9 @@ class Plan:
     @property
     def barrier_offset_bytes(self) -> int:
         """Where the barriers begin."""
-        return self.scratch_offset_bytes + self.scratch_bytes
+        if self.scratch_bytes:
+            return self.scratch_offset_bytes + self.scratch_bytes
+        return _align(self.arrays_bytes, BARRIER_BYTES)
 
     @property
     def smem_bytes(self) -> int:
@@ -158,18 +160,22 @@ class _Walk:
 
 def table(result: Plan) -> str:
     """Returns the allocations of a plan as a table in bytes."""
-    rows = [(a.what, f"{a.offset_bytes:,}", f"{a.size_bytes:,}") for a in result.allocations]
+    rows = [
+        (a.what, f"{a.offset_bytes:,}", f"{a.size_bytes:,}") for a in result.allocations
+    ]
     if result.scratch_bytes:
         rows.append(("scratch of reductions", f"{result.scratch_offset_bytes:,}",
                      f"{result.scratch_bytes:,}"))  # fmt: skip
     if result.barriers:
-        rows.append((f"{result.barriers} barriers", f"{result.barrier_offset_bytes:,}",
+        word = "barrier" if result.barriers == 1 else "barriers"
+        rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",
                      f"{BARRIER_BYTES * result.barriers:,}"))  # fmt: skip
     rows.append(("total", "", f"{result.smem_bytes:,}"))
     header = ("allocation", "offset", "bytes")
     widths = [max(len(r[i]) for r in (header, *rows)) for i in range(3)]
     lines = [
-        f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}" for a, b, c in (header, *rows)
+        f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}"
+        for a, b, c in (header, *rows)
     ]
     return "\n".join(lines)
 

@@ -140,7 +140,7 @@ def test_smem_over_the_budget_is_refused_in_every_way(way):
     assert rows == [
         ["allocation", "offset", "bytes"],
         ["float32[1024,", "128]", "0", "524,288"],
-        ["1", "barriers", "524,288", "8"],
+        ["1", "barrier", "524,288", "8"],
         ["total", "524,296"],
     ]
 

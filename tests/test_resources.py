@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SMEM and barriers of a kernel, as the planner lays them out."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, resources
+from pallas_gpu.entry import call
+from tests.entry.kernels import make, numbers
+
+KIB = 1024
+
+
+def tile(kib: int) -> object:
+    return plgpu.SMEM((kib, 256), jnp.float32)
+
+
+def plan(body, target=arch.SM_90A, warpgroups=1, **options) -> resources.Plan:
+    jaxpr = jax.make_jaxpr(make(body, **options))(numbers())
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
+    return resources.plan(eqn.params["jaxpr"], target, "k", 2048, warpgroups)
+
+
+def offsets(result: resources.Plan) -> list[tuple[int, int]]:
+    return [(a.offset_bytes, a.size_bytes) for a in result.allocations]
+
+
+def test_a_kernel_without_scratch_needs_no_smem():
+    result = plan(lambda x, o: o.set(x[...]))
+    assert (result.smem_bytes, result.allocations, result.barriers) == (0, (), 0)
+
+
+def test_arrays_are_aligned_for_the_widest_swizzle():
+    def body(x, o, a, b):
+        o[...] = x[...]
+
+    small = plgpu.SMEM((10,), jnp.int8)
+    result = plan(body, scratch_types=[small, tile(1)])
+    assert offsets(result) == [(0, 10), (1024, 1024)]
+
+
+def test_barriers_lie_behind_the_arrays():
+    def body(x, o, a, one, many):
+        o[...] = x[...]
+
+    scratch = [tile(1), plgpu.Barrier(), plgpu.Barrier(num_barriers=(2, 3))]
+    result = plan(body, scratch_types=scratch)
+    assert (result.barriers, result.barrier_offset_bytes) == (7, 1024)
+    assert result.smem_bytes == 1024 + 7 * 8
+    assert sorted(result.barrier_slots.values()) == [0, 1]
+
+
+def test_scopes_that_follow_each_other_share_space():
+    def body(x, o, a):
+        plgpu.run_scoped(lambda t: None, tile(4))
+        plgpu.run_scoped(lambda t: None, tile(8))
+        o[...] = x[...]
+
+    result = plan(body, scratch_types=[tile(1)])
+    assert offsets(result) == [(0, KIB), (KIB, 8 * KIB)]
+    assert result.arrays_bytes == 9 * KIB
+
+
+def test_nested_scopes_add_up():
+    def body(x, o):
+        def outer(a):
+            plgpu.run_scoped(lambda b: None, tile(2))
+
+        plgpu.run_scoped(outer, tile(1))
+        o[...] = x[...]
+
+    assert offsets(plan(body)) == [(0, KIB), (KIB, 2 * KIB)]
+
+
+def test_barriers_are_never_shared():
+    def body(x, o):
+        plgpu.run_scoped(lambda b: None, plgpu.Barrier())
+        plgpu.run_scoped(lambda b: None, plgpu.Barrier())
+        o[...] = x[...]
+
+    result = plan(body)
+    assert result.barriers == 2
+    assert sorted(result.barrier_slots.values()) == [0, 1]
+
+
+def test_a_scope_in_a_loop_is_planned_once():
+    def body(x, o):
+        @plgpu.loop(0, 4)
+        def _(i):
+            plgpu.run_scoped(lambda t, b: None, tile(2), plgpu.Barrier())
+
+        o[...] = x[...]
+
+    result = plan(body)
+    assert (offsets(result), result.barriers) == ([(0, 2 * KIB)], 1)
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2])
+def test_reductions_have_scratch_for_each_warpgroup(warpgroups):
+    result = plan(lambda x, o: o.set(x[...] - x[...].max()), warpgroups=warpgroups)
+    assert result.scratch_bytes == 2048 * warpgroups
+    assert result.smem_bytes == 2048 * warpgroups
+
+
+def test_the_budget_is_met_to_the_byte():
+    def body(x, o, a, b):
+        o[...] = x[...]
+
+    fits = plgpu.SMEM((227 * KIB - 8,), jnp.int8)
+    result = plan(body, scratch_types=[fits, plgpu.Barrier()])
+    assert result.smem_bytes == arch.SM_90A.smem_bytes_per_block
+    with pytest.raises(errors.OutOfResources):
+        plan(body, scratch_types=[fits, plgpu.Barrier(num_barriers=2)])
+
+
+def test_barriers_are_aligned_words():
+    def body(x, o, a, b):
+        o[...] = x[...]
+
+    odd = plgpu.SMEM((13,), jnp.int8)
+    assert plan(body, scratch_types=[odd, plgpu.Barrier()]).barrier_offset_bytes == 16
+
+
+def test_the_table_lists_every_allocation_in_bytes():
+    def body(x, o, a, b, c):
+        o[...] = x[...] - x[...].max()
+
+    scratch = [tile(100), plgpu.SMEM((64, 128), jnp.float16), plgpu.Barrier()]
+    rows = resources.table(plan(body, scratch_types=scratch)).splitlines()
+    assert [row.split()[-1] for row in rows] == [
+        "bytes", "102,400", "16,384", "2,048", "8", "120,840",
+    ]  # fmt: skip
+    assert len({len(row) for row in rows}) == 1
+
+
+def test_over_the_budget_is_an_error_with_the_table():
+    def body(x, o, a, b):
+        o[...] = x[...]
+
+    with pytest.raises(errors.OutOfResources) as info:
+        plan(body, scratch_types=[tile(100), tile(200)])
+    error = info.value
+    assert error.used_bytes == 300 * KIB
+    assert error.limit_bytes == arch.SM_90A.smem_bytes_per_block
+    assert "204,800" in error.got and "307,200" in error.got

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations of barriers, and references to them."""
+
+from __future__ import annotations
+
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.types import BarrierRef, describe
+from tests.entry.refusal import refused
+
+
+@pytest.mark.parametrize(
+    ("given", "shape", "size"), [((), (), 1), (3, (3,), 3), ((2, 4), (2, 4), 8)]
+)
+def test_shapes_of_barrier_arrays(given, shape, size):
+    barrier = plgpu.Barrier(num_barriers=given)
+    assert (barrier.shape, barrier.size) == (shape, size)
+
+
+@pytest.mark.parametrize("n", [0, -1, 2**20])
+def test_arrivals_are_those_of_the_hardware(n):
+    with refused(
+        errors.ArgumentError,
+        "Barrier: num_arrivals is out of range",
+        expected="1 to 1048575",
+        got=str(n),
+    ):
+        plgpu.Barrier(num_arrivals=n)  # HERE
+
+
+@pytest.mark.parametrize("shape", [0, 33, (4, 9), (2, 0)])
+def test_one_declaration_holds_up_to_32_barriers(shape):
+    with refused(
+        errors.ArgumentError,
+        "Barrier: num_barriers is out of range",
+        expected="1 to 32",
+        hint="several",
+    ):
+        plgpu.Barrier(num_barriers=shape)  # HERE
+
+
+def test_a_declaration_makes_a_fresh_reference_each_time():
+    barrier = plgpu.Barrier(num_arrivals=2, num_barriers=3)
+    one, other = barrier.to_ref(), barrier.to_ref()
+    assert isinstance(one, BarrierRef) and one is not other and one == other
+    assert hash(one) == hash(other)
+    assert one != plgpu.Barrier(num_barriers=3).to_ref()
+    assert describe(one) == "a barrier of shape (3,)"
+    assert one.str_short() == "Barrier[3](2)"

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CompilerParams and InterpretParams."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.refusal import refused
+
+
+def test_parameters_are_keys_of_caches():
+    assert plgpu.CompilerParams(dimension_semantics=["parallel"]) == (
+        plgpu.CompilerParams(dimension_semantics=("parallel",))
+    )
+    assert hash(plgpu.CompilerParams()) == hash(plgpu.CompilerParams())
+    assert plgpu.InterpretParams(seed=1) != plgpu.InterpretParams()
+
+
+def test_the_name_that_upstream_has_is_the_same_class():
+    assert plgpu.InterpretGPUParams is plgpu.InterpretParams
+
+
+def test_parameters_cross_processes():
+    params = plgpu.CompilerParams(approx_math=True, target="sm_100a")
+    assert pickle.loads(pickle.dumps(params)) == params
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a", None])
+def test_targets(target):
+    assert plgpu.CompilerParams(target=target).target == target
+
+
+def test_scratch_for_reductions_is_not_negative():
+    with refused(
+        errors.ArgumentError,
+        "CompilerParams: reduction_scratch_bytes is negative",
+        got="-1",
+    ):
+        plgpu.CompilerParams(reduction_scratch_bytes=-1)  # HERE
+
+
+@pytest.mark.parametrize(
+    ("field", "default"),
+    [
+        ("out_of_bounds_reads", "raise"),
+        ("uninitialized_memory", "nan"),
+        ("asynchrony", "random"),
+    ],
+)
+def test_choices_of_the_emulator(field, default):
+    assert getattr(plgpu.InterpretParams(), field) == default
+    with refused(
+        errors.ArgumentError,
+        f"InterpretParams: {field} has no such value",
+        expected=repr(default),
+        got="'sometimes'",
+    ):
+        plgpu.InterpretParams(**{field: "sometimes"})  # HERE
+
+
+def test_the_step_budget_is_positive():
+    with refused(
+        errors.ArgumentError, "InterpretParams: max_steps is not positive", got="0"
+    ):
+        plgpu.InterpretParams(max_steps=0)  # HERE

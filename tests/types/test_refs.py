@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Abstract references: equality, updates, descriptions."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_gpu as plgpu
+from pallas_gpu.types import KernelRef, base_aval, describe
+from tests.entry.kernels import TILE, run
+
+TILED = plgpu.SMEM((64, 128), jnp.float32, transforms=[plgpu.TilingTransform((8, 32))])
+
+
+def test_storage_is_part_of_the_type():
+    assert TILE.to_ref() == TILE.to_ref()
+    assert TILE.to_ref() != TILED.to_ref()
+    assert hash(TILED.to_ref()) == hash(TILED.to_ref())
+
+
+def test_an_update_keeps_what_it_does_not_name():
+    ref = TILED.to_ref()
+    smaller = ref.update(inner_aval=jax.core.ShapedArray((8, 32), jnp.float16))
+    assert isinstance(smaller, KernelRef)
+    assert (smaller.shape, smaller.memory_space) == ((8, 32), plgpu.SMEM)
+    assert smaller.transforms == ref.transforms
+
+
+def test_values_are_no_references():
+    assert base_aval(np.zeros(3)) is None
+    assert base_aval("text") is None
+    assert describe(3) == "int, not a reference"
+
+
+def test_attributes_of_references_and_views():
+    seen = {}
+
+    def body(x, o, tile):
+        part = tile.at[8:16].T
+        seen["ref"] = (x.shape, x.dtype, x.ndim, x.size, len(x))
+        seen["view"] = (part.shape, part.dtype, part.ndim, part.size)
+        seen["text"] = (describe(x), describe(part))
+        o[...] = x[...]
+
+    run(body, scratch_types=[TILE])
+    assert seen["ref"] == ((64, 128), jnp.float32, 2, 64 * 128, 64)
+    assert seen["view"] == ((128, 8), jnp.float32, 2, 1024)
+    assert seen["text"] == ("GMEM float32[64, 128]", "SMEM float32[128, 8]")

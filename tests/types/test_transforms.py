@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tilings and swizzles as part of an SMEM array's type."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pallas_gpu as plgpu
+from pallas_gpu import _jax, errors, types
+from tests.entry.refusal import refused
+
+F16, F32 = jnp.float16, jnp.float32
+
+
+def tiled(*tiling: int, swizzle: int | None = None) -> tuple:
+    steps = [plgpu.TilingTransform(tiling)]
+    return (*steps, plgpu.SwizzleTransform(swizzle)) if swizzle else tuple(steps)
+
+
+# --- find_swizzle ---------------------------------------------------------------------
+
+
+@given(st.integers(1, 4096))
+def test_find_swizzle_takes_the_widest_that_divides(chunks):
+    found = plgpu.find_swizzle(chunks * 128)
+    fitting = [s for s in (16, 32, 64, 128) if chunks * 128 % (s * 8) == 0]
+    assert found == max(fitting)
+
+
+@pytest.mark.parametrize("bits", [8, 64, 129])
+def test_find_swizzle_refuses_what_is_no_multiple_of_16_bytes(bits):
+    with refused(
+        errors.ArgumentError,
+        "find_swizzle: no swizzle fits lhs",
+        expected="multiple of 128 bits",
+        got=f"{bits} bits",
+    ):
+        plgpu.find_swizzle(bits, "lhs")  # HERE
+
+
+# --- declarations ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tiling", [(), (0, 64), (-8, 64)])
+def test_a_tiling_has_positive_sizes(tiling):
+    with refused(
+        errors.ArgumentError,
+        "TilingTransform: a tiling needs positive sizes",
+        got=str(tiling),
+        hint="(8, 64)",
+    ):
+        plgpu.TilingTransform(tiling)  # HERE
+
+
+@pytest.mark.parametrize("swizzle", [0, 8, 48, 256])
+def test_a_swizzle_is_one_of_the_hardware(swizzle):
+    with refused(
+        errors.ArgumentError,
+        "SwizzleTransform: the hardware has no such swizzle",
+        expected="16 (none), 32, 64 or 128 bytes",
+        got=str(swizzle),
+        hint="find_swizzle",
+    ):
+        plgpu.SwizzleTransform(swizzle)  # HERE
+
+
+def test_a_tiling_divides_its_array():
+    with refused(
+        errors.LayoutError,
+        "the tiling does not divide the array",
+        expected="(60, 128) to be multiples of (8, 64)",
+        got="60 % 8 = 4",
+        hint="pad the shape",
+    ):
+        plgpu.SMEM((60, 128), F16, transforms=tiled(8, 64))  # HERE
+
+
+def test_a_tiling_has_no_more_dimensions_than_its_array():
+    with refused(
+        errors.LayoutError,
+        "the tiling has more dimensions than the array",
+        got="tiling (8, 64)",
+    ):
+        plgpu.SMEM((128,), F16, transforms=tiled(8, 64))  # HERE
+
+
+def test_a_swizzle_is_as_wide_as_the_tile():
+    with refused(
+        errors.LayoutError,
+        "the swizzle does not fit the tile",
+        expected="128 bytes (32 elements of 32 bits)",
+        got="64 elements, 256 bytes",
+        hint="TilingTransform((8, 32))",
+    ):
+        plgpu.SMEM((64, 128), F32, transforms=tiled(8, 64, swizzle=128))  # HERE
+
+
+def test_a_swizzled_tile_has_eight_rows():
+    with refused(
+        errors.LayoutError,
+        "a swizzled tile needs eight rows",
+        got="tiling (4, 64)",
+        hint="TilingTransform((8, 64))",
+    ):
+        plgpu.SMEM((64, 128), F16, transforms=tiled(4, 64, swizzle=128))  # HERE
+
+
+def test_an_array_has_one_tiling():
+    with refused(
+        errors.UnsupportedError,
+        "an SMEM array has two tilings",
+        got="tiling (8, 64)",
+    ):
+        plgpu.SMEM((64, 128), F16, transforms=tiled(8, 64) * 2)  # HERE
+
+
+def test_a_transform_is_known():
+    with refused(errors.ArgumentTypeError, "unknown SMEM transform", got="'tile'"):
+        plgpu.SMEM((64, 128), F16, transforms=["tile"])  # HERE
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (-1,), (1.5,), ("n",)])
+def test_a_shape_has_positive_static_sizes(shape):
+    with refused(
+        errors.ShapeError,
+        "SMEM: a shape needs positive static sizes",
+        got=str(shape),
+    ):
+        plgpu.SMEM(shape, F16)  # HERE
+
+
+@pytest.mark.parametrize("space", [plgpu.GMEM, plgpu.TMEM, plgpu.REGS])
+def test_transforms_belong_to_smem(space):
+    with refused(
+        errors.MemorySpaceError, f"{space.name} takes no transforms", hint="SMEM"
+    ):
+        space((64, 128), F16, transforms=tiled(8, 64))  # HERE
+
+
+def test_packing_belongs_to_tmem():
+    with refused(
+        errors.MemorySpaceError,
+        "SMEM takes no packed, collective or layout",
+        got="packed=True",
+    ):
+        plgpu.SMEM((64, 128), F16, packed=True)  # HERE
+
+
+# --- storage --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bits"),
+    [(F32, 32), (jnp.bfloat16, 16), (jnp.int8, 8), (jnp.bool_, 8), (jnp.int4, 4)],
+)
+def test_itemsize_bits(dtype, bits):
+    assert types.itemsize_bits(dtype) == bits
+
+
+@given(st.sampled_from([16, 32, 64, 128]), st.integers(1, 3), st.integers(1, 3))
+def test_every_fitting_swizzle_is_a_placement_of_all_bytes(swizzle, m, n):
+    minor = swizzle // 2
+    layout = types.smem_layout(
+        (8 * m, minor * n), F16, tiled(8, minor, swizzle=swizzle)
+    )
+    rows, columns = np.indices((8 * m, minor * n)).reshape(2, -1)
+    offsets = layout.byte_offsets(np.stack([rows, columns], axis=-1))
+    assert sorted(offsets) == list(range(0, layout.size_bytes, 2))
+
+
+def window(shape, transforms, *indices):
+    layout = types.smem_layout(shape, F16, transforms)
+    view = types.resolve(shape, [_jax.indexer(indices, shape)])
+    return types.smem_window(layout, view)
+
+
+def test_a_window_of_whole_leading_tiles_keeps_its_tiling():
+    part = window((64, 128), tiled(8, 64), _jax.Slice(16, 32, 1), _jax.Slice(0, 128, 1))
+    assert (part.shape, part.tiling) == ((32, 128), (8, 64))
+
+
+def test_a_window_drops_untiled_dimensions_that_are_indexed():
+    everything = _jax.Slice(0, 64, 1)
+    part = window((4, 64, 64), tiled(8, 64), 2, everything, everything)
+    assert (part.shape, part.tiling) == ((64, 64), (8, 64))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "what"),
+    [(4, 128, "cuts through its tiles"), (64, 64, "not in one piece")],
+)
+def test_a_window_is_one_piece_of_whole_tiles(rows, columns, what):
+    with pytest.raises(errors.LayoutError, match=what):
+        window(
+            (64, 128), tiled(8, 64), _jax.Slice(0, rows, 1), _jax.Slice(0, columns, 1)
+        )
