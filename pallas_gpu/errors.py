@@ -122,7 +122,9 @@ class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of
       used_bytes: what the kernel asks for.
     """
 
-    def __init__(self, what: str, *, resource: str, limit_bytes: int, used_bytes: int, **kw):
+    def __init__(
+        self, what: str, *, resource: str, limit_bytes: int, used_bytes: int, **kw
+    ):
         super().__init__(what, **kw)
         self.resource = resource
         self.limit_bytes = limit_bytes

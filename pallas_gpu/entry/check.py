@@ -57,6 +57,20 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         require_axis_name(eqn.params["axis_name"], mesh)
     elif name == "scan":
         _check_scan(eqn)
+    elif name == "slice" and any(s != 1 for s in eqn.params["strides"] or ()):
+        raise errors.UnsupportedError(
+            "a slice of an array in registers has a stride",
+            expected="stride 1",
+            got=f"strides {eqn.params['strides']}",
+            hint="slice the reference in a loop, or mask with jnp.where",
+        )
+    elif eqn.params.get("accuracy") is not None:
+        raise errors.UnsupportedError(
+            f"{name}: accuracy is not supported in a kernel",
+            expected="accuracy=None",
+            got=str(eqn.params["accuracy"]),
+            hint="leave it out; CompilerParams(approx_math=True) asks for fast forms",
+        )
     elif name == "while":
         body, consts = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
         _check_carried_refs(body.invars[consts:], body.outvars)

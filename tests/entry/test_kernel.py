@@ -329,3 +329,27 @@ def test_a_host_print_is_refused():
         "the operation debug_print is not supported in a kernel",
     ):
         run(body)
+
+
+def test_a_slice_of_values_has_no_stride():
+    def body(x, o):
+        o[0:32] = x[...][::2]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a slice of an array in registers has a stride",
+        got="(2, 1)",
+    ):
+        run(body)
+
+
+def test_an_accuracy_is_not_chosen():
+    def body(x, o):
+        o[...] = lax.exp(x[...], accuracy=lax.AccuracyMode.HIGHEST)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "exp: accuracy is not supported in a kernel",
+        hint="approx_math",
+    ):
+        run(body)
