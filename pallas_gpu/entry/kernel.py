@@ -82,7 +82,7 @@ def kernel(
     scratch = _one_of(
         "scratch_types", scratch_types, "scratch_shapes", scratch_shapes, ()
     )
-    name = name or kernel_name or getattr(body, "__name__", "kernel")
+    name = str(name or kernel_name or getattr(body, "__name__", "kernel"))
     with scope.locating(body):
         mesh = types.Mesh(
             grid=grid,

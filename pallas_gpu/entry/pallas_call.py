@@ -78,7 +78,7 @@ def pallas_call(
     if grid_spec is not None:
         grid, in_specs = grid_spec.grid, grid_spec.in_specs
         out_specs, scratch_shapes = grid_spec.out_specs, grid_spec.scratch_shapes
-    name = name or getattr(kernel, "__name__", "pallas_call")
+    name = str(name or getattr(kernel, "__name__", "pallas_call"))
     if input_output_aliases:
         raise errors.UnsupportedError(
             f"pallas_call {name}: input_output_aliases is not supported yet",

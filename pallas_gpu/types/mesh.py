@@ -123,7 +123,7 @@ class Mesh:
     @property
     def axes(self) -> tuple[tuple[str, int], ...]:
         """All axes as (name, size): grid, cluster, threads."""
-        threads = ()
+        threads: tuple[tuple[str, int], ...] = ()
         if self.thread_name is not None:
             threads = ((self.thread_name, self.warpgroups),)
         return (
