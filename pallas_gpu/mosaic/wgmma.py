@@ -1,0 +1,429 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgmma: a warpgroup's asynchronous matrix multiplications into its registers.
+
+One call of `mma` is one volatile piece of assembly: fence, instructions, commit. So
+nothing comes between the instructions that would make ptxas run them one by one, and
+the offsets of their descriptors are constants.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.wgmma_descriptor import (
+    ADDRESS_MASK,
+    ADDRESS_SHIFT,
+    K_STEP_BYTES,
+    WgmmaOperand,
+    plan_operand,
+)
+from pallas_gpu.mosaic import dtypes, module, registers, smem, words
+from pallas_gpu.mosaic.registers import Array, RegisterArray
+from pallas_gpu.mosaic.smem import SmemView
+
+# Rows of one instruction, and the most columns (PTX ISA, wgmma.mma_async shapes).
+M_ROWS = 64
+MAX_N = 256
+N_GRANULE = 8
+# Integer shapes beyond n32 come in steps of 16.
+_INT_STEP, _INT_FREE_N = 16, 32
+# setmaxnreg's operand (PTX ISA): 24 to 256, a multiple of 8.
+MIN_REGISTERS, MAX_REGISTERS, REGISTER_STEP = 24, 256, 8
+
+# dtype of an operand: its name in PTX, and the accumulators it may go to.
+_TYPES: dict[np.dtype, tuple[str, tuple[np.dtype, ...]]] = {
+    dtypes.F16: ("f16", (dtypes.F32, dtypes.F16)),
+    dtypes.BF16: ("bf16", (dtypes.F32,)),
+    dtypes.F32: ("tf32", (dtypes.F32,)),
+    dtypes.F8_E4M3: ("e4m3", (dtypes.F32, dtypes.F16)),
+    dtypes.F8_E5M2: ("e5m2", (dtypes.F32, dtypes.F16)),
+    dtypes.I8: ("s8", (dtypes.I32,)),
+    dtypes.U8: ("u8", (dtypes.I32,)),
+}
+_MIXABLE = ({dtypes.F8_E4M3, dtypes.F8_E5M2}, {dtypes.I8, dtypes.U8})
+_ACCUMULATORS = {dtypes.F32: "f32", dtypes.F16: "f16", dtypes.I32: "s32"}
+
+
+def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
+    """An accumulator of zeros in `Layout.WGMMA`.
+
+    Args:
+      shape: (M, N), M a multiple of 64, N of 8.
+      dtype: float32, float16 or int32.
+    """
+    zero = registers.splat(dtypes.constant(0, np.dtype(dtype)), dtype, shape)
+    return zero.materialize(Layout.WGMMA)
+
+
+def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> RegisterArray:
+    """Starts `acc += a @ b` and gives the accumulator that will hold it.
+
+    PTX: `wgmma.fence`, `wgmma.mma_async.sync.aligned.m64nNkK`, `wgmma.commit_group`.
+    Since: sm_90a. All threads of the warpgroup issue it. It is complete after `wait`;
+    until then SMEM operands must stay as they are and the result goes nowhere but to
+    another `mma`. SMEM written by threads needs `tma.fence_proxy_async` before.
+
+    Args:
+      acc: (M, N) in Layout.WGMMA: float32, float16 or int32.
+      a: (M, K) in SMEM, tiled and swizzled, or in registers: 16-bit elements in
+        Layout.WGMMA, 8-bit elements in Layout.WGMMA_8BIT.
+      b: (K, N) in SMEM.
+
+    Raises:
+      ShapeError, DTypeError, LayoutError: no instruction multiplies these.
+    """
+    _check_shapes(acc, a, b)
+    _check_dtypes(acc.dtype, a.dtype, b.dtype)
+    plan = _plan(acc, a, b)
+    inputs = words.to_words(acc.values)
+    order = _accumulator_order(acc, inputs)
+    tied = [word for register in inputs for word in register]
+    a_words = [] if plan.a is not None else _a_fragments(a)  # type: ignore[arg-type]
+    count = len(tied)
+    operands = [*tied]
+    if plan.a is not None:
+        assert isinstance(a, SmemView)
+        operands.append(_descriptor(a, plan.a))
+    operands += [*a_words, _descriptor(b, plan.b)]
+    # Inputs are numbered behind the results, and the tied ones among them come first.
+    text = _text(plan, order, first_input=2 * count, a_words=len(a_words))
+    kinds = [words.constraint(word) for word in operands]
+    constraints = [f"={kind}" for kind in kinds[:count]]
+    constraints += [str(i) for i in range(count)]
+    constraints += [*kinds[count:], "~{memory}"]
+    results = words.assemble(tied, operands, text, constraints)
+    return acc.with_values(words.from_words(results, acc.values))
+
+
+def wait(n: int) -> None:
+    """Waits until at most the `n` latest groups of the warpgroup are under way.
+
+    PTX: `wgmma.wait_group.sync.aligned n`. Since: sm_90a. All threads of the warpgroup
+    issue it. Pass the accumulators through `settle` before reading them.
+
+    Args:
+      n: 0 waits for all; at most 7.
+    """
+    nvvm.WgmmaWaitGroupSyncOp(n)
+
+
+def settle(acc: RegisterArray) -> RegisterArray:
+    """The accumulator after a wait: no read of it moves to before this point."""
+    return optimization_barrier([acc])[0]  # type: ignore[return-value]
+
+
+def optimization_barrier(arrays: Sequence[Array]) -> tuple[Array, ...]:
+    """The same arrays, which the compiler takes for new ones.
+
+    What uses them stays after this point, and what makes them before. An array that is
+    not in registers yet has nothing to keep in place.
+    """
+    held = [x.values for x in arrays if isinstance(x, RegisterArray)]
+    pieces = [words.to_words(values) for values in held]
+    flat = [w for values in pieces for register in values for w in register]
+    if not flat:
+        return tuple(arrays)
+    kinds = [words.constraint(word) for word in flat]
+    constraints = [*(f"={kind}" for kind in kinds), *map(str, range(len(flat)))]
+    results = words.assemble(flat, flat, "", constraints)
+    done: list[Array] = []
+    for x in arrays:
+        if not isinstance(x, RegisterArray):
+            done.append(x)
+            continue
+        count = sum(len(r) for r in pieces.pop(0))
+        done.append(x.with_values(words.from_words(results[:count], x.values)))
+        results = results[count:]
+    return tuple(done)
+
+
+def set_max_registers(n: int, action: Literal["increase", "decrease"]) -> None:
+    """Changes how many registers a thread of the warpgroup may use.
+
+    PTX: `setmaxnreg.inc/dec.sync.aligned.u32`. Since: sm_90a. All threads of the
+    warpgroup issue it; an increase waits until others have given up enough.
+
+    Args:
+      n: 24 to 256, a multiple of 8.
+      action: which way it goes.
+
+    Raises:
+      ArgumentError: not such a number.
+    """
+    if not MIN_REGISTERS <= n <= MAX_REGISTERS or n % REGISTER_STEP:
+        raise errors.ArgumentError(
+            "No such number of registers can be set",
+            expected=f"{MIN_REGISTERS} to {MAX_REGISTERS}, "
+            f"a multiple of {REGISTER_STEP}",
+            got=n,
+        )
+    nvvm.setmaxregister(n, getattr(nvvm.SetMaxRegisterAction, action))
+
+
+def accumulator_slice(
+    acc: RegisterArray, starts: Sequence[int], sizes: Sequence[int]
+) -> RegisterArray:
+    """The registers of a static slice of an accumulator, itself an accumulator.
+
+    Args:
+      starts, sizes: multiples of 64 along M and of 8 along N.
+    """
+    _check_slice(acc, starts, sizes)
+    part = registers.static_slice(acc, starts, sizes)
+    assert isinstance(part, RegisterArray)
+    return part
+
+
+def accumulator_update(
+    acc: RegisterArray, starts: Sequence[int], part: RegisterArray
+) -> RegisterArray:
+    """The accumulator with a slice, as `accumulator_slice` gives it, replaced."""
+    _check_slice(acc, starts, part.shape)
+    values = list(acc.values)
+    chosen = _linear(acc).slice_registers(starts, part.shape)
+    for register, value in zip(chosen, part.values, strict=True):
+        values[register] = value
+    return acc.with_values(values)
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def _check_slice(
+    acc: RegisterArray, starts: Sequence[int], sizes: Sequence[int]
+) -> None:
+    granules = (M_ROWS, N_GRANULE)
+    numbers = (*starts, *sizes)
+    if len(numbers) != 4 or any(
+        x % g for x, g in zip(numbers, (*granules, *granules), strict=True)
+    ):
+        raise errors.LayoutError(
+            "A slice of an accumulator consists of whole instruction tiles",
+            expected=f"starts and sizes that are multiples of {granules}",
+            got=f"starts {tuple(starts)}, sizes {tuple(sizes)} of {acc.shape}",
+        )
+
+
+def _check_shapes(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> None:
+    shapes = acc.shape, a.shape, b.shape
+    if any(len(s) != 2 for s in shapes) or (
+        shapes[0] != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]
+    ):
+        raise errors.ShapeError(
+            "The operands of wgmma do not multiply into the accumulator",
+            expected="accumulator (M, N), operands (M, K) and (K, N)",
+            got=f"accumulator {shapes[0]}, operands {shapes[1]} and {shapes[2]}",
+        )
+    m, n = acc.shape
+    if m % M_ROWS or n % N_GRANULE or not m or not n:
+        raise errors.ShapeError(
+            "wgmma multiplies whole tiles",
+            expected=f"M a multiple of {M_ROWS}, N of {N_GRANULE}",
+            got=f"accumulator {acc.shape}",
+        )
+
+
+def _check_dtypes(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
+    names = f"{a} @ {b} into {acc}"
+    if a not in _TYPES or b not in _TYPES:
+        raise errors.DTypeError(
+            "wgmma does not multiply these element types",
+            expected=f"operands of {', '.join(str(d) for d in _TYPES)}",
+            got=names,
+        )
+    if a != b and not any({a, b} <= mixable for mixable in _MIXABLE):
+        raise errors.DTypeError(
+            "Both operands of wgmma need one element type",
+            expected="equal types; float8 types, and 8-bit integers, may be mixed",
+            got=names,
+            hint="convert one operand with astype",
+        )
+    if acc not in _TYPES[a][1]:
+        raise errors.DTypeError(
+            f"wgmma of {a} operands has no such accumulator",
+            expected=" or ".join(str(d) for d in _TYPES[a][1]),
+            got=acc,
+        )
+
+
+# --- the plan -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """What the instructions of one call are made of; `a` is None for registers."""
+
+    shape: tuple[int, int, int]  # M, N, K
+    n: int  # columns of one instruction
+    k_step: int
+    a: WgmmaOperand | None
+    b: WgmmaOperand
+    types: tuple[str, str, str]  # accumulator, a, b in PTX
+
+
+def _plan(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> _Plan:
+    (m, n), k = acc.shape, b.shape[0]
+    k_step = K_STEP_BYTES // b.dtype.itemsize
+    plan_b = _operand(b, "b")
+    plan_a = _operand(a, "a") if isinstance(a, SmemView) else None
+    if plan_a is not None and plan_a.swizzle != plan_b.swizzle:
+        # Each descriptor has its own swizzle, so the hardware does not mind.
+        pass
+    types = (_ACCUMULATORS[acc.dtype], _TYPES[a.dtype][0], _TYPES[b.dtype][0])
+    columns = _columns(n, plan_b, integer=acc.dtype == dtypes.I32)
+    return _Plan((m, n, k), columns, k_step, plan_a, plan_b, types)
+
+
+def _operand(view: SmemView, side: Literal["a", "b"]) -> WgmmaOperand:
+    return plan_operand(
+        view.layout, view.sizes, view.kept, view.order, side, view.starts
+    )
+
+
+def _columns(n: int, b: WgmmaOperand, *, integer: bool) -> int:
+    """The most columns of an instruction that divide N and start at atoms of b."""
+    for columns in range(min(n, MAX_N), 0, -N_GRANULE):
+        whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
+        legal = not integer or columns <= _INT_FREE_N or columns % _INT_STEP == 0
+        if whole and legal and columns % N_GRANULE == 0:
+            return columns
+    raise errors.ShapeError(
+        "No shape of a wgmma instruction divides N",
+        expected=f"a multiple of {max(N_GRANULE, b.mn_granule)}",
+        got=n,
+    )
+
+
+def _linear(x: RegisterArray) -> LinearLayout:
+    if isinstance(x.layout, LinearLayout):
+        return x.layout
+    return x.layout.linear()
+
+
+def _check_layout(x: RegisterArray, name: str, *allowed: Layout) -> None:
+    if any(x.layout == registers.place(layout, x.shape) for layout in allowed):
+        return
+    raise errors.LayoutError(
+        f"{name} of wgmma lies in other threads than the tensor core's fragment",
+        expected=" or ".join(f"Layout.{layout.name}" for layout in allowed),
+        got=registers.describe(x.layout),
+        hint=f"layout_cast it to Layout.{allowed[0].name}, or load it in that layout",
+    )
+
+
+def _accumulator_order(
+    acc: RegisterArray, inputs: Sequence[Sequence[ir.Value]]
+) -> dict[tuple[int, int], list[int]]:
+    """(M block, N block of 8) -> where the words of its fragment are among the tied.
+
+    PTX ISA, "Accumulator D": row `lane / 4`, then that row plus 8; in each the columns
+    `2 * (lane % 4)` and the next.
+    """
+    _check_layout(acc, "The accumulator", Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
+    position, places = 0, []
+    for origin, register in zip(_linear(acc).origins, inputs, strict=True):
+        m, n = origin
+        key = (m // M_ROWS, n // N_GRANULE, m % M_ROWS, n % N_GRANULE)
+        places.append((key, list(range(position, position + len(register)))))
+        position += len(register)
+    order: dict[tuple[int, int], list[int]] = {}
+    for (block, columns, _, _), at in sorted(places):
+        order.setdefault((block, columns), []).extend(at)
+    return order
+
+
+def _a_fragments(a: RegisterArray) -> list[ir.Value]:
+    """The words of A: for each M block and K step its four registers, in order.
+
+    PTX ISA, "Matrix A fragments": rows `lane / 4` and that plus 8 of the lower half of
+    the step's K, then both of the upper half.
+    """
+    bits = dtypes.bits(a.dtype)
+    if bits not in (8, 16):
+        raise errors.DTypeError(
+            "wgmma takes this left operand only from SMEM",
+            expected="16-bit or 8-bit elements for an operand in registers",
+            got=a.dtype,
+            hint="store it to SMEM, or convert it",
+        )
+    layout = Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT
+    _check_layout(a, "The left operand", layout)
+    k_step = K_STEP_BYTES * 8 // bits
+    half = k_step // 2
+    pieces = zip(_linear(a).origins, words.to_words(a.values), strict=True)
+    keyed = [
+        ((m // M_ROWS, k // k_step, k % k_step // half, m % M_ROWS), register)
+        for (m, k), register in pieces
+    ]
+    keyed.sort(key=lambda item: item[0])
+    return [word for _, register in keyed for word in register]
+
+
+# --- the text -------------------------------------------------------------------------
+
+
+def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
+    """i64: the matrix descriptor of the view's first element."""
+    kernel = module.current()
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
+    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
+    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
+    fields = dtypes.constant(operand.fields, dtypes.U64)
+    return arith.ori(arith.extui(i64, address), fields)
+
+
+def _text(
+    plan: _Plan,
+    order: dict[tuple[int, int], list[int]],
+    *,
+    first_input: int,
+    a_words: int,
+) -> str:
+    m, n, k = plan.shape
+    a_first, b_desc = first_input, first_input + (a_words or 1)
+    lines = ["wgmma.fence.sync.aligned;"]
+    for k_start in range(0, k, plan.k_step):
+        for block in range(m // M_ROWS):
+            for start in range(0, n, plan.n):
+                blocks = range(start // N_GRANULE, (start + plan.n) // N_GRANULE)
+                acc = ", ".join(f"${w}" for j in blocks for w in order[block, j])
+                if plan.a is None:
+                    step = block * (k // plan.k_step) + k_start // plan.k_step
+                    regs = range(a_first + 4 * step, a_first + 4 * step + 4)
+                    left, setup = f"{{{', '.join(f'${r}' for r in regs)}}}", ""
+                else:
+                    units = plan.a.offset_units(block * M_ROWS, k_start)
+                    left, setup = "da", f"add.s64 da, ${a_first}, {units};"
+                units = plan.b.offset_units(start, k_start)
+                lines.append(
+                    f"{setup} add.s64 db, ${b_desc}, {units}; "
+                    f"{_mnemonic(plan)} {{{acc}}}, {left}, db, one{_immediates(plan)};"
+                )
+    lines.append("wgmma.commit_group.sync.aligned;")
+    declared = ".reg .b64 da, db; .reg .pred one; setp.eq.b32 one, 1, 1;"
+    return "{ " + declared + "\n" + "\n".join(lines) + "\n}"
+
+
+def _mnemonic(plan: _Plan) -> str:
+    shape = f"m{M_ROWS}n{plan.n}k{plan.k_step}"
+    return f"wgmma.mma_async.sync.aligned.{shape}.{'.'.join(plan.types)}"
+
+
+def _immediates(plan: _Plan) -> str:
+    """Signs of both operands, and for 16-bit ones in SMEM their transpose bits."""
+    kind = plan.types[1]
+    if kind in ("s8", "u8"):
+        return ""
+    if kind not in ("f16", "bf16"):
+        return ", 1, 1"
+    transposed = [int(x.transposed) for x in (plan.a, plan.b) if x is not None]
+    return ", 1, 1, " + ", ".join(map(str, transposed))
