@@ -206,7 +206,8 @@ def _primitives_by_name() -> dict[str, Any]:
         g.defjvp(lambda p, t: (p[0], t[0]))
         h = jax.custom_vjp(lambda y: y)
         h.defvjp(lambda y: (y, None), lambda _, ct: (ct,))
-        x = jax.lax.fori_loop(0, 2, lambda _, y: y + 1, f(g(h(x))))
+        x = jax.lax.optimization_barrier(f(g(h(x))))
+        x = jax.lax.fori_loop(0, 2, lambda _, y: y + 1, x)
         x = jax.lax.while_loop(lambda y: y < 0, lambda y: y, x)
         return jax.lax.cond(x > 0, lambda: x, lambda: -x) + jax.lax.axis_index("i")
 

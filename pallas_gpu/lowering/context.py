@@ -35,7 +35,8 @@ class KernelState:
       target: what is compiled for.
       builder: the open module.
       plan: SMEM and barriers.
-      parities: register state: parity bits of each barrier declaration, one i32 each.
+      state: register state that loops and branches carry: parity bits of each barrier
+        declaration (a scalar i32), and accumulators in scope (arrays).
       smem_top_bytes: top of the stack of SMEM arrays.
       axes: index of each named axis, emitted once in the prologue.
     """
@@ -44,7 +45,7 @@ class KernelState:
     target: arch.Target
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
-    parities: dict[int, ir.Value]
+    state: dict[Any, Any]
     smem_top_bytes: int = 0
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
 
@@ -199,12 +200,14 @@ def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
     )
 
 
-def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[int]:
+def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
     """Returns the register state that a body may touch.
 
-    These are the barriers it is given and those that its scopes declare.
+    These are the barriers and accumulators it is given, and the barriers that its
+    scopes declare: their phase outlives a scope. An accumulator does not.
     """
-    keys = {a.key for a in args if isinstance(a, vals.BarrierHandle)}
+    stateful = vals.BarrierHandle | vals.AccumulatorHandle
+    keys = {a.key for a in args if isinstance(a, stateful)}
 
     def visit(inner: Any) -> None:
         for eqn in inner.eqns:
@@ -216,7 +219,7 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[int
                 visit(deeper)
 
     visit(jaxpr)
-    return sorted(keys)
+    return [key for key in kernel.state if key in keys]
 
 
 # --- positions ------------------------------------------------------------------------
@@ -225,15 +228,18 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[int
 def emit_axes(kernel: KernelState) -> None:
     """Splits the linear block index into the grid's and the batch's axes.
 
-    All axes lie on CUDA's x axis, whose limit is 2**31 - 1; the last one is fastest.
+    All axes lie on CUDA's x axis, whose limit is 2**31 - 1. The last is fastest; the
+    cluster's axes are the last, so that a cluster is a run of blocks.
     """
     mesh = kernel.params.mesh
-    named = list(zip(mesh.grid_names, mesh.grid, strict=True))
     batch = [(("batch", i), axis.size) for i, axis in enumerate(kernel.params.batch)]
+    named = zip(mesh.grid_names, mesh.grid, strict=True)
+    cluster = zip(mesh.cluster_names, mesh.cluster, strict=True)
+    axes = [*batch, *named, *cluster]
     builder = kernel.builder
     rest = builder.threads.block_id[0]
-    for name, size in reversed([*batch, *named]):
-        outermost = name == ([*batch, *named])[0][0]
+    for i, (name, size) in reversed(list(enumerate(axes))):
+        outermost = math.prod(n for _, n in axes[:i]) == 1
         if size == 1:
             kernel.axes[name] = builder.i32(0)
         elif outermost:
@@ -241,8 +247,6 @@ def emit_axes(kernel: KernelState) -> None:
         else:
             kernel.axes[name] = arith.remui(rest, builder.i32(size))
             rest = arith.divui(rest, builder.i32(size))
-    for name in mesh.cluster_names:
-        kernel.axes[name] = builder.i32(0)
     if mesh.thread_name is not None:
         kernel.axes[mesh.thread_name] = builder.threads.warpgroup
 

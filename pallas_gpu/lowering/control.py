@@ -35,29 +35,28 @@ from pallas_gpu.mosaic import scalars
 class _Border:
     """Values and register state that cross a region's border together."""
 
-    def __init__(self, kernel: KernelState, keys: Sequence[int], values: Sequence[Any]):
+    def __init__(self, kernel: KernelState, keys: Sequence[Any], values: Sequence[Any]):
         self.kernel = kernel
         self.keys = list(keys)
-        packed = [vals.pack(v) for v in values]
-        self.specs = [spec for _, spec in packed]
+        state = [kernel.state[key] for key in keys]
+        self.specs = [vals.pack(v)[1] for v in (*state, *values)]
 
     def pack(self, values: Sequence[Any]) -> list[ir.Value]:
         """Returns SSA values: the register state, then the values."""
-        ssa = [self.kernel.parities[key] for key in self.keys]
-        for value, spec in zip(values, self.specs, strict=True):
+        state = [self.kernel.state[key] for key in self.keys]
+        ssa: list[ir.Value] = []
+        for value, spec in zip([*state, *values], self.specs, strict=True):
             ssa += vals.pack(_match(value, spec))[0]
         return ssa
 
     def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
         """Takes over the register state and returns the values."""
-        ssa = list(ssa)
-        for key in self.keys:
-            self.kernel.parities[key] = ssa.pop(0)
-        values = []
+        ssa, values = list(ssa), []
         for spec in self.specs:
             values.append(spec.unpack(ssa[: spec.count]))
             del ssa[: spec.count]
-        return values
+        self.kernel.state.update(zip(self.keys, values, strict=False))
+        return values[len(self.keys) :]
 
 
 def _match(value: Any, spec: vals.Packed) -> Any:
@@ -81,7 +80,7 @@ def _match(value: Any, spec: vals.Packed) -> Any:
 @contextlib.contextmanager
 def _trial(kernel: KernelState) -> Iterator[None]:
     """Emits into a block that is thrown away; the register state is restored."""
-    saved = dict(kernel.parities)
+    saved = dict(kernel.state)
     top = kernel.smem_top_bytes
     region = scf.ExecuteRegionOp([])
     block = region.regions[0].blocks.append()
@@ -89,7 +88,7 @@ def _trial(kernel: KernelState) -> Iterator[None]:
         with ir.InsertionPoint(block):
             yield
     finally:
-        kernel.parities, kernel.smem_top_bytes = saved, top
+        kernel.state, kernel.smem_top_bytes = saved, top
         region.operation.erase()
 
 
@@ -213,9 +212,9 @@ def _while(ctx: RuleContext, *args):
         return lower_jaxpr(kernel, body, [*body_consts, *values])
 
     carry = _settle(kernel, carry, step)
-    keys = set(state_keys(kernel, body, body_consts))
-    keys |= set(state_keys(kernel, cond, cond_consts))
-    border = _Border(kernel, sorted(keys), carry)
+    touched = {*state_keys(kernel, body, body_consts)}
+    touched |= {*state_keys(kernel, cond, cond_consts)}
+    border = _Border(kernel, [k for k in kernel.state if k in touched], carry)
     initial = border.pack(carry)
     kinds = [v.type for v in initial]
     loop = scf.WhileOp(kinds, initial)
@@ -234,20 +233,18 @@ def _while(ctx: RuleContext, *args):
 def _cond(ctx: RuleContext, index, *args):
     kernel = ctx.kernel
     branches = [_open(b) for b in ctx.eqn.params["branches"]]
-    keys: set[int] = set()
+    touched: set[Any] = set()
     for branch in branches:
-        keys |= set(state_keys(kernel, branch, args))
+        touched |= {*state_keys(kernel, branch, args)}
     like = _branch_results(kernel, branches, args, ctx.eqn.outvars)
-    border = _Border(kernel, sorted(keys), like)
+    border = _Border(kernel, [k for k in kernel.state if k in touched], like)
 
     def emit(branch: _jax.Jaxpr) -> None:
-        saved = dict(kernel.parities)
+        saved = dict(kernel.state)
         scf.yield_(border.pack(lower_jaxpr(kernel, branch, args)))
-        kernel.parities = saved
+        kernel.state = saved
 
-    kinds = [kernel.parities[key].type for key in border.keys]
-    for value in like:
-        kinds += [v.type for v in vals.pack(value)[0]]
+    kinds = [v.type for v in border.pack(like)]
     choice = vals.scalar_value(index)
     results = _emit_choice(choice, branches, kinds, emit)
     return border.unpack(results)

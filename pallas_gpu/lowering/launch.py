@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,11 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.mosaic import mbarrier
+
+try:
+    from pallas_gpu.mosaic import cluster
+except ImportError:
+    cluster = None
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
 
@@ -48,6 +54,7 @@ def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
     spec = LaunchSpec(
         name=_symbol(params.name),
         grid=(ctx_lib.total_blocks(params), 1, 1),
+        cluster=(math.prod(params.mesh.cluster), 1, 1),
         threads=types.mesh.WARPGROUP_THREADS * warpgroups,
         smem_bytes=plan.smem_bytes,
         num_buffers=len(params.jaxpr.invars),
@@ -58,6 +65,9 @@ def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
         kernel = ctx_lib.KernelState(params, target, builder, plan, {})
         _prologue(kernel)
         ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
+        if spec.has_cluster:
+            # A CTA stays until nobody in the cluster reaches into its SMEM any more.
+            cluster.cluster_sync()
     return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
 
 
@@ -69,18 +79,26 @@ def _symbol(name: str) -> str:
 def _prologue(kernel: ctx_lib.KernelState) -> None:
     """Positions on the axes, and every barrier of the kernel, initialised once."""
     ctx_lib.emit_axes(kernel)
-    zero = kernel.builder.i32(0)
+    zero = vals.constant(0, ctx_lib.I32)
     declarations = list(_barriers(kernel.params.jaxpr, kernel.plan))
     for slot, barrier in declarations:
-        kernel.parities[slot] = zero
+        kernel.state[slot] = zero
         for i in range(barrier.size):
             offset = resources.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(
                 kernel.plan.barrier_offset_bytes + offset
             )
-            mbarrier.init(pointer, barrier.num_arrivals)
+            mbarrier.init(pointer, _arrivals(kernel.params.mesh, barrier))
     if declarations:
         kernel.builder.sync_after_init()
+
+
+def _arrivals(mesh: types.Mesh, barrier: types.Barrier) -> int:
+    """Returns the arrivals of a phase: a cluster barrier gets those of many CTAs."""
+    if not isinstance(barrier, types.ClusterBarrier):
+        return barrier.num_arrivals
+    sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
+    return barrier.num_arrivals * math.prod(sizes[a] for a in barrier.collective_axes)
 
 
 def _barriers(jaxpr: Any, plan: resources.Plan):

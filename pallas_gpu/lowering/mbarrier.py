@@ -10,9 +10,9 @@ from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, add_indices, i32
+from pallas_gpu.lowering.context import I32, RuleContext, add_indices, i32
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import addressing, mbarrier, module
+from pallas_gpu.mosaic import addressing, elementwise, mbarrier, module
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
 
@@ -87,15 +87,15 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     handle: vals.BarrierHandle = barrier.ref
     index = barrier_index(handle, barrier.transforms)
     pointer = barrier_pointer(ctx, handle, index)
-    builder, parities = ctx.builder, ctx.kernel.parities
-    bits = parities[handle.key]
+    builder, state = ctx.builder, ctx.kernel.state
+    bits = vals.scalar_value(state[handle.key])
     one = builder.i32(1)
     if isinstance(index, int):
         shift, mask = builder.i32(index), builder.i32(_signed(1 << index))
     else:
         shift, mask = index, arith.shli(one, index)
     mbarrier.wait(pointer, arith.andi(arith.shrui(bits, shift), one))
-    parities[handle.key] = arith.xori(bits, mask)
+    state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
     return []
 
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import (
-    RuleContext,
-    divisor,
-    starts,
-    unflatten_transforms,
-)
+from pallas_gpu.lowering import wgmma
+from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
+from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import elementwise, gmem, mbarrier, smem
 from pallas_gpu.mosaic import registers as regs
@@ -21,37 +18,6 @@ from pallas_gpu.primitives.registers import layout_cast_p, load_p
 
 # Rows and columns of the smallest tile that the tensor core's layouts cover.
 _WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
-
-
-def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
-    """Returns the emitter's view of a part of a reference."""
-    view = types.resolve(handle.ref_shape, transforms)
-    origin = starts(view)
-    divisors = tuple(map(divisor, origin))
-    sizes = tuple(axis.size for axis in view.axes)
-    kept = tuple(axis.kept for axis in view.axes)
-    # A view's `order` counts the kept axes, resolve's the axes of the reference.
-    ranks = sorted(view.order)
-    order = tuple(ranks.index(a) for a in view.order)
-    if isinstance(handle, vals.SmemHandle):
-        return smem.SmemView(
-            handle.pointer, handle.layout, handle.dtype,
-            origin, sizes, kept, order, divisors,
-        )  # fmt: skip
-    if isinstance(handle, vals.GmemHandle):
-        n = len(handle.lead)
-        return gmem.GmemView(
-            ctx.builder.buffers[handle.buffer_index],
-            handle.buffer_index,
-            handle.shape,
-            handle.dtype,
-            (*handle.lead, *origin),
-            (*(1,) * n, *sizes),
-            (*(False,) * n, *kept),
-            order,
-            (*(1,) * n, *divisors),
-        )
-    raise errors.InternalError(f"{type(handle).__name__} is no array in memory")
 
 
 def _covered_by_wgmma(rows: int, columns: int) -> bool:
@@ -107,6 +73,8 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
 @lane(_jax.get_p)
 def _get(ctx: RuleContext, handle: Any, *leaves: Any) -> Any:
     transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
+    if isinstance(handle, vals.AccumulatorHandle):
+        return wgmma.read_accumulator(ctx, handle, transforms, 0)
     return read(ctx, handle, transforms, None, True)
 
 
@@ -114,6 +82,11 @@ def _get(ctx: RuleContext, handle: Any, *leaves: Any) -> Any:
 def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
     transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
     old = None
+    if isinstance(handle, vals.AccumulatorHandle):
+        if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
+            old = wgmma.read_accumulator(ctx, handle, transforms, 0)
+        wgmma.write_accumulator(ctx, handle, transforms, value)
+        return old
     if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
         layout = getattr(value, "layout", None)
         old = read(ctx, handle, transforms, layout, True)

@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import wgmma
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.primitives.scoped import run_scoped_p
@@ -20,20 +21,32 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     outer_top = kernel.smem_top_bytes
     placed, kernel.smem_top_bytes = resources.place_arrays(eqn, outer_top)
     handles = [
-        _barrier(ctx, i, var.aval)
-        if isinstance(var.aval, types.BarrierRef)
-        else _array(ctx, allocation, var.aval)
+        _handle(ctx, i, var.aval, allocation)
         for i, (var, allocation) in enumerate(
             zip(resources.scope_refs(eqn), placed, strict=True)
         )
     ]
     # The scope before this one may have used the same bytes, in another warpgroup too.
     shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
-    if kernel.params.mesh.warpgroups > 1 and shares_bytes:
+    collective = bool(eqn.params["collective_axes"])
+    if kernel.params.mesh.warpgroups > 1 and collective and shares_bytes:
         nvvm.barrier()
     results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
     kernel.smem_top_bytes = outer_top
+    for handle in handles:
+        if isinstance(handle, vals.AccumulatorHandle):
+            del kernel.state[handle.key]
     return results
+
+
+def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
+    match aval:
+        case types.BarrierRef():
+            return _barrier(ctx, i, aval)
+        case types.AccumulatorRef():
+            return wgmma.new_accumulator(ctx, i, aval)
+        case _:
+            return _array(ctx, allocation, aval)
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:

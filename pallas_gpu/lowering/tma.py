@@ -8,7 +8,7 @@ from typing import Any
 from pallas_gpu import arch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.mbarrier import barrier_index, barrier_pointer, when
-from pallas_gpu.lowering.registers import memory_view
+from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import mbarrier, tma
 from pallas_gpu.primitives import tma as primitives

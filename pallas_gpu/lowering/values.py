@@ -75,6 +75,19 @@ class BarrierHandle:
         return self.barrier.shape
 
 
+@dataclasses.dataclass(frozen=True)
+class AccumulatorHandle:
+    """An accumulator; its values are register state.
+
+    Attributes:
+      key: names it in the register state.
+    """
+
+    key: Any
+    ref_shape: tuple[int, ...]
+    dtype: np.dtype
+
+
 def is_scalar(value: Any) -> bool:
     """True for a scalar."""
     return isinstance(value, regs.Splat) and value.shape == ()

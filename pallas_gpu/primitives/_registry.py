@@ -68,7 +68,11 @@ KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
         "layout_cast",
         "load",
         "run_scoped",
+        "set_max_registers",
         "wait_smem_to_gmem",
+        "wgmma",
+        "wgmma_accumulator_load",
+        "wgmma_wait",
     )
 }
 

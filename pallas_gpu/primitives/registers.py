@@ -15,6 +15,9 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
 load_p = registry.define("load", "registers")
+set_max_registers_p = registry.define(
+    "set_max_registers", "registers", multiple_results=True
+)
 layout_cast_p = registry.define("layout_cast", "registers")
 
 
@@ -148,3 +151,43 @@ def broadcasted_iota(
         )
     value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))
     return value if layout is None else layout_cast(value, layout)
+
+
+@set_max_registers_p.def_effectful_abstract_eval
+def _set_max_registers_type(*_, **__):
+    return [], {registry.KERNEL_EFFECT}
+
+
+def set_max_registers(n: int, *, action: str) -> None:
+    """Gives registers of this warpgroup back, or takes more.
+
+    PTX: setmaxnreg.inc.sync.aligned, setmaxnreg.dec.sync.aligned. Since: sm_90a.
+
+    Issued by a warpgroup. `"increase"` waits until other warpgroups of the block have
+    given back enough.
+
+    Args:
+      n: registers a thread, a multiple of 8 from 24 to 256.
+      action: `"increase"` or `"decrease"`.
+
+    Raises:
+      ArgumentError: a number or an action that the instruction does not have.
+    """
+    # PTX ISA, setmaxnreg: the immediate is in the range 24 to 256, a multiple of 8.
+    if not isinstance(n, int) or not 24 <= n <= 256 or n % 8:
+        raise errors.ArgumentError(
+            "set_max_registers: no such number of registers",
+            expected="a multiple of 8 from 24 to 256",
+            got=n,
+            hint="a block of W warpgroups has 65536 / (128 W) registers a thread",
+            where=_jax.where_now(),
+        )
+    if action not in ("increase", "decrease"):
+        raise errors.ArgumentError(
+            "set_max_registers: no such action",
+            expected="'increase' or 'decrease'",
+            got=repr(action),
+            hint="producers decrease, consumers increase",
+            where=_jax.where_now(),
+        )
+    ops.bind(set_max_registers_p, {}, n=n, action=action)

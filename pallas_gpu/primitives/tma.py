@@ -52,7 +52,9 @@ def copy_gmem_to_smem(
       src: GMEM reference or a part of one.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier.
-      collective_axes: cluster axes of a multicast; not supported yet.
+      collective_axes: cluster axes of a multicast: all CTAs along them call this with
+        the same source; each loads a part and sends it to all of them, at the same
+        place in their SMEM, and every CTA's barrier counts all the bytes.
       leader_tracked: not supported yet.
       oob_mode: ZEROS (default) allows parts outside of the array; PROMISE_IN_BOUNDS
         makes them an error in the emulator.
@@ -62,7 +64,7 @@ def copy_gmem_to_smem(
     Raises:
       MemorySpaceError: an operand lies elsewhere, or no barrier is given.
       ShapeError, DTypeError: source and destination differ.
-      UnsupportedError: a multicast.
+      UnsupportedError: leader_tracked.
 
     Example:
       >>> plgpu.copy_gmem_to_smem(x_gmem.at[plgpu.ds(i * 64, 64)], x_smem, barrier)
@@ -81,14 +83,15 @@ def copy_gmem_to_smem(
             where=_jax.where_now(),
         )
     ops.require_one_barrier(barrier, who)
-    if collective_axes or leader_tracked is not None:
+    if leader_tracked is not None:
         raise errors.UnsupportedError(
-            f"{who}: collective_axes and leader_tracked are not supported yet",
-            expected="neither",
-            got=f"collective_axes={collective_axes}, leader_tracked={leader_tracked}",
-            hint="let each CTA copy for itself",
+            f"{who}: leader_tracked is not supported yet",
+            expected="leader_tracked=None",
+            got=repr(leader_tracked),
+            hint="leave it out",
             where=_jax.where_now(),
         )
+    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
     ops.bind(
@@ -100,6 +103,7 @@ def copy_gmem_to_smem(
             "predicate": predicate,
         },
         oob_mode=oob_mode or types.OOBFillMode.ZEROS,
+        collective_axes=tuple(axes or ()),
     )
 
 

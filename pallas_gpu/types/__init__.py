@@ -3,7 +3,14 @@
 
 from jax.extend import source_info_util as _source_info_util
 
-from pallas_gpu.types.barrier import Barrier
+from pallas_gpu.types.accumulator import (
+    ACC,
+    WGMMA_COLUMNS,
+    WGMMA_ROWS,
+    AccumulatorInit,
+    AccumulatorRef,
+)
+from pallas_gpu.types.barrier import Barrier, ClusterBarrier
 from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
 from pallas_gpu.types.memory_space import (
     GMEM,
@@ -36,15 +43,19 @@ from pallas_gpu.types.views import Axis, View, resolve
 _source_info_util.register_exclusion("<string>")
 
 __all__ = [
+    "ACC",
     "GMEM",
     "REGS",
     "SMEM",
     "TMEM",
+    "AccumulatorInit",
+    "AccumulatorRef",
     "Axis",
     "Barrier",
     "BarrierRef",
     "BlockSpec",
     "Blocked",
+    "ClusterBarrier",
     "CompilerParams",
     "Element",
     "GridSpec",
@@ -60,6 +71,8 @@ __all__ = [
     "SwizzleTransform",
     "TilingTransform",
     "Transform",
+    "WGMMA_COLUMNS",
+    "WGMMA_ROWS",
     "View",
     "base_aval",
     "describe",

@@ -72,3 +72,46 @@ class Barrier:
     def to_ref(self) -> refs.BarrierRef:
         """Returns a fresh abstract reference of this declaration."""
         return refs.BarrierRef(self)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClusterBarrier(Barrier):
+    """Declares barriers whose arrivals reach every CTA along cluster axes.
+
+    `barrier_arrive` on it arrives once in each CTA along `collective_axes`, at the same
+    barrier of the declaration; so a phase completes after `num_arrivals` arrivals from
+    each of these CTAs. `barrier_wait` waits on the CTA's own barrier.
+
+    PTX: mbarrier.arrive.release.cluster.shared::cluster with mapa. Since: sm_90.
+
+    Attributes:
+      collective_axes: names of cluster axes.
+      leader_tracked: not supported yet.
+
+    Raises:
+      ArgumentError: counts out of range, or no axis.
+      UnsupportedError: leader_tracked.
+    """
+
+    collective_axes: str | Sequence[str] = ()
+    leader_tracked: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        axes = self.collective_axes
+        axes = (axes,) if isinstance(axes, str) else tuple(axes)
+        object.__setattr__(self, "collective_axes", axes)
+        if not axes:
+            raise errors.ArgumentError(
+                "ClusterBarrier: there is no cluster axis",
+                expected="collective_axes with one name or several",
+                got=axes,
+                hint="use plgpu.Barrier for a barrier of one CTA",
+                where=_jax.where_now(),
+            )
+        if self.leader_tracked:
+            raise errors.UnsupportedError(
+                "ClusterBarrier: leader_tracked is not supported yet",
+                hint="leave it out",
+                where=_jax.where_now(),
+            )

@@ -11,6 +11,7 @@ without the kernel's line.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -137,7 +138,7 @@ def _stored(value: Any, view: RefView) -> Any:
     return value if value.shape == shape else jnp.broadcast_to(value, shape)
 
 
-class _Indexable(_jax.AbstractRef):
+class IndexableRef(_jax.AbstractRef):
     """Indexing of references of ours; `tracer` is the traced reference."""
 
     __slots__ = ()
@@ -156,7 +157,27 @@ class _Indexable(_jax.AbstractRef):
         RefView(tracer, ())[idx] = value
 
 
-class KernelRef(_Indexable):
+def _refuse_arithmetic(*_: Any) -> Any:
+    raise errors.ArgumentTypeError(
+        "arithmetic on a reference",
+        expected="a value: ref[...] reads all of it, ref[i] a part",
+        got="the reference itself",
+        hint="read it first, e.g. 2 * x_ref[...]",
+        where=_jax.where_now(),
+    )
+
+
+# The names under which a tracer looks up operators in its abstract value.
+_OPERATORS = """
+add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul
+rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert eq ne
+lt le gt ge bool
+"""
+for _operator in re.findall(r"\w+", _OPERATORS):
+    setattr(IndexableRef, f"_{_operator}", staticmethod(_refuse_arithmetic))
+
+
+class KernelRef(IndexableRef):
     """A reference to an array in GMEM, SMEM, TMEM or registers.
 
     Attributes:
@@ -197,7 +218,7 @@ class KernelRef(_Indexable):
         return hash((KernelRef, self.inner_aval, self.memory_space, self.transforms))
 
 
-class BarrierRef(_Indexable):
+class BarrierRef(IndexableRef):
     """A reference to one mbarrier or an array of them in SMEM.
 
     Attributes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.types import KernelRef, base_aval, describe
@@ -48,3 +49,20 @@ def test_attributes_of_references_and_views():
     assert seen["ref"] == ((64, 128), jnp.float32, 2, 64 * 128, 64)
     assert seen["view"] == ((128, 8), jnp.float32, 2, 1024)
     assert seen["text"] == ("GMEM float32[64, 128]", "SMEM float32[128, 8]")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x, o: o.set(2 * x),
+        lambda x, o: o.set(x + x),
+        lambda x, o: o.set(-x),
+        lambda x, o: plgpu.when(x > 1)(lambda: None),
+    ],
+)
+def test_arithmetic_on_a_reference_says_how_to_read_it(body):
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    with pytest.raises(plgpu.errors.ArgumentTypeError) as info:
+        kernel(jnp.ones((64, 64)))
+    assert "arithmetic on a reference" in str(info.value)
+    assert "x_ref[...]" in info.value.hint and "test_refs.py" in info.value.where

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`run_state`: from values to references and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
+
+
+def run_state(f: Callable[..., None]) -> Callable[..., Any]:
+    """Turns a function over accumulators into a function over values.
+
+    PTX: none of its own. Since: sm_90a.
+
+    Issued by a warpgroup. The result is read after all `wgmma` of the warpgroup.
+
+    Args:
+      f: takes a pytree of references and returns None.
+
+    Returns:
+      A function that takes the same pytree with `plgpu.ACC.init(array)` at its leaves,
+      or declarations `plgpu.ACC(...)` that start as zeros, and returns the final
+      values.
+
+    Raises:
+      ArgumentTypeError: a leaf is no accumulator.
+      KernelError: `f` returns a value.
+
+    Example:
+      >>> total = plgpu.run_state(lambda acc: plgpu.wgmma(acc, a, b))(
+      ...     plgpu.ACC.init(jnp.zeros((64, 128), jnp.float32)))
+    """
+
+    def run(init: Any) -> Any:
+        leaves, tree = jax.tree.flatten(init, is_leaf=_is_leaf)
+        for leaf in leaves:
+            _require_accumulator(leaf)
+        declarations = [getattr(leaf, "declaration", leaf) for leaf in leaves]
+
+        def scope(*refs: Any) -> Any:
+            for ref, leaf in zip(refs, leaves, strict=True):
+                if isinstance(leaf, types.AccumulatorInit):
+                    ref[...] = leaf.value
+            if f(jax.tree.unflatten(tree, refs)) is not None:
+                raise errors.KernelError(
+                    "run_state: the function returns a value",
+                    expected="None; the final state is what run_state returns",
+                    got="a value",
+                    hint="store results into the references",
+                    where=_jax.where_now(),
+                )
+            return [wgmma_accumulator_load(ref) for ref in refs]
+
+        return jax.tree.unflatten(tree, run_scoped(scope, *declarations))
+
+    return run
+
+
+def _is_leaf(x: Any) -> bool:
+    return isinstance(x, types.ACC | types.AccumulatorInit)
+
+
+def _require_accumulator(leaf: Any) -> None:
+    if not _is_leaf(leaf):
+        raise errors.ArgumentTypeError(
+            "run_state: a leaf is no accumulator",
+            expected="plgpu.ACC.init(array), or plgpu.ACC(shape, dtype)",
+            got=type(leaf).__name__,
+            hint="carry plain values through lax.fori_loop instead",
+            where=_jax.where_now(),
+        )

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of references, as the emitters want them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import errors, types
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext, divisor, starts
+from pallas_gpu.mosaic import gmem, smem
+
+
+def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+    """Returns the emitter's view of a part of a reference."""
+    view = types.resolve(handle.ref_shape, transforms)
+    origin = starts(view)
+    divisors = tuple(map(divisor, origin))
+    sizes = tuple(axis.size for axis in view.axes)
+    kept = tuple(axis.kept for axis in view.axes)
+    # A view's `order` counts the kept axes, resolve's the axes of the reference.
+    ranks = sorted(view.order)
+    order = tuple(ranks.index(a) for a in view.order)
+    if isinstance(handle, vals.SmemHandle):
+        return smem.SmemView(
+            handle.pointer, handle.layout, handle.dtype,
+            origin, sizes, kept, order, divisors,
+        )  # fmt: skip
+    if isinstance(handle, vals.GmemHandle):
+        n = len(handle.lead)
+        return gmem.GmemView(
+            ctx.builder.buffers[handle.buffer_index],
+            handle.buffer_index,
+            handle.shape,
+            handle.dtype,
+            (*handle.lead, *origin),
+            (*(1,) * n, *sizes),
+            (*(False,) * n, *kept),
+            order,
+            (*(1,) * n, *divisors),
+        )
+    raise errors.InternalError(f"{type(handle).__name__} is no array in memory")

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgmma: Hopper's tensor core instruction, its groups, its accumulators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+wgmma_p = registry.define("wgmma", "wgmma", multiple_results=True)
+wgmma_wait_p = registry.define("wgmma_wait", "wgmma", multiple_results=True)
+accumulator_load_p = registry.define("wgmma_accumulator_load", "wgmma")
+
+for _primitive in (wgmma_p, wgmma_wait_p):
+    _primitive.def_effectful_abstract_eval(
+        lambda *_, **__: ([], {registry.KERNEL_EFFECT})
+    )
+
+
+@accumulator_load_p.def_effectful_abstract_eval
+def _accumulator_load_type(*avals, tree, wait_n):
+    acc = ops.unflatten(tree, avals)["acc"]
+    view = acc.view(acc.ref.shape)
+    result = jax.core.ShapedArray(view.shape, acc.ref.dtype)
+    return result, {registry.KERNEL_EFFECT}
+
+
+# PTX ISA, wgmma.mma_async: element types of A and B, and of D for each.
+_FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+_ACCUMULATORS: dict[Any, tuple[Any, ...]] = {
+    jnp.dtype(jnp.float16): (jnp.float32, jnp.float16),
+    jnp.dtype(jnp.bfloat16): (jnp.float32,),
+    jnp.dtype(jnp.float32): (jnp.float32,),
+    **dict.fromkeys(_FLOAT8, (jnp.float32, jnp.float16)),
+    jnp.dtype(jnp.int8): (jnp.int32,),
+}
+# One instruction consumes 32 bytes of K.
+_K_BYTES = 32
+_MAX_COLUMNS = 256
+
+
+def wgmma(acc: Any, a: Any, b: Any) -> None:
+    """Starts `acc += a @ b` on the tensor core.
+
+    PTX: wgmma.fence, wgmma.mma_async.sync.aligned, wgmma.commit_group. Since: sm_90a.
+
+    Issued by a warpgroup. It is asynchronous: `wgmma_wait(n)` or a read of the
+    accumulator waits for it, and until then SMEM operands may not be overwritten. One
+    call is one group. Values that threads stored to SMEM need a `commit_smem()` before.
+    float32 operands are read as tf32 (10 bits of mantissa).
+
+    Args:
+      acc: accumulator (M, N), or a part of its columns.
+      a: (M, K) SMEM reference, or an array in registers (16-bit types in
+        `Layout.WGMMA`, 8-bit types in `Layout.WGMMA_8BIT`).
+      b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
+        and a SwizzleTransform of 32, 64 or 128 bytes. A reference stored the other way
+        round is passed as `ref.T`; 8-bit types and float32 need K in the minor
+        dimension: `a` as it is, `b` as the `.T` of an (N, K) reference.
+
+    Raises:
+      ArgumentTypeError: `acc` is no accumulator.
+      MemorySpaceError: an operand lies elsewhere.
+      ShapeError, DTypeError: shapes or types that the tensor core lacks.
+      LayoutError: an SMEM operand without the tiling and swizzle.
+    """
+    who = "wgmma"
+    _require_accumulator(acc, who)
+    ops.require_space(b, types.SMEM, who, "b")
+    a_is_ref = types.base_aval(a) is not None
+    if a_is_ref:
+        ops.require_space(a, types.SMEM, who, "a")
+    else:
+        a = jnp.asarray(a)
+    _check_types(acc, a, b)
+    _check_shapes(acc, a, b)
+    for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
+        _check_storage(operand, name)
+    ops.bind(
+        wgmma_p,
+        {
+            "acc": ops.operand(acc),
+            "a": ops.operand(a) if a_is_ref else a,
+            "b": ops.operand(b),
+        },
+    )
+
+
+def _require_accumulator(acc: Any, who: str) -> None:
+    if isinstance(types.base_aval(acc), types.AccumulatorRef):
+        return
+    raise errors.ArgumentTypeError(
+        f"{who}: the accumulator is none",
+        expected="a reference declared with plgpu.ACC((M, N), dtype)",
+        got=types.describe(acc),
+        hint="declare it in scratch_types, run_scoped or run_state",
+        where=_jax.where_now(),
+    )
+
+
+def _check_types(acc: Any, a: Any, b: Any) -> None:
+    a_type, b_type = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
+    both_float8 = a_type in _FLOAT8 and b_type in _FLOAT8
+    if a_type != b_type and not both_float8:
+        raise errors.DTypeError(
+            "wgmma: the operands have different element types",
+            expected="one type for both, or two 8-bit float types",
+            got=f"{a_type.name} and {b_type.name}",
+            hint="convert one of them before it is stored to SMEM",
+            where=_jax.where_now(),
+        )
+    accumulators = _ACCUMULATORS.get(a_type)
+    if accumulators is None:
+        raise errors.DTypeError(
+            "wgmma: the tensor core does not multiply this type",
+            expected=", ".join(d.name for d in _ACCUMULATORS),
+            got=a_type.name,
+            hint="convert the operands",
+            where=_jax.where_now(),
+        )
+    if jnp.dtype(acc.dtype) not in map(jnp.dtype, accumulators):
+        raise errors.DTypeError(
+            f"wgmma: {a_type.name} operands do not accumulate in this type",
+            expected=" or ".join(jnp.dtype(d).name for d in accumulators),
+            got=jnp.dtype(acc.dtype).name,
+            hint="declare the accumulator with that type: plgpu.ACC(shape, dtype)",
+            where=_jax.where_now(),
+        )
+
+
+def _check_shapes(acc: Any, a: Any, b: Any) -> None:
+    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
+    two = all(len(s) == 2 for s in shapes)
+    if not two or (
+        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
+    ):
+        raise errors.ShapeError(
+            "wgmma: the shapes do not form a product",
+            expected="acc (M, N), a (M, K), b (K, N)",
+            got="acc {}, a {}, b {}".format(*shapes),
+            hint="pass an operand that is stored transposed as ref.T",
+            where=_jax.where_now(),
+        )
+    k_step = _K_BYTES // jnp.dtype(a.dtype).itemsize
+    if shapes[1][1] % k_step:
+        raise errors.ShapeError(
+            "wgmma: K is no multiple of one instruction's",
+            expected=f"a multiple of {k_step} ({_K_BYTES} bytes)",
+            got=shapes[1][1],
+            hint="pad K with zeros",
+            where=_jax.where_now(),
+        )
+    (m, n), _, _ = shapes
+    if m % types.WGMMA_ROWS or n % types.WGMMA_COLUMNS or n > _MAX_COLUMNS:
+        raise errors.ShapeError(
+            "wgmma: the tensor core has no instruction of this shape",
+            expected=f"M a multiple of {types.WGMMA_ROWS}, N a multiple of "
+            f"{types.WGMMA_COLUMNS} up to {_MAX_COLUMNS}",
+            got=f"M = {m}, N = {n}",
+            hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
+            where=_jax.where_now(),
+        )
+
+
+def _check_storage(operand: Any, name: str) -> None:
+    aval = types.base_aval(operand)
+    layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+    elements = layout.swizzle * 8 // layout.itemsize_bits
+    tiled = layout.tiling is not None and tuple(layout.tiling) == (8, elements)
+    if tiled and layout.swizzle > 16:
+        _check_major(operand, name)
+        return
+    wanted = 128 * 8 // layout.itemsize_bits
+    raise errors.LayoutError(
+        f"wgmma: {name} is not stored as the tensor core reads it",
+        expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or 128 "
+        "bytes and n elements s bytes wide",
+        got=", ".join(t.describe() for t in aval.transforms) or "no transforms",
+        hint=f"declare it with transforms=(plgpu.TilingTransform((8, {wanted})), "
+        "plgpu.SwizzleTransform(128))",
+        where=_jax.where_now(),
+    )
+
+
+def _check_major(operand: Any, name: str) -> None:
+    steps = operand.transforms if isinstance(operand, _jax.TransformedRef) else ()
+    view = types.resolve(types.base_aval(operand).shape, steps)
+    swapped = view.order != tuple(sorted(view.order))
+    k_is_minor = swapped if name == "b" else not swapped
+    if k_is_minor or jnp.dtype(operand.dtype).itemsize == 2:
+        return
+    raise errors.LayoutError(
+        f"wgmma: {name} is stored with K in the major dimension",
+        expected="K in the minor dimension: the hardware transposes 16-bit types only",
+        got=f"{types.describe(operand)}, a view of {tuple(view.base_shape)}",
+        hint="store it as (N, K) and pass ref.T"
+        if name == "b"
+        else "store it as (M, K)",
+        where=_jax.where_now(),
+    )
+
+
+def wgmma_wait(n: int) -> None:
+    """Waits until at most `n` calls of `wgmma` are under way.
+
+    PTX: wgmma.wait_group.sync.aligned. Since: sm_90a.
+
+    Issued by the warpgroup that started them; afterwards the SMEM operands of the older
+    calls may be overwritten.
+
+    Args:
+      n: calls that may still be under way.
+
+    Raises:
+      ArgumentError: `n` is no non-negative integer.
+    """
+    _check_groups(n, "wgmma_wait")
+    ops.bind(wgmma_wait_p, {}, n=n)
+
+
+def _check_groups(n: Any, who: str) -> None:
+    if isinstance(n, int) and not isinstance(n, bool) and n >= 0:
+        return
+    raise errors.ArgumentError(
+        f"{who}: n is no number of groups",
+        expected="a Python integer, 0 or more",
+        got=repr(n),
+        hint="0 waits for all",
+        where=_jax.where_now(),
+    )
+
+
+def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
+    """Reads an accumulator.
+
+    PTX: wgmma.wait_group, then no instruction: the values are in registers.
+    Since: sm_90a.
+
+    Issued by a warpgroup. `acc[...]` is the same with `wait_n=0`.
+
+    Args:
+      acc: an accumulator, or a part of its columns.
+      wait_n: calls of `wgmma` that may still be under way, on other accumulators. None
+        does not wait: the author has waited before.
+
+    Returns:
+      The values, in `Layout.WGMMA`.
+
+    Raises:
+      ArgumentTypeError: `acc` is no accumulator.
+      ArgumentError: `wait_n` is negative.
+    """
+    who = "wgmma_accumulator_load"
+    _require_accumulator(acc, who)
+    if wait_n is not None:
+        _check_groups(wait_n, who)
+    return ops.bind(accumulator_load_p, {"acc": ops.operand(acc)}, wait_n=wait_n)

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accumulators of the tensor core: register state that kernels see as references."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.types.memory_space import MemorySpace
+from pallas_gpu.types.refs import IndexableRef
+
+# PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
+WGMMA_ROWS = 64
+WGMMA_COLUMNS = 8
+
+
+class AccumulatorRef(IndexableRef):
+    """A reference to an accumulator in the registers of one warpgroup."""
+
+    __slots__ = ()
+
+    def __init__(self, inner_aval: Any, memory_space: Any = None, kind: Any = None):
+        super().__init__(inner_aval, memory_space or MemorySpace.REGS, kind)
+
+    def update(self, inner_aval=None, memory_space=None, kind=None):
+        return AccumulatorRef(inner_aval or self.inner_aval, memory_space, kind)
+
+    def __eq__(self, other):
+        return type(other) is type(self) and self.inner_aval == other.inner_aval
+
+    def __hash__(self):
+        return hash((AccumulatorRef, self.inner_aval))
+
+
+@dataclasses.dataclass(frozen=True)
+class ACC:
+    """Declares an accumulator of wgmma in the registers of a warpgroup.
+
+    It starts as zeros. PTX: wgmma.mma_async, matrix D. Since: sm_90a.
+
+    Attributes:
+      shape: (M, N): M a multiple of 64, N of 8.
+      dtype: float32, float16 or int32.
+
+    Raises:
+      ShapeError, DTypeError: the tensor core has no such accumulator.
+    """
+
+    shape: Sequence[int]
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        object.__setattr__(self, "shape", tuple(self.shape))
+        object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
+        if (
+            len(self.shape) != 2
+            or self.shape[0] % WGMMA_ROWS
+            or self.shape[1] % WGMMA_COLUMNS
+            or min(self.shape) < 1
+        ):
+            raise errors.ShapeError(
+                "ACC: the tensor core has no accumulator of this shape",
+                expected=f"(M, N) with M a multiple of {WGMMA_ROWS} and N of "
+                f"{WGMMA_COLUMNS}",
+                got=self.shape,
+                hint="pad the tile",
+                where=_jax.where_now(),
+            )
+        if self.dtype not in (jnp.float32, jnp.float16, jnp.int32):
+            raise errors.DTypeError(
+                "ACC: the tensor core does not accumulate in this type",
+                expected="float32, float16 or int32",
+                got=self.dtype.name,
+                hint="accumulate in float32 and convert the result with astype",
+                where=_jax.where_now(),
+            )
+
+    @property
+    def memory_space(self) -> MemorySpace:
+        """Registers."""
+        return MemorySpace.REGS
+
+    def to_ref(self) -> AccumulatorRef:
+        """Returns a fresh abstract reference of this declaration."""
+        return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype))
+
+    @staticmethod
+    def init(array: Any) -> AccumulatorInit:
+        """Returns an accumulator with a start value, for `run_state`.
+
+        Args:
+          array: (M, N) values in registers.
+        """
+        array = jnp.asarray(array)
+        return AccumulatorInit(ACC(array.shape, array.dtype), array)
+
+
+@dataclasses.dataclass(frozen=True)
+class AccumulatorInit:
+    """An accumulator and its start value; made by `ACC.init`."""
+
+    declaration: ACC
+    value: Any
+
+    def to_ref(self) -> Any:
+        """Refuses: a start value belongs to run_state."""
+        raise errors.ArgumentError(
+            "ACC.init stands where a declaration is expected",
+            expected="plgpu.ACC(shape, dtype) in scratch_types and run_scoped",
+            got="plgpu.ACC.init(array)",
+            hint="pass it to plgpu.run_state, or store into the accumulator",
+            where=_jax.where_now(),
+        )
