@@ -45,17 +45,18 @@ def run_scoped(
     """
     mesh = scope.current_mesh("run_scoped")
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
-    _check_axes(mesh, tuple(axes))
     leaves, tree = jax.tree.flatten(
         (scratch_types, named_scratch_types), is_leaf=lambda x: hasattr(x, "to_ref")
     )
     refs = [_to_ref(leaf) for leaf in leaves]
+    _check_axes(mesh, tuple(axes), leaves)
 
     def body(*flat):
         positional, named = jax.tree.unflatten(tree, flat)
         return f(*positional, **named)
 
     closed, out_tree = _jax.trace(body, refs)
+    _require_values(closed.jaxpr.outvars)
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
         flat = run_scoped_p.bind(
@@ -64,9 +65,33 @@ def run_scoped(
     return jax.tree.unflatten(out_tree, flat)
 
 
-def _check_axes(mesh: types.Mesh, axes: tuple[str, ...]) -> None:
+def _require_values(outvars: Sequence[Any]) -> None:
+    escaped = [v.aval for v in outvars if isinstance(v.aval, _jax.AbstractRef)]
+    if escaped:
+        raise errors.KernelError(
+            "run_scoped: a reference leaves its scope",
+            expected="values as results",
+            got=types.describe(escaped[0]),
+            hint="return what it holds: ref[...]",
+            where=_jax.where_now(),
+        )
+
+
+def _check_axes(
+    mesh: types.Mesh, axes: tuple[str, ...], declarations: Sequence[Any]
+) -> None:
+    own = [d for d in declarations if isinstance(d, types.ACC)]
+    if own and axes:
+        raise errors.ArgumentError(
+            "an accumulator is allocated by all warpgroups together",
+            expected="a scope of its own for each warpgroup: its registers",
+            got=f"collective_axes={axes}",
+            hint="declare the ACC in a run_scoped without collective_axes, in the code "
+            "of the warpgroup that multiplies",
+            where=_jax.where_now(),
+        )
     expected = () if mesh.thread_name is None else (mesh.thread_name,)
-    if axes == expected:
+    if axes == expected or (axes == () and len(own) == len(declarations)):
         return
     if axes == () and mesh.warpgroups > 1:
         raise errors.UnsupportedError(
@@ -98,7 +123,7 @@ def _to_ref(declaration: Any) -> Any:
             where=_jax.where_now(),
         )
     space = getattr(declaration, "memory_space", types.SMEM)
-    if space is not types.SMEM:
+    if space is not types.SMEM and not isinstance(declaration, types.ACC):
         raise errors.UnsupportedError(
             f"scratch memory in {space.name} is not supported",
             expected="SMEM or a barrier",
