@@ -89,12 +89,12 @@ def place_arrays(
 ) -> tuple[list[Allocation | None], int]:
     """Places a scope's arrays above `top_bytes`; returns them and the new top.
 
-    The list has None for barriers.
+    The list has None for barriers and accumulators.
     """
     placed: list[Allocation | None] = []
     for var in scope_refs(eqn):
         aval = var.aval
-        if isinstance(aval, types.BarrierRef):
+        if isinstance(aval, types.BarrierRef | types.AccumulatorRef):
             placed.append(None)
             continue
         layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
