@@ -7,7 +7,7 @@ meaning on the CPU.
 
 from __future__ import annotations
 
-from pallas_gpu.emulator import mbarrier, refs, registers, scoped, tma
+from pallas_gpu.emulator import mbarrier, refs, registers, scoped, tma, wgmma
 from pallas_gpu.emulator.run import lowering_rule, run_kernel
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "run_kernel",
     "scoped",
     "tma",
+    "wgmma",
 ]

@@ -150,8 +150,8 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     jaxpr = step.params["jaxpr"]
     declared = [v.aval for v in jaxpr.invars[len(ins) :]]
     shared = bool(step.params["collective_axes"])
-    scope = yield from scoped.enter(wg, id(jaxpr), declared, shared)
-    results = yield from run(wg, plans.plan_of(jaxpr), [*ins, *scope.allocated])
+    scope, refs = yield from scoped.enter(wg, id(jaxpr), declared, shared)
+    results = yield from run(wg, plans.plan_of(jaxpr), [*ins, *refs])
     wg.location = step.location
     scoped.leave(wg, scope)
     return results

@@ -75,22 +75,34 @@ class Machine:
         """Yields the CTAs of one cluster after the other."""
         for position in itertools.product(*(range(n) for n in batch)):
             for block in itertools.product(*(range(n) for n in self.mesh.grid)):
-                yield [
-                    Cta(self, position, dict(self._axes(block, rank)))
+                ctas = [
+                    Cta(self, position, dict(self._axes(block, rank)), rank)
                     for rank in itertools.product(
                         *(range(n) for n in self.mesh.cluster)
                     )
                 ]
+                for cta in ctas:
+                    cta.cluster = ctas
+                yield ctas
 
     def _axes(self, block: Sequence[int], rank: Sequence[int]):
         yield from zip(self.mesh.grid_names, block, strict=True)
         yield from zip(self.mesh.cluster_names, rank, strict=True)
 
     def run(self, ctas: Sequence[Cta]) -> None:
-        """Runs the CTAs of one cluster to their end."""
+        """Runs the CTAs of one cluster to their end.
+
+        Raises:
+          BarrierError: a barrier that other CTAs arrive on ends within a phase.
+        """
         self.threads = [t for cta in ctas for t in cta.warpgroups]
         scheduler.run(self.threads, self.in_flight, self.rng)
         self.in_flight.drain()
+        if len(ctas) > 1:
+            # Only now have all arrivals from other CTAs come.
+            for cta in ctas:
+                for barriers in cta.barriers.values():
+                    barriers.require_quiet()
 
 
 class Cta:
@@ -100,13 +112,34 @@ class Cta:
       number: counts CTAs in the order in which they run.
       batch: position on the unnamed axes that `jax.vmap` added.
       axes: position on the named grid and cluster axes.
+      rank: position in the cluster.
+      cluster: the CTAs of the cluster, this one included.
       memories: SMEM that is allocated now.
-      scopes: shared scopes that warpgroups are entering or in, by visit.
+      scopes: scopes that warpgroups are entering or in, by visit.
+      left: how often each scope has been left.
+      left_at: the time of each warpgroup when it last left a scope.
       barriers: of the scopes entered so far.
+      multicasts: copies that some CTAs along an axis have issued and some have not,
+        kept with the first of these CTAs.
+      multicast_counts: how many of them this CTA has issued, by destination.
+      registers: how many each warpgroup has asked for.
     """
 
-    def __init__(self, machine: Machine, batch: tuple[int, ...], axes: dict[str, int]):
+    def __init__(
+        self,
+        machine: Machine,
+        batch: tuple[int, ...],
+        axes: dict[str, int],
+        rank: tuple[int, ...] = (),
+    ):
         self.machine = machine
+        self.rank = rank
+        self.cluster: list[Cta] = [self]
+        self.left: dict[Any, int] = {}
+        self.left_at: ordering.Clock = {}
+        self.multicasts: dict[Any, Any] = {}
+        self.multicast_counts: dict[Any, int] = {}
+        self.registers: dict[int, int] = {}
         self.number = machine.new_cta()
         self.batch = batch
         self.axes = axes
@@ -122,6 +155,26 @@ class Cta:
         parts = [f"vmap index {i}" for i in self.batch]
         parts += [f"{name}={i}" for name, i in self.axes.items()]
         return f"CTA ({', '.join(parts)})" if parts else "the only CTA"
+
+    @property
+    def suffix(self) -> str:
+        """Tells this CTA's memory from that of others in the cluster, for messages."""
+        return f" of {self.name}" if len(self.cluster) > 1 else ""
+
+    @property
+    def ended(self) -> bool:
+        """True when all warpgroups have ended."""
+        return all(wg.done for wg in self.warpgroups)
+
+    def along(self, axes: Sequence[str]) -> list[Cta]:
+        """Returns the CTAs along cluster axes, this one included, by rank."""
+        names = self.machine.mesh.cluster_names
+        fixed = [i for i, name in enumerate(names) if name not in axes]
+        return [
+            cta
+            for cta in self.cluster
+            if all(cta.rank[i] == self.rank[i] for i in fixed)
+        ]
 
 
 class Warpgroup:
@@ -153,7 +206,9 @@ class Warpgroup:
         self.visits: dict[Any, int] = {}
         mesh = machine.mesh
         self.sole = mesh.warpgroups * math.prod(mesh.cluster) == 1
-        self.stores: Any = None  # the stream of copies to GMEM, made by its family
+        # Streams of asynchronous work, made by their families.
+        self.stores: Any = None
+        self.mmas: Any = None
 
     @property
     def name(self) -> str:
@@ -231,15 +286,7 @@ class Warpgroup:
         if not lenient:
             region.require_inside("read")
         self.access(region, writes=False)
-        missing = region.first_unwritten()
-        if missing is not None:
-            name = region.memory.name
-            raise errors.UninitializedReadError(
-                f"{name} is read where nothing has been written",
-                expected="a value stored or copied there before",
-                got=f"element {list(missing)} without a value",
-                hint="write it first, or copy to it and wait for the barrier",
-            )
+        region.require_written()
         if lenient:
             return region.load_clipped(poison(region.dtype))
         return region.load()

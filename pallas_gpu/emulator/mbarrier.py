@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,14 @@ class Barrier:
       arrivals: that complete a phase.
       phase: number of completed phases.
       pending_arrivals: still missing in the current phase.
-      pending_bytes: announced by copies in the current phase and not there yet.
+      pending_bytes: announced by copies in the current phase and not there yet;
+        negative when another CTA's part of a multicast was quicker.
+      parts: by CTA, parts of multicasts that are announced and not issued.
     """
 
     __slots__ = (
-        "_completed", "_gathered", "actor", "arrivals", "name", "pending_arrivals",
-        "pending_bytes", "phase",
+        "_completed", "_gathered", "actor", "arrivals", "name", "parts",
+        "pending_arrivals", "pending_bytes", "phase",
     )  # fmt: skip
 
     def __init__(self, name: str, arrivals: int, actor: int):
@@ -39,16 +42,28 @@ class Barrier:
         self.phase = 0
         self.pending_arrivals = arrivals
         self.pending_bytes = 0
+        self.parts: dict[str, int] = {}
         self._gathered: ordering.Clock = {}
         self._completed: ordering.Clock = {}
 
     def state(self) -> str:
         """Describes the barrier, for reports."""
         came = self.arrivals - self.pending_arrivals
-        return (
+        text = (
             f"{self.name}: {self.phase} phases complete; in the current one {came} of "
             f"{self.arrivals} arrivals, {self.pending_bytes} bytes of copies pending"
         )
+        missing = [name for name, count in self.parts.items() if count > 0]
+        if missing:
+            text += (
+                "; a multicast is incomplete: its part has not been copied by "
+                + ", ".join(missing)
+            )
+        return text
+
+    def expect_part(self, sender: str, count: int) -> None:
+        """Counts parts of multicasts that a CTA has to send (1) or has sent (-1)."""
+        self.parts[sender] = self.parts.get(sender, 0) + count
 
     def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
         """Counts one arrival, with the bytes that a copy announces.
@@ -137,19 +152,60 @@ class BarrierArray:
     Attributes:
       name: for messages.
       shape: of the array.
+      declaration: what the author wrote.
     """
 
-    def __init__(self, cta: Cta, declaration: types.Barrier, number: int):
-        self.name = f"barrier (allocation {number})"
+    def __init__(self, cta: Cta, declaration: types.Barrier, key: Any):
+        number = next(cta.allocations)
+        self.name = f"barrier (allocation {number}{cta.suffix})"
         self.shape = declaration.shape
+        self.declaration = declaration
+        self._cta = cta
+        self._key = key
         self._barriers = np.empty(self.shape, object)
+        sizes = dict(cta.machine.mesh.axes)
+        arrivals = declaration.num_arrivals * math.prod(
+            sizes[axis] for axis in self.collective_axes
+        )
         for index in itertools.product(*(range(n) for n in self.shape)):
             at = f"barrier {list(index)}" if index else "the barrier"
             self._barriers[index] = Barrier(
-                f"{at} (allocation {number})",
-                declaration.num_arrivals,
+                f"{at} (allocation {number}{cta.suffix})",
+                arrivals,
                 cta.machine.new_actor(),
             )
+
+    @classmethod
+    def of(cls, cta: Cta, declaration: types.Barrier, key: Any) -> BarrierArray:
+        """Returns a CTA's barriers of a declaration.
+
+        They are there from the start of the kernel, so the first who asks makes them.
+
+        Args:
+          cta: whose.
+          declaration: what the author wrote.
+          key: which declaration: (scope, position in it).
+        """
+        if key not in cta.barriers:
+            cta.barriers[key] = cls(cta, declaration, key)
+        return cta.barriers[key]
+
+    @property
+    def collective_axes(self) -> tuple[str, ...]:
+        """Cluster axes along which an arrival reaches every CTA."""
+        if isinstance(self.declaration, types.ClusterBarrier):
+            return tuple(self.declaration.collective_axes)
+        return ()
+
+    def same_in(self, cta: Cta) -> BarrierArray:
+        """Returns the barriers of the same declaration in another CTA."""
+        return self.of(cta, self.declaration, self._key)
+
+    def everywhere(self) -> list[BarrierArray]:
+        """Returns the barriers that an arrival reaches: this CTA's, and others'."""
+        if not self.collective_axes:
+            return [self]
+        return [self.same_in(cta) for cta in self._cta.along(self.collective_axes)]
 
     def one(self, region: Region) -> Barrier:
         """Returns the barrier that a region of this array names.
@@ -179,8 +235,12 @@ def skipped(operands: dict[str, Any]) -> bool:
 
 @registry.register(mbarrier.barrier_arrive_p, registry.RuleKind.EMULATE)
 def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    if not skipped(operands):
-        barrier_of(operands["barrier"]).arrive(wg.release())
+    if skipped(operands):
+        return
+    region = operands["barrier"]
+    known = wg.release()
+    for barriers in region.memory.everywhere():
+        barriers.one(region).arrive(known)
 
 
 @registry.register(mbarrier.barrier_wait_p, registry.RuleKind.EMULATE)

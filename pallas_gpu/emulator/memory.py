@@ -56,6 +56,8 @@ class Memory:
         (warpgroup's actor, box) -> (line, warpgroup's name).
       read_only: an input of the kernel.
       owners: for a result under race detection: the CTA that wrote each element, or -1.
+      place: (visit of a scope, position in it) of an SMEM array: where other CTAs of
+        the cluster have the same array.
     """
 
     __slots__ = (
@@ -63,6 +65,7 @@ class Memory:
         "history",
         "name",
         "owners",
+        "place",
         "read_only",
         "space",
         "unfenced",
@@ -77,6 +80,7 @@ class Memory:
         self.written = written
         self.read_only = read_only
         self.owners: Any = None
+        self.place: Any = None
         self.history = ordering.History()
         self.unfenced: dict[tuple[int, ordering.Box], tuple[str | None, str]] = {}
 
@@ -173,6 +177,37 @@ class Region:
             hint="check the index, or guard the access with plgpu.when",
         )
 
+    def require_written(self) -> None:
+        """Raises UninitializedReadError for an element without a value."""
+        missing = self.first_unwritten()
+        if missing is None:
+            return
+        raise errors.UninitializedReadError(
+            f"{self.memory.name} is read where nothing has been written",
+            expected="a value stored or copied there before",
+            got=f"element {list(missing)} without a value",
+            hint="write it first, or copy to it and wait for the barrier",
+        )
+
+    def require_fenced(self, reader: str) -> None:
+        """Raises RaceError when threads wrote a part and no fence has followed.
+
+        Args:
+          reader: the asynchronous work that is about to read, for the message.
+        """
+        box = self.box()
+        for (_, written), (where, who) in self.memory.unfenced.items():
+            if ordering.overlap(written, box):
+                raise errors.RaceError(
+                    f"{reader} reads {self.memory.name}, written at {where} and not "
+                    "fenced",
+                    expected="commit_smem() by the writing warpgroup between the write "
+                    f"and {reader}",
+                    got=f"{who} wrote elements {ordering.box_text(written)} without "
+                    "one",
+                    hint="call commit_smem()",
+                )
+
     def key(self) -> tuple[Any, ...]:
         """Returns an index for numpy; the result is a view, also of one element."""
         return (
@@ -191,9 +226,13 @@ class Region:
             return view
         return view.transpose([kept.index(a) for a in self.order])
 
+    def peek(self) -> np.ndarray:
+        """Returns the elements of a region that lies inside, not copied."""
+        return self._ordered(self.memory.data[self.key()])
+
     def load(self) -> np.ndarray:
         """Returns a copy of a region that lies inside."""
-        return np.array(self._ordered(self.memory.data[self.key()]))
+        return np.array(self.peek())
 
     def store(self, value: Any) -> None:
         """Writes a region that lies inside."""

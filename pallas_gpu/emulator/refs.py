@@ -9,7 +9,10 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax
+from pallas_gpu.emulator import wgmma
 from pallas_gpu.emulator.machine import Warpgroup
+from pallas_gpu.emulator.memory import Region
+from pallas_gpu.emulator.scheduler import Run
 from pallas_gpu.primitives import _registry as registry
 
 _EMULATE = registry.RuleKind.EMULATE
@@ -17,7 +20,10 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @registry.register(_jax.get_p, _EMULATE)
 def _get(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
-    value = wg.read(operands["ref"])
+    region = operands["ref"]
+    if _is_accumulator(region):
+        return wgmma.load(wg, region, 0)
+    value = wg.read(region)
     return value[()] if value.ndim == 0 else value
 
 
@@ -26,17 +32,39 @@ def _swap(
     wg: Warpgroup, operands: dict[str, Any], used: tuple[bool, ...], **_: Any
 ) -> Any:
     region = operands["ref"]
+    if _is_accumulator(region):
+        return _swap_accumulator(wg, region, np.asarray(operands["value"]), used[0])
     # A plain store is a swap whose result nobody reads: it must not count as a read.
     old = wg.read(region) if used[0] else None
     wg.write(region, np.asarray(operands["value"]))
     return old
 
 
+def _is_accumulator(region: Region) -> bool:
+    return isinstance(region.memory, wgmma.Accumulator)
+
+
+def _swap_accumulator(wg: Warpgroup, region: Region, value: Any, used: bool) -> Run:
+    old = None
+    if used:
+        old = yield from wgmma.load(wg, region, 0)
+    yield from wgmma.store(wg, region, value)
+    return old
+
+
 @registry.register(_jax.addupdate_p, _EMULATE)
-def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     region = operands["ref"]
+    if _is_accumulator(region):
+        return _add_to_accumulator(wg, region, np.asarray(operands["value"]))
     old = wg.read(region)
     wg.write(region, old + np.asarray(operands["value"]))
+    return None
+
+
+def _add_to_accumulator(wg: Warpgroup, region: Region, value: Any) -> Run:
+    old = yield from wgmma.load(wg, region, 0)
+    yield from wgmma.store(wg, region, old + value)
 
 
 @registry.register(lax.axis_index_p, _EMULATE)

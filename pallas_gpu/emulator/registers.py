@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import plan
 from pallas_gpu.emulator.machine import Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -30,3 +30,40 @@ _jax.mlir.register_lowering(
     _jax.mlir.lower_fun(_layout_cast, multiple_results=False),
     platform="cpu",
 )
+
+
+# CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers an SM.
+_REGISTERS_PER_SM = 65536
+_WARPGROUP_THREADS = 128
+# PTX ISA, setmaxnreg: the smallest count.
+_FEWEST = 24
+
+
+@registry.register(registers.set_max_registers_p, registry.RuleKind.EMULATE)
+def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) -> None:
+    counts = wg.cta.registers
+    before = counts.get(wg.index)
+    if before is not None and (n < before if action == "increase" else n > before):
+        raise errors.KernelError(
+            f"set_max_registers: {action!r} to {n}, and the warpgroup has {before}",
+            expected="an increase to at least as many, or a decrease to at most as "
+            "many",
+            got=f"{before} to {n}",
+            hint="swap the action",
+        )
+    counts[wg.index] = n
+    others = len(wg.cta.warpgroups) - len(counts)
+    total = (sum(counts.values()) + others * _FEWEST) * _WARPGROUP_THREADS
+    if total <= _REGISTERS_PER_SM:
+        return
+    held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
+    raise errors.OutOfResources(
+        "set_max_registers: the warpgroups ask for more registers than there are",
+        resource="registers",
+        limit_bytes=4 * _REGISTERS_PER_SM,
+        used_bytes=4 * total,
+        expected=f"at most {_REGISTERS_PER_SM // _WARPGROUP_THREADS} a thread, summed "
+        "over the warpgroups",
+        got=f"{total // _WARPGROUP_THREADS} ({held})",
+        hint="decrease the producer's further, or increase the others' less",
+    )

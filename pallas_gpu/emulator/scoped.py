@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scoped allocations: SMEM and barriers for the extent of a body.
 
-A shared scope is entered by all warpgroups of the CTA together, which also orders what
-they did before it (the compiled kernel has to synchronise there, since barriers are
-initialised on entry). The last one to leave looks for work that nobody waited for.
+A CTA of a cluster may reach into a scope that another has not entered yet: the memory
+is there from the start, at an address that both know. A shared scope is entered by all
+warpgroups of the CTA together, which also orders what they did before it (the compiled
+kernel has to synchronise there, since barriers are initialised on entry). The last one
+to leave looks for work that nobody waited for.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pallas_gpu.emulator import ordering, scheduler
 from pallas_gpu.emulator.machine import Cta, Warpgroup
 from pallas_gpu.emulator.mbarrier import BarrierArray
 from pallas_gpu.emulator.memory import Memory
+from pallas_gpu.emulator.wgmma import Accumulator
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 
@@ -29,14 +32,17 @@ class Scope:
     """One entered scope.
 
     Attributes:
-      key: which scope and visit, for a shared one.
-      allocated: a Memory or BarrierArray for each declaration.
+      key: (scope, its one warpgroup or None, visit); the same in all CTAs.
+      declared: what is allocated.
+      allocated: a Memory or BarrierArray for each declaration; None for accumulators,
+        which every warpgroup has for itself.
       members: how many warpgroups have to enter.
       entered, left: how many have.
       clock: what they knew together when they entered.
     """
 
-    key: Any
+    key: tuple[int, int | None, int]
+    declared: Sequence[Any]
     allocated: list[Any]
     members: int
     entered: int = 0
@@ -47,25 +53,36 @@ class Scope:
 def enter(
     wg: Warpgroup, scope_id: int, declared: Sequence[Any], shared: bool
 ) -> scheduler.Run:
-    """Allocates, or finds what another warpgroup has allocated; returns the Scope."""
+    """Allocates, or finds what is allocated; returns the Scope and its references."""
     cta = wg.cta
-    if not shared or len(cta.warpgroups) == 1:
-        return Scope(None, _allocate(cta, scope_id, declared), 1)
     visit = wg.visits.get(scope_id, 0)
     wg.visits[scope_id] = visit + 1
-    key = (scope_id, visit)
-    if key not in cta.scopes:
-        allocated = _allocate(cta, scope_id, declared)
-        cta.scopes[key] = Scope(key, allocated, len(cta.warpgroups))
-    scope = cta.scopes[key]
+    scope = scope_of(cta, (scope_id, None if shared else wg.index, visit), declared)
     scope.entered += 1
-    ordering.join(scope.clock, wg.release())
-    yield scheduler.Wait(
-        lambda: scope.entered == scope.members,
-        "all warpgroups to enter run_scoped",
-        lambda: f"{scope.entered} of {scope.members} warpgroups have entered",
-    )
-    ordering.join(wg.clock, scope.clock)
+    if scope.members > 1:
+        ordering.join(scope.clock, wg.release())
+        yield scheduler.Wait(
+            lambda: scope.entered == scope.members,
+            "all warpgroups to enter run_scoped",
+            lambda: f"{scope.entered} of {scope.members} warpgroups have entered",
+        )
+        ordering.join(wg.clock, scope.clock)
+    refs = [
+        Accumulator(aval) if item is None else item
+        for aval, item in zip(declared, scope.allocated, strict=True)
+    ]
+    return scope, refs
+
+
+def scope_of(
+    cta: Cta, key: tuple[int, int | None, int], declared: Sequence[Any]
+) -> Scope:
+    """Returns a scope of a CTA, and makes it for the first who asks."""
+    scope = cta.scopes.get(key)
+    if scope is None:
+        members = len(cta.warpgroups) if key[1] is None else 1
+        scope = Scope(key, declared, _allocate(cta, key, declared), members)
+        cta.scopes[key] = scope
     return scope
 
 
@@ -74,48 +91,54 @@ def leave(wg: Warpgroup, scope: Scope) -> None:
 
     Raises:
       BarrierError: a copy or a barrier's phase is unfinished.
-      KernelError: a copy to GMEM may still read the memory.
+      KernelError: asynchronous work may still read the memory.
     """
+    cta = wg.cta
     scope.left += 1
+    cta.left_at[wg.actor] = wg.clock[wg.actor]
+    wg.release()
     if scope.left < scope.members:
         return
-    if scope.key is not None:
-        del wg.cta.scopes[scope.key]
+    del cta.scopes[scope.key]
+    cta.left[scope.key[:2]] = scope.key[2]
     for item in scope.allocated:
         if isinstance(item, Memory):
             _require_quiet(wg, item)
-            wg.cta.memories.remove(item)
+            cta.memories.remove(item)
     for item in scope.allocated:
-        if isinstance(item, BarrierArray):
+        # Arrivals of other CTAs may still come: those barriers are looked at when the
+        # cluster ends.
+        if isinstance(item, BarrierArray) and not item.collective_axes:
             item.require_quiet()
 
 
-def _allocate(cta: Cta, scope_id: int, declared: Sequence[Any]) -> list[Any]:
+def _allocate(cta: Cta, key: Any, declared: Sequence[Any]) -> list[Any]:
     allocated: list[Any] = []
     for position, aval in enumerate(declared):
-        if not isinstance(aval, types.BarrierRef):
-            allocated.append(_allocate_array(cta, aval))
-            continue
-        key = (scope_id, position)
-        if key not in cta.barriers:
-            number = next(cta.allocations)
-            cta.barriers[key] = BarrierArray(cta, aval.barrier, number)
-        allocated.append(cta.barriers[key])
+        match aval:
+            case types.BarrierRef():
+                place = (key[0], position)
+                allocated.append(BarrierArray.of(cta, aval.barrier, place))
+            case types.AccumulatorRef():
+                allocated.append(None)
+            case _:
+                allocated.append(_allocate_array(cta, aval, (key, position)))
     return allocated
 
 
-def _allocate_array(cta: Cta, aval: Any) -> Memory:
+def _allocate_array(cta: Cta, aval: Any, place: Any) -> Memory:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator has no scratch memory in {aval.memory_space.name}",
-            expected="SMEM or a barrier",
+            expected="SMEM, a barrier or an accumulator",
             hint="pass GMEM scratch as an additional output",
         )
-    number = next(cta.allocations)
-    name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} (allocation {number})"
+    where = f"(allocation {next(cta.allocations)}{cta.suffix})"
+    name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} {where}"
     zeros = cta.machine.params.uninitialized_memory == "zero"
     dtype = np.dtype(aval.dtype)
     memory = Memory.fresh(name, types.SMEM, tuple(aval.shape), dtype, zeros)
+    memory.place = place
     cta.memories.append(memory)
     return memory
 
@@ -137,8 +160,8 @@ def _require_quiet(wg: Warpgroup, memory: Memory) -> None:
             )
         raise errors.KernelError(
             f"{memory.name} is freed while {record.what} may still read it",
-            expected="wait_smem_to_gmem(0) before the kernel or the scope ends",
-            got=f"a copy from elements {ordering.box_text(record.box)}",
+            expected="a wait for it before the kernel or the scope ends",
+            got=f"{record.what} reads elements {ordering.box_text(record.box)}",
             hint=record.hint,
             where=record.where,
         )

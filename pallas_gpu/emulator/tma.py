@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering, scheduler
+from pallas_gpu import types
+from pallas_gpu.emulator import cluster, ordering, scheduler
 from pallas_gpu.emulator.machine import Warpgroup, require_writable
 from pallas_gpu.emulator.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.emulator.memory import Region, poison
@@ -30,7 +30,7 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @dataclasses.dataclass(slots=True)
 class Load:
-    """A copy to SMEM that has been issued."""
+    """A copy to SMEM that has been issued; a multicast is one for each CTA."""
 
     src: Region
     dst: Region
@@ -58,7 +58,11 @@ def _unwrite(region: Region, where: np.ndarray) -> None:
 
 @registry.register(tma.copy_gmem_to_smem_p, _EMULATE)
 def _copy_gmem_to_smem(
-    wg: Warpgroup, operands: dict[str, Any], oob_mode: types.OOBFillMode, **_: Any
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    oob_mode: types.OOBFillMode,
+    collective_axes: tuple[str, ...] = (),
+    **_: Any,
 ) -> None:
     if skipped(operands):
         return
@@ -67,16 +71,30 @@ def _copy_gmem_to_smem(
     if oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
         src.require_inside("the source of a copy that promises to be in bounds,")
     barrier = barrier_of(operands["barrier"])
-    by = (barrier.actor, barrier.phase + 1)
+    copies = [cluster.Part(src, dst, barrier)]
+    if collective_axes:
+        copies = cluster.multicast(
+            wg, src, dst, operands["barrier"], tuple(collective_axes)
+        )
+    for part in copies:
+        _record(wg, part, barrier)
+    barrier.arrive(wg.release(), announced_bytes=dst.bytes)
+    for part in copies:
+        load = Load(part.src, part.dst, part.barrier, oob_mode)
+        wg.machine.in_flight.submit(load)
+
+
+def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
+    """Checks and records what a copy will read and write; its destination is poison."""
+    src, dst = part.src, part.dst
     what = f"the copy from {src.memory.name}"
     hint = "call barrier_wait on the copy's barrier first"
-    wg.access(src, writes=False, what=what, by=by, hint=hint)
+    wg.access(src, writes=False, what=what, by=(own.actor, own.phase + 1), hint=hint)
+    by = (part.barrier.actor, part.barrier.phase + 1)
     wg.access(dst, writes=True, what=what, by=by, hint=hint)
     _forget_unfenced(dst)
     if dst.memory.written is not None or dst.dtype.kind not in "iub":
         dst.memory.data[dst.key()] = poison(dst.dtype)
-    barrier.arrive(wg.release(), announced_bytes=dst.bytes)
-    wg.machine.in_flight.submit(Load(src, dst, barrier, oob_mode))
 
 
 def _forget_unfenced(dst: Region) -> None:
@@ -167,15 +185,15 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
     require_writable(dst.memory)
     if any(low >= high for low, high in dst.box()):
         dst.require_inside("the destination of a copy that lies outside as a whole,")
-    _require_fenced(src)
+    src.require_fenced("a copy")
     group = stream.committed
     wg.access(
         src,
         writes=False,
         what=f"the copy to {dst.memory.name}",
         by=(stream.reading, group + 1),
-        hint="call wait_smem_to_gmem(0, wait_read_only=True) in the warpgroup that "
-        "started the copy first",
+        hint="call wait_smem_to_gmem(0), or wait_smem_to_gmem(0, wait_read_only=True) "
+        "for the source alone, in the warpgroup that started the copy first",
     )
     wg.access(
         dst,
@@ -187,19 +205,6 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
     stream.unread[group] = stream.unread.get(group, 0) + 1
     stream.unwritten[group] = stream.unwritten.get(group, 0) + 1
     wg.machine.in_flight.submit(Store(src, dst, stream, group))
-
-
-def _require_fenced(src: Region) -> None:
-    box = src.box()
-    for (_, written), (where, who) in src.memory.unfenced.items():
-        if ordering.overlap(written, box):
-            raise errors.RaceError(
-                f"a copy reads {src.memory.name}, written at {where} and not fenced",
-                expected="commit_smem() by the writing warpgroup between the write and "
-                "the copy",
-                got=f"{who} wrote elements {ordering.box_text(written)} without one",
-                hint="call commit_smem()",
-            )
 
 
 @registry.register(tma.commit_group_p, _EMULATE)

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tensor core computes: products exact, sums with the precision it keeps.
+
+16-bit types: products are exact in float32 and are summed there. The order and the
+rounding of the hardware's sums are its own; results agree up to float32's precision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# PTX ISA, "Data types" of wgmma: .tf32 has 10 bits of mantissa; float32 has 23.
+_TF32_MASK = np.uint32(0xFFFF_E000)
+# PTX ISA, wgmma.mma_async: K of one instruction is 32 bytes.
+_F16_K_STEP = 16
+_F8_K_STEP = 32
+# DeepSeek-V3 technical report (arXiv 2412.19437), section 3.5.2: the fp8 tensor cores
+# of Hopper shift all products of an instruction to their largest exponent, keep 14 bits
+# and truncate the rest. One of the 14 is the integer bit.
+_F8_FRACTION_BITS = 13
+# Products of int8 are below 2**14, so this many sum up exactly in float32.
+_EXACT_INT8_TERMS = 1024
+
+_FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+
+
+def multiply(a: np.ndarray, b: np.ndarray, acc: np.ndarray) -> np.ndarray:
+    """Returns acc + a @ b.
+
+    Args:
+      a: (M, K) elements.
+      b: (K, N) elements.
+      acc: (M, N) in float32, float16 or int32.
+    """
+    with np.errstate(all="ignore"):
+        if a.dtype.kind == "i":
+            return acc + _int8_product(a, b)
+        if a.dtype in _FLOAT8:
+            return _float8(acc, a, b)
+        if acc.dtype == np.float16:
+            return _float16(acc, widen(a), widen(b))
+        return acc + widen(a) @ widen(b)
+
+
+def widen(x: np.ndarray) -> np.ndarray:
+    """Returns what the tensor core reads of an operand, in float32."""
+    match x.dtype.name:
+        case "bfloat16":
+            return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        case "float32":
+            bits = np.ascontiguousarray(x).view(np.uint32) & _TF32_MASK
+            return bits.view(np.float32)
+        case "float8_e4m3fn" | "float8_e5m2":
+            return _table(x.dtype)[x.view(np.uint8)]
+        case _:
+            return x.astype(np.float32)
+
+
+_TABLES: dict[Any, np.ndarray] = {}
+
+
+def _table(dtype: Any) -> np.ndarray:
+    """Returns the float32 value of each of the 256 patterns."""
+    if dtype not in _TABLES:
+        _TABLES[dtype] = np.arange(256, dtype=np.uint8).view(dtype).astype(np.float32)
+    return _TABLES[dtype]
+
+
+def _int8_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns the product modulo 2**32, by way of the quick float32 multiplication."""
+    total: Any = np.int32(0)
+    for k in range(0, a.shape[1], _EXACT_INT8_TERMS):
+        piece = slice(k, k + _EXACT_INT8_TERMS)
+        product = a[:, piece].astype(np.float32) @ b[piece].astype(np.float32)
+        total = total + product.astype(np.int32)
+    return total
+
+
+def _float16(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A float16 accumulator is rounded after every instruction."""
+    for k in range(0, a.shape[1], _F16_K_STEP):
+        piece = slice(k, k + _F16_K_STEP)
+        acc = (acc.astype(np.float32) + a[:, piece] @ b[piece]).astype(np.float16)
+    return acc
+
+
+def _float8(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    steps = a.shape[1] // _F8_K_STEP
+    by_step_a = widen(a).reshape(a.shape[0], steps, _F8_K_STEP).transpose(1, 2, 0)
+    by_step_b = widen(b).reshape(steps, _F8_K_STEP, b.shape[1])
+    return np.array(_float8_steps(acc, by_step_a, by_step_b))
+
+
+@jax.jit
+def _float8_steps(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Accumulates instructions: `a` is (steps, K, M), `b` is (steps, K, N)."""
+
+    def step(acc, operands):
+        a, b = operands
+        total = _aligned_sum(acc.astype(jnp.float32), a, b)
+        return total.astype(acc.dtype), None
+
+    return jax.lax.scan(step, acc, (a, b))[0]
+
+
+def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Sums acc and the products of one instruction as integers of a common unit."""
+    products = a[:, :, None] * b[:, None, :]
+    exponents = _power_of_two(a)[:, :, None] * _power_of_two(b)[:, None, :]
+    largest = jnp.maximum(exponents.max(axis=0), _power_of_two(acc))
+    # Below this no product of 8-bit floats lies; it keeps the division finite.
+    unit = jnp.maximum(largest, 2.0**-64) * 2.0**-_F8_FRACTION_BITS
+    units = jnp.trunc(products / unit).sum(axis=0) + jnp.trunc(acc / unit)
+    total = _keep_fraction_bits(units * unit)
+    plain = acc + products.sum(axis=0)
+    return jnp.where(jnp.isfinite(plain), total, plain)
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """Returns the largest power of two that is not above |x|; 0 for 0."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F80_0000)
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def _keep_fraction_bits(x: jax.Array) -> jax.Array:
+    """Truncates float32's 23 bits of fraction to those that are kept."""
+    mask = jnp.uint32((0xFFFF_FFFF << (23 - _F8_FRACTION_BITS)) & 0xFFFF_FFFF)
+    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & mask
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
