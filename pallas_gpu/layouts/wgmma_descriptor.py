@@ -166,7 +166,7 @@ def plan_operand(
     rank = len(layout.shape)
     if tuple(kept) != (False,) * (rank - 2) + (True, True) or rank < 2:
         raise LayoutError(
-            f"The {name} operand of wgmma must be a matrix of its array's last two axes",
+            f"The {name} operand of wgmma must be its array's last two axes",
             expected="two axes, all before them indexed by integers",
             got=f"axes {[a for a, k in enumerate(kept) if k]} of {layout.shape}",
         )

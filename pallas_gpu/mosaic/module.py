@@ -257,6 +257,17 @@ class KernelBuilder:
         else:
             nvvm.barrier()
 
+    def sync_before_exit(self) -> None:
+        """Keeps a block of a cluster until all of them have finished.
+
+        PTX: `barrier.cluster.arrive`, `barrier.cluster.wait`; nothing without a
+        cluster. Since: sm_90. All threads of the block issue it last: a block may not
+        end while others copy into its SMEM or arrive on its mbarriers.
+        """
+        if self.spec.has_cluster:
+            nvvm.cluster_arrive(aligned=True)
+            nvvm.cluster_wait(aligned=True)
+
     # --- the shell --------------------------------------------------------------------
 
     def _emit_host_function(self) -> None:

@@ -7,8 +7,9 @@ also says that the data is visible; stores are waited for in groups.
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -18,6 +19,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.mosaic import addressing, dtypes, mbarrier, module, smem, tensor_map
+from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
 
@@ -40,6 +42,7 @@ def copy_gmem_to_smem(
     elected: ir.Value | None = None,
     sync: bool = True,
     arrive: bool = True,
+    multicast: Group | None = None,
 ) -> None:
     """Starts a copy of a GMEM slice into SMEM; elements over the edge become zero.
 
@@ -55,11 +58,17 @@ def copy_gmem_to_smem(
       elected: i1, true in the one thread that issues; the warpgroup's if None.
       sync: False where nobody else may still use the SMEM, or where one warp issues.
       arrive: False where the caller has announced the bytes already.
+      multicast: blocks of the cluster that all call this with the same slice and the
+        same places in their SMEM: each copies its part to all of them, and the bytes
+        of the whole count on the mbarrier of each (`.multicast::cluster`). Their SMEM
+        must be free and their mbarriers initialised before any of them calls.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
     """
-    plan = plan_transfer(gmem, smem_view)
+    if multicast is not None and multicast.count == 1:
+        multicast = None
+    plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
     descriptor = _descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
@@ -69,14 +78,22 @@ def copy_gmem_to_smem(
         # A CTA's own SMEM is part of its cluster's: address space 7 of NVPTX.
         target = llvm.addrspacecast(module.pointer_type(7), pointer)
         nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
-            target, descriptor, coordinates, barrier_pointer, []
+            target,
+            descriptor,
+            coordinates,
+            barrier_pointer,
+            [],
+            multicastMask=multicast.mask if multicast else None,
         )
 
     with predicated(kb.threads.elected if elected is None else elected):
         if arrive:
             num_bytes = transfer_bytes(smem_view)
             mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
-        _issue(plan, gmem.starts, base, copy)
+        if multicast is None:
+            _issue(plan, gmem.starts, base, copy)
+        else:
+            _issue_piece(plan, gmem.starts, base, copy, multicast)
 
 
 def copy_smem_to_gmem(
@@ -188,8 +205,12 @@ def fence_proxy_async() -> None:
 # --- the plan -------------------------------------------------------------------------
 
 
-def plan_transfer(gmem: GmemView, smem_view: SmemView) -> TmaPlan:
-    """The tensor map and instructions of a copy between two views."""
+def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPlan:
+    """The tensor map and instructions of a copy between two views.
+
+    Args:
+      pieces: equal parts that the instructions can be dealt out in.
+    """
     if gmem.shape != smem_view.shape or gmem.dtype != smem_view.dtype:
         raise errors.ShapeError(
             "The two sides of a copy differ",
@@ -213,6 +234,7 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView) -> TmaPlan:
         contiguous_layout(smem_view),
         start_multiples=[s if isinstance(s, int) else d for s, d in starts],
         inside=inside,
+        pieces=pieces,
     )
 
 
@@ -291,20 +313,63 @@ def _issue(
     steps = plan.instructions
     period = _period(steps) if len(steps) > _MAX_UNROLLED else None
     if period is None:
-        for step in steps:
-            pointer = addressing.offset_pointer(base, step.smem_offset_bytes)
-            pairs = zip(origin, step.addends, strict=True)
-            at = [_as_i32(smem.add_index(o, a)) for o, a in pairs]
-            copy(pointer, at[::-1])
+        _issue_each(steps, origin, base, copy)
         return
+    with _counting(len(steps)) as counter:
+        _issue_one(plan, origin, base, counter, period, copy)
+
+
+def _issue_piece(
+    plan: TmaPlan,
+    starts: Sequence[int | ir.Value],
+    base: ir.Value,
+    copy: Copy,
+    blocks: Group,
+) -> None:
+    """Emits this block's run of the copies, of as many runs as there are blocks."""
+    kernel = module.current()
+    origin = [_coordinate(dim.sources, starts) for dim in plan.dims]
+    steps = plan.instructions
+    share, period = len(steps) // blocks.count, _period(steps)
+    if period is None:
+        for piece in range(blocks.count):
+            run = steps[piece * share : (piece + 1) * share]
+            mine = arith.cmpi(arith.CmpIPredicate.eq, blocks.index, kernel.i32(piece))
+            with predicated(mine):
+                _issue_each(run, origin, base, copy)
+        return
+    first = arith.muli(blocks.index, kernel.i32(share))
+    if share > _MAX_UNROLLED:
+        with _counting(share) as counter:
+            number = arith.addi(first, counter)
+            _issue_one(plan, origin, base, number, period, copy)
+        return
+    for i in range(share):
+        number = arith.addi(first, kernel.i32(i))
+        _issue_one(plan, origin, base, number, period, copy)
+
+
+def _issue_each(
+    steps: Sequence[TmaInstruction],
+    origin: Sequence[int | ir.Value],
+    base: ir.Value,
+    copy: Copy,
+) -> None:
+    for step in steps:
+        pointer = addressing.offset_pointer(base, step.smem_offset_bytes)
+        pairs = zip(origin, step.addends, strict=True)
+        at = [_as_i32(smem.add_index(o, a)) for o, a in pairs]
+        copy(pointer, at[::-1])
+
+
+@contextlib.contextmanager
+def _counting(count: int) -> Iterator[ir.Value]:
+    """A loop of the kernel; gives its counter, an i32 from 0."""
     index = ir.IndexType.get()
-    low, high, one = (arith.constant(index, n) for n in (0, len(steps), 1))
+    low, high, one = (arith.constant(index, n) for n in (0, count, 1))
     loop = scf.ForOp(low, high, one)
     with ir.InsertionPoint(loop.body):
-        counter = arith.index_cast(
-            ir.IntegerType.get_signless(32), loop.induction_variable
-        )
-        _issue_one(plan, origin, base, counter, period, copy)
+        yield arith.index_cast(ir.IntegerType.get_signless(32), loop.induction_variable)
         scf.yield_([])
 
 

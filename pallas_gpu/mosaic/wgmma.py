@@ -274,9 +274,6 @@ def _plan(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> _Plan
     k_step = K_STEP_BYTES // b.dtype.itemsize
     plan_b = _operand(b, "b")
     plan_a = _operand(a, "a") if isinstance(a, SmemView) else None
-    if plan_a is not None and plan_a.swizzle != plan_b.swizzle:
-        # Each descriptor has its own swizzle, so the hardware does not mind.
-        pass
     types = (_ACCUMULATORS[acc.dtype], _TYPES[a.dtype][0], _TYPES[b.dtype][0])
     columns = _columns(n, plan_b, integer=acc.dtype == dtypes.I32)
     return _Plan((m, n, k), columns, k_step, plan_a, plan_b, types)
