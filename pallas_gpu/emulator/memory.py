@@ -9,6 +9,8 @@ been written turns a read of any other into an error.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -29,6 +31,7 @@ _NAN_BITS = {
 }
 
 
+@functools.cache
 def poison(dtype: Any) -> np.ndarray:
     """Returns what fresh memory of a dtype holds, as an array of shape ()."""
     dtype = jnp.dtype(dtype)
@@ -141,17 +144,21 @@ class Region:
     def bytes(self) -> int:
         """Size of the region, parts outside of the array included."""
         bits = types.itemsize_bits(self.dtype)
-        return int(np.prod(self.sizes, dtype=np.int64)) * bits // 8
+        return math.prod(self.sizes) * bits // 8
 
     def outside(self) -> int | None:
         """Returns the first axis on which the region leaves the array."""
+        shape = self.memory.shape
         for axis, (start, size) in enumerate(zip(self.starts, self.sizes, strict=True)):
-            if start < 0 or start + size > self.memory.shape[axis]:
+            if start < 0 or start + size > shape[axis]:
                 return axis
         return None
 
     def box(self) -> ordering.Box:
         """Returns the part of the region that lies inside of the array."""
+        if self.outside() is None:
+            pairs = zip(self.starts, self.sizes, strict=True)
+            return tuple([(start, start + size) for start, size in pairs])
         return tuple(
             (min(max(start, 0), n), max(min(start + size, n), 0))
             for start, size, n in zip(
@@ -195,6 +202,8 @@ class Region:
         Args:
           reader: the asynchronous work that is about to read, for the message.
         """
+        if not self.memory.unfenced:
+            return
         box = self.box()
         for (_, written), (where, who) in self.memory.unfenced.items():
             if ordering.overlap(written, box):

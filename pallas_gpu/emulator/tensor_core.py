@@ -28,36 +28,32 @@ _EXACT_INT8_TERMS = 1024
 _FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 
 
-def multiply(a: np.ndarray, b: np.ndarray, acc: np.ndarray) -> np.ndarray:
-    """Returns acc + a @ b.
+def accumulate(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Adds a @ b to acc.
 
     Args:
+      acc: (M, N) in float32, float16 or int32.
       a: (M, K) elements.
       b: (K, N) elements.
-      acc: (M, N) in float32, float16 or int32.
     """
-    with np.errstate(all="ignore"):
-        if a.dtype.kind == "i":
-            return acc + _int8_product(a, b)
-        if a.dtype in _FLOAT8:
-            return _float8(acc, a, b)
-        if acc.dtype == np.float16:
-            return _float16(acc, widen(a), widen(b))
-        return acc + widen(a) @ widen(b)
+    if a.dtype.kind == "i":
+        acc += _int8_product(a, b)
+    elif a.dtype in _FLOAT8:
+        acc[...] = _float8(acc, a, b)
+    elif acc.dtype == np.float16:
+        acc[...] = _float16(acc, widen(a), widen(b))
+    else:
+        acc += widen(a) @ widen(b)
 
 
 def widen(x: np.ndarray) -> np.ndarray:
     """Returns what the tensor core reads of an operand, in float32."""
-    match x.dtype.name:
-        case "bfloat16":
-            return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
-        case "float32":
-            bits = np.ascontiguousarray(x).view(np.uint32) & _TF32_MASK
-            return bits.view(np.float32)
-        case "float8_e4m3fn" | "float8_e5m2":
-            return _table(x.dtype)[x.view(np.uint8)]
-        case _:
-            return x.astype(np.float32)
+    if x.dtype == np.float32:
+        bits = np.ascontiguousarray(x).view(np.uint32) & _TF32_MASK
+        return bits.view(np.float32)
+    if x.dtype in _FLOAT8:
+        return _table(x.dtype)[x.view(np.uint8)]
+    return x.astype(np.float32)
 
 
 _TABLES: dict[Any, np.ndarray] = {}

@@ -103,8 +103,7 @@ class Product:
     def compute(self) -> None:
         """Reads the operands and adds their product."""
         a = self.a if isinstance(self.a, np.ndarray) else self.a.peek()
-        acc = self.acc.peek()
-        acc[...] = tensor_core.multiply(a, self.b.peek(), acc)
+        tensor_core.accumulate(self.acc.peek(), a, self.b.peek())
 
 
 @registry.register(wgmma.wgmma_p, _EMULATE)
