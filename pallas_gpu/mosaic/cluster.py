@@ -50,7 +50,7 @@ def rank() -> ir.Value:
         return kernel.i32(0)
     i32 = ir.IntegerType.get_signless(32)
     return kernel.hoisted(
-        "cluster rank", lambda: nvvm.read_ptx_sreg_cluster_ctarank(i32)
+        "cluster rank", lambda: nvvm.read_ptx_sreg_cluster_ctarank(results=[i32])
     )
 
 

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters: ranks, arrivals at neighbours, multicast copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.mosaic import cluster, gmem, mbarrier, registers, smem, tma
+from pallas_gpu.mosaic.smem import SmemView
+
+I32 = np.dtype(np.int32)
+
+
+def write_row(kb, out, row, value) -> None:
+    """Fills a row of 128 with one i32."""
+    layout = registers.place(WGStridedLayout((128,), 1), (128,))
+    array = registers.splat(value, I32, (128,)).materialize(layout)
+    gmem.store(out.slice((row, 0), (None, 128)), array)
+
+
+def block_number(kb, grid):
+    x, y, z = kb.threads.block_id
+    row = arith.addi(arith.muli(z, kb.i32(grid[1])), y)
+    return arith.addi(arith.muli(row, kb.i32(grid[0])), x)
+
+
+@pytest.mark.gpu
+def test_a_block_knows_its_rank_and_its_groups(run_kernel, typed):
+    grid, shape = (4, 4, 1), (2, 2, 1)  # x first
+
+    def body(kb, rank, index, mask, last):
+        row = block_number(kb, grid)
+        along_y = cluster.group((2, 2), (0,))
+        write_row(kb, rank, row, cluster.rank())
+        write_row(kb, index, row, along_y.index)
+        wide = arith.extui(kb.i32(0).type, along_y.mask)
+        write_row(kb, mask, row, wide)
+        write_row(kb, last, row, along_y.ranks[1])
+        kb.sync_before_exit()
+
+    results = [typed((16, 128), np.int32)] * 4
+    outs = run_kernel(body, [], results, grid=grid, cluster=shape)
+    rank, index, mask, last = (out[:, 0].reshape(4, 4) for out in outs)
+    y, x = np.mgrid[:4, :4] % 2
+    assert (rank == 2 * y + x).all()
+    assert (index == y).all()
+    assert (mask == (1 << x | 1 << (2 + x))).all()
+    assert (last == 2 + x).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
+def test_arrivals_reach_every_block_of_the_group(axes, run_kernel, typed):
+    def body(kb, out):
+        blocks = cluster.group((2, 2), axes)
+        barrier = kb.smem_pointer(0)
+        mbarrier.init(barrier, blocks.count)
+        kb.sync_after_init()
+        for parity in (0, 1, 0):
+            cluster.arrive(barrier, blocks)
+            cluster.wait(barrier, kb.i32(parity))
+        write_row(kb, out, kb.threads.block_id[0], kb.i32(7))
+        kb.sync_before_exit()
+
+    result = typed((8, 128), np.int32)
+    spec = {"grid": (8, 1, 1), "cluster": (4, 1, 1), "smem_bytes": 1024}
+    (out,) = run_kernel(body, [], [result], **spec)
+    assert (out == 7).all()
+
+
+# name: (tile, dtype, tiling, swizzle)
+TILES = {
+    "f16 128": ((128, 64), "float16", (8, 64), 128),
+    "f32 64": ((64, 48), "float32", (8, 16), 64),
+    "untiled": ((32, 40), "float32", None, 16),
+    "many": ((1024, 16), "int8", None, 16),
+    "leading": ((4, 64, 64), "bfloat16", (8, 64), 128),
+}
+
+
+def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
+    """Each block gets its group's tile by multicast and stores it to its own place."""
+    dtype = np.dtype(dtype)
+
+    def body(kb, x, out):
+        layout = SmemLayout(tile, 8 * dtype.itemsize, tiling, swizzle)
+        view = SmemView.whole(kb.smem_pointer(1024), layout, dtype)
+        barrier = kb.smem_pointer(0)
+        mbarrier.init(barrier, 1)
+        kb.sync_after_init()
+        block = kb.threads.block_id[0]
+        blocks = cluster.group(sizes, axes)
+        # Blocks of a group copy the tile that has the number of the group's first.
+        cluster_start = arith.subi(block, cluster.rank())
+        number = arith.addi(cluster_start, blocks.ranks[0])
+        whole = (None, *tile)
+        zeros = (0,) * len(tile)
+        source = x.slice((number, *zeros), whole)
+        tma.copy_gmem_to_smem(kb, source, view, barrier, multicast=blocks)
+        mbarrier.wait(barrier, kb.i32(0))
+        tma.copy_smem_to_gmem(kb, view, out.slice((block, *zeros), whole))
+        tma.wait_group(0)
+        kb.sync_before_exit()
+
+    return body
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("sizes", "axes"), [((2,), (0,)), ((4,), (0,)), ((2, 2), (0,)), ((2, 2), (1,))]
+)
+@pytest.mark.parametrize("tile", TILES)
+def test_multicast_delivers_the_tile_to_the_group(
+    tile, sizes, axes, run_kernel, typed, sample
+):
+    shape, dtype, *_ = TILES[tile]
+    x = sample((8, *shape), np.dtype(dtype))
+    body = multicast_copy(*TILES[tile], sizes, axes)
+    count = int(np.prod(sizes))
+    spec = {"grid": (8, 1, 1), "cluster": (count, 1, 1), "smem_bytes": 1 << 17}
+    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)], **spec)
+    rank = np.arange(8) % count
+    place = [rank // int(np.prod(sizes[a + 1 :])) % sizes[a] for a in range(len(sizes))]
+    first = sum(
+        p * int(np.prod(sizes[a + 1 :])) for a, p in enumerate(place) if a not in axes
+    )
+    expected = x[np.arange(8) - rank + first]
+    np.testing.assert_array_equal(out.view(np.uint8), expected.view(np.uint8))
+
+
+@pytest.mark.offline
+def test_a_multicast_copy_names_its_blocks(compile_kernel, typed):
+    x = typed((4, 128, 64), np.float16)
+    body = multicast_copy(*TILES["f16 128"], (2,), (0,))
+    spec = {"grid": (4, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
+    ptx = compile_kernel(body, [x], [x], **spec).ptx
+    copies = ptx.count("complete_tx::bytes.multicast::cluster")
+    assert copies == 1
+    assert ptx.count("shared::cluster.global") == copies
+    assert "barrier.cluster.arrive" in ptx
+
+
+@pytest.mark.offline
+def test_a_remote_arrival_is_released_to_the_cluster(compile_kernel):
+    def body(kb):
+        blocks = cluster.group((2,), (0,))
+        mbarrier.init(kb.smem_pointer(0), 2)
+        kb.sync_after_init()
+        cluster.arrive(kb.smem_pointer(0), blocks)
+        cluster.wait(kb.smem_pointer(0), kb.i32(0))
+        kb.sync_before_exit()
+
+    spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1024}
+    ptx = compile_kernel(body, **spec).ptx
+    assert ptx.count("mapa.shared::cluster") == 2
+    assert ptx.count("mbarrier.arrive.release.cluster.shared::cluster.b64") == 2
+    assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
+
+
+def test_without_a_cluster_the_rank_is_zero(build):
+    def body(kb):
+        assert cluster.rank() == kb.i32(0)
+        blocks = cluster.group((1,), (0,))
+        assert blocks.count == 1
+        kb.sync_before_exit()
+
+    assert "cluster" not in str(build(body))
+
+
+def test_a_group_of_one_copies_without_multicast(build, typed):
+    x = typed((8, 128, 64), np.float16)
+    body = multicast_copy(*TILES["f16 128"], (2, 1), (1,))
+    spec = {"grid": (8, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1 << 16}
+    assert "multicast_mask" not in str(build(body, [x], [x], **spec))
+
+
+def test_the_axes_are_those_of_the_launch(build):
+    spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
+    with pytest.raises(errors.ArgumentError, match="do not make up"):
+        build(lambda kb: cluster.group((4,), (0,)), **spec)
+    with pytest.raises(errors.ArgumentError, match="No such axes"):
+        build(lambda kb: cluster.group((2,), (1,)), **spec)
+
+
+def test_smem_of_a_neighbour_has_the_cluster_address_space(build):
+    def body(kb):
+        remote = cluster.map_shared(kb.smem_pointer(0), kb.i32(1))
+        assert str(remote.type) == "!llvm.ptr<7>"
+        with smem.predicated(kb.threads.elected):
+            cluster.emit_arrive_remote(remote)
+
+    build(body, grid=(2, 1, 1), cluster=(2, 1, 1), smem_bytes=1024)

@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgmma: what it multiplies, how ptxas takes it, what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, scf
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.mosaic import (
+    dtypes,
+    elementwise,
+    gmem,
+    mbarrier,
+    registers,
+    smem,
+    tma,
+    wgmma,
+)
+from pallas_gpu.mosaic.smem import SmemView
+
+SMEM = 200 * 1024
+# What ptxas says when it waits for an instruction that the kernel does not wait for.
+LATENCY = re.compile(r"serialized|warpgroup\.\w+ is injected")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product: operands lie as (M, K) and (K, N), or transposed in memory."""
+
+    a: str
+    b: str
+    acc: str
+    m: int = 64
+    n: int = 128
+    k: int = 128
+    a_transposed: bool = False
+    b_transposed: bool = False
+    a_swizzle: int = 128
+    b_swizzle: int = 128
+    in_registers: bool = False
+
+    def __str__(self) -> str:
+        sizes = f"{self.a}x{self.b}-{self.acc} {self.m}x{self.n}x{self.k}"
+        flips = (
+            "".join(" a.T" * self.a_transposed + " b.T" * self.b_transposed)
+            + " regs" * self.in_registers
+        )
+        return f"{sizes}{flips} {self.a_swizzle},{self.b_swizzle}"
+
+
+HALF = [("float16", "float32"), ("bfloat16", "float32"), ("float16", "float16")]
+# Types whose right operand must be K-major: it lies in memory as (N, K).
+K_MAJOR = [
+    ("float32", "float32", "float32"),
+    ("float8_e4m3fn", "float8_e4m3fn", "float32"),
+    ("float8_e4m3fn", "float8_e5m2", "float32"),
+    ("float8_e5m2", "float8_e4m3fn", "float16"),
+    ("int8", "int8", "int32"),
+    ("uint8", "int8", "int32"),
+]
+MAJORS = [
+    Case(t, t, acc, a_transposed=at, b_transposed=bt, a_swizzle=s, b_swizzle=s, m=128)
+    for t, acc in HALF
+    for at in (False, True)
+    for bt in (False, True)
+    for s in (128, 64, 32, 16)
+    if (t == "float16" and acc == "float32") or s == 128
+]
+OTHERS = [
+    Case(a, b, acc, b_transposed=True, a_swizzle=s, b_swizzle=s, m=128)
+    for a, b, acc in K_MAJOR
+    for s in (128, 64, 32, 16)
+    if s == 128 or a in ("float32", "int8")
+]
+FROM_REGISTERS = [
+    *(
+        Case(t, t, acc, m=128, b_transposed=bt, in_registers=True)
+        for t, acc in HALF
+        for bt in (False, True)
+    ),
+    *(
+        Case(a, b, acc, m=128, b_transposed=True, in_registers=True, b_swizzle=s)
+        for a, b, acc in K_MAJOR[1:]
+        for s in (128, 64, 32)
+        if s == 128 or a in ("int8", "float8_e4m3fn")
+    ),
+]
+SIZES = [
+    *(
+        Case("float16", "float16", "float32", n=n, b_transposed=True)
+        for n in (8, 24, 96, 200, 256)
+    ),
+    Case("float16", "float16", "float16", n=512),
+    Case("float16", "float16", "float16", n=320, b_transposed=True),
+    Case("int8", "int8", "int32", n=24, b_transposed=True),
+    Case("int8", "int8", "int32", n=40, b_transposed=True),
+    Case("int8", "int8", "int32", n=272, b_transposed=True),
+    Case("bfloat16", "bfloat16", "float32", k=512, a_swizzle=64),
+    Case("float16", "float16", "float32", m=64, n=256, k=64, a_swizzle=32),
+]
+ALL = [*MAJORS, *OTHERS, *FROM_REGISTERS, *SIZES]
+
+
+def operand(kb, offset, shape, dtype, swizzle) -> SmemView:
+    dtype = np.dtype(dtype)
+    tiling = (8, swizzle // dtype.itemsize)
+    layout = SmemLayout(shape, 8 * dtype.itemsize, tiling, swizzle)
+    return SmemView.whole(kb.smem_pointer(offset), layout, dtype)
+
+
+def fetch(kb, pairs) -> None:
+    """Copies operands into SMEM and waits for them."""
+    barrier = kb.smem_pointer(0)
+    mbarrier.init(barrier, len(pairs))
+    kb.sync_after_init()
+    for source, view in pairs:
+        with smem.predicated(mbarrier.block_leader()):
+            true = dtypes.constant(True, dtypes.BOOL)
+            tma.copy_gmem_to_smem(kb, source, view, barrier, elected=true, sync=False)
+    mbarrier.wait(barrier, kb.i32(0))
+
+
+def views(kb, case, x, y) -> tuple[SmemView, SmemView]:
+    a = operand(kb, 1024, x.shape, x.dtype, case.a_swizzle)
+    size = -(-a.layout.size_bytes // 1024) * 1024
+    b = operand(kb, 1024 + size, y.shape, y.dtype, case.b_swizzle)
+    return a, b
+
+
+def oriented(case, a: SmemView, b: SmemView) -> tuple[SmemView, SmemView]:
+    return (
+        a.transpose((1, 0)) if case.a_transposed else a,
+        b.transpose((1, 0)) if case.b_transposed else b,
+    )
+
+
+def product(case):
+    def body(kb, x, y, out):
+        stored = views(kb, case, x, y)
+        fetch(kb, list(zip((x, y), stored, strict=True)))
+        a, b = oriented(case, *stored)
+        if case.in_registers:
+            narrow = a.dtype.itemsize == 1
+            a = smem.load(
+                a, Layout.WGMMA_8BIT if narrow else Layout.WGMMA, optimized=False
+            )
+        acc = wgmma.zeros((case.m, case.n), np.dtype(case.acc))
+        acc = wgmma.mma(acc, a, b)
+        wgmma.wait(0)
+        gmem.store(out, wgmma.settle(acc))
+
+    return body
+
+
+def numbers(rng, shape, dtype) -> np.ndarray:
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return rng.normal(size=shape).astype(dtype)
+
+
+def tf32(x: np.ndarray) -> np.ndarray:
+    """What the tensor core reads of a float32: its upper 19 bits."""
+    return (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+
+
+def exact(x: np.ndarray) -> np.ndarray:
+    wide = tf32(x) if x.dtype == np.float32 else x
+    return wide.astype(np.int64 if x.dtype.kind in "iu" else np.float64)
+
+
+def check(out, a, b, acc) -> None:
+    """Compares with exact arithmetic; errors count relative to the sum of sizes.
+
+    float32: products are exact, sums of 128 terms lose a few of the 24 bits. float8:
+    the sums inside one instruction keep about 14 bits. float16: 11 bits, rounded after
+    each of the instructions.
+    """
+    a, b = exact(a), exact(b)
+    if np.dtype(acc) == np.int32:
+        np.testing.assert_array_equal(out, (a @ b).astype(np.int32))
+        return
+    bits = 8 if np.dtype(acc) == np.float16 else 18
+    error = np.abs(out.astype(np.float64) - a @ b)
+    assert (error <= 2.0**-bits * (np.abs(a) @ np.abs(b))).all()
+
+
+def inputs(case, rng):
+    a = numbers(rng, (case.m, case.k), case.a)
+    b = numbers(rng, (case.k, case.n), case.b)
+    x = np.ascontiguousarray(a.T) if case.a_transposed else a
+    y = np.ascontiguousarray(b.T) if case.b_transposed else b
+    return a, b, x, y
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ALL, ids=str)
+def test_products_are_right(case, run_kernel, typed, rng):
+    a, b, x, y = inputs(case, rng)
+    result = typed((case.m, case.n), case.acc)
+    (out,) = run_kernel(product(case), [x, y], [result], smem_bytes=SMEM)
+    if np.dtype(case.a).itemsize == 1 and case.acc == "float32":
+        reference = exact(a) @ exact(b)
+        bound = 2.0**-11 * (np.abs(exact(a)) @ np.abs(exact(b)))
+        assert (np.abs(out - reference) <= bound).all()
+        return
+    check(out, a, b, case.acc)
+
+
+# --- pipelines ------------------------------------------------------------------------
+
+LOOP = Case("float16", "float16", "float32", m=128, n=128, k=256, b_transposed=True)
+
+
+def loop_over_k(case, *, pending=1, groups=1):
+    """Each warpgroup takes its share of M; K in blocks of 64, a group pending."""
+
+    def body(kb, x, y, out):
+        a, b = views(kb, case, x, y)
+        fetch(kb, [(x, a), (y, b)])
+        rows = case.m // groups
+        start = arith.muli(kb.threads.warpgroup, kb.i32(rows))
+        acc = wgmma.zeros((rows, case.n))
+        index = ir.IndexType.get()
+        bounds = [arith.constant(index, n) for n in (0, case.k // 64, 1)]
+        loop = scf.ForOp(*bounds, list(acc.values))
+        with ir.InsertionPoint(loop.body):
+            step = arith.index_cast(
+                ir.IntegerType.get_signless(32), loop.induction_variable
+            )
+            k = arith.muli(step, kb.i32(64))
+            left = a.slice((start, k), (rows, 64))
+            right = b.slice((0, k), (case.n, 64)).transpose((1, 0))
+            carried = acc.with_values(loop.inner_iter_args)
+            new = wgmma.mma(carried, left, right)
+            wgmma.wait(pending)
+            scf.yield_(list(new.values))
+        wgmma.wait(0)
+        done = wgmma.settle(acc.with_values(loop.results))
+        gmem.store(out.slice((start, 0), (rows, case.n)), done)
+
+    return body
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("groups", [1, 2])
+def test_accumulators_travel_through_a_loop(groups, run_kernel, typed, rng):
+    a, b, x, y = inputs(LOOP, rng)
+    result = typed((LOOP.m, LOOP.n), np.float32)
+    body = loop_over_k(LOOP, groups=groups)
+    spec = {"smem_bytes": SMEM, "threads": 128 * groups}
+    (out,) = run_kernel(body, [x, y], [result], **spec)
+    check(out, a, b, np.float32)
+
+
+@pytest.mark.gpu
+def test_slices_of_an_accumulator_take_their_own_products(run_kernel, typed, rng):
+    case = Case("float16", "float16", "float32", m=128, n=128, k=64)
+    a, b, x, y = inputs(case, rng)
+
+    def body(kb, x, y, out):
+        left, right = views(kb, case, x, y)
+        fetch(kb, [(x, left), (y, right)])
+        acc = wgmma.zeros((128, 128))
+        # The second block of columns twice, the lower rows of the first one once.
+        for (m, n), rows in (((0, 64), 128), ((0, 64), 128), ((64, 0), 64)):
+            part = wgmma.accumulator_slice(acc, (m, n), (rows, 64))
+            part = wgmma.mma(
+                part,
+                left.slice((m, 0), (rows, 64)),
+                right.slice((0, n), (64, 64)),
+            )
+            acc = wgmma.accumulator_update(acc, (m, n), part)
+        wgmma.wait(0)
+        gmem.store(out, wgmma.settle(acc))
+
+    (out,) = run_kernel(body, [x, y], [typed((128, 128), np.float32)], smem_bytes=SMEM)
+    check(out[:, 64:], np.float16(2) * a, b[:, 64:], np.float32)
+    check(out[64:, :64], a[64:], b[:, :64], np.float32)
+    assert (out[:64, :64] == 0).all()
+
+
+@pytest.mark.gpu
+def test_an_operand_computed_in_registers_may_be_one(run_kernel, typed, rng):
+    case = Case("float16", "float16", "float32", m=64, n=64, k=64)
+    a, b, x, y = inputs(case, rng)
+
+    def body(kb, x, y, out):
+        left, right = views(kb, case, x, y)
+        fetch(kb, [(x, left), (y, right)])
+        value = smem.load(left, Layout.WGMMA)
+        value = elementwise.apply("add", value, value)
+        acc = wgmma.mma(wgmma.zeros((64, 64)), value, right)
+        wgmma.wait(0)
+        # The first product becomes the left operand of the second: attention's way.
+        first = elementwise.astype(wgmma.settle(acc), dtypes.F16)
+        again = wgmma.mma(wgmma.zeros((64, 64)), first, right)
+        wgmma.wait(0)
+        gmem.store(out, wgmma.settle(again))
+
+    (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
+    middle = 2 * a.astype(np.float64) @ b.astype(np.float64)
+    bound = 2.0**-9 * (np.abs(middle) @ np.abs(b.astype(np.float64)))
+    assert (np.abs(out - middle @ b.astype(np.float64)) <= bound).all()
+
+
+# --- what the compiler makes of it ----------------------------------------------------
+
+
+def operand_types(case, typed):
+    a = (case.k, case.m) if case.a_transposed else (case.m, case.k)
+    b = (case.n, case.k) if case.b_transposed else (case.k, case.n)
+    return [typed(a, case.a), typed(b, case.b)], [typed((case.m, case.n), case.acc)]
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("m", "n"), [(64, 256), (128, 128)])
+def test_a_pipelined_loop_is_not_serialised(m, n, compile_kernel, typed):
+    case = dataclasses.replace(LOOP, m=m, n=n)
+    types = operand_types(case, typed)
+    compiled = compile_kernel(loop_over_k(case), *types, smem_bytes=1 << 17)
+    assert not LATENCY.search(compiled.ptxas)
+    assert compiled.resources.spill_store_bytes == 0
+    shape = f"wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16"
+    assert compiled.ptx.count(shape) == 4 * m // 64
+    assert compiled.ptx.count("wgmma.commit_group") == 1
+
+
+@pytest.mark.offline
+def test_a_read_before_the_wait_shows_in_the_report(compile_kernel, typed):
+    def body(kb, x, y, out):
+        a, b = views(kb, LOOP, x, y)
+        left = a.slice((0, 0), (64, 64))
+        right = b.slice((0, 0), (128, 64)).transpose((1, 0))
+        acc = wgmma.mma(wgmma.zeros((64, 128)), left, right)
+        early = elementwise.apply("add", acc, acc)
+        acc = wgmma.mma(early, left, right)
+        wgmma.wait(0)
+        gmem.store(out.slice((0, 0), (64, 128)), wgmma.settle(acc))
+
+    compiled = compile_kernel(body, *operand_types(LOOP, typed), smem_bytes=1 << 17)
+    assert LATENCY.search(compiled.ptxas)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("bfloat16", "bfloat16", "float32", a_transposed=True),
+        Case("float16", "float16", "float16", in_registers=True),
+        Case("float32", "float32", "float32", b_transposed=True),
+        Case("float8_e4m3fn", "float8_e5m2", "float16", b_transposed=True),
+        Case("int8", "int8", "int32", b_transposed=True, in_registers=True),
+    ],
+    ids=str,
+)
+def test_each_kind_of_operand_compiles(case, compile_kernel, typed):
+    types = operand_types(case, typed)
+    compiled = compile_kernel(product(case), *types, smem_bytes=1 << 17)
+    assert not LATENCY.search(compiled.ptxas)
+    assert compiled.resources.spill_store_bytes == 0
+
+
+@pytest.mark.offline
+def test_register_limits_are_set(compile_kernel):
+    def body(kb):
+        wgmma.set_max_registers(40, "decrease")
+        mbarrier.warpgroup_barrier()
+        wgmma.set_max_registers(232, "increase")
+
+    compiled = compile_kernel(body)
+    assert re.search(r"setmaxnreg\.dec\.sync\.aligned\.u32\s+40;", compiled.ptx)
+    assert re.search(r"setmaxnreg\.inc\.sync\.aligned\.u32\s+232;", compiled.ptx)
+    assert "setmaxnreg ignored" not in compiled.ptxas
+
+
+def test_one_call_is_one_group(build, typed):
+    text = str(build(product(LOOP), *operand_types(LOOP, typed), smem_bytes=1 << 17))
+    (assembly,) = re.findall(r"wgmma\.fence.*?commit_group", text)
+    assert assembly.count("wgmma.mma_async") == 2 * LOOP.k // 16
+
+
+# --- barriers of the compiler ---------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "dtype", ["bool", "int8", "float16", "bfloat16", "int32", "float32", "int64"]
+)
+@pytest.mark.parametrize("vector", [1, 4])
+def test_an_optimization_barrier_changes_nothing(
+    dtype, vector, run_kernel, typed, sample
+):
+    x = sample((8, 128), dtype)
+
+    def body(kb, source, out):
+        layout = Layout.WG_STRIDED((8, 128), vec_size=vector)
+        one = gmem.load(source, layout)
+        splat = registers.splat(dtypes.constant(0, one.dtype), one.dtype, one.shape)
+        same, lazy = wgmma.optimization_barrier([one, splat])
+        assert lazy is splat
+        gmem.store(out, same)
+
+    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)])
+    np.testing.assert_array_equal(out.view(np.uint8), x.view(np.uint8))
+
+
+@pytest.mark.offline
+def test_an_optimization_barrier_takes_every_register(compile_kernel, typed):
+    def body(kb, out):
+        flags = registers.splat(dtypes.constant(True, dtypes.BOOL), np.bool_, (128,))
+        held = registers.layout_cast(flags, Layout.WG_STRIDED((128,), vec_size=1))
+        (same,) = wgmma.optimization_barrier([held])
+        gmem.store(out, same)
+
+    compiled = compile_kernel(body, [], [typed((128,), np.bool_)])
+    assert "begin inline asm" in compiled.ptx
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def attempt(build, *, acc=(64, 64), a=(64, 64), b=(64, 64), types=None, change=None):
+    kinds = types or ("float16", "float16", "float32")
+
+    def body(kb):
+        left = operand(kb, 0, a, kinds[0], 128)
+        right = operand(kb, 1 << 15, b, kinds[1], 128)
+        accumulator = wgmma.zeros(acc, np.dtype(kinds[2]))
+        given = (accumulator, left, right)
+        wgmma.mma(*(change(*given) if change else given))
+
+    return build(body, smem_bytes=1 << 17)
+
+
+def test_shapes_must_multiply(build):
+    with pytest.raises(errors.ShapeError, match="do not multiply into"):
+        attempt(build, b=(128, 64))
+
+
+def test_rows_come_by_64(build):
+    def halved(acc, a, b):
+        part = registers.static_slice(acc, (0, 0), (32, 64))
+        return part, a.slice((0, 0), (32, 64)), b
+
+    with pytest.raises(errors.KernelError):
+        attempt(build, change=halved)
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (("float16", "bfloat16", "float32"), "need one element type"),
+        (("bfloat16", "bfloat16", "float16"), "no such accumulator"),
+        (("int16", "int16", "int32"), "does not multiply these"),
+        (("float8_e4m3fn", "int8", "float32"), "need one element type"),
+    ],
+)
+def test_types_must_have_an_instruction(types, message, build):
+    with pytest.raises(errors.DTypeError, match=message):
+        columns = 128 if "8" in types[0] else 64
+        attempt(build, types=types, a=(64, columns), b=(columns, 128), acc=(64, 128))
+
+
+def test_an_8_bit_right_operand_lies_along_k(build):
+    with pytest.raises(errors.LayoutError, match="only along K"):
+        kinds = ("int8", "int8", "int32")
+        attempt(build, types=kinds, a=(64, 128), b=(128, 128), acc=(64, 128))
+
+
+def test_the_accumulator_has_the_layout_of_wgmma(build):
+    def strided(acc, a, b):
+        zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
+        return zero.materialize(Layout.WG_STRIDED((64, 64), vec_size=2)), a, b
+
+    with pytest.raises(errors.LayoutError, match=r"Layout\.WGMMA or"):
+        attempt(build, change=strided)
+
+
+def test_a_register_operand_has_the_layout_of_its_width(build):
+    def wrong(acc, a, b):
+        return acc, smem.load(a, Layout.WGMMA_UPCAST_2X, optimized=False), b
+
+    with pytest.raises(errors.LayoutError, match="left operand of wgmma"):
+        attempt(build, change=wrong)
+
+
+def test_a_float32_left_operand_comes_from_smem(build):
+    def loaded(acc, a, b):
+        return acc, smem.load(a, Layout.WGMMA, optimized=False), b.transpose((1, 0))
+
+    with pytest.raises(errors.DTypeError, match="only from SMEM"):
+        attempt(build, types=("float32",) * 3, change=loaded)
+
+
+def test_slices_of_accumulators_are_whole_tiles(build):
+    def body(kb):
+        wgmma.accumulator_slice(wgmma.zeros((64, 64)), (0, 4), (64, 8))
+
+    with pytest.raises(errors.LayoutError, match="whole instruction tiles"):
+        build(body)
+
+
+@pytest.mark.parametrize("n", [16, 30, 264])
+def test_only_legal_register_counts(n, build):
+    with pytest.raises(errors.ArgumentError, match="24 to 256"):
+        build(lambda kb: wgmma.set_max_registers(n, "increase"))
+
+
+def test_float8_is_what_the_types_say():
+    assert np.dtype(ml_dtypes.float8_e4m3fn) == dtypes.F8_E4M3
