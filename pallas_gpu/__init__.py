@@ -8,7 +8,6 @@ function over arrays. It runs on a GPU, in an emulator on any machine, and compi
 offline for any target.
 """
 
-
 from pallas_gpu import arch as arch
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
 from pallas_gpu import errors as errors
@@ -18,10 +17,16 @@ from pallas_gpu._jax import ds
 from pallas_gpu.entry.control import cdiv, loop, num_programs, program_id, when
 from pallas_gpu.entry.kernel import kernel
 from pallas_gpu.entry.pallas_call import pallas_call
+from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
-from pallas_gpu.primitives.registers import broadcasted_iota, layout_cast, load
+from pallas_gpu.primitives.registers import (
+    broadcasted_iota,
+    layout_cast,
+    load,
+    set_max_registers,
+)
 from pallas_gpu.primitives.tma import (
     commit_smem,
     commit_smem_to_gmem_group,
@@ -29,7 +34,9 @@ from pallas_gpu.primitives.tma import (
     copy_smem_to_gmem,
     wait_smem_to_gmem,
 )
+from pallas_gpu.primitives.wgmma import wgmma, wgmma_accumulator_load, wgmma_wait
 from pallas_gpu.types import (
+    ACC,
     GMEM,
     REGS,
     SMEM,
@@ -37,6 +44,7 @@ from pallas_gpu.types import (
     Barrier,
     Blocked,
     BlockSpec,
+    ClusterBarrier,
     CompilerParams,
     Element,
     GridSpec,
@@ -62,6 +70,7 @@ __all__ = [
     "kernel",
     "pallas_call",
     "run_scoped",
+    "run_state",
     "offline",
     # Control flow and positions
     "when",
@@ -83,6 +92,12 @@ __all__ = [
     "load",
     "layout_cast",
     "broadcasted_iota",
+    "set_max_registers",
+    # Tensor cores
+    "wgmma",
+    "wgmma_wait",
+    "wgmma_accumulator_load",
+    "ACC",
     # Types
     "MemorySpace",
     "GMEM",
@@ -90,6 +105,7 @@ __all__ = [
     "TMEM",
     "REGS",
     "Barrier",
+    "ClusterBarrier",
     "BlockSpec",
     "Blocked",
     "Element",

@@ -42,7 +42,7 @@ def parameters(obj) -> list[str]:
     return [
         p.name
         for p in signature.parameters.values()
-        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name[0] != "_"
     ]
 
 

@@ -19,6 +19,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
+from pallas_gpu.primitives.registers import load_p
 
 _REF_ACCESSES = ("get", "swap", "addupdate")
 
@@ -77,10 +78,12 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     elif name in _REF_ACCESSES:
         _check_access(eqn)
     elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
-        _check_copy(eqn)
+        _check_copy(eqn, mesh)
     elif name in registry.PRIMITIVES:
         for operand in _ref_operands(eqn):
-            _view_in_bounds(operand.ref, operand.transforms, name)
+            view = _view_in_bounds(operand.ref, operand.transforms, name)
+            if eqn.primitive is load_p:
+                _check_load(operand.ref.aval, view, eqn.params["layout"])
     elif not _known(eqn.primitive):
         raise errors.UnsupportedError(
             f"the operation {name} is not supported in a kernel",
@@ -169,7 +172,25 @@ def _check_access(eqn: _jax.JaxprEqn) -> None:
     transforms = jax.tree.unflatten(
         eqn.params["tree"], [_static_value(v) for v in leaves]
     )
-    _view_in_bounds(eqn.invars[0], transforms, name)
+    view = _view_in_bounds(eqn.invars[0], transforms, name)
+    if name == "get":
+        _check_load(aval, view, None)
+
+
+def _check_load(aval: Any, view: types.View, layout: Any) -> None:
+    """Raises LayoutError unless the loaded array has a register layout."""
+    if view.shape == () or isinstance(aval, types.AccumulatorRef):
+        return
+    if layout is not None:
+        description = layouts.to_layout(layout)
+        # A strided layout that is not linear in coordinates still has a place for each.
+        if not isinstance(description, layouts.WGStridedLayout):
+            description.linear(view.shape)
+        return
+    tiled = any(isinstance(t, types.TilingTransform) for t in aval.transforms)
+    if tiled and len(view.shape) == 2 and view.shape[0] % types.WGMMA_ROWS == 0:
+        return
+    layouts.default_layout(view.shape, types.itemsize_bits(aval.dtype))
 
 
 def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
@@ -222,7 +243,7 @@ def _words(name: str) -> str:
     )
 
 
-def _check_copy(eqn: _jax.JaxprEqn) -> None:
+def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     operands = ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
     src, dst = operands["src"], operands["dst"]
     load = eqn.primitive is tma.copy_gmem_to_smem_p
@@ -231,7 +252,22 @@ def _check_copy(eqn: _jax.JaxprEqn) -> None:
     smem_view = _view_in_bounds(smem.ref, smem.transforms, name)
     # A range over the edge of the array is legal: TMA fills with zeros and clips.
     gmem_view = gmem.view(gmem.ref.aval.shape)
+    if load:
+        _require_cluster_axes(eqn.params["collective_axes"], mesh, name)
     check_tma(gmem.ref.aval, gmem_view, smem.ref.aval, smem_view)
+
+
+def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+    unknown = [a for a in axes if a not in mesh.cluster_names]
+    if unknown:
+        raise errors.AxisNameError(
+            f"{who}: no cluster axis is named {unknown[0]!r}",
+            expected=f"one of {tuple(mesh.cluster_names)}"
+            if mesh.cluster_names
+            else "a kernel with cluster=(...) and cluster_names=(...)",
+            got=tuple(axes),
+            hint="collective_axes names axes of the kernel's cluster",
+        )
 
 
 def check_tma(gmem_aval: Any, gmem_view: types.View, smem_aval: Any, smem_view) -> None:

@@ -53,7 +53,8 @@ def kernel(
       scratch_types: sequence of declarations for positional scratch references, or a
         dict for keyword ones.
       grid, grid_names: sizes and names of the grid axes.
-      cluster, cluster_names: sizes and names of the cluster axes; not supported yet.
+      cluster, cluster_names: sizes and names of the cluster axes: the grid counts
+        clusters, and CTAs of one cluster reach each other's SMEM and barriers.
       num_threads, thread_name: warpgroups a block and the name of their axis.
       compiler_params: see `CompilerParams`.
       interpret: None: the emulator on a CPU, the GPU where there is one. True or
@@ -92,14 +93,6 @@ def kernel(
             num_threads=num_threads,
             thread_name=thread_name,
             kernel_name=name,
-        )
-    if any(n != 1 for n in mesh.cluster):
-        raise errors.UnsupportedError(
-            f"kernel {name}: clusters of several blocks are not supported yet",
-            expected="cluster axes of size one",
-            got=mesh.cluster,
-            hint="leave cluster out",
-            where=scope.location(body),
         )
     launch = functools.partial(
         launch_body,

@@ -90,6 +90,8 @@ def _check_axes(
             "of the warpgroup that multiplies",
             where=_jax.where_now(),
         )
+    for declaration in declarations:
+        _check_cluster_axes(mesh, declaration)
     expected = () if mesh.thread_name is None else (mesh.thread_name,)
     if axes == expected or (axes == () and len(own) == len(declarations)):
         return
@@ -108,6 +110,22 @@ def _check_axes(
             expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
             got=axes,
             hint="pass the kernel's thread_name, or leave collective_axes out",
+            where=_jax.where_now(),
+        )
+
+
+def _check_cluster_axes(mesh: types.Mesh, declaration: Any) -> None:
+    if not isinstance(declaration, types.ClusterBarrier):
+        return
+    unknown = [a for a in declaration.collective_axes if a not in mesh.cluster_names]
+    if unknown:
+        raise errors.AxisNameError(
+            f"ClusterBarrier: no cluster axis is named {unknown[0]!r}",
+            expected=f"one of {tuple(mesh.cluster_names)}"
+            if mesh.cluster_names
+            else "a kernel with cluster=(...) and cluster_names=(...)",
+            got=declaration.collective_axes,
+            hint="collective_axes names axes of the kernel's cluster",
             where=_jax.where_now(),
         )
 

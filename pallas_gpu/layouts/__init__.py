@@ -15,6 +15,7 @@ from pallas_gpu.layouts.registers import Tiling as Tiling
 from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout
 from pallas_gpu.layouts.smem import SmemLayout as SmemLayout
+from pallas_gpu.layouts.spread import default_layout as default_layout
 from pallas_gpu.layouts.stagger import Stagger as Stagger
 from pallas_gpu.layouts.tma_plan import TmaInstruction as TmaInstruction
 from pallas_gpu.layouts.tma_plan import TmaPlan as TmaPlan

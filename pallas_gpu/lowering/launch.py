@@ -15,12 +15,7 @@ from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import mbarrier
-
-try:
-    from pallas_gpu.mosaic import cluster
-except ImportError:
-    cluster = None
+from pallas_gpu.mosaic import cluster, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -12,7 +13,7 @@ from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, add_indices, i32
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import addressing, elementwise, mbarrier, module
+from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
 
@@ -52,8 +53,19 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     index = barrier_index(barrier.ref, barrier.transforms)
     pointer = barrier_pointer(ctx, barrier.ref, index)
     with when(predicate):
-        mbarrier.arrive(pointer)
+        if isinstance(barrier.ref.barrier, types.ClusterBarrier):
+            axes = barrier.ref.barrier.collective_axes
+            cluster.arrive(pointer, cluster_group(ctx, axes))
+        else:
+            mbarrier.arrive(pointer)
     return []
+
+
+def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
+    """Returns the CTAs along some cluster axes, this one among them."""
+    mesh = ctx.kernel.params.mesh
+    names = list(mesh.cluster_names)
+    return cluster.group(tuple(mesh.cluster), [names.index(a) for a in axes])
 
 
 class when:  # noqa: N801 - reads as the statement it stands for
@@ -94,7 +106,9 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
         shift, mask = builder.i32(index), builder.i32(_signed(1 << index))
     else:
         shift, mask = index, arith.shli(one, index)
-    mbarrier.wait(pointer, arith.andi(arith.shrui(bits, shift), one))
+    parity = arith.andi(arith.shrui(bits, shift), one)
+    remote = isinstance(handle.barrier, types.ClusterBarrier)
+    (cluster if remote else mbarrier).wait(pointer, parity)
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
     return []
 

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, types
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import wgmma
@@ -49,7 +50,13 @@ def read(ctx: RuleContext, handle: Any, transforms: Any, layout: Any, optimized:
     )
     if module is gmem:
         return gmem.load(view, placement)
+    optimized = optimized and _deals_evenly(view)
     return smem.load(view, placement, optimized=optimized)
+
+
+def _deals_evenly(view: Any) -> bool:
+    """False for odd shapes, whose default layouts may meet bank conflicts."""
+    return math.prod(view.shape) % types.mesh.WARPGROUP_THREADS == 0
 
 
 def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
@@ -65,7 +72,10 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     else:
         if isinstance(value, regs.Deferred):
             value = value.materialize(default_layout(handle, view))
-        module.store(view, value)
+        if module is gmem:
+            gmem.store(view, value)
+        else:
+            smem.store(view, value, optimized=_deals_evenly(view))
     if automatic:
         mbarrier.warpgroup_barrier()
 

@@ -7,7 +7,12 @@ from typing import Any
 
 from pallas_gpu import arch
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.mbarrier import barrier_index, barrier_pointer, when
+from pallas_gpu.lowering.mbarrier import (
+    barrier_index,
+    barrier_pointer,
+    cluster_group,
+    when,
+)
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import mbarrier, tma
@@ -20,12 +25,14 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
+    axes = ctx.eqn.params["collective_axes"]
     with when(operands["predicate"]):
         tma.copy_gmem_to_smem(
             ctx.builder,
             memory_view(ctx, src.ref, src.transforms),
             memory_view(ctx, dst.ref, dst.transforms),
             barrier_pointer(ctx, barrier.ref, index),
+            multicast=cluster_group(ctx, axes) if axes else None,
         )
     return []
 

@@ -12,11 +12,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import registers as regs
-
-try:
-    from pallas_gpu.mosaic import wgmma
-except ImportError:
-    wgmma = None
+from pallas_gpu.mosaic import wgmma
 from pallas_gpu.primitives import wgmma as primitives
 from pallas_gpu.primitives.registers import set_max_registers_p
 

@@ -66,9 +66,9 @@ def place_registers(layout, shape: Sequence[int]) -> Placement:
 
 
 def default_placement(shape: Sequence[int], dtype: np.dtype) -> Placement:
-    """Row-major, strided over the threads: the layout of untiled memory."""
+    """The layout of untiled memory: row-major, strided over the threads."""
     size_bits = 8 * dtypes.memory_dtype(dtype).itemsize
-    return place_registers(WGStridedLayout.default(tuple(shape), size_bits), shape)
+    return place_registers(layouts.default_layout(shape, size_bits), shape)
 
 
 @functools.lru_cache(maxsize=256)

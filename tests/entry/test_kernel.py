@@ -64,15 +64,6 @@ def test_axes_have_different_names():
         make(lambda x, o: None, **GRID, num_threads=2, thread_name="i")  # HERE
 
 
-def test_clusters_are_not_supported_yet():
-    with refused(
-        errors.UnsupportedError,
-        "kernel <lambda>: clusters of several blocks are not supported yet",
-        got="(2,)",
-    ):
-        make(lambda x, o: None, cluster=(2,), cluster_names=("c",))  # HERE
-
-
 def test_the_older_spelling_is_not_given_besides_the_new_one():
     with refused(
         errors.ArgumentError, "kernel: out_type and out_shape are the same argument"

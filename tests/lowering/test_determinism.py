@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-PROGRAM = '''
+PROGRAM = """
 import jax, jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
@@ -40,7 +40,7 @@ def lowered_bytes(line_info=False):
     params = call.CallParams(**jaxpr.eqns[0].params)
     module = compiler.lower(params, arch.SM_90A).module
     return serialize(module, keep_locations=line_info).bytecode
-'''
+"""
 
 
 @pytest.fixture

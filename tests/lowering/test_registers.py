@@ -274,3 +274,26 @@ def test_slices_and_transposes_of_register_arrays():
 
     expected = np.asarray(X)[:, :64] + np.asarray(X)[:, 64:]
     everywhere.check(make_kernel(body, (64, 64)), [X], expected)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 3), (100,), (10, 6), (64, 100), (3, 128)])
+def test_arrays_of_odd_shapes_are_loaded_added_and_stored(shape):
+    x = jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+
+    def body(x_ref, o_ref, s_ref):
+        s_ref[...] = x_ref[...] * 2
+        o_ref[...] = s_ref[...] + 1
+
+    make = make_kernel(body, shape, scratch_types=[plgpu.SMEM(shape, jnp.float32)])
+    everywhere.check(make, [x], 2 * np.asarray(x) + 1, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 3), (10, 6)])
+def test_small_arrays_are_reduced(shape):
+    x = jnp.asarray(RNG.standard_normal(shape), jnp.float32)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] - x_ref[...].sum()
+
+    expected = np.asarray(x) - np.asarray(x).sum()
+    everywhere.check(make_kernel(body, shape), [x], expected, atol=1e-5)
