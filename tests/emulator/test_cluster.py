@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters in the emulator: barriers and copies that reach other CTAs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+F32 = jnp.float32
+ASYNCHRONY = ("eager", "late", "random")
+TILE = (4, 128)
+
+
+def ramp(*shape):
+    return jnp.arange(np.prod(shape), dtype=F32).reshape(shape) + 1
+
+
+def pair_kernel(body, scratch, out=(2, *TILE), seed=0, asynchrony="random", **options):
+    """A kernel of one cluster with two CTAs along "x"."""
+    options.setdefault("cluster", (2,))
+    options.setdefault("cluster_names", ("x",))
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(out, F32),
+        scratch_types=scratch,
+        interpret=plgpu.InterpretParams(
+            seed=seed, asynchrony=asynchrony, detect_races=True
+        ),
+        **options,
+    )
+
+
+def multicast(src, dst, barrier, axes="x", **options):
+    plgpu.copy_gmem_to_smem(src, dst, barrier, collective_axes=axes, **options)
+
+
+ONE_TILE = [plgpu.SMEM(TILE, F32), plgpu.Barrier()]
+
+
+# --- what they do ---------------------------------------------------------------------
+
+
+def test_every_cta_of_every_cluster_knows_its_position():
+    def body(o):
+        g, x, y = (lax.axis_index(name) for name in "gxy")
+        o[g, x, y] = jnp.full((128,), 100 * g + 10 * x + y).astype(F32)
+
+    run = pair_kernel(
+        body,
+        (),
+        out=(3, 2, 2, 128),
+        grid=(3,),
+        grid_names=("g",),
+        cluster=(2, 2),
+        cluster_names=("x", "y"),
+    )
+    g, x, y = np.indices((3, 2, 2))
+    np.testing.assert_array_equal(run()[..., 0], 100 * g + 10 * x + y)
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_a_multicast_brings_all_pieces_to_all_ctas(asynchrony):
+    def body(x, o, tile, barrier):
+        multicast(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("x")] = tile[...]
+
+    run = pair_kernel(body, ONE_TILE, asynchrony=asynchrony)
+    np.testing.assert_array_equal(run(ramp(*TILE)), np.stack([ramp(*TILE)] * 2))
+
+
+def test_a_multicast_over_the_edge_reads_zeros():
+    def body(x, o, tile, barrier):
+        multicast(x.at[plgpu.ds(lax.axis_index("g") + 3, 4)], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("x")] = tile[...]
+
+    run = pair_kernel(body, ONE_TILE, grid=(1,), grid_names=("g",))
+    want = np.concatenate([ramp(*TILE)[3:], np.zeros((3, 128))])
+    np.testing.assert_array_equal(run(ramp(*TILE)), np.stack([want] * 2))
+
+
+def test_a_multicast_along_one_of_two_axes_stays_on_its_line():
+    def body(x, o, tile, barrier):
+        i, j = lax.axis_index("x"), lax.axis_index("y")
+        multicast(x.at[j], tile, barrier, axes="x")
+        plgpu.barrier_wait(barrier)
+        o[i, j] = tile[...]
+
+    run = pair_kernel(
+        body, ONE_TILE, out=(2, 2, *TILE), cluster=(2, 2), cluster_names=("x", "y")
+    )
+    x = ramp(2, *TILE)
+    np.testing.assert_array_equal(run(x), np.stack([x, x]))
+
+
+def test_an_arrival_on_a_cluster_barrier_reaches_every_cta():
+    def body(o, ready):
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[lax.axis_index("x")] = jnp.ones(TILE, F32)
+
+    run = pair_kernel(body, [plgpu.ClusterBarrier(collective_axes="x")])
+    np.testing.assert_array_equal(run(), np.ones((2, *TILE)))
+
+
+def pipeline(free, steps=6, slots=2):
+    """Every CTA adds up tiles that both copy; `free` declares the slots' barriers."""
+
+    def body(x, o, tiles, full, empty):
+        def turn(k, _):
+            slot = lax.rem(k, slots)
+
+            @plgpu.when(k >= slots)
+            def _():
+                plgpu.barrier_wait(empty.at[slot])
+
+            multicast(x.at[k], tiles.at[slot], full.at[slot])
+            plgpu.barrier_wait(full.at[slot])
+            at = lax.axis_index("x")
+
+            @plgpu.when(k == 0)
+            def _():
+                o[at] = tiles[slot]
+
+            @plgpu.when(k > 0)
+            def _():
+                o[at] += tiles[slot]
+
+            plgpu.barrier_arrive(empty.at[slot])
+
+        lax.fori_loop(0, steps, turn, None)
+
+    scratch = [
+        plgpu.SMEM((slots, *TILE), F32),
+        plgpu.Barrier(num_barriers=slots),
+        free(slots),
+    ]
+    return lambda **options: pair_kernel(body, scratch, **options)
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_pipeline_of_multicasts_is_exact(asynchrony, seed):
+    make = pipeline(lambda n: plgpu.ClusterBarrier(collective_axes="x", num_barriers=n))
+    x = ramp(6, *TILE)
+    got = make(seed=seed, asynchrony=asynchrony)(x)
+    np.testing.assert_array_equal(got, np.stack([x.sum(0)] * 2))
+
+
+def test_the_memory_of_a_scope_is_reached_before_its_cta_enters_it():
+    def body(x, o, start, tile_ready):
+        at = lax.axis_index("x")
+
+        def scope(tile):
+            multicast(x, tile, tile_ready)
+            plgpu.barrier_wait(tile_ready)
+            o[at] = tile[...]
+
+        @plgpu.when(at == 1)
+        def _():
+            plgpu.barrier_arrive(start)
+            plgpu.barrier_wait(start)
+
+        @plgpu.when(at == 0)
+        def _():
+            plgpu.barrier_arrive(start)
+
+        plgpu.run_scoped(scope, plgpu.SMEM(TILE, F32))
+
+    scratch = [plgpu.ClusterBarrier(collective_axes="x"), plgpu.Barrier()]
+    for seed in range(4):
+        got = pair_kernel(body, scratch, seed=seed)(ramp(*TILE))
+        np.testing.assert_array_equal(got, np.stack([ramp(*TILE)] * 2))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_matmul_with_multicast_along_both_axes(seed):
+    m = n = k = 128
+    tile, depth = 64, 64
+    tiled = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+    def body(a, b, o, sa, sb, full, empty):
+        i, j = lax.axis_index("x"), lax.axis_index("y")
+        rows, columns = plgpu.ds(i * tile, tile), plgpu.ds(j * tile, tile)
+
+        def scope(acc):
+            def turn(step, _):
+                @plgpu.when(step > 0)
+                def _():
+                    plgpu.barrier_wait(empty)
+
+                at = plgpu.ds(step * depth, depth)
+                multicast(a.at[rows, at], sa, full, axes="y")
+                multicast(b.at[at, columns], sb, full, axes="x")
+                plgpu.barrier_wait(full)
+                plgpu.wgmma(acc, sa, sb)
+                plgpu.wgmma_wait(0)
+                plgpu.barrier_arrive(empty)
+
+            lax.fori_loop(0, k // depth, turn, None)
+            return acc[...]
+
+        o[rows, columns] = plgpu.run_scoped(scope, plgpu.ACC((tile, tile)))
+
+    run = pair_kernel(
+        body,
+        [
+            plgpu.SMEM((tile, depth), jnp.float16, transforms=tiled),
+            plgpu.SMEM((depth, tile), jnp.float16, transforms=tiled),
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.ClusterBarrier(collective_axes=("x", "y")),
+        ],
+        out=(m, n),
+        cluster=(2, 2),
+        cluster_names=("x", "y"),
+        seed=seed,
+    )
+    rng = np.random.default_rng(0)
+    a, b = (jnp.asarray(rng.standard_normal((m, n)), jnp.float16) for _ in range(2))
+    want = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    np.testing.assert_allclose(run(a, b), want, atol=2e-5)
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_a_slot_freed_for_its_own_cta_alone_is_a_race(asynchrony):
+    make = pipeline(lambda n: plgpu.Barrier(num_barriers=n))
+    for seed in range(3):
+        with pytest.raises(errors.RaceError, match=r"SMEM .* of CTA"):
+            make(seed=seed, asynchrony=asynchrony)(ramp(6, *TILE))
+
+
+def test_reading_the_piece_of_another_cta_before_the_wait_is_a_race():
+    def body(x, o, tile, barrier, ready):
+        at = lax.axis_index("x")
+        multicast(x, tile, barrier)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[at, pl_half(1 - at)] = tile[pl_half(1 - at)]
+        plgpu.barrier_wait(barrier)
+
+    def pl_half(i):
+        return plgpu.ds(2 * i, 2)
+
+    scratch = [*ONE_TILE, plgpu.ClusterBarrier(collective_axes="x")]
+    with pytest.raises(errors.RaceError, match="read before the copy from input 0"):
+        pair_kernel(body, scratch)(ramp(*TILE))
+
+
+def test_a_multicast_that_one_cta_does_not_call_is_named_in_the_deadlock():
+    def body(x, o, tile, barrier):
+        multicast(x, tile, barrier, predicate=lax.axis_index("x") == 0)
+
+        @plgpu.when(lax.axis_index("x") == 0)
+        def _():
+            plgpu.barrier_wait(barrier)
+
+        @plgpu.when(lax.axis_index("x") == 1)
+        def _():
+            plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.DeadlockError) as caught:
+        pair_kernel(body, ONE_TILE)(ramp(*TILE))
+    text = str(caught.value)
+    assert "1024 bytes of copies pending" in text
+    assert "a multicast is incomplete" in text
+    assert "has not been copied by CTA (x=1)" in text
+
+
+def test_a_cta_may_not_end_while_another_multicasts_into_it():
+    def body(x, o, tile, barrier):
+        @plgpu.when(lax.axis_index("x") == 0)
+        def _():
+            multicast(x, tile, barrier)
+            plgpu.barrier_wait(barrier)
+
+    for seed in range(4):
+        with pytest.raises(errors.KernelError) as caught:
+            pair_kernel(body, ONE_TILE, seed=seed)(ramp(*TILE))
+        text = str(caught.value)
+        assert "CTA (x=1)" in text
+        assert (
+            "a multicast reaches" in text
+            or "is freed while" in text
+            or "in the middle of a phase" in text
+        )
+
+
+def test_the_ctas_of_a_multicast_have_to_copy_the_same_part():
+    def body(x, o, tile, barrier):
+        multicast(x.at[lax.axis_index("x")], tile, barrier)
+        plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.KernelError, match="copy different parts") as caught:
+        pair_kernel(body, ONE_TILE)(ramp(2, *TILE))
+    text = str(caught.value)
+    assert "[0:1, 0:4, 0:128]" in text
+    assert "[1:2, 0:4, 0:128]" in text
+
+
+def test_a_deadlock_on_a_cluster_barrier_counts_the_arrivals_of_all_ctas():
+    def body(o, ready):
+        @plgpu.when(lax.axis_index("x") == 0)
+        def _():
+            plgpu.barrier_arrive(ready)
+
+        plgpu.barrier_wait(ready)
+
+    barrier = plgpu.ClusterBarrier(collective_axes="x", num_arrivals=2)
+    with pytest.raises(errors.DeadlockError, match="1 of 4 arrivals"):
+        pair_kernel(body, [barrier])()
+
+
+def test_a_cluster_barrier_may_not_end_within_a_phase():
+    def body(o, ready):
+        @plgpu.when(lax.axis_index("x") == 0)
+        def _():
+            plgpu.barrier_arrive(ready)
+
+    barrier = plgpu.ClusterBarrier(collective_axes="x")
+    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
+        pair_kernel(body, [barrier])()
+    assert "CTA (x=0)" in str(caught.value)
+
+
+def test_a_multicast_into_memory_that_was_something_else_needs_an_order():
+    def body(x, o, barrier):
+        at = lax.axis_index("x")
+
+        def before(tile):
+            tile[...] = jnp.ones(TILE, F32)
+            o[at] = tile[...]
+
+        def scope(tile):
+            multicast(x, tile, barrier)
+            plgpu.barrier_wait(barrier)
+            o[at] = tile[...]
+
+        plgpu.run_scoped(before, plgpu.SMEM(TILE, F32))
+        plgpu.run_scoped(scope, plgpu.SMEM(TILE, F32))
+
+    found = []
+    for seed in range(8):
+        try:
+            pair_kernel(body, [plgpu.Barrier()], seed=seed)(ramp(*TILE))
+        except errors.RaceError as error:
+            found.append(str(error))
+    assert found, "some order of the CTAs shows it"
+    assert "may still use that memory" in found[0]
+    assert "ClusterBarrier" in found[0]
