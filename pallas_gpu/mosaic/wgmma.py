@@ -9,6 +9,7 @@ the offsets of their descriptors are constants.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Literal
 
@@ -26,7 +27,7 @@ from pallas_gpu.layouts.wgmma_descriptor import (
     plan_operand,
 )
 from pallas_gpu.mosaic import dtypes, module, registers, smem, words
-from pallas_gpu.mosaic.registers import Array, RegisterArray
+from pallas_gpu.mosaic.registers import Array, RegisterArray, Splat
 from pallas_gpu.mosaic.smem import SmemView
 
 # Rows of one instruction, and the most columns (PTX ISA, wgmma.mma_async shapes).
@@ -123,26 +124,41 @@ def settle(acc: RegisterArray) -> RegisterArray:
 def optimization_barrier(arrays: Sequence[Array]) -> tuple[Array, ...]:
     """The same arrays, which the compiler takes for new ones.
 
-    What uses them stays after this point, and what makes them before. An array that is
-    not in registers yet has nothing to keep in place.
+    Nothing that uses the results moves to before this point, and nothing that makes
+    the operands to behind it. Of arrays that are not in registers yet only splats have
+    a value to hold.
     """
-    held = [x.values for x in arrays if isinstance(x, RegisterArray)]
-    pieces = [words.to_words(values) for values in held]
-    flat = [w for values in pieces for register in values for w in register]
+    held = [_registers_of(x) for x in arrays]
+    pieces = words.to_words([value for values in held for value in values])
+    flat = [word for register in pieces for word in register]
     if not flat:
         return tuple(arrays)
     kinds = [words.constraint(word) for word in flat]
     constraints = [*(f"={kind}" for kind in kinds), *map(str, range(len(flat)))]
     results = words.assemble(flat, flat, "", constraints)
-    done: list[Array] = []
-    for x in arrays:
-        if not isinstance(x, RegisterArray):
-            done.append(x)
-            continue
-        count = sum(len(r) for r in pieces.pop(0))
-        done.append(x.with_values(words.from_words(results[:count], x.values)))
-        results = results[count:]
-    return tuple(done)
+    fresh = iter(words.from_words(results, [v for values in held for v in values]))
+    return tuple(
+        _with_registers(x, list(itertools.islice(fresh, len(values))))
+        for x, values in zip(arrays, held, strict=True)
+    )
+
+
+def _registers_of(x: Array) -> tuple[ir.Value, ...]:
+    match x:
+        case RegisterArray():
+            return x.values
+        case Splat():
+            return (dtypes.splat(x.value, 1),)
+    return ()
+
+
+def _with_registers(x: Array, values: list[ir.Value]) -> Array:
+    match x:
+        case RegisterArray():
+            return x.with_values(values)
+        case Splat():
+            return dataclasses.replace(x, value=dtypes.extract(values[0], 0))
+    return x
 
 
 def set_max_registers(n: int, action: Literal["increase", "decrease"]) -> None:

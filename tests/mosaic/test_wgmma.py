@@ -313,6 +313,23 @@ def test_an_operand_computed_in_registers_may_be_one(run_kernel, typed, rng):
     assert (np.abs(out - middle @ b.astype(np.float64)) <= bound).all()
 
 
+@pytest.mark.gpu
+def test_accumulators_may_have_registers_of_one_element(run_kernel, typed, rng):
+    case = Case("float16", "float16", "float32", m=64, n=64, k=64)
+    a, b, x, y = inputs(case, rng)
+
+    def body(kb, x, y, out):
+        left, right = views(kb, case, x, y)
+        fetch(kb, [(x, left), (y, right)])
+        zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
+        acc = wgmma.mma(zero.materialize(Layout.WGMMA_ACC_32BIT), left, right)
+        wgmma.wait(0)
+        gmem.store(out, registers.layout_cast(wgmma.settle(acc), Layout.WGMMA))
+
+    (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
+    check(out, a, b, np.float32)
+
+
 # --- what the compiler makes of it ----------------------------------------------------
 
 
@@ -370,6 +387,60 @@ def test_each_kind_of_operand_compiles(case, compile_kernel, typed):
     assert compiled.resources.spill_store_bytes == 0
 
 
+def attention_like(case, *, overlapped):
+    """Two products an iteration; the first one's result is the second's operand."""
+
+    def body(kb, x, y, out):
+        a, b = views(kb, case, x, y)
+        index = ir.IndexType.get()
+        acc = wgmma.zeros((64, 128))
+        right = b.slice((0, 0), (128, 64))
+
+        def scores():
+            left = a.slice((0, 0), (64, 64))
+            return wgmma.mma(wgmma.zeros((64, 128)), left, right.transpose((1, 0)))
+
+        bounds = [arith.constant(index, n) for n in (0, 8, 1)]
+        first = scores() if overlapped else None
+        if first is not None:
+            wgmma.wait(0)
+            first = elementwise.astype(wgmma.settle(first), dtypes.F16)
+        carried = [*acc.values, *(first.values if first else ())]
+        loop = scf.ForOp(*bounds, carried)
+        with ir.InsertionPoint(loop.body):
+            values = list(loop.inner_iter_args)
+            count = len(acc.values)
+            mine = acc.with_values(values[:count])
+            value = b.slice((0, 0), (128, 128))
+            ahead = scores()
+            if first is None:
+                wgmma.wait(0)
+                weights = elementwise.astype(wgmma.settle(ahead), dtypes.F16)
+                mine = wgmma.mma(mine, weights, value)
+                wgmma.wait(0)
+                scf.yield_(list(wgmma.settle(mine).values))
+            else:
+                mine = wgmma.mma(mine, first.with_values(values[count:]), value)
+                wgmma.wait(1)
+                weights = elementwise.astype(wgmma.settle(ahead), dtypes.F16)
+                wgmma.wait(0)
+                scf.yield_([*wgmma.settle(mine).values, *weights.values])
+        gmem.store(out, acc.with_values(list(loop.results)[: len(acc.values)]))
+
+    return body
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("overlapped", [False, True])
+def test_a_product_of_a_product_is_not_serialised(overlapped, compile_kernel, typed):
+    case = Case("float16", "float16", "float32", k=128, b_transposed=True)
+    types = operand_types(case, typed)
+    body = attention_like(case, overlapped=overlapped)
+    compiled = compile_kernel(body, *types, smem_bytes=1 << 17)
+    assert not LATENCY.search(compiled.ptxas)
+    assert compiled.resources.spill_store_bytes == 0
+
+
 @pytest.mark.offline
 def test_register_limits_are_set(compile_kernel):
     def body(kb):
@@ -402,16 +473,20 @@ def test_an_optimization_barrier_changes_nothing(
 ):
     x = sample((8, 128), dtype)
 
-    def body(kb, source, out):
+    def body(kb, source, out, zeros):
         layout = Layout.WG_STRIDED((8, 128), vec_size=vector)
         one = gmem.load(source, layout)
         splat = registers.splat(dtypes.constant(0, one.dtype), one.dtype, one.shape)
-        same, lazy = wgmma.optimization_barrier([one, splat])
-        assert lazy is splat
+        indices = registers.iota(np.int32, one.shape, 0)
+        same, zero, lazy = wgmma.optimization_barrier([one, splat, indices])
+        assert lazy is indices
         gmem.store(out, same)
+        gmem.store(zeros, zero.materialize(layout))
 
-    (out,) = run_kernel(body, [x], [typed(x.shape, x.dtype)])
+    results = [typed(x.shape, x.dtype)] * 2
+    out, zeros = run_kernel(body, [x], results)
     np.testing.assert_array_equal(out.view(np.uint8), x.view(np.uint8))
+    assert (zeros == 0).all()
 
 
 @pytest.mark.offline
