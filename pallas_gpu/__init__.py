@@ -20,6 +20,7 @@ from pallas_gpu.entry.pallas_call import pallas_call
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
+from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
@@ -75,6 +76,9 @@ __all__ = [
     # Control flow and positions
     "when",
     "loop",
+    "nd_loop",
+    "NDLoopInfo",
+    "planar_snake",
     "program_id",
     "num_programs",
     "ds",

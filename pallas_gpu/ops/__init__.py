@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ready kernels, written on the public names alone."""
+
+from pallas_gpu.ops.matmul import MatmulConfig, matmul
+
+__all__ = ["MatmulConfig", "matmul"]

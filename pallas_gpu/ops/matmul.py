@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix product for Hopper: persistent, warp-specialised, clustered.
+
+A block has three warpgroups. The last one is the producer: it copies tiles of A and B
+into a ring of SMEM buffers by TMA. The other two are consumers: each multiplies its half
+of the block's rows on the tensor core and stores its result through SMEM. `full`
+barriers tell the consumers that a buffer has arrived, `empty` barriers tell the producer
+that it may be filled again. In a cluster of two blocks that need the same rows of A (or
+the same columns of B), each loads one half and multicasts it to both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors
+
+_CONSUMERS = 2
+_PRODUCER = _CONSUMERS
+# Registers a thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
+_PRODUCER_REGISTERS = 40
+_CONSUMER_REGISTERS = 232
+
+
+@dataclasses.dataclass(frozen=True)
+class MatmulConfig:
+    """Tile sizes and schedule of `matmul`.
+
+    Attributes:
+      tile_m: rows of one consumer's tile; a block has twice as many.
+      tile_n: columns of a block's tile.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      epilogue_m, epilogue_n: part of a consumer's tile that is stored at once.
+      cluster: which dimension two blocks of a cluster differ in: `"n"` shares the rows
+        of A, `"m"` the columns of B, None has no clusters.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one an SM.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    stages: int = 4
+    epilogue_m: int = 64
+    epilogue_n: int = 64
+    cluster: Literal["m", "n"] | None = "n"
+    minor: Literal["m", "n"] = "n"
+    strip: int = 8
+    blocks: int = arch.SM_90A.sm_count
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return _CONSUMERS * self.tile_m
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return 1 if self.cluster is None else 2
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    config: MatmulConfig | None = None,
+    out_dtype: Any = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Multiplies two matrices on Hopper's tensor cores.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
+
+    Args:
+      a: (M, K), float16 or bfloat16.
+      b: (K, N), of the same type.
+      config: tile sizes and schedule.
+      out_dtype: type of the result; default: that of the operands.
+      interpret: see `kernel`.
+
+    Returns:
+      (M, N), accumulated in float32.
+
+    Raises:
+      ShapeError, DTypeError: operands that do not fit each other or the tiles.
+    """
+    config = config or MatmulConfig()
+    out_dtype = jnp.dtype(out_dtype or a.dtype)
+    problem = _check(a, b, config)
+    return _kernel(*problem, jnp.dtype(a.dtype), out_dtype, config, interpret)(a, b)
+
+
+def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
+    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+        raise errors.ShapeError(
+            "matmul: the shapes do not form a product",
+            expected="(M, K) and (K, N)",
+            got=f"{tuple(a.shape)} and {tuple(b.shape)}",
+            hint="use jax.vmap for a batch of matrices",
+        )
+    if a.dtype != b.dtype or a.dtype not in (jnp.float16, jnp.bfloat16):
+        raise errors.DTypeError(
+            "matmul: these element types are not supported",
+            expected="float16 or bfloat16 for both operands",
+            got=f"{a.dtype} and {b.dtype}",
+            hint="convert the operands with astype",
+        )
+    m, k, n = *a.shape, b.shape[1]
+    step_m = config.block_m * (config.cluster_size if config.cluster == "m" else 1)
+    step_n = config.tile_n * (config.cluster_size if config.cluster == "n" else 1)
+    if m % step_m or n % step_n or k % config.tile_k:
+        raise errors.ShapeError(
+            "matmul: the tiles do not divide the problem",
+            expected=f"M a multiple of {step_m}, N of {step_n}, K of {config.tile_k}",
+            got=f"M={m}, N={n}, K={k}",
+            hint="choose another MatmulConfig, or pad the operands",
+        )
+    return m, n, k
+
+
+def _tiled(dtype: Any, columns: int) -> tuple[Any, ...]:
+    bits = dtype.itemsize * 8
+    swizzle = plgpu.find_swizzle(columns * bits)
+    tile = swizzle * 8 // bits
+    return (plgpu.TilingTransform((8, tile)), plgpu.SwizzleTransform(swizzle))
+
+
+@functools.lru_cache(maxsize=64)
+def _kernel(m, n, k, dtype, out_dtype, config: MatmulConfig, interpret):
+    c = config
+    epilogue = (_CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
+    empty: Any = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=c.stages)
+    if c.cluster is not None:
+        # A buffer is empty when the consumers of both blocks have read it.
+        empty = plgpu.ClusterBarrier(
+            collective_axes="pair", num_arrivals=_CONSUMERS, num_barriers=c.stages
+        )
+    schedule = _Schedule(m, n, k, c)
+    return plgpu.kernel(
+        functools.partial(_body, schedule),
+        out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        cluster=(c.cluster_size,),
+        cluster_names=("pair",),
+        num_threads=_CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name="matmul",
+        interpret=interpret,
+        scratch_types={
+            "a_smem": plgpu.SMEM(
+                (c.stages, c.block_m, c.tile_k), dtype, transforms=_tiled(dtype, c.tile_k)
+            ),
+            "b_smem": plgpu.SMEM(
+                (c.stages, c.tile_k, c.tile_n), dtype, transforms=_tiled(dtype, c.tile_n)
+            ),
+            "out_smem": plgpu.SMEM(
+                epilogue, out_dtype, transforms=_tiled(out_dtype, c.epilogue_n)
+            ),
+            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            "empty": empty,
+        },
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """Which tiles a cluster computes, and in which order."""
+
+    m: int
+    n: int
+    k: int
+    config: MatmulConfig
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """Tiles of clusters along M and N."""
+        c = self.config
+        rows, columns = self.m // c.block_m, self.n // c.tile_n
+        if c.cluster == "m":
+            return rows // 2, columns
+        return rows, columns // c.cluster_size
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of the launch: no more than there is work for."""
+        return min(self.config.blocks // self.config.cluster_size, math.prod(self.plane))
+
+    @property
+    def steps(self) -> int:
+        """Steps along K of one tile."""
+        return self.k // self.config.tile_k
+
+    def tile(self, linear: Any) -> tuple[Any, Any]:
+        """Returns the tile (row, column) of this block for a position of its cluster."""
+        c = self.config
+        mi, ni = plgpu.planar_snake(
+            linear, self.plane, 0 if c.minor == "m" else 1, c.strip
+        )
+        pair = lax.axis_index("pair")
+        if c.cluster == "m":
+            mi = mi * 2 + pair
+        elif c.cluster == "n":
+            ni = ni * 2 + pair
+        return mi, ni
+
+
+def _body(
+    schedule: _Schedule, a, b, out, *, a_smem, b_smem, out_smem, full, empty
+) -> None:
+    wg = lax.axis_index("wg")
+
+    @plgpu.when(wg == _PRODUCER)
+    def _():
+        plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+        _produce(schedule, a, b, a_smem, b_smem, full, empty)
+
+    @plgpu.when(wg < _CONSUMERS)
+    def _():
+        plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+        _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty)
+
+
+def _for_each_tile(schedule: _Schedule, visit: Any) -> None:
+    @plgpu.nd_loop((math.prod(schedule.plane),), collective_axes="worker")
+    def _(info):
+        visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
+
+
+def _produce(schedule, a, b, a_smem, b_smem, full, empty) -> None:
+    c = schedule.config
+    share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
+
+    def visit(mi, ni, first_step):
+        rows = plgpu.ds(mi * c.block_m, c.block_m)
+        columns = plgpu.ds(ni * c.tile_n, c.tile_n)
+
+        @plgpu.loop(0, schedule.steps)
+        def _(ki):
+            step = first_step + ki
+            slot = lax.rem(step, jnp.int32(c.stages))
+
+            @plgpu.when(step >= c.stages)
+            def _():
+                plgpu.barrier_wait(empty.at[slot])
+
+            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
+            plgpu.copy_gmem_to_smem(
+                a.at[rows, depth], a_smem.at[slot], full.at[slot], collective_axes=share_a
+            )
+            plgpu.copy_gmem_to_smem(
+                b.at[depth, columns],
+                b_smem.at[slot],
+                full.at[slot],
+                collective_axes=share_b,
+            )
+
+    _for_each_tile(schedule, visit)
+
+
+def _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
+    c = schedule.config
+    own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
+
+    def visit(mi, ni, first_step):
+        def accumulate(acc):
+            @plgpu.loop(0, schedule.steps)
+            def _(ki):
+                step = first_step + ki
+                slot = lax.rem(step, jnp.int32(c.stages))
+                plgpu.barrier_wait(full.at[slot])
+                plgpu.wgmma(acc, a_smem.at[slot, own_rows], b_smem.at[slot])
+                # One product stays under way; the buffer of the one before is free.
+                plgpu.wgmma_wait(1)
+
+                @plgpu.when(ki > 0)
+                def _():
+                    before = lax.rem(step - 1, jnp.int32(c.stages))
+                    plgpu.barrier_arrive(empty.at[before])
+
+            product = acc[...]
+            last = lax.rem(first_step + schedule.steps - 1, jnp.int32(c.stages))
+            plgpu.barrier_arrive(empty.at[last])
+            return product
+
+        product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
+        row = mi * c.block_m + wg * c.tile_m
+        _store(c, product.astype(out.dtype), out, out_smem.at[wg], row, ni * c.tile_n)
+
+    _for_each_tile(schedule, visit)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _store(c: MatmulConfig, product, out, buffers, row, column) -> None:
+    """Stores a tile part by part; the copies overlap with what comes after."""
+    parts = [
+        (i, j)
+        for i in range(0, c.tile_m, c.epilogue_m)
+        for j in range(0, c.tile_n, c.epilogue_n)
+    ]
+    for number, (i, j) in enumerate(parts):
+        buffer = buffers.at[number % 2]
+        # The copy before the last one has read this buffer.
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+        buffer[...] = product[i : i + c.epilogue_m, j : j + c.epilogue_n]
+        plgpu.commit_smem()
+        target = out.at[
+            plgpu.ds(row + i, c.epilogue_m), plgpu.ds(column + j, c.epilogue_n)
+        ]
+        plgpu.copy_smem_to_gmem(buffer, target)

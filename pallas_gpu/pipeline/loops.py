@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops over tiles: a static persistent schedule, and an order that the L2 likes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.entry.control import cdiv
+
+
+@dataclasses.dataclass(frozen=True)
+class NDLoopInfo:
+    """Where a step of `nd_loop` is.
+
+    Attributes:
+      index: position on the loop's grid, one scalar i32 an axis.
+      local_index: number of this step among those of this instance.
+      num_local_steps: number of steps of this instance.
+    """
+
+    index: tuple[jax.Array, ...]
+    local_index: jax.Array | int
+    num_local_steps: jax.Array | int | None
+
+
+def nd_loop(
+    grid: Sequence[int],
+    *,
+    collective_axes: str | Sequence[str],
+    tiling: Sequence[int] | None = None,
+    init_carry: Any = None,
+) -> Callable[[Callable[..., Any]], Any]:
+    """Runs the decorated function over a grid that some instances share.
+
+    Instance i of n along `collective_axes` takes the steps i, i + n, i + 2n … of the
+    grid in row-major order: a persistent kernel with one instance an SM and as many
+    tiles as it likes.
+
+    PTX: a loop over integer indices. Since: sm_90. Issued by a warpgroup; the number of
+    steps of instances differs by one at most.
+
+    Args:
+      grid: sizes of the loop's axes.
+      collective_axes: names of the axes that share it, most significant first.
+      tiling: visit the grid tile by tile; one size an axis, each divides its axis.
+      init_carry: pytree of values passed from step to step as `carry=`.
+
+    Returns:
+      The carry after the last step.
+
+    Raises:
+      ArgumentError: a tiling of another rank, or that does not divide.
+
+    Example:
+      >>> @plgpu.nd_loop((m_tiles, n_tiles), collective_axes="sm")
+      ... def _(loop_info):
+      ...     mi, ni = loop_info.index
+    """
+    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
+    sizes = tuple(grid)
+    if tiling is not None:
+        _check_tiling(sizes, tuple(tiling))
+
+    def run(body: Callable[..., Any]) -> Any:
+        instances = math.prod(lax.axis_size(a) for a in axes)
+        first: Any = jnp.int32(0)
+        for axis in axes:
+            first = first * lax.axis_size(axis) + lax.axis_index(axis)
+        steps = math.prod(sizes)
+        local_steps = (
+            steps // instances
+            if steps % instances == 0
+            else cdiv(jnp.int32(steps) - first, jnp.int32(instances))
+        )
+
+        def iteration(i: Any, carry: Any) -> Any:
+            index = _unravel(first + i * instances, sizes, tiling)
+            info = NDLoopInfo(index, i, local_steps)
+            return body(info) if init_carry is None else body(info, carry=carry)
+
+        with _jax.trace_without_ref_rules():
+            return lax.fori_loop(0, local_steps, iteration, init_carry)
+
+    return run
+
+
+def _check_tiling(grid: tuple[int, ...], tiling: tuple[int, ...]) -> None:
+    fits = len(tiling) == len(grid) and all(
+        t > 0 and n % t == 0 for n, t in zip(grid, tiling, strict=True)
+    )
+    if not fits:
+        raise errors.ArgumentError(
+            "nd_loop: the tiling does not fit the grid",
+            expected=f"{len(grid)} sizes that divide {grid}",
+            got=tiling,
+            hint="choose divisors, or leave tiling out",
+            where=_jax.where_now(),
+        )
+
+
+def _unravel(linear: Any, grid: Sequence[int], tiling: Any) -> tuple[Any, ...]:
+    """Turns a row-major position into indices, tile by tile where there are tiles."""
+    if tiling is None:
+        return _digits(linear, grid)
+    outer = [n // t for n, t in zip(grid, tiling, strict=True)]
+    digits = _digits(linear, (*outer, *tiling))
+    return tuple(
+        o * t + i
+        for o, i, t in zip(
+            digits[: len(grid)], digits[len(grid) :], tiling, strict=True
+        )
+    )
+
+
+def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
+    digits: list[Any] = []
+    for size in reversed(sizes[1:]):
+        digits.append(lax.rem(linear, jnp.int32(size)))
+        linear = lax.div(linear, jnp.int32(size))
+    return (linear, *reversed(digits))
+
+
+def planar_snake(
+    lin_idx: Any, shape: tuple[int, int], minor_dim: int, tile_width: int
+) -> tuple[Any, Any]:
+    """Turns a linear index into a position on a plane, keeping neighbours together.
+
+    The plane is cut into strips of `tile_width` along `minor_dim`. A strip is walked
+    row by row, every second strip backwards, so that consecutive positions share rows
+    and columns, and the data they read stays in the L2.
+
+    PTX: integer arithmetic. Since: sm_90. Issued by a warpgroup.
+
+    Args:
+      lin_idx: scalar i32 from 0 to the size of the plane.
+      shape: sizes of the plane.
+      minor_dim: 0 or 1, the dimension that is cut.
+      tile_width: width of a strip; the last one may be narrower.
+
+    Returns:
+      The position, two scalars.
+
+    Raises:
+      ArgumentError: no such dimension, or a width below one.
+
+    Example:
+      >>> mi, ni = plgpu.planar_snake(i, (m_tiles, n_tiles), 1, 8)
+    """
+    if minor_dim not in (0, 1) or tile_width < 1:
+        raise errors.ArgumentError(
+            "planar_snake: no such strips",
+            expected="minor_dim 0 or 1 and a positive tile_width",
+            got=f"minor_dim={minor_dim}, tile_width={tile_width}",
+            hint="tile_width is a number of tiles, e.g. 8",
+            where=_jax.where_now(),
+        )
+    minor_size, major_size = shape[minor_dim], shape[1 - minor_dim]
+    lin_idx = jnp.asarray(lin_idx, jnp.int32)
+    whole = jnp.int32(tile_width * major_size)
+    strip = lax.div(lin_idx, whole)
+    within = lax.rem(lin_idx, whole)
+    rest = minor_size % tile_width
+    width: Any = jnp.int32(tile_width)
+    if rest:
+        is_last = strip == minor_size // tile_width
+        width = jnp.where(is_last, jnp.int32(rest), width)
+    major = lax.div(within, width)
+    minor = strip * tile_width + lax.rem(within, width)
+    major = jnp.where(lax.rem(strip, jnp.int32(2)) == 0, major, major_size - 1 - major)
+    return (major, minor) if minor_dim == 1 else (minor, major)
