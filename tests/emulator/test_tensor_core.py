@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arithmetic of the tensor core: the model by itself, and beside a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallas_gpu as plgpu
+from pallas_gpu.emulator import tensor_core
+
+
+def accumulated(a, b, acc_dtype=np.float32):
+    acc = np.zeros((a.shape[0], b.shape[1]), acc_dtype)
+    tensor_core.accumulate(acc, a, b)
+    return acc
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_widening_keeps_every_value(name):
+    dtype = np.dtype(getattr(ml_dtypes, name))
+    word = np.dtype(f"u{dtype.itemsize}")
+    every = np.arange(2 ** (8 * dtype.itemsize), dtype=word).view(dtype)
+    np.testing.assert_array_equal(tensor_core.widen(every), every.astype(np.float32))
+
+
+def test_widening_takes_transposed_views():
+    x = np.arange(12, dtype=np.float32).reshape(3, 4).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(tensor_core.widen(x.T), x.T.astype(np.float32))
+
+
+@settings(max_examples=10)
+@given(k=st.integers(1, 40), seed=st.integers(0, 99))
+def test_int8_products_are_those_of_int64_modulo_two_to_the_32(k, seed):
+    rng = np.random.default_rng(seed)
+    a = rng.integers(-128, 128, (8, 32 * k)).astype(np.int8)
+    b = rng.integers(-128, 128, (32 * k, 8)).astype(np.int8)
+    want = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
+    np.testing.assert_array_equal(accumulated(a, b, np.int32), want)
+
+
+def slow_float8(acc, a, b):
+    """One element, written down from the description with Python's numbers."""
+    for k in range(0, len(a), 32):
+        pairs = list(zip(a[k : k + 32], b[k : k + 32], strict=True))
+        exponents = [
+            np.frexp(x)[1] - 1 + np.frexp(y)[1] - 1 for x, y in pairs if x and y
+        ]
+        if acc:
+            exponents.append(np.frexp(acc)[1] - 1)
+        if not exponents:
+            continue
+        unit = 2.0 ** (max(exponents) - 13)
+        total = unit * (
+            sum(np.trunc(float(x) * float(y) / unit) for x, y in pairs)
+            + np.trunc(acc / unit)
+        )
+        if total:
+            last = 2.0 ** (np.frexp(total)[1] - 1 - 13)
+            total = np.trunc(total / last) * last
+        acc = total
+    return acc
+
+
+@settings(max_examples=10)
+@given(seed=st.integers(0, 99), spread=st.sampled_from([0.01, 1.0, 3.0]))
+def test_float8_sums_are_truncated_as_described(seed, spread):
+    rng = np.random.default_rng(seed)
+    size = np.exp(spread * rng.standard_normal((2, 96)))
+    values = np.clip(rng.standard_normal((2, 96)) * size, -448, 448)
+    a, b = values.astype(ml_dtypes.float8_e4m3fn)
+    got = accumulated(a[None], b[:, None])[0, 0]
+    assert got == slow_float8(0.0, a.astype(np.float64), b.astype(np.float64))
+
+
+# --- beside a GPU ---------------------------------------------------------------------
+
+
+def tiles(shape, dtype):
+    elements = 128 // jnp.dtype(dtype).itemsize
+    transforms = (plgpu.TilingTransform((8, elements)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def product(a, b, acc_dtype, interpret):
+    """a @ b.T in one wgmma."""
+    shape = (a.shape[0], b.shape[0])
+
+    def body(a_ref, b_ref, o, sa, sb, barrier):
+        plgpu.copy_gmem_to_smem(a_ref, sa, barrier)
+        plgpu.copy_gmem_to_smem(b_ref, sb, barrier)
+        plgpu.barrier_wait(barrier)
+
+        def scope(acc):
+            plgpu.wgmma(acc, sa, sb.T)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(scope, plgpu.ACC(shape, acc_dtype))
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(shape, acc_dtype),
+        scratch_types=[
+            tiles(a.shape, a.dtype),
+            tiles(b.shape, b.dtype),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        interpret=interpret,
+    )(a, b)
+
+
+# The unit of the last place of a sum of 256 terms, which stays below 64: what float32
+# rounds (its own rounding, in any order), what fp8 keeps, what float16 keeps.
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("dtype", "acc_dtype", "atol"),
+    [
+        (jnp.float16, jnp.float32, 256 * 2.0**-19),
+        (jnp.float32, jnp.float32, 256 * 2.0**-19),
+        (jnp.float8_e4m3fn, jnp.float32, 2 * 2.0**-8),
+        (jnp.float8_e5m2, jnp.float32, 2 * 2.0**-8),
+        (jnp.float16, jnp.float16, 2 * 2.0**-5),
+        (jnp.int8, jnp.int32, 0),
+    ],
+)
+def test_the_model_and_a_gpu_agree(dtype, acc_dtype, atol):
+    rng = np.random.default_rng(0)
+    scale = 40 if dtype == jnp.int8 else 1
+    a, b = (
+        jnp.asarray(scale * rng.standard_normal((64, 256)), dtype) for _ in range(2)
+    )
+    model = np.asarray(product(a, b, acc_dtype, True)).astype(np.float64)
+    gpu = jax.devices("cuda")[0]
+    with jax.default_device(gpu):
+        a, b = jax.device_put((a, b), gpu)
+        got = np.asarray(product(a, b, acc_dtype, None)).astype(np.float64)
+    np.testing.assert_allclose(got, model, rtol=0, atol=atol)
