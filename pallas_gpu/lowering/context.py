@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import dtypes, elementwise
+from pallas_gpu.mosaic import cluster, dtypes, elementwise
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.primitives import _operands as ops
@@ -49,6 +50,15 @@ class KernelState:
     smem_top_bytes: int = 0
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
 
+    @functools.cached_property
+    def cluster_scope(self) -> cluster.Scope:
+        """Scope of arrivals between CTAs.
+
+        Other CTAs see nothing of what this CTA's threads write but GMEM; without such
+        writes an arrival has nothing to publish, and its fence would cost much.
+        """
+        return "cluster" if _writes_gmem(self.params.jaxpr) else "cta"
+
     @property
     def rule_kind(self) -> registry.RuleKind:
         """Which rules apply."""
@@ -58,6 +68,17 @@ class KernelState:
         ):
             return registry.RuleKind.LANE
         return registry.RuleKind.WARPGROUP
+
+
+def _writes_gmem(jaxpr: Any) -> bool:
+    """True when threads store to GMEM; TMA copies are no stores of threads."""
+    for eqn in jaxpr.eqns:
+        stores = eqn.primitive in (_jax.swap_p, _jax.addupdate_p)
+        if stores and getattr(eqn.invars[0].aval, "memory_space", 0) is types.GMEM:
+            return True
+        if any(map(_writes_gmem, _jax.jaxprs_in_params(eqn.params))):
+            return True
+    return False
 
 
 @dataclasses.dataclass(frozen=True)

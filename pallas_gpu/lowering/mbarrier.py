@@ -55,7 +55,8 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     with when(predicate):
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
             axes = barrier.ref.barrier.collective_axes
-            cluster.arrive(pointer, cluster_group(ctx, axes))
+            group = cluster_group(ctx, axes)
+            cluster.arrive(pointer, group, scope=ctx.kernel.cluster_scope)
         else:
             mbarrier.arrive(pointer)
     return []
@@ -107,8 +108,10 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     else:
         shift, mask = index, arith.shli(one, index)
     parity = arith.andi(arith.shrui(bits, shift), one)
-    remote = isinstance(handle.barrier, types.ClusterBarrier)
-    (cluster if remote else mbarrier).wait(pointer, parity)
+    if isinstance(handle.barrier, types.ClusterBarrier):
+        cluster.wait(pointer, parity, ctx.kernel.cluster_scope)
+    else:
+        mbarrier.wait(pointer, parity)
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
     return []
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
@@ -21,6 +22,9 @@ from pallas_gpu.mosaic.smem import predicated
 
 # How long one try_wait may suspend the thread, in ns; the wait loops anyway.
 _SUSPEND_HINT_NS = 10_000_000
+
+
+Scope = Literal["cta", "cluster"]  # of a release or an acquire (PTX ISA, Scope)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,57 +126,63 @@ def arrive(
     *,
     elected: ir.Value | None = None,
     sync: bool = True,
+    scope: Scope = "cluster",
 ) -> None:
     """Arrives once for the warpgroup on the same mbarrier of each block of a group.
 
-    PTX: `mbarrier.arrive.release.cluster.shared::cluster.b64`. Since: sm_90. The SMEM
-    accesses of the warpgroup come before the arrivals. Who waits uses `wait` of this
-    file.
+    PTX: `mbarrier.arrive.release.{cta,cluster}.shared::cluster.b64`. Since: sm_90. The
+    SMEM accesses of the warpgroup come before the arrivals. Who waits uses `wait` of
+    this file.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       blocks: who is told; this block is one of them.
       elected: i1, true in the thread that arrives; the warpgroup's if None.
       sync: False where the caller has met its threads already, or is one warp.
+      scope: "cluster" makes the threads' writes visible to the other blocks. It costs a
+        fence of the whole GPU for each arrival (MEMBAR.ALL.GPU in SASS, which halves
+        the speed of a matrix product), so "cta" serves where only reads are released.
     """
     if sync:
         mbarrier.warpgroup_barrier()
     kernel = module.current()
     with predicated(kernel.threads.elected if elected is None else elected):
         for block_rank in blocks.ranks:
-            emit_arrive_remote(map_shared(pointer, block_rank))
+            emit_arrive_remote(map_shared(pointer, block_rank), scope)
 
 
-def emit_arrive_remote(remote: ir.Value) -> None:
+def emit_arrive_remote(remote: ir.Value, scope: Scope = "cluster") -> None:
     """The bare instruction, for code that only the elected thread runs.
 
     Args:
       remote: `!llvm.ptr<7>` of the mbarrier, as `map_shared` gives it.
+      scope: see `arrive`.
     """
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), remote)
     llvm.inline_asm(
         None,
         [address],
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [$0];",
+        f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [$0];",
         "r,~{memory}",
         has_side_effects=True,
     )
 
 
-def wait(pointer: ir.Value, parity: ir.Value) -> None:
+def wait(pointer: ir.Value, parity: ir.Value, scope: Scope = "cluster") -> None:
     """Waits for a phase that blocks of the cluster complete by arriving.
 
-    PTX: `mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64` in a loop. Since:
-    sm_90. As `mbarrier.wait`, whose acquire reaches no further than the block.
+    PTX: `mbarrier.try_wait.parity.acquire.{cta,cluster}.shared::cta.b64` in a loop.
+    Since: sm_90. As `mbarrier.wait`, whose acquire reaches no further than the block.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       parity: i32, 0 for the first phase, then alternating.
+      scope: that of the arrivals.
     """
     # Labels inside braces are local to them, so copies of the text do not clash.
     text = (
         "{ .reg .pred done;\n"
-        "again: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 "
+        f"again: mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 "
         "done, [$0], $1, $2;\n"
         "@!done bra again;\n}"
     )

@@ -128,11 +128,14 @@ def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _tiled(dtype: Any, columns: int) -> tuple[Any, ...]:
+def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Declares SMEM as TMA and the tensor core want it: tiled and swizzled."""
     bits = dtype.itemsize * 8
-    swizzle = plgpu.find_swizzle(columns * bits)
-    tile = swizzle * 8 // bits
-    return (plgpu.TilingTransform((8, tile)), plgpu.SwizzleTransform(swizzle))
+    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
+    return plgpu.SMEM(
+        shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -158,15 +161,9 @@ def _kernel(m, n, k, dtype, out_dtype, config: MatmulConfig, interpret):
         kernel_name="matmul",
         interpret=interpret,
         scratch_types={
-            "a_smem": plgpu.SMEM(
-                (c.stages, c.block_m, c.tile_k), dtype, transforms=_tiled(dtype, c.tile_k)
-            ),
-            "b_smem": plgpu.SMEM(
-                (c.stages, c.tile_k, c.tile_n), dtype, transforms=_tiled(dtype, c.tile_n)
-            ),
-            "out_smem": plgpu.SMEM(
-                epilogue, out_dtype, transforms=_tiled(out_dtype, c.epilogue_n)
-            ),
+            "a_smem": _tiles((c.stages, c.block_m, c.tile_k), dtype),
+            "b_smem": _tiles((c.stages, c.tile_k, c.tile_n), dtype),
+            "out_smem": _tiles(epilogue, out_dtype),
             "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             "empty": empty,
         },
@@ -194,7 +191,9 @@ class _Schedule:
     @property
     def clusters(self) -> int:
         """Clusters of the launch: no more than there is work for."""
-        return min(self.config.blocks // self.config.cluster_size, math.prod(self.plane))
+        return min(
+            self.config.blocks // self.config.cluster_size, math.prod(self.plane)
+        )
 
     @property
     def steps(self) -> int:
@@ -256,7 +255,10 @@ def _produce(schedule, a, b, a_smem, b_smem, full, empty) -> None:
 
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
             plgpu.copy_gmem_to_smem(
-                a.at[rows, depth], a_smem.at[slot], full.at[slot], collective_axes=share_a
+                a.at[rows, depth],
+                a_smem.at[slot],
+                full.at[slot],
+                collective_axes=share_a,
             )
             plgpu.copy_gmem_to_smem(
                 b.at[depth, columns],
