@@ -6,13 +6,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
-import ml_dtypes
 import numpy as np
 import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
 from pallas_gpu.mosaic import (
     dtypes,
@@ -214,6 +212,52 @@ def test_products_are_right(case, run_kernel, typed, rng):
         assert (np.abs(out - reference) <= bound).all()
         return
     check(out, a, b, case.acc)
+
+
+def one_and_small_terms(case, terms, exponent):
+    """Operands of 1 + terms * 2**-exponent, all within one instruction."""
+    a = np.zeros((case.m, case.k))
+    b = np.zeros((case.k, case.n))
+    a[:, 0] = b[0] = 1
+    half = exponent // 2
+    a[:, 1 : 1 + terms] = 2.0**-half
+    b[1 : 1 + terms] = 2.0 ** (half - exponent)
+    x, y = a.astype(case.a), b.astype(case.b)
+    return x, np.ascontiguousarray(y.T)
+
+
+# (operands, accumulator, last bit that a term keeps beside a sum of 1)
+KEPT_BITS = [
+    ("float16", "float32", 25),
+    ("bfloat16", "float32", 25),
+    ("float32", "float32", 25),
+    ("float8_e4m3fn", "float32", 13),
+    ("float8_e5m2", "float32", 13),
+    ("float16", "float16", 13),
+    ("float8_e4m3fn", "float16", 13),
+]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "acc", "bits"), KEPT_BITS)
+def test_terms_are_cut_to_the_bits_of_the_largest(dtype, acc, bits, run_kernel, typed):
+    # Equal terms of the last kept bit count; terms of half that are lost each, though
+    # their sum would count. float16 is rounded in the end, so it takes more of them.
+    terms = 15 if acc == "float16" else 4
+    minor = 128 // np.dtype(dtype).itemsize
+    case = Case(dtype, dtype, acc, k=minor, n=8, b_transposed=True)
+    kept, lost = (
+        run_kernel(
+            product(case),
+            one_and_small_terms(case, terms, exponent),
+            [typed((64, 8), acc)],
+            smem_bytes=SMEM,
+        )[0].astype(np.float64)
+        for exponent in (bits, bits + 1)
+    )
+    exact_sum = np.float64(1 + terms * 2.0**-bits)
+    assert (kept == float(exact_sum.astype(acc))).all()
+    assert (lost == 1).all()
 
 
 # --- pipelines ------------------------------------------------------------------------
@@ -458,138 +502,3 @@ def test_one_call_is_one_group(build, typed):
     text = str(build(product(LOOP), *operand_types(LOOP, typed), smem_bytes=1 << 17))
     (assembly,) = re.findall(r"wgmma\.fence.*?commit_group", text)
     assert assembly.count("wgmma.mma_async") == 2 * LOOP.k // 16
-
-
-# --- barriers of the compiler ---------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-    "dtype", ["bool", "int8", "float16", "bfloat16", "int32", "float32", "int64"]
-)
-@pytest.mark.parametrize("vector", [1, 4])
-def test_an_optimization_barrier_changes_nothing(
-    dtype, vector, run_kernel, typed, sample
-):
-    x = sample((8, 128), dtype)
-
-    def body(kb, source, out, zeros):
-        layout = Layout.WG_STRIDED((8, 128), vec_size=vector)
-        one = gmem.load(source, layout)
-        splat = registers.splat(dtypes.constant(0, one.dtype), one.dtype, one.shape)
-        indices = registers.iota(np.int32, one.shape, 0)
-        same, zero, lazy = wgmma.optimization_barrier([one, splat, indices])
-        assert lazy is indices
-        gmem.store(out, same)
-        gmem.store(zeros, zero.materialize(layout))
-
-    results = [typed(x.shape, x.dtype)] * 2
-    out, zeros = run_kernel(body, [x], results)
-    np.testing.assert_array_equal(out.view(np.uint8), x.view(np.uint8))
-    assert (zeros == 0).all()
-
-
-@pytest.mark.offline
-def test_an_optimization_barrier_takes_every_register(compile_kernel, typed):
-    def body(kb, out):
-        flags = registers.splat(dtypes.constant(True, dtypes.BOOL), np.bool_, (128,))
-        held = registers.layout_cast(flags, Layout.WG_STRIDED((128,), vec_size=1))
-        (same,) = wgmma.optimization_barrier([held])
-        gmem.store(out, same)
-
-    compiled = compile_kernel(body, [], [typed((128,), np.bool_)])
-    assert "begin inline asm" in compiled.ptx
-
-
-# --- refusals -------------------------------------------------------------------------
-
-
-def attempt(build, *, acc=(64, 64), a=(64, 64), b=(64, 64), types=None, change=None):
-    kinds = types or ("float16", "float16", "float32")
-
-    def body(kb):
-        left = operand(kb, 0, a, kinds[0], 128)
-        right = operand(kb, 1 << 15, b, kinds[1], 128)
-        accumulator = wgmma.zeros(acc, np.dtype(kinds[2]))
-        given = (accumulator, left, right)
-        wgmma.mma(*(change(*given) if change else given))
-
-    return build(body, smem_bytes=1 << 17)
-
-
-def test_shapes_must_multiply(build):
-    with pytest.raises(errors.ShapeError, match="do not multiply into"):
-        attempt(build, b=(128, 64))
-
-
-def test_rows_come_by_64(build):
-    def halved(acc, a, b):
-        part = registers.static_slice(acc, (0, 0), (32, 64))
-        return part, a.slice((0, 0), (32, 64)), b
-
-    with pytest.raises(errors.KernelError):
-        attempt(build, change=halved)
-
-
-@pytest.mark.parametrize(
-    ("types", "message"),
-    [
-        (("float16", "bfloat16", "float32"), "need one element type"),
-        (("bfloat16", "bfloat16", "float16"), "no such accumulator"),
-        (("int16", "int16", "int32"), "does not multiply these"),
-        (("float8_e4m3fn", "int8", "float32"), "need one element type"),
-    ],
-)
-def test_types_must_have_an_instruction(types, message, build):
-    with pytest.raises(errors.DTypeError, match=message):
-        columns = 128 if "8" in types[0] else 64
-        attempt(build, types=types, a=(64, columns), b=(columns, 128), acc=(64, 128))
-
-
-def test_an_8_bit_right_operand_lies_along_k(build):
-    with pytest.raises(errors.LayoutError, match="only along K"):
-        kinds = ("int8", "int8", "int32")
-        attempt(build, types=kinds, a=(64, 128), b=(128, 128), acc=(64, 128))
-
-
-def test_the_accumulator_has_the_layout_of_wgmma(build):
-    def strided(acc, a, b):
-        zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
-        return zero.materialize(Layout.WG_STRIDED((64, 64), vec_size=2)), a, b
-
-    with pytest.raises(errors.LayoutError, match=r"Layout\.WGMMA or"):
-        attempt(build, change=strided)
-
-
-def test_a_register_operand_has_the_layout_of_its_width(build):
-    def wrong(acc, a, b):
-        return acc, smem.load(a, Layout.WGMMA_UPCAST_2X, optimized=False), b
-
-    with pytest.raises(errors.LayoutError, match="left operand of wgmma"):
-        attempt(build, change=wrong)
-
-
-def test_a_float32_left_operand_comes_from_smem(build):
-    def loaded(acc, a, b):
-        return acc, smem.load(a, Layout.WGMMA, optimized=False), b.transpose((1, 0))
-
-    with pytest.raises(errors.DTypeError, match="only from SMEM"):
-        attempt(build, types=("float32",) * 3, change=loaded)
-
-
-def test_slices_of_accumulators_are_whole_tiles(build):
-    def body(kb):
-        wgmma.accumulator_slice(wgmma.zeros((64, 64)), (0, 4), (64, 8))
-
-    with pytest.raises(errors.LayoutError, match="whole instruction tiles"):
-        build(body)
-
-
-@pytest.mark.parametrize("n", [16, 30, 264])
-def test_only_legal_register_counts(n, build):
-    with pytest.raises(errors.ArgumentError, match="24 to 256"):
-        build(lambda kb: wgmma.set_max_registers(n, "increase"))
-
-
-def test_float8_is_what_the_types_say():
-    assert np.dtype(ml_dtypes.float8_e4m3fn) == dtypes.F8_E4M3
