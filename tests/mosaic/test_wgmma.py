@@ -233,7 +233,6 @@ KEPT_BITS = [
     ("float32", "float32", 25),
     ("float8_e4m3fn", "float32", 13),
     ("float8_e5m2", "float32", 13),
-    ("float16", "float16", 13),
     ("float8_e4m3fn", "float16", 13),
 ]
 
