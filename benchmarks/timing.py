@@ -7,40 +7,54 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jaxlib
 
 
-def on_device_seconds(
-    f: Callable[..., Any], args: Sequence[Any], *, rounds: int = 7, calls: int = 10
-) -> float:
-    """Returns the median time of one call on the device.
+def on_device(
+    candidates: Mapping[str, Callable[..., Any]],
+    args: Sequence[Any],
+    *,
+    rounds: int = 9,
+    calls: int = 10,
+) -> dict[str, float]:
+    """Returns the median seconds of one call of each candidate on the device.
 
     A round queues `calls` calls and waits for the last one, so that the host's share is
-    hidden behind the device's; the median is over rounds, after two warm-up rounds.
+    hidden behind the device's. Candidates take turns, so that a card whose clock drifts
+    with its temperature treats them alike.
     """
-    times = []
+
+    def queued(f: Callable[..., Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(calls):
+                result = f(*args)
+            jax.block_until_ready(result)
+
+        return run
+
+    runs = {name: queued(f) for name, f in candidates.items()}
+    times = interleaved(runs, rounds=rounds)
+    return {name: seconds / calls for name, seconds in times.items()}
+
+
+def interleaved(
+    candidates: Mapping[str, Callable[[], Any]], *, rounds: int
+) -> dict[str, float]:
+    """Returns the median seconds of each candidate; they take turns.
+
+    Two rounds of warm-up come first.
+    """
+    times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds + 2):
-        start = time.perf_counter()
-        for _ in range(calls):
-            result = f(*args)
-        jax.block_until_ready(result)
-        times.append((time.perf_counter() - start) / calls)
-    return statistics.median(times[2:])
-
-
-def host_seconds(f: Callable[[], Any], *, rounds: int = 9) -> float:
-    """Returns the median time of a call on the host, after one warm-up call."""
-    f()
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        f()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times)
+        for name, run in candidates.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values[2:]) for name, values in times.items()}
 
 
 def environment() -> dict[str, str]:

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 PLATFORM = os.environ.get("PALLAS_GPU_TEST_PLATFORM", "cpu")
-# The CPU stays the default device: references are computed there, and what means the GPU
-# says so.
+# The CPU stays the default device: references are computed there, and what means the
+# GPU says so.
 os.environ["JAX_PLATFORMS"] = "cpu,cuda" if PLATFORM == "cuda" else PLATFORM
 # Several test processes share one GPU: none may reserve most of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

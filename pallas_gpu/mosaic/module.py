@@ -19,7 +19,7 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import tensor_map
+from pallas_gpu.mosaic import barriers, tensor_map
 
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32
@@ -197,6 +197,7 @@ class KernelBuilder:
                 self.module.operation.verify()
                 passes = "builtin.module(canonicalize,cse)"
                 passmanager.PassManager.parse(passes).run(self.module.operation)
+                barriers.drop_repeated(self._launch.regions[0].blocks[0])
             except ir.MLIRError as error:
                 raise errors.CompilationError(
                     f"MLIR refuses the module of kernel {self.spec.name!r}",

@@ -2,11 +2,11 @@
 """A matrix product for Hopper: persistent, warp-specialised, clustered.
 
 A block has three warpgroups. The last one is the producer: it copies tiles of A and B
-into a ring of SMEM buffers by TMA. The other two are consumers: each multiplies its half
-of the block's rows on the tensor core and stores its result through SMEM. `full`
-barriers tell the consumers that a buffer has arrived, `empty` barriers tell the producer
-that it may be filled again. In a cluster of two blocks that need the same rows of A (or
-the same columns of B), each loads one half and multicasts it to both.
+into a ring of SMEM buffers by TMA. The other two are consumers: each multiplies its
+half of the block's rows on the tensor core and stores its result through SMEM. `full`
+barriers tell the consumers that a buffer has arrived, `empty` barriers tell the
+producer that it may be filled again. In a cluster of two blocks that need the same rows
+of A (or the same columns of B), each loads one half and multicasts it to both.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
             got=f"{a.dtype} and {b.dtype}",
             hint="convert the operands with astype",
         )
-    m, k, n = *a.shape, b.shape[1]
+    (m, k), n = a.shape, b.shape[1]
     step_m = config.block_m * (config.cluster_size if config.cluster == "m" else 1)
     step_n = config.tile_n * (config.cluster_size if config.cluster == "n" else 1)
     if m % step_m or n % step_n or k % config.tile_k:
@@ -170,6 +170,11 @@ def _kernel(m, n, k, dtype, out_dtype, config: MatmulConfig, interpret):
     )
 
 
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    _kernel.cache_clear()
+
+
 @dataclasses.dataclass(frozen=True)
 class _Schedule:
     """Which tiles a cluster computes, and in which order."""
@@ -201,7 +206,7 @@ class _Schedule:
         return self.k // self.config.tile_k
 
     def tile(self, linear: Any) -> tuple[Any, Any]:
-        """Returns the tile (row, column) of this block for a position of its cluster."""
+        """Returns this block's tile (row, column) for a position of its cluster."""
         c = self.config
         mi, ni = plgpu.planar_snake(
             linear, self.plane, 0 if c.minor == "m" else 1, c.strip

@@ -43,7 +43,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runtime": (*_LOWERING, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
     "pipeline": _ENTRY,
-    "ops": (*_ENTRY, "pipeline"),
+    # Ready kernels are written on the public names, as their users would.
+    "ops": ("errors", "arch"),
 }
 PURE_PYTHON_ROOMS = ("errors", "arch", "layouts")
 MLIR_ROOMS = ("mosaic", "lowering", "compiler", "runtime")
@@ -104,6 +105,8 @@ def complaint(file: str, name: str, rooms: set[str]) -> str | None:
         return None
     target = room_of(name)
     if target not in rooms:  # `from pallas_gpu import kernel`, a name and no room
+        if room == "ops":
+            return None
         return f"{name}: nothing inside imports the public names at the top"
     if target not in (room, *MAY_IMPORT[room]):
         return f"{name}: {room} may not import {target}"
@@ -178,7 +181,7 @@ _BAD_FILES = {
     "the peer": ("_jax.py", "from jax.experimental import pallas", "the peer"),
     "jax in the layouts": ("layouts/tiled.py", "import jax", "knows nothing of JAX"),
     "the public names from inside": (
-        "ops/matmul.py",
+        "pipeline/loops.py",
         "from pallas_gpu import kernel",
         "nothing inside imports the public names",
     ),
