@@ -1,0 +1,659 @@
+# ---
+# jupyter:
+#   jupytext:
+#     cell_markers: '"""'
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+"""
+Tutorial 2: a matrix product on the tensor cores, from one tile to a fast kernel
+
+# A matrix product
+
+A matrix product is where a GPU is fastest, and where it is hardest to get the speed
+that it has. This tutorial begins with one tile and one tensor core instruction, and
+goes in six steps to a kernel as fast as NVIDIA's own library. Each step is a complete
+kernel that changes one thing. At the end is a table with the speed of each.
+
+You should know [the first tutorial](01_first_kernel.ipynb): blocks, tiles, SMEM,
+barriers, TMA. As there, no GPU is needed.
+"""
+
+# %%
+import os
+
+# The emulator needs nothing but the CPU. On a machine with a Hopper GPU, remove this
+# line and the kernels below run on the GPU.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+
+
+def random(m, k, seed):
+    numbers = np.random.default_rng(seed).standard_normal((m, k), np.float32)
+    return jnp.asarray(numbers, jnp.bfloat16)
+
+
+def check(kernel, a, b):
+    """Compares a kernel with NumPy's product in float32."""
+    exact = np.asarray(a, np.float32) @ np.asarray(b, np.float32)
+    # bfloat16 has 8 bits of mantissa: rounding the result costs 2**-9 of it at most.
+    np.testing.assert_allclose(
+        np.asarray(kernel(a, b), np.float32), exact, rtol=2**-8, atol=1e-3
+    )
+
+
+# %% [markdown]
+"""
+## Step 1: one tile
+
+The tensor core is a part of the SM that multiplies small matrices. On Hopper it takes
+both factors from SMEM and adds the product to an **accumulator**, which lies in the
+registers of a warpgroup:
+
+          SMEM                     tensor core               registers
+    A  128 x 64  bf16   ---+
+                           +--->   acc += A @ B   --->   acc  128 x 128  float32
+    B   64 x 128 bf16   ---+
+
+`plgpu.ACC((128, 128))` declares one; it begins as zeros. `plgpu.wgmma(acc, a, b)` is
+the product, named after the instruction. Like a copy by TMA it is only *started* by
+the program: until it has been waited for, the factors must not be overwritten.
+`acc[...]` waits for it and gives the values.
+
+What is new besides: the tensor core does not read SMEM in the order that you would
+expect. It wants tiles of 8 rows of 128 bytes, with the 16-byte pieces of each row
+exchanged after a fixed pattern, the **swizzle**, so that it can read a column of pieces
+at once. TMA writes SMEM in this order when the declaration says so. Nothing else in the
+kernel has to know.
+"""
+
+# %%
+M, N, K = 128, 128, 64  # a tile of the result, and how deep one step goes
+
+
+def tiles(*shape):
+    """SMEM for tiles of bfloat16, in the tensor core's order."""
+    order = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    return plgpu.SMEM(shape, jnp.bfloat16, transforms=order)
+
+
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((M, N), jnp.bfloat16),
+    scratch_types=[
+        tiles(M, K),
+        tiles(K, N),
+        tiles(M, N),
+        plgpu.ACC((M, N)),
+        plgpu.Barrier(num_arrivals=2),
+    ],
+)
+def one_tile(a, b, out, a_smem, b_smem, out_smem, acc, loaded):
+    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+    plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+    plgpu.barrier_wait(loaded)
+
+    plgpu.wgmma(acc, a_smem, b_smem)
+
+    out_smem[...] = acc[...].astype(jnp.bfloat16)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(out_smem, out)
+    plgpu.wait_smem_to_gmem(0)
+
+
+check(one_tile, random(M, K, 0), random(K, N, 1))
+
+# %% [markdown]
+"""
+The barrier has `num_arrivals=2` since two copies report to it.
+
+## Step 2: all tiles
+
+A larger result is cut into tiles, one for each block. A block needs M rows of A and N
+columns of B, which are as long as they are: it goes along them in steps of K, and the
+accumulator sums up.
+
+                        B   columns of this block
+                           +---+
+                           |   |  ki = 0
+                           +---+
+                           |   |  ki = 1
+                           +---+
+        A                  |   |  ...
+       +---+---+---+       +---+
+       | 0 | 1 |...|       |acc|     rows of this block
+       +---+---+---+       +---+
+
+The kernel is now made by a function that looks at the shapes.
+"""
+
+
+# %%
+def all_tiles(a, b):
+    (m, k), n = a.shape, b.shape[1]
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(m // M, n // N),
+        grid_names=("m", "n"),
+        scratch_types=[
+            tiles(M, K),
+            tiles(K, N),
+            tiles(M, N),
+            plgpu.ACC((M, N)),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+    )
+    def product(a, b, out, a_smem, b_smem, out_smem, acc, loaded):
+        rows = plgpu.ds(lax.axis_index("m") * M, M)
+        columns = plgpu.ds(lax.axis_index("n") * N, N)
+
+        @plgpu.loop(0, k // K)
+        def _(ki):
+            depth = plgpu.ds(ki * K, K)
+            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem, loaded)
+            plgpu.copy_gmem_to_smem(b.at[depth, columns], b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            plgpu.wgmma(acc, a_smem, b_smem)
+            plgpu.wgmma_wait(0)  # the next copy overwrites the factors
+
+        out_smem[...] = acc[...].astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_smem, out.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    return product(a, b)
+
+
+a, b = random(256, 512, 2), random(512, 256, 3)
+check(all_tiles, a, b)
+
+# %% [markdown]
+"""
+## Step 3: copies ahead of the tensor core
+
+In step 2 a block either copies or multiplies, never both. The cure is to have several
+buffers, called **stages**. While the tensor core works on one, TMA fills the others:
+
+    stage 0   copy 0 | wgmma 0 | copy 4 ........ | wgmma 4 |
+    stage 1   copy 1 ......... | wgmma 1 | copy 5 ........ | wgmma 5 |
+    stage 2   copy 2 ................... | wgmma 2 | copy 6 ........
+    stage 3   copy 3 ............................. | wgmma 3 | copy 7 ...
+
+`tiles(STAGES, M, K)` declares them as one reference with one more dimension, and
+`plgpu.Barrier(num_barriers=STAGES)` a barrier for each. `ref.at[stage]` picks one.
+
+The tensor core should never run dry either. `wgmma_wait(1)` leaves one product under
+way, the one just started. So after it the product *before* is done, and the buffers of
+that one are free for the next copy.
+"""
+
+# %%
+STAGES = 4
+
+
+def with_stages(a, b):
+    (m, k), n = a.shape, b.shape[1]
+    steps = k // K
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(m // M, n // N),
+        grid_names=("m", "n"),
+        scratch_types=[
+            tiles(STAGES, M, K),
+            tiles(STAGES, K, N),
+            tiles(M, N),
+            plgpu.ACC((M, N)),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+        ],
+    )
+    def product(a, b, out, a_smem, b_smem, out_smem, acc, loaded):
+        rows = plgpu.ds(lax.axis_index("m") * M, M)
+        columns = plgpu.ds(lax.axis_index("n") * N, N)
+
+        def fetch(ki):
+            stage = lax.rem(ki, STAGES)
+            depth = plgpu.ds(ki * K, K)
+            plgpu.copy_gmem_to_smem(
+                a.at[rows, depth], a_smem.at[stage], loaded.at[stage]
+            )
+            plgpu.copy_gmem_to_smem(
+                b.at[depth, columns], b_smem.at[stage], loaded.at[stage]
+            )
+
+        plgpu.loop(0, min(STAGES, steps))(fetch)
+
+        @plgpu.loop(0, steps)
+        def _(ki):
+            stage = lax.rem(ki, STAGES)
+            plgpu.barrier_wait(loaded.at[stage])
+            plgpu.wgmma(acc, a_smem.at[stage], b_smem.at[stage])
+            plgpu.wgmma_wait(1)  # product ki - 1 is done
+
+            @plgpu.when((ki > 0) & (ki - 1 + STAGES < steps))
+            def _():
+                fetch(ki - 1 + STAGES)  # into the buffers of ki - 1
+
+        out_smem[...] = acc[...].astype(jnp.bfloat16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(out_smem, out.at[rows, columns])
+        plgpu.wait_smem_to_gmem(0)
+
+    return product(a, b)
+
+
+check(with_stages, a, b)
+
+# %% [markdown]
+"""
+The emulator watches the buffers. With `wgmma_wait(2)`, or with `fetch(ki + STAGES)`, a
+copy would overwrite what a product may still be reading, and the emulator stops there
+with the lines of both. Try it.
+
+## Step 4: a producer and two consumers
+
+One warpgroup does everything so far: it waits for copies, starts products, waits for
+products, starts copies. It often waits for one thing while it could start another.
+So the work is divided among three warpgroups of one block, `num_threads=3`, which run
+side by side and take different ways through the kernel:
+
+- A **producer** starts the copies.
+- Two **consumers** start the products. Each has M rows of A. Both use the same columns
+  of B, so the block's tile is 2 M x N, and a byte of B is used twice as often.
+
+They talk through barriers, two for each stage:
+
+- `full`: the copies have arrived; the consumers may read. Two copies report to it.
+- `empty`: the consumers have read; the producer may copy again. Both consumers report
+  to it with `barrier_arrive`.
+
+        producer                              consumers (two of them)
+        --------                              ---------
+        wait empty[stage]   <------------+
+        copy A, B --> full[stage] ---+   |
+        next stage                   +-- | -> wait full[stage]
+                                         |    wgmma
+                                         |    wgmma_wait(1)
+                                         +--  arrive empty[stage before]
+                                              next stage
+
+The first round through the stages needs no wait: they begin empty.
+
+An accumulator of 128 x 128 takes 128 registers of each thread. At the start of a kernel
+all threads have the same number, 168 with three warpgroups. `set_max_registers` moves
+some from the producer, which computes nothing, to the consumers. The sum
+(2 * 232 + 40) * 128 = 64512 has to stay below the SM's 65536. The accumulator is now
+declared where the consumers are, by `run_scoped`: the producer has none.
+
+The four stages leave 35 KB of SMEM. The result does not fit in there as a whole, so
+each consumer stores it in parts of 64 x 64, with two buffers in turn. Before a buffer
+is used again, `wait_smem_to_gmem(1, wait_read_only=True)` makes sure that the copy
+before the last one has read it.
+"""
+
+# %%
+CONSUMERS = 2
+PRODUCER = 2  # the number of the producer; the consumers are 0 and 1
+PART = 64  # rows and columns of a part of the result
+
+
+def store(values, out, row, column, buffers):
+    """Stores a consumer's tile part by part. The last two copies stay under way."""
+    parts = [(i, j) for i in range(0, M, PART) for j in range(0, N, PART)]
+    for number, (i, j) in enumerate(parts):
+        buffer = buffers.at[number % 2]
+        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+        buffer[...] = values[i : i + PART, j : j + PART]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(
+            buffer, out.at[plgpu.ds(row + i, PART), plgpu.ds(column + j, PART)]
+        )
+
+
+def specialised(a, b):
+    (m, k), n = a.shape, b.shape[1]
+    steps = k // K
+    block_m = CONSUMERS * M
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(m // block_m, n // N),
+        grid_names=("m", "n"),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        scratch_types=[
+            tiles(STAGES, block_m, K),
+            tiles(STAGES, K, N),
+            tiles(CONSUMERS, 2, PART, PART),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=STAGES),
+        ],
+    )
+    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
+        row = lax.axis_index("m") * block_m
+        column = lax.axis_index("n") * N
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == PRODUCER)
+        def _():
+            plgpu.set_max_registers(40, action="decrease")
+
+            @plgpu.loop(0, steps)
+            def _(ki):
+                stage = lax.rem(ki, STAGES)
+
+                @plgpu.when(ki >= STAGES)
+                def _():
+                    plgpu.barrier_wait(empty.at[stage])
+
+                rows, columns = plgpu.ds(row, block_m), plgpu.ds(column, N)
+                depth = plgpu.ds(ki * K, K)
+                plgpu.copy_gmem_to_smem(
+                    a.at[rows, depth], a_smem.at[stage], full.at[stage]
+                )
+                plgpu.copy_gmem_to_smem(
+                    b.at[depth, columns], b_smem.at[stage], full.at[stage]
+                )
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            plgpu.set_max_registers(232, action="increase")
+            mine = plgpu.ds(wg * M, M)  # of the block's rows
+
+            def multiply(acc):
+                @plgpu.loop(0, steps)
+                def _(ki):
+                    stage = lax.rem(ki, STAGES)
+                    plgpu.barrier_wait(full.at[stage])
+                    plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
+                    plgpu.wgmma_wait(1)
+
+                    @plgpu.when(ki > 0)
+                    def _():
+                        plgpu.barrier_arrive(empty.at[lax.rem(ki - 1, STAGES)])
+
+                return acc[...]
+
+            values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
+            store(values.astype(out.dtype), out, row + wg * M, column, out_smem.at[wg])
+            plgpu.wait_smem_to_gmem(0)
+
+    return product(a, b)
+
+
+check(specialised, a, b)
+
+# %% [markdown]
+"""
+## Step 5: blocks that stay
+
+A block of step 4 begins with empty buffers and ends with a tile to store. At both ends
+the tensor core has nothing to do, and the next block begins only when this one is gone.
+
+So start as many blocks as the GPU has SMs, once, and let each compute tile after tile.
+Such a kernel is called **persistent**. Producer and consumers each run a loop over the
+block's tiles, and do not wait for each other between them: while the consumers store a
+tile, the producer already fills the buffers for the next, and the copies of `store` go
+on during the next tile's products.
+
+- `nd_loop((number,), collective_axes="block")` deals the steps of a loop out to the
+  blocks: block i of n gets the steps i, i + n, i + 2 n and so on. `info.index` is the
+  step, `info.local_index` counts those of this block.
+- `planar_snake` turns that number into a position in the result. It does not go row
+  by row, but through strips 8 tiles wide, so that the tiles under way at the same
+  time are neighbours. Neighbours read the same rows of A and columns of B, and find
+  them in the L2, the cache between GMEM and the SMs.
+
+The stages go round without regard to where a tile ends, so the stage now follows from
+a count of the steps of all tiles.
+
+The consumers have to report the last step of a tile as well, after `acc[...]` has
+waited for it; the producer counts on that.
+"""
+
+# %%
+SMS = plgpu.arch.SM_90A.sm_count  # 132
+STRIP = 8
+
+
+def persistent(a, b, blocks=SMS):
+    (m, k), n = a.shape, b.shape[1]
+    steps = k // K
+    block_m = CONSUMERS * M
+    plane = (m // block_m, n // N)
+    number = plane[0] * plane[1]
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(min(blocks, number),),
+        grid_names=("block",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        scratch_types=[
+            tiles(STAGES, block_m, K),
+            tiles(STAGES, K, N),
+            tiles(CONSUMERS, 2, PART, PART),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=STAGES),
+        ],
+    )
+    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == PRODUCER)
+        def _():
+            plgpu.set_max_registers(40, action="decrease")
+
+            @plgpu.nd_loop((number,), collective_axes="block")
+            def _(info):
+                mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
+                rows, columns = plgpu.ds(mi * block_m, block_m), plgpu.ds(ni * N, N)
+
+                @plgpu.loop(0, steps)
+                def _(ki):
+                    step = info.local_index * steps + ki
+                    stage = lax.rem(step, STAGES)
+
+                    @plgpu.when(step >= STAGES)
+                    def _():
+                        plgpu.barrier_wait(empty.at[stage])
+
+                    depth = plgpu.ds(ki * K, K)
+                    plgpu.copy_gmem_to_smem(
+                        a.at[rows, depth], a_smem.at[stage], full.at[stage]
+                    )
+                    plgpu.copy_gmem_to_smem(
+                        b.at[depth, columns], b_smem.at[stage], full.at[stage]
+                    )
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            plgpu.set_max_registers(232, action="increase")
+            mine = plgpu.ds(wg * M, M)
+
+            @plgpu.nd_loop((number,), collective_axes="block")
+            def _(info):
+                mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
+                first = info.local_index * steps
+
+                def multiply(acc):
+                    @plgpu.loop(0, steps)
+                    def _(ki):
+                        stage = lax.rem(first + ki, STAGES)
+                        plgpu.barrier_wait(full.at[stage])
+                        plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
+                        plgpu.wgmma_wait(1)
+
+                        @plgpu.when(ki > 0)
+                        def _():
+                            before = lax.rem(first + ki - 1, STAGES)
+                            plgpu.barrier_arrive(empty.at[before])
+
+                    values = acc[...]
+                    last = lax.rem(first + steps - 1, STAGES)
+                    plgpu.barrier_arrive(empty.at[last])
+                    return values
+
+                values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
+                row = mi * block_m + wg * M
+                store(values.astype(out.dtype), out, row, ni * N, out_smem.at[wg])
+
+            plgpu.wait_smem_to_gmem(0)
+
+    return product(a, b)
+
+
+a, b = random(512, 384, 4), random(384, 512, 5)
+check(lambda a, b: persistent(a, b, blocks=3), a, b)  # 8 tiles for 3 blocks
+
+# %% [markdown]
+"""
+## Step 6: clusters of two
+
+Two blocks side by side in the result need the same rows of A, and both fetch them. A
+**cluster** is a group of blocks that run at the same time on SMs near each other, and
+can reach each other's SMEM. In a cluster of two each block fetches half of A's tile,
+and TMA writes it into the SMEM of both, a **multicast**. Every byte of A travels once
+where it travelled twice.
+
+                 A (half) ---+---> block 0, SMEM: all of A   its own B
+                 A (half) ---+---> block 1, SMEM: all of A   its own B
+
+Little changes in the program:
+
+- `cluster=(2,)` and its name, "pair". The grid now counts clusters.
+- Of two neighbouring tiles, each block of the pair takes one: `lax.axis_index("pair")`.
+- `collective_axes="pair"` on the copy of A: both blocks ask for the whole tile, and
+  each gets it whole. Their `full` barriers count the bytes of both halves.
+- A copy now also writes into the *other* block's SMEM. So a stage is empty only when
+  the consumers of both blocks have read it. `ClusterBarrier` is a barrier for that: an
+  arrival counts in both blocks.
+"""
+
+
+# %%
+def clustered(a, b, blocks=SMS):
+    (m, k), n = a.shape, b.shape[1]
+    steps = k // K
+    block_m = CONSUMERS * M
+    plane = (m // block_m, n // (2 * N))  # of pairs
+    number = plane[0] * plane[1]
+
+    @plgpu.kernel(
+        out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(min(blocks // 2, number),),
+        grid_names=("cluster",),
+        cluster=(2,),
+        cluster_names=("pair",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        scratch_types=[
+            tiles(STAGES, block_m, K),
+            tiles(STAGES, K, N),
+            tiles(CONSUMERS, 2, PART, PART),
+            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
+            plgpu.ClusterBarrier(
+                collective_axes="pair", num_arrivals=CONSUMERS, num_barriers=STAGES
+            ),
+        ],
+    )
+    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
+        wg = lax.axis_index("wg")
+
+        def tile(info):
+            mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
+            return mi, 2 * ni + lax.axis_index("pair")
+
+        @plgpu.when(wg == PRODUCER)
+        def _():
+            plgpu.set_max_registers(40, action="decrease")
+
+            @plgpu.nd_loop((number,), collective_axes="cluster")
+            def _(info):
+                mi, ni = tile(info)
+                rows, columns = plgpu.ds(mi * block_m, block_m), plgpu.ds(ni * N, N)
+
+                @plgpu.loop(0, steps)
+                def _(ki):
+                    step = info.local_index * steps + ki
+                    stage = lax.rem(step, STAGES)
+
+                    @plgpu.when(step >= STAGES)
+                    def _():
+                        plgpu.barrier_wait(empty.at[stage])
+
+                    depth = plgpu.ds(ki * K, K)
+                    plgpu.copy_gmem_to_smem(
+                        a.at[rows, depth],
+                        a_smem.at[stage],
+                        full.at[stage],
+                        collective_axes="pair",
+                    )
+                    plgpu.copy_gmem_to_smem(
+                        b.at[depth, columns], b_smem.at[stage], full.at[stage]
+                    )
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            plgpu.set_max_registers(232, action="increase")
+            mine = plgpu.ds(wg * M, M)
+
+            @plgpu.nd_loop((number,), collective_axes="cluster")
+            def _(info):
+                mi, ni = tile(info)
+                first = info.local_index * steps
+
+                def multiply(acc):
+                    @plgpu.loop(0, steps)
+                    def _(ki):
+                        stage = lax.rem(first + ki, STAGES)
+                        plgpu.barrier_wait(full.at[stage])
+                        plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
+                        plgpu.wgmma_wait(1)
+
+                        @plgpu.when(ki > 0)
+                        def _():
+                            before = lax.rem(first + ki - 1, STAGES)
+                            plgpu.barrier_arrive(empty.at[before])
+
+                    values = acc[...]
+                    last = lax.rem(first + steps - 1, STAGES)
+                    plgpu.barrier_arrive(empty.at[last])
+                    return values
+
+                values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
+                row = mi * block_m + wg * M
+                store(values.astype(out.dtype), out, row, ni * N, out_smem.at[wg])
+
+            plgpu.wait_smem_to_gmem(0)
+
+    return product(a, b)
+
+
+check(lambda a, b: clustered(a, b, blocks=6), a, b)  # 4 pairs of tiles, 3 clusters
+
+# %%
+STEPS = {
+    "1 one tile": one_tile,
+    "2 all tiles": all_tiles,
+    "3 stages": with_stages,
+    "4 producer, consumers": specialised,
+    "5 persistent": persistent,
+    "6 clusters of two": clustered,
+}
