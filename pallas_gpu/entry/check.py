@@ -16,6 +16,7 @@ import jax
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import check_accumulator
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -37,7 +38,8 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       OutOfBoundsError: a static index outside of its reference.
       MemorySpaceError: a barrier is read or written as an array.
       UnsupportedError: an operation that has no form in a kernel.
-      LayoutError: a copy that TMA cannot carry.
+      LayoutError: a copy that TMA cannot carry, or a part of an accumulator that has
+        no registers of its own.
     """
     for eqn in jaxpr.eqns:
         try:
@@ -75,6 +77,8 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     elif name == "while":
         body, consts = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
         _check_carried_refs(body.invars[consts:], body.outvars)
+    elif name == "cond":
+        check_accumulator.require_values(eqn.outvars, "a branch")
     elif name in _REF_ACCESSES:
         _check_access(eqn)
     elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
@@ -82,6 +86,8 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     elif name in registry.PRIMITIVES:
         for operand in _ref_operands(eqn):
             view = _view_in_bounds(operand.ref, operand.transforms, name)
+            if isinstance(operand.ref.aval, types.AccumulatorRef):
+                check_accumulator.check_part(view, stored=False)
             if eqn.primitive is load_p:
                 _check_load(operand.ref.aval, view, eqn.params["layout"])
     elif not _known(eqn.primitive):
@@ -173,6 +179,8 @@ def _check_access(eqn: _jax.JaxprEqn) -> None:
         eqn.params["tree"], [_static_value(v) for v in leaves]
     )
     view = _view_in_bounds(eqn.invars[0], transforms, name)
+    if isinstance(aval, types.AccumulatorRef):
+        check_accumulator.check_part(view, stored=name != "get")
     if name == "get":
         _check_load(aval, view, None)
 

@@ -95,7 +95,7 @@ def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
     if isinstance(handle, vals.AccumulatorHandle):
         if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
             old = wgmma.read_accumulator(ctx, handle, transforms, 0)
-        wgmma.write_accumulator(ctx, handle, transforms, value)
+        wgmma.write_accumulator(ctx, handle, value)
         return old
     if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
         layout = getattr(value, "layout", None)
@@ -107,6 +107,10 @@ def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
 @lane(_jax.addupdate_p)
 def _addupdate(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> list[Any]:
     transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
+    if isinstance(handle, vals.AccumulatorHandle):
+        old = wgmma.read_accumulator(ctx, handle, transforms, 0)
+        wgmma.write_accumulator(ctx, handle, elementwise.apply("add", old, value))
+        return []
     old = read(ctx, handle, transforms, getattr(value, "layout", None), True)
     write(ctx, handle, transforms, elementwise.apply("add", old, value))
     return []

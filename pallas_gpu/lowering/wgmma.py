@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import arch, errors, types
+from pallas_gpu import arch, types
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
+from pallas_gpu.mosaic import dtypes
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma
 from pallas_gpu.primitives import wgmma as primitives
@@ -45,17 +46,9 @@ def read_accumulator(
 
 
 def write_accumulator(
-    ctx: RuleContext, handle: vals.AccumulatorHandle, transforms: Any, value: Any
+    ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
 ) -> None:
-    """Stores into a whole accumulator."""
-    _, sizes = _columns(handle, transforms)
-    if sizes != handle.ref_shape:
-        raise errors.UnsupportedError(
-            "a part of an accumulator is stored into",
-            expected="a store of the whole accumulator: acc[...] = value",
-            got=f"a part of shape {sizes} of {handle.ref_shape}",
-            hint="declare one accumulator for each part",
-        )
+    """Stores into a whole accumulator; the check pass refuses a part."""
     wgmma.wait(0)
     placement = regs.place_registers(Layout.WGMMA, handle.ref_shape)
     if isinstance(value, regs.Deferred):
@@ -66,14 +59,8 @@ def write_accumulator(
 def _columns(
     handle: vals.AccumulatorHandle, transforms: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    # The check pass refuses what is not static, and transposes.
     view = types.resolve(handle.ref_shape, transforms)
-    static = all(not axis.dynamic and axis.kept for axis in view.axes)
-    if not static or view.order != tuple(range(len(view.axes))):
-        raise errors.UnsupportedError(
-            "an accumulator is indexed with a value or transposed",
-            expected="static ranges of columns: acc.at[:, 0:64]",
-            hint="registers cannot be indexed while a kernel runs",
-        )
     starts = tuple(axis.start for axis in view.axes)
     return starts, tuple(axis.size for axis in view.axes)
 
@@ -89,6 +76,9 @@ def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     if hasattr(a, "ref"):
         a = memory_view(ctx, a.ref, a.transforms)
+    elif isinstance(a, regs.Deferred):
+        bits = dtypes.bits(a.dtype)
+        a = a.materialize(Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT)
     b = memory_view(ctx, b.ref, b.transforms)
     handle: vals.AccumulatorHandle = acc.ref
     state = ctx.kernel.state

@@ -79,6 +79,8 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
         a = jnp.asarray(a)
     _check_types(acc, a, b)
     _check_shapes(acc, a, b)
+    if not a_is_ref:
+        _check_register_type(a)
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
         _check_storage(operand, name)
     ops.bind(
@@ -133,6 +135,18 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
         )
 
 
+def _check_register_type(a: Any) -> None:
+    if jnp.dtype(a.dtype).itemsize <= 2:
+        return
+    raise errors.DTypeError(
+        f"wgmma: {jnp.dtype(a.dtype).name} is multiplied from SMEM only",
+        expected="16-bit or 8-bit elements for an operand in registers",
+        got=f"a, {jnp.dtype(a.dtype).name}{list(a.shape)} in registers",
+        hint="store it to SMEM, call commit_smem() and pass the reference",
+        where=_jax.where_now(),
+    )
+
+
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:
     shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
     two = all(len(s) == 2 for s in shapes)
@@ -173,7 +187,9 @@ def _check_storage(operand: Any, name: str) -> None:
     elements = layout.swizzle * 8 // layout.itemsize_bits
     tiled = layout.tiling is not None and tuple(layout.tiling) == (8, elements)
     if tiled and layout.swizzle > 16:
-        _check_major(operand, name)
+        view = _storage_view(operand)
+        _check_whole_tiles(view, (8, elements), name)
+        _check_major(operand, view, name)
         return
     wanted = 128 * 8 // layout.itemsize_bits
     raise errors.LayoutError(
@@ -187,9 +203,40 @@ def _check_storage(operand: Any, name: str) -> None:
     )
 
 
-def _check_major(operand: Any, name: str) -> None:
-    steps = operand.transforms if isinstance(operand, _jax.TransformedRef) else ()
-    view = types.resolve(types.base_aval(operand).shape, steps)
+def _storage_view(operand: Any) -> types.View:
+    split = ops.operand(operand)
+    return types.resolve(types.base_aval(operand).shape, split.transforms)
+
+
+def _check_whole_tiles(view: types.View, tile: tuple[int, int], name: str) -> None:
+    rank = len(view.axes)
+    kept = [a for a, axis in enumerate(view.axes) if axis.kept]
+    if kept != [rank - 2, rank - 1]:
+        raise errors.LayoutError(
+            f"wgmma: {name} is not made of the last two dimensions of its array",
+            expected="an integer index in all dimensions before them",
+            got=f"dimensions {kept} of {view.base_shape}",
+            hint="declare the array with the matrix in its last two dimensions",
+            where=_jax.where_now(),
+        )
+    ranges = [
+        # Starts that are values are multiples of a tile by the author's promise.
+        (0 if axis.dynamic else axis.start, axis.size)
+        for axis in view.axes[-2:]
+    ]
+    if all(s % t == 0 and n % t == 0 for (s, n), t in zip(ranges, tile, strict=True)):
+        return
+    raise errors.LayoutError(
+        f"wgmma: {name} is not made of whole tiles",
+        expected=f"starts and sizes that are multiples of {tile}, the tiling",
+        got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
+        f" of {view.base_shape}",
+        hint="slice at multiples, or store it with a narrower swizzle and its tiling",
+        where=_jax.where_now(),
+    )
+
+
+def _check_major(operand: Any, view: types.View, name: str) -> None:
     swapped = view.order != tuple(sorted(view.order))
     k_is_minor = swapped if name == "b" else not swapped
     if k_is_minor or jnp.dtype(operand.dtype).itemsize == 2:

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which parts of an accumulator a kernel may name: registers have no addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+
+_GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
+
+
+def check_part(view: types.View, *, stored: bool) -> None:
+    """Raises unless the part consists of registers known when the kernel is compiled.
+
+    Args:
+      view: the part.
+      stored: whether it is written by threads.
+
+    Raises:
+      UnsupportedError: a transpose, an index that is a value, a store into a part.
+      LayoutError: the part cuts an instruction's tile.
+    """
+    moves = any(axis.dynamic or not axis.kept for axis in view.axes)
+    if moves or view.order != (0, 1):
+        raise errors.UnsupportedError(
+            "an accumulator is indexed with a value or transposed",
+            expected="static ranges, e.g. of columns: acc.at[:, 0:64]",
+            got=_describe(view),
+            hint="registers have no addresses: read it with acc[...], and store the "
+            "value to SMEM to index or transpose it",
+        )
+    if stored and not view.is_whole:
+        raise errors.UnsupportedError(
+            "a part of an accumulator is stored into",
+            expected="a store of the whole accumulator: acc[...] = value",
+            got=f"a part of shape {view.shape} of {view.base_shape}",
+            hint="declare one accumulator for each part",
+        )
+    ranges = [(axis.start, axis.size) for axis in view.axes]
+    whole = all(
+        start % granule == 0 and size % granule == 0
+        for (start, size), granule in zip(ranges, _GRANULE, strict=True)
+    )
+    if not whole:
+        raise errors.LayoutError(
+            "a part of an accumulator cuts a tile of the tensor core",
+            expected=f"starts and sizes that are multiples of {_GRANULE}",
+            got=_describe(view),
+            hint="read the whole accumulator and mask, or store it to SMEM and slice",
+        )
+
+
+def _describe(view: types.View) -> str:
+    parts = [
+        ("a value" if axis.dynamic else f"{axis.start}")
+        + (f" to {axis.start + axis.size}" if axis.kept and not axis.dynamic else "")
+        for axis in view.axes
+    ]
+    turned = ", transposed" if view.order != tuple(sorted(view.order)) else ""
+    return f"[{', '.join(parts)}] of {view.base_shape}{turned}"
+
+
+def require_values(outvars: list[Any], what: str) -> None:
+    """Raises KernelError when a reference is among the results of a branch."""
+    for var in outvars:
+        if isinstance(var.aval, _jax.AbstractRef):
+            raise errors.KernelError(
+                f"{what} returns a reference",
+                expected="values as results",
+                got=types.describe(var.aval),
+                hint="return what it holds: ref[...]",
+            )

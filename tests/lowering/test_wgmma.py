@@ -1,0 +1,569 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgmma as kernels write it: every operand form, accumulators through control flow.
+
+Errors are absolute, for operands of normal distribution and K = 128, so that results
+have a standard deviation of 11 and the sum of all |a b| is about 80.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, compiler
+from pallas_gpu.runtime import offline as runtime_offline
+from pallas_gpu.runtime import register
+from pallas_gpu.runtime.serialize import serialize
+from tests import everywhere
+
+F16, F32 = jnp.float16, jnp.float32
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+M, N, K = 128, 64, 128
+# 16-bit products and tf32's are exact in float32; 128 terms lose a few of 24 bits.
+EXACT = 1e-4
+# float8: the sums inside of an instruction keep 13 bits below their largest term.
+FLOAT8 = 0.05
+# A float16 accumulator is rounded after each of 8 instructions, by 2**-6 below 64.
+FLOAT16 = 0.25
+# What ptxas says when it waits for an instruction that the kernel does not wait for.
+SERIALISED = re.compile(r"serialized|warpgroup\.\w+ is injected")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One product; `at` and `bt`: the operand lies in memory as (K, M), (N, K)."""
+
+    a: str = "float16"
+    b: str = "float16"
+    acc: str = "float32"
+    at: bool = False
+    bt: bool = False
+    registers: bool = False
+    swizzle: int = 128
+    atol: float = EXACT
+
+    def __str__(self) -> str:
+        kind = f"{self.a}-{self.b}-{self.acc}"
+        form = "-aT" * self.at + "-bT" * self.bt + "-regs" * self.registers
+        return f"{kind}{form}-{self.swizzle}"
+
+
+def case(a, b=None, acc="float32", **options):
+    return Case(a, b or a, acc, **options)
+
+
+K_MINOR = [
+    case("float32", bt=True),
+    case("float8_e4m3fn", bt=True, atol=FLOAT8),
+    case("float8_e5m2", bt=True, atol=FLOAT8),
+    case("float8_e4m3fn", "float8_e5m2", bt=True, atol=FLOAT8),
+    case("float8_e5m2", "float8_e4m3fn", acc="float16", bt=True, atol=FLOAT16),
+    case("int8", acc="int32", bt=True, atol=0),
+]
+CASES = [
+    *(
+        case(t, at=at, bt=bt, swizzle=s)
+        for t, swizzles in (("float16", (128, 64, 32)), ("bfloat16", (128,)))
+        for s in swizzles
+        for at in (False, True)
+        for bt in (False, True)
+    ),
+    case("float16", acc="float16", atol=FLOAT16),
+    *K_MINOR,
+    *(
+        dataclasses.replace(c, swizzle=s)
+        for c in (K_MINOR[0], K_MINOR[1], K_MINOR[-1])
+        for s in (64, 32)
+    ),
+    *(
+        case(t, bt=bt, registers=True)
+        for t in ("float16", "bfloat16")
+        for bt in (False, True)
+    ),
+    *(dataclasses.replace(c, registers=True) for c in K_MINOR[1:]),
+]
+# One of each kind of instruction.
+COMPILED = [
+    case("float16"),
+    case("bfloat16", at=True, bt=True, swizzle=64),
+    case("float16", acc="float16", registers=True),
+    case("float32", bt=True),
+    case("float8_e4m3fn", "float8_e5m2", bt=True),
+    case("float8_e5m2", "float8_e4m3fn", acc="float16", bt=True),
+    case("float8_e4m3fn", bt=True, registers=True),
+    case("int8", acc="int32", bt=True, registers=True),
+]
+PTX_NAMES = {
+    "float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8",
+    "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int32": "s32",
+}  # fmt: skip
+
+
+def tiles(shape, dtype, swizzle=128):
+    """SMEM stored as the tensor core reads it."""
+    elements = swizzle // jnp.dtype(dtype).itemsize
+    transforms = (
+        plgpu.TilingTransform((8, elements)),
+        plgpu.SwizzleTransform(swizzle),
+    )
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def make_kernel(body, a, b, out=(M, N), out_dtype=F32, swizzle=128, **options):
+    """A kernel that runs `body(sa, sb, o)` with both operands in SMEM."""
+
+    def full(a_ref, b_ref, o, sa, sb, barrier):
+        plgpu.copy_gmem_to_smem(a_ref, sa, barrier)
+        plgpu.copy_gmem_to_smem(b_ref, sb, barrier)
+        plgpu.barrier_wait(barrier)
+        body(sa, sb, o)
+
+    def make(interpret):
+        return plgpu.kernel(
+            full,
+            out_type=jax.ShapeDtypeStruct(out, out_dtype),
+            scratch_types=[
+                tiles(a.shape, a.dtype, swizzle),
+                tiles(b.shape, b.dtype, swizzle),
+                plgpu.Barrier(num_arrivals=2),
+            ],
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def numbers(seed, shape, dtype):
+    rng = np.random.default_rng(seed)
+    dtype = jnp.dtype(dtype)
+    if dtype == jnp.int8:
+        return jnp.asarray(rng.integers(-128, 128, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def exact(x):
+    """What the tensor core reads of an operand: of float32 the upper 19 bits."""
+    x = np.asarray(x)
+    if x.dtype == np.float32:
+        x = (x.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return x.astype(np.int64 if x.dtype.kind == "i" else np.float64)
+
+
+def product(c: Case):
+    """The operands as they lie in memory, the kernel and the exact result."""
+    a, b = numbers(1, (M, K), c.a), numbers(2, (K, N), c.b)
+    stored = (a.T if c.at else a, b.T if c.bt else b)
+
+    def body(sa, sb, o):
+        left = sa.T if c.at else sa
+        if c.registers:
+            narrow = jnp.dtype(c.a).itemsize == 1
+            layout = plgpu.Layout.WGMMA_8BIT if narrow else plgpu.Layout.WGMMA
+            left = plgpu.load(left, layout=layout, optimized=False)
+
+        def scope(acc):
+            plgpu.wgmma(acc, left, sb.T if c.bt else sb)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(scope, plgpu.ACC((M, N), c.acc))
+
+    make = make_kernel(body, *stored, out_dtype=c.acc, swizzle=c.swizzle)
+    return make, stored, exact(a) @ exact(b)
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_every_form_of_operand_is_multiplied(c):
+    make, stored, expected = product(c)
+    everywhere.check(make, stored, expected, atol=c.atol)
+
+
+def test_zeros_in_registers_take_their_layout_from_wgmma():
+    a, b = numbers(1, (M, N), F16), numbers(2, (M, N), F16)
+
+    def body(sa, sb, o):
+        def scope(acc):
+            plgpu.wgmma(acc, jnp.full((M, M), 0.5, F16), sb)
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(scope, plgpu.ACC((M, N)))
+
+    expected = np.broadcast_to(0.5 * exact(b).sum(0), (M, N))
+    everywhere.check(make_kernel(body, a, b), [a, b], expected, atol=EXACT)
+
+
+# --- accumulators ---------------------------------------------------------------------
+
+A, B = numbers(3, (M, K), F16), numbers(4, (K, N), F16)
+AB = exact(A) @ exact(B)
+
+
+def with_accumulator(scope, *, acc=None, **options):
+    """A kernel that stores what `scope(acc, sa, sb)` returns."""
+
+    def body(sa, sb, o):
+        o[...] = plgpu.run_scoped(
+            lambda x: scope(x, sa, sb), acc or plgpu.ACC((M, N))
+        )
+
+    return make_kernel(body, A, B, **options)
+
+
+def add_step(acc, sa, sb, k, depth=64):
+    """Adds the products of one part of K."""
+    part = plgpu.ds(k * depth, depth)
+    plgpu.wgmma(acc, sa.at[:, part], sb.at[part])
+
+
+def check(make, expected, atol=EXACT, **options):
+    everywhere.check(make, [A, B], expected, atol=atol, **options)
+
+
+def test_an_accumulator_starts_as_zeros():
+    check(with_accumulator(lambda acc, sa, sb: acc[...]), np.zeros((M, N)))
+
+
+def test_fori_loop_carries_an_accumulator():
+    def scope(acc, sa, sb):
+        def step(k, _):
+            add_step(acc, sa, sb, k)
+            plgpu.wgmma_wait(1)
+
+        lax.fori_loop(0, 2, step, None)
+        return acc[...]
+
+    check(with_accumulator(scope), AB)
+
+
+def test_an_unrolled_loop_carries_an_accumulator():
+    def scope(acc, sa, sb):
+        @plgpu.loop(0, 4, unroll=2)
+        def _(k):
+            add_step(acc, sa, sb, k, 32)
+
+        return acc[...]
+
+    check(with_accumulator(scope, swizzle=64), AB)
+
+
+def test_while_loop_carries_an_accumulator():
+    def scope(acc, sa, sb):
+        def step(k):
+            add_step(acc, sa, sb, k)
+            plgpu.wgmma_wait(0)
+            return k + 1
+
+        lax.while_loop(lambda k: k < 2, step, jnp.int32(0))
+        return acc[...]
+
+    check(with_accumulator(scope), AB)
+
+
+def test_cond_carries_an_accumulator():
+    def scope(acc, sa, sb):
+        def both():
+            plgpu.wgmma(acc, sa, sb)
+            plgpu.wgmma(acc, sa, sb)
+
+        lax.cond(
+            lax.axis_index("i") == 0, lambda: plgpu.wgmma(acc, sa, sb), both
+        )
+        return acc[...]
+
+    def body(sa, sb, o):
+        o[lax.axis_index("i")] = plgpu.run_scoped(
+            lambda x: scope(x, sa, sb), plgpu.ACC((M, N))
+        )
+
+    make = make_kernel(body, A, B, out=(2, M, N), grid=(2,), grid_names=("i",))
+    check(make, np.stack([AB, 2 * AB]), 2 * EXACT)
+
+
+def test_switch_and_a_loop_around_it_carry_an_accumulator():
+    def scope(acc, sa, sb):
+        @plgpu.loop(0, 4)
+        def _(i):
+            branches = [
+                lambda: plgpu.wgmma(acc, sa, sb),
+                lambda: None,
+                lambda: add_step(acc, sa, sb, 1),
+            ]
+            lax.switch(lax.rem(i, jnp.int32(3)), branches)
+
+        return acc[...]
+
+    expected = 2 * AB + exact(A)[:, 64:] @ exact(B)[64:]
+    check(with_accumulator(scope), expected, 3 * EXACT)
+
+
+def test_when_skips_a_product():
+    def scope(acc, sa, sb):
+        @plgpu.loop(0, 4)
+        def _(k):
+            @plgpu.when(k % 2 == 1)
+            def _():
+                add_step(acc, sa, sb, k, 32)
+
+        return acc[...]
+
+    odd = [*range(32, 64), *range(96, 128)]
+    check(with_accumulator(scope, swizzle=64), exact(A)[:, odd] @ exact(B)[odd])
+
+
+def test_a_product_that_no_branch_waits_for_is_read_after_it():
+    def scope(acc, sa, sb):
+        @plgpu.when(lax.axis_index("i") == 0)
+        def _():
+            plgpu.wgmma(acc, sa, sb)
+
+        plgpu.wgmma_wait(0)
+        return plgpu.wgmma_accumulator_load(acc, wait_n=None)
+
+    check(with_accumulator(scope, grid=(1,), grid_names=("i",)), AB)
+
+
+def test_an_accumulator_of_a_loop_body_starts_again_as_zeros():
+    def body(sa, sb, o):
+        def tile(i, total):
+            def scope(acc):
+                plgpu.wgmma(acc, sa, sb)
+                return acc[...]
+
+            return total + plgpu.run_scoped(scope, plgpu.ACC((M, N)))
+
+        o[...] = lax.fori_loop(0, 3, tile, jnp.zeros((M, N), F32))
+
+    check(make_kernel(body, A, B), 3 * AB, 3 * EXACT)
+
+
+def test_products_and_reads_of_parts_of_the_columns():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc.at[:, :32], sa, sb.at[:, 32:])
+        plgpu.wgmma(acc.at[:, 32:], sa, sb.at[:, :32])
+        plgpu.wgmma(acc.at[:, plgpu.ds(8, 16)], sa, sb.at[:, :16])
+        left, right = acc[:, :32], plgpu.wgmma_accumulator_load(acc.at[:, 32:])
+        return left - right
+
+    def make(interpret):
+        return with_accumulator(scope, out=(M, 32), swizzle=32)(interpret)
+
+    expected = AB[:, 32:] - AB[:, :32]
+    expected[:, 8:24] += AB[:, :16]
+    check(make, expected, 3 * EXACT)
+
+
+def test_products_of_parts_of_the_rows():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc.at[64:], sa.at[:64], sb)
+        plgpu.wgmma(acc.at[:64], sa.at[64:], sb)
+        return acc[...]
+
+    check(with_accumulator(scope), np.concatenate([AB[64:], AB[:64]]))
+
+
+def test_a_store_replaces_the_whole_accumulator():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc, sa, sb)
+        acc[...] = acc[...] * 2 + 1
+        plgpu.wgmma(acc, sa, sb)
+        return acc[...]
+
+    check(with_accumulator(scope), 3 * AB + 1, 3 * EXACT)
+
+
+def test_addition_into_an_accumulator():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc, sa, sb)
+        jax.ref.addupdate(acc, ..., jnp.ones((M, N), F32))
+        plgpu.wgmma(acc, sa, sb)
+        return jax.ref.swap(acc, ..., jnp.zeros((M, N), F32)) + acc[...]
+
+    check(with_accumulator(scope), 2 * AB + 1, 2 * EXACT)
+
+
+def test_a_store_of_a_constant_resets_an_accumulator():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc, sa, sb)
+        acc[...] = jnp.zeros((M, N), F32)
+        plgpu.wgmma(acc, sa, sb)
+        return acc[...]
+
+    check(with_accumulator(scope), AB)
+
+
+def test_two_accumulators_are_under_way_together():
+    def body(sa, sb, o):
+        def scope(first, second):
+            plgpu.wgmma(first, sa, sb)
+            plgpu.wgmma(second, sa.at[:, :64], sb.at[:64])
+            early = plgpu.wgmma_accumulator_load(first, wait_n=1)
+            return early - second[...]
+
+        o[...] = plgpu.run_scoped(scope, *[plgpu.ACC((M, N))] * 2)
+
+    expected = exact(A)[:, 64:] @ exact(B)[64:]
+    check(make_kernel(body, A, B), expected, 2 * EXACT)
+
+
+def test_a_product_becomes_the_left_operand_of_the_next():
+    def body(sa, sb, o):
+        def first(acc):
+            plgpu.wgmma(acc, sa, sb)
+            return acc[...]
+
+        scores = plgpu.run_scoped(first, plgpu.ACC((M, N))).astype(F16)
+
+        def second(acc):
+            plgpu.wgmma(acc, scores, sb.at[:N])
+            return acc[...]
+
+        o[...] = plgpu.run_scoped(second, plgpu.ACC((M, N)))
+
+    middle = AB.astype(np.float16).astype(np.float64)
+    # The first product is rounded to float16 where float32 may lie on the other side.
+    check(make_kernel(body, A, B), middle @ exact(B)[:N], 0.2)
+
+
+def test_run_state_starts_from_values_and_returns_them():
+    def body(sa, sb, o):
+        def add(refs):
+            plgpu.wgmma(refs["sum"], sa, sb)
+            plgpu.wgmma(refs["zero"], sa, sb)
+
+        start = {
+            "sum": plgpu.ACC.init(jnp.full((M, N), 3.0, F32)),
+            "zero": plgpu.ACC((M, N)),
+        }
+        end = plgpu.run_state(add)(start)
+        o[...] = end["sum"] + end["zero"]
+
+    check(make_kernel(body, A, B), 3 + 2 * AB, 2 * EXACT)
+
+
+def test_run_state_in_a_loop_carries_values():
+    def body(sa, sb, o):
+        def step(k, value):
+            def add(acc):
+                add_step(acc, sa, sb, k)
+
+            return plgpu.run_state(add)(plgpu.ACC.init(value))
+
+        o[...] = lax.fori_loop(0, 2, step, jnp.ones((M, N), F32))
+
+    check(make_kernel(body, A, B), 1 + AB)
+
+
+@pytest.mark.parametrize(
+    "function", [jax.nn.relu, jax.nn.silu, jax.nn.softplus, jax.nn.gelu]
+)
+def test_an_activation_follows_the_product(function):
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc, sa, sb)
+        return function(acc[...])
+
+    # gelu cubes its argument; the functions themselves have errors of a few ulp.
+    expected = np.asarray(function(jnp.asarray(AB, F32)))
+    check(with_accumulator(scope), expected, 1e-3)
+
+
+def test_optimization_barrier_is_the_identity_on_arrays_and_scalars():
+    def scope(acc, sa, sb):
+        plgpu.wgmma(acc, sa, sb)
+        value, scale = lax.optimization_barrier((acc[...], jnp.float32(2)))
+        return value * scale
+
+    check(with_accumulator(scope), 2 * AB, 2 * EXACT)
+
+
+def test_two_warpgroups_multiply_their_own_rows():
+    def body(sa, sb, o):
+        rows = plgpu.ds(lax.axis_index("wg") * 64, 64)
+
+        def scope(acc):
+            plgpu.wgmma(acc, sa.at[rows], sb)
+            return acc[...]
+
+        o[rows] = plgpu.run_scoped(scope, plgpu.ACC((64, N)))
+
+    def full(a_ref, b_ref, o, sa, sb, barrier):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            plgpu.copy_gmem_to_smem(a_ref, sa, barrier)
+            plgpu.copy_gmem_to_smem(b_ref, sb, barrier)
+
+        plgpu.barrier_wait(barrier)
+        body(sa, sb, o)
+
+    def make(interpret):
+        return plgpu.kernel(
+            full,
+            out_type=jax.ShapeDtypeStruct((M, N), F32),
+            scratch_types=[
+                tiles(A.shape, F16),
+                tiles(B.shape, F16),
+                plgpu.Barrier(num_arrivals=2),
+            ],
+            num_threads=2,
+            thread_name="wg",
+            interpret=interpret,
+        )
+
+    check(make, AB)
+
+
+# --- what the compiler makes of it ----------------------------------------------------
+
+
+def compiled(make, *args):
+    """Compiles a kernel offline and returns all that ptxas said, too."""
+    (params,) = plgpu.offline._kernels(make(None), args)
+    lowered = compiler.lower(params, arch.SM_90A, register.observe)
+    return runtime_offline.compile_module(
+        serialize(lowered.module),
+        name=params.name,
+        target=arch.SM_90A,
+        operand_avals=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args],
+        result_avals=params.out_avals,
+        smem_bytes=lowered.plan.smem_bytes,
+        num_barriers=lowered.plan.barriers,
+        threads=lowered.threads,
+    )
+
+
+def assert_clean(report):
+    assert not SERIALISED.search(report.ptxas)
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("c", COMPILED, ids=str)
+def test_each_kind_of_instruction_compiles(c):
+    make, stored, _ = product(c)
+    report = compiled(make, *stored)
+    assert_clean(report)
+    k_step = 32 // jnp.dtype(c.a).itemsize
+    acc = {"float32": "f32", "float16": "f16", "int32": "s32"}[c.acc]
+    name = f"wgmma.mma_async.sync.aligned.m64n64k{k_step}.{acc}."
+    name += f"{PTX_NAMES[c.a]}.{PTX_NAMES[c.b]}"
+    assert report.ptx.count(name) == M // 64 * K // k_step
+
+
+@pytest.mark.offline
+def test_a_loop_with_one_product_under_way_is_not_serialised():
+    def scope(acc, sa, sb):
+        @plgpu.loop(0, 4)
+        def _(k):
+            add_step(acc, sa, sb, k, 32)
+            plgpu.wgmma_wait(1)
+
+        return jax.nn.silu(acc[...])
+
+    assert_clean(compiled(with_accumulator(scope, swizzle=64), A, B))
