@@ -22,9 +22,11 @@ from benchmarks import timing
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "tutorials" / "02_matmul.py"
 SIZE = 4096
+ROUNDS = 9
+CALLS = 10
 NOTES = (
-    "bfloat16, random normal inputs; medians of 7 rounds of 10 calls. "
-    "Step 1 is one tile and its time the launch."
+    f"bfloat16, random normal inputs; medians of {ROUNDS} interleaved rounds of "
+    f"{CALLS} calls. Step 1 is one tile: its time is the launch's."
 )
 
 
@@ -34,41 +36,46 @@ def notebook() -> dict[str, Any]:
     return runpy.run_path(str(NOTEBOOK), run_name="notebook")
 
 
-def measure(name: str, f: Callable[..., Any], a: Any, b: Any) -> dict[str, Any]:
-    """Times one kernel and checks it against float32."""
-    f = jax.jit(f)
-    rows = min(256, a.shape[0])
-    exact = a[:rows].astype(jnp.float32) @ b.astype(jnp.float32)
-    error = jnp.linalg.norm(f(a, b)[:rows].astype(jnp.float32) - exact)
-    relative = float(error / jnp.linalg.norm(exact))
-    # Rounding to bfloat16 costs about 2**-9.
-    assert relative < 1e-2, f"{name}: relative error {relative}"
-    seconds = timing.on_device_seconds(f, (a, b))
-    (m, k), n = a.shape, b.shape[1]
-    return {
-        "step": name,
-        "m, n, k": f"{m}, {n}, {k}",
-        "µs": seconds * 1e6,
-        "TFLOP/s": 2 * m * n * k / seconds / 1e12,
-        "rel. error": relative,
-    }
-
-
 def measure_all() -> list[dict[str, Any]]:
-    """Times every step of the notebook, and cuBLAS."""
+    """Times every step of the notebook, and cuBLAS; checks them against float32."""
     rng = np.random.default_rng(0)
     a, b = (
         jnp.asarray(rng.standard_normal((SIZE, SIZE), np.float32), jnp.bfloat16)
         for _ in range(2)
     )
     names = notebook()
-    small = a[: names["M"], : names["K"]], b[: names["K"], : names["N"]]
-    rows = []
-    for number, (name, f) in enumerate(names["STEPS"].items()):
-        rows.append(measure(name, f, *(small if number == 0 else (a, b))))
-    rows.append(measure("cuBLAS through JAX", jnp.matmul, a, b))
+    tile = a[: names["M"], : names["K"]], b[: names["K"], : names["N"]]
+    (first, one_tile), *others = names["STEPS"].items()
+    rows = measure({first: one_tile}, *tile)
+    rows += measure({**dict(others), "cuBLAS through JAX": jnp.matmul}, a, b)
     for row in rows:
         row["of cuBLAS"] = row["TFLOP/s"] / rows[-1]["TFLOP/s"]
+    return rows
+
+
+def measure(
+    candidates: dict[str, Callable[..., Any]], a: Any, b: Any
+) -> list[dict[str, Any]]:
+    """Times kernels that compute the same product."""
+    jitted = {name: jax.jit(f) for name, f in candidates.items()}
+    (m, k), n = a.shape, b.shape[1]
+    exact = a[:256].astype(jnp.float32) @ b.astype(jnp.float32)
+    seconds = timing.on_device(jitted, (a, b), rounds=ROUNDS, calls=CALLS)
+    rows = []
+    for name, f in jitted.items():
+        error = jnp.linalg.norm(f(a, b)[:256].astype(jnp.float32) - exact)
+        relative = float(error / jnp.linalg.norm(exact))
+        # Rounding to bfloat16 costs about 2**-9.
+        assert relative < 1e-2, f"{name}: relative error {relative}"
+        rows.append(
+            {
+                "step": name,
+                "m, n, k": f"{m}, {n}, {k}",
+                "µs": seconds[name] * 1e6,
+                "TFLOP/s": 2 * m * n * k / seconds[name] / 1e12,
+                "rel. error": relative,
+            }
+        )
     return rows
 
 

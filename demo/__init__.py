@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First light: the two kernels that `make demo` shows and the tests hold."""
+"""First light: the three kernels that `make demo` shows and the tests hold."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First light: two kernels in the emulator, compiled offline, and on a GPU.
+"""First light: three kernels in the emulator, compiled offline, and on a GPU.
 
 `make demo` runs it. What cannot run on this machine is left out with the reason; a
 check that fails makes the exit status 1.
@@ -28,14 +28,18 @@ import numpy as np  # noqa: E402
 
 import pallas_gpu as plgpu  # noqa: E402
 from demo.kernels import Job, scale_and_add_job, shifted_exp_job  # noqa: E402
+from demo.matmul import matmul_job  # noqa: E402
 
 TARGET = "sm_90a"
 # The families of PTX instructions that tell how a kernel moves data and computes.
 FAMILIES = (
+    "wgmma",
     "cp.async.bulk.tensor",
     "mbarrier",
     "fence.proxy",
     "bar",
+    "barrier.cluster",
+    "setmaxnreg",
     "ldmatrix",
     "stmatrix",
     "ld.shared",
@@ -61,7 +65,7 @@ def main() -> int:
     gpu, no_gpu = find_gpu()
     offline_note = ""
     failed = 0
-    for job in (scale_and_add_job(), shifted_exp_job()):
+    for job in (scale_and_add_job(), shifted_exp_job(), matmul_job()):
         print(f"{job.name}: {job.what}\n  {signature(job)}")
         failed += not attempt("emulator", functools.partial(run, job))
         try:
@@ -164,7 +168,7 @@ def compile_offline(job: Job) -> Sequence[str]:
         f"registers {used.registers_per_thread} of {used.register_limit} per thread, "
         "spills none",
         f"SMEM {used.smem_bytes} of {used.smem_limit_bytes} bytes per block, "
-        f"{used.num_barriers} mbarrier, {used.occupancy_blocks_per_sm} blocks per SM",
+        f"mbarriers {used.num_barriers}, blocks per SM {used.occupancy_blocks_per_sm}",
         *([report.note] if report.note else []),
     ]
 

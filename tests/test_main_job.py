@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's two kernels: the same bodies in the emulator, offline and on a GPU."""
+"""The demo's kernels: the same bodies in the emulator, offline and on a GPU."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from demo.kernels import (
     shifted_exp,
     shifted_exp_job,
 )
+from demo.matmul import matmul_job
 from tools.source_tree import ROOT
 
 JOBS = {
@@ -33,6 +34,8 @@ JOBS = {
     "shifted_exp-f16": shifted_exp_job(128, np.float16),
     "shifted_exp-bf16": shifted_exp_job(128, jnp.bfloat16),
     "shifted_exp-f32": shifted_exp_job(128, np.float32),
+    "matmul": matmul_job(),
+    "matmul-one-cluster": matmul_job(256, 256, 64),
 }
 
 
@@ -55,7 +58,9 @@ def test_an_eager_call_computes_what_the_jitted_one_does(job: Job):
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("name", ["scale_and_add", "shifted_exp-f16"])
+@pytest.mark.parametrize(
+    "name", ["scale_and_add", "shifted_exp-f16", "matmul-one-cluster"]
+)
 def test_no_schedule_changes_a_result(name: str, asynchrony: Any):
     job = JOBS[name]
     for seed in range(3):
@@ -111,7 +116,9 @@ def test_a_job_compiles_for_hopper_without_spills(job: Job):
     assert report.resources.spill_store_bytes == 0
     assert report.resources.spill_load_bytes == 0
     assert 0 < report.resources.smem_bytes <= report.resources.smem_limit_bytes
-    assert report.resources.threads_per_block == 128
+    # The matrix product has a producer and two consumers, the others one warpgroup.
+    warpgroups = 3 if job.name == "matmul" else 1
+    assert report.resources.threads_per_block == 128 * warpgroups
 
 
 @pytest.mark.offline
@@ -136,6 +143,21 @@ def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix():
     # bytes, so each of the four warps needs 8.
     assert report.instruction_counts["ldmatrix"] == 8
     assert report.instruction_counts["stmatrix"] == 8
+
+
+@pytest.mark.offline
+def test_the_matrix_product_uses_the_tensor_core_and_a_cluster():
+    job = JOBS["matmul"]
+    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    counts = report.instruction_counts
+    assert counts["wgmma"] >= 4
+    assert counts["cp.async.bulk.tensor"] >= 3
+    # One warpgroup gives registers back, the others take them.
+    assert counts["setmaxnreg"] == 2
+    assert ".multicast::cluster" in report.ptx
+    # One block fills an SM's memory, and the barriers are two for each stage.
+    assert report.resources.occupancy_blocks_per_sm == 1
+    assert report.resources.num_barriers == 8
 
 
 # --- a GPU ----------------------------------------------------------------------------
@@ -179,7 +201,7 @@ def test_the_demo_passes_its_own_checks():
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("scale_and_add", "shifted_exp"):
+    for name in ("scale_and_add", "shifted_exp", "matmul"):
         assert f"{name}: " in done.stdout
     assert "all checks passed" in done.stdout
     assert done.stderr == ""
@@ -193,6 +215,7 @@ def test_a_wrong_result_fails_the_demo(
     )
     monkeypatch.setattr(first_light, "scale_and_add_job", lambda: wrong)
     monkeypatch.setattr(first_light, "shifted_exp_job", lambda: JOBS["shifted_exp-f16"])
+    monkeypatch.setattr(first_light, "matmul_job", lambda: JOBS["matmul-one-cluster"])
     monkeypatch.setattr(first_light, "compile_offline", _no_wheels)
     monkeypatch.setattr(first_light, "find_gpu", lambda: (None, "not asked"))
     assert first_light.main() == 1
