@@ -45,6 +45,9 @@ class MatmulConfig:
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one an SM.
+
+    Raises:
+      ArgumentError: sizes that do not fit each other or the tensor core.
     """
 
     tile_m: int = 128
@@ -57,6 +60,56 @@ class MatmulConfig:
     minor: Literal["m", "n"] = "n"
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
+
+    def __post_init__(self):
+        m, n, k = self.tile_m, self.tile_n, self.tile_k
+        # wgmma has M in 64s; N up to 256, which TMA's 16-byte rows and the swizzle
+        # want in 16s; K in 16s of a 16-bit type.
+        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "MatmulConfig: the tensor core has no such tile",
+                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
+                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
+                hint="start from MatmulConfig()",
+            )
+        parts = self.epilogue_m, self.epilogue_n
+        if min(parts) < 1 or m % parts[0] or n % parts[1] or parts[0] % 64:
+            raise errors.ArgumentError(
+                "MatmulConfig: the epilogue's parts do not divide the tile",
+                expected=f"epilogue_m a multiple of 64 that divides {m}, epilogue_n a "
+                f"divisor of {n}",
+                got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
+                hint="64 and 64 fit most tiles",
+            )
+        if self.cluster not in (None, "m", "n"):
+            raise errors.ArgumentError(
+                "MatmulConfig: no such cluster",
+                expected="'m', 'n' or None",
+                got=repr(self.cluster),
+                hint="'n' shares rows of A, 'm' columns of B",
+            )
+        if self.minor not in ("m", "n") or self.strip < 1:
+            raise errors.ArgumentError(
+                "MatmulConfig: no such order of tiles",
+                expected="minor 'm' or 'n' and a positive strip",
+                got=f"minor={self.minor!r}, strip={self.strip}",
+                hint="strip is a number of tiles, e.g. 8",
+            )
+        if self.stages < 2:
+            # A buffer is given back when the product after its own has started.
+            raise errors.ArgumentError(
+                "MatmulConfig: there are too few buffers",
+                expected="stages of 2 or more",
+                got=self.stages,
+                hint="four hide the latency of copies on an H200",
+            )
+        if self.blocks < self.cluster_size:
+            raise errors.ArgumentError(
+                "MatmulConfig: there are fewer blocks than in a cluster",
+                expected=f"blocks of {self.cluster_size} or more",
+                got=self.blocks,
+                hint="one an SM",
+            )
 
     @property
     def block_m(self) -> int:
@@ -317,8 +370,10 @@ def _store(c: MatmulConfig, product, out, buffers, row, column) -> None:
     ]
     for number, (i, j) in enumerate(parts):
         buffer = buffers.at[number % 2]
-        # The copy before the last one has read this buffer.
-        plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+        # The copy before the last one has read this buffer; with an odd number of parts
+        # a tile begins with the buffer that the tile before has ended with.
+        repeated = number == 0 and len(parts) % 2 == 1
+        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
         buffer[...] = product[i : i + c.epilogue_m, j : j + c.epilogue_n]
         plgpu.commit_smem()
         target = out.at[

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix product: every configuration in the emulator, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops.matmul import MatmulConfig, matmul
+from tests import everywhere
+
+SMALL = MatmulConfig(
+    tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2
+)
+# float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
+ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
+
+
+def config(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+def operands(m, n, k, dtype=jnp.float16, batch=()):
+    rng = np.random.default_rng(0)
+    return (
+        jnp.asarray(rng.standard_normal((*batch, m, k)), dtype),
+        jnp.asarray(rng.standard_normal((*batch, k, n)), dtype),
+    )
+
+
+def reference(a, b):
+    return np.asarray(a, np.float32) @ np.asarray(b, np.float32)
+
+
+def check(shape, c, dtype=jnp.float16, out_dtype=None):
+    a, b = operands(*shape, dtype)
+
+    def make(interpret):
+        return lambda x, y: matmul(
+            x, y, config=c, out_dtype=out_dtype, interpret=interpret
+        )
+
+    atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
+    everywhere.check(make, [a, b], reference(a, b), atol=atol)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "shape"),
+    [
+        (None, (128, 64, 64)),
+        (None, (256, 192, 128)),
+        ("n", (128, 128, 64)),
+        ("n", (256, 256, 192)),
+        ("m", (256, 64, 64)),
+        ("m", (512, 128, 192)),
+    ],
+)
+def test_one_tile_and_several_in_every_kind_of_cluster(cluster, shape):
+    check(shape, config(cluster=cluster, blocks=4))
+
+
+@pytest.mark.parametrize("cluster", [None, "m", "n"])
+def test_more_blocks_than_tiles(cluster):
+    check((256, 128, 128), config(cluster=cluster, blocks=132))
+
+
+def test_a_number_of_tiles_that_the_blocks_do_not_divide():
+    check((384, 192, 64), config(blocks=4))
+
+
+@pytest.mark.parametrize("minor", ["m", "n"])
+@pytest.mark.parametrize("strip", [1, 3])
+def test_the_order_of_tiles_covers_them_all(minor, strip):
+    check((384, 256, 64), config(minor=minor, strip=strip, blocks=3))
+
+
+@pytest.mark.parametrize("stages", [2, 3, 6])
+def test_any_number_of_stages(stages):
+    check((128, 64, 256), config(stages=stages))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4])
+def test_an_epilogue_in_parts(parts):
+    check((256, 192, 64), config(tile_n=192, epilogue_n=192 // parts, blocks=1))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [("bfloat16", None), ("bfloat16", "float32"), ("float16", "bfloat16")],
+)
+def test_types_of_operands_and_result(dtype, out):
+    check((128, 64, 64), config(epilogue_n=32), jnp.dtype(dtype), out)
+
+
+def test_vmap_makes_a_batch_of_products():
+    a, b = operands(128, 64, 64, batch=(3,))
+    got = jax.vmap(lambda x, y: matmul(x, y, config=SMALL))(a, b)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), reference(a, b), atol=ROUNDING["float16"]
+    )
+
+
+def test_vmap_over_one_operand():
+    a, b = operands(128, 64, 64, batch=(2,))
+    product = jax.vmap(lambda x: matmul(x, b[0], config=SMALL))(a)
+    np.testing.assert_allclose(
+        np.asarray(product, np.float32),
+        reference(a, b[0]),
+        atol=ROUNDING["float16"],
+    )
+
+
+def emulated(shape, c, **options):
+    a, b = operands(*shape)
+    interpret = plgpu.InterpretParams(**options)
+    return np.asarray(matmul(a, b, config=c, interpret=interpret))
+
+
+def test_a_hundred_orders_of_events_give_one_result():
+    c = config(cluster="n")
+    shape = (256, 128, 256)
+    first = emulated(shape, c, seed=0)
+    np.testing.assert_allclose(
+        first.astype(np.float32), reference(*operands(*shape)), atol=2**-5
+    )
+    for seed in range(1, 100):
+        np.testing.assert_array_equal(emulated(shape, c, seed=seed), first)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("cluster", [None, "n", "m"])
+def test_there_is_no_race(cluster, asynchrony):
+    shape = (512, 256, 256)
+    options = {"asynchrony": asynchrony, "detect_races": True, "seed": 3}
+    got = emulated(shape, config(cluster=cluster), **options)
+    expected = reference(*operands(*shape))
+    np.testing.assert_allclose(got.astype(np.float32), expected, atol=2**-5)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refuses(error, what, **rows):
+    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
+    with pytest.raises(error) as caught:
+        yield
+    assert type(caught.value) is error
+    assert caught.value.what == what
+    assert caught.value.expected and caught.value.hint
+    for row, part in rows.items():
+        assert part in str(getattr(caught.value, row)), str(caught.value)
+
+
+def test_the_shapes_form_a_product():
+    a, b = operands(128, 64, 64)
+    with refuses(
+        errors.ShapeError,
+        "matmul: the shapes do not form a product",
+        got="(128, 64) and (128, 64)",
+        hint="jax.vmap",
+    ):
+        matmul(a, a, config=SMALL)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_the_types_are_16_bit_floats(dtype):
+    a, b = operands(128, 64, 64, jnp.dtype(dtype))
+    with refuses(
+        errors.DTypeError,
+        "matmul: these element types are not supported",
+        expected="float16 or bfloat16",
+        got=dtype,
+    ):
+        matmul(a, b, config=SMALL)
+
+
+def test_operands_have_one_type():
+    a, b = operands(128, 64, 64)
+    with refuses(
+        errors.DTypeError,
+        "matmul: these element types are not supported",
+        got="float16 and bfloat16",
+    ):
+        matmul(a, b.astype(jnp.bfloat16), config=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cluster", "steps"),
+    [
+        ((192, 64, 64), None, "M a multiple of 128, N of 64, K of 64"),
+        ((128, 64, 96), None, "M a multiple of 128, N of 64, K of 64"),
+        # One tile, and a cluster of two.
+        ((128, 64, 64), "n", "M a multiple of 128, N of 128, K of 64"),
+        ((128, 64, 64), "m", "M a multiple of 256, N of 64, K of 64"),
+    ],
+)
+def test_tiles_and_clusters_divide_the_problem(shape, cluster, steps):
+    a, b = operands(*shape)
+    with refuses(
+        errors.ShapeError,
+        "matmul: the tiles do not divide the problem",
+        expected=steps,
+        got=f"M={shape[0]}, N={shape[1]}, K={shape[2]}",
+        hint="MatmulConfig",
+    ):
+        matmul(a, b, config=config(cluster=cluster))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "got"),
+    [
+        ({"epilogue_m": 48}, "the epilogue's parts do not divide the tile", "48"),
+        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
+        ({"cluster": "k"}, "no such cluster", "'k'"),
+        ({"minor": "k"}, "no such order of tiles", "'k'"),
+        ({"strip": 0}, "no such order of tiles", "strip=0"),
+        ({"stages": 1}, "there are too few buffers", "1"),
+        ({"blocks": 1, "cluster": "n"}, "there are fewer blocks than in a cluster", "1"),
+        ({"tile_m": 96}, "the tensor core has no such tile", "96"),
+        ({"tile_n": 512}, "the tensor core has no such tile", "512"),
+        ({"tile_k": 8}, "the tensor core has no such tile", "8"),
+    ],
+)
+def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
+    with refuses(errors.ArgumentError, f"MatmulConfig: {what}", got=got):
+        config(**changes)
+
+
+def test_the_buffers_fit_shared_memory():
+    a, b = operands(256, 256, 512)
+    c = config(tile_m=128, tile_n=256, stages=8)
+    with pytest.raises(errors.OutOfResources, match="needs more SMEM") as caught:
+        matmul(a, b, config=c)
+    assert caught.value.limit_bytes < caught.value.used_bytes
