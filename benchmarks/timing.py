@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 import sys
@@ -16,33 +17,42 @@ import jaxlib
 
 def on_device(
     candidates: Mapping[str, Callable[..., Any]],
-    args: Sequence[Any],
+    inputs: Sequence[Sequence[Any]],
     *,
     rounds: int = 9,
-    calls: int = 10,
+    programs: int = 4,
+    pause_seconds: float = 0.1,
 ) -> dict[str, float]:
     """Returns the median seconds of one call of each candidate on the device.
 
-    A round queues `calls` calls and waits for the last one, so that the host's share is
-    hidden behind the device's. Candidates take turns, so that a card whose clock drifts
-    with its temperature treats them alike.
+    One XLA program calls a candidate on each of several inputs (on equal ones XLA would
+    compute once), and several programs are queued before the host waits, so that the
+    host has no share in the time. Candidates take turns; each turn is a pause, a run to
+    bring the clock up, and the run that counts: without pauses the card sits at its
+    power limit, lowers its clock, and makes fast and slow kernels alike.
     """
 
-    def queued(f: Callable[..., Any]) -> Callable[[], None]:
-        def run() -> None:
-            for _ in range(calls):
-                result = f(*args)
-            jax.block_until_ready(result)
+    def run(program: Callable[..., Any]) -> None:
+        for _ in range(programs):
+            results = program(inputs)
+        jax.block_until_ready(results)
 
-        return run
-
-    runs = {name: queued(f) for name, f in candidates.items()}
-    times = interleaved(runs, rounds=rounds)
-    return {name: seconds / calls for name, seconds in times.items()}
+    runs = {}
+    for name, f in candidates.items():
+        program = jax.jit(lambda sets, f=f: [f(*args) for args in sets])
+        runs[name] = functools.partial(run, program)
+    times = interleaved(
+        runs, rounds=rounds, pause_seconds=pause_seconds, untimed_first=True
+    )
+    return {name: t / (programs * len(inputs)) for name, t in times.items()}
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], Any]], *, rounds: int
+    candidates: Mapping[str, Callable[[], Any]],
+    *,
+    rounds: int,
+    pause_seconds: float = 0.0,
+    untimed_first: bool = False,
 ) -> dict[str, float]:
     """Returns the median seconds of each candidate; they take turns.
 
@@ -51,6 +61,9 @@ def interleaved(
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds + 2):
         for name, run in candidates.items():
+            time.sleep(pause_seconds)
+            if untimed_first:
+                run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)

@@ -84,7 +84,8 @@ def _jax_operations(registry: Any) -> list[str]:
     titles = " | ".join(kind.value for kind in kinds)
     lines = ["## Operations of JAX", ""]
     lines += [
-        "The emulator gives JAX's operations on values to JAX, so it has all.",
+        "The emulator gives JAX's operations on values to JAX; the check pass refuses",
+        "what is not in this table before either of them sees it.",
         "",
     ]
     lines += [f"| operation | {titles} |", "|---|" + "---|" * len(kinds)]

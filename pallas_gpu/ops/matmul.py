@@ -57,7 +57,7 @@ class MatmulConfig:
     epilogue_m: int = 64
     epilogue_n: int = 64
     cluster: Literal["m", "n"] | None = "n"
-    minor: Literal["m", "n"] = "n"
+    minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
 
