@@ -77,8 +77,6 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     elif name == "while":
         body, consts = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
         _check_carried_refs(body.invars[consts:], body.outvars)
-    elif name == "cond":
-        check_accumulator.require_values(eqn.outvars, "a branch")
     elif name in _REF_ACCESSES:
         _check_access(eqn)
     elif eqn.primitive in (tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p):
@@ -260,9 +258,13 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     smem_view = _view_in_bounds(smem.ref, smem.transforms, name)
     # A range over the edge of the array is legal: TMA fills with zeros and clips.
     gmem_view = gmem.view(gmem.ref.aval.shape)
+    pieces = 1
     if load:
-        _require_cluster_axes(eqn.params["collective_axes"], mesh, name)
-    check_tma(gmem.ref.aval, gmem_view, smem.ref.aval, smem_view)
+        axes = eqn.params["collective_axes"]
+        _require_cluster_axes(axes, mesh, name)
+        sizes = dict(mesh.axes)
+        pieces = math.prod(sizes[a] for a in axes)
+    check_tma(gmem.ref.aval, gmem_view, smem.ref.aval, smem_view, pieces)
 
 
 def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
@@ -276,10 +278,23 @@ def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> No
             got=tuple(axes),
             hint="collective_axes names axes of the kernel's cluster",
         )
+    if len(set(axes)) != len(axes):
+        raise errors.ArgumentError(
+            f"{who}: collective_axes names an axis twice",
+            expected="different cluster axes",
+            got=tuple(axes),
+            hint="name each axis once",
+        )
 
 
-def check_tma(gmem_aval: Any, gmem_view: types.View, smem_aval: Any, smem_view) -> None:
-    """Raises LayoutError unless TMA can carry the copy."""
+def check_tma(
+    gmem_aval: Any,
+    gmem_view: types.View,
+    smem_aval: Any,
+    smem_view: types.View,
+    pieces: int = 1,
+) -> None:
+    """Raises LayoutError unless TMA can carry the copy, in as many equal pieces."""
     for what, view in (("GMEM", gmem_view), ("SMEM", smem_view)):
         if view.order != tuple(sorted(view.order)):
             raise errors.UnsupportedError(
@@ -304,4 +319,5 @@ def check_tma(gmem_aval: Any, gmem_view: types.View, smem_aval: Any, smem_view) 
         slice_shape,
         squeezed,
         types.smem_window(layout, smem_view),
+        pieces=pieces,
     )

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
@@ -59,15 +57,3 @@ def _describe(view: types.View) -> str:
     ]
     turned = ", transposed" if view.order != tuple(sorted(view.order)) else ""
     return f"[{', '.join(parts)}] of {view.base_shape}{turned}"
-
-
-def require_values(outvars: list[Any], what: str) -> None:
-    """Raises KernelError when a reference is among the results of a branch."""
-    for var in outvars:
-        if isinstance(var.aval, _jax.AbstractRef):
-            raise errors.KernelError(
-                f"{what} returns a reference",
-                expected="values as results",
-                got=types.describe(var.aval),
-                hint="return what it holds: ref[...]",
-            )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -204,9 +205,10 @@ def _require_resources(
     name: str,
     body: Callable[..., None],
 ) -> None:
-    """Raises OutOfResources, in the emulator too: it has to refuse what cannot run."""
+    """Refuses what cannot run, in the emulator too: SMEM and the size of clusters."""
     target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
     with scope.locating(body):
+        _require_cluster(mesh, target, name)
         resources.plan(
             traced.jaxpr,
             target,
@@ -214,6 +216,18 @@ def _require_resources(
             compiler_params.reduction_scratch_bytes,
             mesh.warpgroups,
         )
+
+
+def _require_cluster(mesh: types.Mesh, target: arch.Target, name: str) -> None:
+    blocks = math.prod(mesh.cluster)
+    if blocks <= target.max_cluster_blocks:
+        return
+    raise errors.ArgumentError(
+        f"kernel {name}: a cluster has more blocks than {target.name} starts together",
+        expected=f"at most {target.max_cluster_blocks} blocks a cluster",
+        got=f"{blocks}, cluster={mesh.cluster}",
+        hint="use a smaller cluster and a larger grid",
+    )
 
 
 def _out_aval(x: Any, name: str) -> Any:

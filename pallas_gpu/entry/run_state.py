@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
 
@@ -53,7 +54,7 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
                     expected="None; the final state is what run_state returns",
                     got="a value",
                     hint="store results into the references",
-                    where=_jax.where_now(),
+                    where=scopes.location(f),
                 )
             return [wgmma_accumulator_load(ref) for ref in refs]
 

@@ -121,7 +121,9 @@ def _short(file_name: str) -> str:
 
 def location(fn: Callable[..., Any]) -> str | None:
     """Returns `file:line (name)` of a function's definition."""
-    fn = inspect.unwrap(getattr(fn, "func", fn))
+    fn = inspect.unwrap(fn)
+    while isinstance(fn, functools.partial):
+        fn = inspect.unwrap(fn.func)
     code = getattr(fn, "__code__", None)
     if code is None:
         return None

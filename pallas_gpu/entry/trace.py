@@ -49,7 +49,7 @@ def trace_body(
       Whatever the check pass finds.
     """
     with scope.tracing(mesh), scope.locating(body):
-        with _typed_axis_errors(mesh):
+        with _typed_errors(mesh):
             closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
         _require_no_result(body, out_tree, name)
         scalars = _closed_over_scalars(closed, name)
@@ -62,8 +62,8 @@ def trace_body(
 
 
 @contextlib.contextmanager
-def _typed_axis_errors(mesh: types.Mesh) -> Iterator[None]:
-    """Turns what JAX says of an unknown axis name into our error."""
+def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
+    """Turns what JAX says of axis names and of references as results into our errors."""
     try:
         yield
     except NameError as error:
@@ -73,6 +73,17 @@ def _typed_axis_errors(mesh: types.Mesh) -> Iterator[None]:
         where = scope.raised_at(error)
         check.require_axis_name(unbound[1], mesh, where)
         raise
+    except ValueError as error:
+        escaped = re.match(r"Cannot return `Ref`s from `(\w+)`", str(error))
+        if isinstance(error, errors.PallasGpuError) or escaped is None:
+            raise
+        raise errors.KernelError(
+            f"{escaped[1]}: a branch returns a reference",
+            expected="values as results",
+            got="a reference",
+            hint="return what it holds, ref[...], or use the reference in the branches",
+            where=scope.raised_at(error),
+        ) from None
 
 
 def _refs(in_avals, out_avals) -> list[types.KernelRef]:

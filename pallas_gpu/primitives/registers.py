@@ -60,19 +60,20 @@ def load(
       An array of the reference's shape and dtype.
 
     Raises:
-      MemorySpaceError: the reference is a barrier or lies in TMEM.
+      MemorySpaceError: the reference is a barrier, or lies in TMEM or registers.
       LayoutError: the layout does not fit the shape or the storage of the reference.
     """
     who = "load"
     if idx is not None and idx != ():
         src = src.at[idx]
     aval = ops.require_ref(src, who, "the source")
-    if isinstance(aval, types.BarrierRef) or aval.memory_space is types.TMEM:
+    in_memory = aval.memory_space in (types.SMEM, types.GMEM)
+    if isinstance(aval, types.BarrierRef) or not in_memory:
         raise errors.MemorySpaceError(
             "load: the source cannot be loaded",
             expected="a reference in SMEM or GMEM",
             got=types.describe(src),
-            hint="wait on a barrier with barrier_wait",
+            hint="wait on a barrier with barrier_wait, read an accumulator with acc[...]",
             where=_jax.where_now(),
         )
     return ops.bind(

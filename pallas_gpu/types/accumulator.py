@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.types.memory_space import MemorySpace
-from pallas_gpu.types.refs import IndexableRef
+from pallas_gpu.types.refs import IndexableRef, base_aval, describe
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
 WGMMA_ROWS = 64
@@ -95,7 +95,18 @@ class ACC:
 
         Args:
           array: (M, N) values in registers.
+
+        Raises:
+          ArgumentTypeError: it is a reference.
         """
+        if isinstance(base_aval(array), _jax.AbstractRef):
+            raise errors.ArgumentTypeError(
+                "ACC.init: the start value is a reference",
+                expected="an array in registers",
+                got=describe(array),
+                hint="read it first: ACC.init(ref[...])",
+                where=_jax.where_now(),
+            )
         array = jnp.asarray(array)
         return AccumulatorInit(ACC(array.shape, array.dtype), array)
 

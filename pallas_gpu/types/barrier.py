@@ -89,7 +89,7 @@ class ClusterBarrier(Barrier):
       leader_tracked: not supported yet.
 
     Raises:
-      ArgumentError: counts out of range, or no axis.
+      ArgumentError: counts out of range, no axis, or one axis twice.
       UnsupportedError: leader_tracked.
     """
 
@@ -107,6 +107,14 @@ class ClusterBarrier(Barrier):
                 expected="collective_axes with one name or several",
                 got=axes,
                 hint="use plgpu.Barrier for a barrier of one CTA",
+                where=_jax.where_now(),
+            )
+        if len(set(axes)) != len(axes):
+            raise errors.ArgumentError(
+                "ClusterBarrier: collective_axes names an axis twice",
+                expected="different cluster axes",
+                got=axes,
+                hint="name each axis once",
                 where=_jax.where_now(),
             )
         if self.leader_tracked:

@@ -209,9 +209,7 @@ def with_accumulator(scope, *, acc=None, **options):
     """A kernel that stores what `scope(acc, sa, sb)` returns."""
 
     def body(sa, sb, o):
-        o[...] = plgpu.run_scoped(
-            lambda x: scope(x, sa, sb), acc or plgpu.ACC((M, N))
-        )
+        o[...] = plgpu.run_scoped(lambda x: scope(x, sa, sb), acc or plgpu.ACC((M, N)))
 
     return make_kernel(body, A, B, **options)
 
@@ -272,9 +270,7 @@ def test_cond_carries_an_accumulator():
             plgpu.wgmma(acc, sa, sb)
             plgpu.wgmma(acc, sa, sb)
 
-        lax.cond(
-            lax.axis_index("i") == 0, lambda: plgpu.wgmma(acc, sa, sb), both
-        )
+        lax.cond(lax.axis_index("i") == 0, lambda: plgpu.wgmma(acc, sa, sb), both)
         return acc[...]
 
     def body(sa, sb, o):

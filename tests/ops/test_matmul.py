@@ -223,7 +223,11 @@ def test_tiles_and_clusters_divide_the_problem(shape, cluster, steps):
         ({"minor": "k"}, "no such order of tiles", "'k'"),
         ({"strip": 0}, "no such order of tiles", "strip=0"),
         ({"stages": 1}, "there are too few buffers", "1"),
-        ({"blocks": 1, "cluster": "n"}, "there are fewer blocks than in a cluster", "1"),
+        (
+            {"blocks": 1, "cluster": "n"},
+            "there are fewer blocks than in a cluster",
+            "1",
+        ),
         ({"tile_m": 96}, "the tensor core has no such tile", "96"),
         ({"tile_n": 512}, "the tensor core has no such tile", "512"),
         ({"tile_k": 8}, "the tensor core has no such tile", "8"),

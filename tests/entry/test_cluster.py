@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters: their size, their axes, and what copies and barriers along them need."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.kernels import TILE, f32, make, numbers, run
+from tests.entry.refusal import refused
+
+PAIR = {"cluster": (2,), "cluster_names": ("c",)}
+OUT = f32(2, 64, 128)
+
+
+def multicast(x, tile, barrier, axes="c"):
+    plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=axes)
+
+
+def test_a_multicast_gives_every_block_all_of_it():
+    def body(x, o, tile, barrier):
+        multicast(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("c")] = tile[...]
+
+    got = make(body, OUT, scratch_types=[TILE, plgpu.Barrier()], **PAIR)(numbers())
+    np.testing.assert_array_equal(got, np.stack([numbers()] * 2))
+
+
+# --- sizes and names ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster", [(16,), (3, 3), (2, 2, 4)])
+def test_a_cluster_fits_the_target(cluster):
+    def body(x, o):  # HERE
+        pass
+
+    names = "abc"[: len(cluster)]
+    with refused(
+        errors.ArgumentError,
+        "kernel body: a cluster has more blocks than sm_90a starts together",
+        expected="at most 8 blocks",
+        got=f"{np.prod(cluster)}, cluster={cluster}",
+        hint="smaller cluster",
+    ):
+        run(body, cluster=cluster, cluster_names=tuple(names))
+
+
+def test_the_largest_cluster_runs():
+    def body(x, o):
+        o[lax.axis_index("a"), lax.axis_index("b")] = x[0]
+
+    got = make(body, f32(2, 4, 128), cluster=(2, 4), cluster_names=("a", "b"))(
+        numbers()
+    )
+    np.testing.assert_array_equal(got, np.broadcast_to(numbers()[0], (2, 4, 128)))
+
+
+@pytest.mark.parametrize("cluster", [(0,), (2.0,), (-2,)])
+def test_sizes_are_positive_numbers(cluster):
+    def body(x, o):  # HERE
+        pass
+
+    with refused(
+        errors.ArgumentError, "cluster needs positive static sizes", got=str(cluster)
+    ):
+        run(body, cluster=cluster, cluster_names=("c",))
+
+
+def test_a_cluster_has_three_axes_at_most():
+    def body(x, o):  # HERE
+        pass
+
+    with refused(
+        errors.ArgumentError, "a cluster has too many axes", expected="at most 3"
+    ):
+        run(body, cluster=(1, 1, 1, 2), cluster_names=tuple("abcd"))
+
+
+def test_every_axis_has_a_name():
+    def body(x, o):  # HERE
+        pass
+
+    with refused(
+        errors.ArgumentError, "cluster and cluster_names have different lengths"
+    ):
+        run(body, cluster=(2, 2), cluster_names=("c",))
+
+
+# --- collective axes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PAIR, "one of ('c',)"),
+        ({}, "a kernel with cluster=(...) and cluster_names=(...)"),
+        # The blocks of a grid do not reach each other.
+        ({"grid": (2,), "grid_names": ("d",)}, "a kernel with cluster=(...)"),
+    ],
+)
+def test_a_multicast_names_axes_of_the_cluster(options, expected):
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes="d")  # HERE
+
+    with refused(
+        errors.AxisNameError,
+        "copy_gmem_to_smem: no cluster axis is named 'd'",
+        expected=expected,
+        got="('d',)",
+        hint="axes of the kernel's cluster",
+    ):
+        run(body, scratch_types=[TILE, plgpu.Barrier()], **options)
+
+
+def test_a_multicast_names_an_axis_once():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes=("c", "c"))  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "copy_gmem_to_smem: collective_axes names an axis twice",
+        got="('c', 'c')",
+    ):
+        run(body, scratch_types=[TILE, plgpu.Barrier()], **PAIR)
+
+
+def test_a_multicast_has_a_part_for_every_block():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.at[0:1], tile.at[0:1], barrier, collective_axes="c")
+
+    with pytest.raises(errors.LayoutError) as caught:
+        run(
+            body,
+            scratch_types=[TILE, plgpu.Barrier()],
+            cluster=(7,),
+            cluster_names=("c",),
+        )
+    assert "test_cluster.py" in caught.value.where
+    assert caught.value.expected and caught.value.hint
+
+
+def test_a_cluster_barrier_names_axes_of_the_cluster():
+    def body(x, o):
+        plgpu.run_scoped(
+            lambda b: None, plgpu.ClusterBarrier(collective_axes=("c", "d"))
+        )
+
+    with pytest.raises(errors.AxisNameError) as caught:
+        run(body, **PAIR)
+    assert caught.value.what == "ClusterBarrier: no cluster axis is named 'd'"
+    assert caught.value.expected == "one of ('c',)"
+    assert "test_cluster.py" in caught.value.where
+
+
+@pytest.mark.parametrize(
+    ("axes", "what"),
+    [
+        ((), "there is no cluster axis"),
+        (("c", "c"), "collective_axes names an axis twice"),
+    ],
+)
+def test_a_cluster_barrier_has_different_axes(axes, what):
+    with refused(errors.ArgumentError, f"ClusterBarrier: {what}", got=str(axes)):
+        plgpu.ClusterBarrier(collective_axes=axes)  # HERE
+
+
+def test_leader_tracking_is_not_there_yet():
+    with pytest.raises(errors.UnsupportedError, match="leader_tracked"):
+        plgpu.ClusterBarrier(collective_axes="c", leader_tracked=True)
+
+
+# --- arrivals: only a run knows -------------------------------------------------------
+
+
+def test_a_barrier_has_an_arrival_for_each_multicast_on_it():
+    def body(x, o, first, second, barrier):
+        multicast(x, first, barrier)
+        multicast(x, second, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("c")] = first[...] + second[...]
+
+    scratch = [TILE, TILE, plgpu.Barrier(num_arrivals=1)]
+    with pytest.raises(errors.KernelError) as caught:
+        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
+    error = caught.value
+    assert isinstance(error, errors.BarrierError | errors.RaceError)
+    assert "num_arrivals" in str(error) or "read before the copy" in str(error)
+    assert "test_cluster.py" in str(error)
+
+
+def test_a_cluster_barrier_waits_for_all_its_blocks():
+    def body(x, o, ready):
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            plgpu.barrier_arrive(ready)
+
+        plgpu.barrier_wait(ready)
+
+    scratch = [plgpu.ClusterBarrier(collective_axes="c")]
+    with pytest.raises(errors.DeadlockError) as caught:
+        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
+    assert "1 of 2 arrivals" in str(caught.value)
+    assert "test_cluster.py" in str(caught.value)
+
+
+def test_a_cluster_barrier_counts_no_arrival_twice():
+    def body(x, o, ready):
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+
+    # Four arrivals on each barrier: two phases, and only one is waited for.
+    scratch = [plgpu.ClusterBarrier(collective_axes="c", num_arrivals=1)]
+    with pytest.raises(errors.BarrierError) as caught:
+        make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
+    assert caught.value.expected and caught.value.hint
+    assert "test_cluster.py" in str(caught.value)
+
+
+def test_one_dtype_of_smem_in_all_blocks_is_reached():
+    """The multicast of a tile of 8-bit values, whose pieces are half its rows."""
+    shape = (64, 128)
+
+    def body(x, o, tile, barrier):
+        multicast(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("c")] = tile[...].astype(jnp.float32)
+
+    x = numbers(*shape).astype(np.int8)
+    scratch = [plgpu.SMEM(shape, jnp.int8), plgpu.Barrier()]
+    got = make(body, OUT, scratch_types=scratch, **PAIR)(x)
+    np.testing.assert_array_equal(got, np.stack([x, x]).astype(np.float32))

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""set_max_registers: counts and actions that the hardware does not have."""
+
+from __future__ import annotations
+
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.kernels import make, numbers, run
+from tests.entry.refusal import refused
+
+
+@pytest.mark.parametrize("n", [16, 30, 264, 40.0, "40"])
+def test_the_count_is_one_that_the_instruction_has(n):
+    def body(x, o):
+        plgpu.set_max_registers(n, action="decrease")  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "set_max_registers: no such number of registers",
+        expected="a multiple of 8 from 24 to 256",
+        got=str(n),
+        hint="65536",
+    ):
+        run(body)
+
+
+def test_the_action_is_one_of_two():
+    def body(x, o):
+        plgpu.set_max_registers(40, action="dec")  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "set_max_registers: no such action",
+        expected="'increase' or 'decrease'",
+        got="'dec'",
+        hint="producers decrease",
+    ):
+        run(body)
+
+
+def test_the_warpgroups_of_a_block_share_its_registers():
+    def body(x, o):
+        @plgpu.when(lax.axis_index("wg") < 3)
+        def _():
+            plgpu.set_max_registers(240, action="increase")  # HERE
+
+    with pytest.raises(errors.OutOfResources) as caught:
+        run(body, num_threads=3, thread_name="wg")
+    error = caught.value
+    assert error.what == (
+        "set_max_registers: the warpgroups ask for more registers than there are"
+    )
+    assert error.expected == "at most 512 a thread, summed over the warpgroups"
+    # The third has not asked yet, or it was one of the two: 24 at least are its own.
+    assert "warpgroup" in error.got and "240" in error.got
+    assert error.hint and "test_set_max_registers.py" in error.where
+    assert error.used_bytes > error.limit_bytes == 4 * 65536
+
+
+def test_an_increase_is_none_when_it_asks_for_less():
+    def body(x, o):
+        plgpu.set_max_registers(64, action="decrease")
+        plgpu.set_max_registers(40, action="increase")  # HERE
+
+    with refused(
+        errors.KernelError,
+        "set_max_registers: 'increase' to 40, and the warpgroup has 64",
+        got="64 to 40",
+        hint="swap the action",
+    ):
+        run(body)
+
+
+def test_a_count_is_part_of_a_kernel():
+    with pytest.raises(errors.PallasGpuError):
+        plgpu.set_max_registers(40, action="decrease")
+
+
+def test_every_target_with_the_instruction_gets_it():
+    def body(x, o):
+        plgpu.set_max_registers(40, action="decrease")
+
+    for target in ("sm_90a", "sm_100a"):
+        (report,) = plgpu.offline.lower(make(body), numbers(), target=target)
+        assert "setmaxregister" in report.mlir

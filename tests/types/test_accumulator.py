@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Declarations of accumulators."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, types
+from tests.entry.refusal import refused
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.int32])
+def test_a_declaration_makes_a_fresh_reference_in_registers(dtype):
+    declaration = plgpu.ACC([128, 64], dtype)
+    first, second = declaration.to_ref(), declaration.to_ref()
+    assert first is not second
+    assert first == second
+    assert hash(first) == hash(second)
+    assert first.shape == (128, 64) and first.dtype == dtype
+    assert first.memory_space is plgpu.REGS is declaration.memory_space
+
+
+def test_references_of_different_types_differ():
+    wide = plgpu.ACC((64, 64)).to_ref()
+    assert wide != plgpu.ACC((64, 64), jnp.float16).to_ref()
+    assert wide != plgpu.ACC((64, 128)).to_ref()
+    assert wide != types.KernelRef(wide.inner_aval, types.REGS)
+
+
+def test_float32_is_the_default():
+    assert plgpu.ACC((64, 8)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    "shape", [(32, 64), (64, 12), (64,), (64, 64, 64), (0, 64), (64, 0), (-64, 8)]
+)
+def test_the_shape_is_one_of_whole_instructions(shape):
+    with refused(
+        errors.ShapeError,
+        "ACC: the tensor core has no accumulator of this shape",
+        expected="M a multiple of 64 and N of 8",
+        got=str(shape),
+        hint="pad the tile",
+    ):
+        plgpu.ACC(shape)  # HERE
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.int8, jnp.uint32, bool])
+def test_the_type_is_one_that_sums(dtype):
+    with refused(
+        errors.DTypeError,
+        "ACC: the tensor core does not accumulate in this type",
+        expected="float32, float16 or int32",
+        got=jnp.dtype(dtype).name,
+        hint="astype",
+    ):
+        plgpu.ACC((64, 64), dtype)  # HERE
+
+
+def test_a_start_value_has_the_shape_and_type_of_an_accumulator():
+    with refused(
+        errors.ShapeError, "ACC: the tensor core has no accumulator of this shape"
+    ):
+        plgpu.ACC.init(jnp.zeros((64, 4)))  # HERE
+    start = plgpu.ACC.init(jnp.zeros((64, 8), jnp.int32))
+    assert start.declaration == plgpu.ACC((64, 8), jnp.int32)
