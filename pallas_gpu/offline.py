@@ -132,6 +132,8 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
         num_barriers=lowered.plan.barriers,
         threads=lowered.threads,
     )
+    for stage in ("ptx", "ptxas", "sass"):
+        register.observe(stage, params.name, lambda s=stage: getattr(compiled, s) or "")
     return KernelReport(
         params.name,
         target.name,

@@ -15,6 +15,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from tests.entry.kernels import SHAPE, TILE, f32, make, numbers
 
+pytestmark = pytest.mark.smoke
+
 ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
 
 

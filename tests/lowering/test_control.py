@@ -10,6 +10,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from tests import everywhere
 
+pytestmark = pytest.mark.smoke
+
 SHAPE = (64, 64)
 X = jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)
 

@@ -10,6 +10,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from tests import everywhere
 
+pytestmark = pytest.mark.smoke
+
 RNG = np.random.default_rng(0)
 SHAPE = (64, 128)
 X = jnp.asarray(RNG.standard_normal(SHAPE), jnp.float32)

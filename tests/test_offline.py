@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public offline compiler: one report a kernel, for the target that is asked for."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+
+X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+
+
+def scaled(factor, name, **params):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] * factor
+
+    return plgpu.kernel(
+        body, out_type=X, name=name, compiler_params=plgpu.CompilerParams(**params)
+    )
+
+
+def two_kernels(x):
+    def step(carry, _):
+        return scaled(2.0, "double")(carry), None
+
+    y, _ = jax.lax.scan(step, x, None, length=3)
+    return scaled(3.0, "triple")(y)
+
+
+@pytest.mark.smoke
+def test_every_kernel_of_a_program_is_lowered():
+    reports = plgpu.offline.lower(jax.jit(two_kernels), X)
+    assert [r.name for r in reports] == ["double", "triple"]
+    assert all("gpu.launch" in r.mlir and "mul" in r.jaxpr for r in reports)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_a_report_has_ptx_and_resources_for_its_target(target):
+    (report,) = plgpu.offline.compile(scaled(2.0, "double"), X, target=target)
+    assert f".target {target}" in report.ptx
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.threads_per_block == 128
+    assert report.instruction_counts["mul"] > 0
+
+
+@pytest.mark.offline
+def test_stages_are_kept_where_they_are_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALLAS_GPU_KEEP", "jaxpr,mlir,ptx")
+    monkeypatch.setenv("PALLAS_GPU_DUMP_DIR", str(tmp_path))
+    plgpu.offline.compile(scaled(5.0, "kept"), X)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"kept.0.jaxpr", "kept.0.mlir", "kept.0.ptx"}
+    assert ".version" in (tmp_path / "kept.0.ptx").read_text()
+
+
+def test_a_function_without_kernels_is_refused():
+    with pytest.raises(plgpu.errors.ArgumentError, match="calls no kernel"):
+        plgpu.offline.lower(lambda x: x + 1, X)
+
+
+@pytest.mark.offline
+def test_a_kernel_that_asks_for_another_target_is_refused():
+    with pytest.raises(plgpu.errors.TargetError, match="asks for another target"):
+        plgpu.offline.compile(scaled(2.0, "double", target="sm_100a"), X)
+
+
+def test_an_unknown_target_lists_the_known_ones():
+    with pytest.raises(plgpu.errors.TargetError, match="sm_90a or sm_100a"):
+        plgpu.offline.lower(scaled(2.0, "double"), X, target="sm_80")
+
+
+def test_warpgroup_semantics_are_refused_with_the_reason():
+    params = {"lowering_semantics": plgpu.LoweringSemantics.Warpgroup}
+    with pytest.raises(plgpu.errors.UnsupportedError) as info:
+        plgpu.offline.lower(scaled(2.0, "double", **params), X)
+    assert "Warpgroup" in str(info.value) and "coverage" in str(info.value)
