@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public offline compiler: one report a kernel, for the target that is asked for."""
+"""The public offline compiler: one report a kernel, for the target asked for."""
 
 import jax
 import jax.numpy as jnp

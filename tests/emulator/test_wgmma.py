@@ -312,15 +312,15 @@ def test_copying_over_an_operand_before_the_wait_is_a_race(asynchrony):
 
 def test_a_wait_that_leaves_one_group_frees_the_operands_of_the_older_ones():
     def inner(acc, sa, sb, o):
-        left, right = (plgpu.ds(k, 32) for k in (0, 32))
-        plgpu.wgmma(acc, sa.at[:, left], sb.at[:, left].T)
-        plgpu.wgmma(acc, sa.at[:, right], sb.at[:, right].T)
+        upper, lower = (plgpu.ds(n, 32) for n in (0, 32))
+        plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[upper].T)
+        plgpu.wgmma(acc.at[:, 32:64], sa, sb.at[lower].T)
         plgpu.wgmma_wait(1)
-        sa[:, left] = jnp.zeros((64, 32), F16)
-        sa[:, right] = jnp.zeros((64, 32), F16)
+        sb[upper] = jnp.zeros((32, 64), F16)
+        sb[lower] = jnp.zeros((32, 64), F16)
 
     _, text = failing(inner)
-    assert "[0:64, 32:64]" in text
+    assert "[32:64, 0:64]" in text
     assert "may still read it" in text
 
 
