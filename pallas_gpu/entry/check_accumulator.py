@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which parts of an accumulator a kernel may name: registers have no addresses."""
+"""Accumulators: the targets that have them, and which parts a kernel may name."""
 
 from __future__ import annotations
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu.primitives.scoped import run_scoped_p
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
@@ -57,3 +58,20 @@ def _describe(view: types.View) -> str:
     ]
     turned = ", transposed" if view.order != tuple(sorted(view.order)) else ""
     return f"[{', '.join(parts)}] of {view.base_shape}{turned}"
+
+
+def require_target(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
+    """Raises TargetError for an accumulator on a target without wgmma."""
+    if target.has(arch.Feature.WGMMA):
+        return
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is run_scoped_p and any(
+            isinstance(var.aval, types.AccumulatorRef)
+            for var in resources.scope_refs(eqn)
+        ):
+            try:
+                target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
+            except errors.TargetError as error:
+                raise error.with_location(_jax.where(eqn)) from None
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            require_target(inner, target)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.entry import call, scope, trace
+from pallas_gpu.entry import call, check_accumulator, scope, trace
 from pallas_gpu.entry.scoped import run_scoped
 
 _MISSING: Any = object()
@@ -205,10 +205,11 @@ def _require_resources(
     name: str,
     body: Callable[..., None],
 ) -> None:
-    """Refuses what cannot run, in the emulator too: SMEM and the size of clusters."""
+    """Refuses what the target cannot run, in the emulator too."""
     target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
+        check_accumulator.require_target(traced.jaxpr, target)
         resources.plan(
             traced.jaxpr,
             target,

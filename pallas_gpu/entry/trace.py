@@ -63,7 +63,7 @@ def trace_body(
 
 @contextlib.contextmanager
 def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
-    """Turns what JAX says of axis names and of references as results into our errors."""
+    """Turns what JAX says of axis names and of escaping references into our errors."""
     try:
         yield
     except NameError as error:

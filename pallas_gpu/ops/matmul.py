@@ -68,7 +68,8 @@ class MatmulConfig:
         if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
             raise errors.ArgumentError(
                 "MatmulConfig: the tensor core has no such tile",
-                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
+                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
+                "of 16",
                 got=f"tile_m={m}, tile_n={n}, tile_k={k}",
                 hint="start from MatmulConfig()",
             )

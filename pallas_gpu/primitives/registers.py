@@ -73,7 +73,8 @@ def load(
             "load: the source cannot be loaded",
             expected="a reference in SMEM or GMEM",
             got=types.describe(src),
-            hint="wait on a barrier with barrier_wait, read an accumulator with acc[...]",
+            hint="wait on a barrier with barrier_wait; read an accumulator with "
+            "acc[...]",
             where=_jax.where_now(),
         )
     return ops.bind(

@@ -131,7 +131,7 @@ def test_an_accumulator_kept_by_python_is_not_used_after_its_scope():
         o[...] = kept[0][...]
 
     # JAX itself knows a tracer that outlives its trace.
-    with pytest.raises((errors.PallasGpuError, Exception), match="(?i)scope|leak"):
+    with pytest.raises(Exception, match=r"(?i)scope|leak"):
         run(body)
 
 

@@ -160,7 +160,7 @@ def refuses(error, what, **rows):
 
 
 def test_the_shapes_form_a_product():
-    a, b = operands(128, 64, 64)
+    a, _ = operands(128, 64, 64)
     with refuses(
         errors.ShapeError,
         "matmul: the shapes do not form a product",

@@ -559,8 +559,10 @@ def test_a_copy_over_an_operand_with_too_few_arrivals_is_reported():
     with pytest.raises(errors.KernelError) as caught:
         kernel(jnp.eye(64, dtype=F16))
     text = str(caught.value)
-    assert isinstance(caught.value, errors.BarrierError | errors.RaceError)
-    assert "num_arrivals" in text or "read before the copy" in text
+    assert type(caught.value) is errors.BarrierError
+    assert "gets more arrivals than it was declared with" in caught.value.what
+    assert "1 arrivals a phase" in caught.value.expected
+    assert "raise num_arrivals" in caught.value.hint
     assert "test_wgmma.py" in text
 
 
@@ -578,6 +580,17 @@ def test_blackwell_has_no_wgmma():
         got="sm_100a",
     ):
         plgpu.offline.lower(make(body), numbers(), target="sm_100a")
+
+
+def test_the_emulator_refuses_wgmma_for_blackwell_too():
+    def body(x, o):
+        plgpu.run_state(lambda acc: None)(plgpu.ACC((64, 64)))  # HERE
+
+    with refused(
+        errors.TargetError,
+        "an accumulator (ACC) needs wgmma, which sm_100a does not have",
+    ):
+        run(body, compiler_params=plgpu.CompilerParams(target="sm_100a"))
 
 
 def test_wgmma_is_part_of_a_kernel():
