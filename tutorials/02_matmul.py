@@ -265,12 +265,7 @@ check(with_stages, a, b)
 """
 The emulator watches the buffers. With `wgmma_wait(2)`, or with `fetch(ki + STAGES)`, a
 copy could overwrite what a product is still reading. On a GPU that may go well for
-years. The emulator stops there and names the lines of both. Try it:
-
-    RaceError: SMEM bfloat16[4, 128, 64] (allocation 0) is written while the wgmma may
-    still read it
-      ...
-      to do:     call wgmma_wait(n) in the warpgroup that started the wgmma first
+years. The emulator stops there and names the lines of both. Try it.
 
 ## Step 4: a producer and two consumers
 
@@ -307,6 +302,10 @@ some from the producer, which computes nothing, to the consumers. The sum
 (2 * 232 + 40) * 128 = 64512 has to stay below the SM's 65536. The accumulator is now
 declared where the consumers are, by `run_scoped`: the producer has none.
 
+`fetch` and `multiply` below are the two columns of the picture, for one tile; `work`
+divides the roles. The next steps use them again. For those, a block can have several
+tiles, `first` is the number of steps of the tiles before, and `share` is for step 6.
+
 The four stages leave 35 KiB of SMEM. The result does not fit in there as a whole, so
 each consumer stores it in parts of 64 x 64, with two buffers in turn. Before a buffer
 is used again, `wait_smem_to_gmem(1, wait_read_only=True)` makes sure that the copy
@@ -316,7 +315,61 @@ before the last one has read it.
 # %%
 CONSUMERS = 2
 PRODUCER = 2  # the number of the producer; the consumers are 0 and 1
+BLOCK_M = CONSUMERS * M
 PART = 64  # rows and columns of a part of the result
+
+WARPGROUPS = {"num_threads": CONSUMERS + 1, "thread_name": "wg"}
+
+
+def scratch(barrier=plgpu.Barrier, **more):
+    return [
+        tiles(STAGES, BLOCK_M, K),
+        tiles(STAGES, K, N),
+        tiles(CONSUMERS, 2, PART, PART),
+        plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),  # full
+        barrier(num_arrivals=CONSUMERS, num_barriers=STAGES, **more),  # empty
+    ]
+
+
+def fetch(rows, columns, steps, a, b, a_smem, b_smem, full, empty, first, share):
+    """The producer's part in one tile."""
+
+    @plgpu.loop(0, steps)
+    def _(ki):
+        stage = lax.rem(first + ki, STAGES)
+
+        @plgpu.when(first + ki >= STAGES)
+        def _():
+            plgpu.barrier_wait(empty.at[stage])
+
+        depth = plgpu.ds(ki * K, K)
+        plgpu.copy_gmem_to_smem(
+            a.at[rows, depth], a_smem.at[stage], full.at[stage], collective_axes=share
+        )
+        plgpu.copy_gmem_to_smem(b.at[depth, columns], b_smem.at[stage], full.at[stage])
+
+
+def multiply(wg, steps, a_smem, b_smem, full, empty, first):
+    """A consumer's part in one tile."""
+    mine = plgpu.ds(wg * M, M)  # of the block's rows
+
+    def accumulate(acc):
+        @plgpu.loop(0, steps)
+        def _(ki):
+            stage = lax.rem(first + ki, STAGES)
+            plgpu.barrier_wait(full.at[stage])
+            plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
+            plgpu.wgmma_wait(1)
+
+            @plgpu.when(ki > 0)
+            def _():
+                plgpu.barrier_arrive(empty.at[lax.rem(first + ki - 1, STAGES)])
+
+        values = acc[...]
+        plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])
+        return values.astype(jnp.bfloat16)
+
+    return plgpu.run_scoped(accumulate, plgpu.ACC((M, N)))
 
 
 def store(values, out, row, column, buffers):
@@ -332,73 +385,47 @@ def store(values, out, row, column, buffers):
         )
 
 
+def work(for_each_tile, steps, a, b, out, a_smem, b_smem, out_smem, full, empty, share):
+    """What the three warpgroups do with each tile of the block."""
+    wg = lax.axis_index("wg")
+
+    @plgpu.when(wg == PRODUCER)
+    def _():
+        plgpu.set_max_registers(40, action="decrease")
+
+        @for_each_tile
+        def _(row, column, first):
+            rows, columns = plgpu.ds(row, BLOCK_M), plgpu.ds(column, N)
+            refs = a, b, a_smem, b_smem, full, empty
+            fetch(rows, columns, steps, *refs, first, share)
+
+    @plgpu.when(wg < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(232, action="increase")
+
+        @for_each_tile
+        def _(row, column, first):
+            values = multiply(wg, steps, a_smem, b_smem, full, empty, first)
+            store(values, out, row + wg * M, column, out_smem.at[wg])
+
+        plgpu.wait_smem_to_gmem(0)
+
+
 def specialised(a, b):
     (m, k), n = a.shape, b.shape[1]
-    steps = k // K
-    block_m = CONSUMERS * M
 
     @plgpu.kernel(
         out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        grid=(m // block_m, n // N),
+        grid=(m // BLOCK_M, n // N),
         grid_names=("m", "n"),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        scratch_types=[
-            tiles(STAGES, block_m, K),
-            tiles(STAGES, K, N),
-            tiles(CONSUMERS, 2, PART, PART),
-            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
-            plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=STAGES),
-        ],
+        **WARPGROUPS,
+        scratch_types=scratch(),
     )
-    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
-        row = lax.axis_index("m") * block_m
-        column = lax.axis_index("n") * N
-        wg = lax.axis_index("wg")
+    def product(*refs):
+        def one_tile(do):
+            do(lax.axis_index("m") * BLOCK_M, lax.axis_index("n") * N, 0)
 
-        @plgpu.when(wg == PRODUCER)
-        def _():
-            plgpu.set_max_registers(40, action="decrease")
-
-            @plgpu.loop(0, steps)
-            def _(ki):
-                stage = lax.rem(ki, STAGES)
-
-                @plgpu.when(ki >= STAGES)
-                def _():
-                    plgpu.barrier_wait(empty.at[stage])
-
-                rows, columns = plgpu.ds(row, block_m), plgpu.ds(column, N)
-                depth = plgpu.ds(ki * K, K)
-                plgpu.copy_gmem_to_smem(
-                    a.at[rows, depth], a_smem.at[stage], full.at[stage]
-                )
-                plgpu.copy_gmem_to_smem(
-                    b.at[depth, columns], b_smem.at[stage], full.at[stage]
-                )
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            plgpu.set_max_registers(232, action="increase")
-            mine = plgpu.ds(wg * M, M)  # of the block's rows
-
-            def multiply(acc):
-                @plgpu.loop(0, steps)
-                def _(ki):
-                    stage = lax.rem(ki, STAGES)
-                    plgpu.barrier_wait(full.at[stage])
-                    plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
-                    plgpu.wgmma_wait(1)
-
-                    @plgpu.when(ki > 0)
-                    def _():
-                        plgpu.barrier_arrive(empty.at[lax.rem(ki - 1, STAGES)])
-
-                return acc[...]
-
-            values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
-            store(values.astype(out.dtype), out, row + wg * M, column, out_smem.at[wg])
-            plgpu.wait_smem_to_gmem(0)
+        work(one_tile, k // K, *refs, share=None)
 
     return product(a, b)
 
@@ -416,7 +443,8 @@ So start as many blocks as the GPU has SMs, once, and let each compute tile afte
 Such a kernel is called **persistent**. Producer and consumers each run a loop over the
 block's tiles, and do not wait for each other between them: while the consumers store a
 tile, the producer already fills the buffers for the next, and the copies of `store` go
-on during the next tile's products.
+on during the next tile's products. In the program a loop over tiles takes the place of
+the one tile; everything else is that of step 4.
 
 - `nd_loop((number,), collective_axes="block")` deals the steps of a loop out to the
   blocks: block i of n gets the steps i, i + n, i + 2 n and so on. `info.index` is the
@@ -427,12 +455,11 @@ on during the next tile's products.
   them in the L2, the cache between GMEM and the SMs.
 
 The stages go round without regard to where a tile ends, so the stage now follows from
-a count of the steps of all tiles.
+a count of the steps of all tiles, `first + ki`.
 
-The consumers have to report the last step of a tile as well, after `acc[...]` has
-waited for it. In step 4 nobody waited for that report; here the producer does, with the
-next tile. Forget it, and the emulator says that 3 of 3 warpgroups wait, each at which
-line and for what.
+`multiply` reports the last step of a tile too, after `acc[...]` has waited for it. In
+step 4 nobody waited for that report; here the producer does, with the next tile. Forget
+it, and the emulator says that 3 of 3 warpgroups wait, each at which line and for what.
 """
 
 # %%
@@ -443,86 +470,24 @@ STRIP = 8
 def persistent(a, b, blocks=SMS):
     (m, k), n = a.shape, b.shape[1]
     steps = k // K
-    block_m = CONSUMERS * M
-    plane = (m // block_m, n // N)
+    plane = (m // BLOCK_M, n // N)
     number = plane[0] * plane[1]
 
     @plgpu.kernel(
         out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
         grid=(min(blocks, number),),
         grid_names=("block",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        scratch_types=[
-            tiles(STAGES, block_m, K),
-            tiles(STAGES, K, N),
-            tiles(CONSUMERS, 2, PART, PART),
-            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
-            plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=STAGES),
-        ],
+        **WARPGROUPS,
+        scratch_types=scratch(),
     )
-    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
-        wg = lax.axis_index("wg")
-
-        @plgpu.when(wg == PRODUCER)
-        def _():
-            plgpu.set_max_registers(40, action="decrease")
-
+    def product(*refs):
+        def tile_after_tile(do):
             @plgpu.nd_loop((number,), collective_axes="block")
             def _(info):
                 mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
-                rows, columns = plgpu.ds(mi * block_m, block_m), plgpu.ds(ni * N, N)
+                do(mi * BLOCK_M, ni * N, info.local_index * steps)
 
-                @plgpu.loop(0, steps)
-                def _(ki):
-                    step = info.local_index * steps + ki
-                    stage = lax.rem(step, STAGES)
-
-                    @plgpu.when(step >= STAGES)
-                    def _():
-                        plgpu.barrier_wait(empty.at[stage])
-
-                    depth = plgpu.ds(ki * K, K)
-                    plgpu.copy_gmem_to_smem(
-                        a.at[rows, depth], a_smem.at[stage], full.at[stage]
-                    )
-                    plgpu.copy_gmem_to_smem(
-                        b.at[depth, columns], b_smem.at[stage], full.at[stage]
-                    )
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            plgpu.set_max_registers(232, action="increase")
-            mine = plgpu.ds(wg * M, M)
-
-            @plgpu.nd_loop((number,), collective_axes="block")
-            def _(info):
-                mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
-                first = info.local_index * steps
-
-                def multiply(acc):
-                    @plgpu.loop(0, steps)
-                    def _(ki):
-                        stage = lax.rem(first + ki, STAGES)
-                        plgpu.barrier_wait(full.at[stage])
-                        plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
-                        plgpu.wgmma_wait(1)
-
-                        @plgpu.when(ki > 0)
-                        def _():
-                            before = lax.rem(first + ki - 1, STAGES)
-                            plgpu.barrier_arrive(empty.at[before])
-
-                    values = acc[...]
-                    last = lax.rem(first + steps - 1, STAGES)
-                    plgpu.barrier_arrive(empty.at[last])
-                    return values
-
-                values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
-                row = mi * block_m + wg * M
-                store(values.astype(out.dtype), out, row, ni * N, out_smem.at[wg])
-
-            plgpu.wait_smem_to_gmem(0)
+        work(tile_after_tile, steps, *refs, share=None)
 
     return product(a, b)
 
@@ -547,8 +512,9 @@ Little changes in the program:
 
 - `cluster=(2,)` and its name, "pair". The grid now counts clusters.
 - Of two neighbouring tiles, each block of the pair takes one: `lax.axis_index("pair")`.
-- `collective_axes="pair"` on the copy of A: both blocks ask for the whole tile, and
-  each gets it whole. Their `full` barriers count the bytes of both halves.
+- `share="pair"` is the `collective_axes` of the copy of A in `fetch`: both blocks ask
+  for the whole tile, and each gets it whole. Their `full` barriers count the bytes of
+  both halves.
 - A copy now also writes into the *other* block's SMEM. So a stage is empty only when
   the consumers of both blocks have read it. `ClusterBarrier` is a barrier for that: an
   arrival counts in both blocks. With a plain `Barrier` one block would overwrite what
@@ -560,8 +526,7 @@ Little changes in the program:
 def clustered(a, b, blocks=SMS):
     (m, k), n = a.shape, b.shape[1]
     steps = k // K
-    block_m = CONSUMERS * M
-    plane = (m // block_m, n // (2 * N))  # of pairs
+    plane = (m // BLOCK_M, n // (2 * N))  # of pairs
     number = plane[0] * plane[1]
 
     @plgpu.kernel(
@@ -570,87 +535,18 @@ def clustered(a, b, blocks=SMS):
         grid_names=("cluster",),
         cluster=(2,),
         cluster_names=("pair",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        scratch_types=[
-            tiles(STAGES, block_m, K),
-            tiles(STAGES, K, N),
-            tiles(CONSUMERS, 2, PART, PART),
-            plgpu.Barrier(num_arrivals=2, num_barriers=STAGES),
-            plgpu.ClusterBarrier(
-                collective_axes="pair", num_arrivals=CONSUMERS, num_barriers=STAGES
-            ),
-        ],
+        **WARPGROUPS,
+        scratch_types=scratch(plgpu.ClusterBarrier, collective_axes="pair"),
     )
-    def product(a, b, out, a_smem, b_smem, out_smem, full, empty):
-        wg = lax.axis_index("wg")
-
-        def tile(info):
-            mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
-            return mi, 2 * ni + lax.axis_index("pair")
-
-        @plgpu.when(wg == PRODUCER)
-        def _():
-            plgpu.set_max_registers(40, action="decrease")
-
+    def product(*refs):
+        def tile_after_tile(do):
             @plgpu.nd_loop((number,), collective_axes="cluster")
             def _(info):
-                mi, ni = tile(info)
-                rows, columns = plgpu.ds(mi * block_m, block_m), plgpu.ds(ni * N, N)
+                mi, ni = plgpu.planar_snake(info.index[0], plane, 1, STRIP)
+                ni = 2 * ni + lax.axis_index("pair")
+                do(mi * BLOCK_M, ni * N, info.local_index * steps)
 
-                @plgpu.loop(0, steps)
-                def _(ki):
-                    step = info.local_index * steps + ki
-                    stage = lax.rem(step, STAGES)
-
-                    @plgpu.when(step >= STAGES)
-                    def _():
-                        plgpu.barrier_wait(empty.at[stage])
-
-                    depth = plgpu.ds(ki * K, K)
-                    plgpu.copy_gmem_to_smem(
-                        a.at[rows, depth],
-                        a_smem.at[stage],
-                        full.at[stage],
-                        collective_axes="pair",
-                    )
-                    plgpu.copy_gmem_to_smem(
-                        b.at[depth, columns], b_smem.at[stage], full.at[stage]
-                    )
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            plgpu.set_max_registers(232, action="increase")
-            mine = plgpu.ds(wg * M, M)
-
-            @plgpu.nd_loop((number,), collective_axes="cluster")
-            def _(info):
-                mi, ni = tile(info)
-                first = info.local_index * steps
-
-                def multiply(acc):
-                    @plgpu.loop(0, steps)
-                    def _(ki):
-                        stage = lax.rem(first + ki, STAGES)
-                        plgpu.barrier_wait(full.at[stage])
-                        plgpu.wgmma(acc, a_smem.at[stage, mine], b_smem.at[stage])
-                        plgpu.wgmma_wait(1)
-
-                        @plgpu.when(ki > 0)
-                        def _():
-                            before = lax.rem(first + ki - 1, STAGES)
-                            plgpu.barrier_arrive(empty.at[before])
-
-                    values = acc[...]
-                    last = lax.rem(first + steps - 1, STAGES)
-                    plgpu.barrier_arrive(empty.at[last])
-                    return values
-
-                values = plgpu.run_scoped(multiply, plgpu.ACC((M, N)))
-                row = mi * block_m + wg * M
-                store(values.astype(out.dtype), out, row, ni * N, out_smem.at[wg])
-
-            plgpu.wait_smem_to_gmem(0)
+        work(tile_after_tile, steps, *refs, share="pair")
 
     return product(a, b)
 
@@ -669,33 +565,6 @@ STEPS = {
 
 # %% [markdown]
 """
-## What it becomes
-
-As in the first tutorial, the compiler can look at the kernel without a GPU. It is left
-out where the extra `offline` is not installed.
-"""
-
-# %%
-matrix = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-
-try:
-    reports = plgpu.offline.compile(jax.jit(clustered), matrix, matrix, target="sm_90a")
-except plgpu.errors.OfflineUnavailableError as error:
-    reports = []
-    print("left out:", error)
-
-for report in reports:
-    print(report)
-    for name in ("wgmma", "cp.async.bulk.tensor", "setmaxnreg"):
-        print(f"{name:<22}{report.instruction_counts[name]}")
-    assert report.resources.spill_store_bytes == 0
-
-# %% [markdown]
-"""
-The registers are those at the start, before `set_max_registers`: 168 for each of 384
-threads. The accumulator does not spill. The block fills the SMEM of an SM, so there is
-one block on each.
-
 ## How fast it is
 
 Measured by `python -m benchmarks.tutorial_matmul`, which runs the cells above on a GPU:
@@ -724,22 +593,7 @@ what the kernel waits for.
 The distribution matters: a card lowers its clock when it draws too much power, and
 numbers that switch many bits draw more. On zeros every kernel looks better.
 
-## Summary
-
-| word | what it is |
-|---|---|
-| tensor core | multiplies tiles in SMEM, adds to an accumulator |
-| `ACC` | an accumulator, in the registers of a warpgroup |
-| `wgmma` | starts a product |
-| `wgmma_wait(n)` | waits until at most n products are under way |
-| tiling, swizzle | the order in SMEM that the tensor core reads |
-| stage | one of several buffers that are filled and used in turn |
-| producer, consumer | warpgroups that copy, and that multiply |
-| `full`, `empty` | barriers of a stage: may be read, may be filled |
-| `set_max_registers` | moves registers between warpgroups |
-| persistent | as many blocks as SMs, each with many tiles |
-| cluster | blocks that run together and reach each other's SMEM |
-| multicast | a copy into the SMEM of all blocks of a cluster |
+## The same, ready to use
 
 `pallas_gpu.ops.matmul` is the kernel of step 6 with its sizes as parameters, for
 float16 and bfloat16, and with checks. [Its source](../pallas_gpu/ops/matmul.py) is

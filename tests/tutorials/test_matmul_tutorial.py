@@ -8,21 +8,22 @@ import runpy
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks import tutorial_plot
 from benchmarks.tutorial_plot import SPEEDS, TUTORIAL
-from pallas_gpu import errors
+from pallas_gpu import errors, offline
 
 
 def run_with_a_mistake(folder: Path, step: str, right: str, wrong: str) -> None:
-    """Runs the tutorial to the end of a step in which something is replaced."""
+    """Runs the tutorial to the end of a step, with something replaced in it."""
     text = TUTORIAL.read_text()
-    start = text.index(f"def {step}(")
-    end = text.index("\n\n# %%", start)
-    assert right in text[start:end], "the tutorial has changed: change this test too"
+    text = text[: text.index("\n\n# %%", text.index(f"def {step}("))]
+    assert right in text, "the tutorial has changed: change this test too"
     path = folder / "mistake.py"
-    path.write_text(text[:start] + text[start:end].replace(right, wrong))
+    path.write_text(text.replace(right, wrong))
     runpy.run_path(str(path))
 
 
@@ -40,16 +41,25 @@ def test_an_early_copy_into_a_stage_is_found(tmp_path: Path, right: str, wrong: 
 
 
 def test_a_tile_whose_last_step_is_not_reported_deadlocks(tmp_path: Path):
-    right = "plgpu.barrier_arrive(empty.at[last])"
+    right = "plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])"
     with pytest.raises(errors.DeadlockError, match="3 of 3 warpgroups wait"):
         run_with_a_mistake(tmp_path, "persistent", right, "pass")
 
 
 def test_a_barrier_of_one_block_is_too_few_for_a_multicast(tmp_path: Path):
-    right = """plgpu.ClusterBarrier(
-                collective_axes="pair", num_arrivals"""
+    right = 'scratch(plgpu.ClusterBarrier, collective_axes="pair")'
     with pytest.raises(errors.RaceError, match="of CTA"):
-        run_with_a_mistake(tmp_path, "clustered", right, "plgpu.Barrier(num_arrivals")
+        run_with_a_mistake(tmp_path, "clustered", right, "scratch()")
+
+
+@pytest.mark.offline
+def test_no_step_spills():
+    names = runpy.run_path(str(TUTORIAL))
+    shapes = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
+    for step in list(names["STEPS"].values())[1:]:
+        (report,) = offline.compile(jax.jit(step), *shapes, target="sm_90a")
+        assert report.resources.spill_store_bytes == 0
+        assert report.instruction_counts["wgmma"] >= 4
 
 
 @pytest.fixture
