@@ -3,11 +3,17 @@
 
 import inspect
 
+import jax
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
+
+# The names are those of 0.11.2; later releases add arguments.
+pytestmark = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
+)
 
 # Arguments of upstream's that have no meaning here, with the reason.
 NOT_TAKEN = {
