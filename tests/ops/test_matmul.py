@@ -91,6 +91,12 @@ def test_an_epilogue_in_parts(parts):
     check((256, 192, 64), config(tile_n=192, epilogue_n=192 // parts, blocks=1))
 
 
+@pytest.mark.parametrize("sizes", [(48, 16, 16), (80, 48, 80), (16, 32, 16)])
+def test_tiles_of_narrow_swizzles(sizes):
+    n, k, part = sizes
+    check((128, 2 * n, 3 * k), config(tile_n=n, tile_k=k, epilogue_n=part))
+
+
 @pytest.mark.parametrize(
     ("dtype", "out"),
     [("bfloat16", None), ("bfloat16", "float32"), ("float16", "bfloat16")],
