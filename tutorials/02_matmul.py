@@ -265,7 +265,7 @@ check(with_stages, a, b)
 """
 The emulator watches the buffers. With `wgmma_wait(2)`, or with `fetch(ki + STAGES)`, a
 copy could overwrite what a product is still reading. On a GPU that may go well for
-years. The emulator stops there and names the lines of both. Try it.
+years; the emulator stops there and names the lines of both.
 
 ## Step 4: a producer and two consumers
 
@@ -317,7 +317,6 @@ CONSUMERS = 2
 PRODUCER = 2  # the number of the producer; the consumers are 0 and 1
 BLOCK_M = CONSUMERS * M
 PART = 64  # rows and columns of a part of the result
-
 WARPGROUPS = {"num_threads": CONSUMERS + 1, "thread_name": "wg"}
 
 
@@ -454,8 +453,8 @@ the one tile; everything else is that of step 4.
   time are neighbours. Neighbours read the same rows of A and columns of B, and find
   them in the L2, the cache between GMEM and the SMs.
 
-The stages go round without regard to where a tile ends, so the stage now follows from
-a count of the steps of all tiles, `first + ki`.
+The stages go round without regard to where a tile ends: `first + ki` counts the steps
+of all tiles, and the stage follows from it.
 
 `multiply` reports the last step of a tile too, after `acc[...]` has waited for it. In
 step 4 nobody waited for that report; here the producer does, with the next tile. Forget
@@ -511,7 +510,7 @@ where it travelled twice.
 Little changes in the program:
 
 - `cluster=(2,)` and its name, "pair". The grid now counts clusters.
-- Of two neighbouring tiles, each block of the pair takes one: `lax.axis_index("pair")`.
+- Of two neighbouring tiles each block takes one, by `lax.axis_index("pair")`.
 - `share="pair"` is the `collective_axes` of the copy of A in `fetch`: both blocks ask
   for the whole tile, and each gets it whole. Their `full` barriers count the bytes of
   both halves.
