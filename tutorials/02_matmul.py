@@ -584,10 +584,10 @@ is that of a launch, on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
 | cuBLAS through JAX | 202.2 | 680 | 1.00 |
 
 The times are those of five products in one XLA program, several programs in a row, and
-contain what JAX and the driver take between kernels. Two runs, one after the other,
-differed by up to 5 %, so the last three rows are alike as far as this can tell. What
-clusters save is traffic between the L2 and the SMs; at this size that is apparently not
-what the kernel waits for.
+contain what JAX and the driver take between kernels. Steps 4 to 6 were measured with
+`work` and its parts written out in each. Two runs, one after the other, differed by up
+to 5 %, so the last three rows are alike as far as this can tell: nothing here shows
+what clusters are worth, which is less traffic between the L2 and the SMs.
 
 The distribution matters: a card lowers its clock when it draws too much power, and
 numbers that switch many bits draw more. On zeros every kernel looks better.
