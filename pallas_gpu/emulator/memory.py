@@ -59,6 +59,7 @@ class Memory:
         (warpgroup's actor, box) -> (line, warpgroup's name).
       read_only: an input of the kernel.
       owners: for a result under race detection: the CTA that wrote each element, or -1.
+      tile: for a tiled SMEM array, the size of a tile on each axis; else None.
       place: (visit of a scope, position in it) of an SMEM array: where other CTAs of
         the cluster have the same array.
     """
@@ -71,6 +72,7 @@ class Memory:
         "place",
         "read_only",
         "space",
+        "tile",
         "unfenced",
         "written",
     )
@@ -84,6 +86,7 @@ class Memory:
         self.read_only = read_only
         self.owners: Any = None
         self.place: Any = None
+        self.tile: tuple[int, ...] | None = None
         self.history = ordering.History()
         self.unfenced: dict[tuple[int, ordering.Box], tuple[str | None, str]] = {}
 
@@ -167,7 +170,14 @@ class Region:
         )
 
     def require_inside(self, verb: str) -> None:
-        """Raises OutOfBoundsError unless the whole region lies inside."""
+        """Raises unless the region lies inside, and consists of whole tiles.
+
+        An address is computed from the start of a tile: a start inside of one, known
+        only when the kernel runs, would silently name other elements on a GPU.
+        """
+        tile = getattr(self.memory, "tile", None)  # barriers have none
+        if tile is not None and math.prod(self.sizes) > 1:
+            self._require_whole_tiles(verb, tile)
         axis = self.outside()
         if axis is None:
             return
@@ -182,6 +192,16 @@ class Region:
             f"of shape {shape}",
             got=f"{got} in dimension {axis}",
             hint="check the index, or guard the access with plgpu.when",
+        )
+
+    def _require_whole_tiles(self, verb: str, tile: tuple[int, ...]) -> None:
+        if all(start % t == 0 for start, t in zip(self.starts, tile, strict=True)):
+            return
+        raise errors.LayoutError(
+            f"{self.memory.name} is {verb} from inside of a tile",
+            expected=f"starts that are multiples of {tile}, the tiling",
+            got=f"starts {self.starts}",
+            hint="index whole tiles, or declare the array with smaller ones",
         )
 
     def require_written(self) -> None:

@@ -138,6 +138,9 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> Memory:
     zeros = cta.machine.params.uninitialized_memory == "zero"
     dtype = np.dtype(aval.dtype)
     memory = Memory.fresh(name, types.SMEM, tuple(aval.shape), dtype, zeros)
+    tiling = types.smem_layout(aval.shape, aval.dtype, aval.transforms).tiling
+    if tiling is not None:
+        memory.tile = (1,) * (len(aval.shape) - len(tiling)) + tuple(tiling)
     memory.place = place
     cta.memories.append(memory)
     return memory

@@ -448,3 +448,16 @@ def test_optimization_barrier_is_the_identity():
 
     run = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((128,), F32))
     np.testing.assert_array_equal(run(jnp.arange(128.0)), np.arange(128.0))
+
+
+def test_a_start_inside_of_a_tile_is_an_error_also_when_it_is_dynamic():
+    def inner(acc, sa, sb, o):
+        @plgpu.loop(0, 2)
+        def _(k):
+            part = plgpu.ds(k * 4, 32)
+            plgpu.wgmma(acc.at[:, 0:32], sa, sb.at[part].T)
+            plgpu.wgmma_wait(0)
+
+    error, text = failing(inner)
+    assert isinstance(error, errors.LayoutError)
+    assert "from inside of a tile" in text and "starts (4, 0)" in text
