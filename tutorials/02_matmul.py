@@ -575,19 +575,18 @@ is that of a launch, on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
 
 | step | µs | TFLOP/s | of cuBLAS |
 |---|---|---|---|
-| 1 one tile | 26.2 | 0.08 |  |
-| 2 all tiles | 265.0 | 519 | 0.76 |
-| 3 stages | 240.5 | 571 | 0.84 |
-| 4 producer, consumers | 206.8 | 665 | 0.98 |
-| 5 persistent | 201.3 | 683 | 1.00 |
-| 6 clusters of two | 203.2 | 676 | 1.00 |
-| cuBLAS through JAX | 202.2 | 680 | 1.00 |
+| 1 one tile | 31.6 | 0.07 |  |
+| 2 all tiles | 278.5 | 494 | 0.72 |
+| 3 stages | 227.9 | 603 | 0.88 |
+| 4 producer, consumers | 207.3 | 663 | 0.97 |
+| 5 persistent | 205.2 | 670 | 0.98 |
+| 6 clusters of two | 196.5 | 699 | 1.02 |
+| cuBLAS through JAX | 201.0 | 684 | 1.00 |
 
 The times are those of five products in one XLA program, several programs in a row, and
-contain what JAX and the driver take between kernels. Steps 4 to 6 were measured with
-`work` and its parts written out in each. Two runs, one after the other, differed by up
-to 5 %, so the last three rows are alike as far as this can tell: nothing here shows
-what clusters are worth, which is less traffic between the L2 and the SMs.
+contain what JAX and the driver take between kernels. Two runs, one after the other,
+differed by up to 5 %, so the last three rows are alike as far as this can tell: nothing
+here shows what clusters are worth, which is less traffic between the L2 and the SMs.
 
 The distribution matters: a card lowers its clock when it draws too much power, and
 numbers that switch many bits draw more. On zeros every kernel looks better.
