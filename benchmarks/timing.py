@@ -28,8 +28,8 @@ def on_device(
     One XLA program calls a candidate on each of several inputs (on equal ones XLA would
     compute once), and several programs are queued before the host waits, so that the
     host has no share in the time. Candidates take turns; each turn is a pause, a run to
-    bring the clock up, and the run that counts: without pauses the card sits at its
-    power limit, lowers its clock, and makes fast and slow kernels alike.
+    bring the clock up, and the run that counts: without pauses the times of fast and
+    slow kernels came out alike on an H200, as if its clock were lowered under load.
     """
 
     def run(program: Callable[..., Any]) -> None:
