@@ -179,8 +179,21 @@ def _check_access(eqn: _jax.JaxprEqn) -> None:
     view = _view_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
         check_accumulator.check_part(view, stored=name != "get")
+    _check_element(aval, view)
     if name == "get":
         _check_load(aval, view, None)
+
+
+def _check_element(aval: Any, view: types.View) -> None:
+    """Refuses single elements of tiled SMEM, whose addresses no emitter computes."""
+    tiled = isinstance(aval, types.KernelRef) and bool(aval.transforms)
+    if view.shape == () and tiled:
+        raise errors.UnsupportedError(
+            "a single element of a tiled or swizzled SMEM array is accessed",
+            expected="whole tiles, or an array declared without transforms",
+            got=f"one element of an array of shape {tuple(aval.shape)}",
+            hint="load the array and use it in registers, or read from GMEM",
+        )
 
 
 def _check_load(aval: Any, view: types.View, layout: Any) -> None:
