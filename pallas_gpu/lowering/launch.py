@@ -15,7 +15,7 @@ from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import cluster, mbarrier
+from pallas_gpu.mosaic import mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
 
@@ -60,9 +60,7 @@ def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
         kernel = ctx_lib.KernelState(params, target, builder, plan, {})
         _prologue(kernel)
         ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
-        if spec.has_cluster:
-            # A CTA stays until nobody in the cluster reaches into its SMEM any more.
-            cluster.cluster_sync()
+        builder.sync_before_exit()
     return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
 
 

@@ -41,7 +41,9 @@ def read_accumulator(
     settled = wgmma.settle(ctx.kernel.state[handle.key])
     ctx.kernel.state[handle.key] = settled
     starts, sizes = _columns(handle, transforms)
-    return settled if sizes == handle.ref_shape else _part(settled, starts, sizes)
+    if sizes == handle.ref_shape:
+        return settled
+    return wgmma.accumulator_slice(settled, starts, sizes)
 
 
 def write_accumulator(
@@ -64,10 +66,6 @@ def _columns(
     return starts, tuple(axis.size for axis in view.axes)
 
 
-def _part(acc: Any, starts: tuple[int, ...], sizes: tuple[int, ...]) -> Any:
-    return regs.static_slice(acc, starts, sizes)
-
-
 @lane(primitives.wgmma_p)
 def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
     ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
@@ -86,12 +84,8 @@ def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
     if sizes == handle.ref_shape:
         state[handle.key] = wgmma.mma(whole, a, b)
         return []
-    chosen = whole.layout.slice_registers(starts, sizes)
-    part = wgmma.mma(_part(whole, starts, sizes), a, b)
-    values = list(whole.values)
-    for register, value in zip(chosen, part.values, strict=True):
-        values[register] = value
-    state[handle.key] = whole.with_values(values)
+    part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
+    state[handle.key] = wgmma.accumulator_update(whole, starts, part)
     return []
 
 

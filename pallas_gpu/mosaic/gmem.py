@@ -11,9 +11,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.mosaic import addressing, dtypes, module, registers
+from pallas_gpu.mosaic import addressing, dtypes, registers, smem
 from pallas_gpu.mosaic.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
 from pallas_gpu.mosaic.smem import (
@@ -286,25 +285,15 @@ def store(view: GmemView, value: Array) -> None:
 
 
 def _element_pointer(view: GmemView) -> ir.Value:
-    if math.prod(view.shape) != 1:
-        raise errors.ShapeError(
-            "A scalar access needs the index of one element",
-            expected="an integer index on every axis",
-            got=f"a slice of shape {view.shape}",
-        )
+    smem.require_one_element(view.shape)
     return slice_pointer(view)
 
 
 def load_scalar(view: GmemView) -> ir.Value:
     """Loads one element; every thread gets it. PTX: `ld.global`."""
-    memory = dtypes.memory_dtype(view.dtype)
-    value = llvm.load(dtypes.mlir_type(memory), _element_pointer(view))
-    return convert_value(value, memory, view.dtype)
+    return smem.load_element(_element_pointer(view), view.dtype)
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
     """Stores one element by the warpgroup's elected thread. PTX: `st.global`."""
-    pointer = _element_pointer(view)
-    stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
-    with predicated(module.current().threads.elected):
-        llvm.store(stored, pointer)
+    smem.store_element(_element_pointer(view), value, view.dtype)

@@ -19,21 +19,6 @@ def constant(value: object, dtype: np.dtype) -> ir.Value:
     return dtypes.constant(value, np.dtype(dtype))
 
 
-def scalar_op(
-    name: str, dtype: np.dtype, *values: ir.Value, approx_math: bool = False, **params
-) -> ir.Value:
-    """Applies an elementwise operation of lax's name to single values.
-
-    Args:
-      name: e.g. `add`, `exp`, `select_n`, `integer_pow`.
-      dtype: of the operands; for `select_n` of the cases.
-      params: lax's parameters that matter, e.g. `y=2`.
-    """
-    return arithmetic.emit(
-        name, np.dtype(dtype), *values, approx_math=approx_math, **params
-    )
-
-
 def compare(name: str, dtype: np.dtype, a: ir.Value, b: ir.Value) -> ir.Value:
     """Compares (`eq`, `ne`, `lt`, `le`, `gt`, `ge`); the result is i1."""
     return arithmetic.emit(name, np.dtype(dtype), a, b)
@@ -47,13 +32,3 @@ def select(condition: ir.Value, if_true: ir.Value, if_false: ir.Value) -> ir.Val
 def convert(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     """Converts one value as lax's `convert_element_type` does."""
     return convert_value(value, np.dtype(src), np.dtype(dst))
-
-
-def index_to_i32(value: ir.Value) -> ir.Value:
-    """An `index` value as i32."""
-    return arith.index_cast(ir.IntegerType.get_signless(32), value)
-
-
-def i32_to_index(value: ir.Value) -> ir.Value:
-    """An i32 as the `index` that scf's loops count with."""
-    return arith.index_cast(ir.IndexType.get(), value)

@@ -426,13 +426,31 @@ def _stmatrix(pointer: ir.Value, pieces: list[ir.Value], transpose: bool) -> Non
 # --- single elements ------------------------------------------------------------------
 
 
-def _element_pointer(view: SmemView) -> ir.Value:
-    if math.prod(view.shape) != 1:
+def require_one_element(shape: tuple[int, ...]) -> None:
+    """Raises ShapeError unless a view names a single element."""
+    if math.prod(shape) != 1:
         raise errors.ShapeError(
             "A scalar access needs the index of one element",
             expected="an integer index on every axis",
-            got=f"a slice of shape {view.shape}",
+            got=f"a slice of shape {shape}",
         )
+
+
+def load_element(pointer: ir.Value, dtype: np.dtype) -> ir.Value:
+    """Loads one element of shared or global memory; every thread gets it."""
+    memory = dtypes.memory_dtype(dtype)
+    return convert_value(llvm.load(dtypes.mlir_type(memory), pointer), memory, dtype)
+
+
+def store_element(pointer: ir.Value, value: ir.Value, dtype: np.dtype) -> None:
+    """Stores one element by the warpgroup's elected thread."""
+    stored = convert_value(value, dtype, dtypes.memory_dtype(dtype))
+    with predicated(module.current().threads.elected):
+        llvm.store(stored, pointer)
+
+
+def _element_pointer(view: SmemView) -> ir.Value:
+    require_one_element(view.shape)
     if view.layout.tile or view.layout.swizzle != 16:
         raise errors.UnsupportedError(
             "Single elements of a tiled or swizzled reference cannot be accessed",
@@ -443,14 +461,9 @@ def _element_pointer(view: SmemView) -> ir.Value:
 
 def load_scalar(view: SmemView) -> ir.Value:
     """Loads one element; every thread gets it. PTX: `ld.shared`."""
-    memory = dtypes.memory_dtype(view.dtype)
-    value = llvm.load(dtypes.mlir_type(memory), _element_pointer(view))
-    return convert_value(value, memory, view.dtype)
+    return load_element(_element_pointer(view), view.dtype)
 
 
 def store_scalar(view: SmemView, value: ir.Value) -> None:
     """Stores one element by the warpgroup's elected thread. PTX: `st.shared`."""
-    pointer = _element_pointer(view)
-    stored = convert_value(value, view.dtype, dtypes.memory_dtype(view.dtype))
-    with predicated(module.current().threads.elected):
-        llvm.store(stored, pointer)
+    store_element(_element_pointer(view), value, view.dtype)

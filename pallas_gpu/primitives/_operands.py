@@ -56,14 +56,7 @@ def operand(ref: Any) -> RefOperand:
             )
         steps = (*ref.transforms, *steps)
         ref = ref.ref
-    return RefOperand(ref, tuple(map(_arrays_at_leaves, steps)))
-
-
-def _arrays_at_leaves(step: Any) -> Any:
-    # Static starts and sizes live in the tree; only traced scalars may become leaves.
-    # JAX keeps a Python integer index as a leaf, which would turn it into a constant
-    # operand and hide it from the bounds check.
-    return step
+    return RefOperand(ref, steps)
 
 
 def bind(primitive: Any, operands: Any, **params: Any) -> Any:
