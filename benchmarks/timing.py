@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
+import random
 import statistics
 import sys
 import time
@@ -13,57 +14,64 @@ from typing import Any
 
 import jax
 import jaxlib
+from jax.experimental.mosaic.gpu import profiler
 
 
 def on_device(
     candidates: Mapping[str, Callable[..., Any]],
     inputs: Sequence[Sequence[Any]],
     *,
-    rounds: int = 9,
-    programs: int = 4,
-    pause_seconds: float = 0.1,
+    rounds: int = 40,
+    pause_seconds: float = 0.05,
 ) -> dict[str, float]:
     """Returns the median seconds of one call of each candidate on the device.
 
-    One XLA program calls a candidate on each of several inputs (on equal ones XLA would
-    compute once), and several programs are queued before the host waits, so that the
-    host has no share in the time. Candidates take turns; each turn is a pause, a run to
-    bring the clock up, and the run that counts: without pauses the times of fast and
-    slow kernels came out alike on an H200, as if its clock were lowered under load.
+    CUPTI takes the time of every kernel on the device, so that neither the host nor the
+    launch has a share in it. A round is a pause and then one call of each candidate in
+    a shuffled order: what the card's clock does meets all of them alike. Inputs take
+    turns too, so that none of them is in the cache.
     """
+    compiled = {name: jax.jit(f) for name, f in candidates.items()}
+    for f in compiled.values():
+        jax.block_until_ready(f(*inputs[0]))
+    kernels = {
+        name: len(_kernel_times(lambda f=f: f(*inputs[0])))
+        for name, f in compiled.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    shuffle = random.Random(0).shuffle
+    order = list(compiled)
+    sets = itertools.cycle(inputs)
+    for _ in range(rounds):
+        shuffle(order)
+        time.sleep(pause_seconds)
+        spent = iter(_kernel_times(lambda: [compiled[n](*next(sets)) for n in order]))
+        for name in order:
+            times[name].append(sum(itertools.islice(spent, kernels[name])))
+    return {name: statistics.median(values) for name, values in times.items()}
 
-    def run(program: Callable[..., Any]) -> None:
-        for _ in range(programs):
-            results = program(inputs)
-        jax.block_until_ready(results)
 
-    runs = {}
-    for name, f in candidates.items():
-        program = jax.jit(lambda sets, f=f: [f(*args) for args in sets])
-        runs[name] = functools.partial(run, program)
-    times = interleaved(
-        runs, rounds=rounds, pause_seconds=pause_seconds, untimed_first=True
-    )
-    return {name: t / (programs * len(inputs)) for name, t in times.items()}
+def _kernel_times(run: Callable[[], Any]) -> list[float]:
+    """Returns the seconds of each kernel that `run` launches, in order."""
+    cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext
+    cupti._cupti_init()
+    try:
+        jax.block_until_ready(run())
+    finally:
+        times = cupti._cupti_get_timings(False)
+    return [milliseconds / 1e3 for _, milliseconds in times]
 
 
 def interleaved(
-    candidates: Mapping[str, Callable[[], Any]],
-    *,
-    rounds: int,
-    pause_seconds: float = 0.0,
-    untimed_first: bool = False,
+    candidates: Mapping[str, Callable[[], Any]], *, rounds: int
 ) -> dict[str, float]:
-    """Returns the median seconds of each candidate; they take turns.
+    """Returns the median seconds of each candidate on the host; they take turns.
 
     Two rounds of warm-up come first.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds + 2):
         for name, run in candidates.items():
-            time.sleep(pause_seconds)
-            if untimed_first:
-                run()
             start = time.perf_counter()
             run()
             times[name].append(time.perf_counter() - start)

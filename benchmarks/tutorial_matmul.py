@@ -26,8 +26,8 @@ INPUTS = 5
 # NVIDIA's data sheet of the H200 SXM, bfloat16 without sparsity.
 PEAK_TFLOPS = 989
 NOTES = (
-    "bfloat16, random normal inputs; medians of interleaved rounds. "
-    "Step 1 is one tile: its time is the launch's."
+    "bfloat16, random normal inputs; device times, medians of 40 rounds in a shuffled "
+    "order. Step 1 is one tile on one SM."
 )
 
 

@@ -568,25 +568,26 @@ STEPS = {
 
 Measured by `python -m benchmarks.tutorial_matmul`, which runs the cells above on a GPU:
 4096 x 4096 x 4096, bfloat16, random normal inputs, one NVIDIA H200, jax 0.11.2, jaxlib
-0.11.2. A product has 2 * 4096**3 operations. Step 1 computes a single tile, so its time
-is that of a launch, on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
+0.11.2. A product has 2 * 4096**3 operations. Step 1 computes a single tile
+on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
 
 ![Bars: the speed of each step, and of cuBLAS](02_matmul_speed.svg)
 
 | step | µs | TFLOP/s | of cuBLAS |
 |---|---|---|---|
-| 1 one tile | 31.6 | 0.07 |  |
-| 2 all tiles | 278.5 | 494 | 0.72 |
-| 3 stages | 227.9 | 603 | 0.88 |
-| 4 producer, consumers | 207.3 | 663 | 0.97 |
-| 5 persistent | 205.2 | 670 | 0.98 |
-| 6 clusters of two | 196.5 | 699 | 1.02 |
-| cuBLAS through JAX | 201.0 | 684 | 1.00 |
+| 1 one tile | 2.3 | 0.9 |  |
+| 2 all tiles | 240.2 | 572 | 0.72 |
+| 3 stages | 199.2 | 690 | 0.87 |
+| 4 producer, consumers | 177.5 | 774 | 0.98 |
+| 5 persistent | 173.3 | 793 | 1.00 |
+| 6 clusters of two | 174.0 | 790 | 1.00 |
+| cuBLAS through JAX | 173.1 | 794 | 1.00 |
 
-The times are those of five products in one XLA program, several programs in a row, and
-contain what JAX and the driver take between kernels. Two runs, one after the other,
-differed by up to 5 %, so the last three rows are alike as far as this can tell: nothing
-here shows what clusters are worth, which is less traffic between the L2 and the SMs.
+The times are those of the kernels on the device, by CUPTI, without launches; the
+candidates take turns in a shuffled order with pauses between the rounds. At this size
+clusters are worth nothing that shows. At 8192 x 8192 x 8192 they are: there the kernel
+of step 6 reaches 0.99 of cuBLAS and that of step 5 0.97
+([docs/performance.md](../docs/performance.md)): each CTA reads fewer bytes from the L2.
 
 The distribution matters: a card lowers its clock when it draws too much power, and
 numbers that switch many bits draw more. On zeros every kernel looks better.
