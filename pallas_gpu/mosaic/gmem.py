@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.gmem_access import GmemAccess, plan_gmem
 from pallas_gpu.mosaic import addressing, dtypes, registers, smem
 from pallas_gpu.mosaic.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
@@ -22,9 +23,6 @@ from pallas_gpu.mosaic.smem import (
     predicated,
     split,
 )
-
-# The widest ld.global and st.global of sm_90 (PTX ISA, ld: .v4 of 32 bits).
-_MAX_ACCESS_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,59 +138,13 @@ def _multiple_of(start: int | ir.Value, known: int) -> int:
     return start if isinstance(start, int) else known
 
 
-@dataclasses.dataclass(frozen=True)
-class _Addressing:
-    """Element offsets relative to the view: thread part, register part, width."""
-
-    columns: tuple[int, ...]
-    registers: tuple[int, ...]
-    elements_per_access: int
-
-
-def _address(view: GmemView, layout: Placement) -> _Addressing:
-    strides = [view.strides[a] for a in view.kept_axes]
-    contiguous = _is_contiguous(view.shape, strides)
-    if not isinstance(layout, LinearLayout):
-        if not contiguous:
-            layout.linear()  # raises the error that says why
-        columns = [layout.vec_size << b for b in range(7)]
-        starts = [layout.flat_offset(0, r) for r in range(layout.num_registers)]
-        in_order = True
-    else:
-        columns = [_dot(c, strides) for c in layout.thread_columns]
-        starts = [_dot(o, strides) for o in layout.origins]
-        in_order = layout.rank > 0 and strides[layout.vector_axis] == 1
-    limit = _base_divisor(view)
-    for offset in (*columns, *starts, layout.vector_length):
-        limit = math.gcd(limit, offset)
-    elements = 1
-    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
-    while (
-        in_order
-        and limit % (2 * elements) == 0
-        and 2 * elements * itemsize_bytes <= _MAX_ACCESS_BYTES
-    ):
-        elements *= 2
-    if layout.vector_length > 1 and not in_order:
-        step = strides[layout.vector_axis]  # type: ignore[union-attr]
-        starts = [s + v * step for s in starts for v in range(layout.vector_length)]
-    else:
-        length = layout.vector_length
-        starts = [s + v for s in starts for v in range(0, length, elements)]
-    return _Addressing(tuple(columns), tuple(starts), elements)
-
-
-def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    expected = 1
-    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if size != 1 and stride != expected:
-            return False
-        expected *= size
-    return True
-
-
-def _dot(coordinate: Sequence[int], strides: Sequence[int]) -> int:
-    return sum(c * s for c, s in zip(coordinate, strides, strict=True))
+def _address(view: GmemView, layout: Placement) -> GmemAccess:
+    return plan_gmem(
+        layout,
+        [view.strides[a] for a in view.kept_axes],
+        8 * dtypes.memory_dtype(view.dtype).itemsize,
+        _base_divisor(view),
+    )
 
 
 def _base_divisor(view: GmemView) -> int:
@@ -220,11 +172,11 @@ def slice_pointer(view: GmemView) -> ir.Value:
     return addressing.offset_pointer(pointer, static * itemsize_bytes)
 
 
-def _pointers(view: GmemView, plan: _Addressing) -> list[ir.Value]:
+def _pointers(view: GmemView, plan: GmemAccess) -> list[ir.Value]:
     itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
     thread = addressing.thread_sum([c * itemsize_bytes for c in plan.columns])
     base = addressing.offset_pointer(slice_pointer(view), thread)
-    return [addressing.offset_pointer(base, s * itemsize_bytes) for s in plan.registers]
+    return [addressing.offset_pointer(base, s * itemsize_bytes) for s in plan.starts]
 
 
 def load(view: GmemView, layout=None) -> RegisterArray:
