@@ -1,7 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a jaxpr over references to Mosaic GPU MLIR; importing it registers the rules."""
 
-from pallas_gpu.lowering import control, grid, mbarrier, registers, scoped, tma
+from pallas_gpu.lowering import (
+    control,
+    grid,
+    mbarrier,
+    registers,
+    scoped,
+    tma,
+    warpgroup,
+)
 from pallas_gpu.lowering.launch import LoweredKernel, lower
 from pallas_gpu.lowering.lax import elementwise, shapes
 
@@ -16,4 +24,5 @@ __all__ = [
     "scoped",
     "shapes",
     "tma",
+    "warpgroup",
 ]

@@ -60,6 +60,11 @@ class KernelState:
         return "cluster" if _writes_gmem(self.params.jaxpr) else "cta"
 
     @property
+    def infers_layouts(self) -> bool:
+        """True under Warpgroup semantics."""
+        return self.rule_kind is registry.RuleKind.WARPGROUP
+
+    @property
     def rule_kind(self) -> registry.RuleKind:
         """Which rules apply."""
         if (
@@ -83,10 +88,11 @@ def _writes_gmem(jaxpr: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class RuleContext:
-    """What one rule gets: the kernel and the equation."""
+    """What one rule gets: the kernel, the equation, and the variables that are read."""
 
     kernel: KernelState
     eqn: _jax.JaxprEqn
+    read: frozenset[Any] = frozenset()
 
     @property
     def builder(self) -> mosaic_module.KernelBuilder:
@@ -102,6 +108,11 @@ class RuleContext:
     def approx_math(self) -> bool:
         """Whether fast approximations are allowed."""
         return self.kernel.params.compiler_params.approx_math
+
+    @property
+    def result_is_read(self) -> bool:
+        """Whether anything reads the single result."""
+        return self.eqn.outvars[0] in self.read
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""
@@ -175,6 +186,12 @@ def lower_jaxpr(
             return _literal(atom)
         return env[atom]
 
+    used = frozenset(
+        v
+        for atoms in (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
+        for v in atoms
+        if not isinstance(v, _jax.Literal)
+    )
     rules = registry.rules(kernel.rule_kind)
     for eqn in jaxpr.eqns:
         rule = rules.get(eqn.primitive)
@@ -182,7 +199,7 @@ def lower_jaxpr(
             raise no_rule(kernel, eqn)
         try:
             with _location(kernel, eqn):
-                results = rule(RuleContext(kernel, eqn), *map(read, eqn.invars))
+                results = rule(RuleContext(kernel, eqn, used), *map(read, eqn.invars))
         except errors.PallasGpuError as error:
             raise error.with_location(_jax.where(eqn)) from None
         if not eqn.primitive.multiple_results:
@@ -201,7 +218,7 @@ def _literal(atom: Any) -> Any:
 
 def _location(kernel: KernelState, eqn: _jax.JaxprEqn) -> ir.Location:
     place = None
-    if kernel.params.compiler_params.line_info:
+    if kernel.infers_layouts or kernel.params.compiler_params.line_info:
         place = _jax.file_and_line(eqn)
     if place is None:
         return ir.Location.current or ir.Location.unknown()

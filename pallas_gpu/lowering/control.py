@@ -25,7 +25,7 @@ from pallas_gpu.lowering.context import (
     lower_jaxpr,
     state_keys,
 )
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import scalars
 
@@ -35,11 +35,18 @@ from pallas_gpu.mosaic import scalars
 class _Border:
     """Values and register state that cross a region's border together."""
 
-    def __init__(self, kernel: KernelState, keys: Sequence[Any], values: Sequence[Any]):
+    def __init__(
+        self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
+    ):
         self.kernel = kernel
         self.keys = list(keys)
-        state = [kernel.state[key] for key in keys]
-        self.specs = [vals.pack(v)[1] for v in (*state, *values)]
+        state = [vals.pack(kernel.state[key])[1] for key in keys]
+        self.specs = [*state, *specs]
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """Types of the SSA values that cross."""
+        return [kind for spec in self.specs for kind in spec.types]
 
     def pack(self, values: Sequence[Any]) -> list[ir.Value]:
         """Returns SSA values: the register state, then the values."""
@@ -92,6 +99,10 @@ def _trial(kernel: KernelState) -> Iterator[None]:
         region.operation.erase()
 
 
+def _specs(values: Sequence[Any]) -> list[vals.Packed]:
+    return [vals.pack(v)[1] for v in values]
+
+
 def _has_no_layout(value: Any) -> bool:
     return isinstance(value, regs.Deferred) and not vals.is_scalar(value)
 
@@ -122,7 +133,7 @@ def _in_default_layout(value: Any) -> Any:
 
 def _check_carry(values: Sequence[Any], what: str) -> None:
     for value in values:
-        if not isinstance(value, regs.Array):
+        if not isinstance(value, vals.Array):
             raise errors.UnsupportedError(
                 f"{what} changes which reference it carries",
                 expected="references that stay the same from step to step",
@@ -134,17 +145,17 @@ def _check_carry(values: Sequence[Any], what: str) -> None:
 # --- rules ----------------------------------------------------------------------------
 
 
-@lane("jit")
+@uniform("jit")
 def _jit(ctx: RuleContext, *args, jaxpr=None):
     return _call(ctx, ctx.eqn.params["jaxpr"], args)
 
 
-@lane("custom_jvp_call")
+@uniform("custom_jvp_call")
 def _custom_jvp(ctx: RuleContext, *args):
     return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
 
 
-@lane("custom_vjp_call")
+@uniform("custom_vjp_call")
 def _custom_vjp(ctx: RuleContext, *args):
     return _call(ctx, ctx.eqn.params["call_jaxpr"], args)
 
@@ -158,7 +169,7 @@ def _open(jaxpr: Any) -> _jax.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, _jax.ClosedJaxpr) else jaxpr
 
 
-@lane("scan")
+@uniform("scan")
 def _scan(ctx: RuleContext, *args):
     params = ctx.eqn.params
     n_consts, n_carry = _jax.scan_arity(params)
@@ -188,7 +199,7 @@ def _scan(ctx: RuleContext, *args):
     if length == unroll:
         return steps(carry)
     carry = _settle(kernel, carry, steps)
-    border = _Border(kernel, state_keys(kernel, body, consts), carry)
+    border = _Border(kernel, state_keys(kernel, body, consts), _specs(carry))
     index = ir.IndexType.get()
     bounds = [arith.constant(index, n) for n in (0, length // unroll, 1)]
     loop = scf.ForOp(*bounds, border.pack(carry))
@@ -198,7 +209,7 @@ def _scan(ctx: RuleContext, *args):
     return border.unpack(loop.results)
 
 
-@lane("while")
+@uniform("while")
 def _while(ctx: RuleContext, *args):
     params = ctx.eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
@@ -214,10 +225,9 @@ def _while(ctx: RuleContext, *args):
     carry = _settle(kernel, carry, step)
     touched = {*state_keys(kernel, body, body_consts)}
     touched |= {*state_keys(kernel, cond, cond_consts)}
-    border = _Border(kernel, [k for k in kernel.state if k in touched], carry)
-    initial = border.pack(carry)
-    kinds = [v.type for v in initial]
-    loop = scf.WhileOp(kinds, initial)
+    border = _Border(kernel, [k for k in kernel.state if k in touched], _specs(carry))
+    kinds = border.types
+    loop = scf.WhileOp(kinds, border.pack(carry))
     before = loop.before.blocks.append(*kinds)
     after = loop.after.blocks.append(*kinds)
     with ir.InsertionPoint(before):
@@ -229,24 +239,23 @@ def _while(ctx: RuleContext, *args):
     return border.unpack(loop.results)
 
 
-@lane("cond")
+@uniform("cond")
 def _cond(ctx: RuleContext, index, *args):
     kernel = ctx.kernel
     branches = [_open(b) for b in ctx.eqn.params["branches"]]
     touched: set[Any] = set()
     for branch in branches:
         touched |= {*state_keys(kernel, branch, args)}
-    like = _branch_results(kernel, branches, args, ctx.eqn.outvars)
-    border = _Border(kernel, [k for k in kernel.state if k in touched], like)
+    specs = _branch_results(kernel, branches, args, ctx.eqn.outvars)
+    border = _Border(kernel, [k for k in kernel.state if k in touched], specs)
 
     def emit(branch: _jax.Jaxpr) -> None:
         saved = dict(kernel.state)
         scf.yield_(border.pack(lower_jaxpr(kernel, branch, args)))
         kernel.state = saved
 
-    kinds = [v.type for v in border.pack(like)]
     choice = vals.scalar_value(index)
-    results = _emit_choice(choice, branches, kinds, emit)
+    results = _emit_choice(choice, branches, border.types, emit)
     return border.unpack(results)
 
 
@@ -287,13 +296,12 @@ def _test(choice: ir.Value) -> ir.Value | None:
     return None
 
 
-def _branch_results(kernel, branches, args, outvars) -> list[Any]:
-    """Returns a value of the form of each result: scalars, or arrays with a layout.
-
-    The values themselves may lie in a block that is gone; only their types are used.
-    """
-    if all(not v.aval.shape for v in outvars):
-        return [vals.constant(0, vals.numpy_dtype(v.aval)) for v in outvars]
+def _branch_results(kernel, branches, args, outvars) -> list[vals.Packed]:
+    """Returns how each result crosses; an array has the layout a branch gives it."""
+    dtypes = [vals.numpy_dtype(v.aval) for v in outvars]
+    shapes = [v.aval.shape or None for v in outvars]
+    if kernel.infers_layouts or not any(shapes):
+        return [vals.Packed(d, shape=s) for d, s in zip(dtypes, shapes, strict=True)]
     chosen: list[Any] = [None] * len(outvars)
     for branch in branches:
         with _trial(kernel):
@@ -301,13 +309,7 @@ def _branch_results(kernel, branches, args, outvars) -> list[Any]:
             _check_carry(results, "a branch")
             layouts = [getattr(r, "layout", None) for r in results]
         chosen = [a or b for a, b in zip(chosen, layouts, strict=True)]
-    like = []
-    for var, layout in zip(outvars, chosen, strict=True):
-        value = vals.constant(0, vals.numpy_dtype(var.aval))
-        if var.aval.shape:
-            value = vals.as_shape(value, var.aval.shape)
-            value = value.materialize(
-                layout or regs.default_placement(value.shape, value.dtype)
-            )
-        like.append(value)
-    return like
+    return [
+        vals.Packed(d, layout=s and (layout or regs.default_placement(s, d)))
+        for d, s, layout in zip(dtypes, shapes, chosen, strict=True)
+    ]

@@ -15,6 +15,7 @@ from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
@@ -61,7 +62,22 @@ def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
         _prologue(kernel)
         ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
         builder.sync_before_exit()
+        if kernel.infers_layouts:
+            _give_layouts(kernel)
     return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
+
+
+def _give_layouts(kernel: ctx_lib.KernelState) -> None:
+    """Turns the warpgroup-level module into the code of a thread."""
+    from pallas_gpu.lowering import expansion, inference
+
+    body = kernel.builder.body
+    assignment = inference.infer(
+        body,
+        target=kernel.target,
+        scratch_bytes=kernel.params.compiler_params.reduction_scratch_bytes,
+    )
+    expansion.expand(kernel, body, assignment)
 
 
 def _symbol(name: str) -> str:
@@ -111,7 +127,7 @@ def _barriers(jaxpr: Any, plan: resources.Plan):
     yield from visit(jaxpr)
 
 
-def _handles(kernel: ctx_lib.KernelState) -> Sequence[vals.GmemHandle]:
+def _handles(kernel: ctx_lib.KernelState) -> Sequence[Any]:
     params = kernel.params
     batch = [kernel.axes["batch", i] for i in range(len(params.batch))]
     handles = []
@@ -125,4 +141,6 @@ def _handles(kernel: ctx_lib.KernelState) -> Sequence[vals.GmemHandle]:
         shape = (*(size for _, size in levels), *var.aval.shape)
         lead = tuple(index for index, _ in levels)
         handles.append(vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead))
+    if kernel.infers_layouts:
+        return [memory.gmem_handle(kernel, handle) for handle in handles]
     return handles

@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import arith, scf
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, add_indices, i32
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
@@ -46,7 +46,7 @@ def barrier_pointer(
     return addressing.offset_pointer(ctx.builder.smem_pointer(base), offset)
 
 
-@lane(barrier_arrive_p)
+@uniform(barrier_arrive_p)
 def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     barrier, predicate = operands["barrier"], operands["predicate"]
@@ -94,7 +94,7 @@ class when:  # noqa: N801 - reads as the statement it stands for
         self._point.__exit__(*exc)
 
 
-@lane(barrier_wait_p)
+@uniform(barrier_wait_p)
 def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     barrier = ctx.operands(invals)["barrier"]
     handle: vals.BarrierHandle = barrier.ref

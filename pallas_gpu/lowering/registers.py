@@ -50,11 +50,11 @@ def read(ctx: RuleContext, handle: Any, transforms: Any, layout: Any, optimized:
     )
     if module is gmem:
         return gmem.load(view, placement)
-    optimized = optimized and _deals_evenly(view)
+    optimized = optimized and deals_evenly(view)
     return smem.load(view, placement, optimized=optimized)
 
 
-def _deals_evenly(view: Any) -> bool:
+def deals_evenly(view: Any) -> bool:
     """False for odd shapes, whose default layouts may meet bank conflicts."""
     return math.prod(view.shape) % types.mesh.WARPGROUP_THREADS == 0
 
@@ -75,7 +75,7 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         if module is gmem:
             gmem.store(view, value)
         else:
-            smem.store(view, value, optimized=_deals_evenly(view))
+            smem.store(view, value, optimized=deals_evenly(view))
     if automatic:
         mbarrier.warpgroup_barrier()
 
@@ -93,11 +93,11 @@ def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
     transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
     old = None
     if isinstance(handle, vals.AccumulatorHandle):
-        if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
+        if ctx.result_is_read:
             old = wgmma.read_accumulator(ctx, handle, transforms, 0)
         wgmma.write_accumulator(ctx, handle, value)
         return old
-    if not isinstance(ctx.eqn.outvars[0], _jax.DropVar):
+    if ctx.result_is_read:
         layout = getattr(value, "layout", None)
         old = read(ctx, handle, transforms, layout, True)
     write(ctx, handle, transforms, value)

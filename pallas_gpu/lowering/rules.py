@@ -9,13 +9,30 @@ from typing import Any
 from pallas_gpu import _jax
 from pallas_gpu.primitives._registry import RuleKind, register
 
+Decorator = Callable[[Callable], Callable]
 
-def lane(primitive: Any) -> Callable[[Callable], Callable]:
+
+def lane(primitive: Any) -> Decorator:
     """Returns a decorator that enters a rule for Lane semantics.
 
     Args:
       primitive: a primitive, or the name of one of JAX's.
     """
+    return register(_primitive(primitive), RuleKind.LANE)
+
+
+def warpgroup(primitive: Any) -> Decorator:
+    """As `lane`, for Warpgroup semantics."""
+    return register(_primitive(primitive), RuleKind.WARPGROUP)
+
+
+def uniform(primitive: Any) -> Decorator:
+    """As `lane`, for both semantics: what touches no array has nothing to infer."""
+    by_lane, by_warpgroup = lane(primitive), warpgroup(primitive)
+    return lambda rule: by_lane(by_warpgroup(rule))
+
+
+def _primitive(primitive: Any) -> Any:
     if isinstance(primitive, str):
-        primitive = _jax.primitive_by_name(primitive)
-    return register(primitive, RuleKind.LANE)
+        return _jax.primitive_by_name(primitive)
+    return primitive

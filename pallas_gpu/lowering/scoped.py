@@ -11,11 +11,13 @@ from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import wgmma
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.warpgroup import memory
+from pallas_gpu.lowering.warpgroup import wgmma as warpgroup_wgmma
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
-@lane(run_scoped_p)
+@uniform(run_scoped_p)
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
     outer_top = kernel.smem_top_bytes
@@ -44,7 +46,8 @@ def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
         case types.AccumulatorRef():
-            return wgmma.new_accumulator(ctx, i, aval)
+            family = warpgroup_wgmma if ctx.kernel.infers_layouts else wgmma
+            return family.new_accumulator(ctx, i, aval)
         case _:
             return _array(ctx, allocation, aval)
 
@@ -56,7 +59,9 @@ def kernel_is_one_scope(ctx: RuleContext) -> bool:
     return scopes == [ctx.eqn]
 
 
-def _array(ctx: RuleContext, allocation: Any, aval: Any) -> vals.SmemHandle:
+def _array(ctx: RuleContext, allocation: Any, aval: Any) -> Any:
+    if ctx.kernel.infers_layouts:
+        return memory.smem_handle(aval, allocation.offset_bytes)
     layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
     pointer = ctx.builder.smem_pointer(allocation.offset_bytes)
     return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))

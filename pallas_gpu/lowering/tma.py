@@ -14,7 +14,7 @@ from pallas_gpu.lowering.mbarrier import (
     when,
 )
 from pallas_gpu.lowering.memory import memory_view
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import lane, uniform
 from pallas_gpu.mosaic import mbarrier, tma
 from pallas_gpu.primitives import tma as primitives
 
@@ -56,20 +56,20 @@ def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@lane(primitives.commit_group_p)
+@uniform(primitives.commit_group_p)
 def _commit_group(ctx: RuleContext) -> list[Any]:
     tma.commit_group()
     return []
 
 
-@lane(primitives.wait_smem_to_gmem_p)
+@uniform(primitives.wait_smem_to_gmem_p)
 def _wait_smem_to_gmem(ctx: RuleContext) -> list[Any]:
     params = ctx.eqn.params
     tma.wait_group(params["n"], params["wait_read_only"])
     return []
 
 
-@lane(primitives.commit_smem_p)
+@uniform(primitives.commit_smem_p)
 def _commit_smem(ctx: RuleContext) -> list[Any]:
     tma.fence_proxy_async()
     mbarrier.warpgroup_barrier()

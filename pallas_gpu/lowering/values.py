@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the environment of the equation loop holds.
 
-Arrays are `RegisterArray`s or `Deferred`s; a scalar is a `Splat` of shape (). The
-handles below stand for references.
+Under Lane semantics arrays are `RegisterArray`s or `Deferred`s, under Warpgroup
+semantics `Vector`s. A scalar is a `Splat` of shape (). The handles below stand for
+references.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic import dtypes, elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 
 
@@ -88,6 +89,47 @@ class AccumulatorHandle:
     dtype: np.dtype
 
 
+@dataclasses.dataclass(frozen=True)
+class MemrefHandle:
+    """An array in SMEM or GMEM under Warpgroup semantics.
+
+    Attributes:
+      memref: the whole array, batch axes first.
+      dtype: element type, with the sign that MLIR's integers lack.
+      lead: index for each batch axis.
+    """
+
+    memref: ir.Value
+    dtype: np.dtype
+    lead: tuple[ir.Value, ...] = ()
+
+    @property
+    def ref_shape(self) -> tuple[int, ...]:
+        """Shape of the reference, without batch axes."""
+        return tuple(self.memref.type.shape)[len(self.lead) :]
+
+
+@dataclasses.dataclass(frozen=True)
+class Vector:
+    """An array of a warpgroup whose layout is not known yet.
+
+    Attributes:
+      value: one SSA vector of the array's shape.
+      dtype: element type, with the sign that MLIR's integers lack.
+    """
+
+    value: ir.Value
+    dtype: np.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The logical shape."""
+        return tuple(self.value.type.shape)
+
+
+Array = regs.Array | Vector
+
+
 def is_scalar(value: Any) -> bool:
     """True for a scalar."""
     return isinstance(value, regs.Splat) and value.shape == ()
@@ -123,8 +165,19 @@ def numpy_dtype(aval: Any) -> np.dtype:
 class Packed:
     """How a value that crosses a region's border is made of SSA values."""
 
-    layout: Any  # None: a scalar
     dtype: np.dtype
+    layout: Any = None  # of a register array
+    shape: tuple[int, ...] | None = None  # of a vector; without both, a scalar
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """Types of the SSA values."""
+        if self.layout is not None:
+            register = dtypes.vector_type(self.dtype, self.layout.vector_length)
+            return [register] * self.layout.num_registers
+        if self.shape is not None:
+            return [logical.vector_type(self.dtype, self.shape)]
+        return [dtypes.mlir_type(self.dtype)]
 
     @property
     def count(self) -> int:
@@ -133,15 +186,19 @@ class Packed:
 
     def unpack(self, ssa: Sequence[ir.Value]) -> Any:
         """Restores the value."""
-        if self.layout is None:
-            return regs.Splat(ssa[0], self.dtype, ())
-        return regs.RegisterArray(tuple(ssa), self.layout, self.dtype)
+        if self.layout is not None:
+            return regs.RegisterArray(tuple(ssa), self.layout, self.dtype)
+        if self.shape is not None:
+            return Vector(ssa[0], self.dtype)
+        return regs.Splat(ssa[0], self.dtype, ())
 
 
 def pack(value: Any) -> tuple[list[ir.Value], Packed]:
     """Returns a value's SSA values and how to restore it."""
     if is_scalar(value):
-        return [value.value], Packed(None, value.dtype)
+        return [value.value], Packed(value.dtype)
     if isinstance(value, regs.RegisterArray):
-        return list(value.values), Packed(value.layout, value.dtype)
+        return list(value.values), Packed(value.dtype, layout=value.layout)
+    if isinstance(value, Vector):
+        return [value.value], Packed(value.dtype, shape=value.shape)
     raise errors.InternalError(f"{type(value).__name__} has no SSA values")

@@ -10,7 +10,7 @@ from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.memory import memory_view
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import lane, uniform
 from pallas_gpu.mosaic import dtypes, wgmma
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.primitives import wgmma as primitives
@@ -40,7 +40,7 @@ def read_accumulator(
     # be scheduled before it.
     settled = wgmma.settle(ctx.kernel.state[handle.key])
     ctx.kernel.state[handle.key] = settled
-    starts, sizes = _columns(handle, transforms)
+    starts, sizes = columns(handle, transforms)
     if sizes == handle.ref_shape:
         return settled
     return wgmma.accumulator_slice(settled, starts, sizes)
@@ -57,9 +57,10 @@ def write_accumulator(
     ctx.kernel.state[handle.key] = regs.layout_cast(value, placement)
 
 
-def _columns(
+def columns(
     handle: vals.AccumulatorHandle, transforms: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns starts and sizes of a part of an accumulator."""
     # The check pass refuses what is not static, and transposes.
     view = types.resolve(handle.ref_shape, transforms)
     starts = tuple(axis.start for axis in view.axes)
@@ -79,7 +80,7 @@ def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
     b = memory_view(ctx, b.ref, b.transforms)
     handle: vals.AccumulatorHandle = acc.ref
     state = ctx.kernel.state
-    starts, sizes = _columns(handle, acc.transforms)
+    starts, sizes = columns(handle, acc.transforms)
     whole = state[handle.key]
     if sizes == handle.ref_shape:
         state[handle.key] = wgmma.mma(whole, a, b)
@@ -89,7 +90,7 @@ def _wgmma(ctx: RuleContext, *invals: Any) -> list[Any]:
     return []
 
 
-@lane(primitives.wgmma_wait_p)
+@uniform(primitives.wgmma_wait_p)
 def _wgmma_wait(ctx: RuleContext) -> list[Any]:
     wgmma.wait(ctx.eqn.params["n"])
     return []
@@ -101,7 +102,7 @@ def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
     return read_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
 
 
-@lane(set_max_registers_p)
+@uniform(set_max_registers_p)
 def _set_max_registers(ctx: RuleContext) -> list[Any]:
     ctx.kernel.target.require(arch.Feature.SETMAXNREG, "set_max_registers")
     params = ctx.eqn.params

@@ -69,6 +69,12 @@ def bits(dtype: np.dtype) -> int:
     return 1 if kind(dtype) == "bool" else 8 * dtype.itemsize
 
 
+@functools.cache
+def named(name: str) -> np.dtype:
+    """The dtype of a name, ml_dtypes' included."""
+    return np.dtype(name)
+
+
 def mlir_type(dtype: np.dtype) -> ir.Type:
     """The element type of a dtype; float8 travels as the i8 of its bits."""
     make = _FLOATS.get(dtype)

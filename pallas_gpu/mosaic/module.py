@@ -115,6 +115,8 @@ def current() -> KernelBuilder:
 def make_context() -> ir.Context:
     """An MLIR context with JAX's dialects and the `mosaic_gpu` dialect."""
     context = jax_mlir.make_ir_context()
+    # The warpgroup-level module has elementwise operations of our own.
+    context.allow_unregistered_dialects = True
     _mosaic_gpu_ext.register_dialect(context)
     return context
 
@@ -204,6 +206,11 @@ class KernelBuilder:
                     got=str(error),
                 ) from error
         return self.module
+
+    @property
+    def body(self) -> ir.Block:
+        """The block of the launch, the kernel's code."""
+        return self._body
 
     # --- what emitters use ------------------------------------------------------------
 

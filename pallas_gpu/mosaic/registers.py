@@ -241,6 +241,22 @@ def map_registers(
     return tuple(result)
 
 
+def with_sign(x: Array, dtype: np.dtype) -> Array:
+    """The same bits as elements of a dtype of the same width: integers of either sign.
+
+    The warpgroup-level module has integers without signs; operations bring them.
+    """
+    match x:
+        case _ if x.dtype == dtype:
+            return x
+        case RegisterArray() | Splat() | Iota() | Mapped():
+            return dataclasses.replace(x, dtype=dtype)
+        case Broadcast():
+            operand = with_sign(x.operand, dtype)
+            return dataclasses.replace(x, operand=operand)  # type: ignore[arg-type]
+    raise errors.InternalError("Not a kernel array", got=type(x))
+
+
 # --- making arrays --------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.rules import lane
+from pallas_gpu.lowering.rules import lane, uniform
 from pallas_gpu.mosaic import arithmetic, elementwise
 
 # Name of the primitive -> parameters that the emitter needs.
@@ -34,23 +34,28 @@ TABLE: dict[str, tuple[str, ...]] = {
 }
 
 
-def _make_rule(name: str, kept: tuple[str, ...]):
+def make_rule(name: str, kept: tuple[str, ...]):
+    """Returns the rule for arrays that have layouts, and for scalars."""
+
     def rule(ctx: RuleContext, *operands: Any) -> Any:
-        _check_params(ctx)
+        check_params(ctx)
         shape = ctx.out_aval.shape
         # lax lets a scalar predicate or bound stand for a whole array.
         operands = tuple(vals.as_shape(x, shape) for x in operands)
-        params = {k: _plain(ctx.eqn.params[k]) for k in kept}
+        params = params_of(ctx, kept)
         return elementwise.apply(name, *operands, approx_math=ctx.approx_math, **params)
 
     return rule
 
 
-def _plain(value: Any) -> Any:
-    return value.value if hasattr(value, "value") else value
+def params_of(ctx: RuleContext, kept: tuple[str, ...]) -> dict[str, Any]:
+    """Returns the parameters that the emitter needs, enumerations as numbers."""
+    given = ctx.eqn.params
+    return {k: getattr(given[k], "value", given[k]) for k in kept}
 
 
-def _check_params(ctx: RuleContext) -> None:
+def check_params(ctx: RuleContext) -> None:
+    """Refuses parameters that no emitter knows."""
     if ctx.eqn.params.get("accuracy") is not None:
         raise errors.UnsupportedError(
             f"{ctx.eqn.primitive.name}: accuracy is not supported in a kernel",
@@ -58,7 +63,8 @@ def _check_params(ctx: RuleContext) -> None:
         )
 
 
-def _available(name: str) -> bool:
+def available(name: str) -> bool:
+    """True when the emitters have the operation for some type."""
     for dtype in (np.float32, np.int32, np.bool_):
         try:
             arithmetic.lookup(name, np.dtype(dtype))
@@ -69,20 +75,21 @@ def _available(name: str) -> bool:
 
 
 for _name, _kept in TABLE.items():
-    if _available(_name):
-        lane(_name)(_make_rule(_name, _kept))
+    if available(_name):
+        lane(_name)(make_rule(_name, _kept))
 
 
 @lane("convert_element_type")
-def _convert(ctx: RuleContext, x: Any) -> Any:
+def convert(ctx: RuleContext, x: Any) -> Any:
+    """Converts an array that has a layout, or a scalar."""
     return elementwise.astype(x, np.dtype(jnp.dtype(ctx.eqn.params["new_dtype"])))
 
 
-@lane("stop_gradient")
+@uniform("stop_gradient")
 def _stop_gradient(ctx: RuleContext, x: Any) -> Any:
     return x
 
 
-@lane("copy")
+@uniform("copy")
 def _copy(ctx: RuleContext, x: Any) -> Any:
     return x

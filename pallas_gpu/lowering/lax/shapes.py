@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.context import KernelState, RuleContext
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import addressing, reduce
 from pallas_gpu.mosaic import registers as regs
@@ -17,12 +18,15 @@ from pallas_gpu.mosaic import registers as regs
 
 @lane("broadcast_in_dim")
 def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
-    params = ctx.eqn.params
+    refuse_dynamic_shape(dynamic)
+    dims = tuple(ctx.eqn.params["broadcast_dimensions"])
+    return regs.broadcast_in_dim(x, ctx.out_aval.shape, dims)
+
+
+def refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
+    """Refuses shapes that are values."""
     if dynamic:
         raise errors.UnsupportedError("broadcast_in_dim: a dynamic shape")
-    return regs.broadcast_in_dim(
-        x, ctx.out_aval.shape, tuple(params["broadcast_dimensions"])
-    )
 
 
 @lane("iota")
@@ -33,9 +37,14 @@ def _iota(ctx: RuleContext, *dynamic: Any) -> Any:
 
 @lane("reshape")
 def _reshape(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    refuse_dimensions(ctx)
+    return _to_shape(x, ctx.out_aval.shape)
+
+
+def refuse_dimensions(ctx: RuleContext) -> None:
+    """Refuses a reshape that also transposes."""
     if ctx.eqn.params.get("dimensions") is not None:
         raise errors.UnsupportedError("reshape with dimensions is not supported")
-    return _to_shape(x, ctx.out_aval.shape)
 
 
 @lane("squeeze")
@@ -45,12 +54,17 @@ def _squeeze(ctx: RuleContext, x: Any) -> Any:
 
 def _to_shape(x: Any, shape: tuple[int, ...]) -> Any:
     if shape == () and not vals.is_scalar(x) and not isinstance(x, regs.Splat):
-        raise errors.UnsupportedError(
-            "an array of one element cannot become a scalar",
-            expected="a scalar read from a reference: ref[i]",
-            hint="read the element from SMEM or GMEM with integer indices",
-        )
+        raise one_element_error()
     return regs.reshape(x, shape)
+
+
+def one_element_error() -> errors.UnsupportedError:
+    """Returns the error for an array that should become a scalar."""
+    return errors.UnsupportedError(
+        "an array of one element cannot become a scalar",
+        expected="a scalar read from a reference: ref[i]",
+        hint="read the element from SMEM or GMEM with integer indices",
+    )
 
 
 @lane("transpose")
@@ -63,15 +77,20 @@ def _transpose(ctx: RuleContext, x: Any) -> Any:
 
 @lane("slice")
 def _slice(ctx: RuleContext, x: Any) -> Any:
-    params = ctx.eqn.params
-    if any(s != 1 for s in params["strides"] or ()):
+    refuse_strides(ctx)
+    return regs.static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
+
+
+def refuse_strides(ctx: RuleContext) -> None:
+    """Refuses a slice with strides."""
+    strides = ctx.eqn.params["strides"]
+    if any(s != 1 for s in strides or ()):
         raise errors.UnsupportedError(
             "a slice of an array in registers has a stride",
             expected="stride 1",
-            got=params["strides"],
+            got=strides,
             hint="slice the reference, or mask with jnp.where",
         )
-    return regs.static_slice(x, params["start_indices"], ctx.out_aval.shape)
 
 
 def _placed(x: Any) -> regs.RegisterArray:
@@ -81,7 +100,7 @@ def _placed(x: Any) -> regs.RegisterArray:
     return x
 
 
-_KINDS: dict[str, reduce.Kind] = {
+KINDS: dict[str, reduce.Kind] = {
     "reduce_sum": "add",
     "reduce_max": "max",
     "reduce_min": "min",
@@ -97,18 +116,18 @@ def _make_reduction(kind: reduce.Kind):
         if not axes:
             return x
         source = _placed(x)
-        scratch = reduction_scratch(ctx, source, axes)
+        scratch = reduction_scratch(ctx.kernel, source, axes)
         return reduce.reduce(kind, source, axes, scratch)
 
     return rule
 
 
-def reduction_scratch(ctx: RuleContext, x: Any, axes: tuple[int, ...]) -> Any:
+def reduction_scratch(kernel: KernelState, x: Any, axes: tuple[int, ...]) -> Any:
     """Returns this warpgroup's scratch, if the reduction crosses warps."""
     needed = reduce.scratch_bytes(x.layout, axes, x.dtype)
     if not needed:
         return None
-    available = ctx.kernel.params.compiler_params.reduction_scratch_bytes
+    available = kernel.params.compiler_params.reduction_scratch_bytes
     if needed > available:
         raise errors.OutOfResources(
             "a reduction across warps needs more scratch",
@@ -119,17 +138,17 @@ def reduction_scratch(ctx: RuleContext, x: Any, axes: tuple[int, ...]) -> Any:
             got=f"{needed} bytes for {x.dtype}{list(x.shape)} over axes {axes}",
             hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
         )
-    return reduce.SmemScratch(_scratch_pointer(ctx, available), available)
+    return reduce.SmemScratch(_scratch_pointer(kernel, available), available)
 
 
-def _scratch_pointer(ctx: RuleContext, bytes_each: int) -> Any:
-    builder = ctx.builder
-    base = builder.smem_pointer(ctx.kernel.plan.scratch_offset_bytes)
-    if ctx.kernel.params.mesh.warpgroups == 1:
+def _scratch_pointer(kernel: KernelState, bytes_each: int) -> Any:
+    builder = kernel.builder
+    base = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
+    if kernel.params.mesh.warpgroups == 1:
         return base
     offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
     return addressing.offset_pointer(base, offset)
 
 
-for _name, _kind in _KINDS.items():
+for _name, _kind in KINDS.items():
     lane(_name)(_make_reduction(_kind))

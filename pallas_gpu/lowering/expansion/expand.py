@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The walk over the warpgroup-level module, and what an expander works with.
+
+Operations on whole arrays are replaced where they stand; scalar code around them stays.
+A vector becomes an array in registers, or stays deferred (a splat, an iota) until a
+layout asks for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.lowering import inference
+from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.lax.shapes import relayout_scratch
+from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic import relayout
+
+Expander = Callable[["Expansion", Any], None]
+_EXPANDERS: dict[str, Expander] = {}
+
+
+def expands(*names: str) -> Callable[[Expander], Expander]:
+    """Returns a decorator that enters the expander of some operations."""
+
+    def enter(expander: Expander) -> Expander:
+        _EXPANDERS.update(dict.fromkeys(names, expander))
+        return expander
+
+    return enter
+
+
+@dataclasses.dataclass
+class Expansion:
+    """What expanders share.
+
+    Attributes:
+      kernel: the kernel that is lowered.
+      assignment: the layouts.
+      arrays: what has become of each vector.
+      dead: operations to erase, users after what they use.
+    """
+
+    kernel: KernelState
+    assignment: inference.Assignment
+    arrays: dict[ir.Value, regs.Array] = dataclasses.field(default_factory=dict)
+    dead: list[ir.Operation] = dataclasses.field(default_factory=list)
+
+    def array(self, value: ir.Value, dtype: np.dtype | None = None) -> regs.Array:
+        """Returns a vector's array as it is; `dtype` gives integers their sign."""
+        array = self.arrays[value]
+        return array if dtype is None else regs.with_sign(array, dtype)
+
+    def operand(self, op: Any, i: int, dtype: np.dtype | None = None) -> regs.Array:
+        """Returns an operand in the layout in which it is wanted.
+
+        A deferred array stays deferred where any layout will do.
+        """
+        array = self.array(op.operands[i], dtype)
+        wanted = self.assignment.operand(op.operation, i)
+        return array if wanted is None else self.in_layout(array, wanted)
+
+    def placed(self, op: Any, i: int, dtype: np.dtype | None = None) -> Any:
+        """As `operand`, in registers."""
+        array = self.operand(op, i, dtype)
+        if isinstance(array, regs.Deferred):
+            return array.materialize(regs.default_placement(array.shape, array.dtype))
+        return array
+
+    def in_layout(self, array: regs.Array, wanted: Any) -> regs.Array:
+        """Moves an array to a layout."""
+        if isinstance(array, regs.Deferred):
+            return array.materialize(wanted)
+        if array.layout == wanted:
+            return array
+        scratch = relayout_scratch(self.kernel, array, wanted)
+        return relayout.relayout(array, wanted, scratch)
+
+    def set(self, value: ir.Value, array: regs.Array) -> None:
+        """Enters what a vector has become, moved to the layout it should have."""
+        wanted = self.assignment.result(value)
+        if wanted is not None and isinstance(array, regs.RegisterArray):
+            array = self.in_layout(array, wanted)
+        self.arrays[value] = array
+
+
+def is_array(value: ir.Value) -> bool:
+    """True for a vector."""
+    return isinstance(value.type, ir.VectorType)
+
+
+def expand(kernel: KernelState, block: Any, assignment: inference.Assignment) -> None:
+    """Expands a kernel's body in place.
+
+    Args:
+      kernel: the kernel; its builder is open.
+      block: the body.
+      assignment: its layouts.
+    """
+    expansion = Expansion(kernel, assignment)
+    expand_block(expansion, block)
+    for op in reversed(expansion.dead):
+        op.erase()
+
+
+def expand_block(expansion: Expansion, block: Any) -> None:
+    """Expands the operations of a block in order."""
+    keep_lines = expansion.kernel.params.compiler_params.line_info
+    for op in list(block.operations):
+        expander = _find(op)
+        if expander is None:
+            continue
+        location = op.location if keep_lines else ir.Location.unknown()
+        with ir.InsertionPoint(op), location:
+            try:
+                expander(expansion, op)
+            except errors.PallasGpuError as error:
+                raise error.with_location(inference.where(op.operation)) from None
+
+
+def _find(op: Any) -> Expander | None:
+    name = op.operation.name
+    if name.startswith(PREFIX):
+        name = PREFIX
+    expander = _EXPANDERS.get(name)
+    if expander is None and any(map(is_array, (*op.operands, *op.results))):
+        raise errors.InternalError(f"no expansion for {name}")
+    return expander

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""References as memrefs: whole arrays, and parts of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, builtin, memref
+
+from pallas_gpu import types
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import KernelState, starts
+from pallas_gpu.mosaic import dialect, logical
+
+# On the cast that makes a memref of a buffer: the buffer's position.
+BUFFER = "pallas_gpu.buffer"
+
+
+def gmem_handle(kernel: KernelState, handle: vals.GmemHandle) -> vals.MemrefHandle:
+    """Makes a memref of an operand or result of the kernel."""
+    cast = builtin.UnrealizedConversionCastOp(
+        [logical.gmem_type(handle.dtype, handle.shape)],
+        [kernel.builder.buffers[handle.buffer_index]],
+    )
+    index = ir.IntegerType.get_signless(32)
+    cast.attributes[BUFFER] = ir.IntegerAttr.get(index, handle.buffer_index)
+    return vals.MemrefHandle(cast.results[0], handle.dtype, handle.lead)
+
+
+def smem_handle(aval: Any, offset_bytes: int) -> vals.MemrefHandle:
+    """Makes a memref of an array at its place in the block's SMEM."""
+    dtype = vals.numpy_dtype(aval)
+    array = dialect.ops.slice_smem(logical.smem_type(dtype, aval.shape), offset_bytes)
+    if aval.transforms:
+        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+        given = dialect.transforms_to_attributes(layout.tiling, layout.swizzle)
+        array = dialect.ops.with_transforms(array, ir.ArrayAttr.get(given))
+    return vals.MemrefHandle(array, dtype)
+
+
+def part(handle: vals.MemrefHandle, transforms: Any) -> ir.Value:
+    """Returns the memref of a part of a reference."""
+    view = types.resolve(handle.ref_shape, transforms)
+    lead = len(handle.lead)
+    if view.is_whole and not lead:
+        return handle.memref
+    origin = (*handle.lead, *starts(view))
+    sizes = (*(1,) * lead, *(axis.size for axis in view.axes))
+    kept = (*(False,) * lead, *(axis.kept for axis in view.axes))
+    result = _subview(handle.memref, origin, sizes, kept)
+    ranks = sorted(view.order)
+    permutation = [ranks.index(a) for a in view.order]
+    if permutation == list(range(len(permutation))):
+        return result
+    return _transpose(result, permutation)
+
+
+def _subview(
+    source: ir.Value,
+    origin: Sequence[int | ir.Value],
+    sizes: Sequence[int],
+    kept: Sequence[bool],
+) -> ir.Value:
+    dynamic_mark = ir.ShapedType.get_dynamic_size()
+    values = [_index(x) for x in origin if not isinstance(x, int)]
+    static = [x if isinstance(x, int) else dynamic_mark for x in origin]
+    strides = _row_major(source.type.shape)
+    offset = dynamic_mark if values else int(math.sumprod(static, strides))
+    chosen = [i for i, keep in enumerate(kept) if keep]
+    result = _strided(
+        source.type, [sizes[i] for i in chosen], [strides[i] for i in chosen], offset
+    )
+    ones = [1] * len(sizes)
+    return memref.SubViewOp(
+        result, source, values, [], [], static, list(sizes), ones
+    ).result
+
+
+def _transpose(source: ir.Value, permutation: Sequence[int]) -> ir.Value:
+    strides, offset = source.type.get_strides_and_offset()
+    result = _strided(
+        source.type,
+        [source.type.shape[p] for p in permutation],
+        [strides[p] for p in permutation],
+        offset,
+    )
+    order = ir.AffineMapAttr.get(ir.AffineMap.get_permutation(list(permutation)))
+    return memref.TransposeOp(result, source, order).result
+
+
+def _strided(
+    like: Any, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> ir.Type:
+    layout = ir.StridedLayoutAttr.get(offset, list(strides))
+    return ir.MemRefType.get(
+        list(shape), like.element_type, layout, memory_space=like.memory_space
+    )
+
+
+def _row_major(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def _index(value: ir.Value) -> ir.Value:
+    return arith.index_cast(ir.IndexType.get(), value)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lax's operations on shapes, and reductions, on whole arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.lax import shapes as lane_rules
+from pallas_gpu.lowering.rules import warpgroup
+from pallas_gpu.mosaic import dialect, dtypes, logical, reduce
+
+
+def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
+    """Returns the array whose elements all are a scalar."""
+    value = x.value
+    element = logical.element_type(x.dtype)
+    if value.type != element:  # a float8 scalar is the byte of its bits
+        value = arith.bitcast(element, value)
+    return vals.Vector(
+        vector.broadcast(logical.vector_type(x.dtype, shape), value), x.dtype
+    )
+
+
+def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
+    """Returns an array; a scalar is repeated."""
+    return splat(x, shape) if vals.is_scalar(x) else x
+
+
+@warpgroup("broadcast_in_dim")
+def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    lane_rules.refuse_dynamic_shape(dynamic)
+    shape = ctx.out_aval.shape
+    if not shape:
+        return x
+    if vals.is_scalar(x):
+        return splat(x, shape)
+    dims = list(ctx.eqn.params["broadcast_dimensions"])
+    result = logical.vector_type(x.dtype, shape)
+    return vals.Vector(dialect.ops.broadcast_in_dim(result, x.value, dims), x.dtype)
+
+
+@warpgroup("iota")
+def _iota(ctx: RuleContext, *dynamic: Any) -> Any:
+    aval = ctx.out_aval
+    dtype = vals.numpy_dtype(aval)
+    dimension = ctx.eqn.params["dimension"]
+    result = logical.vector_type(dtype, aval.shape)
+    return vals.Vector(dialect.ops.broadcasted_iota(result, dimension), dtype)
+
+
+@warpgroup("reshape")
+def _reshape(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    lane_rules.refuse_dimensions(ctx)
+    return _to_shape(x, ctx.out_aval.shape)
+
+
+@warpgroup("squeeze")
+def _squeeze(ctx: RuleContext, x: Any) -> Any:
+    return _to_shape(x, ctx.out_aval.shape)
+
+
+def _to_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    if x.shape == shape:
+        return x
+    if vals.is_scalar(x):
+        return splat(x, shape)
+    if not shape:
+        return _element(x)
+    result = logical.vector_type(x.dtype, shape)
+    return vals.Vector(vector.shape_cast(result, x.value), x.dtype)
+
+
+def _element(x: vals.Vector) -> Any:
+    """The element of a splat; no other array of one element has a register for it."""
+    owner = x.value.owner
+    if owner.name != "vector.broadcast":
+        raise lane_rules.one_element_error()
+    return vals.regs.Splat(owner.operands[0], x.dtype, ())
+
+
+@warpgroup("transpose")
+def _transpose(ctx: RuleContext, x: Any) -> Any:
+    permutation = list(ctx.eqn.params["permutation"])
+    if vals.is_scalar(x):
+        return x
+    result = logical.vector_type(x.dtype, ctx.out_aval.shape)
+    return vals.Vector(vector.transpose(result, x.value, permutation), x.dtype)
+
+
+@warpgroup("slice")
+def _slice(ctx: RuleContext, x: Any) -> Any:
+    lane_rules.refuse_strides(ctx)
+    return static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
+
+
+def static_slice(x: vals.Vector, starts: Any, sizes: Any) -> vals.Vector:
+    """Returns a slice of an array."""
+    result = logical.vector_type(x.dtype, sizes)
+    ones = [1] * len(sizes)
+    value = vector.extract_strided_slice(
+        result, x.value, list(starts), list(sizes), ones
+    )
+    return vals.Vector(value, x.dtype)
+
+
+# MLIR's names, which tell the sign of integers.
+_COMBINING: dict[tuple[str, str], str] = {
+    ("max", "float"): "maximumf",
+    ("max", "signed"): "maxsi",
+    ("max", "unsigned"): "maxui",
+    ("max", "bool"): "or",
+    ("min", "float"): "minimumf",
+    ("min", "signed"): "minsi",
+    ("min", "unsigned"): "minui",
+    ("min", "bool"): "and",
+}
+
+
+def _make_reduction(kind: reduce.Kind):
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        axes = list(ctx.eqn.params["axes"])
+        if not axes:
+            return x
+        dtype = x.dtype
+        combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
+        attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
+        # The op wants a start value; a reduction of ours has none, and ignores it.
+        start: Any = vals.constant(0, dtype)
+        if ctx.out_aval.shape:
+            start = splat(start, ctx.out_aval.shape)
+        result = vector.multi_reduction(attribute, x.value, start.value, axes)
+        if ctx.out_aval.shape:
+            return vals.Vector(result, dtype)
+        return vals.regs.Splat(result, dtype, ())
+
+    return rule
+
+
+for _name, _kind in lane_rules.KINDS.items():
+    warpgroup(_name)(_make_reduction(_kind))

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Types of the warpgroup-level module: whole arrays as one vector or one memref.
+
+Here a vector has an array's shape, and nothing says yet which thread holds what. Unlike
+registers, arrays keep float8 as a type; integers have no sign either way.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic import dtypes
+
+_FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
+_FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
+SMEM_SPACE = "#gpu.address_space<workgroup>"
+
+
+def element_type(dtype: np.dtype) -> ir.Type:
+    """The element type of an array."""
+    name = _FLOAT8.get(dtype)
+    return ir.Type.parse(name) if name else dtypes.mlir_type(dtype)
+
+
+def vector_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
+    """The type of an array in registers."""
+    return ir.VectorType.get(list(shape), element_type(dtype))
+
+
+def smem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
+    """The type of an array in SMEM."""
+    memory = element_type(dtypes.memory_dtype(dtype))
+    space = ir.Attribute.parse(SMEM_SPACE)
+    return ir.MemRefType.get(list(shape), memory, memory_space=space)
+
+
+def gmem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
+    """The type of an array in GMEM."""
+    return ir.MemRefType.get(list(shape), element_type(dtypes.memory_dtype(dtype)))
+
+
+def dtype_of(type_: ir.Type) -> np.dtype:
+    """The element type of a vector, a memref or a scalar; integers become signed."""
+    if isinstance(type_, ir.ShapedType):
+        type_ = type_.element_type
+    return _dtype_of(str(type_))
+
+
+@functools.cache
+def _dtype_of(text: str) -> np.dtype:
+    for dtype, name in _FLOAT8.items():
+        if text == name:
+            return dtype
+    for dtype in _FLOATS:
+        if text == {"bfloat16": "bf16"}.get(dtype.name, f"f{8 * dtype.itemsize}"):
+            return dtype
+    if text == "i1":
+        return dtypes.BOOL
+    if text.startswith("i"):
+        return np.dtype(f"int{text[1:]}")
+    raise errors.InternalError(f"no dtype for the type {text}")
