@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention for Hopper: what it takes, what it refuses, how it is tuned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import errors
+from pallas_gpu.ops.attention_kernel import REGISTERS, Problem, make_kernel
+
+# The part of a consumer's registers that is not an accumulator or an operand.
+_OTHER_REGISTERS = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Tile sizes and schedule of `attention`.
+
+    Attributes:
+      rows: rows of Q of one consumer.
+      block_kv: rows of K and V of one step.
+      stages: SMEM buffers of each ring.
+      consumers: warpgroups that compute: 2 or 3.
+      ping_pong: consumers take turns to start products.
+      heads_together: heads whose tiles run at the same time, so that their K and V stay
+        in the L2; the largest divisor that it shares with batch times heads counts.
+      blocks: number of persistent blocks; they load the next tile's operands while the
+        last one is being stored. None starts a block for each tile.
+
+    Raises:
+      ArgumentError: sizes that the tensor core does not have.
+    """
+
+    rows: int = 64
+    block_kv: int = 128
+    stages: int = 2
+    consumers: int = 2
+    ping_pong: bool = True
+    heads_together: int = 8
+    blocks: int | None = None
+
+    def __post_init__(self):
+        # wgmma has M in 64s. A block of K is N of one product, up to 256, and a block
+        # of V is K of the other, in 16s.
+        if self.rows < 64 or self.rows % 64 or self.block_kv not in range(16, 257, 16):
+            raise errors.ArgumentError(
+                "AttentionConfig: the tensor core has no such tile",
+                expected="rows a multiple of 64, block_kv a multiple of 16 up to 256",
+                got=f"rows={self.rows}, block_kv={self.block_kv}",
+                hint="start from AttentionConfig()",
+            )
+        if self.consumers not in REGISTERS:
+            raise errors.ArgumentError(
+                "AttentionConfig: no such number of consumers",
+                expected="2 or 3",
+                got=self.consumers,
+                hint="2 have 240 registers a thread, 3 have 160",
+            )
+        if self.stages < 1 or self.heads_together < 1:
+            raise errors.ArgumentError(
+                "AttentionConfig: a number is not positive",
+                expected="stages and heads_together of 1 or more",
+                got=f"stages={self.stages}, heads_together={self.heads_together}",
+                hint="two stages hide the latency of copies on an H200",
+            )
+        if self.blocks is not None and self.blocks < 1:
+            raise errors.ArgumentError(
+                "AttentionConfig: there are no blocks",
+                expected="1 or more, or None",
+                got=self.blocks,
+                hint="one an SM, or None for one a tile",
+            )
+
+    @property
+    def block_q(self) -> int:
+        """Rows of Q of a block."""
+        return self.consumers * self.rows
+
+    def accumulator_registers(self, head_dim: int) -> int:
+        """Registers a thread for result, scores and probabilities."""
+        elements = self.rows * (2 * head_dim + 2 * self.block_kv + self.block_kv)
+        return elements // 2 // 128
+
+
+def _default_config(head_dim: int) -> AttentionConfig:
+    if head_dim <= 64:
+        return AttentionConfig(consumers=3, stages=4)
+    if head_dim <= 128:
+        return AttentionConfig()
+    return AttentionConfig(block_kv=64)
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool = False,
+    sm_scale: float | None = None,
+    config: AttentionConfig | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Computes `softmax(sm_scale * q @ k.T) @ v` for each head.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`. It has
+    no derivative.
+
+    Args:
+      q: (batch, q_len, heads, head_dim), float16 or bfloat16; head_dim a multiple of 16
+        up to 256.
+      k, v: (batch, kv_len, kv_heads, head_dim), of the same type. Each head of K and V
+        serves heads / kv_heads consecutive heads of Q.
+      causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
+      sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
+      config: tile sizes and schedule; default: what suits head_dim.
+      interpret: see `kernel`.
+
+    Returns:
+      (batch, q_len, heads, head_dim) of the type of q. Scores, softmax and sums are
+      float32, probabilities are rounded to the type of q before they meet V.
+
+    Raises:
+      ShapeError, DTypeError: operands that do not fit each other.
+      ArgumentError: a factor that is not positive; a config that needs more registers
+        than there are.
+      OutOfResources: a config that needs more SMEM than there is.
+
+    Example:
+      >>> out = ops.attention(q, k, v, causal=True)
+    """
+    _check_operands(q, k, v)
+    batch, q_len, heads, head_dim = q.shape
+    factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
+    config = config or _default_config(head_dim)
+    _check_numbers(factor, config, head_dim)
+    problem = Problem(
+        *(batch, q_len, k.shape[1], heads, k.shape[2], head_dim),
+        dtype=jnp.dtype(q.dtype),
+        causal=bool(causal),
+        factor=factor * math.log2(math.e),
+        config=config,
+    )
+    return make_kernel(problem, interpret)(q, k, v)
+
+
+def _check_operands(q: Any, k: Any, v: Any) -> None:
+    shapes = tuple(tuple(x.shape) for x in (q, k, v))
+    fit = all(len(s) == 4 and min(s) > 0 for s in shapes) and (
+        shapes[1] == shapes[2]
+        and shapes[0][0] == shapes[1][0]
+        and shapes[0][3] == shapes[1][3]
+        and shapes[0][2] % shapes[1][2] == 0
+    )
+    if not fit:
+        raise errors.ShapeError(
+            "attention: the shapes do not fit each other",
+            expected="q (batch, q_len, heads, head_dim), k and v (batch, kv_len, "
+            "kv_heads, head_dim), heads a multiple of kv_heads",
+            got="{}, {} and {}".format(*shapes),
+            hint="heads come before head_dim, the sequence before heads",
+        )
+    if shapes[0][3] not in range(16, 257, 16):
+        raise errors.ShapeError(
+            "attention: this head_dim is not supported",
+            expected="a multiple of 16 up to 256",
+            got=shapes[0][3],
+            hint="pad q, k and v with zeros",
+        )
+    dtypes = {jnp.dtype(x.dtype) for x in (q, k, v)}
+    if len(dtypes) > 1 or q.dtype not in (jnp.float16, jnp.bfloat16):
+        raise errors.DTypeError(
+            "attention: these element types are not supported",
+            expected="float16 or bfloat16 for q, k and v",
+            got=", ".join(jnp.dtype(x.dtype).name for x in (q, k, v)),
+            hint="convert the operands with astype",
+        )
+
+
+def _check_numbers(factor: float, config: AttentionConfig, head_dim: int) -> None:
+    if not 0 < factor < math.inf:
+        # The maximum of a row is taken before the factor is applied.
+        raise errors.ArgumentError(
+            "attention: sm_scale is not positive",
+            expected="a positive number, or None for 1 / sqrt(head_dim)",
+            got=factor,
+            hint="negate q instead",
+        )
+    needed = config.accumulator_registers(head_dim) + _OTHER_REGISTERS
+    _, available = REGISTERS[config.consumers]
+    if needed > available:
+        raise errors.ArgumentError(
+            "attention: the tiles do not fit in a consumer's registers",
+            expected=f"at most {available} registers a thread with "
+            f"{config.consumers} consumers",
+            got=f"about {needed} for rows={config.rows}, block_kv={config.block_kv}, "
+            f"head_dim={head_dim}",
+            hint="choose a smaller block_kv, or two consumers",
+        )
