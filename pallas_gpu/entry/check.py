@@ -16,7 +16,7 @@ import jax
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check_accumulator
+from pallas_gpu.entry import check_wgmma
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -85,7 +85,7 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         for operand in _ref_operands(eqn):
             view = _view_in_bounds(operand.ref, operand.transforms, name)
             if isinstance(operand.ref.aval, types.AccumulatorRef):
-                check_accumulator.check_part(view, stored=False)
+                check_wgmma.check_part(view, stored=False)
             if eqn.primitive is load_p:
                 _check_load(operand.ref.aval, view, eqn.params["layout"])
     elif not _known(eqn.primitive):
@@ -178,7 +178,7 @@ def _check_access(eqn: _jax.JaxprEqn) -> None:
     )
     view = _view_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
-        check_accumulator.check_part(view, stored=name != "get")
+        check_wgmma.check_part(view, stored=name != "get")
     _check_element(aval, view)
     if name == "get":
         _check_load(aval, view, None)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.entry import call, check_accumulator, scope, trace
+from pallas_gpu.entry import call, check_wgmma, scope, trace
 from pallas_gpu.entry.scoped import run_scoped
 
 _MISSING: Any = object()
@@ -209,7 +209,9 @@ def _require_resources(
     target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
-        check_accumulator.require_target(traced.jaxpr, target)
+        check_wgmma.require_target(traced.jaxpr, target)
+        if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
+            check_wgmma.require_transforms(traced.jaxpr)
         resources.plan(
             traced.jaxpr,
             target,

@@ -59,7 +59,8 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
       a: (M, K) SMEM reference, or an array in registers (16-bit types in
         `Layout.WGMMA`, 8-bit types in `Layout.WGMMA_8BIT`).
       b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
-        and a SwizzleTransform of 32, 64 or 128 bytes. A reference stored the other way
+        and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics add them
+        where an array is declared without. A reference stored the other way
         round is passed as `ref.T`; 8-bit types and float32 need K in the minor
         dimension: `a` as it is, `b` as the `.T` of an (N, K) reference.
 
@@ -82,7 +83,8 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
     if not a_is_ref:
         _check_register_type(a)
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
-        _check_storage(operand, name)
+        if types.base_aval(operand).transforms:
+            _check_storage(operand, name)
     ops.bind(
         wgmma_p,
         {
@@ -191,15 +193,23 @@ def _check_storage(operand: Any, name: str) -> None:
         _check_whole_tiles(view, (8, elements), name)
         _check_major(operand, view, name)
         return
-    wanted = 128 * 8 // layout.itemsize_bits
-    raise errors.LayoutError(
+    raise storage_error(aval, name).with_location(_jax.where_now())
+
+
+def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
+    """Returns the error for an operand without the transforms of the tensor core.
+
+    Under Lane semantics the author gives them; under Warpgroup semantics an array that
+    has none gets what its users need.
+    """
+    wanted = 128 * 8 // types.itemsize_bits(aval.dtype)
+    return errors.LayoutError(
         f"wgmma: {name} is not stored as the tensor core reads it",
         expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or 128 "
         "bytes and n elements s bytes wide",
         got=", ".join(t.describe() for t in aval.transforms) or "no transforms",
         hint=f"declare it with transforms=(plgpu.TilingTransform((8, {wanted})), "
         "plgpu.SwizzleTransform(128))",
-        where=_jax.where_now(),
     )
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulators: the targets that have them, and which parts a kernel may name."""
+"""Accumulators and operands of wgmma: targets, parts, how SMEM arrays are stored."""
 
 from __future__ import annotations
 
 from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.wgmma import storage_error, wgmma_p
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
@@ -75,3 +77,17 @@ def require_target(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
                 raise error.with_location(_jax.where(eqn)) from None
         for inner in _jax.jaxprs_in_params(eqn.params):
             require_target(inner, target)
+
+
+def require_transforms(jaxpr: _jax.Jaxpr) -> None:
+    """Raises LayoutError for a product of SMEM arrays without tiling and swizzle."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is wgmma_p:
+            operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
+            for name in ("a", "b"):
+                ref = getattr(operands[name], "ref", None)
+                if ref is not None and not ref.aval.transforms:
+                    error = storage_error(ref.aval, name)
+                    raise error.with_location(_jax.where(eqn))
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            require_transforms(inner)
