@@ -5,11 +5,16 @@
     check     bounds, operations, copies                  (entry.check, within trace)
     plan      SMEM and barriers against the target        (resources, within lower)
     lower     jaxpr -> Mosaic GPU MLIR, verified          (lowering.launch)
+              under Warpgroup semantics in three steps:
+        rules     jaxpr -> vectors, memrefs, dialect ops  (lowering.warpgroup)
+        infer     layouts of registers and of SMEM        (lowering.inference)
+        expand    -> the code of a thread                 (lowering.expansion)
     serialize MLIR -> stable bytes and their hash         (runtime.serialize)
     compile   bytes -> PTX, SASS, resources, or a launch  (runtime)
 
 Tracing happens when a kernel is called; what follows needs a target. Stages that leave
-a text are shown to an observer under their names, `jaxpr` and `mlir`.
+a text are shown to an observer under their names: `jaxpr`, `warpgroup` (what the rules
+give), `layouts` (the same with the layouts inferred) and `mlir`.
 """
 
 from __future__ import annotations
@@ -18,8 +23,7 @@ from collections.abc import Callable
 
 from pallas_gpu import arch, errors, lowering
 from pallas_gpu.entry.call import CallParams
-
-Observer = Callable[[str, str, Callable[[], str]], None]
+from pallas_gpu.lowering.launch import Observer
 
 
 def lower(
@@ -38,7 +42,7 @@ def lower(
     """
     if observe is not None:
         observe("jaxpr", params.name, lambda: str(params.jaxpr))
-    lowered = lowering.lower(params, target)
+    lowered = lowering.lower(params, target, observe)
     if observe is not None:
         observe("mlir", params.name, lambda: str(lowered.module))
     return lowered

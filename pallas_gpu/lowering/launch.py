@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -31,8 +31,14 @@ class LoweredKernel:
     threads: int
 
 
-def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
-    """Lowers one kernel.
+# Called with a stage's name, the kernel's name and a function that gives the text.
+Observer = Callable[[str, str, Callable[[], str]], None]
+
+
+def lower(
+    params: CallParams, target: arch.Target, observe: Observer | None = None
+) -> LoweredKernel:
+    """Lowers one kernel; stages on the way are shown to the observer.
 
     Raises:
       OutOfResources: the kernel does not fit the target.
@@ -63,12 +69,16 @@ def lower(params: CallParams, target: arch.Target) -> LoweredKernel:
         ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
         builder.sync_before_exit()
         if kernel.infers_layouts:
-            _give_layouts(kernel)
+            _give_layouts(kernel, observe)
     return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
 
 
-def _give_layouts(kernel: ctx_lib.KernelState) -> None:
+def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None:
     """Turns the warpgroup-level module into the code of a thread."""
+    name = kernel.params.name
+    kernel.builder.verify()
+    if observe is not None:
+        observe("warpgroup", name, lambda: str(kernel.builder.module))
     from pallas_gpu.lowering import expansion, inference
 
     body = kernel.builder.body
@@ -77,6 +87,8 @@ def _give_layouts(kernel: ctx_lib.KernelState) -> None:
         target=kernel.target,
         scratch_bytes=kernel.params.compiler_params.reduction_scratch_bytes,
     )
+    if observe is not None:
+        observe("layouts", name, lambda: inference.annotate(body, assignment))
     expansion.expand(kernel, body, assignment)
 
 

@@ -212,6 +212,23 @@ class KernelBuilder:
         """The block of the launch, the kernel's code."""
         return self._body
 
+    def verify(self) -> None:
+        """Verifies the module while its body is open.
+
+        Raises:
+          CompilationError: MLIR refuses it.
+        """
+        end = gpu.TerminatorOp()
+        try:
+            self.module.operation.verify()
+        except ir.MLIRError as error:
+            raise errors.CompilationError(
+                f"MLIR refuses the module of kernel {self.spec.name!r}",
+                got=str(error),
+            ) from error
+        finally:
+            end.operation.erase()
+
     # --- what emitters use ------------------------------------------------------------
 
     def smem_pointer(self, offset_bytes: int) -> ir.Value:

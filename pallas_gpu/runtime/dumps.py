@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pallas_gpu import errors
 
-STAGES = ("jaxpr", "mlir", "ptx", "ptxas", "sass")
+STAGES = ("jaxpr", "warpgroup", "layouts", "mlir", "ptx", "ptxas", "sass")
 KEEP_VARIABLE = "PALLAS_GPU_KEEP"
 DIRECTORY_VARIABLE = "PALLAS_GPU_DUMP_DIR"
 DEFAULT_DIRECTORY = "pallas_gpu_dump"

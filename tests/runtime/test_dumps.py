@@ -45,7 +45,7 @@ def test_unknown_stage_in_the_variable_lists_the_right_ones(monkeypatch):
     monkeypatch.setenv("PALLAS_GPU_KEEP", "mlir,llvm")
     with pytest.raises(errors.ArgumentError, match="PALLAS_GPU_KEEP") as info:
         dumps.wanted("mlir")
-    assert "jaxpr, mlir, ptx, ptxas, sass" in str(info.value)
+    assert "jaxpr, warpgroup, layouts, mlir, ptx, ptxas, sass" in str(info.value)
     assert "'llvm'" in str(info.value)
 
 
