@@ -129,6 +129,7 @@ def matmul(
     *,
     config: MatmulConfig | None = None,
     out_dtype: Any = None,
+    compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """Multiplies two matrices on Hopper's tensor cores.
@@ -140,7 +141,7 @@ def matmul(
       b: (K, N), of the same type.
       config: tile sizes and schedule.
       out_dtype: type of the result; default: that of the operands.
-      interpret: see `kernel`.
+      compiler_params, interpret: see `kernel`.
 
     Returns:
       (M, N), accumulated in float32.
@@ -151,7 +152,8 @@ def matmul(
     config = config or MatmulConfig()
     out_dtype = jnp.dtype(out_dtype or a.dtype)
     problem = _check(a, b, config)
-    return _kernel(*problem, jnp.dtype(a.dtype), out_dtype, config, interpret)(a, b)
+    dtypes = jnp.dtype(a.dtype), out_dtype
+    return _kernel(*problem, *dtypes, config, compiler_params, interpret)(a, b)
 
 
 def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
@@ -193,7 +195,9 @@ def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def _kernel(m, n, k, dtype, out_dtype, config: MatmulConfig, interpret):
+def _kernel(
+    m, n, k, dtype, out_dtype, config: MatmulConfig, compiler_params, interpret
+):
     c = config
     epilogue = (_CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
     empty: Any = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=c.stages)
@@ -213,6 +217,7 @@ def _kernel(m, n, k, dtype, out_dtype, config: MatmulConfig, interpret):
         num_threads=_CONSUMERS + 1,
         thread_name="wg",
         kernel_name="matmul",
+        compiler_params=compiler_params,
         interpret=interpret,
         scratch_types={
             "a_smem": _tiles((c.stages, c.block_m, c.tile_k), dtype),

@@ -53,28 +53,8 @@ class Entry:
 PRIMITIVES: dict[str, Entry] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-_NO_WARPGROUP_YET = "warpgroup rules come with the mosaic_gpu dialect"
-
 # Holes in the table primitive x rule kind, with the reason. It may only shrink.
-KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
-    (name, RuleKind.WARPGROUP): _NO_WARPGROUP_YET
-    for name in (
-        "barrier_arrive",
-        "barrier_wait",
-        "commit_smem",
-        "commit_smem_to_gmem_group",
-        "copy_gmem_to_smem",
-        "copy_smem_to_gmem",
-        "layout_cast",
-        "load",
-        "run_scoped",
-        "set_max_registers",
-        "wait_smem_to_gmem",
-        "wgmma",
-        "wgmma_accumulator_load",
-        "wgmma_wait",
-    )
-}
+KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {}
 
 
 def define(name: str, family: str, *, multiple_results: bool = False) -> Any:
