@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, layouts
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.linear import THREADS
 from pallas_gpu.mosaic import addressing, dtypes, module
 from pallas_gpu.mosaic.convert import convert_value
 
@@ -71,6 +72,31 @@ def default_placement(shape: Sequence[int], dtype: np.dtype) -> Placement:
     return place_registers(layouts.default_layout(shape, size_bits), shape)
 
 
+def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
+    """The placement of the same registers, in their order, seen in another shape.
+
+    Raises:
+      LayoutError: the placement is neither strided nor linear in the new shape.
+    """
+    shape = tuple(shape)
+    if isinstance(layout, LinearLayout):
+        try:
+            return layout.reshape(shape)
+        except errors.LayoutError:
+            if not _is_strided(layout) or math.prod(shape) != layout.size:
+                raise
+    # Strided layouts only know the row-major index, which a reshape keeps.
+    strided = WGStridedLayout(shape, layout.vector_length)
+    return place_registers(strided, shape)
+
+
+def _is_strided(layout: LinearLayout) -> bool:
+    if layout.size % (THREADS * layout.vector_length):
+        return False
+    strided = WGStridedLayout(layout.shape, layout.vector_length)
+    return strided.is_linear and strided.linear() == layout
+
+
 @functools.lru_cache(maxsize=256)
 def describe(layout: Placement) -> str:
     """A short name of a placement for messages."""
@@ -82,8 +108,7 @@ def describe(layout: Placement) -> str:
                 return f"Layout.{name.name}"
         except errors.PallasGpuError:
             continue
-    strided = WGStridedLayout(layout.shape, layout.vector_length)
-    if strided.is_linear and strided.linear() == layout:
+    if _is_strided(layout):
         return f"Layout.WG_STRIDED({layout.shape}, vec_size={layout.vector_length})"
     return (
         f"a layout of {layout.num_registers} registers with "
@@ -428,10 +453,7 @@ def _gather(
 
 
 def _reshape_array(x: RegisterArray, shape: tuple[int, ...]) -> RegisterArray:
-    if isinstance(x.layout, WGStridedLayout):
-        strided = WGStridedLayout(shape, x.layout.vec_size)
-        return RegisterArray(x.values, place_registers(strided, shape), x.dtype)
-    return RegisterArray(x.values, x.layout.reshape(shape), x.dtype)
+    return RegisterArray(x.values, reshape_placement(x.layout, shape), x.dtype)
 
 
 def _reshape_units(x: Iota | Broadcast, shape: tuple[int, ...]) -> Array:

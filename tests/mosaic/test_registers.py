@@ -142,3 +142,16 @@ def test_a_register_array_needs_its_registers(build):
 )
 def test_messages_name_layouts_as_users_do(layout, shape, name):
     assert name in registers.describe(registers.place(layout, shape))
+
+
+@pytest.mark.parametrize("shape", [(6, 1024), (3, 2048), (48, 128), (6144,)])
+def test_a_strided_array_has_every_shape_of_its_size(shape):
+    layout = registers.default_placement((96, 64), np.dtype(np.float32))
+    reshaped = registers.reshape_placement(layout, shape)
+    assert reshaped == registers.default_placement(shape, np.dtype(np.float32))
+
+
+def test_a_tiled_array_has_no_shape_that_cuts_its_tiles():
+    layout = registers.place_registers(Layout.WGMMA, (64, 24))
+    with pytest.raises(errors.LayoutError, match="not linear"):
+        registers.reshape_placement(layout, (48, 32))
