@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and branches: vectors that cross a border become registers."""
+"""Loops and branches: vectors that cross a border become registers.
+
+An operation is entered as dead before those of its regions: what its blocks were given
+is used until they are gone.
+"""
 
 from __future__ import annotations
 
@@ -90,6 +94,7 @@ def _for(expansion: Expansion, op: Any) -> None:
     if not any(map(is_array, op.results)):
         _expand_regions(expansion, op)
         return
+    expansion.dead.append(op.operation)
     old = op.regions[0].blocks[0]
     induction, *carried = old.arguments
     border = _Border.of(expansion, carried)
@@ -101,7 +106,6 @@ def _for(expansion: Expansion, op: Any) -> None:
     expand_block(expansion, loop.body)
     _yield(expansion, loop.body, border)
     border.unpack(op.results, loop.results)
-    expansion.dead.append(op.operation)
 
 
 @expands("scf.while")
@@ -109,6 +113,7 @@ def _while(expansion: Expansion, op: Any) -> None:
     if not any(map(is_array, (*op.results, *op.operands))):
         _expand_regions(expansion, op)
         return
+    expansion.dead.append(op.operation)
     before, after = (region.blocks[0] for region in op.regions)
     outer = _Border.of(expansion, before.arguments)
     inner = _Border.of(expansion, after.arguments)
@@ -126,7 +131,6 @@ def _while(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(condition.operation)
     _yield(expansion, new_after, outer)
     inner.unpack(op.results, loop.results)
-    expansion.dead.append(op.operation)
 
 
 @expands("scf.if")
@@ -134,6 +138,7 @@ def _if(expansion: Expansion, op: Any) -> None:
     if not any(map(is_array, op.results)):
         _expand_regions(expansion, op)
         return
+    expansion.dead.append(op.operation)
     results = list(op.results)
     border = _Border.of(expansion, results)
     new = scf.IfOp(op.operands[0], border.types(results), has_else=True)
@@ -142,7 +147,6 @@ def _if(expansion: Expansion, op: Any) -> None:
         expand_block(expansion, block)
         _yield(expansion, block, border)
     border.unpack(results, new.results)
-    expansion.dead.append(op.operation)
 
 
 def _yield(expansion: Expansion, block: Any, border: _Border) -> None:
