@@ -14,6 +14,8 @@ from pallas_gpu.layouts.registers import TiledLayout as TiledLayout
 from pallas_gpu.layouts.registers import Tiling as Tiling
 from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout
+from pallas_gpu.layouts.relayout import RelayoutPlan as RelayoutPlan
+from pallas_gpu.layouts.relayout import plan_relayout as plan_relayout
 from pallas_gpu.layouts.smem import SmemLayout as SmemLayout
 from pallas_gpu.layouts.spread import default_layout as default_layout
 from pallas_gpu.layouts.stagger import Stagger as Stagger

@@ -17,29 +17,37 @@ from pallas_gpu.layouts.access import plan_access
 from pallas_gpu.layouts.gmem_access import plan_gmem
 from pallas_gpu.layouts.linear import WARP_LANES, WARPS, LinearLayout
 from pallas_gpu.layouts.registers import WGStridedLayout
+from pallas_gpu.layouts.relayout import plan_relayout
 from pallas_gpu.layouts.smem import SmemLayout
 
 Placement = LinearLayout | WGStridedLayout
 
 
 @functools.lru_cache(maxsize=8192)
-def relayout_cost(src: Placement, dst: Placement, bits: int) -> float | None:
+def relayout_cost(
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
+) -> float | None:
     """Cycles to bring an array from one layout into another.
 
     Args:
       src: the layout it has.
       dst: the layout it gets, of the same shape.
       bits: width of an element; 1 for a bool.
+      scratch_bytes: SMEM that may be used; None for as much as is reasonable.
 
     Returns:
-      0 where registers only get other names; None where the shapes differ.
+      0 where registers only get other names; None where the shapes differ, or that
+      scratch is not enough.
     """
-    if src.shape != dst.shape:
-        return None
     if src == dst:
         return rates.RENAME
-    words = max(1, src.num_registers * src.vector_length * max(bits, 8) // 32)
-    return words * WARPS * 2 * rates.SMEM_WAVEFRONT + 2 * rates.BARRIER
+    try:
+        plan = plan_relayout(src, dst, bits, scratch_bytes)
+    except LayoutError:
+        return None
+    if scratch_bytes is not None and plan.scratch_bytes > scratch_bytes:
+        return None
+    return plan.cost
 
 
 @functools.lru_cache(maxsize=8192)

@@ -26,6 +26,8 @@ SMEM_WAVEFRONT = 1.0
 # Arrival, and the wait for the last of four warps: estimate. No other instruction of
 # the warpgroup can be issued meanwhile.
 BARRIER = 30.0
+# bar.warp.sync, where the lanes have not parted: estimate.
+WARP_BARRIER = 5.0
 # From the address to the value of ld.shared; the barrier before it keeps the
 # warpgroup's other work from hiding it. Estimate.
 SMEM_LATENCY = 30.0

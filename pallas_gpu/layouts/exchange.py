@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Relayouts across warps: a round trip through scratch in SMEM.
+
+Elements that a thread holds together before and after travel in units of up to 16
+bytes. What the threads span, together with a unit, is a piece: a part of the array that
+both layouts have in whole slots. As many pieces as fit the scratch make a round.
+
+An address is linear over GF(2) in the element's vector. Bank conflicts are avoided by
+choice: the lanes that one wavefront serves, together with their units, span a space of
+one line of the 32 banks, one for the stores and one for the loads. Two spaces of one
+dimension have a common complement, spanned by sums of a vector of each; the place in
+the line is the part along the spaces, the line's number that along the complement. So
+both kinds of access meet every bank once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu.layouts.address import AddressForm
+from pallas_gpu.layouts.banks import phase_lanes, wavefronts_of
+from pallas_gpu.layouts.binary import BinaryLayout, Slot, common_slots, within_warps
+from pallas_gpu.layouts.gf2 import Basis, intersection, span
+from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS, WARP_LANES
+
+# The widest ld.shared and st.shared (PTX ISA, ld: .v4 of 32 bits).
+_MAX_UNIT_BITS = 128
+_WORD_BITS = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Side:
+    """The accesses of all threads to a piece: stores, or loads.
+
+    Attributes:
+      form: byte addresses relative to the piece, one for each access.
+      units: for each piece and access the slots that the access moves.
+      wavefronts: of one access of a warp.
+    """
+
+    form: AddressForm
+    units: tuple[tuple[tuple[Slot, ...], ...], ...]
+    wavefronts: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Exchange:
+    """A relayout through SMEM.
+
+    Attributes:
+      store: from the source's registers.
+      load: to the destination's.
+      piece_bytes: SMEM of one piece.
+      pieces_per_round: how many lie in the scratch at once.
+      idle_bits: bits of the thread between copies in the source: only threads that
+        have none of them set store.
+      within_warps: no warp loads what another one stores.
+    """
+
+    store: Side
+    load: Side
+    piece_bytes: int
+    pieces_per_round: int
+    idle_bits: tuple[int, ...]
+    within_warps: bool
+
+    @property
+    def rounds(self) -> list[range]:
+        """The pieces of each round."""
+        count, step = len(self.store.units), self.pieces_per_round
+        return [range(i, min(i + step, count)) for i in range(0, count, step)]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """SMEM of one round."""
+        return self.piece_bytes * self.pieces_per_round
+
+
+def plan_exchange(
+    src: BinaryLayout, dst: BinaryLayout, bits: int, available_bytes: int
+) -> Exchange | None:
+    """The plan with the widest units whose pieces fit what is available.
+
+    Where no piece fits, the plan with the smallest one, which needs more. None where
+    the two layouts have no pieces of one kind.
+    """
+    common = common_slots(src, dst)
+    most = min(len(common), (_MAX_UNIT_BITS // bits).bit_length() - 1)
+    # Units narrower than a word would waste what the banks can deliver.
+    least = min(most, _word_elements_log2(bits))
+    smallest = None
+    for count in range(most, -1, -1):
+        if count < least and smallest is not None:
+            break
+        plan = _plan(src, dst, bits, common[:count], available_bytes)
+        if plan is None:
+            continue
+        if plan.piece_bytes <= available_bytes:
+            return plan
+        smallest = plan
+    return smallest
+
+
+def _word_elements_log2(bits: int) -> int:
+    return max(_WORD_BITS // bits, 1).bit_length() - 1
+
+
+def _plan(
+    src: BinaryLayout, dst: BinaryLayout, bits: int, unit: list[int], available: int
+) -> Exchange | None:
+    address = _address_basis(src, dst, bits, unit)
+    piece_bits = len(address)
+    # What is left over numbers the pieces; both layouts have it in slots.
+    for vector in (*common_slots(src, dst), *src.slot_space):
+        address.add(vector)
+    store = _side(src, bits, unit, address, piece_bits)
+    load = _side(dst, bits, unit, address, piece_bits)
+    if store is None or load is None:
+        return None
+    piece_bytes = (bits << piece_bits) // 8
+    fit = max(available // piece_bytes, 1)
+    idle = tuple(src.copies(0, THREAD_BITS))
+    return Exchange(
+        store=store,
+        load=load,
+        piece_bytes=piece_bytes,
+        pieces_per_round=min(fit, len(store.units)),
+        idle_bits=idle,
+        # Of copies only one warp's are stored, for all warps.
+        within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
+    )
+
+
+def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:
+    """What the lanes span that one wavefront serves, and their units."""
+    lanes = phase_lanes((bits << len(unit)) // 8).bit_length() - 1
+    return Basis((*unit, *layout.thread_columns[:lanes]))
+
+
+def _address_basis(
+    src: BinaryLayout, dst: BinaryLayout, bits: int, unit: list[int]
+) -> Basis:
+    """Basis of a piece: vector i is the element at place 2**i."""
+    stored, loaded = _phase(src, bits, unit), _phase(dst, bits, unit)
+    both = Basis(unit)
+    meet = intersection(stored.vectors, loaded.vectors, src.bits).vectors
+    # Columns of threads come first: their addresses then lie on whole units.
+    for vector in (*stored.vectors, *loaded.vectors, *meet):
+        if vector in stored and vector in loaded:
+            both.add(vector)
+    only_stored = _added(both, stored.vectors)
+    only_loaded = _added(both, loaded.vectors)
+    paired = min(len(only_stored), len(only_loaded))
+    lines = [
+        a ^ b for a, b in zip(only_stored[:paired], only_loaded[:paired], strict=True)
+    ]
+    line = (*both.vectors[len(unit) :], *only_stored, *only_loaded[paired:])
+    threads = (*src.thread_columns, *dst.thread_columns)
+    # Elements narrower than a bank share it with some that no wavefront mixes.
+    others = _added(Basis((*unit, *line, *lines)), threads)
+    fillers = others[: max(_word_elements_log2(bits) - len(unit), 0)]
+    return Basis((*unit, *fillers, *line, *lines, *threads))
+
+
+def _added(basis: Basis, vectors: tuple[int, ...] | list[int]) -> list[int]:
+    """The vectors that a copy of the basis grows by."""
+    grown = basis.copy()
+    return [vector for vector in vectors if grown.add(vector)]
+
+
+def _side(
+    layout: BinaryLayout, bits: int, unit: list[int], address: Basis, piece_bits: int
+) -> Side | None:
+    columns = [address.coordinates(c) for c in layout.thread_columns]
+    pieces = 1 << (len(address) - piece_bits)
+    found: list[dict[int, int]] = [{} for _ in range(pieces)]
+    inside = (1 << len(unit)) - 1
+    for first in span(_added(Basis(unit), list(layout.slot_space))):
+        place = address.coordinates(first)
+        # The slot whose element lies at the start of the unit.
+        own = first ^ span(unit)[place & inside]
+        start = place & ((1 << piece_bits) - 1) & ~inside
+        found[place >> piece_bits][start] = own
+    starts = sorted(found[0])
+    if any(column & inside or column >> piece_bits for column in columns) or any(
+        sorted(piece) != starts for piece in found
+    ):
+        return None
+    form = AddressForm(
+        columns=tuple(column * bits // 8 for column in columns),
+        column_add=(0,) * THREAD_BITS,
+        xor=tuple(start * bits // 8 for start in starts),
+        add=(0,) * len(starts),
+        region_bytes=(bits << piece_bits) // 8,
+    ).with_few_xors()
+    warps = form.evaluate().T.reshape(-1, WARP_LANES)
+    units = tuple(
+        tuple(tuple(slots[piece[s] ^ e] for e in span(unit)) for s in starts)
+        for slots in layout.slots
+        for piece in found
+    )
+    wavefronts = wavefronts_of(warps, (bits << len(unit)) // 8)
+    return Side(form, units, int(wavefronts.max()))

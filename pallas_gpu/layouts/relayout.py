@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans how an array gets from one register layout into another.
+
+Three ways, the cheapest wins: registers of a thread get other names, lanes of a warp
+exchange words (`shuffle.py`), or the array goes through scratch in SMEM
+(`exchange.py`, in any order of rows where layouts are not linear over GF(2)).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Sequence
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts import rates
+from pallas_gpu.layouts.access import plan_access
+from pallas_gpu.layouts.access_plan import Kind
+from pallas_gpu.layouts.binary import BinaryLayout, Slot, binary_layout
+from pallas_gpu.layouts.exchange import Exchange, plan_exchange
+from pallas_gpu.layouts.linear import LANE_BITS, WARPS, LinearLayout
+from pallas_gpu.layouts.registers import WGStridedLayout
+from pallas_gpu.layouts.shuffle import Shuffle, plan_shuffles
+from pallas_gpu.layouts.smem import SmemLayout
+
+Placement = LinearLayout | WGStridedLayout
+
+# Pieces of most pairs of layouts fit it; see `plan_relayout`.
+_AMPLE_SCRATCH_BYTES = 8192
+_WORD_BITS = 32
+
+# For each register of the destination where its elements come from.
+Sources = tuple[tuple[Slot, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rename:
+    """Every thread has what it needs, in the same slots: registers are regrouped."""
+
+    sources: Sources
+
+
+@dataclasses.dataclass(frozen=True)
+class RowMajor:
+    """All of the array lies in SMEM, row by row: for layouts without a binary form."""
+
+    smem: SmemLayout
+
+
+@dataclasses.dataclass(frozen=True)
+class RelayoutPlan:
+    """How to get from one layout into another.
+
+    Attributes:
+      method: what to do.
+      cost: cycles of issue of the warpgroup; see `rates.py`.
+      scratch_bytes: SMEM it takes; more than was available where less is not enough.
+    """
+
+    method: Rename | Shuffle | Exchange | RowMajor
+    cost: float
+    scratch_bytes: int = 0
+
+
+def plan_relayout(
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
+) -> RelayoutPlan:
+    """Plans a relayout.
+
+    Args:
+      src: the layout the array has. Of copies any may be read.
+      dst: the layout it gets; copies are made.
+      bits: width of an element, 8, 16, 32 or 64; a bool's, 1, counts as a byte.
+      scratch_bytes: SMEM that may be used; None for 8 KiB, or more where that is not
+        enough.
+
+    Raises:
+      LayoutError: the shapes differ, or elements have another width.
+    """
+    if src.shape != dst.shape or bits not in (1, 8, 16, 32, 64):
+        raise LayoutError(
+            "a relayout keeps the shape and moves whole bytes",
+            expected=f"shape {src.shape}, elements of 1, 8, 16, 32 or 64 bits",
+            got=f"shape {dst.shape}, elements of {bits} bits",
+        )
+    available = _AMPLE_SCRATCH_BYTES if scratch_bytes is None else scratch_bytes
+    return _plan(src, dst, bits, available, scratch_bytes is None)
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(
+    src: Placement, dst: Placement, bits: int, available: int, may_ask: bool
+) -> RelayoutPlan:
+    if not (isinstance(src, LinearLayout) and isinstance(dst, LinearLayout)):
+        src, dst = _flatten(src, dst)
+    sources = _rename_sources(src, dst)
+    if sources is not None:
+        return RelayoutPlan(Rename(sources), _regrouping(sources, bits))
+    # Neither lanes nor memory exchange single bits.
+    bools = bits == 1
+    bits = max(bits, 8)
+    conversions = 0.0
+    if bools:
+        elements = _elements(src) + _elements(dst)
+        conversions = elements * rates.CONVERT
+    plans = [
+        RelayoutPlan(shuffle, conversions + _shuffle_cost(shuffle, src, dst, bits))
+        for shuffle in _shuffles(src, dst, bits)
+    ]
+    through = _through_smem(src, dst, bits, available)
+    through = dataclasses.replace(through, cost=through.cost + conversions)
+    if may_ask or through.scratch_bytes <= available or not plans:
+        plans.append(through)
+    return min(plans, key=lambda plan: plan.cost)
+
+
+def _elements(layout: Placement) -> int:
+    return layout.num_registers * layout.vector_length
+
+
+def _flatten(src: Placement, dst: Placement) -> tuple[Placement, Placement]:
+    """The two layouts of the same elements in one row, if they are linear there."""
+    size = (math.prod(src.shape),)
+    try:
+        rows = [
+            layout.reshape(size)
+            if isinstance(layout, LinearLayout)
+            else WGStridedLayout(size, layout.vec_size).linear()
+            for layout in (src, dst)
+        ]
+    except LayoutError:
+        return src, dst
+    return rows[0], rows[1]
+
+
+def _rename_sources(src: Placement, dst: Placement) -> Sources | None:
+    if not (isinstance(src, LinearLayout) and isinstance(dst, LinearLayout)):
+        return None
+    elements = dst.broadcast_elements(src, range(dst.rank))
+    if elements is None:
+        return None
+    return tuple(tuple((r, v) for r, v in row) for row in elements.tolist())
+
+
+# --- inside of a warp -----------------------------------------------------------------
+
+
+def _shuffles(src: Placement, dst: Placement, bits: int) -> list[Shuffle]:
+    pair = _binary_forms(src, dst)
+    return [] if pair is None else plan_shuffles(*pair, bits)
+
+
+def _binary_forms(
+    src: Placement, dst: Placement
+) -> tuple[BinaryLayout, BinaryLayout] | None:
+    if not (isinstance(src, LinearLayout) and isinstance(dst, LinearLayout)):
+        return None
+    before, after = binary_layout(src), binary_layout(dst)
+    return None if before is None or after is None else (before, after)
+
+
+def _shuffle_cost(plan: Shuffle, src: Placement, dst: Placement, bits: int) -> float:
+    # The elements of 64 bits travel in two words.
+    each = max(bits // _WORD_BITS, 1)
+    cost = each * (plan.moves * rates.SHUFFLE + plan.selects * rates.SELECT)
+    cost += _regrouping(plan.packs, bits)
+    return cost + _regrouping(filled(plan.places, dst), bits)
+
+
+# --- through SMEM ---------------------------------------------------------------------
+
+
+def _through_smem(
+    src: Placement, dst: Placement, bits: int, available: int
+) -> RelayoutPlan:
+    pair = _binary_forms(src, dst)
+    exchange = None if pair is None else plan_exchange(*pair, bits, available)
+    if exchange is None:
+        return _row_major(src, dst, bits)
+    storing = WARPS >> sum(b >= LANE_BITS for b in exchange.idle_bits)
+    store, load = exchange.store, exchange.load
+    accesses = sum(map(len, store.units)) * store.wavefronts * storing
+    accesses += sum(map(len, load.units)) * load.wavefronts * WARPS
+    cost = accesses * rates.SMEM_WAVEFRONT + _waiting(
+        len(exchange.rounds), exchange.within_warps
+    )
+    for units in store.units:
+        cost += _regrouping(units, bits)
+    places = [unit for units in load.units for unit in units]
+    cost += _regrouping(filled(places, dst), bits)
+    return RelayoutPlan(exchange, cost, exchange.scratch_bytes)
+
+
+def _waiting(rounds: int, within_warps: bool = False) -> float:
+    """Before the stores nobody may read any more, before the loads all are done."""
+    if within_warps:
+        # What was there before may still be read by any warp.
+        meetings = rates.BARRIER + (2 * rounds - 1) * rates.WARP_BARRIER
+    else:
+        meetings = 2 * rounds * rates.BARRIER
+    return meetings + rounds * rates.SMEM_LATENCY
+
+
+def _row_major(src: Placement, dst: Placement, bits: int) -> RelayoutPlan:
+    smem = SmemLayout(src.shape, bits)
+    cost = _waiting(1)
+    accesses: tuple[tuple[Placement, Kind], ...] = ((src, "store"), (dst, "load"))
+    for layout, kind in accesses:
+        plan = plan_access(layout, smem, kind=kind, optimized=False)
+        count = len(plan.instructions) * plan.wavefronts_per_access * WARPS
+        cost += count * rates.SMEM_WAVEFRONT
+    return RelayoutPlan(RowMajor(smem), cost, smem.size_bytes)
+
+
+# --- registers ------------------------------------------------------------------------
+
+
+def filled(places: Iterable[Sequence[Slot]], dst: Placement) -> Sources:
+    """Where the elements of each register come from.
+
+    Args:
+      places: for each word or unit, in order, the slots of `dst` that it fills.
+      dst: the layout.
+
+    Returns:
+      For each register its elements as (number of the word, place in it).
+    """
+    table: list[list[Slot]] = [
+        [(0, 0)] * dst.vector_length for _ in range(dst.num_registers)
+    ]
+    for number, slots in enumerate(places):
+        for place, (register, element) in enumerate(slots):
+            table[register][element] = (number, place)
+    return tuple(map(tuple, table))
+
+
+def _regrouping(groups: Iterable[Sequence[Slot]], bits: int) -> float:
+    """Cycles to put vectors together from elements of other vectors."""
+    per_word = max(_WORD_BITS // max(bits, 8), 1)
+    if per_word == 1:
+        return rates.RENAME
+    count = 0
+    for group in groups:
+        for start in range(0, len(group), per_word):
+            part = group[start : start + per_word]
+            register, first = part[0]
+            run = [(register, first + i) for i in range(len(part))]
+            if first % per_word == 0 and list(part) == run:
+                continue
+            words = {(r, v // per_word) for r, v in part}
+            # prmt takes the bytes of two words.
+            count += max(len(words) - 1, 1)
+    return count * rates.PERMUTE
