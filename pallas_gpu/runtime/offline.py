@@ -19,9 +19,11 @@ from pallas_gpu.runtime.serialize import SerializedModule
 
 # Texts of a large kernel are about 1 MB.
 _CACHED_MODULES = 128
-# What nvdisasm's scheduling view puts before an instruction: barrier waited for, read
-# barrier, write barrier, yield, stall cycles.
-_CONTROL_CODES = re.compile(r"^\s*[-\w]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE)
+# What nvdisasm's scheduling view puts before an instruction: barriers waited for (one or
+# `2&1`), read barrier, write barrier, yield, stall cycles.
+_CONTROL_CODES = re.compile(
+    r"^\s*[-\w&]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE
+)
 _NO_SASS = (
     "no SASS: nvdisasm was not found (pip install 'pallas-gpu[offline]', or a CUDA "
     "toolkit on PATH)"

@@ -40,6 +40,26 @@ _FAMILIES = (
 )
 _LONGEST_FIRST = sorted(_FAMILIES, key=len, reverse=True)
 
+# What stands for what in a comparison of two kernels. The first pattern that a mnemonic
+# begins with counts, so a wait of a family goes before the family.
+_CLASSES = (
+    (
+        "waits",
+        r"mbarrier\.(try|test)_wait|wgmma\.wait_group|cp\.async(\.bulk)?\.wait_"
+        r"|barrier\.cluster\.wait|griddepcontrol\.wait|tcgen05\.wait",
+    ),
+    ("wgmma", r"wgmma\.mma_async"),
+    ("tma", r"cp\.(reduce\.)?async\.bulk\.(?!commit_group)"),
+    ("matrix", r"ldmatrix|stmatrix"),
+    ("barriers", r"bar|mbarrier"),
+    ("fences", r"fence|membar|wgmma\.fence"),
+    ("shuffles", r"shfl"),
+    ("memory", r"(ld|st|atom|red|multimem)\.(?!param|const)"),
+)
+CLASSES = (*(name for name, _ in _CLASSES), "total")
+"""Names of the classes that `class_counts` counts, in the order of a table."""
+_CLASS_PATTERNS = tuple((name, re.compile(pattern)) for name, pattern in _CLASSES)
+
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 # Directives that end without a semicolon, e.g. `.loc 1 12 0`, `.maxntid 128, 1, 1`.
 _DIRECTIVE_LINE = re.compile(r"^[ \t]*\.[^;\n]*$", re.MULTILINE)
@@ -84,6 +104,29 @@ def instruction_counts(ptx: str) -> dict[str, int]:
       2
     """
     return dict(collections.Counter(map(family, mnemonics(ptx))).most_common())
+
+
+def class_counts(ptx: str) -> dict[str, int]:
+    """Counts a kernel's instructions by what they are for: one number for each class.
+
+    The classes are `waits` (of every kind), `wgmma` (products, without fences and
+    groups), `tma` (copies in bulk and their prefetches), `matrix` (ldmatrix and
+    stmatrix), `barriers` (arrivals and initialisation), `fences`, `shuffles`, `memory`
+    (loads, stores and atomics, without those of parameters) and `total`: everything,
+    what no class counts too.
+
+    Example:
+      >>> class_counts(compiled.ptx)["waits"]
+      3
+    """
+    counts = dict.fromkeys(CLASSES, 0)
+    for mnemonic in mnemonics(ptx):
+        counts["total"] += 1
+        for name, pattern in _CLASS_PATTERNS:
+            if pattern.match(mnemonic):
+                counts[name] += 1
+                break
+    return counts
 
 
 def count(ptx: str, prefix: str) -> int:

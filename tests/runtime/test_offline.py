@@ -96,8 +96,10 @@ def test_control_codes_are_stripped_and_nothing_else():
     sass = (
         "k:\n   -:-:-:Y:01        /*0000*/    LDC R1, c[0x0][0x28] \n"
         ".L_x_1:\n   0:3:2:-:06        /*0010*/    EXIT \n"
+        " 2&1:-:-:Y:05        /*0020*/    BRA `(.L_x_1) \n"
     )
     assert offline.without_control_codes(sass) == (
         "k:\n        /*0000*/    LDC R1, c[0x0][0x28] \n"
         ".L_x_1:\n        /*0010*/    EXIT \n"
+        "        /*0020*/    BRA `(.L_x_1) \n"
     )

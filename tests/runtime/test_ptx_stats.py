@@ -93,6 +93,43 @@ def test_counts_are_by_family():
     assert sum(counts.values()) == 15
 
 
+@pytest.mark.parametrize(
+    "mnemonic, name",
+    [
+        ("mbarrier.try_wait.parity.shared.b64", "waits"),
+        ("wgmma.wait_group.sync.aligned", "waits"),
+        ("cp.async.bulk.wait_group.read", "waits"),
+        ("barrier.cluster.wait.aligned", "waits"),
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16", "wgmma"),
+        ("cp.async.bulk.tensor.2d.shared::cluster.global", "tma"),
+        ("cp.reduce.async.bulk.tensor.2d.global", "tma"),
+        ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "matrix"),
+        ("stmatrix.sync.aligned.m8n8.x4.shared.b16", "matrix"),
+        ("mbarrier.arrive.expect_tx.shared.b64", "barriers"),
+        ("bar.sync", "barriers"),
+        ("barrier.cluster.arrive.aligned", "barriers"),
+        ("wgmma.fence.sync.aligned", "fences"),
+        ("fence.proxy.async.shared::cta", "fences"),
+        ("shfl.sync.idx.b32", "shuffles"),
+        ("ld.shared.v4.b32", "memory"),
+        ("st.b32", "memory"),
+        ("atom.add.release.gpu.global.u32", "memory"),
+    ],
+)
+def test_class_of_an_instruction(mnemonic, name):
+    counts = ptx_stats.class_counts(f"{mnemonic} %r1;")
+    assert {key for key, number in counts.items() if number} == {name, "total"}
+
+
+@pytest.mark.parametrize(
+    "mnemonic", ["cp.async.bulk.commit_group", "ld.param::entry.b64", "ex2.approx.f32"]
+)
+def test_an_instruction_of_no_class_counts_in_the_total_alone(mnemonic):
+    counts = ptx_stats.class_counts(f"{mnemonic} %r1;")
+    assert {key for key, number in counts.items() if number} == {"total"}
+    assert tuple(counts) == ptx_stats.CLASSES
+
+
 def test_prefix_count_ends_at_a_dot():
     assert ptx_stats.count(PTX, "ld.shared.v4") == 1
     assert ptx_stats.count(PTX, "ld.sha") == 0
