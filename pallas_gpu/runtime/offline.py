@@ -19,8 +19,8 @@ from pallas_gpu.runtime.serialize import SerializedModule
 
 # Texts of a large kernel are about 1 MB.
 _CACHED_MODULES = 128
-# What nvdisasm's scheduling view puts before an instruction: barriers waited for (one or
-# `2&1`), read barrier, write barrier, yield, stall cycles.
+# What nvdisasm's scheduling view puts before an instruction: barriers waited for (`2&1`
+# are two), read barrier, write barrier, yield, stall cycles.
 _CONTROL_CODES = re.compile(
     r"^\s*[-\w&]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE
 )
