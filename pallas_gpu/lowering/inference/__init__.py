@@ -1,2 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts for a kernel of the warpgroup level: registers, tilings and swizzles."""
+"""Layouts for a kernel of the warpgroup level: registers, tilings and swizzles.
+
+`infer` reads the body of a kernel and chooses one register layout per vector value and
+operand, and one tiling and swizzle per SMEM array, such that the kernel is cheapest.
+
+* `constraints` says for each operation what it asks: variables, edges, uses of memory.
+* `candidates` finds the layouts that come into question.
+* `prices` and `assembly` make a problem of it, which `solver` solves.
+* `explain` says why where there is no solution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import arch
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.lowering.inference import assembly, explain, solver
+from pallas_gpu.lowering.inference.annotate import annotate
+from pallas_gpu.lowering.inference.constraints import collect
+from pallas_gpu.lowering.inference.network import Port
+from pallas_gpu.lowering.inference.sources import where
+from pallas_gpu.mosaic.registers import Placement
+
+
+class Assignment:
+    """The layouts of a kernel, as `infer` chose them.
+
+    Attributes:
+      exact: whether no cheaper choice exists among the candidates.
+      entries: table entries that were computed: the work, on every machine.
+    """
+
+    def __init__(self, problem: assembly.Assembly, solution: solver.Solution):
+        self.exact = solution.exact
+        self.entries = solution.entries
+        self._assembly = problem
+        self._labels = solution.labels
+        self._storages = {
+            array.base: problem.storages[array.index][
+                solution.labels[problem.array_variable(array)]
+            ]
+            for array in problem.arrays
+        }
+
+    def result(self, value: ir.Value) -> Placement | None:
+        """The layout of a vector: an operation's result or a region's argument.
+
+        None for what has none: splats, iotas, broadcasts of them, elementwise functions
+        of them only. They are made in the layout in which `operand` wants them.
+        """
+        return self._layout(self._assembly.network.results.get(value))
+
+    def operand(self, op: ir.Operation, i: int) -> Placement | None:
+        """The layout in which operand `i` must arrive.
+
+        None where it is no vector, where the result has no layout either, and for what
+        an operation ignores. Loops and branches: the operands of `scf.for` and
+        `scf.while` that are initial values, those of `scf.yield` and `scf.condition`.
+        """
+        return self._layout(self._assembly.network.operands.get((op.operation, i)))
+
+    def _layout(self, port: Port | None) -> Placement | None:
+        if port is None:
+            return None
+        label = self._labels[port.variable.index]
+        return self._assembly.book.layouts[self._assembly.numbers(port)[label]]
+
+    def smem(self, value: ir.Value) -> SmemLayout:
+        """Tiling and swizzle of an SMEM array: of the result of its `slice_smem`."""
+        return self._storages[value]
+
+
+def infer(
+    block: ir.Block,
+    *,
+    target: arch.Target,
+    scratch_bytes: int,
+    cluster: Sequence[int] = (),
+) -> Assignment:
+    """Chooses the layouts of a kernel.
+
+    Args:
+      block: the kernel's body.
+      target: what is compiled for.
+      scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps.
+      cluster: CTAs of a cluster per axis, to which `collective` of a copy refers.
+
+    Raises:
+      LayoutError: no choice satisfies all operations; the message names those that
+        conflict, with their lines, and what would settle it.
+    """
+    network = collect(block, cluster)
+    if network.uses_wgmma:
+        target.require(arch.Feature.WGMMA, "wgmma")
+    problem = assembly.Assembly(network, scratch_bytes)
+    explain.check_domains(problem)
+    solution = problem.solve()
+    if not solution.feasible:
+        raise explain.conflict(problem)
+    return Assignment(problem, solution)
+
+
+__all__ = ["Assignment", "annotate", "infer", "where"]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The module with the chosen layouts written beside its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.lowering.inference import smem
+from pallas_gpu.mosaic.registers import Placement, describe
+
+# Attributes that stand in the text only.
+_OPERANDS, _RESULTS, _STORAGE = "layouts.operands", "layouts.results", "layouts.smem"
+
+
+class Layouts(Protocol):
+    """What `infer` returns."""
+
+    def result(self, value: ir.Value) -> Placement | None: ...
+    def operand(self, op: ir.Operation, i: int) -> Placement | None: ...
+    def smem(self, value: ir.Value) -> SmemLayout: ...
+
+
+def annotate(block: ir.Block, assignment: Layouts) -> str:
+    """The text of the operation around a block, with layouts as attributes.
+
+    The module itself stays as it is.
+    """
+    written: list[tuple[ir.Operation, str]] = []
+    try:
+        for op in _operations(block):
+            for name, texts in _texts(op, assignment):
+                op.attributes[name] = ir.ArrayAttr.get(
+                    [ir.StringAttr.get(text, op.context) for text in texts], op.context
+                )
+                written.append((op, name))
+        return str(block.owner)
+    finally:
+        for op, name in written:
+            del op.attributes[name]
+
+
+def _operations(block: ir.Block) -> Iterator[ir.Operation]:
+    for view in block.operations:
+        yield view.operation
+        for region in view.operation.regions:
+            for inner in region.blocks:
+                yield from _operations(inner)
+
+
+def _texts(
+    op: ir.Operation, assignment: Layouts
+) -> Iterator[tuple[str, Sequence[str]]]:
+    if op.name == "mosaic_gpu.slice_smem":
+        yield _STORAGE, [smem.describe(assignment.smem(op.results[0]))]
+    operands = [assignment.operand(op, i) for i in range(len(op.operands))]
+    if any(layout is not None for layout in operands):
+        yield _OPERANDS, ["-" if x is None else describe(x) for x in operands]
+    results = [assignment.result(value) for value in op.results]
+    if any(layout is not None for layout in results):
+        yield _RESULTS, ["-" if x is None else describe(x) for x in results]

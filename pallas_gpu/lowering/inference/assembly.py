@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From what was collected to a problem for the solver, and from its labels back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.lowering.inference import smem, solver
+from pallas_gpu.lowering.inference.candidates import Book, candidates
+from pallas_gpu.lowering.inference.network import (
+    Edge,
+    Network,
+    Port,
+    SmemArray,
+    Use,
+    Variable,
+    digest,
+)
+from pallas_gpu.lowering.inference.prices import Key, Prices, preferences
+from pallas_gpu.lowering.inference.solver import INFEASIBLE, Problem, Solution
+
+
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """What the labels of a variable mean: numbers of layouts in the book.
+
+    Attributes:
+      source: per label the operand's layout.
+      target: per label the result's; that of the operand where there is no result.
+    """
+
+    source: tuple[int, ...]
+    target: tuple[int, ...]
+
+
+class Assembly:
+    """The problem of a kernel, and what its variables and labels stand for.
+
+    The network's variables come first, with their own numbers, then the arrays.
+
+    Args:
+      network: what was collected.
+      scratch_bytes: SMEM that relayouts and reductions may use.
+
+    Attributes:
+      book: the layouts.
+      labels: per variable of the network.
+      arrays: the arrays in SMEM.
+      storages: per array the ways to store it.
+      refusals: per array, use of it and way to store it why not, or None.
+
+    Raises:
+      LayoutError: transforms that the user gives do not fit their array.
+    """
+
+    def __init__(self, network: Network, scratch_bytes: int):
+        self.network = network
+        self.scratch_bytes = scratch_bytes
+        self.book = Book()
+        found = candidates(network, self.book)
+        self.labels = [_labels(v, found, self.book) for v in network.variables]
+        self.arrays = list(network.arrays.values())
+        self.storages = [smem.storages(array) for array in self.arrays]
+        self.refusals = [
+            {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
+            for array, storages in zip(self.arrays, self.storages, strict=True)
+        ]
+        self.prices = Prices(self.book, scratch_bytes)
+        self._keys = _keys(network)
+        # A value that an operation takes twice is brought into its layout once.
+        self._edges = list(
+            {(e.maker, e.taker, e.bits): e for e in network.edges}.values()
+        )
+
+    def numbers(self, port: Port) -> tuple[int, ...]:
+        """Per label of a variable the layout on one of its sides."""
+        labels = self.labels[port.variable.index]
+        return labels.source if port.side == "source" else labels.target
+
+    def array_variable(self, array: SmemArray) -> int:
+        """The number of an array's variable in the problem."""
+        return len(self.labels) + array.index
+
+    # --- the problem ------------------------------------------------------------------
+
+    def problem(self) -> Problem:
+        """The problem with the costs that are known so far."""
+        problem = Problem()
+        for variable, labels in zip(self.network.variables, self.labels, strict=True):
+            key = self._keys[variable.index]
+            costs = [self.prices.operation(variable, n) for n in labels.source]
+            liking = preferences(len(costs), key)
+            problem.add_variable(np.array(costs, dtype=np.int64) + liking, key)
+        for array in self.arrays:
+            problem.add_variable(self._array_costs(array), array.key)
+        for edge in self._edges:
+            self._add_edge(problem, edge)
+        for variable, use in self._accesses():
+            array = self.network.array(use.view)
+            table = self._access_costs(variable, use, array)
+            problem.add_table(variable.index, self.array_variable(array), table)
+        return problem
+
+    def _array_costs(self, array: SmemArray) -> np.ndarray:
+        storages = self.storages[array.index]
+        costs = preferences(len(storages), array.key)
+        for use, refusals in self.refusals[array.index].items():
+            for i, (storage, refusal) in enumerate(
+                zip(storages, refusals, strict=True)
+            ):
+                if refusal is not None:
+                    costs[i] = INFEASIBLE
+                elif use.kind == "copy" and costs[i] < INFEASIBLE:
+                    costs[i] += self.prices.copy(use, storage)
+        return costs
+
+    def _add_edge(self, problem: Problem, edge: Edge) -> None:
+        a, b = edge.maker.variable.index, edge.taker.variable.index
+        made, taken = self.numbers(edge.maker), self.numbers(edge.taker)
+        if edge.rigid:
+            same = np.equal.outer(np.array(made), np.array(taken))
+            table = np.where(same, 0, INFEASIBLE).astype(np.int64)
+        else:
+            table = self.prices.relayouts(made, taken, edge.bits, edge.weight)
+        alike = self.labels[a] == self.labels[b]
+        uniform = self.labels[a].source == self.labels[a].target
+        problem.add_table(a, b, table, mergeable=alike and uniform)
+
+    def _accesses(self) -> Iterator[tuple[Variable, Use]]:
+        for variable in self.network.variables:
+            if variable.access is not None and variable.access.view.in_smem:
+                yield variable, variable.access
+
+    def _access_costs(
+        self, variable: Variable, use: Use, array: SmemArray
+    ) -> np.ndarray:
+        storages = self.storages[array.index]
+        numbers = self.labels[variable.index].source
+        refusals = self.refusals[array.index][use]
+        table = np.full((len(numbers), len(storages)), INFEASIBLE, dtype=np.int64)
+        for j, (storage, refusal) in enumerate(zip(storages, refusals, strict=True)):
+            if refusal is not None:
+                continue
+            for i, number in enumerate(numbers):
+                key = self.prices.smem_key(use, storage, number, variable.bits)
+                table[i, j] = self.prices.times(key, use.weight)
+        return table
+
+    # --- solutions --------------------------------------------------------------------
+
+    def costs_of(self, labels: Sequence[int]) -> Iterator[Key]:
+        """What a solution pays for, as far as it is not computed at once."""
+        for variable in self.network.variables:
+            number = self.labels[variable.index].source[labels[variable.index]]
+            key = self.prices.gmem_key(variable, number)
+            if key is not None:
+                yield key
+        for edge in self._edges:
+            a, b = (
+                self.numbers(port)[labels[port.variable.index]]
+                for port in (edge.maker, edge.taker)
+            )
+            key = self.prices.relayout_key(a, b, edge.bits)
+            if key is not None and not edge.rigid:
+                yield key
+        for variable, use in self._accesses():
+            array = self.network.array(use.view)
+            storage = self.storages[array.index][labels[self.array_variable(array)]]
+            number = self.labels[variable.index].source[labels[variable.index]]
+            yield self.prices.smem_key(use, storage, number, variable.bits)
+
+    def solve(self) -> Solution:
+        """The cheapest choice; not feasible where there is none."""
+        entries = 0
+        while True:
+            problem = self.problem()
+            solution = solver.solve(problem)
+            entries += solution.entries
+            if not solution.feasible and not solution.exact:
+                solution = solver.solve(problem, solver.TABLE_LIMIT << 6)
+                entries += solution.entries
+            settled = solution.feasible and self.prices.settle(
+                self.costs_of(solution.labels)
+            )
+            if not settled:
+                return dataclasses.replace(solution, entries=entries)
+
+    def settle_all(self) -> None:
+        """Computes every cost, for explanations."""
+        for edge in self._edges:
+            self.prices.settle(
+                key
+                for a in self.numbers(edge.maker)
+                for b in self.numbers(edge.taker)
+                if (key := self.prices.relayout_key(a, b, edge.bits)) is not None
+            )
+        for variable, use in self._accesses():
+            self.prices.settle(
+                self.prices.smem_key(use, storage, number, variable.bits)
+                for storage in self.storages[self.network.array(use.view).index]
+                for number in self.labels[variable.index].source
+            )
+
+
+def _refusal(
+    array: SmemArray, use: Use, storage: SmemLayout
+) -> errors.LayoutError | None:
+    return smem.refusal(use, storage, given=array.transforms is not None)
+
+
+def _keys(network: Network) -> list[int]:
+    """Per variable a number made of its own key and those of its users."""
+    around: list[list[str]] = [[] for _ in network.variables]
+    for edge in network.edges:
+        taker = edge.taker.variable
+        around[edge.maker.variable.index].append(f"to {taker.key}")
+    return [
+        digest(str(variable.key), *sorted(around[variable.index]))
+        for variable in network.variables
+    ]
+
+
+def _labels(variable: Variable, found: dict, book: Book) -> Labels:
+    source, target = variable.source.find(), variable.target.find()
+    relation = variable.relation
+    if relation is None:
+        if variable.fixed is not None:
+            numbers: tuple[int, ...] = (book.number(variable.fixed),)
+        else:
+            numbers = found[source]
+        return Labels(numbers, numbers)
+    given = found[target] if relation.from_result else found[source]
+    follow = relation.backward if relation.from_result else relation.forward
+    pairs = []
+    for number in given:
+        layout = follow(book.layouts[number])
+        if layout is not None:
+            pairs.append((number, book.number(layout)))
+        elif not target.shape:  # a reduction to a scalar
+            pairs.append((number, number))
+    ours, theirs = tuple(p[0] for p in pairs), tuple(p[1] for p in pairs)
+    return Labels(theirs, ours) if relation.from_result else Labels(ours, theirs)

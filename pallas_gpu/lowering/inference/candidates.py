@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which register layouts come into question for the arrays of each cell.
+
+Each cell starts with the layouts that operations demand there and those that suit its
+loads, stores and neighbours. Then layouts travel through the operations that change
+shapes, in both directions, round by round; a cell stops taking them at a limit. All
+sets are sorted by one canonical order, so that the order of operations plays no role.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.swizzle import NO_SWIZZLE, SWIZZLES
+from pallas_gpu.lowering.inference.network import Cell, Network, Variable
+from pallas_gpu.lowering.inference.relations import default
+from pallas_gpu.mosaic.registers import Placement, place_registers
+
+# Candidates of a cell, beyond those that operations demand.
+LIMIT = 12
+# A layout's way through operations that change shapes.
+_ROUNDS = 24
+_BYTE_BITS, _HALF_BITS = 8, 16
+
+
+class Book:
+    """Numbers layouts, so that they are compared and hashed once."""
+
+    def __init__(self) -> None:
+        self.layouts: list[Placement] = []
+        self._numbers: dict[Placement, int] = {}
+        self._order: list[tuple] = []
+
+    def number(self, layout: Placement) -> int:
+        """The number of a layout."""
+        found = self._numbers.get(layout)
+        if found is None:
+            found = len(self.layouts)
+            self._numbers[layout] = found
+            self.layouts.append(layout)
+            self._order.append(canonical_order(layout))
+        return found
+
+    def ordered(self, numbers: Iterator[int] | set[int] | list[int]) -> list[int]:
+        """Numbers of layouts in the canonical order."""
+        return sorted(set(numbers), key=self._order.__getitem__)
+
+
+def canonical_order(layout: Placement) -> tuple:
+    """Sorts layouts: default layouts first, then by their contents."""
+    defaults = [default(layout.shape, bits) for bits in (32, 64)]
+    rank = defaults.index(layout) if layout in defaults else len(defaults)
+    if not isinstance(layout, LinearLayout):
+        return rank, -layout.vec_size, 0, (), ()
+    return (
+        rank,
+        -layout.vector_length,
+        len(layout.replication_bits),
+        layout.thread_columns,
+        layout.origins,
+    )
+
+
+def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
+    """The numbers of each cell's candidates, in the canonical order."""
+    cells = list(network.cells())
+    changers = [v for v in network.variables if v.relation is not None]
+    around: dict[Cell, list[Variable]] = {}
+    for variable in changers:
+        for cell in {variable.source.find(), variable.target.find()}:
+            around.setdefault(cell, []).append(variable)
+    found: dict[Cell, set[int]] = {}
+    for cell in cells:
+        seeds = [*cell.hard, *_natural(cell, network)]
+        found[cell] = {book.number(layout) for layout in seeds}
+    for variable in changers:
+        _seed_relation(variable, found, book)
+    fresh = {cell: book.ordered(found[cell]) for cell in cells}
+    for _ in range(_ROUNDS):
+        fresh = _travel(fresh, around, found, book)
+        if not fresh:
+            break
+    return {cell: tuple(book.ordered(numbers)) for cell, numbers in found.items()}
+
+
+def _travel(
+    fresh: dict[Cell, list[int]],
+    around: dict[Cell, list[Variable]],
+    found: dict[Cell, set[int]],
+    book: Book,
+) -> dict[Cell, list[int]]:
+    """One round: new layouts go through the operations around their cells."""
+    arrived: dict[Cell, set[int]] = {}
+    for cell, numbers in fresh.items():
+        for variable in around.get(cell, ()):
+            assert variable.relation is not None
+            source, target = variable.source.find(), variable.target.find()
+            for number in numbers:
+                layout = book.layouts[number]
+                ways = []
+                if cell is source:
+                    ways.append((target, variable.relation.forward(layout)))
+                if cell is target:
+                    ways.append((source, variable.relation.backward(layout)))
+                for there, made in ways:
+                    if made is not None:
+                        arrived.setdefault(there, set()).add(book.number(made))
+    result = {}
+    for cell, new in arrived.items():
+        have = found[cell]
+        room = LIMIT + len(cell.hard) - len(have)
+        taken = book.ordered(new - have)[: max(room, 0)]
+        if taken:
+            have.update(taken)
+            result[cell] = taken
+    return result
+
+
+def _seed_relation(variable: Variable, found: dict[Cell, set[int]], book: Book) -> None:
+    relation, cell = variable.relation, variable.source.find()
+    assert relation is not None
+    for layout in relation.natural(cell.shape, variable.bits):
+        found[cell].add(book.number(layout))
+
+
+# --- layouts that suit a cell ---------------------------------------------------------
+
+
+def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
+    """Layouts that suit the loads and stores of a cell, or its neighbours."""
+    for bits in sorted(cell.loads or {max(cell.bits, default=32)}):
+        layout = default(cell.shape, bits)
+        if layout is not None:
+            yield layout
+    if len(cell.shape) < 2:
+        return
+    narrow = _BYTE_BITS in cell.bits
+    names = []
+    if cell.in_smem or network.uses_wgmma:
+        names.append(Layout.WGMMA)
+        if narrow:
+            names += [Layout.WGMMA_8BIT, Layout.WGMMA_UPCAST_2X]
+        if cell.transposed:
+            names.append(Layout.WGMMA_TRANSPOSED)
+    yield from _placed(names, cell.shape)
+    if cell.in_smem and cell.in_gmem:
+        for bits in sorted(cell.loads):
+            yield from _copies(cell.shape, bits)
+
+
+def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:
+    for name in names:
+        try:
+            yield place_registers(name, shape)
+        except LayoutError:
+            continue
+
+
+def _copies(shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
+    """Layouts that move runs of bytes on both sides of a copy through registers."""
+    for swizzle in reversed(SWIZZLES):
+        if swizzle == NO_SWIZZLE:
+            continue
+        try:
+            layout = Layout.SMEM_GMEM_COPY(shape, bits, swizzle)
+            yield place_registers(layout, shape)
+        except LayoutError:
+            continue

@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What inference knows of a kernel: variables, cells, edges, arrays in memory.
+
+A variable stands for one operation on vectors (or one carry of a loop, one result of a
+branch): its label says in which layout the operation takes its operands and gives its
+result. An edge leads from the variable that makes a value to one that uses it; where
+the two layouts differ, a relayout stands on the edge. Cells are sets of places that
+have one shape and can exchange layouts: they share their candidates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from typing import Literal
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.lowering.inference import sources, views
+from pallas_gpu.lowering.inference.relations import Relation
+from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.mosaic.registers import Placement
+
+# "splat": the same element everywhere; "made": an iota, or made of deferred values.
+Deferral = Literal["splat", "made"]
+Side = Literal["source", "target"]
+UseKind = Literal["load", "store", "a", "b", "copy", "pointer"]
+
+
+@dataclasses.dataclass(eq=False)
+class Cell:
+    """Places of one shape that exchange layouts; `find` gives their representative.
+
+    Attributes:
+      shape: the arrays' shape.
+      hard: layouts that operations demand.
+      loads: widths in memory of what is loaded or stored here, in bits.
+      in_smem, in_gmem: whether something is loaded from or stored to there.
+      transposed: whether that happens through a transposed view, or an array is
+        transposed in registers.
+      bits: widths of elements.
+    """
+
+    shape: tuple[int, ...]
+    parent: Cell | None = None
+    hard: dict[Placement, None] = dataclasses.field(default_factory=dict)
+    loads: set[int] = dataclasses.field(default_factory=set)
+    in_smem: bool = False
+    in_gmem: bool = False
+    transposed: bool = False
+    bits: set[int] = dataclasses.field(default_factory=set)
+
+    def find(self) -> Cell:
+        """The representative."""
+        cell = self
+        while cell.parent is not None:
+            cell = cell.parent
+        if cell is not self:
+            self.parent = cell
+        return cell
+
+    def join(self, other: Cell) -> None:
+        """Makes two cells one."""
+        a, b = self.find(), other.find()
+        if a is b:
+            return
+        if a.shape != b.shape:
+            raise errors.InternalError(
+                "Arrays of different shapes meet in one operation",
+                got=f"{a.shape} and {b.shape}",
+            )
+        b.parent = a
+        a.hard.update(b.hard)
+        a.loads |= b.loads
+        a.bits |= b.bits
+        a.in_smem |= b.in_smem
+        a.in_gmem |= b.in_gmem
+        a.transposed |= b.transposed
+
+
+@dataclasses.dataclass(eq=False)
+class Variable:
+    """An operation whose layouts are to be chosen.
+
+    Attributes:
+      index: its number.
+      op: the operation.
+      role: which part of it, e.g. a loop's carry; empty for all of it.
+      weight: how often it runs, see `Network.weight`.
+      bits: width of the operand's elements, 1 for a bool.
+      source, target: cells of operands and of the result; the same without a relation.
+      relation: how the result's layout follows from the operand's; None if equal.
+      fixed: the only layout the operation takes.
+      access: the part of memory it loads or stores.
+      computes: whether it is elementwise work, which costs for each element held.
+      in_flight: whether its result may be an accumulator that the tensor core still
+        works on: nothing may read its registers, a relayout neither.
+      key: a number that does not depend on the order of operations.
+    """
+
+    index: int
+    op: ir.Operation
+    role: str
+    weight: int
+    bits: int
+    source: Cell
+    target: Cell
+    key: int
+    relation: Relation | None = None
+    fixed: Placement | None = None
+    access: Use | None = None
+    computes: bool = False
+    in_flight: bool = False
+
+    @property
+    def name(self) -> str:
+        """What messages call it: words and line."""
+        name = sources.named(self.op)
+        return f"{self.role} of {name}" if self.role else name
+
+
+@dataclasses.dataclass(eq=False)
+class Use:
+    """One operation's use of an array in memory.
+
+    Attributes:
+      op: the operation.
+      kind: how it uses the array; "pointer" is an operation that inference does not
+        know: it sees the array as it lies in memory.
+      view: the part it uses.
+      weight: how often it runs.
+      optimized: whether the author asked for an access without bank conflicts.
+      other: the GMEM side of a TMA copy.
+      pieces: equal parts that a TMA copy is dealt out in.
+    """
+
+    op: ir.Operation
+    kind: UseKind
+    view: View
+    weight: int
+    optimized: bool = False
+    other: View | None = None
+    pieces: int = 1
+
+
+@dataclasses.dataclass(eq=False)
+class SmemArray:
+    """An array in SMEM, whose storage is to be chosen.
+
+    Attributes:
+      index: its number.
+      base: the `slice_smem`'s result.
+      view: all of it.
+      uses: who uses it, in program order.
+      transforms: the `with_transforms` the user gave it, if any.
+      key: a number that does not depend on the order of operations.
+    """
+
+    index: int
+    base: ir.Value
+    view: View
+    transforms: ir.Operation | None
+    key: int
+    uses: list[Use] = dataclasses.field(default_factory=list)
+
+    @property
+    def op(self) -> ir.Operation:
+        """The operation that declares it."""
+        return self.base.owner.operation
+
+
+@dataclasses.dataclass(frozen=True)
+class Port:
+    """One side of a variable: the layout that its relation starts from, or leads to."""
+
+    variable: Variable
+    side: Side
+
+    @property
+    def cell(self) -> Cell:
+        """The representative of the side's cell."""
+        variable = self.variable
+        cell = variable.source if self.side == "source" else variable.target
+        return cell.find()
+
+
+@dataclasses.dataclass(frozen=True)
+class Edge:
+    """A value's way from the variable that makes it to one that takes it.
+
+    Attributes:
+      maker, taker: the two ends.
+      bits: width of the value's elements, 1 for a bool.
+      weight: how often a relayout between the two would run.
+      rigid: whether no relayout may stand here.
+    """
+
+    maker: Port
+    taker: Port
+    bits: int
+    weight: int
+    rigid: bool
+
+
+class Network:
+    """Everything collected from a kernel, and the methods that collect it.
+
+    Attributes:
+      cluster: CTAs of a cluster per axis.
+      weight: how often the operations that are being collected run: a known trip count
+        of each loop around them, at most 8; 8 where it is unknown.
+      uses_wgmma: whether the kernel multiplies on the tensor core.
+    """
+
+    def __init__(self, cluster: tuple[int, ...] = ()) -> None:
+        self.cluster = cluster
+        self.variables: list[Variable] = []
+        self.edges: list[Edge] = []
+        self.arrays: dict[ir.Value, SmemArray] = {}
+        self.results: dict[ir.Value, Port] = {}
+        self.operands: dict[tuple[ir.Operation, int], Port] = {}
+        self.deferred: dict[ir.Value, Deferral] = {}
+        self.weight = 1
+        self.uses_wgmma = False
+        self._keys: dict[ir.Value, int] = {}
+        self._views: dict[ir.Value, View | None] = {}
+        self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
+
+    # --- types ------------------------------------------------------------------------
+
+    def vector_type(self, type_: ir.Type) -> tuple[tuple[int, ...], int]:
+        """Shape and width of an element, 1 for a bool."""
+        known = self._types.get(type_)
+        if known is None:
+            vector = ir.VectorType(type_)
+            known = tuple(vector.shape), views.element_bits(vector.element_type)
+            self._types[type_] = known
+        return known
+
+    def view(self, memref: ir.Value) -> View | None:
+        """The part of an array behind a memref; see `views.resolve`."""
+        if memref not in self._views:
+            self._views[memref] = views.resolve(memref)
+        return self._views[memref]
+
+    # --- keys -------------------------------------------------------------------------
+
+    def key_of(self, op: ir.Operation) -> int:
+        """A number made of an operation's name, attributes and operands' keys."""
+        attributes = op.attributes
+        parts = [op.name, *(f"{name}={attributes[name]}" for name in attributes)]
+        parts += [str(self._keys.get(operand, 0)) for operand in op.operands]
+        key = digest(*parts)
+        for i, result in enumerate(op.results):
+            self._keys[result] = digest(str(key), str(i))
+        return key
+
+    def name_arguments(self, block: ir.Block, key: int) -> None:
+        """Gives a region's arguments keys."""
+        for i, argument in enumerate(block.arguments):
+            self._keys[argument] = digest(str(key), "argument", str(i))
+
+    # --- variables --------------------------------------------------------------------
+
+    def variable(
+        self,
+        op: ir.Operation,
+        type_: ir.Type,
+        key: int,
+        *,
+        role: str = "",
+        result: tuple[int, ...] | None = None,
+        relation: Relation | None = None,
+        fixed: Placement | None = None,
+        access: Use | None = None,
+        computes: bool = False,
+        in_flight: bool = False,
+    ) -> Variable:
+        """Adds a variable.
+
+        Args:
+          op: the operation.
+          type_: vector type of the operand (or of the result if there is none).
+          key: the operation's.
+          result: the result's shape where it differs.
+          role, relation, fixed, access, computes, in_flight: see `Variable`.
+        """
+        shape, bits = self.vector_type(type_)
+        source = Cell(shape, bits={bits})
+        target = source
+        if relation is not None:
+            target = Cell(shape if result is None else result, bits={bits})
+        variable = Variable(
+            len(self.variables),
+            op,
+            role,
+            self.weight,
+            bits,
+            source,
+            target,
+            digest(str(key), role),
+            relation,
+            fixed,
+            access,
+            computes,
+            in_flight,
+        )
+        if fixed is not None:
+            source.hard[fixed] = None
+        self.variables.append(variable)
+        return variable
+
+    def take(
+        self,
+        op: ir.Operation,
+        i: int,
+        variable: Variable,
+        side: Side = "source",
+        *,
+        rigid: bool = False,
+    ) -> None:
+        """Operand `i` of an operation arrives in the layout that a variable says.
+
+        Args:
+          rigid: in the very layout in which it was made.
+        """
+        taker = Port(variable, side)
+        self.operands[op, i] = taker
+        value = op.operands[i]
+        maker = self.results.get(value)
+        if maker is None:
+            self._require_known(value, op)
+            return
+        _, bits = self.vector_type(value.type)
+        maker.cell.join(taker.cell)
+        taker.cell.bits.add(bits)
+        rigid = rigid or maker.variable.in_flight
+        self.edges.append(Edge(maker, taker, bits, self.weight, rigid))
+
+    def give(self, value: ir.Value, variable: Variable, side: Side = "target") -> None:
+        """A value has the layout that a variable gives its result."""
+        self.results[value] = Port(variable, side)
+        self.results[value].cell.bits.add(self.vector_type(value.type)[1])
+
+    def defer(self, value: ir.Value, how: Deferral) -> None:
+        """A value has no layout: it is made where it is used."""
+        self.deferred[value] = how
+
+    def _require_known(self, value: ir.Value, op: ir.Operation) -> None:
+        if value not in self.deferred:
+            raise errors.InternalError(
+                "A vector whose making inference has not seen",
+                got=f"{value} in {op.name}",
+                where=sources.where(op),
+            )
+
+    # --- memory -----------------------------------------------------------------------
+
+    def use_memory(self, use: Use) -> None:
+        """An operation uses an array in memory."""
+        if use.view.in_smem:
+            self.array(use.view).uses.append(use)
+
+    def array(self, view: View) -> SmemArray:
+        """The array that a view is a part of."""
+        found = self.arrays.get(view.base)
+        if found is None:
+            whole = views.resolve(view.base)
+            assert whole is not None
+            key = self._keys.get(view.base, 0)
+            transforms = views.user_transforms(view.base)
+            number = len(self.arrays)
+            found = SmemArray(number, view.base, whole, transforms, key)
+            self.arrays[view.base] = found
+        return found
+
+    def cells(self) -> Iterator[Cell]:
+        """The representatives of all cells, once each."""
+        seen = dict.fromkeys(
+            cell.find() for v in self.variables for cell in (v.source, v.target)
+        )
+        yield from seen
+
+
+def digest(*parts: str) -> int:
+    """A number that is the same in every process."""
+    text = "\0".join(parts).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=7).digest())

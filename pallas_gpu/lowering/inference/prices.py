@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Costs of everything that inference weighs, as the integers that the solver adds.
+
+The numbers of moving data are those of `layouts.costs`. Computing them takes
+milliseconds each, so a cost starts as a bound that is surely not too high; the costs
+that a solution is made of are then computed, and the problem is solved again until all
+of them are known. The result is as if all had been known from the start.
+
+A cost counts as often as its operation runs. Below it stands a preference that only
+decides between equal costs: the place of a choice in the canonical order, times a small
+number that depends on what is chosen for, so that sums of preferences rarely tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+from pallas_gpu.layouts import LinearLayout, SmemLayout, costs, rates
+from pallas_gpu.layouts.linear import LANE_BITS
+from pallas_gpu.lowering.inference import relations, scratch, smem
+from pallas_gpu.lowering.inference.candidates import Book
+from pallas_gpu.lowering.inference.network import Use, Variable
+from pallas_gpu.lowering.inference.solver import INFEASIBLE
+from pallas_gpu.mosaic.registers import Placement
+
+# Fractions of a cycle, and room for the preferences of many thousand variables.
+_STEPS_PER_CYCLE = 4
+_PREFERENCE_BITS = 20
+_PREFERENCE_WEIGHTS = 8
+
+# A thread's work on one element: one instruction at full rate.
+_ELEMENT = 1.0
+# The elected thread issues a tensor copy while the others go on, and the engine sends a
+# request for each 128 bytes or shorter row of a box: estimates.
+_TENSOR_COPY = 8.0
+_TENSOR_ROW = 0.25
+# Larger than what any array's bank conflicts cost: an access that was asked to be free
+# of them is, if any layout allows it.
+_UNWANTED_CONFLICT = 4096.0
+# SMEM serves 32 banks of four bytes a cycle.
+_SMEM_BYTES_PER_CYCLE = 128
+
+Key = tuple
+
+
+def scaled(cycles: float | None, weight: int) -> int:
+    """The integer for a cost that is paid `weight` times; None is infeasible."""
+    if cycles is None:
+        return INFEASIBLE
+    return math.ceil(cycles * _STEPS_PER_CYCLE) * weight << _PREFERENCE_BITS
+
+
+def preferences(count: int, key: int) -> np.ndarray:
+    """For each choice of a canonically ordered list how little it is preferred."""
+    return np.arange(count, dtype=np.int64) * (1 + key % _PREFERENCE_WEIGHTS)
+
+
+class Prices:
+    """Costs of one kernel.
+
+    Args:
+      book: the layouts that numbers stand for.
+      scratch_bytes: SMEM that a relayout or a reduction may use.
+    """
+
+    def __init__(self, book: Book, scratch_bytes: int):
+        self._book = book
+        self._scratch_bytes = scratch_bytes
+        self._known: dict[Key, int] = {}
+        self._bounds: dict[Key, int] = {}
+        self._tables: dict[tuple, np.ndarray] = {}
+
+    def settle(self, keys: Iterable[Key]) -> bool:
+        """Computes costs that are only bounds yet; returns whether there were any."""
+        fresh = [key for key in keys if key not in self._known]
+        for key in fresh:
+            self._known[key] = self._exact(key)
+        if fresh:
+            self._tables.clear()
+        return bool(fresh)
+
+    def cost(self, key: Key) -> int:
+        """A cost paid once, or a bound that is not above it."""
+        known = self._known.get(key)
+        if known is not None:
+            return known
+        bound = self._bounds.get(key)
+        if bound is None:
+            bound = self._bounds[key] = scaled(self._bound(key), 1)
+        return bound
+
+    def times(self, key: Key, weight: int) -> int:
+        """The same, paid `weight` times."""
+        cost = self.cost(key)
+        return INFEASIBLE if cost >= INFEASIBLE else cost * weight
+
+    # --- what there is to pay for -----------------------------------------------------
+
+    def relayout_key(self, a: int, b: int, bits: int) -> Key | None:
+        """The relayout between two layouts; None where there is none to do."""
+        return None if a == b else ("relayout", a, b, bits)
+
+    def relayouts(
+        self, src: tuple[int, ...], dst: tuple[int, ...], bits: int, weight: int
+    ) -> np.ndarray:
+        """Costs [src, dst] of relayouts between the layouts with these numbers."""
+        table_key = src, dst, bits, weight
+        table = self._tables.get(table_key)
+        if table is None:
+            keys = ((self.relayout_key(a, b, bits) for b in dst) for a in src)
+            rows = [
+                [0 if k is None else self.times(k, weight) for k in r] for r in keys
+            ]
+            table = np.array(rows, dtype=np.int64).reshape(len(src), len(dst))
+            self._tables[table_key] = table
+        return table
+
+    def gmem_key(self, variable: Variable, number: int) -> Key | None:
+        """The access of a variable to GMEM, if it is one."""
+        use = variable.access
+        if use is None or use.view.in_smem:
+            return None
+        view = use.view
+        starts = zip(view.start_multiples, view.array_strides, strict=True)
+        divisor = math.gcd(*(start * stride for start, stride in starts))
+        return "gmem", view.view_shape, view.strides, number, variable.bits, divisor
+
+    def smem_key(self, use: Use, storage: SmemLayout, number: int, bits: int) -> Key:
+        """The load or store of a part of an array in SMEM."""
+        view = use.view
+        store = use.kind == "store"
+        return (
+            "smem",
+            storage,
+            view.sizes,
+            view.order,
+            number,
+            bits,
+            store,
+            (use.optimized),
+        )
+
+    def operation(self, variable: Variable, number: int) -> int:
+        """Cost of an operation on an operand in a layout, accesses to SMEM aside."""
+        layout = self._book.layouts[number]
+        relation, weight = variable.relation, variable.weight
+        if isinstance(relation, relations.Reduce):
+            needed = scratch.for_reduction(layout, relation.axes, variable.bits)
+            if needed is None or needed > self._scratch_bytes:
+                return INFEASIBLE
+            return scaled(relation.cost(layout, variable.bits), weight)
+        if variable.computes:
+            elements = layout.num_registers * layout.vector_length
+            return scaled(elements * _ELEMENT, weight)
+        key = self.gmem_key(variable, number)
+        return 0 if key is None else self.times(key, weight)
+
+    def copy(self, use: Use, storage: SmemLayout) -> int:
+        """Cost of a TMA copy that is possible."""
+        plan = smem.copy_plan(use, storage)
+        row = min(plan.dims[-1].box * plan.element_bits // 8, _SMEM_BYTES_PER_CYCLE)
+        count = len(plan.instructions)
+        rows = count * plan.box_bytes / row
+        return scaled(count * _TENSOR_COPY + rows * _TENSOR_ROW, use.weight)
+
+    # --- numbers ----------------------------------------------------------------------
+
+    def _bound(self, key: Key) -> float:
+        layouts = self._book.layouts
+        match key:
+            case ("relayout", a, b, bits):
+                return _relayout_bound(
+                    layouts[a], layouts[b], bits, self._scratch_bytes
+                )
+            case ("gmem", shape, _, _, bits, _):
+                size = math.prod(shape) * max(bits, 8) // 8
+                return size / rates.GMEM_BYTES_PER_CYCLE
+            case ("smem", storage, sizes, *_):
+                size = math.prod(sizes) * storage.itemsize_bits // 8
+                return size / _SMEM_BYTES_PER_CYCLE
+        raise AssertionError(key)
+
+    def _exact(self, key: Key) -> int:
+        layouts = self._book.layouts
+        match key:
+            case ("relayout", a, b, bits):
+                return scaled(
+                    costs.relayout_cost(
+                        layouts[a], layouts[b], bits, self._scratch_bytes
+                    ),
+                    1,
+                )
+            case ("gmem", shape, strides, number, bits, divisor):
+                layout = layouts[number]
+                cost = costs.gmem_access_cost(shape, strides, layout, bits, divisor)
+                return scaled(cost, 1)
+            case ("smem", storage, sizes, order, number, bits, store, optimized):
+                ordered = smem.in_memory_order(order, layouts[number])
+                if ordered is None:
+                    return INFEASIBLE
+                cost = costs.smem_access_cost(storage, sizes, ordered, bits, store)
+                if cost is None:
+                    return INFEASIBLE
+                if optimized and not smem.conflict_free(storage, sizes, ordered, store):
+                    cost += _UNWANTED_CONFLICT
+                return scaled(cost, 1)
+        raise AssertionError(key)
+
+
+def _relayout_bound(
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int
+) -> float:
+    """Less than a relayout costs: half the bytes through SMEM if warps exchange."""
+    if not isinstance(src, LinearLayout) or not isinstance(dst, LinearLayout):
+        return 0.0
+    before, after = _warp_bits(src), _warp_bits(dst)
+    if before is None or after is None or before == after:
+        return 0.0
+    moved = math.prod(src.shape) * max(bits, 8) / 16
+    rounds = math.ceil(moved / max(scratch_bytes, 1))
+    return 2 * moved / _SMEM_BYTES_PER_CYCLE + rounds * rates.SMEM_LATENCY
+
+
+def _warp_bits(layout: LinearLayout) -> frozenset[tuple[int, ...]] | None:
+    """The bits of a coordinate that tell an element's warp; None if it is not so."""
+    columns = layout.thread_columns[LANE_BITS:]
+    single = all(
+        sum(x != 0 for x in column) == 1 and max(column).bit_count() == 1
+        for column in columns
+    )
+    return frozenset(columns) if single else None

@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much SMEM relayouts and reductions need besides the kernel's own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.relayout import plan_relayout
+from pallas_gpu.mosaic import reduce
+from pallas_gpu.mosaic.registers import Placement
+
+
+def for_reduction(layout: Placement, axes: Sequence[int], bits: int) -> int | None:
+    """Bytes that a reduction needs; None where its layout does not allow it."""
+    return _for_reduction(layout, tuple(axes), max(bits, 8))
+
+
+@functools.lru_cache(maxsize=2048)
+def _for_reduction(layout: Placement, axes: tuple[int, ...], bits: int) -> int | None:
+    try:
+        return reduce.scratch_bytes(layout, axes, np.dtype(f"uint{bits}"))
+    except LayoutError:
+        return None
+
+
+def for_relayout(src: Placement, dst: Placement, bits: int, available: int) -> int:
+    """Bytes that a relayout needs if there are no more than `available`."""
+    return plan_relayout(src, dst, bits, available).scratch_bytes

@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How arrays in SMEM may be stored, and what each use of one asks for.
+
+An array is stored as it is or in tiles of (8, swizzle bytes), which TMA writes, wgmma
+reads, and registers reach without bank conflicts. Transforms that the user gives leave
+no choice.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import (
+    LinearLayout,
+    SmemLayout,
+    TmaPlan,
+    plan_access,
+    plan_copy,
+)
+from pallas_gpu.layouts.smem import check_window
+from pallas_gpu.layouts.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.wgmma_descriptor import ATOM_ROWS, plan_operand
+from pallas_gpu.lowering.inference import sources, views
+from pallas_gpu.lowering.inference.network import SmemArray, Use
+from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.mosaic.registers import Placement
+from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.tma import contiguous_layout
+
+# Widest first: with more bytes in a row of a tile fewer instructions move the array.
+_SWIZZLES = (128, 64, 32)
+
+
+def storages(array: SmemArray) -> list[SmemLayout]:
+    """The ways to store an array, those to prefer first.
+
+    Raises:
+      LayoutError: the user's transforms do not fit the array.
+    """
+    shape, bits = array.view.shape, array.view.bits
+    if array.transforms is not None:
+        tiling, swizzle = views.storage(array.transforms)
+        try:
+            return [SmemLayout(shape, bits, tiling, swizzle)]
+        except errors.LayoutError as error:
+            raise error.with_location(sources.where(array.transforms)) from None
+    result = [SmemLayout(shape, bits)]
+    if len(shape) < 2 or any(_needs_plain_memory(use) for use in array.uses):
+        return result
+    for swizzle in _SWIZZLES:
+        tile = (ATOM_ROWS, swizzle * 8 // bits)
+        if shape[-2] % tile[0] == 0 and shape[-1] % tile[1] == 0:
+            result.append(SmemLayout(shape, bits, tile, swizzle))
+    return result
+
+
+def is_plain(storage: SmemLayout) -> bool:
+    """Whether an array lies row-major in memory."""
+    return not storage.tile and storage.swizzle == NO_SWIZZLE
+
+
+def _needs_plain_memory(use: Use) -> bool:
+    single = use.kind in ("load", "store") and math.prod(use.view.sizes) == 1
+    return single or use.kind == "pointer"
+
+
+def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
+    """Why a use cannot do with a way of storing its array; None if it can.
+
+    Args:
+      given: whether the user chose it: then an operation that inference does not know
+        is believed to know it too.
+    """
+    try:
+        match use.kind:
+            case "pointer":
+                if not given and not is_plain(storage):
+                    raise _plain_memory(storage, "an operation that uses its address")
+            case "a" | "b":
+                _check_operand(use, storage)
+            case "copy":
+                copy_plan(use, storage)
+            case _:
+                _check_part(use, storage)
+    except errors.LayoutError as error:
+        return error
+    except errors.UnsupportedError as error:
+        return errors.LayoutError(
+            error.what, expected=error.expected, got=error.got, hint=error.hint
+        )
+    return None
+
+
+def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
+    return errors.LayoutError(
+        f"{what} needs an array that lies row-major in memory",
+        expected="no tiling and no swizzle",
+        got=describe(storage),
+        hint="access a slice of whole tiles, or use an array of its own",
+    )
+
+
+def _check_part(use: Use, storage: SmemLayout) -> None:
+    """A part of a tiled array consists of whole tiles."""
+    view = use.view
+    if math.prod(view.sizes) == 1 and not is_plain(storage):
+        raise _plain_memory(storage, "an access to a single element")
+    check_window(storage, view.sizes)
+    lead = len(view.shape) - len(storage.tile)
+    starts = view.starts[lead:]
+    if any(s is not None and s % t for s, t in zip(starts, storage.tile, strict=True)):
+        raise errors.LayoutError(
+            "a slice of a tiled reference must start at a tile",
+            expected=f"starts that are multiples of tile {storage.tile}",
+            got=f"starts {tuple('?' if s is None else s for s in view.starts)}",
+            hint="slice at multiples of the tile, or leave the transforms out",
+        )
+
+
+def _check_operand(use: Use, storage: SmemLayout) -> None:
+    view = use.view
+    plan_operand(
+        storage,
+        view.sizes,
+        view.kept,
+        view.order,
+        "a" if use.kind == "a" else "b",
+        view.starts,
+    )
+    if storage.swizzle == NO_SWIZZLE:
+        raise errors.LayoutError(
+            "wgmma operands are swizzled",
+            expected="a swizzle of 32, 64 or 128 bytes",
+            got=describe(storage),
+            hint="choose TilingTransform((8, n)) and SwizzleTransform(s), n elements "
+            "s bytes wide",
+        )
+
+
+def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
+    """The tensor copies of a TMA copy.
+
+    Raises:
+      LayoutError: TMA cannot carry it.
+      UnsupportedError: it would transpose.
+    """
+    smem, gmem = use.view, use.other
+    assert gmem is not None
+    if smem.is_transposed or gmem.is_transposed:
+        raise errors.UnsupportedError(
+            "a tensor copy cannot transpose",
+            expected="references with their axes in order on both sides",
+            got=f"axes {gmem.order} in GMEM, {smem.order} in SMEM",
+            hint="transpose when loading from SMEM",
+        )
+    check_window(storage, smem.sizes)
+    return plan_copy(
+        gmem.shape,
+        gmem.bits,
+        gmem.sizes,
+        [a for a, kept in enumerate(gmem.kept) if not kept],
+        contiguous_layout(_emitters_view(smem, storage)),
+        start_multiples=gmem.start_multiples,
+        inside=[
+            not kept or (start is not None and start + size <= extent)
+            for start, size, extent, kept in zip(
+                gmem.starts, gmem.sizes, gmem.shape, gmem.kept, strict=True
+            )
+        ],
+        pieces=use.pieces,
+    )
+
+
+def _emitters_view(view: View, storage: SmemLayout) -> SmemView:
+    """The view as emitters have it; its address and dtype play no role here."""
+    return SmemView(
+        None,  # type: ignore[arg-type]
+        storage,
+        None,  # type: ignore[arg-type]
+        (0,) * len(view.shape),
+        view.sizes,
+        view.kept,
+        view.order,
+    )
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement | None:
+    """The placement with the array's order of axes; None where it has no such form."""
+    inverse = [order.index(i) for i in range(len(order))]
+    if inverse == sorted(inverse):
+        return placement
+    return placement.transpose(inverse) if isinstance(placement, LinearLayout) else None
+
+
+@functools.lru_cache(maxsize=8192)
+def conflict_free(
+    storage: SmemLayout, window: tuple[int, ...], placement: Placement, store: bool
+) -> bool:
+    """Whether an access that is possible has no bank conflicts."""
+    plan = plan_access(
+        placement,
+        storage,
+        kind="store" if store else "load",
+        window=window,
+        optimized=False,
+    )
+    return plan.conflict_free
+
+
+def describe(storage: SmemLayout) -> str:
+    """The transforms that store an array this way."""
+    if is_plain(storage):
+        return "no transforms"
+    tiling = "no tiling" if storage.tiling is None else f"tiling {storage.tiling}"
+    if storage.swizzle == NO_SWIZZLE:
+        return tiling
+    return f"{tiling}, {storage.swizzle}-byte swizzle"

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How messages name an operation: what the kernel's author calls it, and its line."""
+
+from __future__ import annotations
+
+import os
+
+from jaxlib.mlir import ir
+
+_WORDS = {
+    "mosaic_gpu.vector_load": "load",
+    "mosaic_gpu.vector_store": "store",
+    "mosaic_gpu.layout_cast": "layout_cast",
+    "mosaic_gpu.wgmma": "wgmma",
+    "mosaic_gpu.broadcast_in_dim": "broadcast",
+    "mosaic_gpu.broadcasted_iota": "iota",
+    "mosaic_gpu.optimization_barrier": "optimization_barrier",
+    "mosaic_gpu.async_load": "copy_gmem_to_smem",
+    "mosaic_gpu.async_store": "copy_smem_to_gmem",
+    "mosaic_gpu.slice_smem": "SMEM array",
+    "mosaic_gpu.with_transforms": "transforms",
+    "vector.broadcast": "splat",
+    "vector.shape_cast": "reshape",
+    "vector.transpose": "transpose",
+    "vector.extract_strided_slice": "slice",
+    "vector.multi_reduction": "reduction",
+    "scf.for": "loop",
+    "scf.while": "while loop",
+    "scf.if": "branch",
+    "scf.index_switch": "switch",
+}
+ELEMENTWISE = "pallas_gpu."
+
+
+def words(op: ir.Operation) -> str:
+    """What the operation is called in a kernel."""
+    return _WORDS.get(op.name, op.name.removeprefix(ELEMENTWISE))
+
+
+def where(op: ir.Operation) -> str | None:
+    """The operation's line as `file:line`, `file:line (function)` if that is known."""
+    return _place(op.location)
+
+
+def _place(location: ir.Location) -> str | None:
+    match location:
+        case ir.FileLineColLoc():
+            name = location.filename
+            relative = os.path.relpath(name) if os.path.isabs(name) else name
+            shown = name if relative.startswith("..") else relative
+            return f"{shown}:{location.start_line}"
+        case ir.NameLoc():
+            inner = _place(location.child_loc)
+            return None if inner is None else f"{inner} ({location.name_str})"
+        case ir.CallSiteLoc():
+            return _place(location.callee)
+        case ir.FusedLoc():
+            places = map(_place, location.locations)
+            return next((place for place in places if place is not None), None)
+    return None
+
+
+def named(op: ir.Operation) -> str:
+    """The operation with its line, if known: `wgmma (kernel.py:12)`."""
+    line = where(op)
+    return words(op) if line is None else f"{words(op)} ({line})"
