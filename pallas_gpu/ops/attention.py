@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.attention_kernel import REGISTERS, Problem, make_kernel
 
 # The part of a consumer's registers that is not an accumulator or an operand.
-_OTHER_REGISTERS = 24
+_OTHER_REGISTERS = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ class AttentionConfig:
                 "AttentionConfig: no such number of consumers",
                 expected="2 or 3",
                 got=self.consumers,
-                hint="2 have 240 registers a thread, 3 have 160",
+                hint="2 have 232 registers a thread, 3 have 160",
             )
         if self.stages < 1 or self.heads_together < 1:
             raise errors.ArgumentError(
@@ -76,6 +77,13 @@ class AttentionConfig:
                 hint="one an SM, or None for one a tile",
             )
 
+    @classmethod
+    def default(cls, head_dim: int) -> AttentionConfig:
+        """Returns what suits a size of heads."""
+        if head_dim <= 64:
+            return cls(consumers=3, stages=4)
+        return cls() if head_dim <= 128 else cls(block_kv=64)
+
     @property
     def block_q(self) -> int:
         """Rows of Q of a block."""
@@ -83,16 +91,8 @@ class AttentionConfig:
 
     def accumulator_registers(self, head_dim: int) -> int:
         """Registers a thread for result, scores and probabilities."""
-        elements = self.rows * (2 * head_dim + 2 * self.block_kv + self.block_kv)
-        return elements // 2 // 128
-
-
-def _default_config(head_dim: int) -> AttentionConfig:
-    if head_dim <= 64:
-        return AttentionConfig(consumers=3, stages=4)
-    if head_dim <= 128:
-        return AttentionConfig()
-    return AttentionConfig(block_kv=64)
+        words = head_dim + self.block_kv + self.block_kv // 2
+        return self.rows * words // 128
 
 
 def attention(
@@ -103,6 +103,7 @@ def attention(
     causal: bool = False,
     sm_scale: float | None = None,
     config: AttentionConfig | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
     """Computes `softmax(sm_scale * q @ k.T) @ v` for each head.
@@ -118,6 +119,7 @@ def attention(
       causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
       sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
       config: tile sizes and schedule; default: what suits head_dim.
+      compiler_params: see `kernel`; default: approximate exponentials.
       interpret: see `kernel`.
 
     Returns:
@@ -136,8 +138,9 @@ def attention(
     _check_operands(q, k, v)
     batch, q_len, heads, head_dim = q.shape
     factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    config = config or _default_config(head_dim)
-    _check_numbers(factor, config, head_dim)
+    config = config or AttentionConfig.default(head_dim)
+    _check_scale(factor)
+    _check_registers(config, head_dim)
     problem = Problem(
         *(batch, q_len, k.shape[1], heads, k.shape[2], head_dim),
         dtype=jnp.dtype(q.dtype),
@@ -145,7 +148,7 @@ def attention(
         factor=factor * math.log2(math.e),
         config=config,
     )
-    return make_kernel(problem, interpret)(q, k, v)
+    return make_kernel(problem, compiler_params, interpret)(q, k, v)
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:
@@ -181,15 +184,18 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
         )
 
 
-def _check_numbers(factor: float, config: AttentionConfig, head_dim: int) -> None:
+def _check_scale(factor: float) -> None:
     if not 0 < factor < math.inf:
         # The maximum of a row is taken before the factor is applied.
         raise errors.ArgumentError(
-            "attention: sm_scale is not positive",
+            "attention: sm_scale is no positive number",
             expected="a positive number, or None for 1 / sqrt(head_dim)",
             got=factor,
             hint="negate q instead",
         )
+
+
+def _check_registers(config: AttentionConfig, head_dim: int) -> None:
     needed = config.accumulator_registers(head_dim) + _OTHER_REGISTERS
     _, available = REGISTERS[config.consumers]
     if needed > available:

@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 # Registers a thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
-REGISTERS = {2: (24, 240), 3: (32, 160)}
+REGISTERS = {2: (40, 232), 3: (32, 160)}
 # What a masked score becomes: finite, because a row may see nothing of the block that
 # comes first, and infinity minus infinity is NaN; its first visible score then wipes
 # out what the masked ones added. A power of two stays exact when it is scaled.
 _MASKED = -(2.0**100)
+# Rows lie within a warp: no reduction needs SMEM.
+_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,7 +133,8 @@ def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=64)
-def make_kernel(p: Problem, interpret: Any) -> Any:
+def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of q, k and v; see `attention`."""
     c = p.config
     q_tile = _tiles((c.block_q, p.head_dim), p.dtype)
     ring = _tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
@@ -162,10 +165,7 @@ def make_kernel(p: Problem, interpret: Any) -> Any:
         thread_name="wg",
         kernel_name="attention",
         interpret=interpret,
-        # Rows lie within a warp: no reduction needs SMEM.
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True, reduction_scratch_bytes=0
-        ),
+        compiler_params=compiler_params or _COMPILER_PARAMS,
         scratch_types=scratch,
     )
 
@@ -420,15 +420,21 @@ class _Consumer:
         return jnp.exp2(scores * self.p.factor - row_max)
 
     def mask(self, scores, q_row, block) -> Any:
-        """Hides what a row may not see, and what lies behind the end of K."""
+        """Hides what a row may not see, and what lies behind the end of K.
+
+        Columns are counted in groups of 8: a register's group is the same in every
+        thread, so it is compared as a constant and takes no register of its own.
+        """
         p = self.p
-        column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1)
+        rows, columns = scores.shape
+        groups = (rows, columns // 8, 8)
         first = block * p.config.block_kv
-        visible = None
+        last = p.kv_len - 1 - first
         if p.causal:
-            row = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0)
-            visible = column - row <= q_row - first
-        if p.kv_len % p.config.block_kv:
-            inside = column < p.kv_len - first
-            visible = inside if visible is None else visible & inside
-        return jnp.where(visible, scores, _MASKED)
+            row = plgpu.broadcasted_iota(jnp.int32, (rows, 8), 0)
+            last = jnp.minimum(row + (q_row - first), last)
+        within = plgpu.broadcasted_iota(jnp.int32, (rows, 8), 1)
+        last_group = lax.broadcast_in_dim((last - within) >> 3, groups, (0, 2))
+        visible = plgpu.broadcasted_iota(jnp.int32, groups, 1) <= last_group
+        masked = jnp.where(visible, scores.reshape(groups), _MASKED)
+        return masked.reshape(scores.shape)

@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention forward on a GPU: ours, upstream's and cuDNN's, in one run.
+
+python -m benchmarks.attention [--json] [--tune] [--shape NAME ...] [--rounds N]
+
+`--tune` measures many configurations of ours instead, and prints the fastest first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.gpu import attention_mgpu as upstream
+
+from benchmarks import timing
+from pallas_gpu import ops
+
+INPUTS = 3
+# Rows of Q whose results are compared with float32; the last ones see all of K.
+CHECKED_ROWS = 512
+LARGEST_ERROR = 5e-3
+SMS = 132
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """One problem."""
+
+    batch: int
+    length: int
+    heads: int
+    head_dim: int
+    causal: bool = False
+
+    @property
+    def dims(self) -> tuple[int, int, int, int]:
+        """Shape of Q, K, V and the result."""
+        return self.batch, self.length, self.heads, self.head_dim
+
+    @property
+    def flops(self) -> float:
+        """Operations of both products; a causal mask leaves half of them."""
+        products = 4 * self.batch * self.heads * self.length**2 * self.head_dim
+        return products / 2 if self.causal else products
+
+
+SHAPES = {
+    "4k": Shape(4, 4096, 16, 128),
+    "4k-causal": Shape(4, 4096, 16, 128, causal=True),
+    "16k": Shape(1, 16384, 16, 128),
+    "d64": Shape(4, 4096, 32, 64),
+}
+Function = Callable[..., Any]
+
+
+# --- candidates -----------------------------------------------------------------------
+# All take (q, k, v, scaled q): upstream's kernel leaves the scale to its caller.
+
+
+def cudnn(s: Shape) -> Function:
+    """Returns cuDNN's kernel through JAX."""
+
+    def f(q, k, v, scaled):
+        return jax.nn.dot_product_attention(
+            q, k, v, is_causal=s.causal, implementation="cudnn"
+        )
+
+    return f
+
+
+def peer(s: Shape, block_kv: int) -> Function:
+    """Returns upstream's kernel."""
+    config = upstream.TuningConfig(
+        block_q=64,
+        block_kv=block_kv,
+        max_concurrent_steps=2,
+        use_schedule_barrier=True,
+        causal=s.causal,
+    )
+    return lambda q, k, v, scaled: upstream.attention(scaled, k, v, config)
+
+
+def ours(s: Shape, config: ops.AttentionConfig | None) -> Function:
+    """Returns this package's kernel."""
+
+    def f(q, k, v, scaled):
+        return ops.attention(q, k, v, causal=s.causal, config=config)
+
+    return f
+
+
+def contest(s: Shape) -> dict[str, Function]:
+    """Returns the candidates of a plain run."""
+    blocks = (256, 128) if s.head_dim <= 64 else (128,)
+    return {
+        "cuDNN through JAX": cudnn(s),
+        **{f"upstream, block_kv {n}": peer(s, n) for n in blocks},
+        "pallas_gpu": ours(s, None),
+        "pallas_gpu, no turns": ours(s, _default(s, ping_pong=False)),
+        "pallas_gpu, persistent": ours(s, _default(s, blocks=SMS)),
+    }
+
+
+def _default(s: Shape, **changes: Any) -> ops.AttentionConfig:
+    return dataclasses.replace(ops.AttentionConfig.default(s.head_dim), **changes)
+
+
+def variants(s: Shape) -> Iterator[ops.AttentionConfig]:
+    """Yields configurations that may suit a shape; not all of them fit."""
+    wide = s.head_dim > 64
+    sizes = (96, 128, 144, 160, 176) if wide else (96, 112, 128, 176, 192)
+    for consumers, block_kv, stages in itertools.product((2, 3), sizes, (2, 3, 4)):
+        if wide and (consumers == 3 or stages == 4):
+            continue
+        config = ops.AttentionConfig(
+            consumers=consumers, block_kv=block_kv, stages=stages
+        )
+        yield config
+        yield dataclasses.replace(config, ping_pong=False)
+    best = ops.AttentionConfig.default(s.head_dim)
+    for together, blocks in itertools.product((1, 2, 4, 8, 16, 64), (None, SMS)):
+        yield dataclasses.replace(best, heads_together=together, blocks=blocks)
+
+
+def _name(config: ops.AttentionConfig) -> str:
+    turns = "turns" if config.ping_pong else "no turns"
+    blocks = "a block a tile" if config.blocks is None else f"{config.blocks} blocks"
+    return (
+        f"{config.consumers}x{config.rows} by {config.block_kv}, {config.stages} "
+        f"stages, {turns}, {config.heads_together} heads, {blocks}"
+    )
+
+
+# --- measurement ----------------------------------------------------------------------
+
+
+def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
+    """Returns several sets of (q, k, v, scaled q)."""
+    rng = np.random.default_rng(0)
+
+    def normal() -> Any:
+        return jnp.asarray(rng.standard_normal(s.dims, np.float32), jnp.float16)
+
+    sets = [(normal(), normal(), normal()) for _ in range(INPUTS)]
+    scale = 1 / math.sqrt(s.head_dim)
+    return [
+        (q, k, v, (q.astype(jnp.float32) * scale).astype(q.dtype)) for q, k, v in sets
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=(3,))
+def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
+    """Returns the last rows of the first head in float32: (rows, head_dim)."""
+    first = max(q.shape[1] - CHECKED_ROWS, 0)
+    q, k, v = (x[0, :, 0].astype(jnp.float32) for x in (q, k, v))
+    product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+    scores = product(q[first:], k.T) / math.sqrt(q.shape[1])
+    if causal:
+        rows = first + jnp.arange(scores.shape[0])[:, None]
+        scores = jnp.where(jnp.arange(scores.shape[1]) <= rows, scores, -jnp.inf)
+    return product(jax.nn.softmax(scores, axis=1), v)
+
+
+def relative_error(s: Shape, f: Function, inputs: tuple[Any, ...]) -> float:
+    """Returns the error of a candidate against float32, as a part of the result."""
+    expected = reference(*inputs[:3], s.causal)
+    got = f(*inputs)[0, -CHECKED_ROWS:, 0].astype(jnp.float32)
+    return float(jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected))
+
+
+def accurate(
+    s: Shape, candidates: Mapping[str, Function], inputs: tuple[Any, ...]
+) -> tuple[dict[str, tuple[Function, float]], list[str]]:
+    """Returns the candidates that work with their errors, and why others do not."""
+    working, failures = {}, []
+    for name, f in candidates.items():
+        compiled = jax.jit(f)
+        try:
+            error = relative_error(s, compiled, inputs)
+        except Exception as e:
+            text = " ".join(f"{type(e).__name__}: {e}".split())
+            failures.append(f"{name}: {text[:300]}")
+            continue
+        if error < LARGEST_ERROR:
+            working[name] = compiled, error
+        else:
+            failures.append(f"{name}: relative error {error}")
+    return working, failures
+
+
+def measure(
+    label: str, candidates: Mapping[str, Function], rounds: int
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Times the candidates on one problem; checks them against float32."""
+    s = SHAPES[label]
+    inputs = make_inputs(s)
+    working, failures = accurate(s, candidates, inputs[0])
+    functions = {name: f for name, (f, _) in working.items()}
+    times = timing.on_device(functions, inputs, rounds=rounds)
+    rivals = {
+        of: min((t for name, t in times.items() if name.startswith(of)), default=None)
+        for of in ("cuDNN", "upstream")
+    }
+    rows = []
+    for name, (_, error) in working.items():
+        seconds = times[name]
+        row = {
+            "shape": label,
+            "kernel": name,
+            "µs": seconds * 1e6,
+            "TFLOP/s": s.flops / seconds / 1e12,
+            "rel. error": error,
+        }
+        for of, other in rivals.items():
+            row[f"of {of}"] = "" if other is None else other / seconds
+        rows.append(row)
+    return rows, [f"{label}: {text}" for text in failures]
+
+
+def main() -> None:
+    """Prints the table, and below it what did not work."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--shape", action="append", choices=list(SHAPES))
+    parser.add_argument("--rounds", type=int, default=None)
+    options = parser.parse_args()
+    rounds = options.rounds or (10 if options.tune else 40)
+    rows, failures = [], []
+    for label in options.shape or SHAPES:
+        s = SHAPES[label]
+        candidates = contest(s)
+        if options.tune:
+            rivals = ("cuDNN", "upstream")
+            candidates = {n: f for n, f in candidates.items() if n.startswith(rivals)}
+            candidates |= {_name(c): ours(s, c) for c in variants(s)}
+        found, failed = measure(label, candidates, rounds)
+        rows += sorted(found, key=lambda r: r["µs"]) if options.tune else found
+        failures += failed
+    shapes = "; ".join(f"{n}: {s.dims}" for n, s in SHAPES.items())
+    notes = (
+        f"float16, random normal, (batch, length, heads, head_dim) {shapes}; device "
+        f"times, medians of {rounds} rounds of one call of each in a shuffled order, "
+        f"50 ms apart; errors of {CHECKED_ROWS} rows of one head against float32."
+    )
+    if rows:
+        timing.report("Attention forward", rows, notes, options.json)
+    if failures and not options.json:
+        print("\nDid not work:\n\n" + "\n".join(f"- {text}" for text in failures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention: masks, lengths, heads and configurations, against float64; refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops.attention import AttentionConfig, attention
+from tests import everywhere
+
+SMALL = AttentionConfig(block_kv=64)
+# Results are averages of normal numbers; probabilities and results have 11 or 8 bits.
+ROUNDING = {"float16": 2**-9, "bfloat16": 2**-6}
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of one call; by default a head with two tiles of Q and several of K."""
+
+    q_len: int = 256
+    kv_len: int = 256
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 64
+    batch: int = 1
+
+
+def config(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+def operands(s: Shape, dtype=jnp.float16, seed=0):
+    rng = np.random.default_rng(seed)
+    q = s.batch, s.q_len, s.heads, s.head_dim
+    kv = s.batch, s.kv_len, s.kv_heads, s.head_dim
+    return [jnp.asarray(rng.standard_normal(x), dtype) for x in (q, kv, kv)]
+
+
+def reference(q, k, v, causal=False, sm_scale=None):
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = (np.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    scores = np.einsum("bqhd,bkhd->bhqk", q, k)
+    scores *= sm_scale or 1 / np.sqrt(q.shape[3])
+    if causal:
+        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+    p = np.exp(scores - scores.max(axis=3, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", p / p.sum(axis=3, keepdims=True), v)
+
+
+def check(s: Shape, c=SMALL, *, dtype="float16", args=None, atol=None, **options):
+    args = operands(s, dtype) if args is None else args
+
+    def make(interpret):
+        return functools.partial(attention, config=c, interpret=interpret, **options)
+
+    expected = reference(*args, **options)
+    everywhere.check(make, args, expected, atol=atol or ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_types_and_masks(dtype, causal):
+    check(Shape(), dtype=dtype, causal=causal)
+
+
+def test_a_head_of_a_narrow_swizzle():
+    check(Shape(kv_len=128, head_dim=80))
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
+def test_heads_of_k_and_v_serve_several_heads_of_q(heads, kv_heads):
+    check(Shape(128, 128, heads, kv_heads, batch=2), causal=True)
+
+
+@pytest.mark.parametrize("block_kv", [16, 48, 208])
+def test_masks_meet_blocks_of_any_size(block_kv):
+    s = Shape(q_len=256, kv_len=256, head_dim=16)
+    check(s, config(block_kv=block_kv), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("q_len", "kv_len", "causal"),
+    [
+        (200, 256, False),
+        (256, 200, True),
+        (1, 130, False),
+        (300, 1, True),
+    ],
+)
+def test_lengths_that_the_tiles_do_not_divide(q_len, kv_len, causal):
+    check(Shape(q_len, kv_len, heads=2, batch=2, head_dim=16), causal=causal)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(128, 256), (256, 128)])
+def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
+    check(Shape(q_len, kv_len), causal=True)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_any_number_of_stages(stages):
+    check(Shape(head_dim=16), config(stages=stages), causal=True)
+
+
+@pytest.mark.parametrize(
+    ("consumers", "rows", "ping_pong"),
+    [(2, 64, False), (2, 128, True), (3, 64, True)],
+)
+def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
+    c = config(consumers=consumers, rows=rows, ping_pong=ping_pong, block_kv=32)
+    check(Shape(q_len=320, kv_len=160, head_dim=32), c, causal=True)
+
+
+@pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False), (132, True)])
+def test_persistent_blocks_compute_several_tiles(blocks, causal):
+    c = config(blocks=blocks)
+    check(Shape(300, 200, heads=3, head_dim=16), c, causal=causal)
+
+
+@pytest.mark.parametrize("heads_together", [1, 4])
+def test_the_order_of_tiles_covers_them_all(heads_together):
+    c = config(heads_together=heads_together, blocks=2)
+    check(Shape(128, 64, heads=3, kv_heads=3, head_dim=16, batch=2), c)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_default_configurations(head_dim):
+    check(Shape(200, 300, head_dim=head_dim), None, causal=True)
+
+
+def test_the_scale_of_the_scores():
+    check(Shape(128, 128, head_dim=16), sm_scale=0.75)
+
+
+def test_scores_beyond_the_range_of_exponentials():
+    # Of a thousand and more: a row of the result is a row of V.
+    q, k, v = operands(Shape())
+    check(Shape(), args=[q * 64, k * 16, v], causal=True, atol=2**-7)
+
+
+def test_maxima_that_grow_from_step_to_step():
+    q, k, v = operands(Shape(q_len=128))
+    growth = jnp.linspace(4, 1, 256, dtype=jnp.float16)[None, :, None, None]
+    check(Shape(), args=[jnp.abs(q), jnp.abs(k) * growth, v])
+
+
+def test_vmap_and_jit():
+    args = operands(Shape(128, 128, batch=6))
+    stacked = [x.reshape(2, 3, *x.shape[1:]) for x in args]
+    f = jax.jit(jax.vmap(functools.partial(attention, config=SMALL)))
+    got = np.asarray(f(*stacked), np.float64).reshape(args[0].shape)
+    np.testing.assert_allclose(got, reference(*args), atol=ROUNDING["float16"])
+
+
+def emulated(args, c, causal, **options):
+    interpret = plgpu.InterpretParams(**options)
+    return np.asarray(attention(*args, causal=causal, config=c, interpret=interpret))
+
+
+@pytest.mark.parametrize(("blocks", "causal"), [(None, False), (1, True)])
+def test_twenty_orders_of_events_give_one_result(blocks, causal):
+    c = config(block_kv=32, blocks=blocks)
+    args = operands(Shape(q_len=192, kv_len=96, head_dim=16))
+    first = emulated(args, c, causal, seed=0)
+    for seed in range(1, 20):
+        got = emulated(args, c, causal, seed=seed)
+        np.testing.assert_array_equal(got, first)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late"])
+@pytest.mark.parametrize("changes", [{}, {"blocks": 2}, {"consumers": 3, "stages": 1}])
+def test_there_is_no_race(changes, asynchrony):
+    args = operands(Shape(q_len=320, kv_len=256, heads=2, head_dim=16))
+    options = {"asynchrony": asynchrony, "detect_races": True, "seed": 5}
+    got = emulated(args, config(**changes), True, **options)
+    expected = reference(*args, causal=True)
+    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
+
+
+# --- what the compiler makes of it ----------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "c"),
+    [
+        (64, True, None),
+        (128, False, None),
+        (128, True, AttentionConfig(block_kv=144, blocks=132)),
+        (256, True, None),
+    ],
+)
+def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, c):
+    s = Shape(4096, 4096, 16, 16, head_dim, batch=4)
+    shapes = [(s.batch, s.q_len, s.heads, head_dim)] * 3
+    args = [jax.ShapeDtypeStruct(x, jnp.float16) for x in shapes]
+    f = functools.partial(attention, causal=causal, config=c)
+    (report,) = plgpu.offline.compile(f, *args)
+    # ptxas remarks where it has to wait for a product by itself.
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def assert_refusal(caught, what, **rows):
+    """Checks a message; its line is the traceback's: no kernel is traced yet."""
+    assert caught.value.what == what
+    assert caught.value.expected and caught.value.hint
+    for row, part in rows.items():
+        assert part in str(getattr(caught.value, row)), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "number"),
+    [
+        ({"head_dim": 128}, 1),
+        ({"batch": 2}, 2),
+        ({"kv_len": 128}, 2),
+        ({"kv_heads": 2}, 1),
+        ({"kv_heads": 0}, 1),
+    ],
+)
+def test_the_shapes_fit_each_other(changes, number):
+    args = operands(Shape(heads=3))
+    other = operands(dataclasses.replace(Shape(heads=3), **changes))
+    mixed = other if "kv_heads" in changes else [*args]
+    mixed[number] = other[number]
+    with pytest.raises(errors.ShapeError) as caught:
+        attention(*mixed)
+    what = "attention: the shapes do not fit each other"
+    got = str(tuple(other[number].shape))
+    assert_refusal(caught, what, got=got, hint="the sequence before heads")
+
+
+def test_operands_have_four_dimensions():
+    q, k, v = operands(Shape())
+    with pytest.raises(errors.ShapeError) as caught:
+        attention(q[0], k[0], v[0])
+    assert_refusal(caught, "attention: the shapes do not fit each other", got="(256,")
+
+
+@pytest.mark.parametrize("head_dim", [72, 272])
+def test_the_size_of_a_head_fits_the_tensor_core(head_dim):
+    with pytest.raises(errors.ShapeError) as caught:
+        attention(*operands(Shape(head_dim=head_dim)))
+    what = "attention: this head_dim is not supported"
+    assert_refusal(caught, what, expected="16 up to 256", got=f"{head_dim}", hint="pad")
+
+
+def test_the_types_are_16_bit_floats():
+    with pytest.raises(errors.DTypeError) as caught:
+        attention(*operands(Shape(), jnp.float32))
+    what = "attention: these element types are not supported"
+    assert_refusal(caught, what, expected="float16 or bfloat16", got="float32")
+
+
+def test_operands_have_one_type():
+    q, k, v = operands(Shape())
+    with pytest.raises(errors.DTypeError) as caught:
+        attention(q, k, v.astype(jnp.bfloat16))
+    what = "attention: these element types are not supported"
+    assert_refusal(caught, what, got="float16, float16, bfloat16", hint="astype")
+
+
+@pytest.mark.parametrize("sm_scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_the_scale_is_positive(sm_scale):
+    with pytest.raises(errors.ArgumentError) as caught:
+        attention(*operands(Shape()), sm_scale=sm_scale)
+    what = "attention: sm_scale is no positive number"
+    assert_refusal(caught, what, got=str(sm_scale), hint="negate q")
+
+
+def test_the_tiles_fit_in_registers():
+    with pytest.raises(errors.ArgumentError) as caught:
+        attention(*operands(Shape()), config=config(consumers=3, block_kv=144))
+    what = "attention: the tiles do not fit in a consumer's registers"
+    rows = {"expected": "160 registers", "got": "block_kv=144", "hint": "block_kv"}
+    assert_refusal(caught, what, **rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "got"),
+    [
+        ({"rows": 96}, "the tensor core has no such tile", "rows=96"),
+        ({"rows": 0}, "the tensor core has no such tile", "rows=0"),
+        ({"block_kv": 72}, "the tensor core has no such tile", "block_kv=72"),
+        ({"block_kv": 272}, "the tensor core has no such tile", "block_kv=272"),
+        ({"consumers": 1}, "no such number of consumers", "1"),
+        ({"stages": 0}, "a number is not positive", "stages=0"),
+        ({"heads_together": 0}, "a number is not positive", "heads_together=0"),
+        ({"blocks": 0}, "there are no blocks", "0"),
+    ],
+)
+def test_a_configuration_fits_the_tensor_core(changes, what, got):
+    with pytest.raises(errors.ArgumentError) as caught:
+        config(**changes)
+    assert_refusal(caught, f"AttentionConfig: {what}", got=got)
+
+
+def test_the_buffers_fit_shared_memory():
+    with pytest.raises(errors.OutOfResources, match="needs more SMEM") as caught:
+        attention(*operands(Shape(head_dim=128)), config=config(stages=8))
+    assert caught.value.limit_bytes < caught.value.used_bytes
