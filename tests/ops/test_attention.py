@@ -115,7 +115,7 @@ def test_any_number_of_stages(stages):
 )
 def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
     c = config(consumers=consumers, rows=rows, ping_pong=ping_pong, block_kv=32)
-    check(Shape(q_len=320, kv_len=160, head_dim=32), c, causal=True)
+    check(Shape(q_len=200, kv_len=96, head_dim=16), c, causal=True)
 
 
 @pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False), (132, True)])
@@ -132,7 +132,7 @@ def test_the_order_of_tiles_covers_them_all(heads_together):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_default_configurations(head_dim):
-    check(Shape(200, 300, head_dim=head_dim), None, causal=True)
+    check(Shape(130, 160, head_dim=head_dim), None, causal=True)
 
 
 def test_the_scale_of_the_scores():
@@ -165,11 +165,11 @@ def emulated(args, c, causal, **options):
 
 
 @pytest.mark.parametrize(("blocks", "causal"), [(None, False), (1, True)])
-def test_twenty_orders_of_events_give_one_result(blocks, causal):
+def test_ten_orders_of_events_give_one_result(blocks, causal):
     c = config(block_kv=32, blocks=blocks)
     args = operands(Shape(q_len=192, kv_len=96, head_dim=16))
     first = emulated(args, c, causal, seed=0)
-    for seed in range(1, 20):
+    for seed in range(1, 10):
         got = emulated(args, c, causal, seed=seed)
         np.testing.assert_array_equal(got, first)
 
@@ -194,7 +194,7 @@ def test_there_is_no_race(changes, asynchrony):
         (64, True, None),
         (128, False, None),
         (128, True, AttentionConfig(block_kv=144, blocks=132)),
-        (256, True, None),
+        pytest.param(256, True, None, marks=pytest.mark.slow),
     ],
 )
 def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, c):
