@@ -3,12 +3,14 @@
 
 Every row works on one element and on a vector alike. Semantics are lax's: integer
 division truncates and never traps, shifts by the width or more shift everything out,
-max and min hand NaN on, `exp` and its like compute f16 and bf16 in f32.
+max and min hand NaN on, `exp` and its like compute f16 and bf16 in f32. A product that
+is added may be contracted to one fma, as in XLA's own kernels.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math as pymath
 from collections.abc import Callable
 
@@ -365,11 +367,20 @@ def _function(op: Callable, approx: Emitter | None = None) -> Row:
     return Row(float=_plain(op), widen=True, approx=approx)
 
 
+def _contracting(op: Callable) -> Callable:
+    """A sum or product as the author wrote it, which may join others in one fma.
+
+    The emitters above that rely on a rounded product or sum use the plain operations.
+    """
+    return functools.partial(op, fastmath=arith.FastMathFlags.contract)
+
+
 _E = pymath.e
+_addf, _subf, _mulf = map(_contracting, (arith.addf, arith.subf, arith.mulf))
 TABLE: dict[str, Row] = {
-    "add": _row(arith.addf, arith.addi, boolean=arith.ori),
-    "sub": _row(arith.subf, arith.subi),
-    "mul": _row(arith.mulf, arith.muli, boolean=arith.andi),
+    "add": _row(_addf, arith.addi, boolean=arith.ori),
+    "sub": _row(_subf, arith.subi),
+    "mul": _row(_mulf, arith.muli, boolean=arith.andi),
     "div": Row(
         float=_plain(arith.divf),
         signed=_guarded(arith.divsi, _all_ones, _negate_int),
@@ -411,9 +422,9 @@ TABLE: dict[str, Row] = {
         _clamp(arith.maxsi, arith.minsi),
         _clamp(arith.maxui, arith.minui),
     ),
-    "square": Row(_square(arith.mulf), _square(arith.muli), _square(arith.muli)),
+    "square": Row(_square(_mulf), _square(arith.muli), _square(arith.muli)),
     "integer_pow": Row(
-        _integer_pow(arith.mulf), _integer_pow(arith.muli), _integer_pow(arith.muli)
+        _integer_pow(_mulf), _integer_pow(arith.muli), _integer_pow(arith.muli)
     ),
     "pow": _function(math.powf),
     "exp": _function(math.exp, _scaled_input(_ex2, pymath.log2(_E))),

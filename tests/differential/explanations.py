@@ -43,7 +43,12 @@ _WARP = (
 
 FEWER: dict[tuple[str, str], str] = {
     ("elementwise", "memory"): _WIDE,
+    ("elementwise", "total"): _WIDE,
+    ("elementwise", "sass"): _WIDE,
     ("elementwise on a grid", "total"): _SETUP,
+    ("polynomial", "memory"): _WIDE,
+    ("polynomial", "total"): _WIDE,
+    ("polynomial", "sass"): _WIDE,
     ("mask", "memory"): _POSITIONS,
     ("mask", "total"): _POSITIONS,
     ("mask", "sass"): _POSITIONS,

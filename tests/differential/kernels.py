@@ -94,6 +94,15 @@ def elementwise_on_a_grid(plgpu, params):
     )
 
 
+@_kernel("polynomial", array((64, 128)), array((64, 128)))
+def polynomial(plgpu, params):
+    def body(x, y, o):
+        value = x[...]
+        o[...] = ((value * 0.5 + 1) * value - 3) * value + y[...] * y[...]
+
+    return plgpu.kernel(body, out_type=array((64, 128)), compiler_params=params)
+
+
 @_kernel("softmax", array((64, 128)))
 def softmax(plgpu, params):
     def body(x, o):

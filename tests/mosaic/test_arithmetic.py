@@ -12,6 +12,7 @@ from jax import lax
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import arithmetic, dtypes, elementwise, gmem
+from pallas_gpu.runtime import ptx_stats
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SIZE = 512
@@ -171,3 +172,18 @@ def test_bfloat16_exp_is_computed_in_float32(build, typed):
     text = str(build(body, [x], [x]))
     assert "math.exp" in text
     assert "arith.extf" in text and "arith.truncf" in text
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_product_that_is_added_is_one_instruction(dtype, compile_kernel, typed):
+    x = typed((SIZE,), np.dtype(dtype))
+
+    def body(kb, left, right, out):
+        a, b = (gmem.load(view, STRIDED) for view in (left, right))
+        product = elementwise.apply("mul", a, b)
+        gmem.store(out, elementwise.apply("add", product, a))
+
+    found = set(ptx_stats.mnemonics(compile_kernel(body, [x, x], [x]).ptx))
+    arithmetic = {m.split(".")[0] for m in found if m.endswith(("f32", "f16", "f16x2"))}
+    assert arithmetic == {"fma"}
