@@ -1,17 +1,399 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why no choice of layouts satisfies a kernel."""
+"""Why no choice of layouts satisfies a kernel: who conflicts, and what would settle it.
+
+An error names the two operations (or the operation and the array), their lines, and
+what each admits. What it suggests is tried first: with more scratch, or without one of
+the user's layout_casts, the kernel is solved again.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
 from pallas_gpu import errors
-from pallas_gpu.lowering.inference import solver
+from pallas_gpu.layouts import SmemLayout, default_layout
+from pallas_gpu.lowering.inference import relations, scratch, smem, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly
+from pallas_gpu.lowering.inference.network import SmemArray, Use, Variable
+from pallas_gpu.lowering.inference.solver import INFEASIBLE
+from pallas_gpu.mosaic.registers import describe
+
+# More scratch than this leaves no room for a kernel's own arrays.
+_MOST_SCRATCH_BYTES = 1 << 16
+# Layouts of one operation that a message lists.
+_LISTED = 4
 
 
 def check_domains(problem: Assembly) -> None:
-    pass
+    """Raises where an operation has no layout at all, or an array no storage.
+
+    Raises:
+      LayoutError: says why.
+    """
+    for array in problem.arrays:
+        error = _array_error(problem, array)
+        if error is not None:
+            raise error
+    for variable, labels in zip(problem.network.variables, problem.labels, strict=True):
+        if not labels.source:
+            raise _no_layout(problem, variable)
 
 
 def conflict(problem: Assembly) -> errors.LayoutError:
+    """The error for a kernel whose operations admit layouts, but not together."""
+    problem.settle_all()
     found = solver.find_conflict(problem.problem())
-    return errors.LayoutError("conflict", got=found)
+    if found is None:
+        return errors.LayoutError(
+            "No choice of register layouts satisfies all operations together",
+            expected="a layout for each array, and relayouts between them",
+            got=f"{len(problem.network.variables)} operations on arrays and "
+            f"{problem.scratch_bytes} bytes of scratch",
+            hint=_cures(problem, [])
+            or "layout_cast arrays to Layout.WGMMA, or to no layout at all",
+        )
+    return _conflict_error(problem, found)
+
+
+# --- arrays in SMEM -------------------------------------------------------------------
+
+
+def _array_error(problem: Assembly, array: SmemArray) -> errors.LayoutError | None:
+    storages = problem.storages[array.index]
+    refusals = problem.refusals[array.index]
+    if any(all(r[i] is None for r in refusals.values()) for i in range(len(storages))):
+        return None
+    if array.transforms is not None:
+        use, (error,) = next((u, r) for u, r in refusals.items() if r[0] is not None)
+        assert error is not None
+        return _transforms_error(array, storages[0], use, error)
+    for use, reasons in refusals.items():
+        if None not in reasons:
+            return _single_use_error(array, storages, use, reasons)
+    for a, b in itertools.combinations(refusals, 2):
+        pairs = zip(refusals[a], refusals[b], strict=True)
+        if not any(x is None and y is None for x, y in pairs):
+            return _two_uses_error(array, storages, refusals, [a, b])
+    return _two_uses_error(array, storages, refusals, list(refusals))
+
+
+def _transforms_error(
+    array: SmemArray, storage: SmemLayout, use: Use, error: errors.LayoutError
+) -> errors.LayoutError:
+    """The user's transforms do not suit an operation."""
+    free = dataclasses.replace(array, transforms=None)
+    fitting = [
+        other
+        for other in smem.storages(free)
+        if all(smem.refusal(u, other, given=False) is None for u in array.uses)
+    ]
+    hint = error.hint
+    if fitting:
+        hint = "leave the transforms out, so that they are inferred: "
+        hint += _as_transforms(fitting[0])
+    return errors.LayoutError(
+        f"{_used(use)} cannot use an SMEM array with the transforms it was given: "
+        f"{error.what}",
+        expected=error.expected,
+        got=f"{smem.describe(storage)}, given to the array {_declared(array)}",
+        hint=hint,
+        where=sources.where(use.op),
+    )
+
+
+def _single_use_error(
+    array: SmemArray,
+    storages: Sequence[SmemLayout],
+    use: Use,
+    reasons: Sequence[errors.LayoutError | None],
+) -> errors.LayoutError:
+    """An operation cannot use an array however it is stored."""
+    # wgmma needs tiles, the smallest of which are last; others are free without any.
+    reason = reasons[-1] if use.kind in ("a", "b") else reasons[0]
+    assert reason is not None
+    return errors.LayoutError(
+        f"{_used(use)} cannot use its SMEM array, however that is stored: "
+        f"{reason.what}",
+        expected=reason.expected,
+        got=f"{reason.got}; the array {_declared(array)} of shape {array.view.shape} "
+        f"could have {_listing(map(smem.describe, storages))}",
+        hint=reason.hint or "use an array of another shape",
+        where=sources.where(use.op),
+    )
+
+
+def _two_uses_error(
+    array: SmemArray,
+    storages: Sequence[SmemLayout],
+    refusals: dict[Use, list[errors.LayoutError | None]],
+    uses: Sequence[Use],
+) -> errors.LayoutError:
+    """Operations need one array stored in different ways."""
+    admitted = []
+    for use in uses:
+        fine = [
+            smem.describe(storage)
+            for storage, reason in zip(storages, refusals[use], strict=True)
+            if reason is None
+        ]
+        admitted.append(f"{_used(use)} needs {_listing(fine)}")
+    last = uses[-1]
+    return errors.LayoutError(
+        f"{' and '.join(map(_used, uses))} need one SMEM array stored in different "
+        "ways",
+        expected=admitted[0],
+        got="\n".join(admitted[1:]),
+        hint="give one of them an array of its own, and copy between the two",
+        where=sources.where(last.op),
+    )
+
+
+def _used(use: Use) -> str:
+    name = sources.named(use.op)
+    return f"operand {use.kind} of {name}" if use.kind in ("a", "b") else name
+
+
+def _declared(array: SmemArray) -> str:
+    line = sources.where(array.op)
+    kind = f"of {array.view.bits}-bit elements"
+    return kind if line is None else f"{kind} at {line}"
+
+
+def _as_transforms(storage: SmemLayout) -> str:
+    if smem.is_plain(storage):
+        return "no transforms"
+    return f"TilingTransform({storage.tiling}) and SwizzleTransform({storage.swizzle})"
+
+
+# --- operations without a layout ------------------------------------------------------
+
+
+def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
+    shape = variable.source.shape
+    try:
+        default_layout(shape, max(variable.bits, 8))
+    except errors.LayoutError as error:
+        return errors.LayoutError(
+            f"{variable.name}: {error.what}",
+            expected=error.expected,
+            got=error.got,
+            hint=error.hint,
+            where=sources.where(variable.op),
+        )
+    return errors.LayoutError(
+        f"{variable.name}: {_demand(variable)}, and no layout of its operand does that",
+        expected=f"a layout of shape {shape} for which {_demand(variable)}",
+        got=_listing(_neighbours_layouts(problem, variable)),
+        hint="layout_cast the operand to a layout made of smaller tiles, slice or "
+        "reshape the reference instead, or pad the array",
+        where=sources.where(variable.op),
+    )
+
+
+def _demand(variable: Variable) -> str:
+    """What an operation asks of its operand's layout."""
+    match variable.relation:
+        case relations.Slice(starts=starts, sizes=sizes):
+            return (
+                f"the part of {sizes} at {starts} consists of whole registers of all "
+                "threads"
+            )
+        case relations.Reshape(new=new):
+            return f"threads and registers line up in shape {new} as well"
+        case relations.Transpose():
+            return "the layout is linear in the bits of the thread's index"
+        case relations.Reduce(axes=axes):
+            return (
+                f"threads move along axes {axes} or along the others, never along both"
+            )
+        case relations.Broadcast():
+            return "the result's threads find their elements where they are"
+    return "the layout fits the shape"
+
+
+def _neighbours_layouts(problem: Assembly, variable: Variable) -> Iterator[str]:
+    cell = variable.source.find()
+    for other, labels in zip(problem.network.variables, problem.labels, strict=True):
+        if other is not variable and cell is other.source.find():
+            yield from (describe(problem.book.layouts[n]) for n in labels.source)
+
+
+# --- conflicts ------------------------------------------------------------------------
+
+
+def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutError:
+    place = found.variable
+    roots = list(
+        dict.fromkeys(
+            _root(found, neighbour)
+            for neighbour in found.refused
+            if neighbour is not None
+        )
+    )
+    # The author's own wishes and the hardware's are what there is to say; how a
+    # conflict came to the place where it was found is not.
+    culprits = [*roots, place] if len(roots) < 2 else roots
+    culprits = sorted(dict.fromkeys(culprits), key=lambda v: _position(problem, v))
+    if len(culprits) == 1:
+        return _alone_error(problem, culprits[0])
+    first, second = culprits[0], culprits[-1]
+    casts = [
+        problem.network.variables[v]
+        for v in culprits
+        if v < len(problem.labels)
+        and problem.network.variables[v].op.name == "mosaic_gpu.layout_cast"
+    ]
+    return errors.LayoutError(
+        f"No layouts satisfy both {_name(problem, first)} and "
+        f"{_name(problem, second)}{_meeting(problem, place, culprits)}",
+        expected=f"{_name(problem, first)} admits {_admits(problem, first)}",
+        got=f"{_name(problem, second)} admits {_admits(problem, second)}",
+        hint=_cures(problem, casts) or _no_cure(problem),
+        where=_where(problem, second),
+    )
+
+
+def _root(found: solver.Conflict, variable: int) -> int:
+    """Follows who took labels from whom back to one that lost none."""
+    seen = {found.variable}
+    while variable in found.parents and variable not in seen:
+        seen.add(variable)
+        variable = next((p for p in found.parents[variable] if p not in seen), variable)
+    return variable
+
+
+def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
+    """An operation that no layout of its operand suits, for its own reasons."""
+    variable = problem.network.variables[place]
+    layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
+    if isinstance(variable.relation, relations.Reduce):
+        axes, bits = variable.relation.axes, variable.bits
+        needs = [scratch.for_reduction(layout, axes, bits) for layout in layouts]
+        least = min((n for n in needs if n is not None), default=None)
+        if least is not None:
+            return errors.LayoutError(
+                f"{variable.name}: the warps have too little scratch to combine their "
+                "parts",
+                expected=f"{least} bytes of SMEM for an operand in "
+                f"{describe(layouts[needs.index(least)])}",
+                got=f"{problem.scratch_bytes} bytes",
+                hint=_cures(problem, [])
+                or "pass a larger CompilerParams(reduction_scratch_bytes=...)",
+                where=sources.where(variable.op),
+            )
+    return errors.LayoutError(
+        f"{variable.name}: none of the layouts in question can be made",
+        expected=f"a layout for which {_demand(variable)}",
+        got=_listing(map(describe, layouts)),
+        hint="layout_cast the operand to another layout",
+        where=sources.where(variable.op),
+    )
+
+
+def _meeting(problem: Assembly, place: int, culprits: Sequence[int]) -> str:
+    if place in culprits:
+        return ""
+    return f", which meet in {_name(problem, place)}"
+
+
+def _position(problem: Assembly, variable: int) -> int:
+    """Arrays before operations, operations in program order."""
+    count = len(problem.labels)
+    return variable - count if variable >= count else variable + len(problem.arrays)
+
+
+def _name(problem: Assembly, variable: int) -> str:
+    if variable < len(problem.labels):
+        return problem.network.variables[variable].name
+    array = problem.arrays[variable - len(problem.labels)]
+    return f"the {sources.named(array.op)}"
+
+
+def _where(problem: Assembly, variable: int) -> str | None:
+    if variable < len(problem.labels):
+        return sources.where(problem.network.variables[variable].op)
+    return sources.where(problem.arrays[variable - len(problem.labels)].op)
+
+
+def _admits(problem: Assembly, variable: int) -> str:
+    costs = problem.problem().costs[variable]
+    allowed = [i for i, cost in enumerate(costs) if cost < INFEASIBLE]
+    if variable >= len(problem.labels):
+        storages = problem.storages[variable - len(problem.labels)]
+        return _listing(smem.describe(storages[i]) for i in allowed)
+    numbers = problem.labels[variable].source
+    shape = problem.network.variables[variable].source.shape
+    named = _listing(describe(problem.book.layouts[numbers[i]]) for i in allowed)
+    return f"{named} for shape {shape}"
+
+
+def _listing(texts: Iterator[str] | Sequence[str] | map) -> str:
+    names = list(dict.fromkeys(texts))
+    if not names:
+        return "nothing"
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return " or ".join(names[:_LISTED]) + more
+
+
+# --- what would settle it -------------------------------------------------------------
+
+
+def _cures(problem: Assembly, casts: Sequence[Variable]) -> str | None:
+    """Changes with which the kernel has layouts, as a sentence."""
+    found = [
+        cure
+        for cure in (_more_scratch(problem), *(_other_cast(problem, c) for c in casts))
+        if cure is not None
+    ]
+    return "; or ".join(found) or None
+
+
+def _no_cure(problem: Assembly) -> str:
+    return (
+        "change the layout_cast nearest to them, store the array to SMEM and load it "
+        "in the other layout, or leave the layout_casts out"
+    )
+
+
+def _solves(make: Callable[[], Assembly]) -> Assembly | None:
+    try:
+        problem = make()
+        check_domains(problem)
+    except errors.LayoutError:
+        return None
+    return problem if problem.solve().feasible else None
+
+
+def _more_scratch(problem: Assembly) -> str | None:
+    needed = 512
+    while needed <= _MOST_SCRATCH_BYTES:
+        size = needed
+        if size > problem.scratch_bytes and _solves(
+            lambda size=size: Assembly(problem.network, size)  # type: ignore[misc]
+        ):
+            return (
+                f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
+                f"for relayouts and reductions instead of {problem.scratch_bytes}"
+            )
+        needed *= 2
+    return None
+
+
+def _other_cast(problem: Assembly, cast: Variable) -> str | None:
+    """The layout that one of the author's casts should name instead."""
+    wish, cast.fixed = cast.fixed, None
+    try:
+        other = _solves(lambda: Assembly(problem.network, problem.scratch_bytes))
+        if other is None:
+            return None
+        labels = other.solve().labels
+        number = other.labels[cast.index].source[labels[cast.index]]
+        layout = other.book.layouts[number]
+    finally:
+        cast.fixed = wish
+    name = describe(layout)
+    if not name.startswith(("Layout.", "WG_STRIDED")):
+        return f"leave the {sources.named(cast.op)} out"
+    return f"let the {sources.named(cast.op)} name {name}"

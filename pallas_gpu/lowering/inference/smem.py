@@ -2,8 +2,9 @@
 """How arrays in SMEM may be stored, and what each use of one asks for.
 
 An array is stored as it is or in tiles of (8, swizzle bytes), which TMA writes, wgmma
-reads, and registers reach without bank conflicts. Transforms that the user gives leave
-no choice.
+reads, and registers reach without bank conflicts. Single elements, and operations that
+take an array's address, need it as it is. Transforms that the user gives leave no
+choice.
 """
 
 from __future__ import annotations
@@ -47,9 +48,7 @@ def storages(array: SmemArray) -> list[SmemLayout]:
         except errors.LayoutError as error:
             raise error.with_location(sources.where(array.transforms)) from None
     result = [SmemLayout(shape, bits)]
-    if len(shape) < 2 or any(_needs_plain_memory(use) for use in array.uses):
-        return result
-    for swizzle in _SWIZZLES:
+    for swizzle in _SWIZZLES if len(shape) > 1 else ():
         tile = (ATOM_ROWS, swizzle * 8 // bits)
         if shape[-2] % tile[0] == 0 and shape[-1] % tile[1] == 0:
             result.append(SmemLayout(shape, bits, tile, swizzle))
@@ -59,11 +58,6 @@ def storages(array: SmemArray) -> list[SmemLayout]:
 def is_plain(storage: SmemLayout) -> bool:
     """Whether an array lies row-major in memory."""
     return not storage.tile and storage.swizzle == NO_SWIZZLE
-
-
-def _needs_plain_memory(use: Use) -> bool:
-    single = use.kind in ("load", "store") and math.prod(use.view.sizes) == 1
-    return single or use.kind == "pointer"
 
 
 def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
@@ -121,6 +115,17 @@ def _check_part(use: Use, storage: SmemLayout) -> None:
 
 def _check_operand(use: Use, storage: SmemLayout) -> None:
     view = use.view
+    lead = len(view.kept) - 2
+    is_matrix = tuple(view.kept) == (False,) * lead + (True, True)
+    if is_matrix and storage.swizzle == NO_SWIZZLE:
+        raise errors.LayoutError(
+            "wgmma reads tiled and swizzled arrays",
+            expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
+            "128 bytes and n elements s bytes wide",
+            got=describe(storage),
+            hint="pad the array's last two dimensions to multiples of 8 and "
+            f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
+        )
     plan_operand(
         storage,
         view.sizes,
@@ -129,14 +134,6 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
         "a" if use.kind == "a" else "b",
         view.starts,
     )
-    if storage.swizzle == NO_SWIZZLE:
-        raise errors.LayoutError(
-            "wgmma operands are swizzled",
-            expected="a swizzle of 32, 64 or 128 bytes",
-            got=describe(storage),
-            hint="choose TilingTransform((8, n)) and SwizzleTransform(s), n elements "
-            "s bytes wide",
-        )
 
 
 def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:

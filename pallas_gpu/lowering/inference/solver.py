@@ -23,8 +23,9 @@ import math
 
 import numpy as np
 
-# Sums of two such numbers fit 64 bits; costs stay far below.
-INFEASIBLE = 1 << 61
+# Sums of eight such numbers fit 64 bits; costs stay far below.
+INFEASIBLE = 1 << 59
+_SAFE_SUMS = 8
 TABLE_LIMIT = 1 << 14
 
 Scope = tuple[int, ...]
@@ -206,11 +207,12 @@ class _Elimination:
             return
         factors = self._remove(variable)
         order = (*neighbours, variable)
-        shape = tuple(self._sizes[v] for v in order)
-        total = np.zeros(shape, dtype=np.int64)
-        for scope, table in factors:
+        total = np.zeros([self._sizes[v] for v in order], dtype=np.int64)
+        for count, (scope, table) in enumerate(factors, 2):
             total += _spread(scope, table, order)
-            np.minimum(total, INFEASIBLE, out=total)
+            if count % _SAFE_SUMS == 0:
+                np.minimum(total, INFEASIBLE, out=total)
+        np.minimum(total, INFEASIBLE, out=total)
         self.entries += total.size
         best = total.argmin(axis=-1)
         self._steps.append((variable, neighbours, best.astype(np.uint8)))
@@ -279,13 +281,24 @@ class _Elimination:
 
 
 def _spread(scope: Scope, table: np.ndarray, order: Scope) -> np.ndarray:
-    """A factor with its axes in the places that `order` gives them."""
-    places = [order.index(v) for v in scope]
-    table = table.transpose(sorted(range(len(scope)), key=places.__getitem__))
-    shape = [1] * len(order)
-    for place, size in zip(sorted(places), table.shape, strict=True):
-        shape[place] = size
-    return table.reshape(shape)
+    """A factor with its axes in the places that `order` gives them.
+
+    Both are ascending, but for the last variable of `order`, which the factor has too.
+    """
+    axis = scope.index(order[-1])
+    last = len(scope) - 1
+    if last == 0 or scope == order:
+        return table
+    if axis != last:
+        if last == 1:
+            table = table.T
+        else:
+            axes = [*range(axis), *range(axis + 1, last + 1), axis]
+            table = table.transpose(axes)
+    if len(scope) == len(order):
+        return table
+    sizes = iter(table.shape)
+    return table.reshape([next(sizes) if v in scope else 1 for v in order])
 
 
 def _renamed(
