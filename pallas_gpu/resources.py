@@ -5,7 +5,8 @@ Scopes allocate like a stack: arrays of a scope lie above those of the scopes ar
 and scopes that follow each other share the space. Barriers are never shared: their
 phase outlives a scope. The planner, the lowering and the emulator walk the same way.
 
-A block's dynamic SMEM, in this order: arrays, scratch of reductions, barriers.
+A block's dynamic SMEM, in this order: arrays, scratch of reductions and relayouts,
+barriers.
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.primitives.registers import layout_cast_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 # TMA destinations need 128 bytes, a 128-byte swizzle repeats every 1024 bytes.
 # PTX ISA, "Shared memory alignment requirements" of tensor copies.
 ARRAY_ALIGNMENT_BYTES = 1024
 BARRIER_BYTES = 8
+# The widest access of a thread (PTX ISA, ld).
+_SCRATCH_ALIGNMENT_BYTES = 16
+# What these make takes any layout: a layout_cast of it moves nothing.
+_WITHOUT_LAYOUT = ("iota", "broadcast_in_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +51,7 @@ class Plan:
     Attributes:
       allocations: the arrays of the deepest stack.
       arrays_bytes: arrays with padding.
-      scratch_bytes: for reductions that cross warps.
+      scratch_bytes: for reductions and relayouts that cross warps.
       barriers: number of barriers.
       barrier_slots: index of the first barrier of each declaration, by the identity of
         its scope's equation and its position there.
@@ -59,7 +65,7 @@ class Plan:
 
     @property
     def scratch_offset_bytes(self) -> int:
-        """Where the scratch of reductions begins."""
+        """Where the scratch of reductions and relayouts begins."""
         return _align(self.arrays_bytes, 128)
 
     @property
@@ -111,15 +117,22 @@ def plan(
     name: str,
     reduction_scratch_bytes: int,
     warpgroups: int,
+    *,
+    infers_layouts: bool = False,
 ) -> Plan:
     """Plans a kernel's SMEM.
+
+    Args:
+      reduction_scratch_bytes: scratch of each warpgroup.
+      infers_layouts: relayouts may be anywhere, not only where a layout_cast stands.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
     """
     walk = _Walk()
     walk.visit(jaxpr, 0, ())
-    scratch = reduction_scratch_bytes * warpgroups if walk.reduces else 0
+    each = _align(reduction_scratch_bytes, _SCRATCH_ALIGNMENT_BYTES)
+    scratch = each * warpgroups if infers_layouts or walk.needs_scratch else 0
     result = Plan(
         walk.deepest, walk.peak_bytes, scratch, walk.barriers, walk.barrier_slots
     )
@@ -134,11 +147,13 @@ class _Walk:
         self.deepest: tuple[Allocation, ...] = ()
         self.barriers = 0
         self.barrier_slots: dict[tuple[int, int], int] = {}
-        self.reduces = False
+        self.needs_scratch = False
 
     def visit(self, jaxpr: Any, top: int, stack: tuple[Allocation, ...]) -> None:
+        makers: dict[int, str] = {}
         for eqn in jaxpr.eqns:
-            self.reduces |= eqn.primitive.name.startswith("reduce_")
+            self.needs_scratch |= _needs_scratch(eqn, makers)
+            makers.update(dict.fromkeys(map(id, eqn.outvars), eqn.primitive.name))
             if eqn.primitive is run_scoped_p:
                 self._scope(eqn, top, stack)
                 continue
@@ -156,6 +171,14 @@ class _Walk:
                 self.barrier_slots[key] = self.barriers
                 self.barriers += var.aval.barrier.size
         self.visit(eqn.params["jaxpr"], inner_top, stack)
+
+
+def _needs_scratch(eqn: _jax.JaxprEqn, makers: dict[int, str]) -> bool:
+    """True for operations that may move data between warps."""
+    if eqn.primitive is layout_cast_p:
+        (x,) = eqn.invars
+        return makers.get(id(x)) not in _WITHOUT_LAYOUT
+    return eqn.primitive.name.startswith("reduce_")
 
 
 def table(result: Plan) -> str:

@@ -106,6 +106,25 @@ def test_reductions_have_scratch_for_each_warpgroup(warpgroups):
     assert result.smem_bytes == 2048 * warpgroups
 
 
+def test_relayouts_have_scratch_where_there_may_be_any():
+    def casting(x, o):
+        o[...] = plgpu.layout_cast(x[...], plgpu.Layout.WG_STRIDED(x.shape, 1))
+
+    def counting(x, o):
+        o[...] = x[...] + plgpu.broadcasted_iota(
+            jnp.float32, x.shape, 1, layout=plgpu.Layout.WG_STRIDED(x.shape, 4)
+        )
+
+    assert plan(casting).scratch_bytes == 2048
+    assert plan(counting).scratch_bytes == 0
+    jaxpr = jax.make_jaxpr(make(counting))(numbers())
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
+    inferred = resources.plan(
+        eqn.params["jaxpr"], arch.SM_90A, "k", 2040, 2, infers_layouts=True
+    )
+    assert inferred.scratch_bytes == 2 * 2048
+
+
 def test_the_budget_is_met_to_the_byte():
     def body(x, o, a, b):
         o[...] = x[...]

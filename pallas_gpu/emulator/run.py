@@ -58,8 +58,14 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
 def _require_resources(params: call.CallParams) -> None:
     compiler = params.compiler_params
     target = arch.target(compiler.target or arch.DEFAULT_TARGET)
-    scratch, warpgroups = compiler.reduction_scratch_bytes, params.mesh.warpgroups
-    resources.plan(params.jaxpr, target, params.name, scratch, warpgroups)
+    resources.plan(
+        params.jaxpr,
+        target,
+        params.name,
+        compiler.reduction_scratch_bytes,
+        params.mesh.warpgroups,
+        infers_layouts=compiler.infers_layouts,
+    )
 
 
 def _guarded(wg: Warpgroup, inner: Run) -> Run:

@@ -3,7 +3,9 @@
 
 Elements that a thread holds together before and after travel in units of up to 16
 bytes. What the threads span, together with a unit, is a piece: a part of the array that
-both layouts have in whole slots. As many pieces as fit the scratch make a round.
+both layouts have in whole slots. As many as fit the scratch make a round. A piece that
+does not fit is split into parts to which only some of the threads store, or from which
+only some of them load.
 
 An address is linear over GF(2) in the element's vector. Bank conflicts are avoided by
 choice: the lanes that one wavefront serves, together with their units, span a space of
@@ -30,16 +32,19 @@ _WORD_BITS = 32
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """The accesses of all threads to a piece: stores, or loads.
+    """The accesses of all threads to a part: stores, or loads.
 
     Attributes:
-      form: byte addresses relative to the piece, one for each access.
-      units: for each piece and access the slots that the access moves.
+      form: byte addresses relative to the part, one for each access.
+      units: for each part and access the slots that the access moves.
+      conditions: for each part which threads have it: those of which, for each pair
+        (mask, odd), an odd number of the bits in the mask are set, or an even one.
       wavefronts: of one access of a warp.
     """
 
     form: AddressForm
     units: tuple[tuple[tuple[Slot, ...], ...], ...]
+    conditions: tuple[tuple[tuple[int, bool], ...], ...]
     wavefronts: int
 
 
@@ -50,8 +55,8 @@ class Exchange:
     Attributes:
       store: from the source's registers.
       load: to the destination's.
-      piece_bytes: SMEM of one piece.
-      pieces_per_round: how many lie in the scratch at once.
+      part_bytes: SMEM of one part.
+      parts_per_round: how many lie in the scratch at once.
       idle_bits: bits of the thread between copies in the source: only threads that
         have none of them set store.
       within_warps: no warp loads what another one stores.
@@ -59,46 +64,44 @@ class Exchange:
 
     store: Side
     load: Side
-    piece_bytes: int
-    pieces_per_round: int
+    part_bytes: int
+    parts_per_round: int
     idle_bits: tuple[int, ...]
     within_warps: bool
 
     @property
     def rounds(self) -> list[range]:
-        """The pieces of each round."""
-        count, step = len(self.store.units), self.pieces_per_round
+        """The parts of each round."""
+        count, step = len(self.store.units), self.parts_per_round
         return [range(i, min(i + step, count)) for i in range(0, count, step)]
 
     @property
     def scratch_bytes(self) -> int:
         """SMEM of one round."""
-        return self.piece_bytes * self.pieces_per_round
+        return self.part_bytes * self.parts_per_round
 
 
-def plan_exchange(
+def plan_exchanges(
     src: BinaryLayout, dst: BinaryLayout, bits: int, available_bytes: int
-) -> Exchange | None:
-    """The plan with the widest units whose pieces fit what is available.
+) -> list[Exchange]:
+    """A plan for each size of the units whose parts fit what is available.
 
-    Where no piece fits, the plan with the smallest one, which needs more. None where
+    Where nothing fits, the plan with the smallest parts, which needs more. Empty where
     the two layouts have no pieces of one kind.
     """
     common = common_slots(src, dst)
     most = min(len(common), (_MAX_UNIT_BITS // bits).bit_length() - 1)
     # Units narrower than a word would waste what the banks can deliver.
     least = min(most, _word_elements_log2(bits))
-    smallest = None
+    plans: list[Exchange] = []
     for count in range(most, -1, -1):
-        if count < least and smallest is not None:
+        if count < least and plans:
             break
         plan = _plan(src, dst, bits, common[:count], available_bytes)
-        if plan is None:
-            continue
-        if plan.piece_bytes <= available_bytes:
-            return plan
-        smallest = plan
-    return smallest
+        if plan is not None:
+            plans.append(plan)
+    fitting = [plan for plan in plans if plan.scratch_bytes <= available_bytes]
+    return fitting or plans[-1:]
 
 
 def _word_elements_log2(bits: int) -> int:
@@ -113,22 +116,27 @@ def _plan(
     # What is left over numbers the pieces; both layouts have it in slots.
     for vector in (*common_slots(src, dst), *src.slot_space):
         address.add(vector)
-    store = _side(src, bits, unit, address, piece_bits)
-    load = _side(dst, bits, unit, address, piece_bits)
-    if store is None or load is None:
-        return None
-    piece_bytes = (bits << piece_bits) // 8
-    fit = max(available // piece_bytes, 1)
-    idle = tuple(src.copies(0, THREAD_BITS))
-    return Exchange(
-        store=store,
-        load=load,
-        piece_bytes=piece_bytes,
-        pieces_per_round=min(fit, len(store.units)),
-        idle_bits=idle,
-        # Of copies only one warp's are stored, for all warps.
-        within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
-    )
+    plan = None
+    # As few splits as the scratch allows; at least a unit remains.
+    for part_bits in range(piece_bits, min(piece_bits - 1, len(unit)), -1):
+        store = _side(src, bits, unit, address, piece_bits, part_bits)
+        load = _side(dst, bits, unit, address, piece_bits, part_bits)
+        if store is None or load is None:
+            return plan
+        idle = tuple(src.copies(0, THREAD_BITS))
+        part_bytes = (bits << part_bits) // 8
+        plan = Exchange(
+            store=store,
+            load=load,
+            part_bytes=part_bytes,
+            parts_per_round=min(max(available // part_bytes, 1), len(store.units)),
+            idle_bits=idle,
+            # Of copies only one warp's are stored, for all warps.
+            within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
+        )
+        if part_bytes <= available:
+            return plan
+    return plan
 
 
 def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:
@@ -155,7 +163,11 @@ def _address_basis(
         a ^ b for a, b in zip(only_stored[:paired], only_loaded[:paired], strict=True)
     ]
     line = (*both.vectors[len(unit) :], *only_stored, *only_loaded[paired:])
-    threads = (*src.thread_columns, *dst.thread_columns)
+    # Pieces split at the top, best where threads store from which all threads load.
+    slots = Basis(dst.slot_space)
+    threads = sorted(
+        (*src.thread_columns, *dst.thread_columns), key=lambda column: column in slots
+    )
     # Elements narrower than a bank share it with some that no wavefront mixes.
     others = _added(Basis((*unit, *line, *lines)), threads)
     fillers = others[: max(_word_elements_log2(bits) - len(unit), 0)]
@@ -169,35 +181,64 @@ def _added(basis: Basis, vectors: tuple[int, ...] | list[int]) -> list[int]:
 
 
 def _side(
-    layout: BinaryLayout, bits: int, unit: list[int], address: Basis, piece_bits: int
+    layout: BinaryLayout,
+    bits: int,
+    unit: list[int],
+    address: Basis,
+    piece_bits: int,
+    part_bits: int,
 ) -> Side | None:
+    """The accesses of one side; None where the splits cut units or mix threads."""
     columns = [address.coordinates(c) for c in layout.thread_columns]
-    pieces = 1 << (len(address) - piece_bits)
-    found: list[dict[int, int]] = [{} for _ in range(pieces)]
-    inside = (1 << len(unit)) - 1
+    inside, part = (1 << len(unit)) - 1, (1 << part_bits) - 1
+    found: list[dict[int, int]] = [{} for _ in range(1 << (len(address) - part_bits))]
+    varied = 0
     for first in span(_added(Basis(unit), list(layout.slot_space))):
         place = address.coordinates(first)
+        varied |= place
         # The slot whose element lies at the start of the unit.
         own = first ^ span(unit)[place & inside]
-        start = place & ((1 << piece_bits) - 1) & ~inside
-        found[place >> piece_bits][start] = own
-    starts = sorted(found[0])
-    if any(column & inside or column >> piece_bits for column in columns) or any(
-        sorted(piece) != starts for piece in found
-    ):
+        found[place >> part_bits][place & part & ~inside] = own
+    # Parts are numbered by bits that belong either to slots or to threads.
+    threads = 0
+    for column in columns:
+        threads |= column & ~part
+    if any(c & inside or c >> piece_bits for c in columns) or threads & varied:
+        return None
+    numbers = range(len(found))
+    held = [found[n & ~(threads >> part_bits)] for n in numbers]
+    starts = sorted(held[0])
+    if any(sorted(places) != starts for places in held):
         return None
     form = AddressForm(
-        columns=tuple(column * bits // 8 for column in columns),
+        columns=tuple((column & part) * bits // 8 for column in columns),
         column_add=(0,) * THREAD_BITS,
         xor=tuple(start * bits // 8 for start in starts),
         add=(0,) * len(starts),
-        region_bytes=(bits << piece_bits) // 8,
+        region_bytes=(bits << part_bits) // 8,
     ).with_few_xors()
     warps = form.evaluate().T.reshape(-1, WARP_LANES)
-    units = tuple(
-        tuple(tuple(slots[piece[s] ^ e] for e in span(unit)) for s in starts)
-        for slots in layout.slots
-        for piece in found
+    conditions = tuple(
+        tuple(
+            (sum((c >> place & 1) << b for b, c in enumerate(columns)), bool(odd))
+            for place, odd in _bits(threads, number << part_bits)
+        )
+        for number in numbers
     )
-    wavefronts = wavefronts_of(warps, (bits << len(unit)) // 8)
-    return Side(form, units, int(wavefronts.max()))
+    tiles = layout.slots
+    return Side(
+        form=form,
+        units=tuple(
+            tuple(tuple(slots[places[s] ^ e] for e in span(unit)) for s in starts)
+            for slots in tiles
+            for places in held
+        ),
+        conditions=conditions * len(tiles),
+        wavefronts=int(wavefronts_of(warps, (bits << len(unit)) // 8).max()),
+    )
+
+
+def _bits(mask: int, number: int) -> list[tuple[int, int]]:
+    """(place, bit of the number) for each place in the mask."""
+    places = [p for p in range(mask.bit_length()) if mask >> p & 1]
+    return [(place, number >> place & 1) for place in places]

@@ -18,7 +18,7 @@ from pallas_gpu.layouts import rates
 from pallas_gpu.layouts.access import plan_access
 from pallas_gpu.layouts.access_plan import Kind
 from pallas_gpu.layouts.binary import BinaryLayout, Slot, binary_layout
-from pallas_gpu.layouts.exchange import Exchange, plan_exchange
+from pallas_gpu.layouts.exchange import Exchange, plan_exchanges
 from pallas_gpu.layouts.linear import LANE_BITS, WARPS, LinearLayout
 from pallas_gpu.layouts.registers import WGStridedLayout
 from pallas_gpu.layouts.shuffle import Shuffle, plan_shuffles
@@ -93,7 +93,7 @@ def _plan(
     src: Placement, dst: Placement, bits: int, available: int, may_ask: bool
 ) -> RelayoutPlan:
     if not (isinstance(src, LinearLayout) and isinstance(dst, LinearLayout)):
-        src, dst = _flatten(src, dst)
+        src, dst = _in_one_row(src, dst)
     sources = _rename_sources(src, dst)
     if sources is not None:
         return RelayoutPlan(Rename(sources), _regrouping(sources, bits))
@@ -108,19 +108,20 @@ def _plan(
         RelayoutPlan(shuffle, conversions + _shuffle_cost(shuffle, src, dst, bits))
         for shuffle in _shuffles(src, dst, bits)
     ]
-    through = _through_smem(src, dst, bits, available)
-    through = dataclasses.replace(through, cost=through.cost + conversions)
-    if may_ask or through.scratch_bytes <= available or not plans:
-        plans.append(through)
-    return min(plans, key=lambda plan: plan.cost)
+    through = [
+        dataclasses.replace(plan, cost=plan.cost + conversions)
+        for plan in _through_smem(src, dst, bits, available)
+        if may_ask or plan.scratch_bytes <= available or not plans
+    ]
+    return min([*plans, *through], key=lambda plan: plan.cost)
 
 
 def _elements(layout: Placement) -> int:
     return layout.num_registers * layout.vector_length
 
 
-def _flatten(src: Placement, dst: Placement) -> tuple[Placement, Placement]:
-    """The two layouts of the same elements in one row, if they are linear there."""
+def _in_one_row(src: Placement, dst: Placement) -> tuple[Placement, Placement]:
+    """The two layouts with all elements in one row, if they have binary forms there."""
     size = (math.prod(src.shape),)
     try:
         rows = [
@@ -131,7 +132,7 @@ def _flatten(src: Placement, dst: Placement) -> tuple[Placement, Placement]:
         ]
     except LayoutError:
         return src, dst
-    return rows[0], rows[1]
+    return (src, dst) if _binary_forms(*rows) is None else (rows[0], rows[1])
 
 
 def _rename_sources(src: Placement, dst: Placement) -> Sources | None:
@@ -173,23 +174,39 @@ def _shuffle_cost(plan: Shuffle, src: Placement, dst: Placement, bits: int) -> f
 
 def _through_smem(
     src: Placement, dst: Placement, bits: int, available: int
-) -> RelayoutPlan:
+) -> list[RelayoutPlan]:
     pair = _binary_forms(src, dst)
-    exchange = None if pair is None else plan_exchange(*pair, bits, available)
-    if exchange is None:
-        return _row_major(src, dst, bits)
-    storing = WARPS >> sum(b >= LANE_BITS for b in exchange.idle_bits)
+    exchanges = [] if pair is None else plan_exchanges(*pair, bits, available)
+    plans = [
+        RelayoutPlan(plan, _exchange_cost(plan, dst, bits), plan.scratch_bytes)
+        for plan in exchanges
+    ]
+    return plans or [_row_major(src, dst, bits)]
+
+
+def _exchange_cost(exchange: Exchange, dst: Placement, bits: int) -> float:
     store, load = exchange.store, exchange.load
-    accesses = sum(map(len, store.units)) * store.wavefronts * storing
-    accesses += sum(map(len, load.units)) * load.wavefronts * WARPS
-    cost = accesses * rates.SMEM_WAVEFRONT + _waiting(
-        len(exchange.rounds), exchange.within_warps
+    cost = 0.0
+    for units, conditions in zip(store.units, store.conditions, strict=True):
+        # Whole warps that have nothing to store issue no stores.
+        masks = [*(1 << b for b in exchange.idle_bits), *(m for m, _ in conditions)]
+        storing = WARPS >> sum(mask % (1 << LANE_BITS) == 0 for mask in masks)
+        cost += len(units) * storing * store.wavefronts * rates.SMEM_WAVEFRONT
+    # Every thread loads from every part, and keeps what is its own.
+    loads = sum(map(len, load.units))
+    cost += loads * WARPS * load.wavefronts * rates.SMEM_WAVEFRONT
+    kept = sum(
+        len(units) * max(len(units[0]) * bits // _WORD_BITS, 1)
+        for units, conditions in zip(load.units, load.conditions, strict=True)
+        if conditions
     )
+    cost += kept * rates.SELECT
+    cost += _waiting(len(exchange.rounds), exchange.within_warps)
     for units in store.units:
         cost += _regrouping(units, bits)
     places = [unit for units in load.units for unit in units]
     cost += _regrouping(filled(places, dst), bits)
-    return RelayoutPlan(exchange, cost, exchange.scratch_bytes)
+    return cost
 
 
 def _waiting(rounds: int, within_warps: bool = False) -> float:

@@ -51,7 +51,12 @@ def lower(
         params = dataclasses.replace(params, compiler_params=options)
     warpgroups = params.mesh.warpgroups
     plan = resources.plan(
-        params.jaxpr, target, params.name, options.reduction_scratch_bytes, warpgroups
+        params.jaxpr,
+        target,
+        params.name,
+        options.reduction_scratch_bytes,
+        warpgroups,
+        infers_layouts=options.infers_layouts,
     )
     spec = LaunchSpec(
         name=_symbol(params.name),

@@ -8,12 +8,12 @@ from typing import Any
 
 from pallas_gpu import _jax, types
 from pallas_gpu.layouts import Layout
+from pallas_gpu.lowering import scratch, wgmma
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering import wgmma
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, smem
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, relayout, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.primitives.registers import layout_cast_p, load_p
 
@@ -127,4 +127,5 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
 def _layout_cast(ctx: RuleContext, x: Any) -> Any:
     if vals.is_scalar(x):
         return x
-    return regs.layout_cast(x, ctx.eqn.params["layout"])
+    layout = ctx.eqn.params["layout"]
+    return relayout.layout_cast(x, layout, scratch.of_warpgroup(ctx.kernel))

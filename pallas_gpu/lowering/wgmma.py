@@ -54,7 +54,7 @@ def write_accumulator(
     placement = regs.place_registers(Layout.WGMMA, handle.ref_shape)
     if isinstance(value, regs.Deferred):
         value = value.materialize(placement)
-    ctx.kernel.state[handle.key] = regs.layout_cast(value, placement)
+    ctx.kernel.state[handle.key] = regs.regroup(value, placement)
 
 
 def columns(

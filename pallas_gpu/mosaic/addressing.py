@@ -57,6 +57,19 @@ def thread_bit(bit: int) -> ir.Value:
     return kernel.hoisted(("bit", bit), emit)
 
 
+def thread_parity(mask: int) -> ir.Value:
+    """i1: an odd number of the bits in the mask are set in the thread's index."""
+    if mask & (mask - 1) == 0:
+        return thread_bit(mask.bit_length() - 1)
+    kernel = module.current()
+
+    def emit() -> ir.Value:
+        sums = thread_xor([mask >> b & 1 for b in range(7)])
+        return arith.cmpi(arith.CmpIPredicate.ne, sums, kernel.i32(0))
+
+    return kernel.hoisted(("parity", mask), emit)
+
+
 def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
     """i1: all of these bits of the thread's index are zero; None for no bits."""
     if not bits:
@@ -86,6 +99,37 @@ def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Valu
     if static == 0:
         return pointer
     return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
+
+
+def thread_pointers(
+    base: ir.Value,
+    columns: Sequence[int],
+    column_add: Sequence[int],
+    xor: Sequence[int],
+    add: Sequence[int],
+) -> list[ir.Value]:
+    """Pointers to what a thread accesses; the arguments are those of an `AddressForm`.
+
+    Returns:
+      For each access i `base + (XOR of columns[b] ^ xor[i]) + sum of column_add[b] +
+      add[i]`, over the bits b set in the thread's index.
+    """
+    kernel = module.current()
+    columns, column_add = tuple(columns), tuple(column_add)
+
+    def thread_offset(constant: int) -> ir.Value:
+        def emit() -> ir.Value:
+            offset = thread_xor(columns)
+            if constant:
+                offset = arith.xori(offset, kernel.i32(constant))
+            if any(column_add):
+                offset = arith.addi(offset, thread_sum(column_add))
+            return offset
+
+        return kernel.hoisted(("pointer", columns, column_add, constant), emit)
+
+    pointers = {x: offset_pointer(base, thread_offset(x)) for x in dict.fromkeys(xor)}
+    return [offset_pointer(pointers[x], a) for x, a in zip(xor, add, strict=True)]
 
 
 # --- how the sums are emitted ---------------------------------------------------------

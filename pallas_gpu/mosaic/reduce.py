@@ -15,11 +15,11 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.mosaic import addressing, arithmetic, dtypes, mbarrier, module
+from pallas_gpu.mosaic import addressing, arithmetic, dtypes, mbarrier, shuffle
 from pallas_gpu.mosaic.convert import convert_value
 from pallas_gpu.mosaic.registers import Placement, RegisterArray, Splat, describe
 from pallas_gpu.mosaic.smem import predicated
@@ -29,14 +29,12 @@ Kind = Literal["add", "mul", "max", "min", "and", "or"]
 LANE_BITS = 5
 THREAD_BITS = 7
 WARPS = 4
-_FULL_MASK = -1
-_LAST_LANE = 31
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
 
 @dataclasses.dataclass(frozen=True)
 class SmemScratch:
-    """SMEM that one warpgroup may use while a reduction runs.
+    """SMEM that one warpgroup may use while a reduction or a relayout runs.
 
     Attributes:
       pointer: `!llvm.ptr<3>`, 16-byte aligned.
@@ -224,7 +222,10 @@ def _shuffle(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
     if total_bits % 32 == 0:
         words = dtypes.bitcast(value, dtypes.I32)
         count = dtypes.length(words) or 1
-        moved = [_bfly(dtypes.extract(words, i), lane_mask) for i in range(count)]
+        moved = [
+            shuffle.from_distance(dtypes.extract(words, i), lane_mask)
+            for i in range(count)
+        ]
         return dtypes.bitcast(dtypes.pack(moved), dtype)
     if lanes > 1:
         parts = [dtypes.splat(dtypes.extract(value, i), 1) for i in range(lanes)]
@@ -232,22 +233,11 @@ def _shuffle(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
         return dtypes.pack([dtypes.extract(part, 0) for part in moved])
     narrow = np.dtype(f"int{dtypes.bits(dtype)}")
     bits = dtypes.extract(dtypes.bitcast(value, narrow), 0)
-    word = _bfly(arith.extui(ir.IntegerType.get_signless(32), bits), lane_mask)
+    word = shuffle.from_distance(
+        arith.extui(ir.IntegerType.get_signless(32), bits), lane_mask
+    )
     back = arith.trunci(dtypes.mlir_type(narrow), word)
     return dtypes.bitcast(dtypes.splat(back, 1), dtype)
-
-
-def _bfly(word: ir.Value, lane_mask: int) -> ir.Value:
-    """PTX: `shfl.sync.bfly.b32`."""
-    kernel = module.current()
-    return nvvm.shfl_sync(
-        kernel.i32(_FULL_MASK),
-        word,
-        kernel.i32(lane_mask),
-        kernel.i32(_LAST_LANE),
-        nvvm.ShflKind.bfly,
-        results=[word.type],
-    )
 
 
 # --- across warps ---------------------------------------------------------------------

@@ -230,7 +230,7 @@ class Broadcast(Deferred):
                 hint="layout_cast the operand, or load it with a layout such as "
                 "Layout.WGMMA.reduce(axis)",
             )
-        return RegisterArray(_gather(operand, sources), layout, self.dtype)
+        return RegisterArray(gather(operand.values, sources), layout, self.dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -384,11 +384,11 @@ def static_slice(
     )
 
 
-def layout_cast(x: Array, layout) -> Array:
-    """Gives an array a layout.
+def regroup(x: Array, layout) -> Array:
+    """Gives an array a layout where nothing has to move between threads.
 
-    A deferred array is made in it. A register array may only change how a thread
-    groups its own elements: nothing moves between threads.
+    A deferred array is made in it; a register array may change how a thread groups its
+    own elements. `relayout.layout_cast` moves data too.
 
     Raises:
       LayoutError: threads would have to exchange data.
@@ -405,12 +405,12 @@ def layout_cast(x: Array, layout) -> Array:
         sources = _broadcast_sources(target, x.layout, tuple(range(len(x.shape))))
     if sources is None:
         raise errors.LayoutError(
-            "layout_cast would have to move data between threads",
+            "The array lies in other threads than it should",
             expected=describe(target),
             got=describe(x.layout),
-            hint="store the array to SMEM and load it with the layout",
+            hint=f"layout_cast it to {describe(target)}",
         )
-    return RegisterArray(_gather(x, sources), target, x.dtype)
+    return RegisterArray(gather(x.values, sources), target, x.dtype)
 
 
 # --- pieces ---------------------------------------------------------------------------
@@ -426,29 +426,30 @@ def _broadcast_sources(
     return [[(int(r), int(v)) for r, v in register] for register in elements]
 
 
-def _gather(
-    operand: RegisterArray, sources: list[list[tuple[int, int]]]
+def gather(
+    values: Sequence[ir.Value], sources: Sequence[Sequence[tuple[int, int]]]
 ) -> tuple[ir.Value, ...]:
-    """Registers put together from elements (register, lane) of the operand."""
-    length = operand.layout.vector_length
-    whole = list(range(length))
+    """Vectors put together from elements of others.
+
+    Args:
+      values: vectors of one length.
+      sources: for each result its elements, as (value, element of it).
+    """
+    whole = list(range(dtypes.length(values[0]) or 1))
     done: dict[tuple, ir.Value] = {}
 
-    def build(register: list[tuple[int, int]]) -> ir.Value:
+    def build(register: tuple[tuple[int, int], ...]) -> ir.Value:
         first = register[0][0]
-        if register == [(first, v) for v in whole]:
-            return operand.values[first]
-        elements = {
-            rv: dtypes.extract(operand.values[rv[0]], rv[1]) for rv in set(register)
-        }
+        if list(register) == [(first, v) for v in whole]:
+            return values[first]
+        elements = {rv: dtypes.extract(values[rv[0]], rv[1]) for rv in set(register)}
         if len(elements) == 1:
             return dtypes.splat(elements[register[0]], len(register))
         return dtypes.pack([elements[rv] for rv in register])
 
-    for register in sources:
-        key = tuple(register)
-        if key not in done:
-            done[key] = build(register)
+    for register in map(tuple, sources):
+        if register not in done:
+            done[register] = build(register)
     return tuple(done[tuple(register)] for register in sources)
 
 

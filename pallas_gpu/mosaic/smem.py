@@ -204,27 +204,9 @@ def _plan(
 
 def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
     """One pointer per instruction."""
-    kernel = module.current()
-
-    def thread_offset(xor: int) -> ir.Value:
-        def emit() -> ir.Value:
-            offset = addressing.thread_xor(plan.thread_columns)
-            if xor:
-                offset = arith.xori(offset, kernel.i32(xor))
-            if any(plan.thread_add):
-                offset = arith.addi(offset, addressing.thread_sum(plan.thread_add))
-            return offset
-
-        return kernel.hoisted(("smem", plan.thread_columns, plan.thread_add, xor), emit)
-
-    pointers = {
-        xor: addressing.offset_pointer(base, thread_offset(xor))
-        for xor in dict.fromkeys(plan.xor)
-    }
-    return [
-        addressing.offset_pointer(pointers[xor], add)
-        for xor, add in zip(plan.xor, plan.add, strict=True)
-    ]
+    return addressing.thread_pointers(
+        base, plan.thread_columns, plan.thread_add, plan.xor, plan.add
+    )
 
 
 # --- loads and stores -----------------------------------------------------------------

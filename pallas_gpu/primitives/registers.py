@@ -91,13 +91,15 @@ def _layout_cast_type(x, *, tree, layout):
 
 
 def layout_cast(x: Any, new_layout: Any) -> jax.Array:
-    """Asks for a register layout of an array.
+    """Gives an array a register layout.
 
-    PTX: no instruction where the value has no layout yet (a constant, an iota).
+    PTX: no instruction where the value has no layout yet (a constant, an iota) or each
+    thread only regroups what it has; `shfl.sync` where data moves inside of warps; else
+    `st.shared`, `barrier.sync` and `ld.shared`, in scratch that
+    `CompilerParams.reduction_scratch_bytes` sets aside.
     Since: sm_90.
 
-    Issued by a warpgroup. Under Lane semantics a value that already has another layout
-    is an error that names both; under Warpgroup semantics it is moved.
+    Issued by a warpgroup; complete when it returns.
 
     Args:
       x: an array.
@@ -108,7 +110,8 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
 
     Raises:
       ArgumentTypeError: the layout is no layout.
-      LayoutError: the layout does not fit the shape, or the value has another one.
+      LayoutError: the layout does not fit the shape.
+      OutOfResources: there is too little scratch; the message says how much it takes.
     """
     layout = _check_layout(new_layout, "layout_cast")
     if layout is None:

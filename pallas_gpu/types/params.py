@@ -39,8 +39,9 @@ class CompilerParams:
       dimension_semantics: accepted for `pallas_call`: each grid axis is `"parallel"`.
       max_concurrent_steps: reserved for pipelines.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
-      reduction_scratch_bytes: SMEM for reductions that cross warps; it is set aside
-        only where a kernel needs it.
+      reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
+        cross warps. It is set aside where a kernel may need it: with Lane semantics
+        for a reduction or a layout_cast, with Warpgroup semantics always.
       lowering_semantics: `Lane` (default) or `Warpgroup`.
       target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else sm_90a.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
@@ -73,6 +74,11 @@ class CompilerParams:
                 hint="leave it out for 2048 bytes",
                 where=_jax.where_now(),
             )
+
+    @property
+    def infers_layouts(self) -> bool:
+        """Whether the compiler chooses register layouts."""
+        return self.lowering_semantics is LoweringSemantics.Warpgroup
 
 
 def _require_target(name: str) -> None:

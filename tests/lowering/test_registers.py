@@ -259,6 +259,55 @@ def test_mixed_layouts_are_an_error_that_names_both():
     assert "test_registers.py" in text
 
 
+STRIDED = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4)
+
+
+def cast_kernel(layout, dtype, **params):
+    """A kernel whose array is loaded in WGMMA layout, cast, and takes part in a sum."""
+
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        other = plgpu.load(x_ref, layout=layout, optimized=False)
+        o_ref[...] = plgpu.layout_cast(x, layout) + other
+
+    options = plgpu.CompilerParams(**params)
+    return make_kernel(body, SHAPE, dtype, compiler_params=options)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.int8])
+@pytest.mark.parametrize("layout", [plgpu.Layout.WGMMA_TRANSPOSED, STRIDED])
+def test_a_layout_cast_moves_data_between_threads(layout, dtype):
+    x = (X * 10).astype(dtype)
+    everywhere.check(cast_kernel(layout, dtype), [x], x + x)
+
+
+def test_bools_and_rows_are_cast_to_other_layouts():
+    x = jnp.concatenate([X, -X])
+    strided = plgpu.Layout.WG_STRIDED(x.shape, vec_size=4)
+
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        positive = plgpu.layout_cast(x > 0, strided)
+        positive = plgpu.layout_cast(positive, plgpu.Layout.WGMMA)
+        sums = plgpu.layout_cast(x.sum(axis=1), plgpu.Layout.TCGEN05_ROW)
+        sums = plgpu.layout_cast(sums, plgpu.Layout.WGMMA_ROW)
+        o_ref[...] = jnp.where(positive, 1.0, 0.0) * sums[:, None]
+
+    expected = np.where(x > 0, 1.0, 0.0) * np.asarray(x).sum(1)[:, None]
+    everywhere.check(make_kernel(body, x.shape), [x], expected, atol=2e-4)
+
+
+def test_a_layout_cast_with_too_little_scratch_says_how_much_it_takes():
+    make = cast_kernel(STRIDED, jnp.float32, reduction_scratch_bytes=64)
+    with pytest.raises(plgpu.errors.OutOfResources) as info:
+        plgpu.offline.lower(make(None), X)
+    needed = info.value.used_bytes
+    assert f"reduction_scratch_bytes={needed}" in str(info.value)
+    assert "test_registers.py" in str(info.value)
+    enough = cast_kernel(STRIDED, jnp.float32, reduction_scratch_bytes=needed)
+    plgpu.offline.lower(enough(None), X)
+
+
 def test_default_layouts_of_different_types_meet():
     def body(x_ref, h_ref, i_ref, o_ref):
         o_ref[...] = x_ref[...] + h_ref[...] + i_ref[...].astype(jnp.float32)

@@ -63,13 +63,13 @@ def test_slices_transposes_and_reshapes_keep_the_elements(run_kernel, typed, rng
 
 
 @pytest.mark.gpu
-def test_regrouping_inside_a_thread_is_a_layout_cast(run_kernel, typed, rng):
+def test_a_thread_regroups_its_own_elements(run_kernel, typed, rng):
     x = rng.normal(size=SHAPE).astype(np.float32)
 
     def body(kb, view, out):
         value = gmem.load(view, Layout.WGMMA)
         assert value.layout.vector_length == 2
-        value = registers.layout_cast(value, Layout.WGMMA_ACC_32BIT)
+        value = registers.regroup(value, Layout.WGMMA_ACC_32BIT)
         assert value.layout.vector_length == 1
         gmem.store(out, value)
 
@@ -77,15 +77,14 @@ def test_regrouping_inside_a_thread_is_a_layout_cast(run_kernel, typed, rng):
     np.testing.assert_array_equal(out, x)
 
 
-def test_a_layout_cast_that_moves_data_is_refused(build, typed):
+def test_regrouping_moves_nothing_between_threads(build, typed):
     def body(kb, view):
         value = gmem.load(view, Layout.WGMMA)
-        registers.layout_cast(value, Layout.WGMMA_TRANSPOSED)
+        registers.regroup(value, Layout.WGMMA_TRANSPOSED)
 
-    with pytest.raises(errors.LayoutError, match="between threads") as error:
+    with pytest.raises(errors.LayoutError, match="lies in other threads") as error:
         build(body, [typed((64, 64), np.float32)])
-    assert "Layout.WGMMA_TRANSPOSED" in str(error.value)
-    assert "store the array to SMEM" in str(error.value)
+    assert "layout_cast it to Layout.WGMMA_TRANSPOSED" in str(error.value)
 
 
 def test_a_broadcast_from_other_threads_is_refused(build, typed):
@@ -103,9 +102,9 @@ def test_only_a_splat_has_a_splat_layout(build):
     def body(kb):
         splat = registers.splat(kb.i32(1), np.int32, (128,))
         layout = Layout.WG_SPLAT((128,))
-        assert registers.layout_cast(splat, layout) is splat
+        assert registers.regroup(splat, layout) is splat
         with pytest.raises(errors.LayoutError, match="Only a splat"):
-            registers.layout_cast(registers.iota(np.int32, (128,), 0), layout)
+            registers.regroup(registers.iota(np.int32, (128,), 0), layout)
 
     build(body)
 

@@ -367,7 +367,7 @@ def test_accumulators_may_have_registers_of_one_element(run_kernel, typed, rng):
         zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
         acc = wgmma.mma(zero.materialize(Layout.WGMMA_ACC_32BIT), left, right)
         wgmma.wait(0)
-        gmem.store(out, registers.layout_cast(wgmma.settle(acc), Layout.WGMMA))
+        gmem.store(out, registers.regroup(wgmma.settle(acc), Layout.WGMMA))
 
     (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
     check(out, a, b, np.float32)

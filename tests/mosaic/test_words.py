@@ -40,7 +40,7 @@ def test_an_optimization_barrier_changes_nothing(
 def test_an_optimization_barrier_takes_every_register(compile_kernel, typed):
     def body(kb, out):
         flags = registers.splat(dtypes.constant(True, dtypes.BOOL), np.bool_, (128,))
-        held = registers.layout_cast(flags, Layout.WG_STRIDED((128,), vec_size=1))
+        held = registers.regroup(flags, Layout.WG_STRIDED((128,), vec_size=1))
         (same,) = wgmma.optimization_barrier([held])
         gmem.store(out, same)
 

@@ -16,9 +16,8 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.lowering import inference
+from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.lowering.lax.shapes import relayout_scratch
 from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import relayout
@@ -80,8 +79,8 @@ class Expansion:
             return array.materialize(wanted)
         if array.layout == wanted:
             return array
-        scratch = relayout_scratch(self.kernel, array, wanted)
-        return relayout.relayout(array, wanted, scratch)
+        room = scratch.for_relayout(self.kernel, array, wanted)
+        return relayout.relayout(array, wanted, room)
 
     def set(self, value: ir.Value, array: regs.Array) -> None:
         """Enters what a vector has become, moved to the layout it should have."""

@@ -7,8 +7,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.expansion.expand import Expansion, expands
-from pallas_gpu.lowering.lax.shapes import reduction_scratch
 from pallas_gpu.mosaic import dtypes, logical, reduce
 from pallas_gpu.mosaic import registers as regs
 
@@ -79,8 +79,8 @@ def _reduce(expansion: Expansion, op: Any) -> None:
     if unsigned:
         dtype = dtypes.named(f"uint{dtypes.bits(source.dtype)}")
         source = regs.with_sign(source, dtype)
-    scratch = reduction_scratch(expansion.kernel, source, axes)
-    result = reduce.reduce(kind, source, axes, scratch)
+    room = scratch.for_reduction(expansion.kernel, source, axes)
+    result = reduce.reduce(kind, source, axes, room)
     if isinstance(op.result.type, ir.VectorType):
         expansion.set(op.result, result)
     else:

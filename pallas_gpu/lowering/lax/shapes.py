@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jaxlib.mlir.dialects import arith
-
 from pallas_gpu import errors
+from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import lane
-from pallas_gpu.mosaic import addressing, reduce
+from pallas_gpu.mosaic import reduce
 from pallas_gpu.mosaic import registers as regs
 
 
@@ -116,38 +115,10 @@ def _make_reduction(kind: reduce.Kind):
         if not axes:
             return x
         source = _placed(x)
-        scratch = reduction_scratch(ctx.kernel, source, axes)
-        return reduce.reduce(kind, source, axes, scratch)
+        room = scratch.for_reduction(ctx.kernel, source, axes)
+        return reduce.reduce(kind, source, axes, room)
 
     return rule
-
-
-def reduction_scratch(kernel: KernelState, x: Any, axes: tuple[int, ...]) -> Any:
-    """Returns this warpgroup's scratch, if the reduction crosses warps."""
-    needed = reduce.scratch_bytes(x.layout, axes, x.dtype)
-    if not needed:
-        return None
-    available = kernel.params.compiler_params.reduction_scratch_bytes
-    if needed > available:
-        raise errors.OutOfResources(
-            "a reduction across warps needs more scratch",
-            resource="SMEM",
-            limit_bytes=available,
-            used_bytes=needed,
-            expected=f"at most reduction_scratch_bytes={available}",
-            got=f"{needed} bytes for {x.dtype}{list(x.shape)} over axes {axes}",
-            hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
-        )
-    return reduce.SmemScratch(_scratch_pointer(kernel, available), available)
-
-
-def _scratch_pointer(kernel: KernelState, bytes_each: int) -> Any:
-    builder = kernel.builder
-    base = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
-    if kernel.params.mesh.warpgroups == 1:
-        return base
-    offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
-    return addressing.offset_pointer(base, offset)
 
 
 for _name, _kind in KINDS.items():

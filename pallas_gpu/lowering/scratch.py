@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SMEM that reductions and relayouts of a warpgroup work in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors
+from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.mosaic import addressing, dtypes, reduce, relayout
+from pallas_gpu.mosaic.registers import Placement, RegisterArray
+
+
+def available_bytes(kernel: KernelState) -> int:
+    """What each warpgroup has; 0 where the planner saw no use for it."""
+    return kernel.plan.scratch_bytes // kernel.params.mesh.warpgroups
+
+
+def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
+    """Returns the scratch of the running warpgroup, None where there is none."""
+    bytes_each = available_bytes(kernel)
+    if not bytes_each:
+        return None
+    builder = kernel.builder
+    pointer = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
+    if kernel.params.mesh.warpgroups > 1:
+        offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
+        pointer = addressing.offset_pointer(pointer, offset)
+    return reduce.SmemScratch(pointer, bytes_each)
+
+
+def for_relayout(
+    kernel: KernelState, x: RegisterArray, target: Placement
+) -> reduce.SmemScratch | None:
+    """Returns the scratch if the relayout uses it; the emitter checks its size."""
+    bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
+    if not relayout.scratch_bytes_needed(x.layout, target, bits, available):
+        return None
+    return of_warpgroup(kernel)
+
+
+def for_reduction(
+    kernel: KernelState, x: RegisterArray, axes: Sequence[int]
+) -> reduce.SmemScratch | None:
+    """Returns the scratch if the reduction crosses warps.
+
+    Raises:
+      OutOfResources: there is too little of it.
+    """
+    needed = reduce.scratch_bytes(x.layout, axes, x.dtype)
+    if not needed:
+        return None
+    available = available_bytes(kernel)
+    if needed > available:
+        raise errors.OutOfResources(
+            "a reduction across warps needs more scratch",
+            resource="SMEM",
+            limit_bytes=available,
+            used_bytes=needed,
+            expected=f"at most reduction_scratch_bytes={available}",
+            got=f"{needed} bytes for {x.dtype}{list(x.shape)} over axes {tuple(axes)}",
+            hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
+        )
+    return of_warpgroup(kernel)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves arrays between register layouts: the emitter of `layouts/relayout.py`'s plans.
+
+Whatever the way, elements are first regrouped into the words or units that travel, and
+at last into the registers of the new layout.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import WGSplatLayout, plan_relayout
+from pallas_gpu.layouts.binary import Slot
+from pallas_gpu.layouts.exchange import Exchange, Side
+from pallas_gpu.layouts.relayout import Rename, RowMajor, filled
+from pallas_gpu.layouts.shuffle import OWN_LANE, Network, Shuffle
+from pallas_gpu.mosaic import addressing, dtypes, mbarrier, module, shuffle, smem
+from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic.reduce import SmemScratch
+from pallas_gpu.mosaic.registers import (
+    Array,
+    Deferred,
+    Placement,
+    RegisterArray,
+    Splat,
+    describe,
+    gather,
+    place,
+    place_registers,
+)
+
+_FULL_MASK = -1
+_WORD_BITS = 32
+
+
+def scratch_bytes_needed(
+    src: Placement, dst: Placement, bits: int, available_bytes: int
+) -> int:
+    """SMEM that `relayout` takes; more than what is available where less cannot do.
+
+    Args:
+      bits: width of an element; 1 for a bool.
+    """
+    if src == dst:
+        return 0
+    return plan_relayout(src, dst, bits, available_bytes).scratch_bytes
+
+
+def layout_cast(x: Array, layout, scratch: SmemScratch | None = None) -> Array:
+    """Gives an array a layout, as `relayout` does; a deferred array is made in it.
+
+    Raises:
+      LayoutError: the layout does not fit the shape, or is that of a splat.
+      OutOfResources: data crosses warps, and there is too little scratch.
+    """
+    if isinstance(x, Splat) and isinstance(place(layout, x.shape), WGSplatLayout):
+        return x
+    target = place_registers(layout, x.shape)
+    if isinstance(x, Deferred):
+        return x.materialize(target)
+    assert isinstance(x, RegisterArray)
+    return relayout(x, target, scratch)
+
+
+def relayout(
+    x: RegisterArray, target: Placement, scratch: SmemScratch | None = None
+) -> RegisterArray:
+    """Moves an array to another layout in the cheapest way.
+
+    PTX: nothing where registers get other names; `shfl.sync` inside of warps; across
+    them, or where it is cheaper, `st.shared`, `barrier.sync`, `ld.shared`. All threads
+    of the warpgroup issue it.
+
+    Args:
+      x: bools travel as bytes, float8 as its bits.
+      target: the new layout, of the same shape.
+      scratch: SMEM for what crosses warps; see `scratch_bytes_needed`.
+
+    Raises:
+      OutOfResources: the scratch is too small.
+    """
+    if x.layout == target:
+        return x
+    available = 0 if scratch is None else scratch.size_bytes
+    bits = dtypes.bits(x.dtype)
+    plan = plan_relayout(x.layout, target, bits, available)
+    if isinstance(plan.method, Rename):
+        values = gather(x.values, plan.method.sources)
+        return RegisterArray(values, target, x.dtype)
+    if plan.scratch_bytes > available:
+        raise _too_little_scratch(x, target, plan.scratch_bytes, available)
+    memory = dtypes.memory_dtype(x.dtype)
+    held = x.with_values(_converted(x.values, x.dtype, memory), memory)
+    if isinstance(plan.method, Shuffle):
+        moved = _by_shuffles(plan.method, held, target)
+    else:
+        assert scratch is not None
+        moved = _through_smem(plan.method, held, target, scratch.pointer)
+    return RegisterArray(_converted(moved, memory, x.dtype), target, x.dtype)
+
+
+def _converted(
+    values: Iterable[ir.Value], src: np.dtype, dst: np.dtype
+) -> tuple[ir.Value, ...]:
+    return tuple(convert_value(value, src, dst) for value in values)
+
+
+def _too_little_scratch(
+    x: RegisterArray, target: Placement, needed: int, available: int
+) -> errors.OutOfResources:
+    return errors.OutOfResources(
+        "Moving an array between layouts needs more scratch in SMEM",
+        resource="SMEM",
+        limit_bytes=available,
+        used_bytes=needed,
+        expected=f"at most {available} bytes",
+        got=f"{needed} bytes for {x.dtype}{list(x.shape)} from {describe(x.layout)} to "
+        f"{describe(target)}",
+        hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
+    )
+
+
+# --- inside of a warp -----------------------------------------------------------------
+
+
+def _by_shuffles(
+    plan: Shuffle, x: RegisterArray, target: Placement
+) -> tuple[ir.Value, ...]:
+    packed = gather(x.values, plan.packs)
+    type_ = packed[0].type
+    # For each part of 32 bits: that of every word.
+    parts = list(zip(*map(_to_words, packed), strict=True))
+    placed = [_exchange_words(plan, words) for words in parts]
+    filling = [_from_words(words, type_) for words in zip(*placed, strict=True)]
+    return gather(filling, filled(plan.places, target))
+
+
+def _exchange_words(plan: Shuffle, words: Sequence[ir.Value]) -> list[ir.Value]:
+    sent = _rename_words(plan.send, words, plan.sources)
+    received = [
+        _receive(word, plan.lane_columns, shift)
+        for word, shift in zip(sent, plan.shifts, strict=True)
+    ]
+    return _rename_words(plan.place, received, range(len(received)))
+
+
+def _receive(word: ir.Value, lane_columns: tuple[int, ...], shift: int) -> ir.Value:
+    if lane_columns == OWN_LANE:
+        return shuffle.from_distance(word, shift) if shift else word
+    lane = addressing.thread_xor(lane_columns)
+    if shift:
+        lane = arith.xori(lane, module.current().i32(shift))
+    return shuffle.from_lane(word, lane)
+
+
+def _rename_words(
+    network: Network, words: Sequence[ir.Value], wanted: Iterable[int]
+) -> list[ir.Value]:
+    """The wanted words behind the stages of a network."""
+    done: dict[tuple[int, int], ir.Value] = {}
+
+    def word(index: int, stage: int) -> ir.Value:
+        if stage == 0:
+            return words[index]
+        if (index, stage) not in done:
+            mask, distance = network.stages[stage - 1]
+            own, other = word(index, stage - 1), word(index ^ distance, stage - 1)
+            odd = addressing.thread_parity(mask)
+            done[index, stage] = arith.select(odd, other, own)
+        return done[index, stage]
+
+    return [word(index, len(network.stages)) for index in wanted]
+
+
+def _to_words(value: ir.Value) -> list[ir.Value]:
+    """A vector as words of 32 bits; a shorter one fills the low bits of one word."""
+    total_bits = _total_bits(value)
+    if total_bits % _WORD_BITS == 0:
+        words = dtypes.bitcast(value, dtypes.I32)
+        return [dtypes.extract(words, i) for i in range(total_bits // _WORD_BITS)]
+    narrow = dtypes.bitcast(value, np.dtype(f"int{total_bits}"))
+    i32 = ir.IntegerType.get_signless(_WORD_BITS)
+    return [arith.extui(i32, dtypes.extract(narrow, 0))]
+
+
+def _from_words(words: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
+    """The vector of a type whose words these are."""
+    total_bits = type_.shape[0] * type_.element_type.width
+    if total_bits % _WORD_BITS:
+        narrow = ir.IntegerType.get_signless(total_bits)
+        words = [arith.trunci(narrow, words[0])]
+    packed = dtypes.pack(words)
+    return packed if packed.type == type_ else vector.bitcast(type_, packed)
+
+
+def _total_bits(value: ir.Value) -> int:
+    return value.type.shape[0] * value.type.element_type.width
+
+
+# --- through SMEM ---------------------------------------------------------------------
+
+
+def _through_smem(
+    plan: Exchange | RowMajor, x: RegisterArray, target: Placement, pointer: ir.Value
+) -> tuple[ir.Value, ...]:
+    # The threads may still read what another use left in the scratch.
+    mbarrier.warpgroup_barrier()
+    if isinstance(plan, RowMajor):
+        view = smem.SmemView.whole(pointer, plan.smem, x.dtype)
+        smem.store(view, x, optimized=False)
+        mbarrier.warpgroup_barrier()
+        return smem.load(view, target, optimized=False).values
+    meet = _meet_in_warp if plan.within_warps else mbarrier.warpgroup_barrier
+    loaded: dict[tuple[Slot, ...], ir.Value] = {}
+    for parts in plan.rounds:
+        if parts.start:
+            meet()
+        _store_parts(plan, parts, x, pointer)
+        meet()
+        _load_parts(plan, parts, x.dtype, pointer, loaded)
+    return gather(list(loaded.values()), filled(loaded, target))
+
+
+def _meet_in_warp() -> None:
+    """PTX: `bar.warp.sync`; orders accesses to SMEM of the warp's lanes."""
+    nvvm.bar_warp_sync(module.current().i32(_FULL_MASK))
+
+
+def _store_parts(
+    plan: Exchange, parts: range, x: RegisterArray, pointer: ir.Value
+) -> None:
+    def condition(part: int) -> tuple[tuple[int, bool], ...]:
+        return plan.store.conditions[part]
+
+    for needed, alike in itertools.groupby(parts, condition):
+        together = list(alike)
+        units = [gather(x.values, plan.store.units[part]) for part in together]
+        pointers = [
+            _pointers(plan.store, pointer, (part - parts.start) * plan.part_bytes)
+            for part in together
+        ]
+        first_copy = addressing.thread_bits_clear(plan.idle_bits)
+        with smem.predicated(_all_met(needed, first_copy)):
+            for values, places in zip(units, pointers, strict=True):
+                for value, place_ in zip(values, places, strict=True):
+                    llvm.store(value, place_)
+
+
+def _load_parts(
+    plan: Exchange,
+    parts: range,
+    dtype: np.dtype,
+    pointer: ir.Value,
+    loaded: dict[tuple[Slot, ...], ir.Value],
+) -> None:
+    for part in parts:
+        units = plan.load.units[part]
+        start_bytes = (part - parts.start) * plan.part_bytes
+        own = _all_met(plan.load.conditions[part])
+        type_ = dtypes.vector_type(dtype, len(units[0]))
+        places = _pointers(plan.load, pointer, start_bytes)
+        for unit, place_ in zip(units, places, strict=True):
+            value = llvm.load(type_, place_)
+            if own is not None and unit in loaded:
+                value = arith.select(own, value, loaded[unit])
+            loaded[unit] = value
+
+
+def _pointers(side: Side, pointer: ir.Value, start_bytes: int) -> list[ir.Value]:
+    form = side.form
+    add = [start_bytes + a for a in form.add]
+    return addressing.thread_pointers(
+        pointer, form.columns, form.column_add, form.xor, add
+    )
+
+
+def _all_met(
+    conditions: Sequence[tuple[int, bool]], result: ir.Value | None = None
+) -> ir.Value | None:
+    """i1: the thread meets all conditions (mask, odd), and `result`; None for none."""
+    for mask, odd in conditions:
+        met = addressing.thread_parity(mask)
+        if not odd:
+            met = arith.xori(met, dtypes.constant(True, dtypes.BOOL))
+        result = met if result is None else arith.andi(result, met)
+    return result
