@@ -8,14 +8,15 @@ from pallas_gpu.layouts.catalogue import element_bits as element_bits
 from pallas_gpu.layouts.catalogue import to_layout as to_layout
 from pallas_gpu.layouts.draw import draw as draw
 from pallas_gpu.layouts.linear import LinearLayout as LinearLayout
+from pallas_gpu.layouts.moves import rates as rates
+from pallas_gpu.layouts.moves.relayout import RelayoutPlan as RelayoutPlan
+from pallas_gpu.layouts.moves.relayout import plan_relayout as plan_relayout
 from pallas_gpu.layouts.registers import RegisterLayout as RegisterLayout
 from pallas_gpu.layouts.registers import Replicated as Replicated
 from pallas_gpu.layouts.registers import TiledLayout as TiledLayout
 from pallas_gpu.layouts.registers import Tiling as Tiling
 from pallas_gpu.layouts.registers import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers import WGStridedLayout as WGStridedLayout
-from pallas_gpu.layouts.relayout import RelayoutPlan as RelayoutPlan
-from pallas_gpu.layouts.relayout import plan_relayout as plan_relayout
 from pallas_gpu.layouts.smem import SmemLayout as SmemLayout
 from pallas_gpu.layouts.spread import default_layout as default_layout
 from pallas_gpu.layouts.stagger import Stagger as Stagger

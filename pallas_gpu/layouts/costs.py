@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What it costs to move an array: between layouts, from and to SMEM and GMEM.
 
-In cycles of issue of one warpgroup; `rates.py` has the numbers. Every function is
+In cycles of issue of one warpgroup; `moves/rates.py` has the numbers. Every function is
 cached: inference asks thousands of times.
 """
 
@@ -12,12 +12,12 @@ import functools
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import rates
 from pallas_gpu.layouts.access import plan_access
 from pallas_gpu.layouts.gmem_access import plan_gmem
 from pallas_gpu.layouts.linear import WARP_LANES, WARPS, LinearLayout
+from pallas_gpu.layouts.moves import rates
+from pallas_gpu.layouts.moves.relayout import plan_relayout
 from pallas_gpu.layouts.registers import WGStridedLayout
-from pallas_gpu.layouts.relayout import plan_relayout
 from pallas_gpu.layouts.smem import SmemLayout
 
 Placement = LinearLayout | WGStridedLayout

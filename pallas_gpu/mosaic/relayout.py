@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves arrays between register layouts: the emitter of `layouts/relayout.py`'s plans.
+"""Moves arrays between register layouts: the emitter of `layouts/moves/`'s plans.
 
 Whatever the way, elements are first regrouped into the words or units that travel, and
 at last into the registers of the new layout.
@@ -16,10 +16,10 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import WGSplatLayout, plan_relayout
-from pallas_gpu.layouts.binary import Slot
-from pallas_gpu.layouts.exchange import Exchange, Side
-from pallas_gpu.layouts.relayout import Rename, RowMajor, filled
-from pallas_gpu.layouts.shuffle import OWN_LANE, Network, Shuffle
+from pallas_gpu.layouts.moves.binary import Slot
+from pallas_gpu.layouts.moves.exchange import Exchange, Side
+from pallas_gpu.layouts.moves.relayout import Rename, RowMajor, filled
+from pallas_gpu.layouts.moves.shuffle import OWN_LANE, Network, Shuffle
 from pallas_gpu.mosaic import addressing, dtypes, mbarrier, module, shuffle, smem
 from pallas_gpu.mosaic.convert import convert_value
 from pallas_gpu.mosaic.reduce import SmemScratch

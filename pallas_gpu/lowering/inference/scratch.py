@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.relayout import plan_relayout
+from pallas_gpu.layouts.moves.relayout import plan_relayout
 from pallas_gpu.mosaic import reduce
 from pallas_gpu.mosaic.registers import Placement
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_gpu.layouts.gf2 import Basis, combine, intersection, span
+from pallas_gpu.layouts.moves.gf2 import Basis, combine, intersection, span
 
 VECTORS = st.lists(st.integers(0, 63), max_size=8)
 

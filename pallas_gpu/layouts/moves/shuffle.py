@@ -16,9 +16,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from pallas_gpu.layouts.binary import BinaryLayout, Slot, common_slots, within_warps
-from pallas_gpu.layouts.gf2 import Basis, combine, span
 from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS
+from pallas_gpu.layouts.moves.binary import (
+    BinaryLayout,
+    Slot,
+    common_slots,
+    within_warps,
+)
+from pallas_gpu.layouts.moves.gf2 import Basis, combine, span
 
 _WORD_BITS = 32
 _LANES = (1 << LANE_BITS) - 1

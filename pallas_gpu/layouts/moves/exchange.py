@@ -21,9 +21,14 @@ import dataclasses
 
 from pallas_gpu.layouts.address import AddressForm
 from pallas_gpu.layouts.banks import phase_lanes, wavefronts_of
-from pallas_gpu.layouts.binary import BinaryLayout, Slot, common_slots, within_warps
-from pallas_gpu.layouts.gf2 import Basis, intersection, span
 from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS, WARP_LANES
+from pallas_gpu.layouts.moves.binary import (
+    BinaryLayout,
+    Slot,
+    common_slots,
+    within_warps,
+)
+from pallas_gpu.layouts.moves.gf2 import Basis, intersection, span
 
 # The widest ld.shared and st.shared (PTX ISA, ld: .v4 of 32 bits).
 _MAX_UNIT_BITS = 128
