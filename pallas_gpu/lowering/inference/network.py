@@ -248,9 +248,10 @@ class Network:
     # --- keys -------------------------------------------------------------------------
 
     def key_of(self, op: ir.Operation) -> int:
-        """A number made of an operation's name, attributes and operands' keys."""
+        """A number made of name, attributes, types and the operands' numbers."""
         attributes = op.attributes
         parts = [op.name, *(f"{name}={attributes[name]}" for name in attributes)]
+        parts += [str(result.type) for result in op.results]
         parts += [str(self._keys.get(operand, 0)) for operand in op.operands]
         key = digest(*parts)
         for i, result in enumerate(op.results):

@@ -7,6 +7,7 @@ Every operation gets a line of its own in `kernel.py`, unless a test names one.
 from __future__ import annotations
 
 import contextlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlib.mlir import ir
@@ -93,6 +94,15 @@ class Body:
                 return array
             given = dialect.transforms_to_attributes(*transforms)
             return dialect.ops.with_transforms(array, ir.ArrayAttr.get(given))
+
+    def reuse_smem(self) -> None:
+        """The next array starts where the first one does."""
+        self._smem = 0
+
+    def pointer(self, array: ir.Value) -> ir.Operation:
+        """An operation that inference does not know."""
+        with self.at():
+            return ir.Operation.create("test.use", [], [array])
 
     def part(
         self,
@@ -267,6 +277,19 @@ class Body:
             scf.yield_(list(results))
         return list(loop.results)
 
+    def while_loop(
+        self, inits: Sequence[ir.Value], body: Callable[..., Sequence[ir.Value]]
+    ) -> list[ir.Value]:
+        types = [x.type for x in inits]
+        with self.at():
+            loop = scf.WhileOp(types, list(inits))
+        before, after = (r.blocks.append(*types) for r in (loop.before, loop.after))
+        with ir.InsertionPoint(before):
+            scf.condition(self.arguments["condition"], list(before.arguments))
+        with ir.InsertionPoint(after):
+            scf.yield_(list(body(*after.arguments)))
+        return list(loop.results)
+
     def branch(
         self,
         then: Callable[[], Sequence[ir.Value]],
@@ -284,3 +307,30 @@ class Body:
         return list(branch.results)
 
 
+def large_body(count: int, seed: int = 0) -> Body:
+    """A body of about `count` operations on vectors, of which values live side by side.
+
+    Most are elementwise and have two operands; loads, stores, reductions and broadcasts
+    lie between them, and a product asks for the tensor core's layout.
+    """
+    shape, reach = (128, 128), 8  # operands lie at most `reach` values back
+    rng = random.Random(seed)
+    body = Body()
+    with body.building() as b:
+        source, target = b.gmem(shape), b.gmem(shape)
+        left, right = b.smem((128, 64), "f16"), b.smem((64, 128), "f16")
+        live = [b.load(source), b.barrier(b.wgmma(b.splat(shape), left, right))]
+        for _ in range(count):
+            kind = rng.random()
+            if kind < 0.02:
+                live.append(b.load(source))
+            elif kind < 0.04:
+                b.store(rng.choice(live[-reach:]), target)
+            elif kind < 0.06:
+                row = b.reduce(rng.choice(live[-reach:]), [1])
+                live.append(b.broadcast(row, shape, [0]))
+            else:
+                operands = [rng.choice(live[-reach:]) for _ in range(2)]
+                live.append(b.op("add", *operands))
+        b.store(live[-1], target)
+    return body
