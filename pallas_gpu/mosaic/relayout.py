@@ -91,7 +91,7 @@ def relayout(
     bits = dtypes.bits(x.dtype)
     plan = plan_relayout(x.layout, target, bits, available)
     if isinstance(plan.method, Rename):
-        values = gather(x.values, plan.method.sources)
+        values = _regroup(x.values, plan.method.sources)
         return RegisterArray(values, target, x.dtype)
     if plan.scratch_bytes > available:
         raise _too_little_scratch(x, target, plan.scratch_bytes, available)
@@ -126,19 +126,85 @@ def _too_little_scratch(
     )
 
 
+def _regroup(
+    values: Sequence[ir.Value], sources: Sequence[Sequence[Slot]]
+) -> tuple[ir.Value, ...]:
+    """As `gather`, by words where elements stay together: bytes cost a prmt each."""
+    length = values[0].type.shape[0]
+    width = values[0].type.element_type.width
+    run = min(length, len(sources[0]), max(_WORD_BITS // width, 1))
+    while not all(_in_runs(source, run) for source in sources):
+        run //= 2
+    if run == 1:
+        return _by_bytes(values, sources) if width == 8 else gather(values, sources)
+    wide = np.dtype(f"int{run * width}")
+    parts = {value: dtypes.bitcast(value, wide) for value in values}
+    starts = [[(r, v // run) for r, v in source[::run]] for source in sources]
+    results = gather([parts[value] for value in values], starts)
+    type_ = ir.VectorType.get([len(sources[0])], values[0].type.element_type)
+    back = {r: r if r.type == type_ else vector.bitcast(type_, r) for r in results}
+    return tuple(back[result] for result in results)
+
+
+def _by_bytes(
+    values: Sequence[ir.Value], sources: Sequence[Sequence[Slot]]
+) -> tuple[ir.Value, ...]:
+    """As `gather`, for bytes. LLVM would take each byte out and put it in again."""
+    words = [_to_words(value) for value in values]
+
+    def build(source: Sequence[Slot]) -> ir.Value:
+        merged = [
+            _merge([(words[r][v // 4], v % 4) for r, v in source[i : i + 4]])
+            for i in range(0, len(source), 4)
+        ]
+        type_ = ir.VectorType.get([len(source)], values[0].type.element_type)
+        return _from_words(merged, type_)
+
+    done = {source: build(source) for source in dict.fromkeys(map(tuple, sources))}
+    return tuple(done[tuple(source)] for source in sources)
+
+
+def _merge(taken: Sequence[tuple[ir.Value, int]]) -> ir.Value:
+    """A word of up to four bytes (word, byte in it). PTX: `prmt.b32`, of two words."""
+    distinct = list(dict.fromkeys(word for word, _ in taken))
+    i32 = ir.IntegerType.get_signless(_WORD_BITS)
+    kernel = module.current()
+    # Where each byte is: in the merged word, once that has it, or in its own.
+    merged, places = distinct[0], [b if w == distinct[0] else -1 for w, b in taken]
+    for other in distinct[1:] or distinct:
+        for i, (word, byte) in enumerate(taken):
+            if word == other and places[i] < 0:
+                places[i] = 4 + byte
+        if places != list(range(len(places))):
+            selector = sum(max(place, 0) << 4 * i for i, place in enumerate(places))
+            merged = llvm.call_intrinsic(
+                i32, "llvm.nvvm.prmt", [merged, other, kernel.i32(selector)], [], []
+            )
+        places = [i if place >= 0 else -1 for i, place in enumerate(places)]
+    return merged
+
+
+def _in_runs(source: Sequence[Slot], run: int) -> bool:
+    """Whether the elements are aligned runs of neighbours."""
+    return all(
+        v % run == 0 and list(source[i : i + run]) == [(r, v + k) for k in range(run)]
+        for i, (r, v) in ((i, source[i]) for i in range(0, len(source), run))
+    )
+
+
 # --- inside of a warp -----------------------------------------------------------------
 
 
 def _by_shuffles(
     plan: Shuffle, x: RegisterArray, target: Placement
 ) -> tuple[ir.Value, ...]:
-    packed = gather(x.values, plan.packs)
+    packed = _regroup(x.values, plan.packs)
     type_ = packed[0].type
     # For each part of 32 bits: that of every word.
     parts = list(zip(*map(_to_words, packed), strict=True))
     placed = [_exchange_words(plan, words) for words in parts]
     filling = [_from_words(words, type_) for words in zip(*placed, strict=True)]
-    return gather(filling, filled(plan.places, target))
+    return _regroup(filling, filled(plan.places, target))
 
 
 def _exchange_words(plan: Shuffle, words: Sequence[ir.Value]) -> list[ir.Value]:
@@ -224,7 +290,7 @@ def _through_smem(
         _store_parts(plan, parts, x, pointer)
         meet()
         _load_parts(plan, parts, x.dtype, pointer, loaded)
-    return gather(list(loaded.values()), filled(loaded, target))
+    return _regroup(list(loaded.values()), filled(loaded, target))
 
 
 def _meet_in_warp() -> None:
@@ -240,7 +306,7 @@ def _store_parts(
 
     for needed, alike in itertools.groupby(parts, condition):
         together = list(alike)
-        units = [gather(x.values, plan.store.units[part]) for part in together]
+        units = [_regroup(x.values, plan.store.units[part]) for part in together]
         pointers = [
             _pointers(plan.store, pointer, (part - parts.start) * plan.part_bytes)
             for part in together

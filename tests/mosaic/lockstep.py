@@ -172,6 +172,12 @@ class _Machine:
         weights = np.int64(1) << np.arange(_width(type_))
         return (groups * weights).sum(axis=-1)
 
+    def _llvm_call_intrinsic(self, op, inputs, type_):
+        assert "llvm.nvvm.prmt" in str(op.attributes["intrin"])
+        both = inputs[0] | inputs[1] << 32
+        place = inputs[2][:, None] >> 4 * np.arange(4) & 7
+        return ((both[:, None] >> 8 * place & 0xFF) << 8 * np.arange(4)).sum(axis=1)
+
     def _nvvm_shfl_sync(self, op, inputs, type_):
         kind = str(op.attributes["kind"])
         lane = THREADS % 32 ^ inputs[2] if "bfly" in kind else inputs[2]
