@@ -87,7 +87,8 @@ def infer(
       block: the kernel's body.
       target: what is compiled for.
       scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps.
-      cluster: CTAs of a cluster per axis, to which `collective` of a copy refers.
+      cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
+        empty, copies are taken to be in one piece.
 
     Raises:
       LayoutError: no choice satisfies all operations; the message names those that

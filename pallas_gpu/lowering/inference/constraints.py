@@ -21,8 +21,10 @@ from pallas_gpu.lowering.inference.views import View
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.registers import place
 
-# A loop counts as this many runs of its body if it has more, or nobody knows.
+# A loop counts as this many runs of its body if it has more, or nobody knows; loops
+# inside of each other as the product, up to a limit that keeps sums of costs small.
 MAX_TRIPS = 8
+_MAX_WEIGHT = MAX_TRIPS**4
 
 Rule = Callable[[Network, ir.Operation, int], None]
 RULES: dict[str, Rule] = {}
@@ -339,8 +341,10 @@ def _copy(network: Network, op: ir.Operation, key: int) -> None:
     count = segments[3 if from_gmem else 2]
     indices = [op.operands[first + i] for i in range(count)]
     lengths = list(ir.DenseI64ArrayAttr(op.attributes["slice_lengths"]))
-    axes = ir.ArrayAttr(op.attributes["collective"]) if from_gmem else ()
-    pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
+    pieces = 1
+    if from_gmem and network.cluster:
+        axes = ir.ArrayAttr(op.attributes["collective"])
+        pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
     part = gmem.moved(indices, lengths)
     use = Use(op, "copy", smem, network.weight, other=part, pieces=pieces)
     network.use_memory(use)
@@ -428,9 +432,13 @@ def _end(network: Network, op: ir.Operation, key: int) -> None:
 def _in_loop(network: Network, block: ir.Block, key: int, trips: int) -> None:
     network.name_arguments(block, key)
     before = network.weight
-    network.weight *= min(max(trips, 1), MAX_TRIPS)
+    network.weight = _inside(before, trips)
     collect_block(network, block)
     network.weight = before
+
+
+def _inside(weight: int, trips: int) -> int:
+    return min(weight * min(max(trips, 1), MAX_TRIPS), _MAX_WEIGHT)
 
 
 def _take_yields(
@@ -438,7 +446,7 @@ def _take_yields(
 ) -> None:
     """What a loop's body yields arrives in the carries' layouts, once each run."""
     before = network.weight
-    network.weight *= min(max(trips, 1), MAX_TRIPS)
+    network.weight = _inside(before, trips)
     for i, variable in carries.items():
         network.take(end, i, variable)
     network.weight = before

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
 from pallas_gpu.mosaic.registers import place
 from tests.lowering.inference.bodies import Body
@@ -178,12 +179,13 @@ def test_a_copy_by_hand_moves_runs_of_bytes_on_both_sides(body: Body):
     assert body.infer().result(x) == place(copy, SQUARE)
 
 
-def test_a_copy_for_a_cluster_is_dealt_out_in_pieces(body: Body):
-    """Row-major it is one instruction, and cannot be two pieces; in tiles it can."""
+@pytest.mark.parametrize(("ctas", "fits"), [(2, True), (3, False)])
+def test_a_copy_for_a_cluster_falls_into_equal_pieces(body: Body, ctas, fits):
     with body.building() as b:
-        array = b.smem((64, 64), "f16")
+        array = b.smem(SQUARE, "f16")
         b.copy_in(b.gmem(SQUARE, "f16"), array, collective=[0])
-        x = b.load(array)
-        b.store(x, b.gmem(SQUARE, "f16"))
-    found = body.infer(cluster=(2,))
-    assert found.smem(array).size_bytes == 8192
+    if fits:
+        assert body.infer(cluster=(ctas,)).smem(array) == SmemLayout(SQUARE, 16)
+        return
+    with pytest.raises(errors.LayoutError, match="in 3 equal pieces"):
+        body.infer(cluster=(ctas,))
