@@ -25,6 +25,7 @@ ARRAY_ALIGNMENT_BYTES = 1024
 BARRIER_BYTES = 8
 # The widest access of a thread (PTX ISA, ld).
 _SCRATCH_ALIGNMENT_BYTES = 16
+_SCRATCH_START_BYTES = 128
 # What these make takes any layout: a layout_cast of it moves nothing.
 _WITHOUT_LAYOUT = ("iota", "broadcast_in_dim")
 
@@ -66,7 +67,7 @@ class Plan:
     @property
     def scratch_offset_bytes(self) -> int:
         """Where the scratch of reductions and relayouts begins."""
-        return _align(self.arrays_bytes, 128)
+        return _align(self.arrays_bytes, _SCRATCH_START_BYTES)
 
     @property
     def barrier_offset_bytes(self) -> int:
@@ -125,6 +126,7 @@ def plan(
     Args:
       reduction_scratch_bytes: scratch of each warpgroup.
       infers_layouts: relayouts may be anywhere, not only where a layout_cast stands.
+        Where no operation asks for scratch, they get what the arrays leave.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
@@ -132,13 +134,26 @@ def plan(
     walk = _Walk()
     walk.visit(jaxpr, 0, ())
     each = _align(reduction_scratch_bytes, _SCRATCH_ALIGNMENT_BYTES)
-    scratch = each * warpgroups if infers_layouts or walk.needs_scratch else 0
+    if not walk.needs_scratch:
+        each = min(each, _room(walk, target) // warpgroups) if infers_layouts else 0
+        each -= each % _SCRATCH_ALIGNMENT_BYTES
     result = Plan(
-        walk.deepest, walk.peak_bytes, scratch, walk.barriers, walk.barrier_slots
+        walk.deepest,
+        walk.peak_bytes,
+        each * warpgroups,
+        walk.barriers,
+        walk.barrier_slots,
     )
     if result.smem_bytes > target.smem_bytes_per_block:
         raise out_of_smem(result, target, name)
     return result
+
+
+def _room(walk: _Walk, target: arch.Target) -> int:
+    """Returns the bytes between the arrays and the barriers of a full block."""
+    used = _align(walk.peak_bytes, _SCRATCH_START_BYTES)
+    left = target.smem_bytes_per_block - used - BARRIER_BYTES * walk.barriers
+    return max(left, 0)
 
 
 class _Walk:

@@ -125,6 +125,25 @@ def test_relayouts_have_scratch_where_there_may_be_any():
     assert inferred.scratch_bytes == 2 * 2048
 
 
+@pytest.mark.parametrize(
+    "kib, each", [(0, 2048), (224, 1520), (227, 0)], ids=["room", "little", "none"]
+)
+def test_scratch_that_nobody_asks_for_takes_what_arrays_leave(kib, each):
+    def body(x, o, a, b):
+        o[...] = x[...]
+
+    scratch = [plgpu.SMEM((kib * KIB - 8,), jnp.int8)] if kib else [tile(1)]
+    jaxpr = jax.make_jaxpr(make(body, scratch_types=[*scratch, plgpu.Barrier()]))(
+        numbers()
+    )
+    (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
+    result = resources.plan(
+        eqn.params["jaxpr"], arch.SM_90A, "k", 2048, 2, infers_layouts=True
+    )
+    assert result.scratch_bytes == 2 * each
+    assert result.smem_bytes <= arch.SM_90A.smem_bytes_per_block
+
+
 def test_the_budget_is_met_to_the_byte():
     def body(x, o, a, b):
         o[...] = x[...]
