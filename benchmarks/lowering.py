@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace and lower the Hopper matmul on a CPU: ours and upstream's, in one run.
+"""Trace and lower Hopper kernels on a CPU: ours and upstream's, in one run.
 
 JAX_PLATFORMS=cpu python -m benchmarks.lowering [--json]
 """
@@ -8,29 +8,28 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as upstream
+from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 
+import pallas_gpu as plgpu
 from benchmarks import timing
 from benchmarks.matmul import STEPS, upstream_config
 from pallas_gpu import arch, ops
 
-SHAPE = (4096, 4096, 4096)
+MATRICES = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
+HEADS = [jax.ShapeDtypeStruct((4, 4096, 16, 128), jnp.float16)] * 3
 
 
-def trace_and_lower(f: Callable[..., Any]) -> Callable[[], Any]:
+def trace_and_lower(f: Callable[..., Any], avals: Sequence[Any]) -> Callable[[], Any]:
     """Returns a function that traces and lowers `f` for CUDA, with nothing cached."""
-    m, n, k = SHAPE
-    a = jax.ShapeDtypeStruct((m, k), jnp.bfloat16)
-    b = jax.ShapeDtypeStruct((k, n), jnp.bfloat16)
 
     def run() -> Any:
         fresh = functools.partial(f)
-        traced = jax.jit(lambda x, y: fresh(x, y)).trace(a, b)
+        traced = jax.jit(lambda *args: fresh(*args)).trace(*avals)
         return traced.lower(lowering_platforms=("cuda",))
 
     return run
@@ -43,21 +42,46 @@ def on_h200(f: Callable[..., Any]) -> Callable[..., Any]:
     )
     mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
 
-    def run(x: Any, y: Any) -> Any:
+    def run(*args: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh):
-            return f(x, y)
+            return f(*args)
 
     return run
 
 
-def fresh_matmul(config: ops.MatmulConfig) -> Callable[..., Any]:
-    """Returns our matmul without the cache of traced kernels."""
+def ours(f: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
+    """Returns a function of `ops` under each semantics, without traced kernels."""
 
-    def f(x: Any, y: Any) -> Any:
-        ops.clear_cache()
-        return ops.matmul(x, y, config=config)
+    def under(semantics: Any) -> Callable[..., Any]:
+        params = plgpu.CompilerParams(lowering_semantics=semantics)
 
-    return f
+        def run(*args: Any) -> Any:
+            ops.clear_cache()
+            return f(*args, compiler_params=params, **options)
+
+        return run
+
+    return {s.name: under(s) for s in plgpu.LoweringSemantics}
+
+
+def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
+    """Returns arguments and candidates of each kernel, upstream's first."""
+    table: dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]] = {}
+    for step, config in STEPS.items():
+        theirs = functools.partial(
+            hopper_matmul_mgpu.matmul, c=None, config=upstream_config(config)
+        )
+        candidates = {"upstream": on_h200(theirs), **ours(ops.matmul, config=config)}
+        table[f"matmul, {step}"] = MATRICES, candidates
+    for causal in (False, True):
+        tuning = attention_mgpu.TuningConfig(
+            block_q=64, block_kv=128, max_concurrent_steps=2,
+            use_schedule_barrier=True, causal=causal,
+        )  # fmt: skip
+        theirs = functools.partial(attention_mgpu.attention, config=tuning)
+        candidates = {"upstream": on_h200(theirs), **ours(ops.attention, causal=causal)}
+        table["attention, causal" if causal else "attention"] = HEADS, candidates
+    return table
 
 
 def main() -> None:
@@ -66,27 +90,23 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
-    for step, config in STEPS.items():
-        theirs = on_h200(
-            functools.partial(upstream.matmul, c=None, config=upstream_config(config))
-        )
+    for kernel, (avals, candidates) in kernels().items():
         times = timing.interleaved(
-            {
-                "upstream": trace_and_lower(theirs),
-                "pallas_gpu": trace_and_lower(fresh_matmul(config)),
-            },
+            {name: trace_and_lower(f, avals) for name, f in candidates.items()},
             rounds=9,
         )
         for name, seconds in times.items():
+            who = name if name == "upstream" else f"pallas_gpu, {name}"
             rows.append(
                 {
-                    "kernel": f"{name}, {step}",
+                    "kernel": kernel,
+                    "by": who,
                     "ms": seconds * 1e3,
-                    "of upstream": times["upstream"] / seconds,
+                    "time of upstream's": seconds / times["upstream"],
                 }
             )
     notes = "Trace and lower to the custom call, warm; medians of 9 interleaved rounds."
-    timing.report("Lowering the matmul (4096³, bf16)", rows, notes, options.json)
+    timing.report("Lowering Hopper kernels", rows, notes, options.json)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First light: three kernels in the emulator, compiled offline, and on a GPU.
+"""Three kernels in the emulator, compiled offline, and on a GPU.
+
+Compilation is shown under both semantics: with the layouts that Lane takes from the
+author, and with those that Warpgroup infers.
 
 `make demo` runs it. What cannot run on this machine is left out with the reason; a
 check that fails makes the exit status 1.
@@ -15,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 # Linux's driver, and WSL's. Without either JAX need not try its CUDA plugin, which the
 # extra `offline` installs without cuDNN: that attempt would print a long traceback.
@@ -68,15 +72,18 @@ def main() -> int:
     for job in (scale_and_add_job(), shifted_exp_job(), matmul_job()):
         print(f"{job.name}: {job.what}\n  {signature(job)}")
         failed += not attempt("emulator", functools.partial(run, job))
-        try:
-            failed += not attempt("offline", functools.partial(compile_offline, job))
-        except plgpu.errors.OfflineUnavailableError as error:
-            offline_note = str(error)
-            say("offline", "left out, see below")
+        for semantics in plgpu.LoweringSemantics:
+            compiled = functools.partial(compile_offline, job, semantics)
+            try:
+                failed += not attempt(semantics.name, compiled)
+            except plgpu.errors.OfflineUnavailableError as error:
+                offline_note = str(error)
+                say(semantics.name, "offline compilation left out, see below")
+            if gpu is not None:
+                on_gpu = functools.partial(run, job, gpu, semantics)
+                failed += not attempt("", on_gpu)
         if gpu is None:
             say("GPU", f"left out: {no_gpu}")
-        else:
-            failed += not attempt("GPU", functools.partial(run, job, gpu))
         print()
     if offline_note:
         print(f"offline was left out: {offline_note}\n")
@@ -131,13 +138,15 @@ def say(label: str, *lines: str) -> None:
         label = ""
 
 
-def run(job: Job, device: jax.Device | None = None) -> Sequence[str]:
+def run(
+    job: Job, device: jax.Device | None = None, semantics: Any = None
+) -> Sequence[str]:
     """Runs a job under jax.jit, on a GPU or, without one, in the emulator.
 
     Its error has to be one that rounding explains.
     """
     with jax.default_device(device):
-        result = job.jitted(interpret=device is None)(*job.arguments)
+        result = job.jitted(device is None, semantics)(*job.arguments)
     if device is not None and result.device != device:
         raise AssertionError(f"it ran on {result.device}, not on {device}")
     error = job.error(result)
@@ -151,9 +160,10 @@ def run(job: Job, device: jax.Device | None = None) -> Sequence[str]:
     ]
 
 
-def compile_offline(job: Job) -> Sequence[str]:
-    """Compiles a job with no GPU and says what it became."""
-    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments, target=TARGET)
+def compile_offline(job: Job, semantics: Any) -> Sequence[str]:
+    """Compiles a job under some semantics with no GPU and says what it became."""
+    function = job.jitted(semantics=semantics)
+    (report,) = plgpu.offline.compile(function, *job.arguments, target=TARGET)
     counts = report.instruction_counts
     used = report.resources
     if not counts.get("cp.async.bulk.tensor"):

@@ -26,7 +26,9 @@ SCALE = 0.7
 # --- (a) blocks by pallas_call --------------------------------------------------------
 
 
-def scale_and_add(x: Any, y: Any, *, interpret: Any = None) -> jax.Array:
+def scale_and_add(
+    x: Any, y: Any, *, compiler_params: Any = None, interpret: Any = None
+) -> jax.Array:
     """Computes `SCALE * x + y` for two matrices of one shape, a block at a time.
 
     The grid covers the matrix; blocks may reach over its edges.
@@ -38,6 +40,7 @@ def scale_and_add(x: Any, y: Any, *, interpret: Any = None) -> jax.Array:
         grid=(plgpu.cdiv(x.shape[0], ROWS), plgpu.cdiv(x.shape[1], COLUMNS)),
         in_specs=[block, block],
         out_specs=block,
+        compiler_params=compiler_params,
         interpret=interpret,
         name="scale_and_add",
     )
@@ -51,7 +54,9 @@ def _scale_and_add_body(x_ref, y_ref, o_ref):
 # --- (b) every step by hand -----------------------------------------------------------
 
 
-def shifted_exp(x: Any, *, interpret: Any = None) -> jax.Array:
+def shifted_exp(
+    x: Any, *, compiler_params: Any = None, interpret: Any = None
+) -> jax.Array:
     """Computes `exp(x - max(x))` of each row; x has COLUMNS columns.
 
     Each block brings its rows to swizzled SMEM by TMA, computes in registers in
@@ -72,6 +77,7 @@ def shifted_exp(x: Any, *, interpret: Any = None) -> jax.Array:
         grid=(x.shape[0] // ROWS,),
         grid_names=("rows",),
         scratch_types=[tile, plgpu.Barrier()],
+        compiler_params=compiler_params,
         interpret=interpret,
         name="shifted_exp",
     )
@@ -100,7 +106,8 @@ class Job:
     Attributes:
       name: the kernel's name.
       what: what it is, in a line.
-      function: `function(*arguments, interpret=...)` calls the kernel.
+      function: `function(*arguments, compiler_params=..., interpret=...)` calls the
+        kernel.
       arguments: NumPy arrays.
       reference: computes the result with NumPy, in float64.
       tolerance: largest absolute error that rounding explains.
@@ -113,9 +120,18 @@ class Job:
     reference: Callable[..., np.ndarray]
     tolerance: float
 
-    def jitted(self, interpret: Any = None) -> Callable[..., jax.Array]:
+    def jitted(
+        self, interpret: Any = None, semantics: Any = None
+    ) -> Callable[..., jax.Array]:
         """Returns the function under `jax.jit`."""
-        return jax.jit(functools.partial(self.function, interpret=interpret))
+        params = None
+        if semantics is not None:
+            params = plgpu.CompilerParams(lowering_semantics=semantics)
+        return jax.jit(
+            functools.partial(
+                self.function, compiler_params=params, interpret=interpret
+            )
+        )
 
     def error(self, result: Any) -> float:
         """Returns the largest absolute error; NaN where a result is NaN."""

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One body, every way to run it: emulator, lowering, and a GPU where there is one."""
+"""One body, every way to run it: emulator, lowering, and a GPU where there is one.
+
+Lowering and GPU take it under both semantics.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import jax
 import numpy as np
 
 import pallas_gpu as plgpu
+from tests.semantics import BOTH, under
 
 
 def has_gpu() -> bool:
@@ -28,6 +32,7 @@ def check(
     atol: float = 0.0,
     rtol: float = 0.0,
     emulate: bool = True,
+    semantics: Sequence[Any] = BOTH,
 ) -> None:
     """Runs `make(interpret)(*args)` everywhere and compares with `expected`.
 
@@ -37,15 +42,18 @@ def check(
       expected: pytree of arrays.
       atol, rtol: tolerances of `np.testing.assert_allclose`; zero is exact.
       emulate: False where the emulator is not to be asked.
+      semantics: under which the body is lowered.
     """
     if emulate:
         _compare(make(plgpu.InterpretParams(seed=1))(*args), expected, atol, rtol)
-    (report, *_) = plgpu.offline.lower(make(None), *args)
-    assert "gpu.launch" in report.mlir
-    if has_gpu():
-        with jax.default_device(jax.devices("cuda")[0]):
-            on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
-            _compare(jax.jit(make(None))(*on_gpu), expected, atol, rtol)
+    for choice in semantics:
+        function = under(choice, make(None))
+        (report, *_) = plgpu.offline.lower(function, *args)
+        assert "gpu.launch" in report.mlir
+        if has_gpu():
+            with jax.default_device(jax.devices("cuda")[0]):
+                on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
+                _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)
 
 
 def _compare(got: Any, expected: Any, atol: float, rtol: float) -> None:

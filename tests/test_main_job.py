@@ -25,6 +25,7 @@ from demo.kernels import (
     shifted_exp_job,
 )
 from demo.matmul import matmul_job
+from tests.semantics import BOTH
 from tools.source_tree import ROOT
 
 JOBS = {
@@ -108,8 +109,11 @@ def test_vmap_runs_a_job_for_each_batch_element():
 
 
 @pytest.mark.offline
-def test_a_job_compiles_for_hopper_without_spills(job: Job):
-    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments, target="sm_90a")
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_job_compiles_for_hopper_without_spills(job: Job, semantics: Any):
+    (report,) = plgpu.offline.compile(
+        job.jitted(semantics=semantics), *job.arguments, target="sm_90a"
+    )
     assert report.name == job.name
     assert ".target sm_90a" in report.ptx
     assert report.sass is None or "EXIT" in report.sass
@@ -126,9 +130,10 @@ def test_a_job_compiles_for_hopper_without_spills(job: Job):
     ("name", "copies"),
     [("scale_and_add", 3), ("shifted_exp-f16", 2), ("shifted_exp-f32", 2)],
 )
-def test_every_block_travels_in_one_tma_copy(name: str, copies: int):
+@pytest.mark.parametrize("semantics", BOTH)
+def test_every_block_travels_in_one_tma_copy(name: str, copies: int, semantics: Any):
     job = JOBS[name]
-    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    (report,) = plgpu.offline.compile(job.jitted(semantics=semantics), *job.arguments)
     counts = report.instruction_counts
     assert counts["cp.async.bulk.tensor"] == copies
     assert "ld.global" not in counts
@@ -136,9 +141,10 @@ def test_every_block_travels_in_one_tma_copy(name: str, copies: int):
 
 
 @pytest.mark.offline
-def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix():
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix(semantics: Any):
     job = JOBS["shifted_exp-f16"]
-    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    (report,) = plgpu.offline.compile(job.jitted(semantics=semantics), *job.arguments)
     # A warpgroup's 64 x 128 tile is 16 KiB; one .x4 instruction of a warp carries 512
     # bytes, so each of the four warps needs 8.
     assert report.instruction_counts["ldmatrix"] == 8
@@ -146,9 +152,10 @@ def test_a_16_bit_tile_moves_by_ldmatrix_and_stmatrix():
 
 
 @pytest.mark.offline
-def test_the_matrix_product_uses_the_tensor_core_and_a_cluster():
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_matrix_product_uses_the_tensor_core_and_a_cluster(semantics: Any):
     job = JOBS["matmul"]
-    (report,) = plgpu.offline.compile(job.jitted(), *job.arguments)
+    (report,) = plgpu.offline.compile(job.jitted(semantics=semantics), *job.arguments)
     counts = report.instruction_counts
     assert counts["wgmma"] >= 4
     assert counts["cp.async.bulk.tensor"] >= 3
@@ -165,10 +172,13 @@ def test_the_matrix_product_uses_the_tensor_core_and_a_cluster():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("interpret", [None, False])
-def test_a_job_under_jit_agrees_with_numpy_on_the_gpu(job: Job, interpret: bool | None):
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_job_under_jit_agrees_with_numpy_on_the_gpu(
+    job: Job, interpret: bool | None, semantics: Any
+):
     gpu = jax.devices("cuda")[0]
     arguments = jax.device_put(job.arguments, gpu)
-    result = job.jitted(interpret)(*arguments)
+    result = job.jitted(interpret, semantics)(*arguments)
     assert result.device == gpu
     assert job.error(result) <= job.tolerance
 
@@ -182,9 +192,10 @@ def test_an_eager_call_on_arrays_of_the_gpu_runs_there(job: Job):
 
 
 @pytest.mark.gpu
-def test_the_emulator_and_the_gpu_agree_to_the_last_bits(job: Job):
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_emulator_and_the_gpu_agree_to_the_last_bits(job: Job, semantics: Any):
     arguments = jax.device_put(job.arguments, jax.devices("cuda")[0])
-    on_gpu = np.asarray(job.jitted()(*arguments), np.float32)
+    on_gpu = np.asarray(job.jitted(semantics=semantics)(*arguments), np.float32)
     emulated = np.asarray(job.jitted(interpret=True)(*arguments), np.float32)
     # Both round what they compute; exp and fma may round differently.
     np.testing.assert_allclose(on_gpu, emulated, atol=2 * job.tolerance, rtol=0)
@@ -225,5 +236,5 @@ def test_a_wrong_result_fails_the_demo(
     assert "checks FAILED: 1" in said
 
 
-def _no_wheels(job: Job) -> list[str]:
+def _no_wheels(job: Job, semantics: Any) -> list[str]:
     raise plgpu.errors.OfflineUnavailableError("the wheels are missing")

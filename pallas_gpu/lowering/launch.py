@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
+from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import mbarrier
@@ -84,13 +85,12 @@ def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None
     kernel.builder.verify()
     if observe is not None:
         observe("warpgroup", name, lambda: str(kernel.builder.module))
-    from pallas_gpu.lowering import expansion, inference
-
     body = kernel.builder.body
     assignment = inference.infer(
         body,
         target=kernel.target,
         scratch_bytes=kernel.params.compiler_params.reduction_scratch_bytes,
+        cluster=kernel.params.mesh.cluster,
     )
     if observe is not None:
         observe("layouts", name, lambda: inference.annotate(body, assignment))

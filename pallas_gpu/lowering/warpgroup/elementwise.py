@@ -18,6 +18,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.lax import elementwise as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
+from pallas_gpu.lowering.warpgroup.shapes import spread
 from pallas_gpu.mosaic import logical
 
 PREFIX = "pallas_gpu."
@@ -75,7 +76,8 @@ def _make_rule(name: str, kept: tuple[str, ...]):
         params = lane_rules.params_of(ctx, kept)
         if ctx.approx_math:
             params["approx_math"] = True
-        return emit(name, operands, dtype, ctx.out_aval.shape, **params)
+        shape = ctx.out_aval.shape
+        return emit(name, [spread(x, shape) for x in operands], dtype, shape, **params)
 
     return rule
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
@@ -31,6 +32,23 @@ def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
     return splat(x, shape) if vals.is_scalar(x) else x
 
 
+def broadcast(x: vals.Vector, shape: tuple[int, ...], dims: Sequence[int]) -> Any:
+    """Repeats an array: axis i of it becomes axis `dims[i]`."""
+    result = logical.vector_type(x.dtype, shape)
+    value = dialect.ops.broadcast_in_dim(result, x.value, list(dims))
+    return vals.Vector(value, x.dtype)
+
+
+def spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an operand of an elementwise operation in the result's shape.
+
+    lax repeats axes of size one by itself. A scalar stays one.
+    """
+    if vals.is_scalar(x) or x.shape == shape:
+        return x
+    return broadcast(x, shape, range(len(shape) - len(x.shape), len(shape)))
+
+
 @warpgroup("broadcast_in_dim")
 def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
     lane_rules.refuse_dynamic_shape(dynamic)
@@ -39,9 +57,7 @@ def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
         return x
     if vals.is_scalar(x):
         return splat(x, shape)
-    dims = list(ctx.eqn.params["broadcast_dimensions"])
-    result = logical.vector_type(x.dtype, shape)
-    return vals.Vector(dialect.ops.broadcast_in_dim(result, x.value, dims), x.dtype)
+    return broadcast(x, shape, ctx.eqn.params["broadcast_dimensions"])
 
 
 @warpgroup("iota")
