@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.access import plan_access
+from pallas_gpu.layouts.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.gmem_access import plan_gmem
 from pallas_gpu.layouts.linear import WARP_LANES, WARPS, LinearLayout
 from pallas_gpu.layouts.moves import rates
@@ -57,6 +58,7 @@ def smem_access_cost(
     placement: Placement,
     bits: int,
     store: bool,
+    base_alignment_bytes: int = MAX_WIDTH_BYTES,
 ) -> float | None:
     """Cycles to load or store a slice of an array in SMEM.
 
@@ -66,6 +68,7 @@ def smem_access_cost(
       placement: the layout in registers.
       bits: width of an element in registers; 1 for a bool, a byte in memory.
       store: registers to SMEM.
+      base_alignment_bytes: what the slice's address is a multiple of.
 
     Returns:
       None where no instructions reach the slice. Bank conflicts cost their replays;
@@ -78,6 +81,7 @@ def smem_access_cost(
             kind="store" if store else "load",
             window=window,
             optimized=False,
+            base_alignment_bytes=base_alignment_bytes,
         )
     except LayoutError:
         return None

@@ -138,7 +138,8 @@ def _two_uses_error(
             for storage, reason in zip(storages, refusals[use], strict=True)
             if reason is None
         ]
-        admitted.append(f"{_used(use)} needs {_listing(fine)}")
+        because = next((r.what for r in refusals[use] if r is not None), "")
+        admitted.append(f"{_used(use)} needs {_listing(fine)}: {because}")
     last = uses[-1]
     return errors.LayoutError(
         f"{' and '.join(map(_used, uses))} need one SMEM array stored in different "

@@ -72,6 +72,7 @@ class Prices:
         self._known: dict[Key, int] = {}
         self._bounds: dict[Key, int] = {}
         self._tables: dict[tuple, np.ndarray] = {}
+        self._alignments: dict[tuple[Use, SmemLayout], int] = {}
 
     def settle(self, keys: Iterable[Key]) -> bool:
         """Computes costs that are only bounds yet; returns whether there were any."""
@@ -130,18 +131,13 @@ class Prices:
 
     def smem_key(self, use: Use, storage: SmemLayout, number: int, bits: int) -> Key:
         """The load or store of a part of an array in SMEM."""
-        view = use.view
-        store = use.kind == "store"
-        return (
-            "smem",
-            storage,
-            view.sizes,
-            view.order,
-            number,
-            bits,
-            store,
-            (use.optimized),
-        )
+        view, store = use.view, use.kind == "store"
+        aligned = self._alignments.get((use, storage))
+        if aligned is None:
+            aligned = smem.alignment_bytes(view, storage)
+            self._alignments[use, storage] = aligned
+        how = store, use.optimized, aligned
+        return "smem", storage, view.sizes, view.order, number, bits, how
 
     def operation(self, variable: Variable, number: int) -> int:
         """Cost of an operation on an operand in a layout, accesses to SMEM aside."""
@@ -197,16 +193,18 @@ class Prices:
                 layout = layouts[number]
                 cost = costs.gmem_access_cost(shape, strides, layout, bits, divisor)
                 return scaled(cost, 1)
-            case ("smem", storage, sizes, order, number, bits, store, optimized):
+            case ("smem", storage, sizes, order, number, bits, how):
+                store, optimized, aligned = how
                 ordered = smem.in_memory_order(order, layouts[number])
                 if ordered is None:
                     return INFEASIBLE
-                cost = costs.smem_access_cost(storage, sizes, ordered, bits, store)
+                cost = costs.smem_access_cost(
+                    storage, sizes, ordered, bits, store, aligned
+                )
                 if cost is None:
                     return INFEASIBLE
-                if optimized and not smem.conflict_free(storage, sizes, ordered, store):
-                    cost += _UNWANTED_CONFLICT
-                return scaled(cost, 1)
+                free = smem.conflict_free(storage, sizes, ordered, store, aligned)
+                return scaled(cost + (optimized and not free) * _UNWANTED_CONFLICT, 1)
         raise AssertionError(key)
 
 

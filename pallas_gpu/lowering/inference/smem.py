@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
+
 from pallas_gpu import errors
 from pallas_gpu.layouts import (
     LinearLayout,
@@ -20,6 +22,7 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
+from pallas_gpu.layouts.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem import check_window
 from pallas_gpu.layouts.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.wgmma_descriptor import ATOM_ROWS, plan_operand
@@ -27,7 +30,7 @@ from pallas_gpu.lowering.inference import sources, views
 from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.inference.views import View
 from pallas_gpu.mosaic.registers import Placement
-from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.smem import SmemView, base_alignment_bytes
 from pallas_gpu.mosaic.tma import contiguous_layout
 
 # Widest first: with more bytes in a row of a tile fewer instructions move the array.
@@ -68,6 +71,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
         is believed to know it too.
     """
     try:
+        if not given:
+            _check_dynamic_starts(use, storage)
         match use.kind:
             case "pointer":
                 if not given and not is_plain(storage):
@@ -111,6 +116,26 @@ def _check_part(use: Use, storage: SmemLayout) -> None:
             got=f"starts {tuple('?' if s is None else s for s in view.starts)}",
             hint="slice at multiples of the tile, or leave the transforms out",
         )
+
+
+def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
+    """A start that only the running kernel knows must be known to be a tile's.
+
+    Who gives transforms promises that; so does who slices an operand of wgmma by a
+    number of which nothing is known, because only tiles can be multiplied.
+    """
+    lead = len(use.view.shape) - len(storage.tile)
+    for axis, tile in enumerate(storage.tile, lead):
+        known = use.view.multiples[axis]
+        promised = use.kind in ("a", "b") and known == 1
+        if use.view.starts[axis] is None and known % tile and not promised:
+            raise errors.LayoutError(
+                f"a slice starts at an index that may lie inside of a tile of {tile}",
+                expected=f"a start along axis {axis} that is a number times {tile}",
+                got=f"an index that is known to be a multiple of {known}",
+                hint="write the index as a product with the tile's size, or give the "
+                "array transforms, which promises it",
+            )
 
 
 def _check_operand(use: Use, storage: SmemLayout) -> None:
@@ -171,15 +196,16 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
 
 
 def _emitters_view(view: View, storage: SmemLayout) -> SmemView:
-    """The view as emitters have it; its address and dtype play no role here."""
+    """The view as emitters have it; its address plays no role here."""
     return SmemView(
         None,  # type: ignore[arg-type]
         storage,
-        None,  # type: ignore[arg-type]
-        (0,) * len(view.shape),
+        np.dtype(f"uint{view.bits}"),
+        view.starts,  # type: ignore[arg-type]  # None is as little a number as a value
         view.sizes,
         view.kept,
         view.order,
+        view.multiples,
     )
 
 
@@ -194,9 +220,18 @@ def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement |
     return placement.transpose(inverse) if isinstance(placement, LinearLayout) else None
 
 
+def alignment_bytes(view: View, storage: SmemLayout) -> int:
+    """What the address of a part is known to be a multiple of, as far as it matters."""
+    return min(base_alignment_bytes(_emitters_view(view, storage)), MAX_WIDTH_BYTES)
+
+
 @functools.lru_cache(maxsize=8192)
 def conflict_free(
-    storage: SmemLayout, window: tuple[int, ...], placement: Placement, store: bool
+    storage: SmemLayout,
+    window: tuple[int, ...],
+    placement: Placement,
+    store: bool,
+    alignment: int,
 ) -> bool:
     """Whether an access that is possible has no bank conflicts."""
     plan = plan_access(
@@ -205,6 +240,7 @@ def conflict_free(
         kind="store" if store else "load",
         window=window,
         optimized=False,
+        base_alignment_bytes=alignment,
     )
     return plan.conflict_free
 

@@ -147,6 +147,20 @@ def test_wgmma_and_a_slice_inside_of_a_tile():
     )
 
 
+def test_wgmma_and_a_slice_at_an_unknown_start():
+    def make(b):
+        array = b.smem(SQUARE, "f16")
+        b.load(b.part(array, [b.arguments["index"], 0], [8, 64]))
+        b.wgmma(b.splat(SQUARE), array, b.smem(SQUARE, "f16"))
+
+    expect(
+        refused(make),
+        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need one SMEM array",
+        "load (kernel.py:2) needs no transforms: a slice starts at an index that may "
+        "lie inside of a tile of 8",
+    )
+
+
 def test_wgmma_and_single_elements():
     def make(b):
         array = b.smem(SQUARE, "f16")

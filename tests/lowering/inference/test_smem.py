@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import pytest
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.lowering.inference import smem, views
 from pallas_gpu.mosaic.registers import place
 from tests.lowering.inference.bodies import Body
 
@@ -189,3 +191,33 @@ def test_a_copy_for_a_cluster_falls_into_equal_pieces(body: Body, ctas, fits):
         return
     with pytest.raises(errors.LayoutError, match="in 3 equal pieces"):
         body.infer(cluster=(ctas,))
+
+
+def test_a_part_at_an_unknown_start_is_reached_by_narrow_accesses(body: Body):
+    with body.building() as b:
+        array = b.smem((64, 96))
+        part = b.part(array, [0, b.arguments["index"]], [64, 64])
+        b.store(b.load(part), b.gmem(SQUARE))
+        view = views.resolve(part)
+    assert view is not None
+    assert smem.alignment_bytes(view, SmemLayout((64, 96), 32)) == 4
+    assert body.infer().smem(array) == SmemLayout((64, 96), 32)
+
+
+@pytest.mark.parametrize(("step", "swizzle"), [(64, 128), (32, 64), (16, 32)])
+def test_dynamic_starts_of_an_operand_narrow_its_tiles(body: Body, step, swizzle):
+    with body.building() as b:
+        array = b.smem((64, 128), "f16")
+        index = b.arguments["index"]
+        start = arith.muli(index, arith.constant(index.type, step))
+        part = b.part(array, [0, start], [64, 64])
+        b.wgmma(b.splat(SQUARE), part, b.smem(SQUARE, "f16"))
+    assert body.infer().smem(array) == tiled((64, 128), 16, swizzle)
+
+
+def test_an_operand_at_an_unknown_start_is_promised_to_consist_of_tiles(body: Body):
+    with body.building() as b:
+        array = b.smem((64, 128), "f16")
+        part = b.part(array, [0, b.arguments["index"]], [64, 64])
+        b.wgmma(b.splat(SQUARE), part, b.smem(SQUARE, "f16"))
+    assert body.infer().smem(array) == tiled((64, 128), 16, 128)
