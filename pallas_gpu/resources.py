@@ -5,8 +5,9 @@ Scopes allocate like a stack: arrays of a scope lie above those of the scopes ar
 and scopes that follow each other share the space. Barriers are never shared: their
 phase outlives a scope. The planner, the lowering and the emulator walk the same way.
 
-A block's dynamic SMEM, in this order: arrays, scratch of reductions and relayouts,
-barriers.
+A block's dynamic SMEM, in this order: arrays, barriers, scratch of reductions and
+relayouts. Whether the scratch is used is known when the code is emitted; it comes last,
+so that a kernel that does not use it does not have it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.primitives.registers import layout_cast_p
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 # TMA destinations need 128 bytes, a 128-byte swizzle repeats every 1024 bytes.
@@ -24,10 +24,8 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 ARRAY_ALIGNMENT_BYTES = 1024
 BARRIER_BYTES = 8
 # The widest access of a thread (PTX ISA, ld).
-_SCRATCH_ALIGNMENT_BYTES = 16
+_SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
-# What these make takes any layout: a layout_cast of it moves nothing.
-_WITHOUT_LAYOUT = ("iota", "broadcast_in_dim")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,10 +50,11 @@ class Plan:
     Attributes:
       allocations: the arrays of the deepest stack.
       arrays_bytes: arrays with padding.
-      scratch_bytes: for reductions and relayouts that cross warps.
+      scratch_bytes: for reductions and relayouts that cross warps, if there are such.
       barriers: number of barriers.
       barrier_slots: index of the first barrier of each declaration, by the identity of
         its scope's equation and its position there.
+      scratch_room_bytes: what the scratch may have.
     """
 
     allocations: tuple[Allocation, ...]
@@ -63,23 +62,29 @@ class Plan:
     scratch_bytes: int
     barriers: int
     barrier_slots: dict[tuple[int, int], int]
-
-    @property
-    def scratch_offset_bytes(self) -> int:
-        """Where the scratch of reductions and relayouts begins."""
-        return _align(self.arrays_bytes, _SCRATCH_START_BYTES)
+    scratch_room_bytes: int
 
     @property
     def barrier_offset_bytes(self) -> int:
         """Where the barriers begin."""
-        if self.scratch_bytes:
-            return self.scratch_offset_bytes + self.scratch_bytes
         return _align(self.arrays_bytes, BARRIER_BYTES)
+
+    @property
+    def scratch_offset_bytes(self) -> int:
+        """Where the scratch of reductions and relayouts begins."""
+        end = self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
+        return _align(end, _SCRATCH_START_BYTES)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic SMEM of one block."""
+        if self.scratch_bytes:
+            return self.scratch_offset_bytes + self.scratch_bytes
         return self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
+
+    def with_scratch(self) -> Plan:
+        """Returns the plan of a kernel that uses its scratch."""
+        return dataclasses.replace(self, scratch_bytes=self.scratch_room_bytes)
 
 
 def _align(n: int, alignment: int) -> int:
@@ -118,42 +123,27 @@ def plan(
     name: str,
     reduction_scratch_bytes: int,
     warpgroups: int,
-    *,
-    infers_layouts: bool = False,
 ) -> Plan:
-    """Plans a kernel's SMEM.
+    """Plans a kernel's SMEM, with as much scratch as is asked for and as there is room.
 
     Args:
       reduction_scratch_bytes: scratch of each warpgroup.
-      infers_layouts: relayouts may be anywhere, not only where a layout_cast stands.
-        Where no operation asks for scratch, they get what the arrays leave.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
     """
     walk = _Walk()
     walk.visit(jaxpr, 0, ())
-    each = _align(reduction_scratch_bytes, _SCRATCH_ALIGNMENT_BYTES)
-    if not walk.needs_scratch:
-        each = min(each, _room(walk, target) // warpgroups) if infers_layouts else 0
-        each -= each % _SCRATCH_ALIGNMENT_BYTES
     result = Plan(
-        walk.deepest,
-        walk.peak_bytes,
-        each * warpgroups,
-        walk.barriers,
-        walk.barrier_slots,
+        walk.deepest, walk.peak_bytes, 0, walk.barriers, walk.barrier_slots, 0
     )
-    if result.smem_bytes > target.smem_bytes_per_block:
+    limit = target.smem_bytes_per_block
+    if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
-    return result
-
-
-def _room(walk: _Walk, target: arch.Target) -> int:
-    """Returns the bytes between the arrays and the barriers of a full block."""
-    used = _align(walk.peak_bytes, _SCRATCH_START_BYTES)
-    left = target.smem_bytes_per_block - used - BARRIER_BYTES * walk.barriers
-    return max(left, 0)
+    room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
+    each = min(_align(reduction_scratch_bytes, _SCRATCH_GRANULE_BYTES), room)
+    each -= each % _SCRATCH_GRANULE_BYTES
+    return dataclasses.replace(result, scratch_room_bytes=each * warpgroups)
 
 
 class _Walk:
@@ -162,13 +152,9 @@ class _Walk:
         self.deepest: tuple[Allocation, ...] = ()
         self.barriers = 0
         self.barrier_slots: dict[tuple[int, int], int] = {}
-        self.needs_scratch = False
 
     def visit(self, jaxpr: Any, top: int, stack: tuple[Allocation, ...]) -> None:
-        makers: dict[int, str] = {}
         for eqn in jaxpr.eqns:
-            self.needs_scratch |= _needs_scratch(eqn, makers)
-            makers.update(dict.fromkeys(map(id, eqn.outvars), eqn.primitive.name))
             if eqn.primitive is run_scoped_p:
                 self._scope(eqn, top, stack)
                 continue
@@ -188,26 +174,18 @@ class _Walk:
         self.visit(eqn.params["jaxpr"], inner_top, stack)
 
 
-def _needs_scratch(eqn: _jax.JaxprEqn, makers: dict[int, str]) -> bool:
-    """True for operations that may move data between warps."""
-    if eqn.primitive is layout_cast_p:
-        (x,) = eqn.invars
-        return makers.get(id(x)) not in _WITHOUT_LAYOUT
-    return eqn.primitive.name.startswith("reduce_")
-
-
 def table(result: Plan) -> str:
     """Returns the allocations of a plan as a table in bytes."""
     rows = [
         (a.what, f"{a.offset_bytes:,}", f"{a.size_bytes:,}") for a in result.allocations
     ]
-    if result.scratch_bytes:
-        rows.append(("scratch of reductions", f"{result.scratch_offset_bytes:,}",
-                     f"{result.scratch_bytes:,}"))  # fmt: skip
     if result.barriers:
         word = "barrier" if result.barriers == 1 else "barriers"
         rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",
                      f"{BARRIER_BYTES * result.barriers:,}"))  # fmt: skip
+    if result.scratch_bytes:
+        rows.append(("scratch", f"{result.scratch_offset_bytes:,}",
+                     f"{result.scratch_bytes:,}"))  # fmt: skip
     rows.append(("total", "", f"{result.smem_bytes:,}"))
     header = ("allocation", "offset", "bytes")
     widths = [max(len(r[i]) for r in (header, *rows)) for i in range(3)]

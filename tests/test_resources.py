@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, resources
+from pallas_gpu import arch, errors, lowering, offline, resources
 from pallas_gpu.entry import call
 from tests.entry.kernels import make, numbers
+from tests.semantics import BOTH, under
 
 KIB = 1024
 
@@ -100,48 +101,37 @@ def test_a_scope_in_a_loop_is_planned_once():
 
 
 @pytest.mark.parametrize("warpgroups", [1, 2])
-def test_reductions_have_scratch_for_each_warpgroup(warpgroups):
-    result = plan(lambda x, o: o.set(x[...] - x[...].max()), warpgroups=warpgroups)
-    assert result.scratch_bytes == 2048 * warpgroups
-    assert result.smem_bytes == 2048 * warpgroups
-
-
-def test_relayouts_have_scratch_where_there_may_be_any():
-    def casting(x, o):
-        o[...] = plgpu.layout_cast(x[...], plgpu.Layout.WG_STRIDED(x.shape, 1))
-
-    def counting(x, o):
-        o[...] = x[...] + plgpu.broadcasted_iota(
-            jnp.float32, x.shape, 1, layout=plgpu.Layout.WG_STRIDED(x.shape, 4)
-        )
-
-    assert plan(casting).scratch_bytes == 2048
-    assert plan(counting).scratch_bytes == 0
-    jaxpr = jax.make_jaxpr(make(counting))(numbers())
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
-    inferred = resources.plan(
-        eqn.params["jaxpr"], arch.SM_90A, "k", 2040, 2, infers_layouts=True
-    )
-    assert inferred.scratch_bytes == 2 * 2048
+def test_every_warpgroup_has_scratch_once_the_kernel_uses_it(warpgroups):
+    result = plan(lambda x, o: o.set(x[...]), warpgroups=warpgroups)
+    assert (result.scratch_bytes, result.smem_bytes) == (0, 0)
+    used = result.with_scratch()
+    assert used.scratch_bytes == used.smem_bytes == 2048 * warpgroups
 
 
 @pytest.mark.parametrize(
-    "kib, each", [(0, 2048), (224, 1520), (227, 0)], ids=["room", "little", "none"]
+    "kib, each", [(0, 2048), (224, 1536), (227, 0)], ids=["room", "little", "none"]
 )
-def test_scratch_that_nobody_asks_for_takes_what_arrays_leave(kib, each):
+def test_scratch_takes_what_arrays_leave(kib, each):
     def body(x, o, a, b):
         o[...] = x[...]
 
-    scratch = [plgpu.SMEM((kib * KIB - 8,), jnp.int8)] if kib else [tile(1)]
-    jaxpr = jax.make_jaxpr(make(body, scratch_types=[*scratch, plgpu.Barrier()]))(
-        numbers()
-    )
-    (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
-    result = resources.plan(
-        eqn.params["jaxpr"], arch.SM_90A, "k", 2048, 2, infers_layouts=True
-    )
-    assert result.scratch_bytes == 2 * each
-    assert result.smem_bytes <= arch.SM_90A.smem_bytes_per_block
+    array = plgpu.SMEM((kib * KIB - 8,), jnp.int8) if kib else tile(1)
+    result = plan(body, warpgroups=2, scratch_types=[array, plgpu.Barrier()])
+    assert result.scratch_room_bytes == 2 * each
+    assert result.with_scratch().smem_bytes <= arch.SM_90A.smem_bytes_per_block
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_kernel_has_scratch_only_if_its_code_uses_it(semantics):
+    def within_warps(x, o):
+        o[...] = x[...]
+
+    def across_warps(x, o):
+        o[...] = x[...] - x[...].max()
+
+    for body, expected in ((within_warps, 0), (across_warps, 2048)):
+        (params,) = offline._kernels(under(semantics, make(body)), (numbers(),))
+        assert lowering.lower(params, arch.SM_90A).plan.scratch_bytes == expected
 
 
 def test_the_budget_is_met_to_the_byte():
@@ -168,9 +158,10 @@ def test_the_table_lists_every_allocation_in_bytes():
         o[...] = x[...] - x[...].max()
 
     scratch = [tile(100), plgpu.SMEM((64, 128), jnp.float16), plgpu.Barrier()]
-    rows = resources.table(plan(body, scratch_types=scratch)).splitlines()
+    result = plan(body, scratch_types=scratch).with_scratch()
+    rows = resources.table(result).splitlines()
     assert [row.split()[-1] for row in rows] == [
-        "bytes", "102,400", "16,384", "2,048", "8", "120,840",
+        "bytes", "102,400", "16,384", "8", "2,048", "120,960",
     ]  # fmt: skip
     assert len({len(row) for row in rows}) == 1
 

@@ -64,7 +64,6 @@ def _require_resources(params: call.CallParams) -> None:
         params.name,
         compiler.reduction_scratch_bytes,
         params.mesh.warpgroups,
-        infers_layouts=compiler.infers_layouts,
     )
 
 

@@ -218,7 +218,6 @@ def _require_resources(
             name,
             compiler_params.reduction_scratch_bytes,
             mesh.warpgroups,
-            infers_layouts=compiler_params.infers_layouts,
         )
 
 

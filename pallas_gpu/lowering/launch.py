@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import expansion, inference
+from pallas_gpu.lowering import expansion, inference, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import mbarrier
@@ -57,7 +57,6 @@ def lower(
         params.name,
         options.reduction_scratch_bytes,
         warpgroups,
-        infers_layouts=options.infers_layouts,
     )
     spec = LaunchSpec(
         name=_symbol(params.name),
@@ -76,7 +75,9 @@ def lower(
         builder.sync_before_exit()
         if kernel.infers_layouts:
             _give_layouts(kernel, observe)
-    return LoweredKernel(params.name, builder.finish(), plan, target, spec.threads)
+        builder.set_smem_bytes(kernel.plan.smem_bytes)
+    module = builder.finish()
+    return LoweredKernel(params.name, module, kernel.plan, target, spec.threads)
 
 
 def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None:
@@ -89,7 +90,7 @@ def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None
     assignment = inference.infer(
         body,
         target=kernel.target,
-        scratch_bytes=kernel.params.compiler_params.reduction_scratch_bytes,
+        scratch_bytes=scratch.available_bytes(kernel),
         cluster=kernel.params.mesh.cluster,
     )
     if observe is not None:

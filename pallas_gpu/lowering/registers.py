@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from pallas_gpu import _jax, types
-from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts import Layout, WGSplatLayout
 from pallas_gpu.lowering import scratch, wgmma
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
@@ -127,5 +127,8 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
 def _layout_cast(ctx: RuleContext, x: Any) -> Any:
     if vals.is_scalar(x):
         return x
-    layout = ctx.eqn.params["layout"]
-    return relayout.layout_cast(x, layout, scratch.of_warpgroup(ctx.kernel))
+    layout = regs.place(ctx.eqn.params["layout"], x.shape)
+    room = None
+    if isinstance(x, regs.RegisterArray) and not isinstance(layout, WGSplatLayout):
+        room = scratch.for_relayout(ctx.kernel, x, layout)
+    return relayout.layout_cast(x, layout, room)

@@ -14,15 +14,19 @@ from pallas_gpu.mosaic.registers import Placement, RegisterArray
 
 
 def available_bytes(kernel: KernelState) -> int:
-    """What each warpgroup has; 0 where the planner saw no use for it."""
-    return kernel.plan.scratch_bytes // kernel.params.mesh.warpgroups
+    """What each warpgroup may use."""
+    return kernel.plan.scratch_room_bytes // kernel.params.mesh.warpgroups
 
 
 def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
-    """Returns the scratch of the running warpgroup, None where there is none."""
+    """Returns the scratch of the running warpgroup, None where there is none.
+
+    From then on the kernel has it.
+    """
     bytes_each = available_bytes(kernel)
     if not bytes_each:
         return None
+    kernel.plan = kernel.plan.with_scratch()
     builder = kernel.builder
     pointer = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
     if kernel.params.mesh.warpgroups > 1:
@@ -61,6 +65,12 @@ def for_reduction(
             used_bytes=needed,
             expected=f"at most reduction_scratch_bytes={available}",
             got=f"{needed} bytes for {x.dtype}{list(x.shape)} over axes {tuple(axes)}",
-            hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
+            hint=_more_scratch(kernel, needed),
         )
     return of_warpgroup(kernel)
+
+
+def _more_scratch(kernel: KernelState, needed: int) -> str:
+    if kernel.params.compiler_params.reduction_scratch_bytes >= needed:
+        return "the arrays leave no more SMEM: use smaller ones, or fewer"
+    return f"pass CompilerParams(reduction_scratch_bytes={needed})"

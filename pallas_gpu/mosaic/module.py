@@ -231,6 +231,11 @@ class KernelBuilder:
 
     # --- what emitters use ------------------------------------------------------------
 
+    def set_smem_bytes(self, value: int) -> None:
+        """Sets the dynamic SMEM of a block: what the body uses is known at its end."""
+        i32 = ir.IntegerType.get_signless(32)
+        self._smem_bytes.owner.attributes["value"] = ir.IntegerAttr.get(i32, value)
+
     def smem_pointer(self, offset_bytes: int) -> ir.Value:
         """Address `offset_bytes` behind the start of the dynamic SMEM."""
         if offset_bytes == 0:
@@ -329,6 +334,7 @@ class KernelBuilder:
             def extent(value: int) -> ir.Value:
                 return arith.constant(index, value)
 
+            self._smem_bytes = arith.constant(i32, spec.smem_bytes)
             cluster = {}
             if spec.has_cluster:
                 names = ("clusterSizeX", "clusterSizeY", "clusterSizeZ")
@@ -339,7 +345,7 @@ class KernelBuilder:
                 [token],
                 *map(extent, spec.grid),
                 *map(extent, (spec.threads, 1, 1)),
-                dynamicSharedMemorySize=arith.constant(i32, spec.smem_bytes),
+                dynamicSharedMemorySize=self._smem_bytes,
                 **cluster,
             )
             func.return_([])

@@ -36,8 +36,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 # comes first, and infinity minus infinity is NaN; its first visible score then wipes
 # out what the masked ones added. A power of two stays exact when it is scaled.
 _MASKED = -(2.0**100)
-# Rows lie within a warp: no reduction needs SMEM.
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0)
+_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
 @dataclasses.dataclass(frozen=True)

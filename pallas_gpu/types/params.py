@@ -40,8 +40,8 @@ class CompilerParams:
       max_concurrent_steps: reserved for pipelines.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
-        cross warps. It is set aside where a kernel may need it: with Lane semantics
-        for a reduction or a layout_cast, with Warpgroup semantics always.
+        cross warps; less where the kernel's arrays leave less. A kernel without such
+        operations has none.
       lowering_semantics: `Lane` (default) or `Warpgroup`.
       target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else sm_90a.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
