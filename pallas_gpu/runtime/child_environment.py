@@ -30,7 +30,10 @@ exit $status
 
 
 def child_environment(
-    base: Mapping[str, str], folder: Path | None = None
+    base: Mapping[str, str],
+    folder: Path | None = None,
+    *,
+    disassemble: bool = True,
 ) -> dict[str, str]:
     """The parent's variables, less what would change the child's output.
 
@@ -38,6 +41,7 @@ def child_environment(
       base: the parent's variables.
       folder: an empty folder for a CUDA root whose `nvdisasm` clears away the files
         that the plugin leaves; without it they stay.
+      disassemble: the child shows SASS, where there is nvdisasm.
     """
     env = {
         name: value
@@ -53,7 +57,7 @@ def child_environment(
     for stage in ("PTX", "PTXAS", "SASS_CTRL"):
         env[f"MOSAIC_GPU_DUMP_{stage}"] = "1"
     found = environment.prepare_environment(env, pinned_tools=True)
-    if found.nvdisasm is None:
+    if found.nvdisasm is None or not disassemble:
         del env["MOSAIC_GPU_DUMP_SASS_CTRL"]
     elif folder is not None and (root := env.get(environment.CUDA_ROOT_VARIABLE)):
         # The plugin looks for nvdisasm in the CUDA root before it looks on PATH.

@@ -42,7 +42,7 @@ class CompilerOutput:
     Attributes:
       ptx: PTX text.
       ptxas: ptxas's report.
-      sass: disassembly with control codes; None where nvdisasm is missing.
+      sass: disassembly with control codes; None where nvdisasm is missing or not asked.
     """
 
     ptx: str
@@ -56,6 +56,8 @@ class Worker:
     Args:
       target: what to compile for.
       timeout_seconds: longest time for its start and for each kernel.
+      disassemble: show SASS where there is nvdisasm, which takes most of the time of a
+        small kernel.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class Worker:
         target: str | arch.Target,
         *,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        disassemble: bool = True,
     ):
         self.target = arch.target(target)
         self.timeout_seconds = timeout_seconds
+        self.disassemble = disassemble
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
@@ -135,7 +139,9 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._stderr,
-            env=child_environment(os.environ, Path(self._folder.name)),
+            env=child_environment(
+                os.environ, Path(self._folder.name), disassemble=self.disassemble
+            ),
             bufsize=0,
             # Ctrl-C in the terminal is for this process; the child ends with its pipe.
             start_new_session=True,

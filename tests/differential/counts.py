@@ -4,20 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 
-import pallas_gpu as plgpu
-from pallas_gpu.runtime.ptx_stats import CLASSES, class_counts
-from tests.differential import upstream
+from tests.differential import sides
 from tests.differential.kernels import KERNELS
-
-# Without nvdisasm there is no SASS, and no column of that name.
-COLUMNS = (*CLASSES, "sass")
-SEMANTICS = ("Lane",)
-
-# What nvdisasm prints before an instruction is its address; ptxas fills the end of a
-# kernel up with NOPs.
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?!NOP\b)\S")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,25 +36,11 @@ class Pair:
 def compare(kernel: str, semantics: str) -> dict[str, Pair]:
     """Compiles a kernel of the table by both sides and counts."""
     entry = KERNELS[kernel]
-    names = upstream.Names()
-    # Upstream's compiles while ours is lowered and compiled.
-    pending = upstream.compile(
-        entry.theirs(names, _params(names, semantics)), *entry.args
+    ours, theirs = sides.both()
+    # Each side compiles on while the other is lowered.
+    other = theirs.count(
+        entry.theirs(theirs.names, theirs.params(semantics)), *entry.args
     )
-    function = entry.ours(plgpu, _params(plgpu, semantics))
-    (ours,) = plgpu.offline.compile(function, *entry.args, target=upstream.TARGET)
-    theirs = pending.result()
-    mine, other = _count(ours.ptx, ours.sass), _count(theirs.ptx, theirs.sass)
-    return {name: Pair(mine[name], other[name]) for name in COLUMNS if name in mine}
-
-
-def _params(names, semantics: str):
-    choice = getattr(names.LoweringSemantics, semantics)
-    return names.CompilerParams(lowering_semantics=choice)
-
-
-def _count(ptx: str, sass: str | None) -> dict[str, int]:
-    counts = class_counts(ptx)
-    if sass is not None:
-        counts["sass"] = len(_INSTRUCTION.findall(sass))
-    return counts
+    mine = ours.count(entry.ours(ours.names, ours.params(semantics)), *entry.args)
+    a, b = mine.result(), other.result()
+    return {column: Pair(a[column], b[column]) for column in sides.COLUMNS}

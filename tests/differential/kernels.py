@@ -21,6 +21,7 @@ from benchmarks.matmul import upstream_config
 from pallas_gpu import ops
 
 F32, F16, BF16 = jnp.float32, jnp.float16, jnp.bfloat16
+SEMANTICS = ("Lane", "Warpgroup")
 Build = Callable[[Any, Any], Callable[..., Any]]
 
 
@@ -36,21 +37,27 @@ class Kernel:
       ours: `ours(plgpu, params)` is the function over arrays.
       theirs: the same for upstream's names; of most kernels the same function.
       args: shapes and dtypes of its arguments.
+      semantics: names of the semantics under which both sides take it.
     """
 
     ours: Build
     theirs: Build
     args: tuple[jax.ShapeDtypeStruct, ...]
+    semantics: tuple[str, ...] = SEMANTICS
 
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def _kernel(name: str, *args: jax.ShapeDtypeStruct) -> Callable[[Build], Build]:
+def _kernel(
+    name: str,
+    *args: jax.ShapeDtypeStruct,
+    semantics: tuple[str, ...] = SEMANTICS,
+) -> Callable[[Build], Build]:
     """Enters a function into the table."""
 
     def enter(build: Build) -> Build:
-        KERNELS[name] = Kernel(build, build, args)
+        KERNELS[name] = Kernel(build, build, args, semantics)
         return build
 
     return enter
@@ -338,6 +345,67 @@ def matmul_with_a_ring(plgpu, params, tile_m=128, tile_n=128, tile_k=64, stages=
         ],
         compiler_params=params,
     )
+
+
+# --- layouts and transforms inferred --------------------------------------------------
+
+
+@_kernel("inferred wgmma", _A, _B, semantics=("Warpgroup",))
+def inferred_wgmma(plgpu, params):
+    def body(a, b, o, a_smem, b_smem, result, arrived):
+        plgpu.copy_gmem_to_smem(a, a_smem, arrived)
+        plgpu.copy_gmem_to_smem(b, b_smem, arrived)
+        plgpu.barrier_wait(arrived)
+
+        def multiply(acc):
+            plgpu.wgmma(acc, a_smem, b_smem)
+            return acc[...]
+
+        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 128), F32))
+        result[...] = jnp.maximum(product, 0).astype(F16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=array((64, 128), F16),
+        scratch_types=[
+            plgpu.SMEM((64, 64), F16),
+            plgpu.SMEM((64, 128), F16),
+            plgpu.SMEM((64, 128), F16),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        compiler_params=params,
+    )
+
+
+@_kernel("inferred softmax", array((64, 128)), semantics=("Warpgroup",))
+def inferred_softmax(plgpu, params):
+    def body(x, o, source, result, arrived):
+        plgpu.copy_gmem_to_smem(x, source, arrived)
+        plgpu.barrier_wait(arrived)
+        row = plgpu.layout_cast(source[...], plgpu.Layout.WGMMA)
+        spread = lambda v: lax.broadcast_in_dim(v, row.shape, [0])  # noqa: E731
+        power = jnp.exp(row - spread(jnp.max(row, axis=1)))
+        result[...] = (power / spread(jnp.sum(power, axis=1))).astype(BF16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=array((64, 128), BF16),
+        scratch_types=[
+            plgpu.SMEM((64, 128), F32),
+            plgpu.SMEM((64, 128), BF16),
+            plgpu.Barrier(),
+        ],
+        compiler_params=params,
+    )
+
+
+# --- ready kernels --------------------------------------------------------------------
 
 
 def _persistent_matmul(config: ops.MatmulConfig) -> None:

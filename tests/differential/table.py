@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sys
 
-from tests.differential.counts import COLUMNS, SEMANTICS, compare
-from tests.differential.kernels import KERNELS
+from tests.differential.counts import compare
+from tests.differential.kernels import KERNELS, SEMANTICS
+from tests.differential.sides import COLUMNS
 
 
 def main(chosen: list[str]) -> None:
@@ -18,9 +19,11 @@ def main(chosen: list[str]) -> None:
         print(f"{semantics} semantics, ours / upstream's\n")
         print(_line(["kernel", *COLUMNS]))
         print(_line(["---"] * (1 + len(COLUMNS))))
-        for kernel in KERNELS:
+        for kernel, entry in KERNELS.items():
+            if semantics not in entry.semantics:
+                continue
             pairs = compare(kernel, semantics)
-            row = [str(pairs.get(name, "")) for name in COLUMNS]
+            row = [str(pairs[name]) for name in COLUMNS]
             print(_line([kernel, *row]), flush=True)
         print()
 

@@ -42,3 +42,9 @@ def test_disassembled_files_are_cleared_away_and_others_stay(tmp_path):
     assert done.returncode == 3
     assert not left.parent.exists()
     assert other.exists()
+
+
+def test_a_child_that_shall_not_disassemble_is_not_told_to():
+    plain = child_environment({}, disassemble=False)
+    assert "MOSAIC_GPU_DUMP_SASS_CTRL" not in plain
+    assert plain["MOSAIC_GPU_DUMP_PTX"] == "1"
