@@ -277,12 +277,14 @@ class KernelBuilder:
         """Makes initialised mbarriers visible before anybody uses them.
 
         PTX: `fence.mbarrier_init.release.cluster`, then `barrier.sync 0` or, in a
-        cluster, `barrier.cluster.arrive` and `.wait`. Since: sm_90. All threads of the
-        block issue it, after the elected thread has initialised the mbarriers.
+        cluster, `barrier.cluster.arrive.relaxed` and `.wait`. Since: sm_90. All threads
+        of the block issue it, after the elected thread has initialised the mbarriers.
         """
         nvvm.fence_mbarrier_init()
         if self.spec.has_cluster:
-            nvvm.cluster_arrive(aligned=True)
+            # The fence has released the initialisation (PTX ISA, membar / fence); an
+            # arrival that releases too becomes a MEMBAR of the whole GPU in SASS.
+            nvvm.cluster_arrive_relaxed(aligned=True)
             nvvm.cluster_wait(aligned=True)
         else:
             nvvm.barrier()
