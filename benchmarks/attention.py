@@ -21,6 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.gpu import attention_mgpu as upstream
 
+import pallas_gpu as plgpu
 from benchmarks import timing
 from pallas_gpu import ops
 
@@ -60,6 +61,10 @@ SHAPES = {
     "d64": Shape(4, 4096, 32, 64),
 }
 Function = Callable[..., Any]
+# The default is Warpgroup, as upstream's kernel has it.
+LANE = plgpu.CompilerParams(
+    approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
+)
 
 
 # --- candidates -----------------------------------------------------------------------
@@ -89,11 +94,17 @@ def peer(s: Shape, block_kv: int) -> Function:
     return lambda q, k, v, scaled: upstream.attention(scaled, k, v, config)
 
 
-def ours(s: Shape, config: ops.AttentionConfig | None) -> Function:
+def ours(
+    s: Shape,
+    config: ops.AttentionConfig | None,
+    compiler_params: plgpu.CompilerParams | None = None,
+) -> Function:
     """Returns this package's kernel."""
 
     def f(q, k, v, scaled):
-        return ops.attention(q, k, v, causal=s.causal, config=config)
+        return ops.attention(
+            q, k, v, causal=s.causal, config=config, compiler_params=compiler_params
+        )
 
     return f
 
@@ -105,6 +116,7 @@ def contest(s: Shape) -> dict[str, Function]:
         "cuDNN through JAX": cudnn(s),
         **{f"upstream, block_kv {n}": peer(s, n) for n in blocks},
         "pallas_gpu": ours(s, None),
+        "pallas_gpu, Lane": ours(s, None, LANE),
         "pallas_gpu, no turns": ours(s, _default(s, ping_pong=False)),
         "pallas_gpu, persistent": ours(s, _default(s, blocks=SMS)),
     }

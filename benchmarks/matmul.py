@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.pallas.ops.gpu import hopper_matmul_mgpu as upstream
 
+import pallas_gpu as plgpu
 from benchmarks import timing
 from pallas_gpu import ops
 
@@ -25,6 +26,9 @@ STEPS = {
     "cluster of 2": ops.MatmulConfig(cluster="n"),
     "64x256, no cluster": ops.MatmulConfig(tile_m=64, tile_n=256, cluster=None),
 }
+# Ours runs under Warpgroup semantics, the default, as upstream's does; and under Lane.
+LANE = ", Lane"
+LANE_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def upstream_config(config: ops.MatmulConfig) -> Any:
@@ -59,9 +63,10 @@ def measure(m: int, n: int, k: int) -> list[dict[str, Any]]:
         candidates[f"upstream, {step}"] = jax.jit(
             functools.partial(upstream.matmul, c=None, config=upstream_config(config))
         )
-        candidates[f"pallas_gpu, {step}"] = jax.jit(
-            functools.partial(ops.matmul, config=config)
-        )
+        for suffix, params in (("", None), (LANE, LANE_PARAMS)):
+            candidates[f"pallas_gpu, {step}{suffix}"] = jax.jit(
+                functools.partial(ops.matmul, config=config, compiler_params=params)
+            )
     rows = []
     times = timing.on_device(candidates, inputs)
     for name, f in candidates.items():
@@ -81,7 +86,7 @@ def measure(m: int, n: int, k: int) -> list[dict[str, Any]]:
     cublas = rows[0]["µs"]
     for row in rows:
         row["of cuBLAS"] = cublas / row["µs"]
-        twin = row["kernel"].replace("pallas_gpu", "upstream")
+        twin = row["kernel"].replace("pallas_gpu", "upstream").removesuffix(LANE)
         other = next(r for r in rows if r["kernel"] == twin)
         row["of upstream"] = other["µs"] / row["µs"] if twin != row["kernel"] else ""
     return rows

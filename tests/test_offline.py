@@ -70,8 +70,9 @@ def test_an_unknown_target_lists_the_known_ones():
         plgpu.offline.lower(scaled(2.0, "double"), X, target="sm_80")
 
 
-def test_warpgroup_semantics_are_refused_with_the_reason():
-    params = {"lowering_semantics": plgpu.LoweringSemantics.Warpgroup}
-    with pytest.raises(plgpu.errors.UnsupportedError) as info:
-        plgpu.offline.lower(scaled(2.0, "double", **params), X)
-    assert "Warpgroup" in str(info.value) and "coverage" in str(info.value)
+def test_both_semantics_give_the_code_of_a_thread():
+    for semantics in plgpu.LoweringSemantics:
+        function = scaled(2.0, "double", lowering_semantics=semantics)
+        (report,) = plgpu.offline.lower(function, X)
+        assert "vector<4xf32>" in report.mlir
+        assert "mosaic_gpu." not in report.mlir.replace("mosaic_gpu.arch", "")

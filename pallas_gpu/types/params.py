@@ -42,7 +42,7 @@ class CompilerParams:
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
         cross warps; less where the kernel's arrays leave less. A kernel without such
         operations has none.
-      lowering_semantics: `Lane` (default) or `Warpgroup`.
+      lowering_semantics: `Warpgroup` (default) or `Lane`.
       target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else sm_90a.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
 
@@ -55,7 +55,7 @@ class CompilerParams:
     max_concurrent_steps: int = 1
     unsafe_no_auto_barriers: bool = False
     reduction_scratch_bytes: int = 2048
-    lowering_semantics: LoweringSemantics = LoweringSemantics.Lane
+    lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
     target: str | None = None
     line_info: bool = False
 

@@ -9,6 +9,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests import everywhere
+from tests.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
 
@@ -195,16 +196,17 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
     everywhere.check(kernel(body), [x], expected, atol=1e-5)
 
 
-def test_a_loop_whose_carry_changes_layout_names_both():
+def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
     def body(x_ref, o_ref):
         x = x_ref[...]
         start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
         o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)
 
     with pytest.raises(plgpu.errors.LayoutError) as info:
-        plgpu.offline.lower(kernel(body)(None), X)
+        plgpu.offline.lower(under(Lane, kernel(body)(None)), X)
     assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
     assert "test_control.py" in str(info.value)
+    everywhere.check(kernel(body), [X], X, semantics=[Warpgroup])
 
 
 def test_one_warpgroup_hands_work_to_another():

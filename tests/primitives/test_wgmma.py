@@ -219,6 +219,7 @@ def test_n_is_at_most_256():
 # --- storage --------------------------------------------------------------------------
 
 PLAIN = plgpu.SMEM((64, 64), F16)
+LANE = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_operands_are_tiled_and_swizzled(stored, got, side):
         got=got,
         hint="plgpu.TilingTransform((8, 64))",
     ):
-        attempt(multiply, **operands)
+        attempt(multiply, compiler_params=LANE, **operands)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e5m2])
