@@ -45,12 +45,15 @@ class Expansion:
       assignment: the layouts.
       arrays: what has become of each vector.
       dead: operations to erase, users after what they use.
+      moved: vectors that were moved to a layout, for each block that is open: what a
+        block has moved is not seen behind its end.
     """
 
     kernel: KernelState
     assignment: inference.Assignment
     arrays: dict[ir.Value, regs.Array] = dataclasses.field(default_factory=dict)
     dead: list[ir.Operation] = dataclasses.field(default_factory=list)
+    moved: list[dict[Any, regs.Array]] = dataclasses.field(default_factory=list)
 
     def array(self, value: ir.Value, dtype: np.dtype | None = None) -> regs.Array:
         """Returns a vector's array as it is; `dtype` gives integers their sign."""
@@ -62,9 +65,21 @@ class Expansion:
 
         A deferred array stays deferred where any layout will do.
         """
-        array = self.array(op.operands[i], dtype)
+        value = op.operands[i]
+        array = self.array(value)
         wanted = self.assignment.operand(op.operation, i)
-        return array if wanted is None else self.in_layout(array, wanted)
+        if wanted is not None:
+            array = self._moved_once(value, array, wanted)
+        return array if dtype is None else regs.with_sign(array, dtype)
+
+    def _moved_once(self, value: ir.Value, array: regs.Array, wanted: Any) -> Any:
+        if isinstance(array, regs.Deferred) or array.layout == wanted:
+            return self.in_layout(array, wanted)
+        key = value, wanted
+        known = next((scope[key] for scope in self.moved if key in scope), None)
+        if known is None:
+            known = self.moved[-1][key] = self.in_layout(array, wanted)
+        return known
 
     def placed(self, op: Any, i: int, dtype: np.dtype | None = None) -> Any:
         """As `operand`, in registers."""
@@ -112,6 +127,7 @@ def expand(kernel: KernelState, block: Any, assignment: inference.Assignment) ->
 def expand_block(expansion: Expansion, block: Any) -> None:
     """Expands the operations of a block in order."""
     keep_lines = expansion.kernel.params.compiler_params.line_info
+    expansion.moved.append({})
     for op in list(block.operations):
         expander = _find(op)
         if expander is None:
@@ -122,6 +138,7 @@ def expand_block(expansion: Expansion, block: Any) -> None:
                 expander(expansion, op)
             except errors.PallasGpuError as error:
                 raise error.with_location(inference.where(op.operation)) from None
+    expansion.moved.pop()
 
 
 def _find(op: Any) -> Expander | None:
