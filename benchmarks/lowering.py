@@ -53,7 +53,7 @@ def ours(f: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]
     """Returns a function of `ops` under each semantics, without traced kernels."""
 
     def under(semantics: Any) -> Callable[..., Any]:
-        params = plgpu.CompilerParams(lowering_semantics=semantics)
+        params = plgpu.CompilerParams(approx_math=True, lowering_semantics=semantics)
 
         def run(*args: Any) -> Any:
             ops.clear_cache()
