@@ -26,6 +26,7 @@ BARRIER_BYTES = 8
 # The widest access of a thread (PTX ISA, ld).
 _SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
+_DEFAULT_SCRATCH_BYTES = 2048
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,6 +56,7 @@ class Plan:
       barrier_slots: index of the first barrier of each declaration, by the identity of
         its scope's equation and its position there.
       scratch_room_bytes: what the scratch may have.
+      scratch_limit_bytes: to which that may be raised before code is emitted.
     """
 
     allocations: tuple[Allocation, ...]
@@ -63,6 +65,7 @@ class Plan:
     barriers: int
     barrier_slots: dict[tuple[int, int], int]
     scratch_room_bytes: int
+    scratch_limit_bytes: int
 
     @property
     def barrier_offset_bytes(self) -> int:
@@ -81,6 +84,13 @@ class Plan:
         if self.scratch_bytes:
             return self.scratch_offset_bytes + self.scratch_bytes
         return self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
+
+    def with_more_room(self) -> Plan | None:
+        """Returns the plan with four times the room for scratch, None at its limit."""
+        if self.scratch_room_bytes >= self.scratch_limit_bytes:
+            return None
+        room = min(4 * self.scratch_room_bytes, self.scratch_limit_bytes)
+        return dataclasses.replace(self, scratch_room_bytes=room)
 
     def with_scratch(self) -> Plan:
         """Returns the plan of a kernel that uses its scratch."""
@@ -121,13 +131,14 @@ def plan(
     jaxpr: _jax.Jaxpr,
     target: arch.Target,
     name: str,
-    reduction_scratch_bytes: int,
+    reduction_scratch_bytes: int | None,
     warpgroups: int,
 ) -> Plan:
     """Plans a kernel's SMEM, with as much scratch as is asked for and as there is room.
 
     Args:
-      reduction_scratch_bytes: scratch of each warpgroup.
+      reduction_scratch_bytes: scratch of each warpgroup; None leaves it to the
+        compiler.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
@@ -135,15 +146,21 @@ def plan(
     walk = _Walk()
     walk.visit(jaxpr, 0, ())
     result = Plan(
-        walk.deepest, walk.peak_bytes, 0, walk.barriers, walk.barrier_slots, 0
+        walk.deepest, walk.peak_bytes, 0, walk.barriers, walk.barrier_slots, 0, 0
     )
     limit = target.smem_bytes_per_block
     if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
     room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
-    each = min(_align(reduction_scratch_bytes, _SCRATCH_GRANULE_BYTES), room)
-    each -= each % _SCRATCH_GRANULE_BYTES
-    return dataclasses.replace(result, scratch_room_bytes=each * warpgroups)
+    room -= room % _SCRATCH_GRANULE_BYTES
+    asked = reduction_scratch_bytes
+    each = _DEFAULT_SCRATCH_BYTES if asked is None else asked
+    each = min(_align(each, _SCRATCH_GRANULE_BYTES), room)
+    return dataclasses.replace(
+        result,
+        scratch_room_bytes=each * warpgroups,
+        scratch_limit_bytes=(room if asked is None else each) * warpgroups,
+    )
 
 
 class _Walk:

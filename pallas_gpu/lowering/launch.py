@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, resources, types
+from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference, scratch
@@ -87,15 +87,27 @@ def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None
     if observe is not None:
         observe("warpgroup", name, lambda: str(kernel.builder.module))
     body = kernel.builder.body
-    assignment = inference.infer(
-        body,
-        target=kernel.target,
-        scratch_bytes=scratch.available_bytes(kernel),
-        cluster=kernel.params.mesh.cluster,
-    )
+    assignment = _infer(kernel, body)
     if observe is not None:
         observe("layouts", name, lambda: inference.annotate(body, assignment))
     expansion.expand(kernel, body, assignment)
+
+
+def _infer(kernel: ctx_lib.KernelState, body: ir.Block) -> inference.Assignment:
+    """Infers the layouts, with more scratch where it takes that and may be had."""
+    while True:
+        try:
+            return inference.infer(
+                body,
+                target=kernel.target,
+                scratch_bytes=scratch.available_bytes(kernel),
+                cluster=kernel.params.mesh.cluster,
+            )
+        except errors.LayoutError:
+            larger = kernel.plan.with_more_room()
+            if larger is None:
+                raise
+            kernel.plan = larger
 
 
 def _symbol(name: str) -> str:

@@ -71,6 +71,7 @@ def for_reduction(
 
 
 def _more_scratch(kernel: KernelState, needed: int) -> str:
-    if kernel.params.compiler_params.reduction_scratch_bytes >= needed:
+    asked = kernel.params.compiler_params.reduction_scratch_bytes
+    if asked is not None and asked >= needed:
         return "the arrays leave no more SMEM: use smaller ones, or fewer"
     return f"pass CompilerParams(reduction_scratch_bytes={needed})"

@@ -41,7 +41,7 @@ class CompilerParams:
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
         cross warps; less where the kernel's arrays leave less. A kernel without such
-        operations has none.
+        operations has none. None: 2048, and more where inferred layouts need it.
       lowering_semantics: `Warpgroup` (default) or `Lane`.
       target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else sm_90a.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
@@ -54,7 +54,7 @@ class CompilerParams:
     dimension_semantics: Sequence[str] | None = None
     max_concurrent_steps: int = 1
     unsafe_no_auto_barriers: bool = False
-    reduction_scratch_bytes: int = 2048
+    reduction_scratch_bytes: int | None = None
     lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
     target: str | None = None
     line_info: bool = False
@@ -66,7 +66,7 @@ class CompilerParams:
             object.__setattr__(
                 self, "dimension_semantics", tuple(map(str, self.dimension_semantics))
             )
-        if self.reduction_scratch_bytes < 0:
+        if (self.reduction_scratch_bytes or 0) < 0:
             raise errors.ArgumentError(
                 "CompilerParams: reduction_scratch_bytes is negative",
                 expected="0 or more bytes",
