@@ -17,9 +17,10 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import cluster, dtypes, elementwise
+from pallas_gpu.mosaic import cluster, elementwise
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p

@@ -27,7 +27,7 @@ from pallas_gpu.lowering.context import (
 )
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic import scalars
+from pallas_gpu.mosaic.elements import scalars
 
 # --- what crosses a border ------------------------------------------------------------
 

@@ -9,7 +9,8 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.mosaic import addressing, dtypes, reduce, relayout
+from pallas_gpu.mosaic import addressing, reduce, relayout
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.registers import Placement, RegisterArray
 
 

@@ -18,8 +18,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.mosaic import dtypes, elementwise, logical
+from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,9 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane, uniform
-from pallas_gpu.mosaic import dtypes, wgmma
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic import wgmma
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import wgmma as primitives
 from pallas_gpu.primitives.registers import set_max_registers_p
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import arithmetic, dtypes, registers
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic import registers
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import (
     Array,
     Broadcast,

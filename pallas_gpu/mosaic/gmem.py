@@ -13,8 +13,9 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem_access import GmemAccess, plan_gmem
-from pallas_gpu.mosaic import addressing, dtypes, registers, smem
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic import addressing, registers, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
 from pallas_gpu.mosaic.smem import (
     add_index,

@@ -14,7 +14,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import dtypes
+from pallas_gpu.mosaic.elements import dtypes
 
 _FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)

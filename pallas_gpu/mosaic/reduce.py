@@ -19,8 +19,9 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.mosaic import addressing, arithmetic, dtypes, mbarrier, shuffle
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic import addressing, mbarrier, shuffle
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Placement, RegisterArray, Splat, describe
 from pallas_gpu.mosaic.smem import predicated
 

@@ -19,8 +19,9 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import errors, layouts
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.linear import THREADS
-from pallas_gpu.mosaic import addressing, dtypes, module
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic import addressing, module
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 
 Placement = LinearLayout | WGStridedLayout  # a strided one only where it is not linear
 

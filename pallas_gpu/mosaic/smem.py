@@ -15,8 +15,9 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
 from pallas_gpu.layouts.access import plan_access
 from pallas_gpu.layouts.access_plan import AccessPlan, Kind
-from pallas_gpu.mosaic import addressing, dtypes, module, registers
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic import addressing, module, registers
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
 
 # What allocations in SMEM are aligned to at least; TMA wants 128 (PTX ISA, bulk copy).

@@ -26,7 +26,8 @@ from pallas_gpu.layouts.wgmma_descriptor import (
     WgmmaOperand,
     plan_operand,
 )
-from pallas_gpu.mosaic import dtypes, module, registers, smem, words
+from pallas_gpu.mosaic import module, registers, smem
+from pallas_gpu.mosaic.elements import dtypes, words
 from pallas_gpu.mosaic.registers import Array, RegisterArray, Splat
 from pallas_gpu.mosaic.smem import SmemView
 

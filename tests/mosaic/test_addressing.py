@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pallas_gpu.mosaic import addressing, dtypes, gmem, registers
+from pallas_gpu.mosaic import addressing, gmem, registers
+from pallas_gpu.mosaic.elements import dtypes
 
 COLUMNS = [
     (1, 2, 4, 8, 16, 32, 64),

@@ -8,7 +8,8 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import dtypes, elementwise, gmem, registers
+from pallas_gpu.mosaic import elementwise, gmem, registers
+from pallas_gpu.mosaic.elements import dtypes
 
 SHAPE = (64, 32)
 

@@ -12,16 +12,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import (
-    dtypes,
-    elementwise,
-    gmem,
-    mbarrier,
-    registers,
-    smem,
-    tma,
-    wgmma,
-)
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma, wgmma
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
 
 SMEM = 200 * 1024

@@ -8,7 +8,8 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import dtypes, registers, smem, wgmma
+from pallas_gpu.mosaic import registers, smem, wgmma
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
 
 

@@ -10,8 +10,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.expansion.expand import Expansion, expands, is_array
 from pallas_gpu.lowering.warpgroup.elementwise import DTYPES, PARAMS, PREFIX
-from pallas_gpu.mosaic import dtypes, elementwise
+from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @expands(PREFIX)

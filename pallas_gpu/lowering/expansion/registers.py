@@ -10,8 +10,9 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering.expansion.expand import Expansion, expands
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.registers import deals_evenly
-from pallas_gpu.mosaic import dtypes, gmem, smem
+from pallas_gpu.mosaic import gmem, smem
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @expands("mosaic_gpu.vector_load")

@@ -9,8 +9,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.expansion.expand import Expansion, expands
-from pallas_gpu.mosaic import dtypes, logical, reduce
+from pallas_gpu.mosaic import logical, reduce
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @expands("vector.broadcast")

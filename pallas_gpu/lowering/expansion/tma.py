@@ -10,7 +10,8 @@ from jaxlib.mlir import ir
 from pallas_gpu.lowering.expansion.expand import Expansion, expands
 from pallas_gpu.lowering.expansion.memory import barrier_pointer, gmem_view, smem_view
 from pallas_gpu.lowering.mbarrier import when
-from pallas_gpu.mosaic import cluster, dtypes, elementwise, tma
+from pallas_gpu.mosaic import cluster, elementwise, tma
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @expands("mosaic_gpu.async_load")

@@ -12,7 +12,8 @@ from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import lane, uniform
-from pallas_gpu.mosaic import arithmetic, elementwise
+from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic.elements import arithmetic
 
 # Name of the primitive -> parameters that the emitter needs.
 TABLE: dict[str, tuple[str, ...]] = {

@@ -15,7 +15,8 @@ from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup import elementwise, memory, wgmma
 from pallas_gpu.lowering.warpgroup.shapes import as_vector
-from pallas_gpu.mosaic import arithmetic, convert, dialect, dtypes, mbarrier
+from pallas_gpu.mosaic import dialect, mbarrier
+from pallas_gpu.mosaic.elements import arithmetic, convert, dtypes
 from pallas_gpu.primitives.registers import layout_cast_p, load_p
 
 

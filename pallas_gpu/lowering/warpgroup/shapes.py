@@ -13,7 +13,8 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.lax import shapes as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
-from pallas_gpu.mosaic import dialect, dtypes, logical, reduce
+from pallas_gpu.mosaic import dialect, logical, reduce
+from pallas_gpu.mosaic.elements import dtypes
 
 
 def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:

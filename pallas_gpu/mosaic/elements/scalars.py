@@ -10,8 +10,8 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.mosaic import arithmetic, dtypes
-from pallas_gpu.mosaic.convert import convert_value
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
 
 
 def constant(value: object, dtype: np.dtype) -> ir.Value:

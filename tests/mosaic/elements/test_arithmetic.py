@@ -11,7 +11,8 @@ from jax import lax
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import arithmetic, dtypes, elementwise, gmem
+from pallas_gpu.mosaic import elementwise, gmem
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
 from pallas_gpu.runtime import ptx_stats
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

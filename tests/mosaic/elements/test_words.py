@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import dtypes, gmem, registers, wgmma
+from pallas_gpu.mosaic import gmem, registers, wgmma
+from pallas_gpu.mosaic.elements import dtypes
 
 
 @pytest.mark.gpu

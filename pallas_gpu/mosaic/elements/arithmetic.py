@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, math
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import dtypes
+from pallas_gpu.mosaic.elements import dtypes
 
 Emitter = Callable[..., ir.Value]  # (dtype, *values, **params) -> value
 _CmpF = arith.CmpFPredicate

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_gpu.mosaic import dtypes
+from pallas_gpu.mosaic.elements import dtypes
 
 # LLVM's NVPTX constraint letter for each type of a word.
 _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l", "f32": "f", "f64": "d"}

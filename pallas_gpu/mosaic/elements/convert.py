@@ -12,8 +12,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import dtypes
-from pallas_gpu.mosaic.arithmetic import resize_float as _resize
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.arithmetic import resize_float as _resize
 
 _CmpF = arith.CmpFPredicate
 _CmpI = arith.CmpIPredicate
