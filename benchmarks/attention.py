@@ -117,13 +117,22 @@ def contest(s: Shape) -> dict[str, Function]:
         **{f"upstream, block_kv {n}": peer(s, n) for n in blocks},
         "pallas_gpu": ours(s, None),
         "pallas_gpu, Lane": ours(s, None, LANE),
-        "pallas_gpu, no turns": ours(s, _default(s, ping_pong=False)),
-        "pallas_gpu, persistent": ours(s, _default(s, blocks=SMS)),
+        **{f"pallas_gpu, {what}": ours(s, c) for what, c in _changes(s).items()},
     }
 
 
-def _default(s: Shape, **changes: Any) -> ops.AttentionConfig:
-    return dataclasses.replace(ops.AttentionConfig.default(s.head_dim), **changes)
+def _changes(s: Shape) -> dict[str, ops.AttentionConfig]:
+    best = _best(s)
+    changes = {
+        "no turns": dataclasses.replace(best, ping_pong=False),
+        "persistent": dataclasses.replace(best, blocks=SMS),
+        "a block a tile": dataclasses.replace(best, blocks=None),
+    }
+    return {what: config for what, config in changes.items() if config != best}
+
+
+def _best(s: Shape) -> ops.AttentionConfig:
+    return ops.AttentionConfig.default(s.head_dim, causal=s.causal)
 
 
 def variants(s: Shape) -> Iterator[ops.AttentionConfig]:
@@ -138,7 +147,7 @@ def variants(s: Shape) -> Iterator[ops.AttentionConfig]:
         )
         yield config
         yield dataclasses.replace(config, ping_pong=False)
-    best = ops.AttentionConfig.default(s.head_dim)
+    best = _best(s)
     for together, blocks in itertools.product((1, 2, 4, 8, 16, 64), (None, SMS)):
         yield dataclasses.replace(best, heads_together=together, blocks=blocks)
 

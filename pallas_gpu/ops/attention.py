@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
+from pallas_gpu import arch, errors
 from pallas_gpu.ops.attention_kernel import REGISTERS, Problem, make_kernel
 
 # The part of a consumer's registers that is not an accumulator or an operand.
@@ -78,11 +78,17 @@ class AttentionConfig:
             )
 
     @classmethod
-    def default(cls, head_dim: int) -> AttentionConfig:
-        """Returns what suits a size of heads."""
+    def default(cls, head_dim: int, *, causal: bool = False) -> AttentionConfig:
+        """Returns what suits a size of heads, as `benchmarks/attention.py` finds it."""
         if head_dim <= 64:
             return cls(consumers=3, stages=4)
-        return cls() if head_dim <= 128 else cls(block_kv=64)
+        if head_dim > 128:
+            return cls(block_kv=64)
+        if causal:
+            return cls()
+        # Without a mask all tiles take the same time: a block for each SM shares them
+        # evenly, and the copies for a tile overlap with the end of the one before.
+        return cls(blocks=arch.SM_90A.sm_count, heads_together=1)
 
     @property
     def block_q(self) -> int:
@@ -118,7 +124,7 @@ def attention(
         serves heads / kv_heads consecutive heads of Q.
       causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
       sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
-      config: tile sizes and schedule; default: what suits head_dim.
+      config: tile sizes and schedule; default: what suits head_dim and the mask.
       compiler_params: see `kernel`; default: approximate exponentials.
       interpret: see `kernel`.
 
@@ -138,7 +144,7 @@ def attention(
     _check_operands(q, k, v)
     batch, q_len, heads, head_dim = q.shape
     factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    config = config or AttentionConfig.default(head_dim)
+    config = config or AttentionConfig.default(head_dim, causal=causal)
     _check_scale(factor)
     _check_registers(config, head_dim)
     problem = Problem(
