@@ -33,6 +33,15 @@ def test_every_primitive_has_every_rule_or_is_a_known_gap():
     assert coverage_complaints(filled_registry()) == []
 
 
+def test_both_semantics_know_the_same_operations():
+    full = filled_registry()
+    lane, warpgroup = (
+        {p.name for p in full.rules(kind)}
+        for kind in (full.RuleKind.LANE, full.RuleKind.WARPGROUP)
+    )
+    assert lane ^ warpgroup == set()
+
+
 def test_the_table_in_the_documentation_is_the_registry():
     written = PATH.read_text(encoding="utf-8")
     assert written == table(filled_registry()), "run `make coverage-table`"
