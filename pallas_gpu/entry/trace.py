@@ -53,6 +53,7 @@ def trace_body(
             closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
         _require_no_result(body, out_tree, name)
         scalars = _closed_over_scalars(closed, name)
+        _refuse_arrays_of_calls(closed.jaxpr, name)
         jaxpr = closed.jaxpr
         if scalars:
             closed = _lift(closed, in_avals, out_avals, mesh)
@@ -103,7 +104,7 @@ def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> No
 
 
 def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
-    for var, const in zip(closed.jaxpr.constvars, closed.consts, strict=True):
+    for var in closed.jaxpr.constvars:
         aval = var.aval
         if isinstance(aval, _jax.AbstractRef):
             raise errors.UnsupportedError(
@@ -114,15 +115,31 @@ def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 where=_first_use(closed.jaxpr, var),
             )
         if aval.shape:
-            raise errors.ClosureError(
-                f"kernel {name}: the body uses an array from the enclosing function",
-                expected="arrays as arguments; only scalars may be closed over",
-                got=f"{aval.dtype}{list(aval.shape)}",
-                hint="pass the array as an argument and read its reference",
-                where=_first_use(closed.jaxpr, var),
-            )
-        del const
+            raise _array_error(closed.jaxpr, var, name)
     return list(closed.consts)
+
+
+def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
+    """Raises for arrays that a jitted function in the body closes over.
+
+    JAX keeps them, and scalars, with the function: they are no consts of the body.
+    """
+    for eqn in jaxpr.eqns:
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            for var in inner.constvars:
+                if var.aval.shape:
+                    raise _array_error(inner, var, name)
+            _refuse_arrays_of_calls(inner, name)
+
+
+def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
+    return errors.ClosureError(
+        f"kernel {name}: the body uses an array from the enclosing function",
+        expected="arrays as arguments; only scalars may be closed over",
+        got=f"{var.aval.dtype}{list(var.aval.shape)}",
+        hint="pass the array as an argument and read its reference",
+        where=_first_use(jaxpr, var),
+    )
 
 
 def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:

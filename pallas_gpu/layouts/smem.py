@@ -149,6 +149,7 @@ def check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
             "a slice of a tiled reference must consist of whole tiles",
             expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
             got=f"window {window}",
+            hint="slice along whole tiles, or leave the transforms out",
         )
 
 

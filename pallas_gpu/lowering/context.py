@@ -177,14 +177,24 @@ def divisor(index: Any) -> int:
 
 
 def lower_jaxpr(
-    kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]
+    kernel: KernelState,
+    jaxpr: _jax.Jaxpr,
+    args: Sequence[Any],
+    consts: Sequence[Any] = (),
 ) -> list[Any]:
-    """Lowers the equations of a jaxpr in order; returns its results."""
+    """Lowers the equations of a jaxpr in order; returns its results.
+
+    Args:
+      args: values of the jaxpr's arguments.
+      consts: scalars that it closes over, as JAX's or numpy's arrays of shape ().
+    """
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    for var, const in zip(jaxpr.constvars, consts, strict=True):
+        env[var] = _scalar(const, var.aval)
 
     def read(atom: Any) -> Any:
         if isinstance(atom, _jax.Literal):
-            return _literal(atom)
+            return _scalar(atom.val, atom.aval)
         return env[atom]
 
     used = frozenset(
@@ -210,11 +220,11 @@ def lower_jaxpr(
     return [read(v) for v in jaxpr.outvars]
 
 
-def _literal(atom: Any) -> Any:
-    value = np.asarray(atom.val)
+def _scalar(constant: Any, aval: Any) -> Any:
+    value = np.asarray(constant)
     if value.shape:
-        raise errors.InternalError(f"an array literal of shape {value.shape}")
-    return vals.constant(value.item(), vals.numpy_dtype(atom.aval))
+        raise errors.InternalError(f"an array constant of shape {value.shape}")
+    return vals.constant(value.item(), vals.numpy_dtype(aval))
 
 
 def _location(kernel: KernelState, eqn: _jax.JaxprEqn) -> ir.Location:

@@ -161,8 +161,8 @@ def _custom_vjp(ctx: RuleContext, *args):
 
 
 def _call(ctx: RuleContext, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    inner = _open(jaxpr)
-    return lower_jaxpr(ctx.kernel, inner, args)
+    consts = jaxpr.consts if isinstance(jaxpr, _jax.ClosedJaxpr) else ()
+    return lower_jaxpr(ctx.kernel, _open(jaxpr), args, consts)
 
 
 def _open(jaxpr: Any) -> _jax.Jaxpr:

@@ -63,6 +63,7 @@ def place_registers(layout, shape: Sequence[int]) -> Placement:
             "Only a splat has a splat layout",
             expected="a layout with a place for each element",
             got=f"WG_SPLAT for shape {tuple(shape)}",
+            hint="cast to another layout",
         )
     return placement
 

@@ -7,6 +7,7 @@ import inspect
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
@@ -217,6 +218,26 @@ def test_a_closure_is_found_inside_of_control_flow(flow):
     with refused(
         errors.ClosureError,
         "kernel body: the body uses an array from the enclosing function",
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize("make_array", [jnp.ones, np.ones])
+def test_a_closure_of_a_jitted_function_is_found(make_array):
+    """JAX keeps it with the function: it is no const of the body."""
+    array = make_array(128, jnp.float32)
+
+    def body(x, o):
+        @jax.jit
+        def shifted(value):
+            return value + array  # HERE
+
+        o[...] = shifted(x[...])
+
+    with refused(
+        errors.ClosureError,
+        "kernel body: the body uses an array from the enclosing function",
+        got="float32[128]",
     ):
         run(body)
 

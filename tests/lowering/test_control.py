@@ -89,6 +89,20 @@ def test_a_while_loop_ends_when_its_condition_fails():
     everywhere.check(kernel(body), [X], X + 4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
+def test_a_jitted_function_in_a_body_may_close_over_a_scalar(dtype):
+    scalar = jnp.asarray(1, dtype)
+
+    @jax.jit
+    def scaled(value):
+        return value + scalar
+
+    def body(x, o):
+        o[...] = lax.fori_loop(0, 2, lambda _, value: scaled(value), x[...])
+
+    everywhere.check(kernel(body), [X], X + 1 + 1)
+
+
 @pytest.mark.parametrize("index", [-1, 0, 1, 2, 9])
 def test_a_switch_clamps_its_index(index):
     def body(i_ref, x_ref, o_ref):

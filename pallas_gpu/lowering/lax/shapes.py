@@ -25,7 +25,12 @@ def _broadcast_in_dim(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
 def refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
     """Refuses shapes that are values."""
     if dynamic:
-        raise errors.UnsupportedError("broadcast_in_dim: a dynamic shape")
+        raise errors.UnsupportedError(
+            "broadcast_in_dim: the shape is not known when the kernel is compiled",
+            expected="a static shape",
+            got=f"{len(dynamic)} sizes that are values",
+            hint="use the sizes of references, which are static",
+        )
 
 
 @lane("iota")
@@ -42,8 +47,14 @@ def _reshape(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
 
 def refuse_dimensions(ctx: RuleContext) -> None:
     """Refuses a reshape that also transposes."""
-    if ctx.eqn.params.get("dimensions") is not None:
-        raise errors.UnsupportedError("reshape with dimensions is not supported")
+    dimensions = ctx.eqn.params.get("dimensions")
+    if dimensions is not None:
+        raise errors.UnsupportedError(
+            "lax.reshape with dimensions is not supported in a kernel",
+            expected="dimensions=None",
+            got=dimensions,
+            hint="transpose first: lax.reshape(lax.transpose(x, dimensions), sizes)",
+        )
 
 
 @lane("squeeze")
@@ -53,15 +64,16 @@ def _squeeze(ctx: RuleContext, x: Any) -> Any:
 
 def _to_shape(x: Any, shape: tuple[int, ...]) -> Any:
     if shape == () and not vals.is_scalar(x) and not isinstance(x, regs.Splat):
-        raise one_element_error()
+        raise one_element_error(x.shape)
     return regs.reshape(x, shape)
 
 
-def one_element_error() -> errors.UnsupportedError:
+def one_element_error(shape: tuple[int, ...]) -> errors.UnsupportedError:
     """Returns the error for an array that should become a scalar."""
     return errors.UnsupportedError(
         "an array of one element cannot become a scalar",
         expected="a scalar read from a reference: ref[i]",
+        got=f"an array of shape {shape} in registers",
         hint="read the element from SMEM or GMEM with integer indices",
     )
 

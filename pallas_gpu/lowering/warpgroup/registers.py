@@ -14,7 +14,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup import elementwise, memory, wgmma
-from pallas_gpu.lowering.warpgroup.shapes import as_vector
+from pallas_gpu.lowering.warpgroup.shapes import as_vector, splat_source
 from pallas_gpu.mosaic import dialect, mbarrier
 from pallas_gpu.mosaic.elements import arithmetic, convert, dtypes
 from pallas_gpu.primitives.registers import layout_cast_p, load_p
@@ -122,7 +122,7 @@ def _cast(x: Any, layout: Any) -> Any:
         return x
     description = to_layout(layout)
     if isinstance(description, WGSplatLayout):
-        if x.value.owner.name == "vector.broadcast":
+        if splat_source(x) is not None:
             return x
         raise errors.LayoutError(
             "Only a splat has a splat layout",

@@ -14,7 +14,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.lax import shapes as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.mosaic import dialect, logical, reduce
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
 
 
 def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
@@ -94,10 +94,18 @@ def _to_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _element(x: vals.Vector) -> Any:
     """The element of a splat; no other array of one element has a register for it."""
+    value = splat_source(x)
+    if value is None:
+        raise lane_rules.one_element_error(x.shape)
+    return vals.regs.Splat(dtypes.bitcast(value, x.dtype), x.dtype, ())
+
+
+def splat_source(x: vals.Vector) -> ir.Value | None:
+    """Returns the element that an array repeats, None where it is no splat."""
     owner = x.value.owner
-    if owner.name != "vector.broadcast":
-        raise lane_rules.one_element_error()
-    return vals.regs.Splat(owner.operands[0], x.dtype, ())
+    if isinstance(owner, ir.Block) or owner.operation.name != "vector.broadcast":
+        return None
+    return owner.operation.operands[0]
 
 
 @warpgroup("transpose")
@@ -144,6 +152,8 @@ def _make_reduction(kind: reduce.Kind):
         if not axes:
             return x
         dtype = x.dtype
+        if dtype != dtypes.BOOL:
+            arithmetic.lookup(kind, dtype)  # refuses types that nothing combines
         combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
         attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
         # The op wants a start value; a reduction of ours has none, and ignores it.

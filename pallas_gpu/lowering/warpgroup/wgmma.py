@@ -89,6 +89,8 @@ def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
 
 @warpgroup("optimization_barrier")
 def _optimization_barrier(ctx: RuleContext, *values: Any) -> list[Any]:
+    if not values:
+        return []
     results = dialect.ops.OptimizationBarrierOp([x.value for x in values]).results
     return [
         vals.regs.Splat(r, x.dtype, ())

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that cannot be lowered: each error says all it has to say, and where."""
+
+import inspect
+import os
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.entry.refusal import MARK
+from tests.semantics import BOTH, Warpgroup, under
+
+pytestmark = pytest.mark.smoke
+
+X = jax.ShapeDtypeStruct((64, 128), jnp.float32)
+FLOAT8 = jax.ShapeDtypeStruct(X.shape, jnp.float8_e4m3fn)
+STRIDED = plgpu.Layout.WG_STRIDED(X.shape, 4)
+NO_SCRATCH = plgpu.CompilerParams(reduction_scratch_bytes=0)
+
+
+def error_of(body, semantics, x=X, **options):
+    """The error of lowering a kernel, with all its rows and the marked line."""
+    kernel = plgpu.kernel(body, out_type=x, **options)
+    with pytest.raises(errors.PallasGpuError) as info:
+        plgpu.offline.lower(under(semantics, kernel), x)
+    text = str(info.value)
+    for label in ("expected:", "got:", "to do:", "at:"):
+        assert f"\n  {label}" in text, f"no row {label!r} in\n{text}"
+    lines, first = inspect.getsourcelines(body)
+    marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith(MARK)]
+    file = os.path.basename(__file__)
+    places = [f"{file}:{line}" for line in marked]
+    assert any(str(info.value.where).split(" ")[0].endswith(p) for p in places), text
+    assert not isinstance(info.value, errors.InternalError), text
+    return info.value
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("axis", [0, None])
+def test_float8_is_not_reduced(semantics, axis):
+    def body(x, o):
+        o[...] = jnp.broadcast_to(x[...].max(axis=axis), x.shape)  # HERE
+
+    error = error_of(body, semantics, FLOAT8)
+    assert type(error) is errors.DTypeError
+    assert error.what == "max does not take float8_e4m3fn operands"
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_an_element_of_a_loops_array_is_no_scalar(semantics):
+    def body(x, o):
+        def step(_, carry):
+            total, one = carry
+            return total + jnp.squeeze(one), one * 2  # HERE
+
+        start = jnp.float32(0), jnp.ones((1,), jnp.float32)
+        o[...] = jnp.broadcast_to(lax.fori_loop(0, 3, step, start)[0], x.shape)
+
+    error = error_of(body, semantics)
+    assert type(error) is errors.UnsupportedError
+    assert error.what == "an array of one element cannot become a scalar"
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_loops_array_is_no_splat(semantics):
+    def body(x, o):
+        def step(_, value):
+            return plgpu.layout_cast(value, plgpu.Layout.WG_SPLAT)  # HERE
+
+        o[...] = lax.fori_loop(0, 3, step, jnp.zeros(x.shape))
+
+    error = error_of(body, semantics)
+    assert type(error) is errors.LayoutError
+    assert error.what == "Only a splat has a splat layout"
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_reshape_does_not_transpose(semantics):
+    def body(x, o):
+        o[...] = lax.reshape(x[...], x.shape, dimensions=(1, 0))  # HERE
+
+    error = error_of(body, semantics)
+    assert type(error) is errors.UnsupportedError
+    assert error.what == "lax.reshape with dimensions is not supported in a kernel"
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_relayout_without_scratch(semantics):
+    def body(x, o):
+        strided = plgpu.layout_cast(x[...], STRIDED)
+        o[...] = plgpu.layout_cast(strided, plgpu.Layout.WGMMA)  # HERE
+
+    error = error_of(body, semantics, compiler_params=NO_SCRATCH)
+    assert "reduction_scratch_bytes=" in error.hint
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_reduction_without_scratch(semantics):
+    def body(x, o):
+        o[...] = x[...] + x[...].sum()  # HERE
+
+    error = error_of(body, semantics, compiler_params=NO_SCRATCH)
+    assert "reduction_scratch_bytes=" in error.hint
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_layout_that_does_not_fit_the_shape(semantics):
+    def body(x, o):
+        o[:60] = plgpu.layout_cast(x[:60], plgpu.Layout.WGMMA)  # HERE
+
+    assert type(error_of(body, semantics)) is errors.LayoutError
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_shape_without_registers(semantics):
+    def body(x, o):
+        o[:60, :100] = x[:60, :100]  # HERE
+
+    assert type(error_of(body, semantics)) is errors.LayoutError
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_row_inside_of_a_tile(semantics):
+    tiles = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+    def body(x, o, tile):
+        o[0] = tile[3]  # HERE
+
+    scratch = [plgpu.SMEM(X.shape, jnp.float32, transforms=tiles)]
+    error = error_of(body, semantics, scratch_types=scratch)
+    assert type(error) is errors.LayoutError
+
+
+def test_an_array_that_two_operations_need_stored_in_different_ways():
+    def body(x, o, array, acc):
+        plgpu.wgmma(acc, array, array)
+        acc[...]
+        o[0, 0] = array[3, 3].astype(jnp.float32)  # HERE
+
+    scratch = [plgpu.SMEM((64, 64), jnp.float16), plgpu.ACC((64, 64))]
+    error = error_of(body, Warpgroup, scratch_types=scratch)
+    assert type(error) is errors.LayoutError
