@@ -125,7 +125,9 @@ def index_value(value: Any) -> Any:
     if vals.is_scalar(value) and dtypes.is_constant(value.value):
         attribute = value.value.owner.attributes["value"]
         if isinstance(attribute, ir.IntegerAttr):
-            return attribute.value
+            # An attribute holds the bits, whatever their sign.
+            number = np.array(attribute.value).astype(value.dtype)
+            return number.item()
     return value
 
 
@@ -150,27 +152,6 @@ def add_indices(a: Any, b: Any) -> ir.Value:
 def starts(view: types.View) -> tuple[Any, ...]:
     """Returns the starts of a view as i32 values and Python numbers."""
     return tuple(i32(s) for s in view.starts(add_indices))
-
-
-def divisor(index: Any) -> int:
-    """Returns a number that an index is known to be a multiple of.
-
-    Vector accesses to memory need it: the products of block sizes and positions that
-    kernels index with say so by themselves.
-    """
-    if isinstance(index, int):
-        return index
-    owner = index.owner
-    if not isinstance(owner, ir.Operation | ir.OpView):
-        return 1
-    if dtypes.is_constant(index):
-        return abs(ir.IntegerAttr(owner.attributes["value"]).value)
-    match owner.operation.name:
-        case "arith.muli":
-            return math.prod(map(divisor, owner.operands))
-        case "arith.addi" | "arith.subi":
-            return math.gcd(*map(divisor, owner.operands))
-    return 1
 
 
 # --- the equation loop ----------------------------------------------------------------

@@ -7,15 +7,16 @@ from typing import Any
 
 from pallas_gpu import errors, types
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, divisor, starts
+from pallas_gpu.lowering.context import RuleContext, starts
 from pallas_gpu.mosaic import gmem, smem
+from pallas_gpu.mosaic.elements import scalars
 
 
 def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
     """Returns the emitter's view of a part of a reference."""
     view = types.resolve(handle.ref_shape, transforms)
     origin = starts(view)
-    divisors = tuple(map(divisor, origin))
+    divisors = tuple(map(scalars.divisor, origin))
     sizes = tuple(axis.size for axis in view.axes)
     kept = tuple(axis.kept for axis in view.axes)
     # A view's `order` counts the kept axes, resolve's the axes of the reference.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of the warpgroup-level module: whole arrays as one vector or one memref.
+"""The warpgroup-level module: types of whole arrays, a vector or a memref; names.
 
 Here a vector has an array's shape, and nothing says yet which thread holds what. Unlike
 registers, arrays keep float8 as a type; integers have no sign either way.
@@ -19,6 +19,10 @@ from pallas_gpu.mosaic.elements import dtypes
 _FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
+# Elementwise operations have lax's names behind this prefix.
+ELEMENTWISE = "pallas_gpu."
+# On the cast that makes a memref of a buffer: the buffer's position.
+BUFFER = "pallas_gpu.buffer"
 
 
 def element_type(dtype: np.dtype) -> ir.Type:

@@ -221,6 +221,23 @@ def test_one_element_is_read_and_written():
     everywhere.check(make, [X], 2 * np.asarray(X)[:8, 3][::-1])
 
 
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.uint32])
+def test_an_index_of_any_type_names_its_row(dtype):
+    """200 in eight bits, whose first is set, is no negative number."""
+    x = jnp.arange(256 * 128, dtype=jnp.float32).reshape(256, 128)
+    row = 100 if dtype == jnp.int8 else 200
+
+    def body(x_ref, o_ref):
+        def copied(i, _):
+            o_ref[i] = x_ref[dtype(row) + i.astype(dtype)]
+
+        lax.fori_loop(0, 4, copied, None)
+        o_ref[4] = x_ref[dtype(row)]
+
+    expected = jnp.concatenate([x[row : row + 4], x[row : row + 1]])
+    everywhere.check(make_kernel(body, (5, 128)), [x], expected)
+
+
 def test_parts_of_references_nest():
     def body(x_ref, o_ref):
         i = lax.axis_index("i")

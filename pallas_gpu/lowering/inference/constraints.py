@@ -15,10 +15,11 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, WGSplatLayout
 from pallas_gpu.layouts.linear import THREADS
-from pallas_gpu.lowering.inference import relations, sources, views
+from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.inference.views import View
-from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic import dialect, logical
+from pallas_gpu.mosaic.elements import scalars
 from pallas_gpu.mosaic.registers import place
 
 # A loop counts as this many runs of its body if it has more, or nobody knows; loops
@@ -64,7 +65,7 @@ def collect_block(network: Network, block: ir.Block) -> None:
         found = RULES.get(op.name)
         if found is not None:
             found(network, op, key)
-        elif op.name.startswith(sources.ELEMENTWISE):
+        elif op.name.startswith(logical.ELEMENTWISE):
             _elementwise(network, op, key)
         else:
             _other(network, op, key)
@@ -455,7 +456,7 @@ def _take_yields(
 @rule("scf.for")
 def _for(network: Network, op: ir.Operation, key: int) -> None:
     block = op.regions[0].blocks[0]
-    bounds = [views.constant(op.operands[i]) for i in range(3)]
+    bounds = [scalars.known(op.operands[i]) for i in range(3)]
     trips = MAX_TRIPS
     if None not in bounds:
         low, high, step = bounds

@@ -7,6 +7,8 @@ import os
 
 from jaxlib.mlir import ir
 
+from pallas_gpu.mosaic import logical
+
 _WORDS = {
     "mosaic_gpu.vector_load": "load",
     "mosaic_gpu.vector_store": "store",
@@ -29,12 +31,11 @@ _WORDS = {
     "scf.if": "branch",
     "scf.index_switch": "switch",
 }
-ELEMENTWISE = "pallas_gpu."
 
 
 def words(op: ir.Operation) -> str:
     """What the operation is called in a kernel."""
-    return _WORDS.get(op.name, op.name.removeprefix(ELEMENTWISE))
+    return _WORDS.get(op.name, op.name.removeprefix(logical.ELEMENTWISE))
 
 
 def where(op: ir.Operation) -> str | None:

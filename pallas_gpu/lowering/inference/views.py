@@ -15,9 +15,8 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.lowering.inference import sources
-from pallas_gpu.mosaic import dialect
-
-GMEM_ATTRIBUTE = "pallas_gpu.buffer"
+from pallas_gpu.mosaic import dialect, logical
+from pallas_gpu.mosaic.elements import scalars
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +29,7 @@ class View:
       shape: shape of the whole array.
       bits: width of an element in memory; a bool takes a byte.
       starts: first index per axis of the array, None where it is dynamic.
+      indices: the dynamic starts as i32 values, None where the start is known.
       multiples: per axis what a dynamic start is known to be a multiple of.
       sizes: elements per axis; 1 where an integer index stands.
       kept: per axis, False for an integer index.
@@ -41,6 +41,7 @@ class View:
     shape: tuple[int, ...]
     bits: int
     starts: tuple[int | None, ...]
+    indices: tuple[ir.Value | None, ...]
     multiples: tuple[int, ...]
     sizes: tuple[int, ...]
     kept: tuple[bool, ...]
@@ -89,9 +90,9 @@ class View:
         starts, multiples = list(self.starts), list(self.multiples)
         sizes, kept = list(self.sizes), list(self.kept)
         for axis, index, length in zip(self.kept_axes, indices, lengths, strict=True):
-            known = constant(index)
+            known = scalars.known(index)
             before = self.start_multiples[axis]
-            multiples[axis] = math.gcd(before, multiple_of(index))
+            multiples[axis] = math.gcd(before, scalars.divisor(index))
             start = starts[axis]
             both = start is not None and known is not None
             starts[axis] = start + known if both else None  # type: ignore[operator]
@@ -108,39 +109,6 @@ class View:
         )
 
 
-def constant(value: ir.Value) -> int | None:
-    """The number behind a constant scalar, else None."""
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return None
-    match owner.operation.name:
-        case "arith.constant":
-            attribute = owner.operation.attributes["value"]
-            return attribute.value if isinstance(attribute, ir.IntegerAttr) else None
-        case "arith.index_cast" | "arith.extsi" | "arith.extui":
-            return constant(owner.operation.operands[0])
-    return None
-
-
-def multiple_of(value: ir.Value) -> int:
-    """A number that divides a scalar; 0 for the constant 0, 1 if nothing is known."""
-    known = constant(value)
-    if known is not None:
-        return abs(known)
-    owner = value.owner
-    if isinstance(owner, ir.Block):
-        return 1
-    operands = owner.operation.operands
-    match owner.operation.name:
-        case "arith.index_cast" | "arith.extsi" | "arith.extui":
-            return multiple_of(operands[0])
-        case "arith.muli":
-            return math.prod(map(multiple_of, operands))
-        case "arith.addi" | "arith.subi":
-            return math.gcd(*map(multiple_of, operands))
-    return 1
-
-
 def resolve(memref: ir.Value) -> View | None:
     """The part of an array behind a memref; None where it is no array of ours."""
     owner = memref.owner
@@ -150,7 +118,7 @@ def resolve(memref: ir.Value) -> View | None:
     match op.name:
         case "mosaic_gpu.slice_smem":
             return _whole(memref, in_smem=True)
-        case "builtin.unrealized_conversion_cast" if GMEM_ATTRIBUTE in op.attributes:
+        case "builtin.unrealized_conversion_cast" if logical.BUFFER in op.attributes:
             return _whole(memref, in_smem=False)
         case "mosaic_gpu.with_transforms":
             return resolve(op.operands[0])
@@ -186,6 +154,7 @@ def _whole(memref: ir.Value, *, in_smem: bool) -> View:
         shape,
         memory_bits(type_.element_type),
         (0,) * rank,
+        (None,) * rank,
         (1,) * rank,
         shape,
         (True,) * rank,
@@ -204,24 +173,26 @@ def _subview(op: ir.Operation, source: View) -> View:
     offsets = list(ir.DenseI64ArrayAttr(attributes["static_offsets"]))
     sizes = tuple(ir.DenseI64ArrayAttr(attributes["static_sizes"]))
     dynamic = iter(list(op.operands)[1:])
-    starts: list[int | None] = []
-    multiples = []
-    for offset in offsets:
-        if offset != ir.ShapedType.get_dynamic_stride_or_offset():
-            starts.append(offset)
-            multiples.append(1)
-            continue
-        starts.append(None)
-        multiples.append(multiple_of(next(dynamic)))
+    mark = ir.ShapedType.get_dynamic_stride_or_offset()
+    indices = [_uncast(next(dynamic)) if o == mark else None for o in offsets]
     kept = _kept(source, sizes, ir.MemRefType(op.results[0].type), op)
     return dataclasses.replace(
         source,
-        starts=tuple(starts),
-        multiples=tuple(multiples),
+        starts=tuple(None if o == mark else o for o in offsets),
+        indices=tuple(indices),
+        multiples=tuple(1 if i is None else scalars.divisor(i) for i in indices),
         sizes=sizes,
         kept=kept,
         order=tuple(range(sum(kept))),
     )
+
+
+def _uncast(index: ir.Value) -> ir.Value:
+    """The i32 behind a cast to index, which addresses are made of."""
+    owner = index.owner
+    if isinstance(owner, ir.Block) or owner.operation.name != "arith.index_cast":
+        return index
+    return owner.operation.operands[0]
 
 
 def _kept(

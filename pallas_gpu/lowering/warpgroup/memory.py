@@ -15,9 +15,6 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, starts
 from pallas_gpu.mosaic import dialect, logical
 
-# On the cast that makes a memref of a buffer: the buffer's position.
-BUFFER = "pallas_gpu.buffer"
-
 
 def gmem_handle(kernel: KernelState, handle: vals.GmemHandle) -> vals.MemrefHandle:
     """Makes a memref of an operand or result of the kernel."""
@@ -26,7 +23,7 @@ def gmem_handle(kernel: KernelState, handle: vals.GmemHandle) -> vals.MemrefHand
         [kernel.builder.buffers[handle.buffer_index]],
     )
     index = ir.IntegerType.get_signless(32)
-    cast.attributes[BUFFER] = ir.IntegerAttr.get(index, handle.buffer_index)
+    cast.attributes[logical.BUFFER] = ir.IntegerAttr.get(index, handle.buffer_index)
     return vals.MemrefHandle(cast.results[0], handle.dtype, handle.lead)
 
 

@@ -6,6 +6,9 @@ The sign of an integer comes from the numpy dtype; MLIR's integers have none.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
@@ -32,3 +35,57 @@ def select(condition: ir.Value, if_true: ir.Value, if_false: ir.Value) -> ir.Val
 def convert(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     """Converts one value as lax's `convert_element_type` does."""
     return convert_value(value, np.dtype(src), np.dtype(dst))
+
+
+def known(index: int | ir.Value) -> int | None:
+    """Returns the number that an index is, None if only the running kernel knows."""
+    if isinstance(index, int):
+        return index
+    name, operands = _made_by(index)
+    match name:
+        case "arith.constant":
+            return _number(index)
+        case "arith.index_cast" | "arith.extsi":
+            return known(operands[0])
+        case "arith.extui":
+            number = known(operands[0])
+            bits = operands[0].type.width
+            return None if number is None else number % (1 << bits)
+    return None
+
+
+def divisor(index: int | ir.Value) -> int:
+    """Returns a number that an index is known to be a multiple of; 0 for 0.
+
+    Vector accesses to memory and tiles need it: the products of block sizes and
+    positions that kernels index with say so by themselves.
+    """
+    number = known(index)
+    if number is not None or isinstance(index, int):
+        return abs(number or 0)
+    name, operands = _made_by(index)
+    match name:
+        case "arith.index_cast":
+            return divisor(operands[0])
+        case "arith.extsi" | "arith.extui":
+            # A narrow product may have wrapped: powers of two still divide it.
+            inner = divisor(operands[0])
+            return inner & -inner
+        case "arith.muli":
+            return math.prod(divisor(x) for x in operands)
+        case "arith.addi" | "arith.subi":
+            return math.gcd(*(divisor(x) for x in operands))
+    return 1
+
+
+def _made_by(value: ir.Value) -> tuple[str | None, Sequence[ir.Value]]:
+    """The operation that makes a value and its operands; no name for an argument."""
+    owner = value.owner
+    if isinstance(owner, ir.Block):
+        return None, ()
+    return owner.operation.name, owner.operation.operands
+
+
+def _number(constant_: ir.Value) -> int | None:
+    attribute = constant_.owner.operation.attributes["value"]
+    return attribute.value if isinstance(attribute, ir.IntegerAttr) else None
