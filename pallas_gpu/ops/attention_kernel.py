@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.tiles import tiles
 
 if TYPE_CHECKING:
     from pallas_gpu.ops.attention import AttentionConfig
@@ -121,22 +122,12 @@ def _divide(a: Any, b: int) -> tuple[Any, Any]:
 # --- the kernel -----------------------------------------------------------------------
 
 
-def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Declares SMEM as TMA and the tensor core want it: tiled and swizzled."""
-    bits = dtype.itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
-    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
-    return plgpu.SMEM(
-        shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
-    )
-
-
 @functools.lru_cache(maxsize=64)
 def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """Returns the function of q, k and v; see `attention`."""
     c = p.config
-    q_tile = _tiles((c.block_q, p.head_dim), p.dtype)
-    ring = _tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
+    q_tile = tiles((c.block_q, p.head_dim), p.dtype)
+    ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
     full = plgpu.Barrier(num_barriers=c.stages)
     empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     scratch = {

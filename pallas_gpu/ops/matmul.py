@@ -22,6 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
+from pallas_gpu.ops.tiles import tiles
 
 _CONSUMERS = 2
 _PRODUCER = _CONSUMERS
@@ -184,16 +185,6 @@ def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
     return m, n, k
 
 
-def _tiles(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Declares SMEM as TMA and the tensor core want it: tiled and swizzled."""
-    bits = dtype.itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
-    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
-    return plgpu.SMEM(
-        shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
-    )
-
-
 @functools.lru_cache(maxsize=64)
 def _kernel(
     m, n, k, dtype, out_dtype, config: MatmulConfig, compiler_params, interpret
@@ -220,9 +211,9 @@ def _kernel(
         compiler_params=compiler_params,
         interpret=interpret,
         scratch_types={
-            "a_smem": _tiles((c.stages, c.block_m, c.tile_k), dtype),
-            "b_smem": _tiles((c.stages, c.tile_k, c.tile_n), dtype),
-            "out_smem": _tiles(epilogue, out_dtype),
+            "a_smem": tiles((c.stages, c.block_m, c.tile_k), dtype),
+            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), dtype),
+            "out_smem": tiles(epilogue, out_dtype),
             "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             "empty": empty,
         },

@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SMEM as TMA writes it and the tensor core reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pallas_gpu as plgpu
+
+
+def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
+    """Declares an SMEM array, tiled and with the widest swizzle that fits its rows.
+
+    Warpgroup semantics would infer the same; with the transforms given, a kernel lowers
+    under Lane semantics, too.
+    """
+    bits = dtype.itemsize * 8
+    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
+    return plgpu.SMEM(
+        shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))
+    )
