@@ -12,6 +12,12 @@ them is listed here, and everybody else takes it from here:
 * `ops.wgmma(acc, a, b)`, `ops.optimization_barrier(values)`
 * `ops.async_load(gmem, smem, indices, slice_lengths, collective, barrier=, predicate=)`
 * `ops.async_store(smem, gmem, indices, slice_lengths, predicate=, commit_group=)`
+* `ops.tmem_alloc(type, smem, collective=, packing=)`
+* `ops.slice_tmem(type, ref, offset)`
+* `ops.tmem_layout_cast(ref, attribute)`: takes tiled layouts
+* `ops.async_load_tmem(ref)`, `ops.async_store_tmem(vector, ref)`
+* `ops.tcgen05_mma(acc, a, b, accumulate, a_scale=, b_scale=, a_sparse_metadata=,
+  collective=)`
 
 These have one signature in jaxlib 0.11.2 and 0.12. The verifiers need the dialect to be
 registered (`module.make_context`).
@@ -35,6 +41,7 @@ from pallas_gpu.layouts import (
     Replicated,
     TiledLayout,
     Tiling,
+    TmemLayout,
     WGSplatLayout,
     WGStridedLayout,
 )
@@ -50,6 +57,7 @@ sys.modules.setdefault(
 __all__ = [
     "from_attribute",
     "ops",
+    "tmem_from_attribute",
     "to_attribute",
     "transforms_from_attribute",
     "transforms_to_attributes",
@@ -101,6 +109,25 @@ def from_attribute(attribute: ir.Attribute) -> RegisterLayout:
         expected="TiledLayout, WGStridedFragLayout or WGSplatFragLayout",
         got=str(attribute),
     )
+
+
+def tmem_from_attribute(attribute: ir.Attribute) -> TmemLayout:
+    """The layout in TMEM behind the attribute of a `tmem_layout_cast`.
+
+    The other way is `to_attribute(layout.tiled)`.
+
+    Raises:
+      LayoutError: TMEM has no such layout.
+      InternalError: the attribute is of another kind.
+    """
+    tiled = from_attribute(attribute)
+    if not isinstance(tiled, TiledLayout):
+        raise errors.InternalError(
+            "Not an attribute of a layout in TMEM",
+            expected="TiledLayout",
+            got=str(attribute),
+        )
+    return TmemLayout.from_tiled(tiled)
 
 
 def transforms_to_attributes(

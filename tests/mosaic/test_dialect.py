@@ -8,7 +8,13 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import Layout, TiledLayout, Tiling, WGStridedLayout
+from pallas_gpu.layouts import (
+    Layout,
+    TiledLayout,
+    Tiling,
+    TmemLayout,
+    WGStridedLayout,
+)
 from pallas_gpu.mosaic import dialect, module
 
 _PARAMETERS = {
@@ -89,3 +95,26 @@ def test_two_tilings_are_our_bug(context):
     twice = dialect.transforms_to_attributes((8, 64), 128) * 2
     with pytest.raises(errors.InternalError, match="more than a tiling and a swizzle"):
         dialect.transforms_from_attribute(ir.ArrayAttr.get(twice))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        TmemLayout.default(2),
+        TmemLayout.half_lane(32),
+        TmemLayout.m64_collective(32, 2),
+        TmemLayout.scales(),
+        TmemLayout.scales_m64_collective(),
+        TmemLayout.sparse_metadata(),
+    ],
+    ids=str,
+)
+def test_layouts_of_tmem_are_kept(context, layout):
+    attribute = dialect.to_attribute(layout.tiled)
+    assert dialect.tmem_from_attribute(attribute) == layout
+
+
+def test_strided_layouts_are_none_of_tmem(context):
+    attribute = dialect.to_attribute(WGStridedLayout((128, 64), 2))
+    with pytest.raises(errors.InternalError, match="layout in TMEM"):
+        dialect.tmem_from_attribute(attribute)

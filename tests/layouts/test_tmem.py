@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Places of elements in tensor memory."""
+
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout, tmem
+
+SIXTY_FOUR = {"half-lane": TmemLayout.half_lane, "M64": TmemLayout.m64_collective}
+
+
+@st.composite
+def arrays(draw) -> tuple[TmemLayout, tuple[int, int]]:
+    """A layout and a shape that has it."""
+    name = draw(st.sampled_from(["default", *SIXTY_FOUR, "scales", "collective", "2"]))
+    count = draw(st.integers(1, 4))
+    rows = draw(st.integers(1, 2))
+    packing = draw(st.sampled_from([1, 2, 4, 8]))
+    match name:
+        case "default":
+            return TmemLayout.default(packing), (128, packing * count)
+        case "scales":
+            return TmemLayout.scales(), (128 * rows, 4 * count)
+        case "collective":
+            return TmemLayout.scales_m64_collective(), (256 * rows, 4 * count)
+        case "2":
+            return TmemLayout.sparse_metadata(), (128, 16 * count)
+    columns = 16 * draw(st.sampled_from([1, 2, 3]))
+    return SIXTY_FOUR[name](columns, packing), (64, columns * count)
+
+
+@settings(max_examples=80, deadline=None)
+@given(arrays())
+def test_every_bit_of_every_column_holds_one_element(array):
+    layout, shape = array
+    lanes, columns, positions = layout.places(shape)
+    assert lanes.shape == (*shape, layout.copies)
+    spots = (lanes * layout.columns(shape) + columns[..., None]) * layout.packing
+    spots = spots + positions[..., None]
+    size = tmem.LANES * layout.columns(shape) * layout.packing
+    assert sorted(spots.reshape(-1).tolist()) == list(range(size))
+
+
+@settings(max_examples=80, deadline=None)
+@given(arrays())
+def test_warps_lanes_and_vectors_are_those_of_the_tiles(array):
+    """Columns are the registers, in the order of the tiled array's dims."""
+    layout, shape = array
+    tiled = layout.tiled
+    lanes, columns, positions = layout.places(shape)
+    held = tiled.linear(shape).all_coordinates()
+    for thread in range(tmem.LANES):
+        rows, cols = held[thread].reshape(-1, 2).T
+        assert (lanes[rows, cols] == thread).any(axis=-1).all()
+        # Each column once for each of its positions.
+        spots = columns[rows, cols] * layout.packing + positions[rows, cols]
+        assert sorted(spots.tolist()) == list(range(len(rows)))
+    origins = held[0, :, 0]
+    assert (positions[tuple(origins.T)] == 0).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays())
+def test_tiles_tell_their_kind(array):
+    layout, _ = array
+    assert TmemLayout.from_tiled(layout.tiled) == layout
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays(), st.integers(0, 3))
+def test_whole_tiles_lie_alike_wherever_they_start(array, start):
+    """A part made of whole tiles is an array with the same layout."""
+    layout, (rows, columns) = array
+    tile_rows, tile = layout.base_tile_shape
+    if rows != tile_rows or columns // tile <= start:
+        return
+    whole = layout.places((rows, columns))
+    part = layout.places((rows, tile))
+    here = slice(start * tile, (start + 1) * tile)
+    first = layout.columns((rows, tile)) * start
+    assert np.array_equal(whole.lanes[:, here], part.lanes)
+    assert np.array_equal(whole.columns[:, here], part.columns + first)
+    assert np.array_equal(whole.positions[:, here], part.positions)
+
+
+@pytest.mark.parametrize(
+    ("layout", "tiles", "warp", "lane", "vector"),
+    [
+        (TmemLayout.default(1), [(128, 1), (32, 1)], (-4,), (-2,), -1),
+        (TmemLayout.default(4), [(128, 4), (32, 4)], (-4,), (-2,), -1),
+        (
+            TmemLayout.half_lane(64, 2),
+            [(64, 64), (16, 32), (2,)],
+            (-5,),
+            (-4, -3),
+            -1,
+        ),
+        (
+            TmemLayout.m64_collective(64, 2),
+            [(64, 64), (32, 32), (2,)],
+            (-4, -5),
+            (-3,),
+            -1,
+        ),
+        (TmemLayout.scales(), [(128, 4), (32, 1)], (Replicated(4),), (-2,), -3),
+        (
+            TmemLayout.scales_m64_collective(),
+            [(256, 4), (128, 4), (32, 4)],
+            (Replicated(2), -6),
+            (-2,),
+            -1,
+        ),
+        (
+            TmemLayout.sparse_metadata(),
+            [(128, 16), (32, 1), (16, 1), (8, 1)],
+            (-8,),
+            (-2, -4, -6),
+            -7,
+        ),
+    ],
+    ids=str,
+)
+def test_the_kinds_are_these_tiles(layout, tiles, warp, lane, vector):
+    assert layout.tiled == TiledLayout(Tiling(tuple(tiles)), warp, lane, vector)
+
+
+def test_the_worked_examples_hold():
+    finder = doctest.DocTestFinder(recurse=True)
+    examples = finder.find(tmem, globs=vars(tmem))
+    runner = doctest.DocTestRunner()
+    for example in examples:
+        runner.run(example)
+    assert runner.summarize(verbose=False) == (0, 7)
+
+
+@pytest.mark.parametrize(
+    ("layout", "shape", "columns"),
+    [
+        (TmemLayout.default(), (128, 256), 256),
+        (TmemLayout.default(2), (128, 256), 128),
+        (TmemLayout.half_lane(128), (64, 128), 64),
+        (TmemLayout.m64_collective(128, 2), (64, 128), 32),
+        # 128 rows of 16 scales: 4 columns for each 4 along K.
+        (TmemLayout.scales(), (128, 16), 16),
+        (TmemLayout.scales(), (256, 4), 8),
+        (TmemLayout.scales_m64_collective(), (256, 4), 4),
+        (TmemLayout.sparse_metadata(), (128, 64), 4),
+    ],
+    ids=str,
+)
+def test_columns_are_what_the_elements_fill(layout, shape, columns):
+    assert layout.columns(shape) == columns
+
+
+@pytest.mark.parametrize(
+    ("needed", "taken"), [(1, 32), (32, 32), (33, 64), (300, 512), (512, 512)]
+)
+def test_allocations_are_powers_of_two(needed, taken):
+    assert tmem.allocated_columns(needed) == taken
+
+
+def test_tiles_may_be_written_in_other_ways():
+    """A tile that splits nothing more changes no place."""
+    tiles = Tiling(((128, 2), (32, 2), (16, 2)))
+    layout = TiledLayout(tiles, (-6,), (-4, -2), -1)
+    assert TmemLayout.from_tiled(layout) == TmemLayout.default(2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TmemLayout.default(3), "a power of two up to 8"),
+        (lambda: TmemLayout.default(16), "does not pack so many elements"),
+        (lambda: TmemLayout(tmem.TmemKind.SCALES, 2), "expected:  4"),
+        (lambda: TmemLayout(tmem.TmemKind.DEFAULT, 1, 32), "has no width of its own"),
+        (lambda: TmemLayout.half_lane(24), "a multiple of 16 columns"),
+        (lambda: TmemLayout.m64_collective(0), "a multiple of 16 columns"),
+        (lambda: TmemLayout.default().columns((64, 32)), "128 rows and a multiple"),
+        (lambda: TmemLayout.default().columns((256, 32)), "128 rows and a multiple"),
+        (lambda: TmemLayout.default(4).columns((128, 6)), "a multiple of 4 columns"),
+        (lambda: TmemLayout.default().columns((128,)), "no default layout"),
+        (lambda: TmemLayout.half_lane(32).columns((64, 48)), "of 32 columns"),
+        (lambda: TmemLayout.scales().columns((64, 4)), "a multiple of 128 rows"),
+        (lambda: TmemLayout.default().columns((128, 1024)), "more columns than TMEM"),
+    ],
+)
+def test_mistakes_are_explained(make, message):
+    with pytest.raises(LayoutError) as info:
+        make()
+    assert message in str(info.value)
+
+
+def test_tiles_of_registers_are_no_layout_of_tmem():
+    wgmma = TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1)
+    with pytest.raises(LayoutError, match="no layout that the tensor core finds"):
+        TmemLayout.from_tiled(wgmma)
