@@ -172,24 +172,11 @@ def _open(jaxpr: Any) -> _jax.Jaxpr:
 @uniform("scan")
 def _scan(ctx: RuleContext, *args):
     params = ctx.eqn.params
-    n_consts, n_carry = _jax.scan_arity(params)
-    if n_consts + n_carry != len(args) or n_carry != len(ctx.eqn.outvars):
-        raise errors.UnsupportedError(
-            "lax.scan over arrays is not supported in a kernel",
-            expected="a loop that carries values: fori_loop, plgpu.loop",
-            hint="index a reference with the loop's counter",
-        )
+    n_consts, _ = _jax.scan_arity(params)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
     _check_carry(carry, "a loop")
     kernel, body = ctx.kernel, _open(params["jaxpr"])
     length, unroll = params["length"], int(params["unroll"])
-    if length % max(unroll, 1):
-        raise errors.UnsupportedError(
-            "a loop's unroll does not divide its length",
-            expected=f"a divisor of {length}",
-            got=unroll,
-            hint="choose another unroll",
-        )
 
     def steps(values: list[Any]) -> list[Any]:
         for _ in range(unroll):

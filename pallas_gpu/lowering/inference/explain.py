@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, default_layout
 from pallas_gpu.lowering.inference import relations, scratch, smem, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly
-from pallas_gpu.lowering.inference.network import SmemArray, Use, Variable
+from pallas_gpu.lowering.inference.network import Network, SmemArray, Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.mosaic.registers import describe
 
-# More scratch than this leaves no room for a kernel's own arrays.
-_MOST_SCRATCH_BYTES = 1 << 16
+# Scratch that is tried: more leaves no room for a kernel's own arrays.
+_LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16
 # Layouts of one operation that a message lists.
 _LISTED = 4
 
@@ -46,6 +46,8 @@ def conflict(problem: Assembly) -> errors.LayoutError:
     problem.settle_all()
     found = solver.find_conflict(problem.problem())
     if found is None:
+        asking = [v for v in problem.network.variables if v.fixed is not None]
+        last = (asking or problem.network.variables)[-1]
         return errors.LayoutError(
             "No choice of register layouts satisfies all operations together",
             expected="a layout for each array, and relayouts between them",
@@ -53,6 +55,7 @@ def conflict(problem: Assembly) -> errors.LayoutError:
             f"{problem.scratch_bytes} bytes of scratch",
             hint=_cures(problem, [])
             or "layout_cast arrays to Layout.WGMMA, or to no layout at all",
+            where=sources.where(last.op),
         )
     return _conflict_error(problem, found)
 
@@ -358,27 +361,28 @@ def _no_cure(problem: Assembly) -> str:
     )
 
 
-def _solves(make: Callable[[], Assembly]) -> Assembly | None:
+def _solved(
+    network: Network, scratch_bytes: int
+) -> tuple[Assembly, solver.Solution] | None:
+    """The problem of a network and its solution; None if it has none."""
     try:
-        problem = make()
+        problem = Assembly(network, scratch_bytes)
         check_domains(problem)
     except errors.LayoutError:
         return None
-    return problem if problem.solve().feasible else None
+    solution = problem.solve()
+    return (problem, solution) if solution.feasible else None
 
 
 def _more_scratch(problem: Assembly) -> str | None:
-    needed = 512
-    while needed <= _MOST_SCRATCH_BYTES:
-        size = needed
-        if size > problem.scratch_bytes and _solves(
-            lambda size=size: Assembly(problem.network, size)  # type: ignore[misc]
-        ):
+    size = _LEAST_SCRATCH_BYTES
+    while size <= _MOST_SCRATCH_BYTES:
+        if size > problem.scratch_bytes and _solved(problem.network, size):
             return (
                 f"pass CompilerParams(reduction_scratch_bytes={size}), {size} bytes "
                 f"for relayouts and reductions instead of {problem.scratch_bytes}"
             )
-        needed *= 2
+        size *= 2
     return None
 
 
@@ -386,15 +390,14 @@ def _other_cast(problem: Assembly, cast: Variable) -> str | None:
     """The layout that one of the author's casts should name instead."""
     wish, cast.fixed = cast.fixed, None
     try:
-        other = _solves(lambda: Assembly(problem.network, problem.scratch_bytes))
-        if other is None:
-            return None
-        labels = other.solve().labels
-        number = other.labels[cast.index].source[labels[cast.index]]
-        layout = other.book.layouts[number]
+        found = _solved(problem.network, problem.scratch_bytes)
     finally:
         cast.fixed = wish
-    name = describe(layout)
+    if found is None:
+        return None
+    other, solution = found
+    number = other.labels[cast.index].source[solution.labels[cast.index]]
+    name = describe(other.book.layouts[number])
     if not name.startswith(("Layout.", "WG_STRIDED")):
         return f"leave the {sources.named(cast.op)} out"
     return f"let the {sources.named(cast.op)} name {name}"

@@ -39,7 +39,6 @@ def make_rule(name: str, kept: tuple[str, ...]):
     """Returns the rule for arrays that have layouts, and for scalars."""
 
     def rule(ctx: RuleContext, *operands: Any) -> Any:
-        check_params(ctx)
         shape = ctx.out_aval.shape
         # lax lets a scalar predicate or bound stand for a whole array.
         operands = tuple(vals.as_shape(x, shape) for x in operands)
@@ -53,15 +52,6 @@ def params_of(ctx: RuleContext, kept: tuple[str, ...]) -> dict[str, Any]:
     """Returns the parameters that the emitter needs, enumerations as numbers."""
     given = ctx.eqn.params
     return {k: getattr(given[k], "value", given[k]) for k in kept}
-
-
-def check_params(ctx: RuleContext) -> None:
-    """Refuses parameters that no emitter knows."""
-    if ctx.eqn.params.get("accuracy") is not None:
-        raise errors.UnsupportedError(
-            f"{ctx.eqn.primitive.name}: accuracy is not supported in a kernel",
-            hint="leave it out; CompilerParams(approx_math=True) asks for fast forms",
-        )
 
 
 def available(name: str) -> bool:

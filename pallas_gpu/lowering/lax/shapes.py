@@ -88,20 +88,7 @@ def _transpose(ctx: RuleContext, x: Any) -> Any:
 
 @lane("slice")
 def _slice(ctx: RuleContext, x: Any) -> Any:
-    refuse_strides(ctx)
     return regs.static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
-
-
-def refuse_strides(ctx: RuleContext) -> None:
-    """Refuses a slice with strides."""
-    strides = ctx.eqn.params["strides"]
-    if any(s != 1 for s in strides or ()):
-        raise errors.UnsupportedError(
-            "a slice of an array in registers has a stride",
-            expected="stride 1",
-            got=strides,
-            hint="slice the reference, or mask with jnp.where",
-        )
 
 
 def _placed(x: Any) -> regs.RegisterArray:

@@ -71,7 +71,6 @@ def _make_rule(name: str, kept: tuple[str, ...]):
     def rule(ctx: RuleContext, *operands: Any) -> Any:
         if not ctx.out_aval.shape:
             return scalar_rule(ctx, *operands)
-        lane_rules.check_params(ctx)
         dtype = vals.numpy_dtype(ctx.out_aval)
         params = lane_rules.params_of(ctx, kept)
         if ctx.approx_math:
