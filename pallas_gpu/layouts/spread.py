@@ -36,11 +36,16 @@ def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearL
     shape = tuple(shape)
     if math.prod(shape) % _THREADS == 0:
         return WGStridedLayout.default(shape, bits)
-    return _spread(shape)
+    return spread_layout(shape)
 
 
 @functools.lru_cache(maxsize=256)
-def _spread(shape: tuple[int, ...]) -> LinearLayout:
+def spread_layout(shape: tuple[int, ...]) -> LinearLayout:
+    """Returns a linear layout of any shape: threads along its powers of two.
+
+    Raises:
+      LayoutError: too many elements for a thread's registers.
+    """
     columns: list[tuple[int, ...]] = []
     blocks = list(shape)
     for axis in reversed(range(len(shape))):

@@ -327,9 +327,15 @@ def _matrix_places(op: ir.Operation, address: np.ndarray) -> np.ndarray:
 
 def _constant(attribute: ir.Attribute, type_: ir.Type) -> np.ndarray:
     if isinstance(type_, ir.VectorType):
-        splat = ir.DenseElementsAttr(attribute).get_splat_value()
-        one = _constant(splat, type_.element_type)
-        return np.repeat(one[:, None], type_.shape[0], axis=1)
+        dense, count = ir.DenseElementsAttr(attribute), type_.shape[0]
+        if dense.is_splat:
+            parts = [dense.get_splat_value()] * count
+        else:
+            listed = str(attribute).split("[")[1].split("]")[0].split(",")
+            kind = type_.element_type
+            parts = [ir.Attribute.parse(f"{x.strip()} : {kind}") for x in listed]
+        columns = [_constant(x, type_.element_type) for x in parts]
+        return np.stack(columns, axis=1)
     if isinstance(attribute, ir.FloatAttr):
         return elements.bits(np.full(128, attribute.value), type_)
     number = int(attribute.value)

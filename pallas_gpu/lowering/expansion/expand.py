@@ -98,9 +98,13 @@ class Expansion:
         return relayout.relayout(array, wanted, room)
 
     def set(self, value: ir.Value, array: regs.Array) -> None:
-        """Enters what a vector has become, moved to the layout it should have."""
+        """Enters what a vector has become, moved to the layout it should have.
+
+        A repeated array lies where its operand lies: only there can it be made.
+        """
         wanted = self.assignment.result(value)
-        if wanted is not None and isinstance(array, regs.RegisterArray):
+        lies = isinstance(array, regs.RegisterArray | regs.Broadcast)
+        if wanted is not None and lies:
             array = self.in_layout(array, wanted)
         self.arrays[value] = array
 

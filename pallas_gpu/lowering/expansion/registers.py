@@ -38,7 +38,9 @@ def _store(expansion: Expansion, op: Any) -> None:
     if isinstance(target, gmem.GmemView):
         gmem.store(target, array)
     else:
-        smem.store(target, array, optimized=deals_evenly(target))
+        # The author chooses no layout for a store and cannot accept bank conflicts: it
+        # has them where no layout is free of them, for inference makes them dear.
+        smem.store(target, array, optimized=False)
     expansion.dead.append(op.operation)
 
 

@@ -15,7 +15,7 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.swizzle import NO_SWIZZLE, SWIZZLES
 from pallas_gpu.lowering.inference.network import Cell, Network, Variable
-from pallas_gpu.lowering.inference.relations import default
+from pallas_gpu.lowering.inference.relations import default, spread
 from pallas_gpu.mosaic.registers import Placement, place_registers
 
 # Candidates of a cell, beyond those that operations demand.
@@ -136,6 +136,11 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             yield layout
     if len(cell.shape) < 2:
         return
+    if layout is not None and not isinstance(layout, LinearLayout):
+        # Broadcasts, transposes and reductions ask for a linear one.
+        linear = spread(cell.shape)
+        if linear is not None:
+            yield linear
     narrow = _BYTE_BITS in cell.bits
     names = []
     if cell.in_smem or network.uses_wgmma:

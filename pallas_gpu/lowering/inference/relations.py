@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
 from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS
+from pallas_gpu.layouts.spread import spread_layout
 from pallas_gpu.mosaic.registers import Placement, place_registers, reshape_placement
 
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
@@ -169,6 +170,15 @@ def default(shape: tuple[int, ...], bits: int) -> Placement | None:
     """The layout of an array that asks for none; None if it fits no registers."""
     try:
         return place_registers(default_layout(shape, max(bits, 8)), shape)
+    except LayoutError:
+        return None
+
+
+@functools.lru_cache(maxsize=4096)
+def spread(shape: tuple[int, ...]) -> LinearLayout | None:
+    """A linear layout of any shape; None if it fits no registers."""
+    try:
+        return spread_layout(shape)
     except LayoutError:
         return None
 

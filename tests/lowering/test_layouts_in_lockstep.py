@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels whose layouts the compiler chooses, run on the CPU after their lowering."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from tests.lowering import in_lockstep
+
+RNG = np.random.default_rng(3)
+
+
+def numbers(*shape: int, dtype=np.float32) -> np.ndarray:
+    return RNG.integers(-4, 5, shape).astype(dtype)
+
+
+def check(body, args, *expected, **options) -> None:
+    types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in expected]
+    kernel = plgpu.kernel(body, out_type=types, **options)
+    for got, x in zip(in_lockstep.run(kernel, args), expected, strict=True):
+        np.testing.assert_array_equal(got, x)
+
+
+def test_a_repeated_array_is_made_where_its_operand_lies_and_then_moved():
+    row, x = numbers(64), numbers(64, 64)
+
+    def body(row_ref, x_ref, o_ref, moved_ref):
+        repeated = jnp.broadcast_to(row_ref[...][:, None], (64, 64))
+        o_ref[...] = repeated + plgpu.load(x_ref, layout=plgpu.Layout.WGMMA)
+        moved_ref[...] = plgpu.layout_cast(repeated, plgpu.Layout.WGMMA_TRANSPOSED)
+
+    repeated = np.broadcast_to(row[:, None], (64, 64))
+    check(body, [row, x], repeated + x, repeated)
+
+
+@pytest.mark.parametrize("shape", [(192, 24), (64, 100), (2, 96, 24)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_shapes_without_a_linear_default_are_reduced(shape, axis):
+    x = numbers(*shape)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...].sum(axis)
+
+    check(body, [x], x.sum(axis))
+
+
+def test_a_row_is_repeated_to_a_shape_without_a_linear_default():
+    x = numbers(100)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.broadcast_to(x_ref[...], (64, 100))
+
+    check(body, [x], np.broadcast_to(x, (64, 100)))
+
+
+def test_an_array_without_a_linear_default_is_transposed():
+    x = numbers(192, 24)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...].T
+
+    check(body, [x], x.T)
+
+
+def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():
+    x = numbers(16, 16, dtype=np.float16)
+
+    def body(x_ref, o_ref, smem):
+        smem[0, 127] = x_ref[0, 0]  # an array that is accessed so has no tiles
+        smem[:16, :16] = x_ref[...]
+        o_ref[...] = plgpu.load(smem.at[:16, :16], optimized=False)
+
+    check(body, [x], x, scratch_types=[plgpu.SMEM((128, 128), jnp.float16)])
