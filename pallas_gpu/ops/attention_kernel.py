@@ -33,10 +33,8 @@ if TYPE_CHECKING:
 # Registers a thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
 REGISTERS = {2: (40, 232), 3: (32, 160)}
-# What a masked score becomes: finite, because a row may see nothing of the block that
-# comes first, and infinity minus infinity is NaN; its first visible score then wipes
-# out what the masked ones added. A power of two stays exact when it is scaled.
-_MASKED = -(2.0**100)
+# The exponents of a masked score, scaled, and of the largest power of two in float32.
+_MASKED_EXPONENT, _LARGEST_EXPONENT = 100, 127
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
@@ -103,6 +101,18 @@ class Problem:
         """Returns how many blocks, from the first on, no row of a causal tile cuts."""
         visible = jnp.minimum(q_start + 1, self.kv_len)
         return _divide(visible, self.config.block_kv)[0]
+
+    @property
+    def masked_score(self) -> float:
+        """What a masked score becomes before it is scaled.
+
+        It is finite, because a row may see nothing of the block that comes first, and
+        infinity minus infinity is NaN; its first visible score then wipes out what the
+        masked ones added. A power of two stays exact when it is scaled; it follows the
+        factor, or a small one would let masked scores show and a large one overflow.
+        """
+        exponent = _MASKED_EXPONENT - round(math.log2(self.factor))
+        return -(2.0 ** min(exponent, _LARGEST_EXPONENT))
 
     @property
     def masks(self) -> bool:
@@ -426,5 +436,5 @@ class _Consumer:
         within = plgpu.broadcasted_iota(jnp.int32, (rows, 8), 1)
         last_group = lax.broadcast_in_dim((last - within) >> 3, groups, (0, 2))
         visible = plgpu.broadcasted_iota(jnp.int32, groups, 1) <= last_group
-        masked = jnp.where(visible, scores.reshape(groups), _MASKED)
+        masked = jnp.where(visible, scores.reshape(groups), p.masked_score)
         return masked.reshape(scores.shape)

@@ -139,8 +139,10 @@ def test_the_default_configurations(head_dim):
     check(Shape(130, 160, head_dim=head_dim), None, causal=True)
 
 
-def test_the_scale_of_the_scores():
-    check(Shape(128, 128, head_dim=16), sm_scale=0.75)
+@pytest.mark.parametrize("sm_scale", [0.75, 1e-30])
+def test_the_scale_of_the_scores(sm_scale):
+    """What a mask hides stays hidden, however small the others become."""
+    check(Shape(128, 128, head_dim=16), causal=True, sm_scale=sm_scale)
 
 
 def test_scores_beyond_the_range_of_exponentials():
