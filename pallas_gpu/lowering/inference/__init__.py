@@ -2,9 +2,11 @@
 """Layouts for a kernel of the warpgroup level: registers, tilings and swizzles.
 
 `infer` reads the body of a kernel and chooses one register layout per vector value and
-operand, and one tiling and swizzle per SMEM array, such that the kernel is cheapest.
+operand, one tiling and swizzle per SMEM array, and one layout per TMEM array, such that
+the kernel is cheapest.
 
-* `constraints` says for each operation what it asks: variables, edges, uses of memory.
+* `constraints` says for each operation what it asks: variables, edges, uses of memory;
+  `tcgen05` does so for the operations on TMEM.
 * `candidates` finds the layouts that come into question.
 * `prices` and `assembly` make a problem of it, which `solver` solves.
 * `explain` says why where there is no solution.
@@ -17,8 +19,9 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 
 from pallas_gpu import arch
-from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.lowering.inference import assembly, explain, solver
+from pallas_gpu.lowering.inference import tcgen05 as tcgen05  # registers its rules
 from pallas_gpu.lowering.inference.annotate import annotate
 from pallas_gpu.lowering.inference.constraints import collect
 from pallas_gpu.lowering.inference.network import Port
@@ -73,6 +76,12 @@ class Assignment:
         """Tiling and swizzle of an SMEM array: of the result of its `slice_smem`."""
         return self._storages[value]
 
+    def tmem(self, value: ir.Value) -> TmemLayout:
+        """The layout of an array in TMEM, given by any memref of it."""
+        view = self._assembly.network.view(value)
+        assert view is not None
+        return self._storages[view.base]
+
 
 def infer(
     block: ir.Block,
@@ -97,6 +106,8 @@ def infer(
     network = collect(block, cluster)
     if network.uses_wgmma:
         target.require(arch.Feature.WGMMA, "wgmma")
+    if network.uses_tmem:
+        target.require(arch.Feature.TMEM, "an array in TMEM")
     problem = assembly.Assembly(network, scratch_bytes)
     explain.check_domains(problem)
     solution = problem.solve()

@@ -8,12 +8,13 @@ from typing import Protocol
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.lowering.inference import smem
 from pallas_gpu.mosaic.registers import Placement, describe
 
 # Attributes that stand in the text only.
-_OPERANDS, _RESULTS, _STORAGE = "layouts.operands", "layouts.results", "layouts.smem"
+_OPERANDS, _RESULTS = "layouts.operands", "layouts.results"
+_SMEM, _TMEM = "layouts.smem", "layouts.tmem"
 
 
 class Layouts(Protocol):
@@ -22,6 +23,7 @@ class Layouts(Protocol):
     def result(self, value: ir.Value) -> Placement | None: ...
     def operand(self, op: ir.Operation, i: int) -> Placement | None: ...
     def smem(self, value: ir.Value) -> SmemLayout: ...
+    def tmem(self, value: ir.Value) -> TmemLayout: ...
 
 
 def annotate(block: ir.Block, assignment: Layouts) -> str:
@@ -55,7 +57,9 @@ def _texts(
     op: ir.Operation, assignment: Layouts
 ) -> Iterator[tuple[str, Sequence[str]]]:
     if op.name == "mosaic_gpu.slice_smem":
-        yield _STORAGE, [smem.describe(assignment.smem(op.results[0]))]
+        yield _SMEM, [smem.describe(assignment.smem(op.results[0]))]
+    if op.name in ("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem"):
+        yield _TMEM, [str(assignment.tmem(op.results[0]))]
     operands = [assignment.operand(op, i) for i in range(len(op.operands))]
     if any(layout is not None for layout in operands):
         yield _OPERANDS, ["-" if x is None else describe(x) for x in operands]

@@ -5,24 +5,28 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.lowering.inference import smem, solver
+from pallas_gpu.lowering.inference import smem, solver, tmem
 from pallas_gpu.lowering.inference.candidates import Book, candidates
 from pallas_gpu.lowering.inference.network import (
+    Array,
     Edge,
     Network,
     Port,
-    SmemArray,
+    TmemArray,
     Use,
     Variable,
     digest,
 )
 from pallas_gpu.lowering.inference.prices import Key, Prices, preferences
 from pallas_gpu.lowering.inference.solver import INFEASIBLE, Problem, Solution
+
+# SmemLayout for an array in SMEM, TmemLayout for one in TMEM.
+type Storage = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +54,7 @@ class Assembly:
     Attributes:
       book: the layouts.
       labels: per variable of the network.
-      arrays: the arrays in SMEM.
+      arrays: the arrays in SMEM and TMEM.
       storages: per array the ways to store it.
       refusals: per array, use of it and way to store it why not, or None.
 
@@ -65,7 +69,7 @@ class Assembly:
         found = candidates(network, self.book)
         self.labels = [_labels(v, found, self.book) for v in network.variables]
         self.arrays = list(network.arrays.values())
-        self.storages = [smem.storages(array) for array in self.arrays]
+        self.storages = [_storages(array) for array in self.arrays]
         self.refusals = [
             {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
             for array, storages in zip(self.arrays, self.storages, strict=True)
@@ -82,7 +86,7 @@ class Assembly:
         labels = self.labels[port.variable.index]
         return labels.source if port.side == "source" else labels.target
 
-    def array_variable(self, array: SmemArray) -> int:
+    def array_variable(self, array: Array) -> int:
         """The number of an array's variable in the problem."""
         return len(self.labels) + array.index
 
@@ -104,9 +108,13 @@ class Assembly:
             array = self.network.array(use.view)
             table = self._access_costs(variable, use, array)
             problem.add_table(variable.index, self.array_variable(array), table)
+        for variable, use in self._transfers():
+            array = self.network.array(use.view)
+            table = self._transfer_costs(variable, use, array)
+            problem.add_table(variable.index, self.array_variable(array), table)
         return problem
 
-    def _array_costs(self, array: SmemArray) -> np.ndarray:
+    def _array_costs(self, array: Array) -> np.ndarray:
         storages = self.storages[array.index]
         costs = preferences(len(storages), array.key)
         for use, refusals in self.refusals[array.index].items():
@@ -136,9 +144,7 @@ class Assembly:
             if variable.access is not None and variable.access.view.in_smem:
                 yield variable, variable.access
 
-    def _access_costs(
-        self, variable: Variable, use: Use, array: SmemArray
-    ) -> np.ndarray:
+    def _access_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
         storages = self.storages[array.index]
         numbers = self.labels[variable.index].source
         refusals = self.refusals[array.index][use]
@@ -150,6 +156,26 @@ class Assembly:
                 key = self.prices.smem_key(use, storage, number, variable.bits)
                 table[i, j] = self.prices.times(key, use.weight)
         return table
+
+    def _transfers(self) -> Iterator[tuple[Variable, Use]]:
+        for variable in self.network.variables:
+            if variable.access is not None and variable.access.view.in_tmem:
+                yield variable, variable.access
+
+    def _transfer_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
+        """Nothing where an instruction carries a pair: all move the same words."""
+        numbers = self.labels[variable.index].source
+        layouts = [self.book.layouts[number] for number in numbers]
+        fits = [
+            [
+                tmem.carries(use, storage, layout)
+                for storage in self.storages[array.index]
+            ]
+            for layout in layouts
+        ]
+        shape = len(numbers), len(self.storages[array.index])
+        table = np.array(fits, dtype=bool).reshape(shape)
+        return np.where(table, 0, INFEASIBLE).astype(np.int64)
 
     # --- solutions --------------------------------------------------------------------
 
@@ -207,9 +233,15 @@ class Assembly:
             )
 
 
-def _refusal(
-    array: SmemArray, use: Use, storage: SmemLayout
-) -> errors.LayoutError | None:
+def _storages(array: Array) -> list[Storage]:
+    if isinstance(array, TmemArray):
+        return tmem.storages(array)
+    return smem.storages(array)
+
+
+def _refusal(array: Array, use: Use, storage: Storage) -> errors.LayoutError | None:
+    if isinstance(array, TmemArray):
+        return tmem.refusal(use, storage)
     return smem.refusal(use, storage, given=array.transforms is not None)
 
 

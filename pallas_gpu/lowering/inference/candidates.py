@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.swizzle import NO_SWIZZLE, SWIZZLES
-from pallas_gpu.lowering.inference.network import Cell, Network, Variable
+from pallas_gpu.lowering.inference import tmem
+from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Variable
 from pallas_gpu.lowering.inference.relations import default, spread
 from pallas_gpu.mosaic.registers import Placement, place_registers
 
@@ -136,6 +137,7 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             yield layout
     if len(cell.shape) < 2:
         return
+    yield from _transferring(cell, network)
     if layout is not None and not isinstance(layout, LinearLayout):
         # Broadcasts, transposes and reductions ask for a linear one.
         linear = spread(cell.shape)
@@ -153,6 +155,15 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
     if cell.in_smem and cell.in_gmem:
         for bits in sorted(cell.loads):
             yield from _copies(cell.shape, bits)
+
+
+def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:
+    """Layouts that instructions carry from or to TMEM."""
+    for base in cell.tmem:
+        array = network.arrays[base]
+        assert isinstance(array, TmemArray)
+        for storage in tmem.storages(array):
+            yield from tmem.register_layouts(storage, cell.shape, array.view.bits)
 
 
 def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:

@@ -68,7 +68,7 @@ def collect_block(network: Network, block: ir.Block) -> None:
         elif op.name.startswith(logical.ELEMENTWISE):
             _elementwise(network, op, key)
         else:
-            _other(network, op, key)
+            other(network, op, key)
 
 
 def is_vector(value: ir.Value) -> bool:
@@ -81,7 +81,7 @@ def vector_operands(op: ir.Operation) -> list[int]:
     return [i for i, x in enumerate(op.operands) if is_vector(x)]
 
 
-def _other(network: Network, op: ir.Operation, key: int) -> None:
+def other(network: Network, op: ir.Operation, key: int) -> None:
     """An operation that inference does not know: it may use memory, but no vectors."""
     if vector_operands(op) or any(map(is_vector, op.results)):
         raise errors.InternalError(
@@ -121,7 +121,7 @@ def _elementwise(network: Network, op: ir.Operation, key: int) -> None:
 @rule("vector.broadcast")
 def _splat(network: Network, op: ir.Operation, key: int) -> None:
     if vector_operands(op):
-        _other(network, op, key)
+        other(network, op, key)
     network.defer(op.results[0], "splat")
 
 
@@ -277,7 +277,7 @@ def _reduction(network: Network, op: ir.Operation, key: int) -> None:
 # --- memory ---------------------------------------------------------------------------
 
 
-def _array_of(network: Network, op: ir.Operation, i: int) -> View:
+def array_of(network: Network, op: ir.Operation, i: int) -> View:
     view = network.view(op.operands[i])
     if view is None:
         raise errors.InternalError(
@@ -305,7 +305,7 @@ def _store(network: Network, op: ir.Operation, key: int) -> None:
 
 
 def _access(network: Network, op: ir.Operation, i: int) -> Use:
-    view = _array_of(network, op, i)
+    view = array_of(network, op, i)
     optimized = math.prod(view.sizes) % THREADS == 0
     if "optimized" in op.attributes:
         optimized &= ir.BoolAttr(op.attributes["optimized"]).value
@@ -334,8 +334,8 @@ def _element(network: Network, op: ir.Operation, key: int) -> None:
 @rule("mosaic_gpu.async_load", "mosaic_gpu.async_store")
 def _copy(network: Network, op: ir.Operation, key: int) -> None:
     from_gmem = op.name == "mosaic_gpu.async_load"
-    gmem = _array_of(network, op, 0 if from_gmem else 1)
-    smem = _array_of(network, op, 1 if from_gmem else 0)
+    gmem = array_of(network, op, 0 if from_gmem else 1)
+    smem = array_of(network, op, 1 if from_gmem else 0)
     segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
     # Both have the two memrefs first; a load's barrier, which may be missing, is next.
     first = sum(segments[: 3 if from_gmem else 2])
@@ -367,7 +367,7 @@ def _smem_array(network: Network, op: ir.Operation, key: int) -> None:
 def _view(network: Network, op: ir.Operation, key: int) -> None:
     """Parts are resolved where they are used; a cast of an array gives its pointer."""
     if op.name == "builtin.unrealized_conversion_cast":
-        _other(network, op, key)
+        other(network, op, key)
 
 
 # --- the tensor core ------------------------------------------------------------------
@@ -412,9 +412,9 @@ def _wgmma(network: Network, op: ir.Operation, key: int) -> None:
         )
         network.take(op, 1, variable)
     else:
-        view = _array_of(network, op, 1)
+        view = array_of(network, op, 1)
         network.use_memory(Use(op, "a", view, network.weight))
-    view = _array_of(network, op, 2)
+    view = array_of(network, op, 2)
     network.use_memory(Use(op, "b", view, network.weight))
 
 

@@ -13,10 +13,17 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout, default_layout
+from pallas_gpu.layouts import SmemLayout, TmemLayout, default_layout
 from pallas_gpu.lowering.inference import relations, scratch, smem, solver, sources
-from pallas_gpu.lowering.inference.assembly import Assembly
-from pallas_gpu.lowering.inference.network import Network, SmemArray, Use, Variable
+from pallas_gpu.lowering.inference.assembly import Assembly, Storage
+from pallas_gpu.lowering.inference.network import (
+    Array,
+    Network,
+    SmemArray,
+    TmemArray,
+    Use,
+    Variable,
+)
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.mosaic.registers import describe
 
@@ -63,12 +70,12 @@ def conflict(problem: Assembly) -> errors.LayoutError:
 # --- arrays in SMEM -------------------------------------------------------------------
 
 
-def _array_error(problem: Assembly, array: SmemArray) -> errors.LayoutError | None:
+def _array_error(problem: Assembly, array: Array) -> errors.LayoutError | None:
     storages = problem.storages[array.index]
     refusals = problem.refusals[array.index]
     if any(all(r[i] is None for r in refusals.values()) for i in range(len(storages))):
         return None
-    if array.transforms is not None:
+    if isinstance(array, SmemArray) and array.transforms is not None:
         use, (error,) = next((u, r) for u, r in refusals.items() if r[0] is not None)
         assert error is not None
         return _transforms_error(array, storages[0], use, error)
@@ -107,29 +114,31 @@ def _transforms_error(
 
 
 def _single_use_error(
-    array: SmemArray,
-    storages: Sequence[SmemLayout],
+    array: Array,
+    storages: Sequence[Storage],
     use: Use,
     reasons: Sequence[errors.LayoutError | None],
 ) -> errors.LayoutError:
     """An operation cannot use an array however it is stored."""
     # wgmma needs tiles, the smallest of which are last; others are free without any.
-    reason = reasons[-1] if use.kind in ("a", "b") else reasons[0]
+    reason = reasons[-1] if use.kind in ("a", "b", "mma") else reasons[0]
+    if use.wanted:
+        reason = reasons[storages.index(use.wanted[0])]
     assert reason is not None
     return errors.LayoutError(
-        f"{_used(use)} cannot use its SMEM array, however that is stored: "
+        f"{_used(use)} cannot use its {_space(array)} array, however that is stored: "
         f"{reason.what}",
         expected=reason.expected,
         got=f"{reason.got}; the array {_declared(array)} of shape {array.view.shape} "
-        f"could have {_listing(map(smem.describe, storages))}",
+        f"could have {_listing(map(_described, storages))}",
         hint=reason.hint or "use an array of another shape",
         where=sources.where(use.op),
     )
 
 
 def _two_uses_error(
-    array: SmemArray,
-    storages: Sequence[SmemLayout],
+    array: Array,
+    storages: Sequence[Storage],
     refusals: dict[Use, list[errors.LayoutError | None]],
     uses: Sequence[Use],
 ) -> errors.LayoutError:
@@ -137,7 +146,7 @@ def _two_uses_error(
     admitted = []
     for use in uses:
         fine = [
-            smem.describe(storage)
+            _described(storage)
             for storage, reason in zip(storages, refusals[use], strict=True)
             if reason is None
         ]
@@ -145,8 +154,8 @@ def _two_uses_error(
         admitted.append(f"{_used(use)} needs {_listing(fine)}: {because}")
     last = uses[-1]
     return errors.LayoutError(
-        f"{' and '.join(map(_used, uses))} need one SMEM array stored in different "
-        "ways",
+        f"{' and '.join(map(_used, uses))} need one {_space(array)} array stored in "
+        "different ways",
         expected=admitted[0],
         got="\n".join(admitted[1:]),
         hint="give one of them an array of its own, and copy between the two",
@@ -156,13 +165,23 @@ def _two_uses_error(
 
 def _used(use: Use) -> str:
     name = sources.named(use.op)
+    if use.role:
+        return f"{use.role} of {name}"
     return f"operand {use.kind} of {name}" if use.kind in ("a", "b") else name
 
 
-def _declared(array: SmemArray) -> str:
+def _declared(array: Array) -> str:
     line = sources.where(array.op)
     kind = f"of {array.view.bits}-bit elements"
     return kind if line is None else f"{kind} at {line}"
+
+
+def _space(array: Array) -> str:
+    return "TMEM" if isinstance(array, TmemArray) else "SMEM"
+
+
+def _described(storage: Storage) -> str:
+    return str(storage) if isinstance(storage, TmemLayout) else smem.describe(storage)
 
 
 def _as_transforms(storage: SmemLayout) -> str:
@@ -326,7 +345,7 @@ def _admits(problem: Assembly, variable: int) -> str:
     allowed = [i for i, cost in enumerate(costs) if cost < INFEASIBLE]
     if variable >= len(problem.labels):
         storages = problem.storages[variable - len(problem.labels)]
-        return _listing(smem.describe(storages[i]) for i in allowed)
+        return _listing(_described(storages[i]) for i in allowed)
     numbers = problem.labels[variable].source
     shape = problem.network.variables[variable].source.shape
     named = _listing(describe(problem.book.layouts[numbers[i]]) for i in allowed)

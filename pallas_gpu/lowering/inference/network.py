@@ -18,6 +18,7 @@ from typing import Literal
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering.inference import sources, views
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.lowering.inference.views import View
@@ -26,7 +27,9 @@ from pallas_gpu.mosaic.registers import Placement
 # "splat": the same element everywhere; "made": an iota, or made of deferred values.
 Deferral = Literal["splat", "made"]
 Side = Literal["source", "target"]
-UseKind = Literal["load", "store", "a", "b", "copy", "pointer"]
+UseKind = Literal[
+    "load", "store", "a", "b", "copy", "pointer", "mma", "alloc", "demand"
+]
 
 
 @dataclasses.dataclass(eq=False)
@@ -40,6 +43,7 @@ class Cell:
       in_smem, in_gmem: whether something is loaded from or stored to there.
       transposed: whether that happens through a transposed view, or an array is
         transposed in registers.
+      tmem: the arrays in TMEM of which something is loaded or stored here.
       bits: widths of elements.
     """
 
@@ -51,6 +55,7 @@ class Cell:
     in_gmem: bool = False
     transposed: bool = False
     bits: set[int] = dataclasses.field(default_factory=set)
+    tmem: dict[ir.Value, None] = dataclasses.field(default_factory=dict)
 
     def find(self) -> Cell:
         """The representative."""
@@ -78,6 +83,7 @@ class Cell:
         a.in_smem |= b.in_smem
         a.in_gmem |= b.in_gmem
         a.transposed |= b.transposed
+        a.tmem.update(b.tmem)
 
 
 @dataclasses.dataclass(eq=False)
@@ -128,12 +134,15 @@ class Use:
     Attributes:
       op: the operation.
       kind: how it uses the array; "pointer" is an operation that inference does not
-        know: it sees the array as it lies in memory.
+        know: it sees the array as it lies in memory. "mma" is an operand of tcgen05 in
+        SMEM; "alloc" declares an array in TMEM, "demand" takes it in some layouts only.
       view: the part it uses.
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.
       other: the GMEM side of a TMA copy.
       pieces: equal parts that a TMA copy is dealt out in.
+      role: which operand the array is; empty where that is clear.
+      wanted: the layouts in TMEM that a demand admits.
     """
 
     op: ir.Operation
@@ -143,6 +152,8 @@ class Use:
     optimized: bool = False
     other: View | None = None
     pieces: int = 1
+    role: str = ""
+    wanted: tuple[TmemLayout, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
@@ -169,6 +180,33 @@ class SmemArray:
     def op(self) -> ir.Operation:
         """The operation that declares it."""
         return self.base.owner.operation
+
+
+@dataclasses.dataclass(eq=False)
+class TmemArray:
+    """An array in TMEM, whose layout is to be chosen.
+
+    Attributes:
+      index: its number, among all arrays.
+      base: the result of the `tmem_alloc` or `slice_tmem`.
+      view: all of it.
+      key: a number that does not depend on the order of operations.
+      uses: who uses it, in program order; the operation that declares it is the first.
+    """
+
+    index: int
+    base: ir.Value
+    view: View
+    key: int
+    uses: list[Use] = dataclasses.field(default_factory=list)
+
+    @property
+    def op(self) -> ir.Operation:
+        """The operation that declares it."""
+        return self.base.owner.operation
+
+
+Array = SmemArray | TmemArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,19 +249,21 @@ class Network:
       cluster: CTAs of a cluster per axis.
       weight: how often the operations that are being collected run: a known trip count
         of each loop around them, at most 8; 8 where it is unknown.
-      uses_wgmma: whether the kernel multiplies on the tensor core.
+      uses_wgmma: whether the kernel multiplies with wgmma.
+      uses_tmem: whether it has arrays in TMEM.
     """
 
     def __init__(self, cluster: tuple[int, ...] = ()) -> None:
         self.cluster = cluster
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
-        self.arrays: dict[ir.Value, SmemArray] = {}
+        self.arrays: dict[ir.Value, Array] = {}
         self.results: dict[ir.Value, Port] = {}
         self.operands: dict[tuple[ir.Operation, int], Port] = {}
         self.deferred: dict[ir.Value, Deferral] = {}
         self.weight = 1
         self.uses_wgmma = False
+        self.uses_tmem = False
         self._keys: dict[ir.Value, int] = {}
         self._views: dict[ir.Value, View | None] = {}
         self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
@@ -361,19 +401,23 @@ class Network:
 
     def use_memory(self, use: Use) -> None:
         """An operation uses an array in memory."""
-        if use.view.in_smem:
+        if use.view.in_smem or use.view.in_tmem:
             self.array(use.view).uses.append(use)
 
-    def array(self, view: View) -> SmemArray:
+    def array(self, view: View) -> Array:
         """The array that a view is a part of."""
         found = self.arrays.get(view.base)
         if found is None:
             whole = views.resolve(view.base)
             assert whole is not None
             key = self._keys.get(view.base, 0)
-            transforms = views.user_transforms(view.base)
             number = len(self.arrays)
-            found = SmemArray(number, view.base, whole, transforms, key)
+            if whole.in_tmem:
+                self.uses_tmem = True
+                found = TmemArray(number, view.base, whole, key)
+            else:
+                transforms = views.user_transforms(view.base)
+                found = SmemArray(number, view.base, whole, transforms, key)
             self.arrays[view.base] = found
         return found
 

@@ -122,7 +122,7 @@ class Prices:
     def gmem_key(self, variable: Variable, number: int) -> Key | None:
         """The access of a variable to GMEM, if it is one."""
         use = variable.access
-        if use is None or use.view.in_smem:
+        if use is None or use.view.in_smem or use.view.in_tmem:
             return None
         view = use.view
         starts = zip(view.start_multiples, view.array_strides, strict=True)

@@ -79,6 +79,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
                     raise _plain_memory(storage, "an operation that uses its address")
             case "a" | "b":
                 _check_operand(use, storage)
+            case "mma":
+                _check_tiles(use, storage)
             case "copy":
                 copy_plan(use, storage)
             case _:
@@ -127,7 +129,7 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
     lead = len(use.view.shape) - len(storage.tile)
     for axis, tile in enumerate(storage.tile, lead):
         known = use.view.multiples[axis]
-        promised = use.kind in ("a", "b") and known == 1
+        promised = use.kind in ("a", "b", "mma") and known == 1
         if use.view.starts[axis] is None and known % tile and not promised:
             raise errors.LayoutError(
                 f"a slice starts at an index that may lie inside of a tile of {tile}",
@@ -159,6 +161,27 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
         "a" if use.kind == "a" else "b",
         view.starts,
     )
+
+
+def _check_tiles(use: Use, storage: SmemLayout) -> None:
+    """What tcgen05 asks of an array in SMEM: a matrix of swizzled tiles."""
+    row = storage.swizzle * 8 // storage.itemsize_bits
+    lead = len(use.view.kept) - 2
+    is_matrix = tuple(use.view.kept) == (False,) * lead + (True, True)
+    if (
+        not is_matrix
+        or storage.swizzle == NO_SWIZZLE
+        or storage.tile != (ATOM_ROWS, row)
+    ):
+        raise errors.LayoutError(
+            "tcgen05 reads matrices in tiled and swizzled arrays",
+            expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
+            "128 bytes and n elements s bytes wide",
+            got=f"{describe(storage)}, axes {use.view.kept_axes} of the array",
+            hint="pad the array's last two dimensions to multiples of 8 and "
+            f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
+        )
+    _check_part(use, storage)
 
 
 def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:

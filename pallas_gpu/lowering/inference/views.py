@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memrefs of the warpgroup-level module, resolved to parts of the arrays behind them.
 
-An array is a `slice_smem` in SMEM or a cast of a pointer in GMEM. A part of it is made
+An array is a `slice_smem` in SMEM, a `tmem_alloc` or a `slice_tmem` in TMEM, or a cast
+of a pointer in GMEM. A part of it is made
 by at most one subview, whose axes of size one may be dropped, and one transpose.
 """
 
@@ -24,8 +25,8 @@ class View:
     """A part of an array in memory.
 
     Attributes:
-      base: the `slice_smem`'s or the cast's result: the whole array.
-      in_smem: where it lies.
+      base: the result of the operation that declares it: the whole array.
+      in_smem, in_tmem: where it lies; in GMEM if in neither.
       shape: shape of the whole array.
       bits: width of an element in memory; a bool takes a byte.
       starts: first index per axis of the array, None where it is dynamic.
@@ -46,6 +47,7 @@ class View:
     sizes: tuple[int, ...]
     kept: tuple[bool, ...]
     order: tuple[int, ...]
+    in_tmem: bool = False
 
     @property
     def kept_axes(self) -> tuple[int, ...]:
@@ -120,7 +122,9 @@ def resolve(memref: ir.Value) -> View | None:
             return _whole(memref, in_smem=True)
         case "builtin.unrealized_conversion_cast" if logical.BUFFER in op.attributes:
             return _whole(memref, in_smem=False)
-        case "mosaic_gpu.with_transforms":
+        case "mosaic_gpu.tmem_alloc" | "mosaic_gpu.slice_tmem":
+            return _whole_tmem(memref)
+        case "mosaic_gpu.with_transforms" | "mosaic_gpu.tmem_layout_cast":
             return resolve(op.operands[0])
         case "memref.subview":
             source = resolve(op.operands[0])
@@ -160,6 +164,12 @@ def _whole(memref: ir.Value, *, in_smem: bool) -> View:
         (True,) * rank,
         tuple(range(rank)),
     )
+
+
+def _whole_tmem(memref: ir.Value) -> View:
+    # Columns of TMEM hold elements of fewer than 8 bits side by side.
+    bits = element_bits(ir.MemRefType(memref.type).element_type)
+    return dataclasses.replace(_whole(memref, in_smem=False), in_tmem=True, bits=bits)
 
 
 def _subview(op: ir.Operation, source: View) -> View:

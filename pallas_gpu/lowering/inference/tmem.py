@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How arrays in TMEM may be laid out, and what each use of one asks for.
+
+Most uses leave no choice: tcgen05 finds accumulators, operands and scales in one layout
+each. Loads and stores take what an instruction carries from or to registers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout, TmemKind, TmemLayout, transfers
+from pallas_gpu.layouts.registers import RegisterLayout
+from pallas_gpu.layouts.tmem import COLUMN_BITS, allocated_columns
+from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.network import TmemArray, Use
+from pallas_gpu.mosaic.registers import Placement, place_registers
+
+_HALF_ROWS = 64
+_KINDS = list(TmemKind)
+# Elements of a row that a thread holds side by side, the most of 32 bits first.
+_NATIVE_VECTORS = (4, 2)
+
+
+def storages(array: TmemArray) -> list[TmemLayout]:
+    """The layouts an array may have, those to prefer first.
+
+    Raises:
+      LayoutError: there is none for its shape.
+    """
+    found: list[TmemLayout] = []
+    op, (rows, *rest) = array.op, array.view.shape
+    packings = sorted({1, max(1, COLUMN_BITS // array.view.bits)})
+    makers: list[Callable[[int], TmemLayout]] = [TmemLayout.default]
+    if rows == _HALF_ROWS and rest:
+        makers = [
+            lambda packing: TmemLayout.half_lane(rest[0], packing),
+            lambda packing: TmemLayout.m64_collective(rest[0], packing),
+        ]
+        if _flag(op, "collective"):
+            makers.reverse()
+    refused = None
+    for make, packing in itertools.product(makers, packings):
+        try:
+            found.append(make(packing))
+        except errors.LayoutError as error:
+            refused = error.with_location(sources.where(op))
+    wanted = {layout for use in array.uses for layout in use.wanted}
+    found += sorted(wanted - set(found), key=_order)
+    if not found and refused is not None:
+        raise refused
+    return found
+
+
+def _order(layout: TmemLayout) -> tuple[int, int, int]:
+    return _KINDS.index(layout.kind), layout.packing, layout.tile_columns
+
+
+def _flag(op: ir.Operation, name: str) -> bool:
+    return name in op.attributes and ir.BoolAttr(op.attributes[name]).value
+
+
+def refusal(use: Use, storage: TmemLayout) -> errors.LayoutError | None:
+    """Why a use cannot do with a layout of its array; None if it can."""
+    try:
+        match use.kind:
+            case "alloc":
+                storage.check(use.view.shape)
+                _check_room(use, storage)
+            case "demand":
+                _check_wanted(use, storage)
+                _check_part(use, storage)
+            case "load" | "store":
+                _check_part(use, storage)
+                _check_carried(use, storage)
+    except errors.LayoutError as error:
+        return error
+    return None
+
+
+def _check_room(use: Use, storage: TmemLayout) -> None:
+    """The layout fits the columns that the operation takes."""
+    op = use.op
+    if op.name == "mosaic_gpu.tmem_alloc":
+        packing = ir.IntegerAttr(op.attributes["packing"]).value
+        if storage.packing != packing:
+            raise errors.LayoutError(
+                f"the allocation reserves a column for {packing} elements",
+                expected=f"a layout with {packing} elements to a column",
+                got=storage,
+                hint=f"allocate it with packing {storage.packing}",
+            )
+        return
+    source = op.operands[0].owner
+    if isinstance(source, ir.Block) or source.operation.name != "mosaic_gpu.tmem_alloc":
+        return
+    packing = ir.IntegerAttr(source.operation.attributes["packing"]).value
+    reserved = allocated_columns(ir.MemRefType(op.operands[0].type).shape[1] // packing)
+    first = ir.IntegerAttr(op.attributes["offset"]).value
+    columns = storage.columns(use.view.shape)
+    if first + columns > reserved:
+        raise errors.LayoutError(
+            "the array reaches over the end of its allocation",
+            expected=f"columns 0 to {reserved - 1}",
+            got=f"columns {first} to {first + columns - 1} in {storage}",
+            hint="allocate more columns, or pack the array's elements",
+        )
+
+
+def _check_wanted(use: Use, storage: TmemLayout) -> None:
+    if storage not in use.wanted:
+        raise errors.LayoutError(
+            "it takes an array in one layout only"
+            if len(use.wanted) == 1
+            else "it takes an array in some layouts only",
+            expected=" or ".join(map(str, use.wanted)),
+            got=storage,
+            hint="use an array of its own, or leave the array's layout out",
+        )
+
+
+def _check_part(use: Use, storage: TmemLayout) -> None:
+    """A part consists of whole tiles of columns, in the array's order."""
+    view = use.view
+    storage.check(view.shape)
+    if not all(view.kept) or view.is_transposed or view.sizes[0] != view.shape[0]:
+        raise errors.LayoutError(
+            "arrays in TMEM can be sliced along their columns only",
+            expected=f"all {view.shape[0]} rows, and axes in order",
+            got=f"sizes {view.sizes}, axes {view.kept_axes}",
+            hint="load the array and slice it in registers",
+        )
+    tile = storage.base_tile_shape[1]
+    if view.sizes[1] % tile or view.start_multiples[1] % tile:
+        first = f"column {view.starts[1]}"
+        if view.starts[1] is None:
+            first = f"a column known to be a multiple of {view.start_multiples[1]}"
+        raise errors.LayoutError(
+            "a part of an array in TMEM must consist of whole tiles",
+            expected=f"a start and a size that are multiples of {tile} columns",
+            got=f"{view.sizes[1]} columns from {first}",
+            hint="slice at multiples of the tile, or use an array for each part",
+        )
+
+
+def _check_carried(use: Use, storage: TmemLayout) -> None:
+    if next(register_layouts(storage, use.view.view_shape, use.view.bits), None):
+        return
+    verb, word = ("store", "to") if use.kind == "store" else ("load", "from")
+    raise errors.LayoutError(
+        f"no instruction can {verb} {word} this layout of TMEM",
+        expected="elements that fill 32-bit columns, or one of 16 bits to a column",
+        got=f"{storage}, elements of {use.view.bits} bits",
+        hint="pack the array's elements, or copy it through SMEM",
+    )
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+def carries(use: Use, storage: TmemLayout, placement: Placement) -> bool:
+    """Whether an instruction moves the part between registers and its array."""
+    return transfers(placement, storage, use.view.bits)
+
+
+def register_layouts(
+    storage: TmemLayout, shape: Sequence[int], bits: int
+) -> Iterator[Placement]:
+    """Register layouts that transfer with a layout in TMEM."""
+    for make in _register_layouts(storage):
+        try:
+            placement = place_registers(make(), shape)
+        except errors.LayoutError:
+            continue
+        if transfers(placement, storage, bits):
+            yield placement
+
+
+def _register_layouts(
+    storage: TmemLayout,
+) -> Iterator[Callable[[], Layout | RegisterLayout]]:
+    columns = storage.tile_columns
+    match storage.kind:
+        case TmemKind.DEFAULT:
+            yield lambda: Layout.TCGEN05
+            for v in _NATIVE_VECTORS:
+                yield lambda v=v: Layout.TCGEN05_TMEM_NATIVE(v)  # type: ignore[misc]
+        case TmemKind.HALF_LANE:
+            yield lambda: Layout.WGMMA
+        case TmemKind.M64_COLLECTIVE:
+            yield lambda: Layout.TCGEN05_M64_COLLECTIVE(columns)
+            for v in _NATIVE_VECTORS:
+                yield lambda v=v: Layout.TCGEN05_M64_COLLECTIVE_NATIVE(  # type: ignore[misc]
+                    columns, v
+                )
+    yield lambda: storage.tiled

@@ -1,0 +1,494 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How inference lays out arrays in TMEM, and which layouts their loads have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import arch, errors
+from pallas_gpu.layouts import Layout, SmemLayout, TmemLayout, transfers
+from pallas_gpu.lowering import inference
+from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic.registers import place
+from tests.lowering.inference.bodies import SMEM, Body
+
+TARGET = arch.target("sm_100a")
+TMEM = "#mosaic_gpu.tmem"
+ROWS = (128, 64)
+HALF = (64, 64)
+
+
+class TmemBody(Body):
+    """Adds the operations on TMEM."""
+
+    def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
+        with self.context:
+            return inference.infer(
+                self.block, target=TARGET, scratch_bytes=scratch_bytes, **kw
+            )
+
+    def _tmem_type(self, shape: Sequence[int], element: str) -> ir.Type:
+        return self.type(f"memref<{'x'.join(map(str, shape))}x{element}, {TMEM}>")
+
+    def tmem(self, shape, element="f32", *, packing=1, collective=False) -> ir.Value:
+        with self.at():
+            pointer = dialect.ops.slice_smem(self.type(f"memref<i32, {SMEM}>"), 1 << 16)
+            type_ = self._tmem_type(shape, element)
+            return dialect.ops.tmem_alloc(
+                type_, pointer, collective=collective, packing=packing
+            )
+
+    def slice_tmem(self, source, offset, shape, element="f32") -> ir.Value:
+        with self.at():
+            type_ = self._tmem_type(shape, element)
+            return dialect.ops.slice_tmem(type_, source, offset)
+
+    def tmem_cast(self, array: ir.Value, layout: TmemLayout) -> ir.Value:
+        with self.at():
+            attribute = dialect.to_attribute(layout.tiled)
+            return dialect.ops.tmem_layout_cast(array, attribute)
+
+    def load_tmem(self, array: ir.Value) -> ir.Value:
+        with self.at():
+            return dialect.ops.async_load_tmem(array)
+
+    def store_tmem(self, value: ir.Value, array: ir.Value) -> ir.Operation:
+        with self.at():
+            return dialect.ops.async_store_tmem(value, array).operation
+
+    def mma(self, accumulator, left=None, *, k=64, right=None, **kw) -> ir.Operation:
+        rows, columns = ir.MemRefType(accumulator.type).shape
+        columns //= 2 if kw.get("collective") else 1
+        left = self.smem((rows, k), "f16") if left is None else left
+        right = self.smem((k, columns), "f16") if right is None else right
+        with self.at():
+            condition = self.arguments["condition"]
+            return dialect.ops.tcgen05_mma(
+                accumulator, left, right, condition, **kw
+            ).operation
+
+
+@pytest.fixture
+def body() -> TmemBody:
+    return TmemBody()
+
+
+# --- layouts of arrays ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "collective", "layout"),
+    [
+        ((128, 64), False, TmemLayout.default()),
+        ((128, 64), True, TmemLayout.default()),
+        ((64, 64), False, TmemLayout.half_lane(64)),
+        ((64, 64), True, TmemLayout.m64_collective(64)),
+    ],
+)
+def test_an_accumulator_lies_as_the_instruction_leaves_it(
+    body, shape, collective, layout
+):
+    with body.building() as b:
+        accumulator = b.tmem(shape)
+        b.mma(accumulator, collective=collective)
+    assert body.infer().tmem(accumulator) == layout
+
+
+def test_16_bit_accumulators_have_a_column_for_each_element(body):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        accumulator = b.slice_tmem(space, 0, ROWS, "f16")
+        b.mma(accumulator)
+    assert body.infer().tmem(accumulator) == TmemLayout.default(1)
+
+
+def test_a_left_operand_is_packed(body):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        left = b.slice_tmem(space, 64, ROWS, "f16")
+        accumulator = b.slice_tmem(space, 0, ROWS)
+        store = b.store_tmem(b.load(b.gmem(ROWS, "f16")), left)
+        b.mma(accumulator, left)
+    found = body.infer()
+    assert found.tmem(left) == TmemLayout.default(2)
+    assert found.tmem(accumulator) == TmemLayout.default()
+    assert transfers(found.operand(store, 0), TmemLayout.default(2), 16)
+
+
+def test_the_packing_of_an_allocation_is_its_arrays(body):
+    with body.building() as b:
+        arrays = [b.tmem(ROWS, "f16", packing=p) for p in (1, 2)]
+    found = body.infer()
+    assert [found.tmem(x) for x in arrays] == [
+        TmemLayout.default(1),
+        TmemLayout.default(2),
+    ]
+
+
+@pytest.mark.parametrize("collective", [False, True])
+def test_an_array_of_64_rows_that_nobody_multiplies_follows_its_allocation(
+    body, collective
+):
+    with body.building() as b:
+        array = b.tmem(HALF, collective=collective)
+        b.store(b.load_tmem(array), b.gmem(HALF))
+    make = TmemLayout.m64_collective if collective else TmemLayout.half_lane
+    assert body.infer().tmem(array) == make(64)
+
+
+def test_scales_and_metadata_lie_as_their_operands_do(body):
+    with body.building() as b:
+        space = b.tmem((128, 512), "i32")
+        scales = [b.slice_tmem(space, 4 * i, (128, 4), "f8E8M0FNU") for i in (0, 1)]
+        metadata = b.slice_tmem(space, 16, (128, 64), "i2")
+        accumulator = b.slice_tmem(space, 128, (128, 128))
+        b.mma(
+            accumulator,
+            b.smem((128, 64), "f8E4M3FN"),
+            right=b.smem((128, 128), "f8E4M3FN"),
+            a_scale=scales[0],
+            b_scale=scales[1],
+            a_sparse_metadata=metadata,
+        )
+        b.line = 0
+    found = body.infer()
+    assert [found.tmem(x) for x in scales] == [TmemLayout.scales()] * 2
+    assert found.tmem(metadata) == TmemLayout.sparse_metadata()
+
+
+def test_scales_of_two_ctas_with_64_rows_each(body):
+    with body.building(verify=False) as b:
+        space = b.tmem((128, 512), "i32")
+        left = b.slice_tmem(space, 0, (128, 4), "f8E8M0FNU")
+        right = b.slice_tmem(space, 8, (256, 4), "f8E8M0FNU")
+        accumulator = b.slice_tmem(space, 128, (64, 256))
+        b.mma(
+            accumulator,
+            b.smem((64, 128), "f8E4M3FN"),
+            right=b.smem((128, 128), "f8E4M3FN"),
+            collective=True,
+            a_scale=left,
+            b_scale=right,
+        )
+    found = body.infer()
+    assert found.tmem(left) == TmemLayout.scales()
+    assert found.tmem(right) == TmemLayout.scales_m64_collective()
+
+
+def test_operands_in_smem_are_tiled(body):
+    with body.building() as b:
+        left, right = b.smem(ROWS, "f16"), b.smem((64, 64), "f16")
+        b.mma(b.tmem(ROWS), left, right=right)
+    found = body.infer()
+    assert found.smem(left) == SmemLayout(ROWS, 16, (8, 64), 128)
+    assert found.smem(right) == SmemLayout((64, 64), 16, (8, 64), 128)
+
+
+@pytest.mark.parametrize("layout", [TmemLayout.default(1), TmemLayout.default(2)])
+def test_the_authors_layout_is_kept(body, layout):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        array = b.tmem_cast(b.slice_tmem(space, 0, ROWS, "f16"), layout)
+        b.store(b.load_tmem(array), b.gmem(ROWS, "f16"))
+    assert body.infer().tmem(array) == layout
+
+
+def test_halves_of_an_accumulator_are_halved_each(body):
+    """Each part is multiplied by itself, so each lies in both halves of the lanes."""
+    with body.building() as b:
+        array = b.tmem((64, 128))
+        for start in (0, 64):
+            b.mma(b.part(array, [0, start], HALF))
+    assert body.infer().tmem(array) == TmemLayout.half_lane(64)
+
+
+def test_a_kernel_text_shows_layouts_in_tmem(body):
+    with body.building() as b:
+        array = b.tmem(HALF)
+        b.mma(array)
+    found = body.infer()
+    with body.context:
+        text = inference.annotate(body.block, found)
+    assert 'layouts.tmem = ["the half-lane layout of 64 columns"]' in text
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("element", ["f32", "f16"])
+@pytest.mark.parametrize(
+    ("shape", "collective"), [(ROWS, False), (HALF, False), (HALF, True)]
+)
+def test_loads_and_stores_have_layouts_that_transfer(body, element, shape, collective):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        array = b.slice_tmem(space, 0, shape, element)
+        b.mma(array, collective=collective)
+        x = b.load_tmem(array)
+        store = b.store_tmem(b.op("add", x, b.load(b.gmem(shape, element))), array)
+        b.store(x, b.gmem(shape, element))
+    found = body.infer()
+    bits = int(element[1:])
+    for placement in (found.result(x), found.operand(store, 0)):
+        assert transfers(placement, found.tmem(array), bits)
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout.TCGEN05, Layout.TCGEN05_TMEM_NATIVE(4)], ids=str
+)
+def test_a_wish_for_a_register_layout_reaches_the_load(body, layout):
+    with body.building() as b:
+        array = b.tmem(ROWS)
+        b.mma(array)
+        x = b.load_tmem(array)
+        b.store(b.cast(x, layout), b.gmem(ROWS))
+    assert body.infer().result(x) == place(layout, ROWS)
+
+
+def test_other_register_layouts_are_reached_by_a_relayout(body):
+    strided = Layout.WG_STRIDED(ROWS, 4)
+    with body.building() as b:
+        array = b.tmem(ROWS)
+        x = b.load_tmem(array)
+        cast = b.cast(x, strided)
+        b.store(cast, b.gmem(ROWS))
+    found = body.infer()
+    assert transfers(found.result(x), TmemLayout.default(), 32)
+    assert found.result(cast) == place(strided, ROWS)
+
+
+def test_parts_are_loaded_as_arrays_of_their_size(body):
+    with body.building() as b:
+        array = b.tmem((64, 128))
+        for start in (0, 64):
+            b.mma(b.part(array, [0, start], HALF))
+        x = b.load_tmem(array)
+        y = b.load_tmem(b.part(array, [0, 64], HALF))
+        b.store(x, b.gmem((64, 128)))
+        b.store(y, b.gmem(HALF))
+    found = body.infer()
+    assert found.result(x) == place(Layout.WGMMA, (64, 128))
+    assert found.result(y) == place(Layout.WGMMA, HALF)
+
+
+def test_scales_are_loaded_with_a_copy_in_each_warp(body):
+    with body.building() as b:
+        space = b.tmem((128, 64), "i32")
+        array = b.slice_tmem(space, 0, (128, 16), "i8")
+        scales = b.tmem_cast(array, TmemLayout.scales())
+        x = b.load_tmem(scales)
+        b.store(x, b.gmem((128, 16), "i8"))
+    found = body.infer()
+    assert found.result(x) == TmemLayout.scales().tiled.linear((128, 16))
+
+
+# --- what does not fit ----------------------------------------------------------------
+
+
+def refused(make: Callable[[TmemBody], None], *, verify: bool = True) -> str:
+    body = TmemBody()
+    with body.building(verify=verify) as b:
+        make(b)
+    with pytest.raises(errors.PallasGpuError) as info:
+        body.infer()
+    return str(info.value)
+
+
+def expect(text: str, *parts: str) -> None:
+    for part in parts:
+        assert part in text, text
+
+
+def test_an_accumulator_of_one_cta_and_of_two():
+    def make(b):
+        array = b.tmem(HALF)
+        b.mma(array)
+        b.mma(array, collective=True)
+
+    expect(
+        refused(make),
+        "accumulator of tcgen05_mma (kernel.py:4) and accumulator of tcgen05_mma "
+        "(kernel.py:7) need one TMEM array stored in different ways",
+        "expected:  accumulator of tcgen05_mma (kernel.py:4) needs the half-lane "
+        "layout of 64 columns",
+        "(kernel.py:7) needs the M64 collective layout of 64 columns",
+        "give one of them an array of its own",
+        "at:        kernel.py:7",
+    )
+
+
+def test_a_layout_that_the_tensor_core_does_not_read():
+    def make(b):
+        space = b.tmem((128, 256), "i32")
+        left = b.slice_tmem(space, 128, ROWS, "f16")
+        left = b.tmem_cast(left, TmemLayout.default(1))
+        b.mma(b.slice_tmem(space, 0, ROWS), left)
+
+    expect(
+        refused(make),
+        "TMEM layout (kernel.py:3) and left operand of tcgen05_mma (kernel.py:6)",
+        "TMEM layout (kernel.py:3) needs the default layout:",
+        "needs the default layout with 2 elements to a column",
+        "at:        kernel.py:6",
+    )
+
+
+def test_an_allocation_that_is_packed_otherwise():
+    def make(b):
+        b.mma(b.tmem(ROWS, "f16", packing=2))
+
+    expect(
+        refused(make),
+        "TMEM array (kernel.py:1) and accumulator of tcgen05_mma (kernel.py:4)",
+        "the allocation reserves a column for 2 elements",
+    )
+
+
+def test_an_array_beyond_its_allocation():
+    def make(b):
+        b.slice_tmem(b.tmem((128, 64), "i32"), 32, (128, 64))
+
+    expect(
+        refused(make),
+        "TMEM array (kernel.py:2) cannot use its TMEM array, however that is stored: "
+        "the array reaches over the end of its allocation",
+        "columns 0 to 63",
+        "columns 32 to 95 in the default layout",
+    )
+
+
+def test_packing_makes_room_in_an_allocation(body):
+    with body.building() as b:
+        space = b.tmem((128, 64), "i32")
+        array = b.slice_tmem(space, 32, (128, 64), "f16")
+    assert body.infer().tmem(array) == TmemLayout.default(2)
+
+
+@pytest.mark.parametrize("rows", [32, 96, 256])
+def test_rows_that_tmem_does_not_have(rows):
+    def make(b):
+        b.tmem((rows, 64))
+
+    expect(
+        refused(make),
+        "an array in TMEM has no default layout with this shape",
+        "expected:  128 rows",
+        "at:        kernel.py:1",
+    )
+
+
+def test_halves_of_partial_tiles():
+    def make(b):
+        b.mma(b.tmem((64, 24)), right=b.smem((64, 24), "f16"))
+
+    expect(
+        refused(make),
+        "accumulator of tcgen05_mma: the half-lane layout of TMEM halves whole",
+        "at:        kernel.py:4",
+    )
+
+
+def test_metadata_is_not_loaded():
+    def make(b):
+        space = b.tmem((128, 64), "i32")
+        array = b.slice_tmem(space, 0, (128, 64), "i2")
+        b.load_tmem(b.tmem_cast(array, TmemLayout.sparse_metadata()))
+
+    expect(
+        refused(make),
+        "async_load_tmem (kernel.py:4)",
+        "no instruction can load from this layout of TMEM",
+    )
+
+
+def test_a_part_that_cuts_halves():
+    def make(b):
+        array = b.tmem((64, 128))
+        b.mma(array)
+        b.load_tmem(b.part(array, [0, 64], HALF))
+
+    expect(
+        refused(make),
+        "async_load_tmem (kernel.py:5) cannot use its TMEM array, however that is "
+        "stored: a part of an array in TMEM must consist of whole tiles",
+        "a start and a size that are multiples of 128 columns",
+        "64 columns from column 64",
+    )
+
+
+def test_a_part_of_the_rows():
+    def make(b):
+        array = b.tmem((128, 128))
+        b.load_tmem(b.part(array, [0, 0], HALF))
+
+    expect(refused(make), "sliced along their columns only", "all 128 rows")
+
+
+def test_a_left_operand_of_64_rows_in_tmem():
+    def make(b):
+        space = b.tmem((128, 256), "i32")
+        left = b.slice_tmem(space, 128, HALF, "f16")
+        b.mma(b.slice_tmem(space, 0, HALF), left)
+
+    expect(refused(make), "no left operand of 64 rows from TMEM", "128 rows")
+
+
+def test_loads_that_reduce():
+    def make(b):
+        array = b.tmem(ROWS)
+        types = [b.vector_type(shape, "f32") for shape in (ROWS, ROWS[:1])]
+        kind = ir.IntegerAttr.get(b.type("i32"), 0)
+        with b.at():
+            dialect.ops.async_load_tmem(array, reduce=kind, results=types)
+
+    expect(refused(make), "Loads from TMEM that also reduce", "at:        kernel.py:2")
+
+
+@pytest.mark.parametrize(("step", "fits"), [(64, True), (32, False), (1, False)])
+def test_parts_at_dynamic_starts_are_known_to_be_tiles(body, step, fits):
+    with body.building() as b:
+        index = b.arguments["index"]
+        start = arith.muli(index, arith.constant(index.type, step))
+        array = b.tmem((64, 128))
+        b.mma(b.part(array, [0, start], HALF))
+    if fits:
+        assert body.infer().tmem(array) == TmemLayout.half_lane(64)
+        return
+    with pytest.raises(errors.LayoutError) as info:
+        body.infer()
+    expect(str(info.value), f"a column known to be a multiple of {step}")
+
+
+def test_tiles_travel_from_smem_to_tmem(body):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        source, target = b.smem(ROWS, "f16"), b.slice_tmem(space, 0, ROWS, "f16")
+        scales = b.slice_tmem(space, 64, (128, 4), "f8E8M0FNU")
+        metadata = b.slice_tmem(space, 72, (128, 64), "i2")
+        plain = b.smem((1, 1, 32, 16), "f8E8M0FNU")
+        with b.at():
+            dialect.ops.async_store_smem_to_tmem(source, target)
+            dialect.ops.async_store_scales_smem_to_tmem(plain, scales)
+            dialect.ops.async_store_sparse_metadata_smem_to_tmem(
+                b.smem((1, 1, 128, 64), "i2"), metadata
+            )
+    found = body.infer()
+    assert found.smem(source) == SmemLayout(ROWS, 16, (8, 64), 128)
+    assert found.smem(plain) == SmemLayout((1, 1, 32, 16), 8)
+    assert found.tmem(target) == TmemLayout.default(2)
+    assert found.tmem(scales) == TmemLayout.scales()
+    assert found.tmem(metadata) == TmemLayout.sparse_metadata()
+
+
+def test_targets_without_tmem():
+    body = Body()
+    other = TmemBody()
+    with other.building() as b:
+        b.tmem(ROWS)
+    body.block, body.context = other.block, other.context
+    with pytest.raises(errors.TargetError, match="an array in TMEM needs"):
+        body.infer()
