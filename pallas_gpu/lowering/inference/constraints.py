@@ -7,6 +7,7 @@ and which results they give. Operations without vectors and arrays pass unseen.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
@@ -54,7 +55,24 @@ def collect(block: ir.Block, cluster: Sequence[int] = ()) -> Network:
     """
     network = Network(tuple(cluster))
     collect_block(network, block)
+    _pass_on_flight(network)
     return network
+
+
+def _pass_on_flight(network: Network) -> None:
+    """No relayout stands where loops and branches may pass an accumulator in flight."""
+    spread = True
+    while spread:
+        spread = False
+        for edge in network.edges:
+            maker, taker = edge.maker.variable, edge.taker.variable
+            passes_on = taker.op.name.startswith("scf.")
+            if maker.in_flight and passes_on and not taker.in_flight:
+                taker.in_flight = spread = True
+    network.edges = [
+        dataclasses.replace(edge, rigid=edge.rigid or edge.maker.variable.in_flight)
+        for edge in network.edges
+    ]
 
 
 def collect_block(network: Network, block: ir.Block) -> None:

@@ -177,6 +177,35 @@ def test_an_accumulator_under_way_is_in_no_relayout(body: Body):
     assert relayouts(body, found) == [("mosaic_gpu.layout_cast", 0)]
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("layout", [Layout.WGMMA_TRANSPOSED, STRIDED])
+def test_branches_and_loops_pass_an_accumulator_as_it_is(body: Body, depth, layout):
+    """The tensor core may still work on it, so it moves behind its barrier only."""
+    passed: list[ir.Value] = []
+
+    def nested(b: Body, acc: ir.Value, depth: int) -> ir.Value:
+        if depth == 0:
+            return b.wgmma(acc, b.smem(SQUARE, "f16"), b.smem(SQUARE, "f16"))
+
+        def step(_, inner):
+            then, other = (lambda: [nested(b, inner, depth - 1)]), (lambda: [inner])
+            passed.extend(b.branch(then, other, [acc.type]))
+            return [passed[-1]]
+
+        passed.extend(b.loop([acc], step, trips=1))
+        return passed[-1]
+
+    with body.building() as b:
+        acc = nested(b, b.splat(SQUARE), depth)
+        done = b.barrier(acc)
+        # It would be cheaper to move it once, before the barrier.
+        for _ in range(3):
+            b.store(b.cast(done, layout), b.gmem(SQUARE))
+    found = body.infer()
+    for value in passed:
+        assert is_layout(found.result(value), Layout.WGMMA)
+
+
 def test_a_part_of_an_accumulator_is_updated_in_place(body: Body):
     with body.building() as b:
         whole = b.splat((64, 128))
