@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu.mosaic import smem
 from tests.lowering import in_lockstep
 
 RNG = np.random.default_rng(3)
@@ -69,9 +70,31 @@ def test_an_array_without_a_linear_default_is_transposed():
 def test_a_store_has_the_bank_conflicts_that_no_layout_avoids():
     x = numbers(16, 16, dtype=np.float16)
 
-    def body(x_ref, o_ref, smem):
-        smem[0, 127] = x_ref[0, 0]  # an array that is accessed so has no tiles
-        smem[:16, :16] = x_ref[...]
-        o_ref[...] = plgpu.load(smem.at[:16, :16], optimized=False)
+    def body(x_ref, o_ref, array):
+        array[0, 127] = x_ref[0, 0]  # an array that is accessed so has no tiles
+        array[:16, :16] = x_ref[...]
+        o_ref[...] = plgpu.load(array.at[:16, :16], optimized=False)
 
     check(body, [x], x, scratch_types=[plgpu.SMEM((128, 128), jnp.float16)])
+
+
+def test_a_tiled_array_that_no_wgmma_layout_covers_is_stored_without_conflicts(
+    monkeypatch,
+):
+    x, plans = numbers(32, 64), []
+    plan = smem.plan_access
+
+    def remember(*args, **kwargs):
+        plans.append(plan(*args, **kwargs))
+        return plans[-1]
+
+    monkeypatch.setattr(smem, "plan_access", remember)
+
+    def body(x_ref, o_ref, tiled):
+        tiled[...] = jnp.abs(x_ref[...])
+        o_ref[...] = tiled[...]
+
+    transforms = (plgpu.TilingTransform((8, 8)), plgpu.SwizzleTransform(32))
+    scratch = plgpu.SMEM(x.shape, jnp.float32, transforms=transforms)
+    check(body, [x], np.abs(x), scratch_types=[scratch])
+    assert all(p.conflict_free for p in plans)

@@ -151,8 +151,10 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
             names += [Layout.WGMMA_8BIT, Layout.WGMMA_UPCAST_2X]
         if cell.transposed:
             names.append(Layout.WGMMA_TRANSPOSED)
-    yield from _placed(names, cell.shape)
-    if cell.in_smem and cell.in_gmem:
+    placed = list(_placed(names, cell.shape))
+    yield from placed
+    # Where WGMMA does not fit a tiled array, only runs of its tiles have no conflicts.
+    if cell.in_smem and (cell.in_gmem or not placed):
         for bits in sorted(cell.loads):
             yield from _copies(cell.shape, bits)
 
