@@ -23,6 +23,6 @@ from pallas_gpu.layouts.stagger import Stagger as Stagger
 from pallas_gpu.layouts.tma_plan import TmaInstruction as TmaInstruction
 from pallas_gpu.layouts.tma_plan import TmaPlan as TmaPlan
 from pallas_gpu.layouts.tma_plan import plan_copy as plan_copy
-from pallas_gpu.layouts.tmem import TmemKind as TmemKind
-from pallas_gpu.layouts.tmem import TmemLayout as TmemLayout
-from pallas_gpu.layouts.tmem_access import transfers as transfers
+from pallas_gpu.layouts.tmem.access import transfers as transfers
+from pallas_gpu.layouts.tmem.layout import TmemKind as TmemKind
+from pallas_gpu.layouts.tmem.layout import TmemLayout as TmemLayout

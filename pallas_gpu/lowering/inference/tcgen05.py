@@ -9,7 +9,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.layouts.tmem import COLUMN_BITS
+from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of, other, rule
 from pallas_gpu.lowering.inference.network import Network, Use, Variable

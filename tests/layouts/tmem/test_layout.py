@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout, tmem
+from pallas_gpu.layouts import Replicated, TiledLayout, Tiling, TmemLayout
+from pallas_gpu.layouts.tmem import layout as tmem
 
 SIXTY_FOUR = {"half-lane": TmemLayout.half_lane, "M64": TmemLayout.m64_collective}
 

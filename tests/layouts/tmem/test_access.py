@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu.layouts import Layout, LinearLayout, TmemLayout, transfers
-from pallas_gpu.layouts.tmem_access import TmemAccess, find_access
+from pallas_gpu.layouts.tmem.access import TmemAccess, find_access
 
 COLUMNS = 64
 
