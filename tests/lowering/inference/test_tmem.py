@@ -286,6 +286,38 @@ def test_scales_are_loaded_with_a_copy_in_each_warp(body):
     assert found.result(x) == TmemLayout.scales().tiled.linear((128, 16))
 
 
+@pytest.mark.parametrize("order", [(1, 0), (0, 1)])
+def test_the_order_of_users_does_not_matter(body, order):
+    with body.building() as b:
+        space = b.tmem((128, 256), "i32")
+        arrays = [b.slice_tmem(space, 128 * i, HALF) for i in (0, 1)]
+        loads = {}
+        for i in order:
+            b.mma(arrays[i], collective=bool(i))
+            loads[i] = b.load_tmem(arrays[i])
+            b.store(loads[i], b.gmem(HALF))
+    found = body.infer()
+    assert found.tmem(arrays[0]) == TmemLayout.half_lane(64)
+    assert found.tmem(arrays[1]) == TmemLayout.m64_collective(64)
+    assert found.result(loads[0]) == place(Layout.WGMMA, HALF)
+    assert found.result(loads[1]) == place(Layout.TCGEN05_M64_COLLECTIVE(64), HALF)
+
+
+@pytest.mark.parametrize("trips", [4, None])
+def test_accumulators_in_loops_are_found(body, trips):
+    with body.building() as b:
+        array = b.tmem(ROWS)
+
+        def step(i, x):
+            b.mma(array)
+            return [b.op("add", x, b.load_tmem(array))]
+
+        (total,) = b.loop([b.splat(ROWS)], step, trips)
+        b.store(total, b.gmem(ROWS))
+    found = body.infer()
+    assert transfers(found.result(total), TmemLayout.default(), 32)
+
+
 # --- what does not fit ----------------------------------------------------------------
 
 
