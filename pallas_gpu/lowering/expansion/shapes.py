@@ -90,10 +90,22 @@ def _reduce(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
+# MLIR's names: what combines, and whether it takes integers as unsigned.
+_KINDS: dict[str, tuple[reduce.Kind, bool]] = {
+    "add": ("add", False),
+    "mul": ("mul", False),
+    "and": ("and", False),
+    "or": ("or", False),
+    "maximumf": ("max", False),
+    "maxsi": ("max", False),
+    "maxui": ("max", True),
+    "minimumf": ("min", False),
+    "minsi": ("min", False),
+    "minui": ("min", True),
+}
+
+
 def _combining(op: Any) -> tuple[reduce.Kind, bool]:
     """Returns the reduction's kind, and whether it takes integers as unsigned."""
     name = str(op.attributes["kind"]).removeprefix("#vector.kind<").removesuffix(">")
-    for kind in ("max", "min"):
-        if name.startswith(kind):
-            return kind, name.endswith("ui")  # type: ignore[return-value]
-    return name, False  # type: ignore[return-value]
+    return _KINDS[name]

@@ -474,11 +474,10 @@ def _take_yields(
 @rule("scf.for")
 def _for(network: Network, op: ir.Operation, key: int) -> None:
     block = op.regions[0].blocks[0]
-    bounds = [scalars.known(op.operands[i]) for i in range(3)]
+    low, high, step = (scalars.known(op.operands[i]) for i in range(3))
     trips = MAX_TRIPS
-    if None not in bounds:
-        low, high, step = bounds
-        trips = -((low - high) // step)  # type: ignore[operator]
+    if low is not None and high is not None and step is not None:
+        trips = -((low - high) // step)
     carries: dict[int, Variable] = {}
     for i, result in enumerate(op.results):
         if is_vector(result):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much SMEM relayouts and reductions need besides the kernel's own."""
+"""How much SMEM reductions need besides the kernel's own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.moves.relayout import plan_relayout
 from pallas_gpu.mosaic import reduce
 from pallas_gpu.mosaic.registers import Placement
 
@@ -25,8 +24,3 @@ def _for_reduction(layout: Placement, axes: tuple[int, ...], bits: int) -> int |
         return reduce.scratch_bytes(layout, axes, np.dtype(f"uint{bits}"))
     except LayoutError:
         return None
-
-
-def for_relayout(src: Placement, dst: Placement, bits: int, available: int) -> int:
-    """Bytes that a relayout needs if there are no more than `available`."""
-    return plan_relayout(src, dst, bits, available).scratch_bytes

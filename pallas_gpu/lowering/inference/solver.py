@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import math
 
 import numpy as np
 
@@ -370,10 +369,3 @@ def find_conflict(problem: Problem) -> Conflict | None:
                     later.append(other)
         queue = list(dict.fromkeys(later))
     return None
-
-
-def table_size(problem: Problem) -> int:
-    """Entries of the problem itself."""
-    return sum(map(len, problem.costs)) + sum(
-        math.prod(t.shape) for t in problem.tables.values()
-    )
