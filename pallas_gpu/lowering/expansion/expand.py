@@ -19,8 +19,8 @@ from pallas_gpu import errors
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
+from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic import relayout
 
 Expander = Callable[["Expansion", Any], None]
 _EXPANDERS: dict[str, Expander] = {}
@@ -149,6 +149,8 @@ def _find(op: Any) -> Expander | None:
     name = op.operation.name
     if name.startswith(PREFIX):
         name = PREFIX
+    if name.startswith(logical.SCALAR):
+        return None
     expander = _EXPANDERS.get(name)
     if expander is None and any(map(is_array, (*op.operands, *op.results))):
         raise errors.InternalError(f"no expansion for {name}")

@@ -79,6 +79,8 @@ def collect_block(network: Network, block: ir.Block) -> None:
     """Collects the operations of a block in order."""
     for view in block.operations:
         op = view.operation
+        if op.name.startswith(logical.SCALAR):
+            continue
         key = network.key_of(op)
         found = RULES.get(op.name)
         if found is not None:

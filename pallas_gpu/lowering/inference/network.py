@@ -288,7 +288,22 @@ class Network:
     # --- keys -------------------------------------------------------------------------
 
     def key_of(self, op: ir.Operation) -> int:
-        """A number made of name, attributes, types and the operands' numbers."""
+        """A number made of name, attributes, types and the operands' numbers.
+
+        Scalar code gets its numbers here, when an operation on arrays depends on it.
+        """
+        pending = [op]
+        while True:
+            makers = {x.owner for x in pending[-1].operands if x not in self._keys}
+            makers = [x.operation for x in makers if not isinstance(x, ir.Block)]
+            if makers:
+                pending += makers
+                continue
+            key = self._name(pending.pop())
+            if not pending:
+                return key
+
+    def _name(self, op: ir.Operation) -> int:
         attributes = op.attributes
         parts = [op.name, *(f"{name}={attributes[name]}" for name in attributes)]
         parts += [str(result.type) for result in op.results]
