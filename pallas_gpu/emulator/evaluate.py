@@ -15,7 +15,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import plan as plans
-from pallas_gpu.emulator import scoped
+from pallas_gpu.emulator import scoped, warp
 from pallas_gpu.emulator.machine import Warpgroup
 from pallas_gpu.emulator.scheduler import Run
 from pallas_gpu.emulator.steps import (
@@ -56,6 +56,28 @@ def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
             case _:
                 raise errors.InternalError(f"a plan has an unknown step {step!r}")
     return [x.bind(env) for x in plan.outs]
+
+
+def guarded(wg: Warpgroup, inner: Run) -> Run:
+    """Adds line, CTA, warpgroup and warp to what goes wrong."""
+    try:
+        yield from inner
+    except errors.PallasGpuError as error:
+        raise _located(error, wg) from error.__cause__
+    except Exception as error:
+        internal = errors.InternalError(
+            "the emulator failed",
+            got=f"{type(error).__name__}: {error}",
+            hint="please report it with the kernel",
+        )
+        raise _located(internal, wg) from error
+
+
+def _located(error: errors.PallasGpuError, wg: Warpgroup) -> errors.PallasGpuError:
+    error.with_location(wg.where())
+    position = f"in {wg.name}"
+    error.where = position if error.where is None else f"{error.where}\n{position}"
+    return error
 
 
 def _details(error: errors.PallasGpuError) -> dict[str, Any]:
@@ -157,9 +179,20 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     return results
 
 
+def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
+    body = plans.plan_of(step.params["jaxpr"])
+
+    def start(one: warp.Warp) -> Run:
+        return guarded(one, run(one, body, [*ins, np.int32(one.number)]))
+
+    yield from warp.run(wg, start, step.location)
+    return []
+
+
 _CONTROL = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
     "run_scoped": _run_scoped,
+    "warp_map": _warp_map,
 }

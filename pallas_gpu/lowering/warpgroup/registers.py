@@ -41,15 +41,16 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     stored = dtypes.memory_dtype(handle.dtype)
     if automatic:
         # Another warp may still read what this store overwrites.
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
     if not target.type.shape:
         single = convert.convert_value(vals.scalar_value(value), handle.dtype, stored)
-        memref.store(_to_memory(single, target.type.element_type), target, [])
+        element = _to_memory(single, target.type.element_type)
+        memory.mark_scope(ctx.kernel, memref.store(element, target, []))
     else:
         vector = as_vector(value, tuple(target.type.shape))
         dialect.ops.vector_store(elementwise.convert(vector, stored).value, target)
     if automatic:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
 
 def _from_memory(value: ir.Value, dtype: Any) -> ir.Value:

@@ -26,7 +26,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
     source = memory.part(src.ref, src.transforms)
-    dialect.ops.async_load(
+    copy = dialect.ops.async_load(
         source,
         memory.part(dst.ref, dst.transforms),
         *_everything(ctx, source),
@@ -34,6 +34,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
         predicate=_predicate(operands["predicate"]),
     )
+    memory.mark_scope(ctx.kernel, copy)
     return []
 
 
@@ -43,13 +44,14 @@ def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
     target = memory.part(dst.ref, dst.transforms)
-    dialect.ops.async_store(
+    copy = dialect.ops.async_store(
         memory.part(src.ref, src.transforms),
         target,
         *_everything(ctx, target),
         predicate=_predicate(operands["predicate"]),
         commit_group=False,
     )
+    memory.mark_scope(ctx.kernel, copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
     if ctx.eqn.params["commit_group"]:
