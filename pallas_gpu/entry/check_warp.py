@@ -26,12 +26,7 @@ def check_equation(eqn: _jax.JaxprEqn) -> None:
             hint="call them one after the other, or branch on warp_id",
         )
     if eqn.primitive is run_scoped_p:
-        raise _refusal(
-            "run_scoped inside of warp_map",
-            expected="scratch memory that the warpgroup has allocated",
-            got="an allocation by one warp",
-            hint="allocate around the warp_map, a part for each warp: ref.at[warp_id]",
-        )
+        raise no_scope()
     name = eqn.primitive.name
     if name in registry.PRIMITIVES and eqn.primitive not in IN_WARP:
         raise _refusal(
@@ -43,6 +38,16 @@ def check_equation(eqn: _jax.JaxprEqn) -> None:
         )
     for var in (*eqn.invars, *eqn.outvars):
         _require_scalar_or_memory(var.aval, name)
+
+
+def no_scope() -> errors.UnsupportedError:
+    """Returns the error for an allocation by one warp."""
+    return _refusal(
+        "run_scoped inside of warp_map",
+        expected="scratch memory that the warpgroup has allocated",
+        got="an allocation by one warp",
+        hint="allocate around the warp_map, a part for each warp: ref.at[warp_id]",
+    )
 
 
 def _require_scalar_or_memory(aval: Any, name: str) -> None:

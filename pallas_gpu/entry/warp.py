@@ -66,7 +66,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
                 where=scope.location(f),
             )
 
-    closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)])
+    with scope.one_warp():
+        closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)])
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
         warp_map_p.bind(*closed.consts, jaxpr=jaxpr)
