@@ -209,7 +209,9 @@ def test_scalars_of_the_warpgroup_are_seen_inside():
             o[start + warp_id] = lax.fori_loop(0, warp_id, step, jnp.int32(0))
 
     x = np.array([5], np.int32)
-    check(body, [x], np.array([0, 0, 5, 15] * 2, np.int32), grid=(2,), grid_names=("i",))
+    check(
+        body, [x], np.array([0, 0, 5, 15] * 2, np.int32), grid=(2,), grid_names=("i",)
+    )
 
 
 def test_warps_arrive_in_every_block_of_a_cluster():
