@@ -28,8 +28,9 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
     PTX: mbarrier.arrive.release.cta. Since: sm_90.
 
     Issued by a warpgroup, or inside of `warp_map` by a warp: all its earlier accesses
-    to memory come before the arrival; one elected lane arrives. The phase completes when all arrivals that the barrier was
-    declared with, and all bytes of copies on it, have come.
+    to memory come before the arrival; one elected lane arrives. The phase completes
+    when all arrivals that the barrier was declared with, and all bytes of copies on it,
+    have come.
 
     Args:
       barrier: one barrier; choose it from an array with `barrier.at[i]`.

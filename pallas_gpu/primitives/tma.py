@@ -45,8 +45,9 @@ def copy_gmem_to_smem(
     PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier. Since: sm_90.
 
     Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
-    the copy. It arrives on the barrier once and adds the copy's bytes to the current phase; `barrier_wait` on that barrier
-    makes the data visible. What lies outside of the array reads as zero.
+    the copy. It arrives on the barrier once and adds the copy's bytes to the current
+    phase; `barrier_wait` on that barrier makes the data visible. What lies outside of
+    the array reads as zero.
 
     Args:
       src: GMEM reference or a part of one.
@@ -120,8 +121,8 @@ def copy_smem_to_gmem(
     PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group. Since: sm_90.
 
     Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
-    the copy. Values written to `src` by threads need a `commit_smem()` before it. `wait_smem_to_gmem` waits for it. What
-    lies outside of the array is not written.
+    the copy. Values written to `src` by threads need a `commit_smem()` before it.
+    `wait_smem_to_gmem` waits for it. What lies outside of the array is not written.
 
     Args:
       src: SMEM reference or a part of one.
