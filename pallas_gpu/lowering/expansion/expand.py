@@ -19,8 +19,8 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.warp import IN_WARP
 from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
-from pallas_gpu.lowering.warpgroup.memory import IN_WARP
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import relayout
 

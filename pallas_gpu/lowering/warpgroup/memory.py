@@ -17,8 +17,6 @@ from pallas_gpu.mosaic import dialect, logical
 
 # On the cast that makes a memref of a buffer: the buffer's position.
 BUFFER = "pallas_gpu.buffer"
-# On an operation that one warp runs by itself.
-IN_WARP = "pallas_gpu.in_warp"
 
 
 def gmem_handle(kernel: KernelState, handle: vals.GmemHandle) -> vals.MemrefHandle:
@@ -58,12 +56,6 @@ def part(handle: vals.MemrefHandle, transforms: Any) -> ir.Value:
     if permutation == list(range(len(permutation))):
         return result
     return _transpose(result, permutation)
-
-
-def mark_scope(kernel: KernelState, op: Any) -> None:
-    """Notes on an operation who runs it, for its expansion."""
-    if kernel.builder.scope == "warp":
-        op.attributes[IN_WARP] = ir.UnitAttr.get()
 
 
 def _subview(

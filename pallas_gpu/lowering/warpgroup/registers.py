@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import memref
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import warp
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup import elementwise, memory, wgmma
@@ -45,7 +46,7 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     if not target.type.shape:
         single = convert.convert_value(vals.scalar_value(value), handle.dtype, stored)
         element = _to_memory(single, target.type.element_type)
-        memory.mark_scope(ctx.kernel, memref.store(element, target, []))
+        warp.mark_scope(ctx, memref.store(element, target, []))
     else:
         vector = as_vector(value, tuple(target.type.shape))
         dialect.ops.vector_store(elementwise.convert(vector, stored).value, target)

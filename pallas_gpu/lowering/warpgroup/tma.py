@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import builtin
 
 from pallas_gpu import arch
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import warp
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.rules import warpgroup
@@ -34,7 +35,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
         predicate=_predicate(operands["predicate"]),
     )
-    memory.mark_scope(ctx.kernel, copy)
+    warp.mark_scope(ctx, copy)
     return []
 
 
@@ -51,7 +52,7 @@ def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
         predicate=_predicate(operands["predicate"]),
         commit_group=False,
     )
-    memory.mark_scope(ctx.kernel, copy)
+    warp.mark_scope(ctx, copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
     if ctx.eqn.params["commit_group"]:
