@@ -245,6 +245,58 @@ def test_a_warp_multicasts():
           scratch_types=[TILE, plgpu.Barrier()])  # fmt: skip
 
 
+def test_each_warp_waits_for_a_barrier_of_its_own():
+    """The warp's number chooses the barrier, and the bit of its parity."""
+
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp_id):
+            mine = plgpu.ds(8 * warp_id, 8)
+
+            @plgpu.loop(0, 3)
+            def _(i):
+                source = x.at[i, mine]
+                plgpu.copy_gmem_to_smem(source, tile.at[mine], full.at[warp_id])
+                plgpu.barrier_wait(full.at[warp_id])
+                o[i, warp_id] = tile[8 * warp_id] + tile[8 * warp_id + 7]
+
+    x = numbers(3, 32)
+    expected = x[:, 0::8] + x[:, 7::8]
+    check(body, [x], expected, scratch_types=[
+        plgpu.SMEM((32,), jnp.float32), plgpu.Barrier(num_barriers=4),
+    ])  # fmt: skip
+
+
+def test_predicates_and_loads_of_elements_are_the_warps():
+    def body(x, o, tile, full, done):
+        @plgpu.warp_map
+        def _(warp_id):
+            last = warp_id == 3
+            plgpu.copy_gmem_to_smem(x, tile, full, predicate=last)
+            plgpu.barrier_wait(full)
+            o[warp_id] = plgpu.load(tile.at[warp_id]) * 2
+            plgpu.barrier_arrive(done, predicate=last)
+
+        plgpu.barrier_wait(done)
+
+    x = numbers(4)
+    barrier = plgpu.Barrier()
+    check(body, [x], x * 2, scratch_types=[
+        plgpu.SMEM((4,), jnp.float32), barrier, barrier,
+    ])  # fmt: skip
+
+
+def test_a_kernel_with_it_is_vmapped():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = x[warp_id] + warp_id
+
+    run_one = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4,), I32))
+    x = numbers(3, 4, dtype=np.int32)
+    np.testing.assert_array_equal(jax.vmap(run_one)(x), x + np.arange(4))
+
+
 # --- what it refuses ------------------------------------------------------------------
 
 
