@@ -19,6 +19,7 @@ from pallas_gpu.entry.kernel import kernel
 from pallas_gpu.entry.pallas_call import pallas_call
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
 from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
@@ -76,6 +77,7 @@ __all__ = [
     # Control flow and positions
     "when",
     "loop",
+    "warp_map",
     "nd_loop",
     "NDLoopInfo",
     "planar_snake",

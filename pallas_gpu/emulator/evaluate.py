@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.emulator import ordering, scoped
 from pallas_gpu.emulator import plan as plans
-from pallas_gpu.emulator import scoped
-from pallas_gpu.emulator.machine import Warpgroup
-from pallas_gpu.emulator.scheduler import Run
+from pallas_gpu.emulator.machine import Warp, Warpgroup
+from pallas_gpu.emulator.scheduler import Run, Wait
 from pallas_gpu.emulator.steps import (
     ControlStep,
     EffectStep,
@@ -27,6 +27,8 @@ from pallas_gpu.emulator.steps import (
     ScalarStep,
     bind_operands,
 )
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 
 def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
@@ -56,6 +58,28 @@ def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
             case _:
                 raise errors.InternalError(f"a plan has an unknown step {step!r}")
     return [x.bind(env) for x in plan.outs]
+
+
+def guarded(wg: Warpgroup, inner: Run) -> Run:
+    """Adds line, CTA, warpgroup and warp to what goes wrong."""
+    try:
+        yield from inner
+    except errors.PallasGpuError as error:
+        raise _located(error, wg) from error.__cause__
+    except Exception as error:
+        internal = errors.InternalError(
+            "the emulator failed",
+            got=f"{type(error).__name__}: {error}",
+            hint="please report it with the kernel",
+        )
+        raise _located(internal, wg) from error
+
+
+def _located(error: errors.PallasGpuError, wg: Warpgroup) -> errors.PallasGpuError:
+    error.with_location(wg.where())
+    position = f"in {wg.name}"
+    error.where = position if error.where is None else f"{error.where}\n{position}"
+    return error
 
 
 def _details(error: errors.PallasGpuError) -> dict[str, Any]:
@@ -157,9 +181,46 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     return results
 
 
+# --- warps ----------------------------------------------------------------------------
+
+
+def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
+    """Lets the four warps of a warpgroup run, and waits until all have ended.
+
+    The barriers around the region order them: what the warpgroup did comes before all
+    of them, what they do comes before what the warpgroup does next. Among each other
+    they have no order but the one that they make.
+    """
+    body = plans.plan_of(step.params["jaxpr"])
+    if not wg.warps:
+        wg.warps = [Warp(wg, number) for number in range(WARPS)]
+    warps, threads, known = wg.warps, wg.machine.threads, wg.release()
+    for warp in warps:
+        body_run = run(warp, body, [*ins, np.int32(warp.number)])
+        warp.start(known, guarded(warp, body_run), step.location)
+    threads.extend(warps)
+    yield Wait(
+        lambda: all(warp.done for warp in warps),
+        "its four warps to end",
+        lambda: f"{sum(warp.done for warp in warps)} of {WARPS} warps have ended",
+        for_threads=True,
+    )
+    for warp in warps:
+        threads.remove(warp)
+        ordering.join(wg.clock, warp.release())
+    return []
+
+
+@registry.register(warp_map_p, registry.RuleKind.EMULATE)
+def _warp_map_rule(*_: Any, **__: Any) -> None:
+    # Listed so that the table of rules is complete: a region is no effect of its own.
+    raise errors.InternalError("warp_map is control flow, not an effect")
+
+
 _CONTROL = {
     "scan": _scan,
     "while": _while,
     "cond": _cond,
     "run_scoped": _run_scoped,
+    "warp_map": _warp_map,
 }

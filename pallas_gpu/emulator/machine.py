@@ -2,7 +2,7 @@
 """The machine: warpgroups, CTAs, clusters, and what they share.
 
 CTAs run one after another in row-major order, those of a cluster together. The unit of
-execution is a warpgroup: the author's thread.
+execution is a warpgroup, the author's thread; inside of `warp_map` it is a warp.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from pallas_gpu import errors, types
 from pallas_gpu.emulator import ordering, scheduler
 from pallas_gpu.emulator.memory import Memory, Region, poison
 
-_ORDER_WARPGROUPS = (
-    "order the warpgroups with a barrier: arrive after the first access, wait before "
-    "the second"
+_ORDER = (
+    "order the {} with a barrier: arrive after the first access, wait before the second"
 )
 
 
@@ -34,7 +33,8 @@ class Machine:
       rng: all choices come from here.
       in_flight: asynchronous work of the cluster that runs.
       steps: effects and loop turns so far.
-      threads: warpgroups of the cluster that runs.
+      threads: warpgroups of the cluster that runs, and warps while they run by
+        themselves.
     """
 
     def __init__(self, params: types.InterpretParams, mesh: types.Mesh):
@@ -189,7 +189,11 @@ class Warpgroup:
       waits: phases waited for, by barrier.
       visits: how often each scope was entered.
       sole: no other warpgroup shares memory with it while it runs.
+      kind: of the unit, for messages.
+      warps: its warps, once it has let them run by themselves.
     """
+
+    kind = "warpgroup"
 
     def __init__(self, cta: Cta, index: int):
         machine = cta.machine
@@ -209,11 +213,17 @@ class Warpgroup:
         # Streams of asynchronous work, made by their families.
         self.stores: Any = None
         self.mmas: Any = None
+        self.warps: list[Warp] = []
+
+    @property
+    def label(self) -> str:
+        """The position in the CTA, for messages."""
+        return f"warpgroup {self.index}"
 
     @property
     def name(self) -> str:
         """The position, for messages."""
-        return f"warpgroup {self.index} of {self.cta.name}"
+        return f"{self.label} of {self.cta.name}"
 
     def where(self) -> str | None:
         """Returns the kernel's line that runs now."""
@@ -246,16 +256,16 @@ class Warpgroup:
         writes: bool,
         what: str | None = None,
         by: tuple[int, int] | None = None,
-        hint: str = _ORDER_WARPGROUPS,
+        hint: str | None = None,
     ) -> None:
         """Checks an access against earlier ones and records it.
 
         Args:
           region: what is accessed.
           writes: a write.
-          what: who accesses; default: this warpgroup.
+          what: who accesses; default: this warpgroup or warp.
           by: (actor, time) of an asynchronous copy that this warpgroup issues.
-          hint: what makes the access known to others.
+          hint: what makes the access known to others; default: a barrier.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
@@ -269,7 +279,7 @@ class Warpgroup:
         actor, time = by or (self.actor, self.clock[self.actor])
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None,
-            what or f"warpgroup {self.index}", self.where(), hint,
+            what or self.label, self.where(), hint or _ORDER.format(f"{self.kind}s"),
         )  # fmt: skip
         history.check(new, self.clock, memory.name, self.machine.params.detect_races)
         if by is not None or not self.sole:
@@ -304,8 +314,39 @@ class Warpgroup:
         self.access(region, writes=True)
         region.store(value)
         if memory.space is types.SMEM:
-            note = (self.where(), f"warpgroup {self.index}")
+            note = (self.where(), self.label)
             memory.unfenced[self.actor, region.box()] = note
+
+
+class Warp(Warpgroup):
+    """One warp of a warpgroup, while it runs by itself.
+
+    What it knows between two regions is kept: the phases it has waited for, and its
+    copies to GMEM.
+
+    Attributes:
+      number: position in the warpgroup.
+      warpgroup: whose warp it is.
+    """
+
+    kind = "warp"
+
+    def __init__(self, warpgroup: Warpgroup, number: int):
+        super().__init__(warpgroup.cta, warpgroup.index)
+        self.number = number
+        self.warpgroup = warpgroup
+        self.sole = False
+
+    @property
+    def label(self) -> str:
+        """The position in the CTA, for messages."""
+        return f"warp {self.number} of {self.warpgroup.label}"
+
+    def start(self, known: ordering.Clock, run: Iterator[Any], location: Any) -> None:
+        """Begins a run that comes after everything in `known`."""
+        ordering.join(self.clock, known)
+        self.generator, self.location = run, location
+        self.wait, self.done = None, False
 
 
 def require_writable(memory: Memory) -> None:

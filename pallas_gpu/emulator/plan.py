@@ -173,8 +173,8 @@ class _Builder:
             return ControlStep(
                 eqn.primitive.name, tuple(ins), indices, eqn.params, Location(eqn)
             )
-        if eqn.primitive.name == "run_scoped":
-            return ControlStep("run_scoped", tuple(ins), indices, eqn.params,
+        if eqn.primitive.name in ("run_scoped", "warp_map"):
+            return ControlStep(eqn.primitive.name, tuple(ins), indices, eqn.params,
                                Location(eqn))  # fmt: skip
         rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
         if rule is None:

@@ -15,9 +15,8 @@ import numpy as np
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.emulator import evaluate, plan
-from pallas_gpu.emulator.machine import Machine, Warpgroup
+from pallas_gpu.emulator.machine import Machine
 from pallas_gpu.emulator.memory import Memory
-from pallas_gpu.emulator.scheduler import Run
 from pallas_gpu.entry import call
 
 
@@ -49,7 +48,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
             for cta in ctas:
                 refs = launch.bind(cta.batch)
                 for wg in cta.warpgroups:
-                    wg.generator = _guarded(wg, evaluate.run(wg, body, refs))
+                    wg.generator = evaluate.guarded(wg, evaluate.run(wg, body, refs))
             machine.run(ctas)
             launch.settle()
     return [memory.data for memory in launch.outputs]
@@ -65,28 +64,6 @@ def _require_resources(params: call.CallParams) -> None:
         compiler.reduction_scratch_bytes,
         params.mesh.warpgroups,
     )
-
-
-def _guarded(wg: Warpgroup, inner: Run) -> Run:
-    """Adds line, CTA and warpgroup to what goes wrong."""
-    try:
-        yield from inner
-    except errors.PallasGpuError as error:
-        raise _located(error, wg) from error.__cause__
-    except Exception as error:
-        internal = errors.InternalError(
-            "the emulator failed",
-            got=f"{type(error).__name__}: {error}",
-            hint="please report it with the kernel",
-        )
-        raise _located(internal, wg) from error
-
-
-def _located(error: errors.PallasGpuError, wg: Warpgroup) -> errors.PallasGpuError:
-    error.with_location(wg.where())
-    position = f"in {wg.name}"
-    error.where = position if error.where is None else f"{error.where}\n{position}"
-    return error
 
 
 def _cpu() -> Any:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Who runs next: warpgroups and asynchronous work, chosen from a seed.
 
-A warpgroup is a generator. It yields None where another may run, and a `Wait` where it
-has to stop until something holds. Asynchronous work advances by stages; it is driven
-at the latest when no warpgroup can run, so it is as late as the waits allow, unless the
-parameters or the seed let it be quick.
+A warpgroup is a generator, and so is a warp while it runs by itself. It yields None
+where another may run, and a `Wait` where it has to stop until something holds.
+Asynchronous work advances by stages; it is driven at the latest when nobody can run, so
+it is as late as the waits allow, unless the parameters or the seed let it be quick.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ class Wait:
       ready: whether it may go on.
       what: the awaited thing, for the report of a deadlock.
       state: describes the awaited thing as it is now.
+      for_threads: waits for others in the list, which say themselves what they lack.
     """
 
     ready: Callable[[], bool]
     what: str
     state: Callable[[], str]
+    for_threads: bool = False
 
 
 # A warpgroup, or a rule that can block: yields None or a Wait, ends with its results.
@@ -88,11 +90,12 @@ class InFlight:
             self.advance_one()
 
 
-def run(threads: Sequence[Any], in_flight: InFlight, rng: random.Random) -> None:
+def run(threads: list[Any], in_flight: InFlight, rng: random.Random) -> None:
     """Runs warpgroups until all have ended.
 
     Args:
-      threads: objects with `generator`, `wait` (None or a Wait), `done`.
+      threads: objects with `generator`, `wait` (None or a Wait), `done`; those that run
+        may add others at the end, and take them out once they are done.
       in_flight: asynchronous work.
       rng: chooses the next warpgroup.
 
@@ -100,8 +103,7 @@ def run(threads: Sequence[Any], in_flight: InFlight, rng: random.Random) -> None
       DeadlockError: all that are left wait, and no work is in flight.
       Whatever the warpgroups raise.
     """
-    alive = [t for t in threads if not t.done]
-    while alive:
+    while alive := [t for t in threads if not t.done]:
         ready = [t for t in alive if t.wait is None or t.wait.ready()]
         if not ready:
             if not len(in_flight):
@@ -115,7 +117,6 @@ def run(threads: Sequence[Any], in_flight: InFlight, rng: random.Random) -> None
             thread.wait = next(thread.generator)
         except StopIteration:
             thread.done = True
-            alive.remove(thread)
 
 
 def positions(threads: Sequence[Any]) -> str:
@@ -136,10 +137,12 @@ def positions(threads: Sequence[Any]) -> str:
 
 def deadlock(threads: Sequence[Any]) -> errors.DeadlockError:
     """Returns the error for warpgroups that all wait."""
-    waiting = [t for t in threads if not t.done]
+    parents = [t for t in threads if t.wait is not None and t.wait.for_threads]
+    waiting = [t for t in threads if not t.done and t not in parents]
+    who = "warpgroups and warps" if parents else "warpgroups"
     return errors.DeadlockError(
-        f"deadlock: {len(waiting)} of {len(threads)} warpgroups wait, and nothing is "
-        "under way that could wake them",
+        f"deadlock: {len(waiting)} of {len(threads) - len(parents)} {who} wait, and "
+        "nothing is under way that could wake them",
         expected="an arrival or a copy for every wait",
         got=positions(threads),
         hint="compare the arrivals with the barrier's num_arrivals, and the number of "

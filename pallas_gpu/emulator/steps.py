@@ -131,7 +131,7 @@ class EffectStep:
 
 @dataclasses.dataclass(slots=True)
 class ControlStep:
-    """A loop, a branch or a scope whose body has effects."""
+    """A loop, a branch, a scope or a part for warps whose body has effects."""
 
     kind: str
     ins: tuple[Any, ...]

@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_gpu import types
 from pallas_gpu.emulator import cluster, ordering, scheduler
-from pallas_gpu.emulator.machine import Warpgroup, require_writable
+from pallas_gpu.emulator.machine import Warp, Warpgroup, require_writable
 from pallas_gpu.emulator.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.emulator.memory import Region, poison
 from pallas_gpu.primitives import _registry as registry
@@ -108,7 +108,11 @@ def _forget_unfenced(dst: Region) -> None:
 
 
 class StoreStream:
-    """The copies to GMEM of one warpgroup, in groups.
+    """The copies to GMEM that one thread issues, in groups.
+
+    Groups belong to the thread (PTX ISA, cp.async.bulk.commit_group). A warpgroup
+    issues in the elected lane of its warp 0, so it shares the stream of that warp; each
+    other warp has one for what it issues by itself.
 
     Attributes:
       reading, writing: numbers in clocks of the sources' reads and the destinations'
@@ -125,10 +129,21 @@ class StoreStream:
 
     @classmethod
     def of(cls, wg: Warpgroup) -> StoreStream:
-        """Returns the warpgroup's stream."""
+        """Returns the stream in which a warpgroup, or a warp, issues."""
+        if isinstance(wg, Warp) and wg.number == 0:
+            wg = wg.warpgroup
         if wg.stores is None:
             wg.stores = cls(wg)
         return wg.stores
+
+    @classmethod
+    def all_of(cls, wg: Warpgroup) -> list[StoreStream]:
+        """Returns the streams whose groups a warpgroup, or a warp, closes and awaits.
+
+        All threads of a warpgroup do, each for its own copies.
+        """
+        others = [one.stores for one in wg.warps if one.stores is not None]
+        return [cls.of(wg), *others]
 
     def left(self, upto: int, read_only: bool) -> int:
         """Counts copies of the first `upto` groups that are not done."""
@@ -173,10 +188,15 @@ class _Mask:
 def _copy_smem_to_gmem(
     wg: Warpgroup, operands: dict[str, Any], commit_group: bool, **_: Any
 ) -> None:
-    stream = StoreStream.of(wg)
     if not skipped(operands):
+        stream = StoreStream.of(wg)
         _issue_store(wg, stream, operands["src"], operands["dst"])
     if commit_group:
+        _commit(wg)
+
+
+def _commit(wg: Warpgroup) -> None:
+    for stream in StoreStream.all_of(wg):
         stream.committed += 1
 
 
@@ -193,14 +213,14 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
         what=f"the copy to {dst.memory.name}",
         by=(stream.reading, group + 1),
         hint="call wait_smem_to_gmem(0), or wait_smem_to_gmem(0, wait_read_only=True) "
-        "for the source alone, in the warpgroup that started the copy first",
+        f"for the source alone, in the {wg.kind} that started the copy first",
     )
     wg.access(
         dst,
         writes=True,
         what=f"the copy from {src.memory.name}",
         by=(stream.writing, group + 1),
-        hint="call wait_smem_to_gmem(0) in the warpgroup that started the copy first",
+        hint=f"call wait_smem_to_gmem(0) in the {wg.kind} that started the copy first",
     )
     stream.unread[group] = stream.unread.get(group, 0) + 1
     stream.unwritten[group] = stream.unwritten.get(group, 0) + 1
@@ -209,14 +229,20 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
 
 @registry.register(tma.commit_group_p, _EMULATE)
 def _commit_group(wg: Warpgroup, *_: Any, **__: Any) -> None:
-    StoreStream.of(wg).committed += 1
+    _commit(wg)
 
 
 @registry.register(tma.wait_smem_to_gmem_p, _EMULATE)
 def _wait_smem_to_gmem(
     wg: Warpgroup, _: Any, n: int, wait_read_only: bool, used: Any
 ) -> scheduler.Run:
-    stream = StoreStream.of(wg)
+    for stream in StoreStream.all_of(wg):
+        yield from _wait_for_groups(wg, stream, n, wait_read_only)
+
+
+def _wait_for_groups(
+    wg: Warpgroup, stream: StoreStream, n: int, wait_read_only: bool
+) -> scheduler.Run:
     done = max(0, stream.committed - n)
     if stream.left(done, wait_read_only):
         yield scheduler.Wait(
@@ -233,8 +259,10 @@ def _wait_smem_to_gmem(
 
 @registry.register(tma.commit_smem_p, _EMULATE)
 def _commit_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
+    # Each thread fences its own writes: the whole warpgroup those of its warps too.
+    actors = {wg.actor, *(one.actor for one in wg.warps)}
     for memory in wg.cta.memories:
         if memory.unfenced:
-            mine = [key for key in memory.unfenced if key[0] == wg.actor]
+            mine = [key for key in memory.unfenced if key[0] in actors]
             for key in mine:
                 del memory.unfenced[key]

@@ -16,11 +16,12 @@ import jax
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check_wgmma
+from pallas_gpu.entry import check_warp, check_wgmma
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import load_p
+from pallas_gpu.primitives.warp import warp_map_p
 
 _REF_ACCESSES = ("get", "swap", "addupdate")
 
@@ -31,8 +32,13 @@ _COLLECTIVES = {
 }  # fmt: skip
 
 
-def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
+def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh, *, in_warp: bool = False) -> None:
     """Checks every equation, those of nested jaxprs included.
+
+    Args:
+      jaxpr: a body, or a part of one.
+      mesh: shape of the launch.
+      in_warp: a single warp runs it, inside of a warp_map.
 
     Raises:
       OutOfBoundsError: a static index outside of its reference.
@@ -43,11 +49,14 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
     """
     for eqn in jaxpr.eqns:
         try:
+            if in_warp:
+                check_warp.check_equation(eqn)
             _check_equation(eqn, mesh)
+            inside = in_warp or eqn.primitive is warp_map_p
             # Functions of jax.numpy are jitted: their equations have no line of the
             # kernel's, so the call's line has to do.
             for inner in _jax.jaxprs_in_params(eqn.params):
-                check_jaxpr(inner, mesh)
+                check_jaxpr(inner, mesh, in_warp=inside)
         except errors.PallasGpuError as error:
             raise error.with_location(_jax.where(eqn)) from None
 

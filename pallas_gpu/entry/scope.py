@@ -21,6 +21,10 @@ _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
     "pallas_gpu_mesh", default=None
 )
 
+_IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
+    "pallas_gpu_in_warp", default=False
+)
+
 
 @contextlib.contextmanager
 def tracing(mesh: Mesh) -> Iterator[None]:
@@ -30,6 +34,21 @@ def tracing(mesh: Mesh) -> Iterator[None]:
         yield
     finally:
         _MESH.reset(token)
+
+
+@contextlib.contextmanager
+def one_warp() -> Iterator[None]:
+    """Marks the extent in which the function of a warp_map is traced."""
+    token = _IN_WARP.set(True)
+    try:
+        yield
+    finally:
+        _IN_WARP.reset(token)
+
+
+def in_warp() -> bool:
+    """True while the function of a warp_map is traced."""
+    return _IN_WARP.get()
 
 
 def current_mesh(who: str) -> Mesh:

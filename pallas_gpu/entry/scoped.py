@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import check_warp, scope
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
@@ -38,12 +38,15 @@ def run_scoped(
 
     Raises:
       ArgumentTypeError: a declaration is none.
-      UnsupportedError: SMEM or barriers for one of several warpgroups.
+      UnsupportedError: SMEM or barriers for one of several warpgroups; a call inside
+        of warp_map.
 
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
     """
     mesh = scope.current_mesh("run_scoped")
+    if scope.in_warp():
+        raise check_warp.no_scope().with_location(_jax.where_now())
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
     leaves, tree = jax.tree.flatten(
         (scratch_types, named_scratch_types), is_leaf=lambda x: hasattr(x, "to_ref")

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.entry import check, check_warp, scope
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,7 @@ def trace_body(
             closed = _lift(closed, in_avals, out_avals, mesh)
             jaxpr = closed.jaxpr
         check.check_jaxpr(jaxpr, mesh)
+        check_warp.check_waits(jaxpr)
     return TracedBody(jaxpr, tuple(scalars))
 
 

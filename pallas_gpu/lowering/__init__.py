@@ -8,6 +8,7 @@ from pallas_gpu.lowering import (
     registers,
     scoped,
     tma,
+    warp,
     warpgroup,
 )
 from pallas_gpu.lowering.launch import LoweredKernel, lower
@@ -24,5 +25,6 @@ __all__ = [
     "scoped",
     "shapes",
     "tma",
+    "warp",
     "warpgroup",
 ]

@@ -101,6 +101,11 @@ class RuleContext:
         return self.kernel.builder
 
     @property
+    def scope(self) -> mosaic_module.Scope:
+        """Who runs the equation: a warpgroup, or one warp by itself."""
+        return self.builder.scope
+
+    @property
     def out_aval(self) -> Any:
         """Type of the single result."""
         return self.eqn.outvars[0].aval

@@ -66,7 +66,7 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     module = smem if isinstance(handle, vals.SmemHandle) else gmem
     if automatic:
         # Another warp may still read what this store overwrites.
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
     if tuple(view.shape) == ():
         module.store_scalar(view, vals.scalar_value(value))
     else:
@@ -77,7 +77,7 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         else:
             smem.store(view, value, optimized=deals_evenly(view))
     if automatic:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
 
 @lane(_jax.get_p)

@@ -128,25 +128,25 @@ def arrive(
     sync: bool = True,
     scope: Scope = "cluster",
 ) -> None:
-    """Arrives once for the warpgroup on the same mbarrier of each block of a group.
+    """Arrives once on the same mbarrier of each block of a group.
 
     PTX: `mbarrier.arrive.release.{cta,cluster}.shared::cluster.b64`. Since: sm_90. The
-    SMEM accesses of the warpgroup come before the arrivals. Who waits uses `wait` of
-    this file.
+    SMEM accesses of the warpgroup, or of the warp, that arrives come before the
+    arrivals. Who waits uses `wait` of this file.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       blocks: who is told; this block is one of them.
-      elected: i1, true in the thread that arrives; the warpgroup's if None.
-      sync: False where the caller has met its threads already, or is one warp.
+      elected: i1, true in the thread that arrives; the scope's if None.
+      sync: False where the caller has met its threads already.
       scope: "cluster" makes the threads' writes visible to the other blocks. It costs a
         fence of the whole GPU for each arrival (MEMBAR.ALL.GPU in SASS, which halves
         the speed of a matrix product), so "cta" serves where only reads are released.
     """
     if sync:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
     kernel = module.current()
-    with predicated(kernel.threads.elected if elected is None else elected):
+    with predicated(kernel.elected if elected is None else elected):
         for block_rank in blocks.ranks:
             emit_arrive_remote(map_shared(pointer, block_rank), scope)
 

@@ -248,5 +248,5 @@ def load_scalar(view: GmemView) -> ir.Value:
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
-    """Stores one element by the warpgroup's elected thread. PTX: `st.global`."""
+    """Stores one element by the elected thread. PTX: `st.global`."""
     smem.store_element(_element_pointer(view), value, view.dtype)

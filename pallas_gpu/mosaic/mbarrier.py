@@ -2,7 +2,8 @@
 """Barriers: mbarriers in SMEM, and the named barriers that threads meet at.
 
 An mbarrier here counts one arrival per warpgroup, not per thread: after a barrier of
-the warpgroup its elected thread arrives for all. So an mbarrier is initialised with the
+the warpgroup its elected thread arrives for all. Where warps run by themselves, the
+same holds for each warp. So an mbarrier is initialised with the
 number of arrivals the kernel's author states.
 """
 
@@ -11,12 +12,34 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
+from pallas_gpu import errors
 from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.smem import predicated
 
 MBARRIER_BYTES = 8
 # How long one try_wait may suspend the thread, in ns; the wait loops anyway.
 _SUSPEND_HINT_NS = 10_000_000
+_FULL_MASK = -1
+
+
+def meet() -> None:
+    """Waits until all threads have come here: the warpgroup's, or those of one warp.
+
+    Who meets is who runs the code, the open builder's scope.
+    """
+    if module.current().scope == "warp":
+        warp_barrier()
+    else:
+        warpgroup_barrier()
+
+
+def warp_barrier() -> None:
+    """Waits until all lanes of the warp have come here.
+
+    PTX: `bar.warp.sync`. Their accesses to memory before it are visible to each other
+    after it.
+    """
+    nvvm.bar_warp_sync(module.current().i32(_FULL_MASK))
 
 
 def warpgroup_barrier() -> None:
@@ -25,8 +48,13 @@ def warpgroup_barrier() -> None:
     PTX: `barrier.sync 1 + warpgroup, 128`. All threads of the warpgroup issue it; their
     SMEM and GMEM accesses before it are visible to each other after it. Barrier 0 stays
     for the whole block.
+
+    Raises:
+      InternalError: a single warp runs the code; the others would never come.
     """
     kernel = module.current()
+    if kernel.scope == "warp":
+        raise errors.InternalError("a barrier of the warpgroup in code of one warp")
 
     def identifier() -> ir.Value:
         if kernel.spec.warpgroups == 1:
@@ -76,18 +104,19 @@ def init(pointer: ir.Value, count: int) -> None:
 def arrive(
     pointer: ir.Value, *, elected: ir.Value | None = None, sync: bool = True
 ) -> None:
-    """Arrives once for the warpgroup.
+    """Arrives once for the warpgroup, or for the warp that runs by itself.
 
-    PTX: `barrier.sync`, then `mbarrier.arrive.release.cta.shared.b64` by one thread.
-    Since: sm_90. The SMEM accesses of the warpgroup come before the arrival.
+    PTX: `barrier.sync` or `bar.warp.sync`, then
+    `mbarrier.arrive.release.cta.shared.b64` by one thread. Since: sm_90. The SMEM
+    accesses of who arrives come before the arrival.
 
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
-      elected: i1, true in the thread that arrives; the warpgroup's if None.
-      sync: False where the caller has met its threads already, or is one warp.
+      elected: i1, true in the thread that arrives; the scope's if None.
+      sync: False where the caller has met its threads already.
     """
     if sync:
-        warpgroup_barrier()
+        meet()
     with predicated(_elected(elected)):
         _emit_arrive(pointer)
 
@@ -115,7 +144,7 @@ def arrive_expect_tx(
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
       num_bytes: below 2**20 (PTX ISA, "Tracking asynchronous operations").
-      elected: i1, true in the thread that arrives; the warpgroup's if None.
+      elected: i1, true in the thread that arrives; the scope's if None.
     """
     with predicated(_elected(elected)):
         emit_arrive_expect_tx(pointer, num_bytes)
@@ -151,7 +180,7 @@ def test(pointer: ir.Value, parity: ir.Value) -> ir.Value:
 
 
 def _elected(elected: ir.Value | None) -> ir.Value:
-    return module.current().threads.elected if elected is None else elected
+    return module.current().elected if elected is None else elected
 
 
 def _i64() -> ir.Type:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 from jax.interpreters import mlir as jax_mlir
 from jaxlib.mlir import ir, passmanager
@@ -26,6 +27,9 @@ WARP_THREADS = 32
 # Constant memory (NVPTX address space 4): the launcher looks the symbol up.
 _SCRATCH_GLOBAL = "global_scratch"
 _FULL_MASK = -1
+
+# Who runs the code that is emitted, and meets at its barriers.
+Scope = Literal["warpgroup", "warp"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +93,7 @@ class ThreadIds:
       warpgroup: i32, the warpgroup's index in the block.
       block_id: three i32, x first.
       elected: i1, true in one lane of warp 0 of each warpgroup.
+      warp_elected: i1, true in one lane of each warp; in warp 0 it is the same lane.
     """
 
     warpgroup_thread: ir.Value
@@ -97,6 +102,7 @@ class ThreadIds:
     warpgroup: ir.Value
     block_id: tuple[ir.Value, ir.Value, ir.Value]
     elected: ir.Value
+    warp_elected: ir.Value
 
 
 _open_builders: list[KernelBuilder] = []
@@ -144,6 +150,7 @@ class KernelBuilder:
       buffers: the kernel's operands and results, `!llvm.ptr` in GMEM.
       smem_base: start of the dynamic SMEM, `!llvm.ptr<3>`.
       threads: the ids of the running thread.
+      scope: who runs what is emitted now.
     """
 
     buffers: list[ir.Value]
@@ -156,6 +163,7 @@ class KernelBuilder:
         self._scopes = contextlib.ExitStack()
         self._hoisted: dict[object, ir.Value] = {}
         self._finished = False
+        self.scope: Scope = "warpgroup"
 
     # --- scopes -----------------------------------------------------------------------
 
@@ -230,6 +238,22 @@ class KernelBuilder:
             end.operation.erase()
 
     # --- what emitters use ------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def in_warp(self) -> Iterator[None]:
+        """Marks the extent of code that each warp runs by itself."""
+        outer, self.scope = self.scope, "warp"
+        try:
+            yield
+        finally:
+            self.scope = outer
+
+    @property
+    def elected(self) -> ir.Value:
+        """i1: true in the one thread that issues for who runs the code."""
+        if self.scope == "warp":
+            return self.threads.warp_elected
+        return self.threads.elected
 
     def set_smem_bytes(self, value: int) -> None:
         """Sets the dynamic SMEM of a block: what the body uses is known at its end."""
@@ -387,7 +411,8 @@ class KernelBuilder:
             warpgroup = arith.shrui(warp_in_block, constant(2))
         leader = arith.cmpi(arith.CmpIPredicate.eq, warp, zero)
         i1 = ir.IntegerType.get_signless(1)
-        elected = arith.andi(nvvm.elect_sync(results=[i1]), leader)
+        warp_elected = nvvm.elect_sync(results=[i1])
+        elected = arith.andi(warp_elected, leader)
         block_id = tuple(
             op(results=[i32]).result if extent > 1 else zero
             for op, extent in zip(
@@ -396,7 +421,9 @@ class KernelBuilder:
                 strict=True,
             )
         )
-        self.threads = ThreadIds(in_warpgroup, lane, warp, warpgroup, block_id, elected)
+        self.threads = ThreadIds(
+            in_warpgroup, lane, warp, warpgroup, block_id, elected, warp_elected
+        )
         self.smem_base = _smem_base()
         # Whatever is hoisted later goes before this operation.
         self._anchor = constant(0).owner

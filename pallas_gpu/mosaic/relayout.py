@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import WGSplatLayout, plan_relayout
@@ -36,7 +36,6 @@ from pallas_gpu.mosaic.registers import (
     place_registers,
 )
 
-_FULL_MASK = -1
 _WORD_BITS = 32
 
 
@@ -283,7 +282,7 @@ def _through_smem(
         smem.store(view, x, optimized=False)
         mbarrier.warpgroup_barrier()
         return smem.load(view, target, optimized=False).values
-    meet = _meet_in_warp if plan.within_warps else mbarrier.warpgroup_barrier
+    meet = mbarrier.warp_barrier if plan.within_warps else mbarrier.warpgroup_barrier
     loaded: dict[tuple[Slot, ...], ir.Value] = {}
     for parts in plan.rounds:
         if parts.start:
@@ -292,11 +291,6 @@ def _through_smem(
         meet()
         _load_parts(plan, parts, x.dtype, pointer, loaded)
     return _regroup(list(loaded.values()), filled(loaded, target))
-
-
-def _meet_in_warp() -> None:
-    """PTX: `bar.warp.sync`; orders accesses to SMEM of the warp's lanes."""
-    nvvm.bar_warp_sync(module.current().i32(_FULL_MASK))
 
 
 def _store_parts(

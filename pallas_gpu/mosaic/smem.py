@@ -426,9 +426,9 @@ def load_element(pointer: ir.Value, dtype: np.dtype) -> ir.Value:
 
 
 def store_element(pointer: ir.Value, value: ir.Value, dtype: np.dtype) -> None:
-    """Stores one element by the warpgroup's elected thread."""
+    """Stores one element by the elected thread of the warpgroup or warp."""
     stored = convert_value(value, dtype, dtypes.memory_dtype(dtype))
-    with predicated(module.current().threads.elected):
+    with predicated(module.current().elected):
         llvm.store(stored, pointer)
 
 
@@ -448,5 +448,5 @@ def load_scalar(view: SmemView) -> ir.Value:
 
 
 def store_scalar(view: SmemView, value: ir.Value) -> None:
-    """Stores one element by the warpgroup's elected thread. PTX: `st.shared`."""
+    """Stores one element by the elected thread. PTX: `st.shared`."""
     store_element(_element_pointer(view), value, view.dtype)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TMA: asynchronous tensor copies between GMEM and SMEM.
 
-One thread issues a copy for its warpgroup. A load completes on an mbarrier, which then
-also says that the data is visible; stores are waited for in groups.
+One thread issues a copy for its warpgroup, or for its warp where warps run by
+themselves: which of them is the builder's scope. A load completes on an mbarrier, which
+then also says that the data is visible; stores are waited for in groups.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def copy_gmem_to_smem(
       gmem: a slice of a kernel buffer.
       smem_view: of the same shape, contiguous in SMEM.
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival.
-      elected: i1, true in the one thread that issues; the warpgroup's if None.
-      sync: False where nobody else may still use the SMEM, or where one warp issues.
+      elected: i1, true in the one thread that issues; the scope's if None.
+      sync: False where nobody else may still use the SMEM.
       arrive: False where the caller has announced the bytes already.
       multicast: blocks of the cluster that all call this with the same slice and the
         same places in their SMEM: each copies its part to all of them, and the bytes
@@ -73,7 +74,7 @@ def copy_gmem_to_smem(
     descriptor = _descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         # A CTA's own SMEM is part of its cluster's: address space 7 of NVPTX.
@@ -87,7 +88,7 @@ def copy_gmem_to_smem(
             multicastMask=multicast.mask if multicast else None,
         )
 
-    with predicated(kb.threads.elected if elected is None else elected):
+    with predicated(kb.elected if elected is None else elected):
         if arrive:
             num_bytes = transfer_bytes(smem_view)
             mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
@@ -119,7 +120,7 @@ def copy_smem_to_gmem(
       smem_view: contiguous in SMEM.
       gmem: a slice of a kernel buffer, of the same shape.
       reduction: combine with what is in GMEM, atomically per element.
-      elected: i1, true in the one thread that issues; the warpgroup's if None.
+      elected: i1, true in the one thread that issues; the scope's if None.
       sync: False where the writers of the SMEM have met already.
       commit: close the group; False to join the next copy's.
 
@@ -130,7 +131,7 @@ def copy_smem_to_gmem(
     descriptor = _descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         if reduction is None:
@@ -138,7 +139,7 @@ def copy_smem_to_gmem(
         else:
             _reduce_tensor(reduction, descriptor, pointer, coordinates)
 
-    with predicated(kb.threads.elected if elected is None else elected):
+    with predicated(kb.elected if elected is None else elected):
         _issue(plan, gmem.starts, base, copy)
         if commit:
             commit_group()
@@ -181,17 +182,18 @@ def commit_group() -> None:
 def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
     """Waits until at most the `n` latest groups of stores are under way.
 
-    PTX: `cp.async.bulk.wait_group{.read}`. Since: sm_90. All threads of the warpgroup
-    issue it and meet, so that all know.
+    PTX: `cp.async.bulk.wait_group{.read}`. Since: sm_90. All threads of the warpgroup,
+    or of the warp, issue it and meet, so that all know. Groups belong to the thread
+    that issued their copies: each warp has its own.
 
     Args:
       n: 0 waits for all.
       read_only: wait only until the SMEM was read and may be written again.
-      sync: False where the caller meets its threads, or is one warp.
+      sync: False where the caller meets its threads.
     """
     nvvm.cp_async_bulk_wait_group(n, read=read_only)
     if sync:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
 
 def fence_proxy_async() -> None:

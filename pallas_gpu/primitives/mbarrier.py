@@ -23,17 +23,19 @@ def _barrier_wait_type(*_, **__):
 
 
 def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
-    """Arrives on a barrier once for the whole warpgroup.
+    """Arrives on a barrier once for the whole warpgroup, or warp.
 
     PTX: mbarrier.arrive.release.cta. Since: sm_90.
 
-    Issued by a warpgroup: all its earlier accesses to memory come before the arrival;
-    one elected lane arrives. The phase completes when all arrivals that the barrier was
-    declared with, and all bytes of copies on it, have come.
+    Issued by a warpgroup, or inside of `warp_map` by a warp: all its earlier accesses
+    to memory come before the arrival; one elected lane arrives. The phase completes
+    when all arrivals that the barrier was declared with, and all bytes of copies on it,
+    have come.
 
     Args:
       barrier: one barrier; choose it from an array with `barrier.at[i]`.
-      predicate: scalar bool, uniform in the warpgroup; False skips the arrival.
+      predicate: scalar bool, uniform in the warpgroup or warp; False skips the
+        arrival.
 
     Raises:
       MemorySpaceError: the operand is no barrier.
@@ -53,8 +55,9 @@ def barrier_wait(barrier: Any) -> None:
 
     PTX: mbarrier.try_wait.parity.acquire.cta in a loop. Since: sm_90.
 
-    Issued by a warpgroup. Each warpgroup keeps the parity of the phase it waits for in
-    a register and flips it here, so it has to wait for every phase, in order.
+    Issued by a warpgroup, or inside of `warp_map` by a warp. Each keeps the parity of
+    the phase it waits for in a register and flips it here, so it has to wait for every
+    phase, in order; and a barrier is waited for by warpgroups or by warps, not by both.
 
     Args:
       barrier: one barrier; choose it from an array with `barrier.at[i]`.

@@ -44,9 +44,10 @@ def copy_gmem_to_smem(
 
     PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier. Since: sm_90.
 
-    Issued by a warpgroup; one elected lane starts the copy. It arrives on the barrier
-    once and adds the copy's bytes to the current phase; `barrier_wait` on that barrier
-    makes the data visible. What lies outside of the array reads as zero.
+    Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
+    the copy. It arrives on the barrier once and adds the copy's bytes to the current
+    phase; `barrier_wait` on that barrier makes the data visible. What lies outside of
+    the array reads as zero.
 
     Args:
       src: GMEM reference or a part of one.
@@ -119,9 +120,9 @@ def copy_smem_to_gmem(
 
     PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group. Since: sm_90.
 
-    Issued by a warpgroup; one elected lane starts the copy. Values written to `src` by
-    threads need a `commit_smem()` before it. `wait_smem_to_gmem` waits for it. What
-    lies outside of the array is not written.
+    Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
+    the copy. Values written to `src` by threads need a `commit_smem()` before it.
+    `wait_smem_to_gmem` waits for it. What lies outside of the array is not written.
 
     Args:
       src: SMEM reference or a part of one.
@@ -161,8 +162,9 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
 
     PTX: cp.async.bulk.wait_group[.read]. Since: sm_90.
 
-    Issued by the warpgroup that started the copies; afterwards all its threads may
-    overwrite the copies' SMEM sources.
+    Issued by the warpgroup, or warp, that started the copies; afterwards all its
+    threads may overwrite the copies' SMEM sources. Inside of `warp_map` each warp has
+    groups of its own; a warpgroup waits for those of its warps too.
 
     Args:
       n: groups that may still be under way.
@@ -188,7 +190,8 @@ def commit_smem_to_gmem_group() -> None:
 
     PTX: cp.async.bulk.commit_group. Since: sm_90.
 
-    Issued by a warpgroup, after copies started with `commit_group=False`.
+    Issued by a warpgroup, or inside of `warp_map` by a warp, after copies started with
+    `commit_group=False`.
 
     Raises:
       KernelError: called outside of a kernel.
@@ -199,9 +202,10 @@ def commit_smem_to_gmem_group() -> None:
 def commit_smem() -> None:
     """Makes the threads' writes to SMEM visible to TMA and the tensor cores.
 
-    PTX: fence.proxy.async.shared::cta and a barrier of the warpgroup. Since: sm_90.
+    PTX: fence.proxy.async.shared::cta and a barrier of who issues it. Since: sm_90.
 
-    Issued by a warpgroup: call it after storing to SMEM and before a copy or an MMA
+    Issued by a warpgroup, or inside of `warp_map` by a warp for what it has written
+    itself: call it after storing to SMEM and before a copy or an MMA
     reads what was stored.
 
     Raises:

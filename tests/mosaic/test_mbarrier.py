@@ -8,6 +8,7 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
+from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem
 
@@ -30,6 +31,30 @@ def test_an_arrival_is_one_thread_after_a_barrier(build):
         text.index("mbarrier.arrive.release.cta"),
     )
     assert barrier < text.index("scf.if") < arrive
+
+
+def test_a_warp_by_itself_meets_its_lanes_and_elects_one(build):
+    def body(kb):
+        with kb.in_warp():
+            mbarrier.arrive(kb.smem_base)
+        assert kb.elected is kb.threads.elected
+
+    text = str(build(body, smem_bytes=8))
+    assert "nvvm.barrier" not in text
+    barrier, arrive = (
+        text.index("nvvm.bar.warp.sync"),
+        text.index("mbarrier.arrive.release.cta"),
+    )
+    assert barrier < text.index("scf.if") < arrive
+
+
+def test_a_warp_by_itself_never_waits_for_its_warpgroup(build):
+    def body(kb):
+        with kb.in_warp():
+            mbarrier.warpgroup_barrier()
+
+    with pytest.raises(errors.InternalError, match="in code of one warp"):
+        build(body)
 
 
 def test_init_counts_arrivals_not_threads(build):

@@ -8,6 +8,7 @@ layout asks for it.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.warp import IN_WARP
 from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
 from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
@@ -137,12 +139,19 @@ def expand_block(expansion: Expansion, block: Any) -> None:
         if expander is None:
             continue
         location = op.location if keep_lines else ir.Location.unknown()
-        with ir.InsertionPoint(op), location:
+        with ir.InsertionPoint(op), location, _scope(expansion, op):
             try:
                 expander(expansion, op)
             except errors.PallasGpuError as error:
                 raise error.with_location(inference.where(op.operation)) from None
     expansion.moved.pop()
+
+
+def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[None]:
+    """Lets the emitters issue for whom the rule has emitted the operation."""
+    if IN_WARP in op.operation.attributes:
+        return expansion.kernel.builder.in_warp()
+    return contextlib.nullcontext()
 
 
 def _find(op: Any) -> Expander | None:

@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import memref
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import WGSplatLayout, to_layout
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import warp
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup import elementwise, memory, wgmma
@@ -41,15 +42,16 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     stored = dtypes.memory_dtype(handle.dtype)
     if automatic:
         # Another warp may still read what this store overwrites.
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
     if not target.type.shape:
         single = convert.convert_value(vals.scalar_value(value), handle.dtype, stored)
-        memref.store(_to_memory(single, target.type.element_type), target, [])
+        element = _to_memory(single, target.type.element_type)
+        warp.mark_scope(ctx, memref.store(element, target, []))
     else:
         vector = as_vector(value, tuple(target.type.shape))
         dialect.ops.vector_store(elementwise.convert(vector, stored).value, target)
     if automatic:
-        mbarrier.warpgroup_barrier()
+        mbarrier.meet()
 
 
 def _from_memory(value: ir.Value, dtype: Any) -> ir.Value:

@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import builtin
 
 from pallas_gpu import arch
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import warp
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.rules import warpgroup
@@ -26,7 +27,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
     source = memory.part(src.ref, src.transforms)
-    dialect.ops.async_load(
+    copy = dialect.ops.async_load(
         source,
         memory.part(dst.ref, dst.transforms),
         *_everything(ctx, source),
@@ -34,6 +35,7 @@ def _copy_gmem_to_smem(ctx: RuleContext, *invals: Any) -> list[Any]:
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
         predicate=_predicate(operands["predicate"]),
     )
+    warp.mark_scope(ctx, copy)
     return []
 
 
@@ -43,13 +45,14 @@ def _copy_smem_to_gmem(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
     target = memory.part(dst.ref, dst.transforms)
-    dialect.ops.async_store(
+    copy = dialect.ops.async_store(
         memory.part(src.ref, src.transforms),
         target,
         *_everything(ctx, target),
         predicate=_predicate(operands["predicate"]),
         commit_group=False,
     )
+    warp.mark_scope(ctx, copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
     if ctx.eqn.params["commit_group"]:

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`warp_map`: a part of a kernel that each warp runs by itself."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.entry import scope
+from pallas_gpu.primitives.warp import warp_map_p
+
+
+def warp_map(f: Callable[[jax.Array], None], /) -> None:
+    """Runs `f(warp_id)` once in each of the four warps of the calling warpgroup.
+
+    PTX: barrier.sync of the warpgroup before and after, bar.warp.sync inside. Since:
+    sm_90.
+
+    Issued by a warpgroup. Its warps meet, run `f` independently of each other, and the
+    warpgroup goes on when all four are done. Inside, the warp is who issues: one
+    elected lane of it starts a copy, stores an element, or arrives, which counts as one
+    arrival; `commit_smem` fences what this warp has written. There are scalars only:
+    elements of references, copies, barriers, control flow, positions.
+
+    Each warp keeps the parity of the barriers that it waits for, from one `warp_map` to
+    the next, as a warpgroup does for its own waits. So a barrier that warps wait for is
+    not waited for outside of `warp_map`, anywhere in the kernel.
+
+    Copies to GMEM have groups of their own in each warp; what the warpgroup copies
+    itself is issued by warp 0. `wait_smem_to_gmem(n)` of the warpgroup leaves at most n
+    groups of each warp under way.
+
+    Args:
+      f: takes the number of the warp, a scalar int32 from 0 to 3, uniform in the warp,
+        and returns None.
+
+    Raises:
+      ArgumentTypeError: `f` does not take one argument.
+      KernelError: `f` returns a value, or the call is outside of a kernel.
+      UnsupportedError: `f` handles arrays, accumulators or scopes, issues what takes a
+        whole warpgroup, or calls `warp_map`.
+      BarrierError: a barrier is waited for both inside and outside.
+
+    Example:
+      >>> @plgpu.warp_map
+      ... def _(warp_id):
+      ...     @plgpu.when(warp_id == 0)
+      ...     def _():
+      ...         plgpu.copy_gmem_to_smem(x_gmem, x_smem, barrier)
+    """
+    scope.current_mesh("warp_map")
+    _require_one_argument(f)
+
+    def body(warp_id: jax.Array) -> None:
+        if f(warp_id) is not None:
+            raise errors.KernelError(
+                "warp_map: the function returns a value",
+                expected="None",
+                got="a value for each warp",
+                hint="store it into a reference: ref[warp_id] = value",
+                where=scope.location(f),
+            )
+
+    with scope.one_warp():
+        closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)])
+    jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
+    with _jax.trace_without_ref_rules():
+        warp_map_p.bind(*closed.consts, jaxpr=jaxpr)
+
+
+def _require_one_argument(f: Any) -> None:
+    try:
+        inspect.signature(f).bind(0)
+    except TypeError as error:
+        raise errors.ArgumentTypeError(
+            "warp_map: the function does not take the number of its warp",
+            expected="a function of one argument, the warp's number from 0 to 3",
+            got=f"{getattr(f, '__name__', type(f).__name__)}: {error}",
+            hint="write def f(warp_id): ...",
+            where=_jax.where_now(),
+        ) from None

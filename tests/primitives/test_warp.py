@@ -1,0 +1,557 @@
+# SPDX-License-Identifier: Apache-2.0
+"""warp_map: what it computes everywhere, and what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests import everywhere
+from tests.entry.kernels import TILE, numbers, run
+from tests.entry.refusal import refused
+
+I32 = jnp.int32
+
+
+def check(body, args, expected, **options):
+    """Runs a body on int32 or float32 arrays everywhere."""
+    expected = np.asarray(expected)
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
+
+    everywhere.check(make, args, expected)
+
+
+# --- what it does ---------------------------------------------------------------------
+
+
+def test_each_warp_runs_the_function_with_its_number():
+    def body(o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = warp_id * 10
+
+    check(body, [], np.arange(4, dtype=np.int32) * 10)
+
+
+def test_the_warps_of_each_warpgroup_run():
+    def body(o):
+        wg = lax.axis_index("wg")
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[wg, warp_id] = 4 * wg + warp_id
+
+    expected = np.arange(8, dtype=np.int32).reshape(2, 4)
+    check(body, [], expected, num_threads=2, thread_name="wg")
+
+
+def test_one_warpgroup_alone_may_let_its_warps_run():
+    def body(o):
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            @plgpu.warp_map
+            def _(warp_id):
+                o[warp_id] = warp_id
+
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            o[4] = jnp.int32(7)
+
+    check(body, [], np.array([0, 1, 2, 3, 7], np.int32), num_threads=2,
+          thread_name="wg")  # fmt: skip
+
+
+def test_the_warpgroup_goes_on_when_all_warps_are_done():
+    def body(x, o, tile):
+        tile[...] = x[...]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            tile[warp_id, 5] = tile[warp_id + 8, 6] + warp_id.astype(jnp.float32)
+
+        o[...] = tile[...]
+
+    x = numbers()
+    expected = x.copy()
+    expected[:4, 5] = x[8:12, 6] + np.arange(4)
+    check(body, [x], expected, scratch_types=[TILE])
+
+
+def test_warps_copy_and_the_warpgroup_waits():
+    """Four arrivals, one of each warp, and a parity that is the warpgroup's."""
+
+    def body(x, o, tile, full):
+        @plgpu.loop(0, 3)
+        def _(i):
+            @plgpu.warp_map
+            def _(warp_id):
+                rows = plgpu.ds(16 * warp_id, 16)
+                plgpu.copy_gmem_to_smem(x.at[i, rows], tile.at[rows], full)
+
+            plgpu.barrier_wait(full)
+            o[i] = tile[...] * 2
+
+    x = numbers(3, 64, 128)
+    barrier = plgpu.Barrier(num_arrivals=4)
+    check(body, [x], x * 2, scratch_types=[TILE, barrier])
+
+
+def test_each_warp_keeps_its_parity_from_one_warp_map_to_the_next():
+    """Warp 1 waits for five phases in two regions; the others for none."""
+
+    def body(x, o, tile, full):
+        def one_copy(i, warp_id):
+            @plgpu.when(warp_id == 1)
+            def _():
+                plgpu.copy_gmem_to_smem(x.at[i], tile, full)
+                plgpu.barrier_wait(full)
+                o[i] = tile[i]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            for i in range(2):
+                one_copy(i, warp_id)
+
+        @plgpu.loop(2, 5)
+        def _(i):
+            @plgpu.warp_map
+            def _(warp_id):
+                one_copy(i, warp_id)
+
+    x = numbers(5, 8)
+    check(body, [x], x.diagonal(), scratch_types=[
+        plgpu.SMEM((8,), jnp.float32), plgpu.Barrier(),
+    ])  # fmt: skip
+
+
+def test_warps_hand_data_to_each_other():
+    """A producer warp, a warp that computes, one that stores: a ring of two slots."""
+    steps, slots = 6, 2
+
+    def body(x, o, ring, full, computed, free):
+        def produce():
+            @plgpu.loop(0, steps)
+            def _(i):
+                slot = lax.rem(i, slots)
+
+                @plgpu.when(i >= slots)
+                def _():
+                    plgpu.barrier_wait(free.at[slot])
+
+                plgpu.copy_gmem_to_smem(x.at[i], ring.at[slot], full.at[slot])
+
+        def compute():
+            @plgpu.loop(0, steps)
+            def _(i):
+                slot = lax.rem(i, slots)
+                plgpu.barrier_wait(full.at[slot])
+                ring[slot, 3] = ring[slot, 3] * 2 + 1
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(computed.at[slot])
+
+        def store():
+            @plgpu.loop(0, steps)
+            def _(i):
+                slot = lax.rem(i, slots)
+                plgpu.barrier_wait(computed.at[slot])
+                plgpu.copy_smem_to_gmem(ring.at[slot], o.at[i])
+                plgpu.wait_smem_to_gmem(0)
+                plgpu.barrier_arrive(free.at[slot])
+
+        @plgpu.warp_map
+        def _(warp_id):
+            for number, role in enumerate([produce, compute, store]):
+                plgpu.when(warp_id == number)(role)
+
+    x = numbers(steps, 32)
+    expected = x.copy()
+    expected[:, 3] = expected[:, 3] * 2 + 1
+    barriers = plgpu.Barrier(num_barriers=slots)
+    check(body, [x], expected, scratch_types=[
+        plgpu.SMEM((slots, 32), jnp.float32), barriers, barriers, barriers,
+    ])  # fmt: skip
+
+
+def test_the_warpgroup_waits_for_the_stores_of_its_warps():
+    def body(x, o, tile):
+        tile[...] = x[...]
+        plgpu.commit_smem()
+
+        @plgpu.warp_map
+        def _(warp_id):
+            rows = plgpu.ds(16 * warp_id, 16)
+            plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
+
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        tile[...] = x[...] * 2
+
+    check(body, [numbers()], numbers(), scratch_types=[TILE])
+
+
+def test_scalars_of_the_warpgroup_are_seen_inside():
+    def body(x, o):
+        start = lax.axis_index("i") * 4
+        factor = x[0]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            def step(i, total):
+                return total + i * factor
+
+            o[start + warp_id] = lax.fori_loop(0, warp_id, step, jnp.int32(0))
+
+    x = np.array([5], np.int32)
+    check(
+        body, [x], np.array([0, 0, 5, 15] * 2, np.int32), grid=(2,), grid_names=("i",)
+    )
+
+
+def test_warps_arrive_in_every_block_of_a_cluster():
+    def body(o, ready):
+        me = lax.axis_index("c")
+
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.barrier_arrive(ready)
+            plgpu.barrier_wait(ready)
+            o[me, warp_id] = 4 * me + warp_id
+
+    barrier = plgpu.ClusterBarrier(collective_axes=("c",), num_arrivals=4)
+    check(body, [], np.arange(8, dtype=np.int32).reshape(2, 4), cluster=(2,),
+          cluster_names=("c",), scratch_types=[barrier])  # fmt: skip
+
+
+def test_a_warp_multicasts():
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id == 2)
+            def _():
+                plgpu.copy_gmem_to_smem(x, tile, full, collective_axes="c")
+
+        plgpu.barrier_wait(full)
+        o[lax.axis_index("c")] = tile[...]
+
+    x = numbers()
+    check(body, [x], np.stack([x, x]), cluster=(2,), cluster_names=("c",),
+          scratch_types=[TILE, plgpu.Barrier()])  # fmt: skip
+
+
+def test_each_warp_waits_for_a_barrier_of_its_own():
+    """The warp's number chooses the barrier, and the bit of its parity."""
+
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp_id):
+            mine = plgpu.ds(8 * warp_id, 8)
+
+            @plgpu.loop(0, 3)
+            def _(i):
+                source = x.at[i, mine]
+                plgpu.copy_gmem_to_smem(source, tile.at[mine], full.at[warp_id])
+                plgpu.barrier_wait(full.at[warp_id])
+                o[i, warp_id] = tile[8 * warp_id] + tile[8 * warp_id + 7]
+
+    x = numbers(3, 32)
+    expected = x[:, 0::8] + x[:, 7::8]
+    check(body, [x], expected, scratch_types=[
+        plgpu.SMEM((32,), jnp.float32), plgpu.Barrier(num_barriers=4),
+    ])  # fmt: skip
+
+
+def test_predicates_and_loads_of_elements_are_the_warps():
+    def body(x, o, tile, full, done):
+        @plgpu.warp_map
+        def _(warp_id):
+            last = warp_id == 3
+            plgpu.copy_gmem_to_smem(x, tile, full, predicate=last)
+            plgpu.barrier_wait(full)
+            o[warp_id] = plgpu.load(tile.at[warp_id]) * 2
+            plgpu.barrier_arrive(done, predicate=last)
+
+        plgpu.barrier_wait(done)
+
+    x = numbers(4)
+    barrier = plgpu.Barrier()
+    check(body, [x], x * 2, scratch_types=[
+        plgpu.SMEM((4,), jnp.float32), barrier, barrier,
+    ])  # fmt: skip
+
+
+def test_a_kernel_with_it_is_vmapped():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = x[warp_id] + warp_id
+
+    run_one = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4,), I32))
+    x = numbers(3, 4, dtype=np.int32)
+    np.testing.assert_array_equal(jax.vmap(run_one)(x), x + np.arange(4))
+
+
+# --- what it refuses ------------------------------------------------------------------
+
+
+def test_a_load_of_an_array_is_refused():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[0, 0] = jnp.sum(x[warp_id])  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "an array inside of warp_map is not supported",
+        got="get with an array float32[128]",
+        hint="index single elements",
+    ):
+        run(body)
+
+
+def test_an_array_of_the_warpgroup_is_refused():
+    def body(x, o):
+        row = x[0]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = row  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "an array inside of warp_map is not supported",
+        got="swap with an array float32[128]",
+    ):
+        run(body)
+
+
+def test_wgmma_is_refused():
+    f16 = plgpu.SMEM((64, 64), jnp.float16)
+
+    def body(x, o, a, b):
+        def multiply(acc):
+            @plgpu.warp_map
+            def _(warp_id):
+                plgpu.wgmma(acc, a, b)  # HERE
+
+        plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+
+    with refused(
+        errors.UnsupportedError,
+        "wgmma inside of warp_map is not supported",
+        got="wgmma, which takes the whole warpgroup",
+    ):
+        run(body, scratch_types=[f16, f16])
+
+
+def test_an_accumulator_is_refused():
+    def body(x, o):
+        def read(acc):
+            @plgpu.warp_map
+            def _(warp_id):
+                o[0, 0] = acc[...][0, 0]  # HERE
+
+        plgpu.run_scoped(read, plgpu.ACC((64, 64)))
+
+    with refused(
+        errors.UnsupportedError,
+        "an accumulator inside of warp_map is not supported",
+        got="registers of all four warps",
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("layout_cast", lambda x: plgpu.layout_cast(x[...], plgpu.Layout.WGMMA)),
+        ("set_max_registers", lambda x: plgpu.set_max_registers(40, action="decrease")),
+        ("wgmma_wait", lambda x: plgpu.wgmma_wait(0)),
+    ],
+)
+def test_what_takes_a_warpgroup_is_refused(name, call):
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            call(x)
+
+    with pytest.raises(errors.UnsupportedError, match="inside of warp_map") as caught:
+        run(body)
+    if name != "layout_cast":  # what it casts is refused before
+        assert caught.value.what == f"{name} inside of warp_map is not supported"
+
+
+@pytest.mark.parametrize("scratch", [plgpu.SMEM((4,), I32), plgpu.Barrier(),
+                                     plgpu.ACC((64, 64))])  # fmt: skip
+def test_an_allocation_is_refused(scratch):
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.run_scoped(lambda ref: None, scratch)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "run_scoped inside of warp_map is not supported",
+        hint="ref.at[warp_id]",
+    ):
+        run(body)
+
+
+def test_an_allocation_by_warps_of_several_warpgroups_is_refused_alike():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.run_scoped(lambda ref: None, plgpu.SMEM((4,), I32))  # HERE
+
+    with refused(
+        errors.UnsupportedError, "run_scoped inside of warp_map is not supported"
+    ):
+        run(body, num_threads=2, thread_name="wg")
+
+
+def test_a_warp_map_inside_of_another_is_refused():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id == 0)
+            def _():
+                plgpu.warp_map(lambda inner: None)  # HERE
+
+    with refused(
+        errors.UnsupportedError, "warp_map inside of warp_map is not supported"
+    ):
+        run(body)
+
+
+def test_it_is_refused_in_a_function_that_jax_has_traced_before():
+    """JAX keeps the jaxpr of a jitted function: its checks must not depend on that."""
+
+    @jax.jit
+    def total(ref):
+        return jnp.sum(ref[0])  # HERE
+
+    def body(x, o):
+        o[0, 0] = total(x)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[1, 0] = total(x)
+
+    with pytest.raises(errors.UnsupportedError, match="an array inside of warp_map"):
+        run(body)
+
+
+def test_a_result_is_refused():
+    def body(x, o):
+        plgpu.warp_map(lambda warp_id: warp_id)  # HERE
+
+    with refused(errors.KernelError, "warp_map: the function returns a value"):
+        run(body)
+
+
+def test_the_function_takes_the_number_of_its_warp():
+    def body(x, o):
+        plgpu.warp_map(lambda: None)  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "warp_map: the function does not take the number of its warp",
+        got="too many positional arguments",
+    ):
+        run(body)
+
+
+def test_it_is_part_of_a_kernel():
+    with refused(errors.KernelError, "warp_map is called outside of a kernel"):
+        plgpu.warp_map(lambda warp_id: None)  # HERE
+
+
+# --- waits ----------------------------------------------------------------------------
+
+BOTH = "a barrier is waited for both inside and outside of warp_map"
+
+
+def test_a_barrier_is_not_waited_for_inside_and_then_outside():
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id == 0)
+            def _():
+                plgpu.copy_gmem_to_smem(x, tile, full)
+                plgpu.barrier_wait(full)
+
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)  # HERE
+
+    with refused(errors.BarrierError, BOTH, hint="declare two barriers"):
+        run(body, scratch_types=[TILE, plgpu.Barrier()])
+
+
+def test_a_barrier_is_not_waited_for_outside_and_then_inside():
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.barrier_wait(full)  # HERE
+
+    with refused(errors.BarrierError, BOTH):
+        run(body, scratch_types=[TILE, plgpu.Barrier()])
+
+
+def test_the_waits_are_found_in_loops_branches_scopes_and_calls():
+    def body(x, o):
+        @jax.jit
+        def wait(barriers):
+            plgpu.barrier_wait(barriers.at[1])
+
+        def scoped(barriers):
+            def step(state):
+                i, total = state
+
+                @plgpu.warp_map
+                def _(warp_id):
+                    @plgpu.when(warp_id == 1)
+                    def _():
+                        wait(barriers)
+
+                return i + 1, total
+
+            lax.while_loop(lambda s: s[0] < o[0, 0].astype(I32), step, (0, 0.0))
+
+            @plgpu.loop(0, 2)
+            def _(i):
+                @plgpu.when(i > 0)
+                def _():
+                    plgpu.run_scoped(
+                        lambda tile: plgpu.barrier_wait(barriers.at[0]), TILE
+                    )
+
+        plgpu.run_scoped(scoped, plgpu.Barrier(num_barriers=2))
+
+    with pytest.raises(errors.BarrierError, match="both inside and outside"):
+        run(body)
+
+
+def test_two_barriers_are_waited_for_one_inside_and_one_outside():
+    def body(x, o, tile, inner, outer):
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id == 3)
+            def _():
+                plgpu.copy_gmem_to_smem(x, tile, inner)
+                plgpu.barrier_wait(inner)
+                plgpu.copy_gmem_to_smem(x, tile, outer)
+
+        plgpu.barrier_wait(outer)
+        o[...] = tile[...]
+
+    check(body, [numbers()], numbers(),
+          scratch_types=[TILE, plgpu.Barrier(), plgpu.Barrier()])  # fmt: skip
