@@ -294,8 +294,8 @@ class Network:
         """
         pending = [op]
         while True:
-            makers = {x.owner for x in pending[-1].operands if x not in self._keys}
-            makers = [x.operation for x in makers if not isinstance(x, ir.Block)]
+            owners = {x.owner for x in pending[-1].operands if x not in self._keys}
+            makers = [x.operation for x in owners if not isinstance(x, ir.Block)]
             if makers:
                 pending += makers
                 continue
