@@ -67,7 +67,8 @@ class Problem:
 
     @property
     def persistent(self) -> bool:
-        return self.config.blocks is not None
+        """Whether a block computes more than one tile."""
+        return self.workers < self.tiles
 
     @property
     def workers(self) -> int:
