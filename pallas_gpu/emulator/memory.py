@@ -18,6 +18,7 @@ import numpy as np
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator import ordering
+from pallas_gpu.layouts.tma_plan import SMEM_ALIGNMENT_BYTES
 
 # Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a
 # dump; the eight-bit formats have no room for more than a NaN.
@@ -192,6 +193,26 @@ class Region:
             f"of shape {shape}",
             got=f"{got} in dimension {axis}",
             hint="check the index, or guard the access with plgpu.when",
+        )
+
+    def require_aligned(self, what: str) -> None:
+        """Raises unless the region starts where a tensor copy may start in SMEM.
+
+        A start that is known only when the kernel runs would be a misaligned address.
+        """
+        tile = self.memory.tile or (1,) * len(self.starts)
+        index = 0
+        for start, size, n in zip(self.starts, tile, self.memory.shape, strict=True):
+            index = index * (n // size) + start // size
+        offset = index * math.prod(tile) * self.dtype.itemsize
+        if offset % SMEM_ALIGNMENT_BYTES == 0:
+            return
+        raise errors.LayoutError(
+            f"{what} does not start where TMA can address SMEM",
+            expected=f"a multiple of {SMEM_ALIGNMENT_BYTES} bytes from the start of "
+            f"{self.memory.name}",
+            got=f"{offset} bytes, the element {tuple(self.starts)}",
+            hint="give each part a row of its own, of as many bytes",
         )
 
     def _require_whole_tiles(self, verb: str, tile: tuple[int, ...]) -> None:

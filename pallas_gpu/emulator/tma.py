@@ -68,6 +68,7 @@ def _copy_gmem_to_smem(
         return
     src, dst = operands["src"], operands["dst"]
     dst.require_inside("the destination of a copy")
+    dst.require_aligned("the destination of a copy")
     if oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
         src.require_inside("the source of a copy that promises to be in bounds,")
     barrier = barrier_of(operands["barrier"])
@@ -202,6 +203,7 @@ def _commit(wg: Warpgroup) -> None:
 
 def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
     src.require_inside("the source of a copy")
+    src.require_aligned("the source of a copy")
     require_writable(dst.memory)
     if any(low >= high for low, high in dst.box()):
         dst.require_inside("the destination of a copy that lies outside as a whole,")

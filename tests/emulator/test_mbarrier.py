@@ -174,9 +174,9 @@ def _pipeline(body_of_consumer, *, steps=6, stages=2, release=True, **interpret)
 
     return plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct((steps, 4), F32),
+        out_type=jax.ShapeDtypeStruct((steps, 32), F32),
         scratch_types=[
-            plgpu.SMEM((stages, 4), F32),
+            plgpu.SMEM((stages, 32), F32),
             plgpu.Barrier(num_barriers=stages),
             plgpu.Barrier(num_barriers=stages),
         ],
@@ -192,7 +192,7 @@ def test_a_pipeline_of_producer_and_consumer_is_exact(asynchrony, seed):
     def consume(i, stage, o):
         o[i] = stage[...] * 2
 
-    x = jnp.arange(24, dtype=F32).reshape(6, 4)
+    x = jnp.arange(192, dtype=F32).reshape(6, 32)
     run = _pipeline(consume, seed=seed, asynchrony=asynchrony, detect_races=True)
     np.testing.assert_array_equal(run(x), x * 2)
 
@@ -201,7 +201,7 @@ def test_a_producer_that_does_not_wait_for_the_reader_is_found():
     def consume(i, stage, o):
         o[i] = stage[...] * 2
 
-    x = jnp.arange(24, dtype=F32).reshape(6, 4)
+    x = jnp.arange(192, dtype=F32).reshape(6, 32)
     for seed in range(5):
         run = _pipeline(consume, release=False, seed=seed)
         with pytest.raises((errors.RaceError, errors.BarrierError)):

@@ -164,13 +164,13 @@ def test_a_wait_for_all_but_one_group_frees_the_older_source_only():
         for row in range(2):
             plgpu.copy_smem_to_gmem(tile.at[row], o.at[row])
         plgpu.wait_smem_to_gmem(1)
-        tile[0] = jnp.zeros(4)
-        tile[1] = jnp.zeros(4)
+        tile[0] = jnp.zeros(32)
+        tile[1] = jnp.zeros(32)
         plgpu.wait_smem_to_gmem(0)
 
     with pytest.raises(errors.RaceError, match="may still read it") as caught:
-        tile_kernel(body)(ramp(8, 4))
-    assert "[1, 0:4]" in str(caught.value)
+        tile_kernel(body, (8, 32))(ramp(8, 32))
+    assert "[1, 0:32]" in str(caught.value)
 
 
 def test_a_group_that_is_not_closed_is_not_waited_for():
@@ -242,3 +242,36 @@ def test_an_integer_index_of_gmem_is_squeezed():
 
     run = tile_kernel(body, out=(3, 8, 4), grid=(3,), grid_names=("i",))
     np.testing.assert_array_equal(run(ramp(3, 8, 4)), ramp(3, 8, 4))
+
+
+@pytest.mark.parametrize("to_smem", [True, False])
+def test_a_copy_starts_where_tma_can_address_smem(to_smem):
+    """The start is known when the kernel runs; a GPU would report an address error."""
+
+    def body(x, o, tile, full):
+        eighth = lax.axis_index("g") * 8
+        if to_smem:
+            plgpu.copy_gmem_to_smem(x.at[pl_ds(eighth)], tile.at[pl_ds(eighth)], full)
+            plgpu.barrier_wait(full)
+        else:
+            tile[...] = x[...]
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile.at[pl_ds(eighth)], o.at[pl_ds(eighth)])
+            plgpu.wait_smem_to_gmem(0)
+
+    def pl_ds(start):
+        return plgpu.ds(start, 8)
+
+    x = np.arange(32, dtype=np.float32)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((32,), np.float32),
+        grid=(2,),
+        grid_names=("g",),
+        scratch_types=[plgpu.SMEM((32,), np.float32), plgpu.Barrier()],
+        interpret=True,
+    )
+    with pytest.raises(plgpu.errors.LayoutError, match="where TMA can address") as info:
+        kernel(x)
+    assert "32 bytes, the element (8,)" in str(info.value)
+    assert "test_tma.py" in str(info.value)

@@ -278,10 +278,10 @@ def test_a_seed_decides_the_order_of_warps():
 
 
 def rows(warp_id):
-    return plgpu.ds(4 * warp_id, 4)
+    return plgpu.ds(32 * warp_id, 32)
 
 
-ROWS = plgpu.SMEM((16,), F32)
+ROWS = plgpu.SMEM((128,), F32)
 
 
 def test_a_warp_waits_for_its_own_copies():
@@ -295,7 +295,7 @@ def test_a_warp_waits_for_its_own_copies():
         def _(warp_id):
             plgpu.copy_smem_to_gmem(tile.at[rows(warp_id)], o.at[rows(warp_id)])
             plgpu.wait_smem_to_gmem(0)
-            tile[4 * warp_id] = F32(0)
+            tile[32 * warp_id] = F32(0)
 
     def wrong(x, o, tile, copied):
         tile[...] = x[...]
@@ -314,10 +314,10 @@ def test_a_warp_waits_for_its_own_copies():
                 plgpu.wait_smem_to_gmem(0)
                 tile[0] = F32(0)
 
-    x = jnp.arange(16.0)
-    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(16,)), x)
+    x = jnp.arange(128.0)
+    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(128,)), x)
     with pytest.raises(errors.RaceError, match="in the warp that started the copy"):
-        run(wrong, ROWS, plgpu.Barrier(), args=[x], shape=(16,))
+        run(wrong, ROWS, plgpu.Barrier(), args=[x], shape=(128,))
 
 
 @pytest.mark.parametrize("issuer", range(4))
@@ -333,10 +333,10 @@ def test_the_warpgroups_wait_covers_the_copies_of_all_warps(issuer):
                 plgpu.copy_smem_to_gmem(tile, o)
 
         plgpu.wait_smem_to_gmem(0)
-        tile[...] = jnp.zeros(16)
+        tile[...] = jnp.zeros(128)
 
-    x = jnp.arange(16.0)
-    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(16,)), x)
+    x = jnp.arange(128.0)
+    np.testing.assert_array_equal(run(body, ROWS, args=[x], shape=(128,)), x)
 
 
 @pytest.mark.parametrize(("issuer", "covered"), [(0, True), (1, False)])
@@ -355,7 +355,7 @@ def test_the_warpgroups_copies_are_those_of_warp_0(issuer, covered):
 
         plgpu.wait_smem_to_gmem(0)
 
-    args = {"args": [jnp.arange(16.0)], "shape": (16,)}
+    args = {"args": [jnp.arange(128.0)], "shape": (128,)}
     if covered:
         run(body, ROWS, **args)
         return
@@ -377,10 +377,10 @@ def test_n_counts_the_groups_of_each_warp():
                 plgpu.copy_smem_to_gmem(tile.at[rows(warp_id)], o.at[rows(warp_id)])
 
         plgpu.wait_smem_to_gmem(1)
-        tile[4] = F32(0)
+        tile[32] = F32(0)
 
     with pytest.raises(errors.RaceError):
-        run(body, ROWS, args=[jnp.arange(16.0)], shape=(16,))
+        run(body, ROWS, args=[jnp.arange(128.0)], shape=(128,))
 
 
 def test_what_a_warp_wrote_needs_a_fence_of_its_own_or_of_the_warpgroup():
@@ -407,7 +407,7 @@ def test_what_a_warp_wrote_needs_a_fence_of_its_own_or_of_the_warpgroup():
 
         return body
 
-    args = {"args": [jnp.arange(16.0)], "shape": (16,)}
+    args = {"args": [jnp.arange(128.0)], "shape": (128,)}
     for who in ("warp 1", "warpgroup"):
         assert run(writes(who), ROWS, **args)[5] == -1
     for who in ("nobody", "warp 0"):

@@ -251,19 +251,19 @@ def test_each_warp_waits_for_a_barrier_of_its_own():
     def body(x, o, tile, full):
         @plgpu.warp_map
         def _(warp_id):
-            mine = plgpu.ds(8 * warp_id, 8)
+            mine = plgpu.ds(32 * warp_id, 32)
 
             @plgpu.loop(0, 3)
             def _(i):
                 source = x.at[i, mine]
                 plgpu.copy_gmem_to_smem(source, tile.at[mine], full.at[warp_id])
                 plgpu.barrier_wait(full.at[warp_id])
-                o[i, warp_id] = tile[8 * warp_id] + tile[8 * warp_id + 7]
+                o[i, warp_id] = tile[32 * warp_id] + tile[32 * warp_id + 31]
 
-    x = numbers(3, 32)
-    expected = x[:, 0::8] + x[:, 7::8]
+    x = numbers(3, 128)
+    expected = x[:, 0::32] + x[:, 31::32]
     check(body, [x], expected, scratch_types=[
-        plgpu.SMEM((32,), jnp.float32), plgpu.Barrier(num_barriers=4),
+        plgpu.SMEM((128,), jnp.float32), plgpu.Barrier(num_barriers=4),
     ])  # fmt: skip
 
 
