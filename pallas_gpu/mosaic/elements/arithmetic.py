@@ -209,6 +209,9 @@ def _guarded(op: Callable, if_zero: Callable, if_minus_one: Callable | None) -> 
 
 
 def _is_safe_divisor(y: ir.Value) -> bool:
+    owner = y.owner
+    if isinstance(owner, ir.Operation | ir.OpView) and owner.name == "vector.broadcast":
+        y = owner.operands[0]
     if not dtypes.is_constant(y):
         return False
     attribute = y.owner.attributes["value"]
