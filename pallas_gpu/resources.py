@@ -85,12 +85,17 @@ class Plan:
             return self.scratch_offset_bytes + self.scratch_bytes
         return self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
 
-    def with_more_room(self) -> Plan | None:
-        """Returns the plan with four times the room for scratch, None at its limit."""
-        if self.scratch_room_bytes >= self.scratch_limit_bytes:
-            return None
-        room = min(4 * self.scratch_room_bytes, self.scratch_limit_bytes)
-        return dataclasses.replace(self, scratch_room_bytes=room)
+    @property
+    def scratch_rooms_bytes(self) -> tuple[int, ...]:
+        """The rooms for scratch to try: each four times the one before."""
+        rooms = [self.scratch_room_bytes]
+        while rooms[-1] < self.scratch_limit_bytes:
+            rooms.append(min(4 * rooms[-1], self.scratch_limit_bytes))
+        return tuple(rooms)
+
+    def with_room(self, scratch_room_bytes: int) -> Plan:
+        """Returns the plan with another room for scratch."""
+        return dataclasses.replace(self, scratch_room_bytes=scratch_room_bytes)
 
     def with_scratch(self) -> Plan:
         """Returns the plan of a kernel that uses its scratch."""

@@ -125,15 +125,12 @@ def test_scratch_that_the_author_has_not_set_may_grow():
     def body(x, o):
         o[...] = x[...]
 
-    assert plan(body, warpgroups=2).with_more_room() is None
+    assert plan(body, warpgroups=2).scratch_rooms_bytes == (4 * KIB,)
     jaxpr = jax.make_jaxpr(make(body))(numbers())
     (eqn,) = (e for e in jaxpr.eqns if e.primitive is call.kernel_p)
     free = resources.plan(eqn.params["jaxpr"], arch.SM_90A, "k", None, 2)
-    rooms = []
-    while free is not None:
-        rooms.append(free.scratch_room_bytes)
-        free = free.with_more_room()
-    assert rooms == [4 * KIB, 16 * KIB, 64 * KIB, arch.SM_90A.smem_bytes_per_block]
+    limit = arch.SM_90A.smem_bytes_per_block
+    assert free.scratch_rooms_bytes == (4 * KIB, 16 * KIB, 64 * KIB, limit)
 
 
 @pytest.mark.parametrize("semantics", BOTH)

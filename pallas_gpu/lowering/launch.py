@@ -11,10 +11,10 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
-from pallas_gpu.lowering import expansion, inference, scratch
+from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import mbarrier
@@ -87,27 +87,17 @@ def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None
     if observe is not None:
         observe("warpgroup", name, lambda: str(kernel.builder.module))
     body = kernel.builder.body
-    assignment = _infer(kernel, body)
+    warpgroups = kernel.params.mesh.warpgroups
+    assignment = inference.infer(
+        body,
+        target=kernel.target,
+        scratch_bytes=[r // warpgroups for r in kernel.plan.scratch_rooms_bytes],
+        cluster=kernel.params.mesh.cluster,
+    )
+    kernel.plan = kernel.plan.with_room(assignment.scratch_bytes * warpgroups)
     if observe is not None:
         observe("layouts", name, lambda: inference.annotate(body, assignment))
     expansion.expand(kernel, body, assignment)
-
-
-def _infer(kernel: ctx_lib.KernelState, body: ir.Block) -> inference.Assignment:
-    """Infers the layouts, with more scratch where it takes that and may be had."""
-    while True:
-        try:
-            return inference.infer(
-                body,
-                target=kernel.target,
-                scratch_bytes=scratch.available_bytes(kernel),
-                cluster=kernel.params.mesh.cluster,
-            )
-        except errors.LayoutError:
-            larger = kernel.plan.with_more_room()
-            if larger is None:
-                raise
-            kernel.plan = larger
 
 
 def _symbol(name: str) -> str:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from pallas_gpu import _jax, types
+from pallas_gpu import types
 from pallas_gpu.layouts import Layout, WGSplatLayout
-from pallas_gpu.lowering import scratch, wgmma
+from pallas_gpu.lowering import access, scratch, wgmma
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
+from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import lane
 from pallas_gpu.mosaic import elementwise, gmem, mbarrier, relayout, smem
@@ -80,40 +81,17 @@ def write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         mbarrier.meet()
 
 
-@lane(_jax.get_p)
-def _get(ctx: RuleContext, handle: Any, *leaves: Any) -> Any:
-    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
-    if isinstance(handle, vals.AccumulatorHandle):
-        return wgmma.read_accumulator(ctx, handle, transforms, 0)
-    return read(ctx, handle, transforms, None, True)
+def _read_like(ctx: RuleContext, handle: Any, transforms: Any, like: Any) -> Any:
+    return read(ctx, handle, transforms, getattr(like, "layout", None), True)
 
 
-@lane(_jax.swap_p)
-def _swap(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> Any:
-    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
-    old = None
-    if isinstance(handle, vals.AccumulatorHandle):
-        if ctx.result_is_read:
-            old = wgmma.read_accumulator(ctx, handle, transforms, 0)
-        wgmma.write_accumulator(ctx, handle, value)
-        return old
-    if ctx.result_is_read:
-        layout = getattr(value, "layout", None)
-        old = read(ctx, handle, transforms, layout, True)
-    write(ctx, handle, transforms, value)
-    return old
-
-
-@lane(_jax.addupdate_p)
-def _addupdate(ctx: RuleContext, handle: Any, value: Any, *leaves: Any) -> list[Any]:
-    transforms = unflatten_transforms(ctx.eqn.params["tree"], leaves)
-    if isinstance(handle, vals.AccumulatorHandle):
-        old = wgmma.read_accumulator(ctx, handle, transforms, 0)
-        wgmma.write_accumulator(ctx, handle, elementwise.apply("add", old, value))
-        return []
-    old = read(ctx, handle, transforms, getattr(value, "layout", None), True)
-    write(ctx, handle, transforms, elementwise.apply("add", old, value))
-    return []
+access.enter_rules(
+    lane,
+    read=_read_like,
+    write=write,
+    add=functools.partial(elementwise.apply, "add"),
+    accumulators=wgmma,
+)
 
 
 @lane(load_p)

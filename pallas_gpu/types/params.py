@@ -75,11 +75,6 @@ class CompilerParams:
                 where=_jax.where_now(),
             )
 
-    @property
-    def infers_layouts(self) -> bool:
-        """Whether the compiler chooses register layouts."""
-        return self.lowering_semantics is LoweringSemantics.Warpgroup
-
 
 def _require_target(name: str) -> None:
     try:

@@ -20,7 +20,6 @@ from pallas_gpu import errors
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.warp import IN_WARP
-from pallas_gpu.lowering.warpgroup.elementwise import PREFIX
 from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
 
@@ -156,8 +155,8 @@ def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[N
 
 def _find(op: Any) -> Expander | None:
     name = op.operation.name
-    if name.startswith(PREFIX):
-        name = PREFIX
+    if name.startswith(logical.ELEMENTWISE):
+        name = logical.ELEMENTWISE
     if name.startswith(logical.SCALAR):
         return None
     expander = _EXPANDERS.get(name)

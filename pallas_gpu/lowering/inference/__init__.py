@@ -33,11 +33,13 @@ class Assignment:
     """The layouts of a kernel, as `infer` chose them.
 
     Attributes:
+      scratch_bytes: what a warpgroup may use for relayouts and reductions.
       exact: whether no cheaper choice exists among the candidates.
       entries: table entries that were computed: the work, on every machine.
     """
 
     def __init__(self, problem: assembly.Assembly, solution: solver.Solution):
+        self.scratch_bytes = problem.scratch_bytes
         self.exact = solution.exact
         self.entries = solution.entries
         self._assembly = problem
@@ -87,7 +89,7 @@ def infer(
     block: ir.Block,
     *,
     target: arch.Target,
-    scratch_bytes: int,
+    scratch_bytes: Sequence[int],
     cluster: Sequence[int] = (),
 ) -> Assignment:
     """Chooses the layouts of a kernel.
@@ -95,7 +97,8 @@ def infer(
     Args:
       block: the kernel's body.
       target: what is compiled for.
-      scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps.
+      scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps: the
+        sizes to try, the first that admits a choice is taken.
       cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
         empty, copies are taken to be in one piece.
 
@@ -108,12 +111,15 @@ def infer(
         target.require(arch.Feature.WGMMA, "wgmma")
     if network.uses_tmem:
         target.require(arch.Feature.TMEM, "an array in TMEM")
-    problem = assembly.Assembly(network, scratch_bytes)
-    explain.check_domains(problem)
-    solution = problem.solve()
-    if not solution.feasible:
-        raise explain.conflict(problem)
-    return Assignment(problem, solution)
+    for size in scratch_bytes:
+        problem = assembly.Assembly(network, size)
+        error = explain.domain_error(problem)
+        if error is not None:
+            continue
+        solution = problem.solve()
+        if solution.feasible:
+            return Assignment(problem, solution)
+    raise error or explain.conflict(problem)
 
 
 __all__ = ["Assignment", "annotate", "infer", "where"]

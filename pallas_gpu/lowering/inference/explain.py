@@ -33,19 +33,16 @@ _LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16
 _LISTED = 4
 
 
-def check_domains(problem: Assembly) -> None:
-    """Raises where an operation has no layout at all, or an array no storage.
-
-    Raises:
-      LayoutError: says why.
-    """
+def domain_error(problem: Assembly) -> errors.LayoutError | None:
+    """The error for an operation without any layout, or an array without a storage."""
     for array in problem.arrays:
         error = _array_error(problem, array)
         if error is not None:
-            raise error
+            return error
     for variable, labels in zip(problem.network.variables, problem.labels, strict=True):
         if not labels.source:
-            raise _no_layout(problem, variable)
+            return _no_layout(problem, variable)
+    return None
 
 
 def conflict(problem: Assembly) -> errors.LayoutError:
@@ -386,8 +383,9 @@ def _solved(
     """The problem of a network and its solution; None if it has none."""
     try:
         problem = Assembly(network, scratch_bytes)
-        check_domains(problem)
     except errors.LayoutError:
+        return None
+    if domain_error(problem) is not None:
         return None
     solution = problem.solve()
     return (problem, solution) if solution.feasible else None

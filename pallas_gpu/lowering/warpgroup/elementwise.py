@@ -21,7 +21,6 @@ from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup.shapes import spread
 from pallas_gpu.mosaic import logical
 
-PREFIX = "pallas_gpu."
 # Attributes: types of operands and result with their signs; lax's other parameters.
 DTYPES, PARAMS = "dtypes", "params"
 
@@ -50,7 +49,7 @@ def emit(
         ),
     }
     op = ir.Operation.create(
-        PREFIX + name,
+        logical.ELEMENTWISE + name,
         [logical.vector_type(dtype, shape)],
         [x.value for x in operands],
         attributes,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
@@ -14,18 +15,20 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.lax import shapes as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.mosaic import dialect, logical, reduce
+from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import arithmetic, dtypes
 
 
 def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
     """Returns the array whose elements all are a scalar."""
-    value = x.value
-    element = logical.element_type(x.dtype)
-    if value.type != element:  # a float8 scalar is the byte of its bits
-        value = arith.bitcast(element, value)
-    return vals.Vector(
-        vector.broadcast(logical.vector_type(x.dtype, shape), value), x.dtype
-    )
+    result = logical.vector_type(x.dtype, shape)
+    return vals.Vector(vector.broadcast(result, element(x.value, x.dtype)), x.dtype)
+
+
+def element(value: ir.Value, dtype: np.dtype) -> ir.Value:
+    """Returns a scalar as an array's element: a float8 scalar is a byte otherwise."""
+    wanted = logical.element_type(dtype)
+    return value if value.type == wanted else arith.bitcast(wanted, value)
 
 
 def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
@@ -97,7 +100,7 @@ def _element(x: vals.Vector) -> Any:
     value = splat_source(x)
     if value is None:
         raise lane_rules.one_element_error(x.shape)
-    return vals.regs.Splat(dtypes.bitcast(value, x.dtype), x.dtype, ())
+    return regs.Splat(dtypes.bitcast(value, x.dtype), x.dtype, ())
 
 
 def splat_source(x: vals.Vector) -> ir.Value | None:
@@ -162,7 +165,7 @@ def _make_reduction(kind: reduce.Kind):
         result = vector.multi_reduction(attribute, x.value, start.value, axes)
         if ctx.out_aval.shape:
             return vals.Vector(result, dtype)
-        return vals.regs.Splat(result, dtype, ())
+        return regs.Splat(result, dtype, ())
 
     return rule
 

@@ -15,6 +15,7 @@ from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.lowering.warpgroup.shapes import as_vector, splat, static_slice
 from pallas_gpu.lowering.wgmma import columns
 from pallas_gpu.mosaic import dialect, wgmma
+from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.primitives import wgmma as primitives
 
 
@@ -93,8 +94,6 @@ def _optimization_barrier(ctx: RuleContext, *values: Any) -> list[Any]:
         return []
     results = dialect.ops.OptimizationBarrierOp([x.value for x in values]).results
     return [
-        vals.regs.Splat(r, x.dtype, ())
-        if vals.is_scalar(x)
-        else vals.Vector(r, x.dtype)
+        regs.Splat(r, x.dtype, ()) if vals.is_scalar(x) else vals.Vector(r, x.dtype)
         for r, x in zip(results, values, strict=True)
     ]

@@ -65,7 +65,7 @@ class Body:
     def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
         with self.context:
             return inference.infer(
-                self.block, target=TARGET, scratch_bytes=scratch_bytes, **kw
+                self.block, target=TARGET, scratch_bytes=[scratch_bytes], **kw
             )
 
     # --- memory -----------------------------------------------------------------------

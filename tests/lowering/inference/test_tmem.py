@@ -28,7 +28,7 @@ class TmemBody(Body):
     def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
         with self.context:
             return inference.infer(
-                self.block, target=TARGET, scratch_bytes=scratch_bytes, **kw
+                self.block, target=TARGET, scratch_bytes=[scratch_bytes], **kw
             )
 
     def _tmem_type(self, shape: Sequence[int], element: str) -> ir.Type:
