@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from tests.lowering.inference.bodies import large_body
+from tests.support.inference_bodies import large_body
 
 
 def main() -> None:

@@ -16,12 +16,12 @@ from pallas_gpu import offline as offline
 from pallas_gpu._jax import ds
 from pallas_gpu.entry.control import cdiv, loop, num_programs, program_id, when
 from pallas_gpu.entry.kernel import kernel
-from pallas_gpu.entry.pallas_call import pallas_call
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
 from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
+from pallas_gpu.pipeline.pallas_call import pallas_call
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,

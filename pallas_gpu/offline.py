@@ -11,7 +11,7 @@ import jax
 
 from pallas_gpu import _jax, arch, compiler, errors
 from pallas_gpu.entry import call
-from pallas_gpu.runtime import offline as _offline
+from pallas_gpu.runtime import offline_compiler as _offline
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources

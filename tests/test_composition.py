@@ -13,7 +13,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.entry.kernels import SHAPE, TILE, f32, make, numbers
+from tests.support.entry_kernels import SHAPE, TILE, f32, make, numbers
 
 pytestmark = pytest.mark.smoke
 

@@ -25,7 +25,7 @@ from demo.kernels import (
     shifted_exp_job,
 )
 from demo.matmul import matmul_job
-from tests.semantics import BOTH
+from tests.support.semantics import BOTH
 from tools.source_tree import ROOT
 
 JOBS = {

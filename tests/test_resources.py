@@ -10,8 +10,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, lowering, offline, resources
 from pallas_gpu.entry import call
-from tests.entry.kernels import make, numbers
-from tests.semantics import BOTH, under
+from tests.support.entry_kernels import make, numbers
+from tests.support.semantics import BOTH, under
 
 KIB = 1024
 

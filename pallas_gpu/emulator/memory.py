@@ -18,7 +18,7 @@ import numpy as np
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator import ordering
-from pallas_gpu.layouts.tma_plan import SMEM_ALIGNMENT_BYTES
+from pallas_gpu.layouts.gmem.tma_plan import SMEM_ALIGNMENT_BYTES
 
 # Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a
 # dump; the eight-bit formats have no room for more than a NaN.

@@ -45,7 +45,7 @@ from pallas_gpu.layouts import (
     WGSplatLayout,
     WGStridedLayout,
 )
-from pallas_gpu.layouts.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 
 # The bindings import a module for the dialect of each operation that Python looks at,
 # and if there is none they try again every time: 0.3 ms for each elementwise operation,

@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.gmem_access import GmemAccess, plan_gmem
+from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
 from pallas_gpu.mosaic import addressing, registers, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value

@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors, layouts
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
-from pallas_gpu.layouts.linear import THREADS
+from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.mosaic import addressing, module
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value

@@ -13,8 +13,8 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
-from pallas_gpu.layouts.access import plan_access
-from pallas_gpu.layouts.access_plan import AccessPlan, Kind
+from pallas_gpu.layouts.smem.access import plan_access
+from pallas_gpu.layouts.smem.access_plan import AccessPlan, Kind
 from pallas_gpu.mosaic import addressing, module, registers
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value

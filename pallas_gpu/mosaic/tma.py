@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.layouts.tma_plan import TmaInstruction, TmaPlan, plan_copy
+from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.elements import dtypes

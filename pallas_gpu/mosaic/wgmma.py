@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, LinearLayout
-from pallas_gpu.layouts.wgmma_descriptor import (
+from pallas_gpu.layouts.smem.wgmma_descriptor import (
     ADDRESS_MASK,
     ADDRESS_SHIFT,
     K_STEP_BYTES,

@@ -11,7 +11,8 @@ import jax
 
 from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
-from pallas_gpu.runtime import custom_call, dumps, offline
+from pallas_gpu.runtime import custom_call, dumps
+from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime.serialize import SerializedModule, serialize
 
 

@@ -12,9 +12,9 @@ if not jax.__version__.startswith("0.11."):
     pytest.skip("compares with upstream 0.11", allow_module_level=True)
 
 import pallas_gpu as plgpu
-from tests.differential import counts, machine_code, sides
-from tests.differential.explanations import FEWER, MORE
-from tests.differential.kernels import KERNELS, SEMANTICS
+from tests.support.differential import counts, machine_code, sides
+from tests.support.differential.explanations import FEWER, MORE
+from tests.support.differential.kernels import KERNELS, SEMANTICS
 
 CASES = [
     pytest.param(kernel, semantics, id=f"{semantics}-{kernel}")

@@ -10,8 +10,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import TILE, f32, make, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, f32, make, numbers, run
+from tests.support.refusal import refused
 
 PAIR = {"cluster": (2,), "cluster_names": ("c",)}
 OUT = f32(2, 64, 128)

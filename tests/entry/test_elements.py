@@ -6,7 +6,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import make, numbers
+from tests.support.entry_kernels import make, numbers
 
 TILED = plgpu.SMEM(
     (64, 64),

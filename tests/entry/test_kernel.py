@@ -13,8 +13,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import TILE, f32, make, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, f32, make, numbers, run
+from tests.support.refusal import refused
 
 GRID = {"grid": (2,), "grid_names": ("i",)}
 

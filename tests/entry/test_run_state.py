@@ -10,8 +10,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import TILE, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, numbers, run
+from tests.support.refusal import refused
 
 ACC = plgpu.ACC((64, 128))
 

@@ -8,8 +8,8 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import TILE, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, numbers, run
+from tests.support.refusal import refused
 
 THREADS = {"num_threads": 2, "thread_name": "wg"}
 

@@ -11,8 +11,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests import conftest
-from tests.entry.kernels import TILE, f32, make, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, f32, make, numbers, run
+from tests.support.refusal import refused
 
 no_gpu = pytest.mark.skipif(conftest.PLATFORM != "cpu", reason="needs no GPU")
 

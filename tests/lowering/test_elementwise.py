@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tests import everywhere
+from tests.support import everywhere
 
 SHAPE = (64, 64)
 

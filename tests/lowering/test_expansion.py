@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from tests import everywhere
-from tests.semantics import Warpgroup, under
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup, under
 
 SHAPE = (64, 128)
 X = jnp.asarray(np.random.default_rng(0).standard_normal(SHAPE), jnp.float32)

@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.mosaic import smem
-from tests.lowering import in_lockstep
+from tests.support.lockstep import kernels as in_lockstep
 
 RNG = np.random.default_rng(3)
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from tests.lowering import in_lockstep, random_kernels
-from tests.semantics import Lane, Warpgroup
+from tests.support import random_kernels
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.semantics import Lane, Warpgroup
 
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_KERNELS", "0:24").split(":"))
 # Under Lane semantics, layouts are the author's: most random kernels are refused.

@@ -11,8 +11,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.refusal import MARK
-from tests.semantics import BOTH, Warpgroup, under
+from tests.support.refusal import MARK
+from tests.support.semantics import BOTH, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
 

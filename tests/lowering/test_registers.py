@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests import everywhere
-from tests.semantics import BOTH, Lane, Warpgroup, under
+from tests.support import everywhere
+from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
 

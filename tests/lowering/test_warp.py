@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.semantics import BOTH, Lane, Warpgroup, under
+from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 F32 = jnp.float32
 OUT = jax.ShapeDtypeStruct((64, 128), F32)

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests import everywhere
-from tests.semantics import Warpgroup, under
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup, under
 
 F16, F32 = jnp.float16, jnp.float32
 RNG = np.random.default_rng(7)

@@ -18,10 +18,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
-from pallas_gpu.runtime import offline as runtime_offline
+from pallas_gpu.runtime import offline_compiler as runtime_offline
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.serialize import serialize
-from tests import everywhere
+from tests.support import everywhere
 
 F16, F32 = jnp.float16, jnp.float32
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2

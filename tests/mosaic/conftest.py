@@ -13,7 +13,8 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from pallas_gpu.runtime import custom_call, offline, serialize
+from pallas_gpu.runtime import custom_call, serialize
+from pallas_gpu.runtime import offline_compiler as offline
 
 Emit = Callable[..., None]  # (builder, one GMEM view per operand and result)
 

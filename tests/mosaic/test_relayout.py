@@ -10,7 +10,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import gmem, reduce, registers, relayout
 from pallas_gpu.runtime.ptx_stats import instruction_counts
-from tests.mosaic import lockstep
+from tests.support.lockstep import machine as lockstep
 
 STRIDED = Layout.WG_STRIDED((64, 64), vec_size=4)
 # name: (from, to, shape, scratch)

@@ -14,7 +14,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.attention import AttentionConfig, attention
-from tests import everywhere
+from tests.support import everywhere
 
 SMALL = AttentionConfig(block_kv=64)
 # Results are averages of normal numbers; probabilities and results have 11 or 8 bits.

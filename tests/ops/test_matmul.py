@@ -14,7 +14,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.matmul import MatmulConfig, matmul
-from tests import everywhere
+from tests.support import everywhere
 
 SMALL = MatmulConfig(
     tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2

@@ -9,7 +9,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
-from tests import everywhere
+from tests.support import everywhere
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (3, 8), (7, 7), (1, 4)])

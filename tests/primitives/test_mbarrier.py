@@ -9,8 +9,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import TILE, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import TILE, numbers, run
+from tests.support.refusal import refused
 
 OPERATIONS = [plgpu.barrier_wait, plgpu.barrier_arrive]
 

@@ -11,8 +11,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import numbers, run
+from tests.support.refusal import refused
 
 
 def test_load_takes_an_index():

@@ -8,8 +8,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import make, numbers, run
-from tests.entry.refusal import refused
+from tests.support.entry_kernels import make, numbers, run
+from tests.support.refusal import refused
 
 
 @pytest.mark.parametrize("n", [16, 30, 264, 40.0, "40"])

@@ -11,9 +11,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests import everywhere
-from tests.entry.kernels import TILE, numbers, run
-from tests.entry.refusal import refused
+from tests.support import everywhere
+from tests.support.entry_kernels import TILE, numbers, run
+from tests.support.refusal import refused
 
 I32 = jnp.int32
 

@@ -10,9 +10,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.kernels import make, numbers, run
-from tests.entry.refusal import refused
-from tests.primitives.products import F16, F32, attempt, tiles
+from tests.support.entry_kernels import make, numbers, run
+from tests.support.products import F16, F32, attempt, tiles
+from tests.support.refusal import refused
 
 # --- what is multiplied ---------------------------------------------------------------
 

@@ -9,8 +9,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.refusal import refused
-from tests.primitives.products import F16, F32, attempt, tiles
+from tests.support.products import F16, F32, attempt, tiles
+from tests.support.refusal import refused
 
 
 @pytest.mark.parametrize("n", [-1, 1.0, True, None])

@@ -8,7 +8,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, types
-from tests.entry.refusal import refused
+from tests.support.refusal import refused
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.int32])

@@ -8,7 +8,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.types import BarrierRef, describe
-from tests.entry.refusal import refused
+from tests.support.refusal import refused
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from tests.entry.refusal import refused
+from tests.support.refusal import refused
 
 
 def test_parameters_are_keys_of_caches():

@@ -10,7 +10,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu.types import KernelRef, base_aval, describe
-from tests.entry.kernels import TILE, run
+from tests.support.entry_kernels import TILE, run
 
 TILED = plgpu.SMEM((64, 128), jnp.float32, transforms=[plgpu.TilingTransform((8, 32))])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
 from pallas_gpu import _jax, errors, types
-from tests.entry.refusal import refused
+from tests.support.refusal import refused
 
 F16, F32 = jnp.float16, jnp.float32
 

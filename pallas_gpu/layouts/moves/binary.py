@@ -17,8 +17,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS, LinearLayout
 from pallas_gpu.layouts.moves.gf2 import Basis, intersection
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, LinearLayout
 
 # (register, element in it)
 Slot = tuple[int, int]

@@ -19,9 +19,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from pallas_gpu.layouts.address import AddressForm
-from pallas_gpu.layouts.banks import phase_lanes, wavefronts_of
-from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS, WARP_LANES
 from pallas_gpu.layouts.moves.binary import (
     BinaryLayout,
     Slot,
@@ -29,6 +26,9 @@ from pallas_gpu.layouts.moves.binary import (
     within_warps,
 )
 from pallas_gpu.layouts.moves.gf2 import Basis, intersection, span
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, WARP_LANES
+from pallas_gpu.layouts.smem.address import AddressForm
+from pallas_gpu.layouts.smem.banks import phase_lanes, wavefronts_of
 
 # The widest ld.shared and st.shared (PTX ISA, ld: .v4 of 32 bits).
 _MAX_UNIT_BITS = 128

@@ -14,15 +14,15 @@ import math
 from collections.abc import Iterable, Sequence
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.access import plan_access
-from pallas_gpu.layouts.access_plan import Kind
-from pallas_gpu.layouts.linear import LANE_BITS, WARPS, LinearLayout
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.moves.binary import BinaryLayout, Slot, binary_layout
 from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
 from pallas_gpu.layouts.moves.shuffle import Shuffle, plan_shuffles
-from pallas_gpu.layouts.registers import WGStridedLayout
-from pallas_gpu.layouts.smem import SmemLayout
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS, LinearLayout
+from pallas_gpu.layouts.smem.access import plan_access
+from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.layouts.smem.layout import SmemLayout
 
 Placement = LinearLayout | WGStridedLayout
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-from pallas_gpu.layouts.linear import LANE_BITS, THREAD_BITS
 from pallas_gpu.layouts.moves.binary import (
     BinaryLayout,
     Slot,
@@ -24,6 +23,7 @@ from pallas_gpu.layouts.moves.binary import (
     within_warps,
 )
 from pallas_gpu.layouts.moves.gf2 import Basis, combine, span
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
 
 _WORD_BITS = 32
 _LANES = (1 << LANE_BITS) - 1

@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.linear import THREADS, WARP_LANES, WARPS, LinearLayout
-from pallas_gpu.layouts.registers import WGStridedLayout
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES, WARPS, LinearLayout
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind, TmemLayout
 
 # PTX ISA, tcgen05.ld and .st: `.pack::16b` and `.unpack::16b` join two columns that

@@ -20,14 +20,14 @@ from typing import NamedTuple, assert_never
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.linear import WARP_LANES, WARPS
-from pallas_gpu.layouts.registers import (
+from pallas_gpu.layouts.registers.descriptions import (
     PartitionDim,
     Replicated,
     TiledDim,
     TiledLayout,
     Tiling,
 )
+from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
 
 LANES = WARP_LANES * WARPS
 COLUMNS = 512

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
-from pallas_gpu.layouts.swizzle import NO_SWIZZLE, SWIZZLES
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
 from pallas_gpu.lowering.inference import tmem
 from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Variable
 from pallas_gpu.lowering.inference.relations import default, spread

@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, WGSplatLayout
-from pallas_gpu.layouts.linear import THREADS
+from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.inference.views import View

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Costs of everything that inference weighs, as the integers that the solver adds.
 
-The numbers of moving data are those of `layouts.costs`. Computing them takes
+The numbers of moving data are those of `layouts.moves.costs`. Computing them takes
 milliseconds each, so a cost starts as a bound that is surely not too high; the costs
 that a solution is made of are then computed, and the problem is solved again until all
 of them are known. The result is as if all had been known from the start.
@@ -18,8 +18,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from pallas_gpu.layouts import LinearLayout, SmemLayout, costs, rates
-from pallas_gpu.layouts.linear import LANE_BITS
+from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
+from pallas_gpu.layouts.moves import costs
+from pallas_gpu.layouts.registers.linear import LANE_BITS
 from pallas_gpu.lowering.inference import relations, scratch, smem
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Use, Variable

@@ -22,10 +22,10 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
-from pallas_gpu.layouts.access_plan import MAX_WIDTH_BYTES
-from pallas_gpu.layouts.smem import check_window
-from pallas_gpu.layouts.swizzle import NO_SWIZZLE
-from pallas_gpu.layouts.wgmma_descriptor import ATOM_ROWS, plan_operand
+from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
+from pallas_gpu.layouts.smem.layout import check_window
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
 from pallas_gpu.lowering.inference import sources, views
 from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.inference.views import View

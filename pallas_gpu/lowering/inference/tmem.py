@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, TmemKind, TmemLayout, transfers
-from pallas_gpu.layouts.registers import RegisterLayout
+from pallas_gpu.layouts.registers.descriptions import RegisterLayout
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, allocated_columns
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import TmemArray, Use

@@ -11,12 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts import Layout, LinearLayout, WGStridedLayout, catalogue, costs
+from pallas_gpu.layouts import Layout, LinearLayout, WGStridedLayout
+from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.moves.binary import binary_layout
 from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
 from pallas_gpu.layouts.moves.relayout import Rename, RowMajor, filled, plan_relayout
 from pallas_gpu.layouts.moves.shuffle import Network, Shuffle, plan_shuffles
-from pallas_gpu.layouts.spread import default_layout
+from pallas_gpu.layouts.registers import catalogue
+from pallas_gpu.layouts.registers.defaults import default_layout
 
 SHAPE = (128, 64)
 THREADS = np.arange(128)

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 import pytest
 from jaxlib.mlir import ir
 
-from pallas_gpu.layouts import Layout, costs
+from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.moves import costs
 from pallas_gpu.mosaic.registers import place, reshape_placement
-from tests.lowering.inference.bodies import Body
+from tests.support.inference_bodies import Body
 
 SCRATCH = 2048
 SHAPE = (128, 64)

@@ -9,7 +9,7 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from tests.lowering.inference.bodies import Body
+from tests.support.inference_bodies import Body
 
 SQUARE = (64, 64)
 STRIDED = Layout.WG_STRIDED(SQUARE, 4)

@@ -8,7 +8,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic.registers import Placement, describe, place
-from tests.lowering.inference.bodies import Body
+from tests.support.inference_bodies import Body
 
 SQUARE = (64, 64)
 STRIDED = Layout.WG_STRIDED(SQUARE, 4)

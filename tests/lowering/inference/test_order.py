@@ -9,7 +9,7 @@ import pytest
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering.inference import constraints
-from tests.lowering.inference.bodies import Body, large_body
+from tests.support.inference_bodies import Body, large_body
 
 SQUARE = (64, 64)
 

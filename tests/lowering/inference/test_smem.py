@@ -10,7 +10,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
 from pallas_gpu.lowering.inference import smem, views
 from pallas_gpu.mosaic.registers import place
-from tests.lowering.inference.bodies import Body
+from tests.support.inference_bodies import Body
 
 SQUARE = (64, 64)
 

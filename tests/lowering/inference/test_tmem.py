@@ -14,7 +14,7 @@ from pallas_gpu.layouts import Layout, SmemLayout, TmemLayout, transfers
 from pallas_gpu.lowering import inference
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.registers import place
-from tests.lowering.inference.bodies import SMEM, Body
+from tests.support.inference_bodies import SMEM, Body
 
 TARGET = arch.target("sm_100a")
 TMEM = "#mosaic_gpu.tmem"

@@ -7,7 +7,7 @@ import pytest
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.lowering.inference import views
-from tests.lowering.inference.bodies import Body
+from tests.support.inference_bodies import Body
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the threads of a warpgroup reach a slice of an array in global memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import THREAD_BITS, THREADS, LinearLayout
+
+# The widest ld.global and st.global of sm_90 (PTX ISA, ld: .v4 of 32 bits).
+_MAX_ACCESS_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class GmemAccess:
+    """Element offsets of a thread's accesses, relative to the slice.
+
+    Access i of thread t starts at `SUM_b bit_b(t)*columns[b] + starts[i]`. All accesses
+    together are the thread's registers, in order.
+
+    Attributes:
+      columns: seven constants.
+      starts: one per access.
+      elements_per_access: neighbours in memory that one access moves.
+    """
+
+    columns: tuple[int, ...]
+    starts: tuple[int, ...]
+    elements_per_access: int
+
+    def offsets(self) -> np.ndarray:
+        """Where each access starts: int64 [128, accesses], in elements."""
+        bits = (np.arange(THREADS)[:, None] >> np.arange(THREAD_BITS)) & 1
+        threads = bits @ np.array(self.columns, dtype=np.int64)
+        return threads[:, None] + np.array(self.starts, dtype=np.int64)
+
+
+def plan_gmem(
+    layout: LinearLayout | WGStridedLayout,
+    strides: Sequence[int],
+    bits: int,
+    base_divisor_elems: int = 0,
+) -> GmemAccess:
+    """Plans the widest accesses whose alignment is known.
+
+    Args:
+      layout: where the registers' elements belong; its shape is that of the slice.
+      strides: elements of memory between neighbours along each axis of the slice.
+      bits: width of an element in memory.
+      base_divisor_elems: what the slice's start is a multiple of; 0 for the start of
+        the array, which is aligned to 16 bytes.
+
+    Raises:
+      LayoutError: the layout has no linear form and the slice is not contiguous.
+    """
+    return _plan(layout, tuple(strides), bits, base_divisor_elems)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    layout: LinearLayout | WGStridedLayout,
+    strides: tuple[int, ...],
+    bits: int,
+    base_divisor_elems: int,
+) -> GmemAccess:
+    step = 1
+    if isinstance(layout, LinearLayout):
+        columns = [_dot(c, strides) for c in layout.thread_columns]
+        starts = [_dot(o, strides) for o in layout.origins]
+        if layout.rank:
+            step = strides[layout.vector_axis]
+    else:
+        if not _is_contiguous(layout.shape, strides):
+            layout.linear()  # raises the error that says why
+        columns = [layout.vec_size << b for b in range(THREAD_BITS)]
+        starts = [layout.flat_offset(0, r) for r in range(layout.num_registers)]
+    length = layout.vector_length
+    limit = math.gcd(base_divisor_elems, *columns, *starts, length)
+    elements = 1
+    while (
+        step == 1
+        and limit % (2 * elements) == 0
+        and 2 * elements * bits <= 8 * _MAX_ACCESS_BYTES
+    ):
+        elements *= 2
+    within = range(0, length, elements)
+    return GmemAccess(
+        tuple(columns), tuple(s + v * step for s in starts for v in within), elements
+    )
+
+
+def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    expected = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size != 1 and stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _dot(coordinate: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(c * s for c, s in zip(coordinate, strides, strict=True))

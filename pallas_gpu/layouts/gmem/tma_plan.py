@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans how a slice of a GMEM array travels by TMA to or from a placement in SMEM.
+
+A tensor copy moves a box of a strided view of the array (the tensor map) and lays it
+down in SMEM densely, row-major. Elements outside of the view read as zero and are not
+stored, so a plan is exact at the array's edges only if the view ends where the array
+does. Limits: PTX ISA "cp.async.bulk.tensor", CUDA driver "cuTensorMapEncodeTiled".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.gmem.tma_view import (
+    INNER_BOX_BYTES,
+    PhysicalDim,
+    SlicedArray,
+    Source,
+    ViewDim,
+    build_view,
+    divisors,
+)
+from pallas_gpu.layouts.smem.layout import SmemLayout, check_window, match_axes
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
+
+# Shared-memory addresses of tensor copies are aligned to this (PTX ISA).
+SMEM_ALIGNMENT_BYTES = 128
+
+
+class SmemWindow(NamedTuple):
+    """A slice of an array in SMEM: whole tiles, at a start the emitter adds."""
+
+    smem: SmemLayout
+    window: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TmaInstruction:
+    """One tensor copy.
+
+    Attributes:
+      smem_offset_bytes: where the box starts in the SMEM array.
+      addends: for each dim of the view what is added to its coordinate.
+    """
+
+    smem_offset_bytes: int
+    addends: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class TmaPlan:
+    """A tensor map and the copies that use it.
+
+    Dims are listed outermost first; cuTensorMapEncodeTiled and PTX coordinates want
+    them innermost first. The innermost dim has stride one element.
+
+    Attributes:
+      element_bits: width of an element.
+      swizzle: the tensor map's swizzle mode, 16 for none.
+      dims: the view: size, stride, box and where the coordinate comes from.
+      instructions: the copies, in the order of their SMEM offsets; equal pieces for
+        several CTAs are runs of this list.
+      smem_bytes: size of the SMEM array.
+    """
+
+    element_bits: int
+    swizzle: int
+    dims: tuple[ViewDim, ...]
+    instructions: tuple[TmaInstruction, ...]
+    smem_bytes: int
+
+    @property
+    def box_bytes(self) -> int:
+        """Bytes one instruction moves, those outside of the array included."""
+        return math.prod(d.box for d in self.dims) * self.element_bits // 8
+
+    def coordinates(
+        self, instruction: TmaInstruction, starts: Sequence[int]
+    ) -> tuple[int, ...]:
+        """Where an instruction's box starts in the view, for given slice starts."""
+        return tuple(
+            dim.coordinate(starts) + addend
+            for dim, addend in zip(self.dims, instruction.addends, strict=True)
+        )
+
+    def _transfers(self, starts: Sequence[int]):
+        """For each instruction: SMEM byte offsets, GMEM elements, which are inside."""
+        boxes = [np.arange(d.box) for d in self.dims]
+        grid = np.stack(np.meshgrid(*boxes, indexing="ij"), axis=-1)
+        grid = grid.reshape(-1, len(self.dims))
+        item = self.element_bits // 8
+        for instruction in self.instructions:
+            at = grid + np.array(self.coordinates(instruction, starts))
+            sizes = np.array([d.size for d in self.dims])
+            inside = ((at >= 0) & (at < sizes)).all(axis=1)
+            element = at @ np.array([d.stride_elems for d in self.dims])
+            offset = instruction.smem_offset_bytes + np.arange(len(grid)) * item
+            yield swizzle_bytes(offset, self.swizzle), element, inside
+
+    def simulate(self, gmem: np.ndarray, starts: Sequence[int]) -> np.ndarray:
+        """The bytes of SMEM after a load, as the hardware does it.
+
+        Args:
+          gmem: the array, with elements of `element_bits` (8 or more) bits.
+          starts: the slice's start in each dimension.
+        """
+        item = self.element_bits // 8
+        source = np.ascontiguousarray(gmem).reshape(-1).view(np.uint8).reshape(-1, item)
+        smem = np.full(self.smem_bytes, 0xEE, dtype=np.uint8)
+        for offset, element, inside in self._transfers(starts):
+            values = np.where(inside[:, None], source[np.where(inside, element, 0)], 0)
+            smem[offset[:, None] + np.arange(item)] = values
+        return smem
+
+    def simulate_store(
+        self, smem: np.ndarray, gmem: np.ndarray, starts: Sequence[int]
+    ) -> np.ndarray:
+        """The array after a store from the bytes `smem`; `gmem` is what it was."""
+        item = self.element_bits // 8
+        flat = np.ascontiguousarray(gmem).reshape(-1).copy()
+        target = flat.view(np.uint8).reshape(-1, item)
+        for offset, element, inside in self._transfers(starts):
+            target[element[inside]] = smem[offset[:, None] + np.arange(item)][inside]
+        return flat.reshape(gmem.shape)
+
+
+def plan_copy(
+    gmem_shape: Sequence[int],
+    element_bits: int,
+    slice_shape: Sequence[int],
+    squeezed: Sequence[int],
+    smem: SmemLayout,
+    *,
+    start_multiples: Sequence[int] | None = None,
+    inside: Sequence[bool] | None = None,
+    pieces: int = 1,
+    window: Sequence[int] | None = None,
+) -> TmaPlan:
+    """Finds the fewest tensor copies that move a slice exactly.
+
+    Args:
+      gmem_shape: shape of the row-major array in GMEM; its base is 16-byte aligned.
+      element_bits: width of an element.
+      slice_shape: static size in every dimension, 1 in squeezed ones.
+      squeezed: dimensions indexed by an integer, absent from SMEM. Their index must be
+        inside of the array.
+      smem: placement of the array in SMEM.
+      start_multiples: for each dimension a number that is known to divide the
+        slice's start, 0 if the start is 0; all 1 (nothing known) if None. Tiles in two
+        dimensions need fewer copies when starts are multiples of the tile.
+      inside: for each dimension whether the slice is known not to reach over the
+        array's edge; all False if None. Makes up for unknown multiples.
+      pieces: the number of instructions must be a multiple of this.
+      window: shape of the slice of SMEM, in the array's rank; all of it if None. Its
+        start is a multiple of the tile, and of the swizzle's atom in bytes. Without
+        axes of size one it is the slice's shape without the squeezed dimensions.
+
+    Raises:
+      LayoutError: the shapes do not fit, or no tensor map can describe the copy.
+
+      >>> plan = plan_copy((512, 512), 16, (128, 128), (), smem_tiled_8_64,
+      ...                  start_multiples=(128, 128))
+      >>> [d.box for d in plan.dims], len(plan.instructions)
+      ([16, 2, 8, 64], 1)
+    """
+    rank = len(gmem_shape)
+    array = SlicedArray(
+        tuple(gmem_shape),
+        element_bits,
+        tuple(sorted(squeezed)),
+        (1,) * rank if start_multiples is None else tuple(start_multiples),
+        (False,) * rank if inside is None else tuple(inside),
+    )
+    target = SmemWindow(smem, smem.shape if window is None else tuple(window))
+    return _plan_copy(array, tuple(slice_shape), target, pieces)
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan_copy(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
+) -> TmaPlan:
+    axes = _match_slice(array, slice_shape, target)
+    plan = _plan_as_it_is(array, target, axes, pieces)
+    if plan is None:
+        plan = _plan_joined(array, slice_shape, target, pieces)
+    if plan is None:
+        raise _impossible(array, slice_shape, target, pieces)
+    return plan
+
+
+def _plan_as_it_is(
+    array: SlicedArray, target: SmemWindow, axes: dict[int, int], pieces: int
+) -> TmaPlan | None:
+    """Tries the ways to cut the slice of SMEM into equal boxes, fewest first."""
+    smem = target.smem
+    physical = _physical_dims(target, axes)
+    candidates = sorted(
+        (math.prod(d.size for d in physical[:cut]) * parts, cut, parts)
+        for cut in range(len(physical))
+        for parts in divisors(physical[cut].size)
+    )
+    for count, cut, parts in candidates:
+        loops = [*physical[:cut], physical[cut].loop_over(parts)]
+        box = [physical[cut].shrunk(parts), *physical[cut + 1 :]]
+        if count % pieces or not _is_dense(box) or not _are_aligned(loops, smem):
+            continue
+        view = build_view(array, box, loops, smem.swizzle)
+        if view is not None:
+            steps = _instructions(view, loops, array.element_bits)
+            return TmaPlan(
+                array.element_bits, smem.swizzle, view, steps, smem.size_bytes
+            )
+    return None
+
+
+def _is_dense(box: Sequence[PhysicalDim]) -> bool:
+    """Whether the box has no gaps in SMEM, as the hardware fills it."""
+    expected = 1
+    for dim in reversed(box):
+        if dim.size > 1 and dim.smem_stride != expected:
+            return False
+        expected *= dim.size
+    return True
+
+
+def _are_aligned(loops: Sequence[PhysicalDim], smem: SmemLayout) -> bool:
+    unit_bits = 8 * max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
+    return all(
+        dim.smem_stride * smem.itemsize_bits % unit_bits == 0
+        for dim in loops
+        if dim.size > 1
+    )
+
+
+def _plan_joined(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
+) -> TmaPlan | None:
+    """Joins the two minor dimensions when the slice takes whole rows.
+
+    So rows that are no multiple of 16 bytes can travel, several at a time.
+    """
+    rank = len(array.shape)
+    whole = rank > 1 and slice_shape[-1] == array.shape[-1] and array.known[-1] == 0
+    smem = target.smem
+    partial = target.window != smem.shape or smem.tiling
+    if partial or not whole or {rank - 1, rank - 2} & set(array.squeezed):
+        return None
+    row = array.shape[-1]
+
+    def joined(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*sizes[:-2], sizes[-2] * sizes[-1])
+
+    flat = SlicedArray(
+        joined(array.shape),
+        array.element_bits,
+        array.squeezed,
+        (*array.known[:-2], array.known[-2] * row),
+        (*array.inside[:-2], array.inside[-2]),
+    )
+    flat_smem = SmemLayout(joined(smem.shape), smem.itemsize_bits)
+    try:
+        target = SmemWindow(flat_smem, flat_smem.shape)
+        plan = _plan_copy(flat, joined(slice_shape), target, pieces)
+    except LayoutError:
+        return None
+    dims = tuple(dim.with_source_scaled(rank - 2, row) for dim in plan.dims)
+    return dataclasses.replace(plan, dims=dims)
+
+
+def _physical_dims(target: SmemWindow, axes: dict[int, int]) -> list[PhysicalDim]:
+    """The dims of the slice of SMEM in memory order, in terms of GMEM dims.
+
+    Dims of size one are dropped; those that a box cannot hold are split, because a
+    view may have two dims for them.
+    """
+    tile, between, within = (x.tolist() for x in target.smem.axis_strides)
+    size = target.window
+    dims = [
+        PhysicalDim(g, size[axis] // tile[axis], tile[axis], between[axis])
+        for axis, g in axes.items()
+    ]
+    dims += [PhysicalDim(g, tile[axis], 1, within[axis]) for axis, g in axes.items()]
+    dims = [d for d in dims if d.size > 1] or dims[-1:]
+    bits = target.smem.itemsize_bits
+    minor_chunk = -(-INNER_BOX_BYTES * 8 // bits)
+    split = [d.split(minor_chunk if d is dims[-1] else 1) for d in dims]
+    return list(itertools.chain.from_iterable(split))
+
+
+def _instructions(
+    view: tuple[ViewDim, ...], loops: Sequence[PhysicalDim], element_bits: int
+) -> tuple[TmaInstruction, ...]:
+    steps = []
+    for index in itertools.product(*(range(d.size) for d in loops)):
+        moved: dict[int, int] = {}
+        elements = 0
+        for dim, i in zip(loops, index, strict=True):
+            moved[dim.gmem_dim] = moved.get(dim.gmem_dim, 0) + i * dim.stride
+            elements += i * dim.smem_stride
+        addends = tuple(dim.static_addend(moved) for dim in view)
+        steps.append(TmaInstruction(elements * element_bits // 8, addends))
+    return tuple(steps)
+
+
+def _match_slice(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow
+) -> dict[int, int]:
+    """Checks the shapes; gives the GMEM dimension of each axis of SMEM that has one."""
+    rank, smem = len(array.shape), target.smem
+    if not len(slice_shape) == len(array.known) == len(array.inside) == rank:
+        raise LayoutError(
+            "a copy needs a size for each dimension of the array",
+            expected=f"{rank} sizes",
+            got=f"sizes {slice_shape}, {array}",
+        )
+    kept = [g for g in range(rank) if g not in array.squeezed]
+    units = all(0 <= g < rank and slice_shape[g] == 1 for g in array.squeezed)
+    check_window(smem, target.window)
+    axes = match_axes(tuple(slice_shape[g] for g in kept), target.window)
+    if axes is None or not units or smem.itemsize_bits != array.element_bits:
+        raise LayoutError(
+            "the slice of GMEM and the array in SMEM differ",
+            expected=f"shape {target.window} of {smem.itemsize_bits} bits",
+            got=f"slice {slice_shape} without dimensions {array.squeezed}, "
+            f"{array.element_bits} bits",
+        )
+    if not kept:
+        raise LayoutError(
+            "a tensor copy moves at least 16 bytes",
+            expected="a slice of rank 1 or more",
+            got="a single element",
+            hint="read it with a plain load",
+        )
+    return dict(zip(axes, kept, strict=True))
+
+
+def _impossible(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
+) -> LayoutError:
+    gmem_shape, element_bits = array.shape, array.element_bits
+    smem = target.smem
+    row_bits = gmem_shape[-1] * element_bits
+    inner_bits = (smem.tile or target.window)[-1] * element_bits
+    alignment = max(SMEM_ALIGNMENT_BYTES, atom_bytes(smem.swizzle))
+    got = f"slice {slice_shape} of {gmem_shape} with {element_bits}-bit elements"
+    if slice_shape[-1] == 1 or inner_bits % (8 * INNER_BOX_BYTES):
+        return LayoutError(
+            "TMA moves runs of whole 16 bytes",
+            expected="a minor dimension (of the tile) that is a multiple of 16 bytes",
+            got=f"{inner_bits / 8:g} bytes: {got}",
+            hint="pad the slice's minor dimension, or load without TMA",
+        )
+    if len(gmem_shape) > 1 and row_bits % (8 * INNER_BOX_BYTES):
+        return LayoutError(
+            "TMA cannot address the rows of this array",
+            expected="a row stride that is a multiple of 16 bytes",
+            got=f"{row_bits / 8:g} bytes: {got}",
+            hint="pad the array's minor dimension, or copy it without TMA",
+        )
+    swizzle = "" if smem.swizzle == NO_SWIZZLE else f", swizzle {smem.swizzle}"
+    return LayoutError(
+        "no tensor map describes this copy",
+        expected="at most 5 dimensions and boxes of at most 256 elements a side, that "
+        f"start at multiples of {alignment} bytes in SMEM"
+        + (f", in {pieces} equal pieces" if pieces > 1 else ""),
+        got=f"{got} into window {target.window} of {smem.shape}, "
+        f"tiles {smem.tiling}{swizzle}",
+        hint="copy fewer dimensions at once, or choose sizes with small factors",
+    )
+
+
+__all__ = ["Source", "TmaInstruction", "TmaPlan", "ViewDim", "plan_copy"]

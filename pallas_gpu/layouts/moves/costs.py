@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What it costs to move an array: between layouts, from and to SMEM and GMEM.
+
+In cycles of issue of one warpgroup; `moves/rates.py` has the numbers. Every function is
+cached: inference asks thousands of times.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.gmem.access import plan_gmem
+from pallas_gpu.layouts.moves import rates
+from pallas_gpu.layouts.moves.relayout import plan_relayout
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS, LinearLayout
+from pallas_gpu.layouts.smem.access import plan_access
+from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
+from pallas_gpu.layouts.smem.layout import SmemLayout
+
+Placement = LinearLayout | WGStridedLayout
+
+
+@functools.lru_cache(maxsize=8192)
+def relayout_cost(
+    src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
+) -> float | None:
+    """Cycles to bring an array from one layout into another.
+
+    Args:
+      src: the layout it has.
+      dst: the layout it gets, of the same shape.
+      bits: width of an element; 1 for a bool.
+      scratch_bytes: SMEM that may be used; None for as much as is reasonable.
+
+    Returns:
+      0 where registers only get other names; None where the shapes differ, or that
+      scratch is not enough.
+    """
+    if src == dst:
+        return rates.RENAME
+    try:
+        plan = plan_relayout(src, dst, bits, scratch_bytes)
+    except LayoutError:
+        return None
+    if scratch_bytes is not None and plan.scratch_bytes > scratch_bytes:
+        return None
+    return plan.cost
+
+
+@functools.lru_cache(maxsize=8192)
+def smem_access_cost(
+    smem: SmemLayout,
+    window: tuple[int, ...],
+    placement: Placement,
+    bits: int,
+    store: bool,
+    base_alignment_bytes: int = MAX_WIDTH_BYTES,
+) -> float | None:
+    """Cycles to load or store a slice of an array in SMEM.
+
+    Args:
+      smem: the whole array. For a transposed view transpose the placement instead.
+      window: shape of the slice in the array's rank.
+      placement: the layout in registers.
+      bits: width of an element in registers; 1 for a bool, a byte in memory.
+      store: registers to SMEM.
+      base_alignment_bytes: what the slice's address is a multiple of.
+
+    Returns:
+      None where no instructions reach the slice. Bank conflicts cost their replays;
+      `plan_access(...).conflict_free` tells whether there are any.
+    """
+    try:
+        plan = plan_access(
+            placement,
+            smem,
+            kind="store" if store else "load",
+            window=window,
+            optimized=False,
+            base_alignment_bytes=base_alignment_bytes,
+        )
+    except LayoutError:
+        return None
+    wavefronts = WARPS * len(plan.instructions) * plan.wavefronts_per_access
+    words = max(1, plan.elements_per_access * smem.itemsize_bits // 32)
+    selects = sum(2 * len(stagger.pairs) for stagger in plan.staggers) * words
+    result = wavefronts * rates.SMEM_WAVEFRONT + selects * rates.SELECT
+    return result + _bool_conversions(placement, bits)
+
+
+@functools.lru_cache(maxsize=8192)
+def gmem_access_cost(
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    placement: Placement,
+    bits: int,
+    base_divisor_elems: int = 0,
+) -> float | None:
+    """Cycles to load or store a slice of an array in GMEM.
+
+    Args:
+      shape: of the slice, as the registers have it.
+      strides: elements between neighbours along each axis of the slice.
+      placement: the layout in registers.
+      bits: width of an element in registers; 1 for a bool, a byte in memory.
+      base_divisor_elems: what the slice's start is a multiple of, in elements; 0 for
+        the start of the array.
+
+    Returns:
+      None where the shapes differ or no instructions reach the slice.
+    """
+    if placement.shape != shape:
+        return None
+    memory_bits = max(bits, 8)
+    try:
+        plan = plan_gmem(placement, strides, memory_bits, base_divisor_elems)
+    except LayoutError:
+        return None
+    sectors = plan.offsets() * memory_bits // (8 * rates.SECTOR_BYTES)
+    warps = np.sort(sectors.T.reshape(-1, WARP_LANES), axis=1)
+    distinct = len(warps) + int((warps[:, 1:] != warps[:, :-1]).sum())
+    cycles = distinct * rates.SECTOR_BYTES / rates.GMEM_BYTES_PER_CYCLE
+    cycles += len(warps) * rates.GMEM_INSTRUCTION
+    return cycles + _bool_conversions(placement, bits)
+
+
+def _bool_conversions(placement: Placement, bits: int) -> float:
+    """A bool is a byte in memory and a predicate in a register."""
+    if bits != 1:
+        return 0.0
+    return placement.num_registers * placement.vector_length * rates.CONVERT

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shared memory: tiling and swizzle, bank conflicts, accesses, wgmma's descriptors."""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans how a warpgroup moves an array between registers and shared memory.
+
+Two ways are tried: plain loads and stores of up to 16 bytes per lane, and ldmatrix /
+stmatrix where the registers look like the fragments of those. Either must be free of
+bank conflicts, if need be by staggering (see `stagger.py`); the one with fewer
+instructions wins.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import LinearLayout
+from pallas_gpu.layouts.smem.access_plan import (
+    MAX_WIDTH_BYTES,
+    AccessPlan,
+    Kind,
+    Method,
+)
+from pallas_gpu.layouts.smem.layout import SmemLayout, check_window, match_axes
+from pallas_gpu.layouts.smem.matrix_access import plan_matrix
+from pallas_gpu.layouts.smem.vector_access import plan_vector
+
+
+def plan_access(
+    layout: LinearLayout | WGStridedLayout,
+    smem: SmemLayout,
+    *,
+    kind: Kind,
+    window: Sequence[int] | None = None,
+    optimized: bool = True,
+    base_alignment_bytes: int | None = None,
+    methods: tuple[Method, ...] = ("matrix", "vector"),
+) -> AccessPlan:
+    """Plans the accesses for an array in registers and a slice of shared memory.
+
+    Args:
+      layout: where the registers' elements belong. Its shape is that of the window, or
+        that with axes of size one left out.
+      smem: the whole array in shared memory. For a transposed view transpose the
+        layout instead.
+      kind: "load" or "store".
+      window: shape of the slice in the array's rank; all of the array if None. Its
+        start is a multiple of the tile, and of the swizzle's atom in bytes.
+      optimized: refuse plans with bank conflicts.
+      base_alignment_bytes: what the slice's address is a multiple of; 16 if None.
+      methods: which ways may be used.
+
+    Raises:
+      LayoutError: the shapes do not fit, elements of one thread share bytes with those
+        of another, or, if `optimized`, every plan has bank conflicts.
+    """
+    return _plan(
+        layout,
+        smem,
+        kind,
+        smem.shape if window is None else tuple(window),
+        optimized,
+        MAX_WIDTH_BYTES if base_alignment_bytes is None else base_alignment_bytes,
+        tuple(methods),
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def _plan(
+    layout: LinearLayout | WGStridedLayout,
+    smem: SmemLayout,
+    kind: Kind,
+    window: tuple[int, ...],
+    optimized: bool,
+    alignment: int,
+    methods: tuple[Method, ...],
+) -> AccessPlan:
+    offsets, replication = _bit_offsets(layout, smem, window)
+    plans = []
+    if "matrix" in methods and not replication and alignment >= MAX_WIDTH_BYTES:
+        plans += plan_matrix(offsets, smem, kind)
+    if "vector" in methods:
+        plans += plan_vector(offsets, smem, kind, alignment, replication)
+    if not plans:
+        raise LayoutError(
+            "the layout cannot be moved by the allowed instructions",
+            expected="fragments of 8x8 matrices with 16-byte rows",
+            got=f"methods {methods}",
+        )
+    free = [plan for plan in plans if plan.conflict_free]
+    if optimized and not free:
+        best = min(plans, key=_cost)
+        raise LayoutError(
+            f"this {kind} of shared memory has bank conflicts",
+            expected=f"{best.ideal_wavefronts} wavefronts per instruction",
+            got=f"{best.wavefronts_per_access} wavefronts per instruction "
+            f"(degree {best.wavefronts_per_access / best.ideal_wavefronts:g}) for "
+            f"window {window} of {smem}",
+            hint="use a tiled and swizzled reference, another register layout, or "
+            "optimized=False to accept the conflicts",
+        )
+    return min(free or plans, key=_cost)
+
+
+def _cost(plan: AccessPlan) -> tuple[int, int]:
+    """Time in shared memory, then instructions and selects."""
+    count = len(plan.instructions)
+    selects = sum(2 * len(s.pairs) for s in plan.staggers)
+    return plan.wavefronts_per_access * count, count + selects
+
+
+def _bit_offsets(
+    layout: LinearLayout | WGStridedLayout, smem: SmemLayout, window: tuple[int, ...]
+) -> tuple[np.ndarray, tuple[int, ...]]:
+    """Unswizzled bit offsets [128, registers, vector] and the replication bits."""
+    check_window(smem, window)
+    if isinstance(layout, WGStridedLayout) and layout.is_linear:
+        layout = layout.linear()
+    axes = match_axes(layout.shape, window)
+    if axes is None:
+        raise _wrong_window(layout.shape, window)
+    coordinates = layout.all_coordinates()
+    full = np.zeros((*coordinates.shape[:3], len(window)), dtype=np.int64)
+    full[..., axes] = coordinates
+    replication = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    return smem.linear_bit_offset(full), replication
+
+
+def _wrong_window(shape: tuple[int, ...], window: tuple[int, ...]) -> LayoutError:
+    return LayoutError(
+        "the array in registers has another shape than the slice of shared memory",
+        expected=f"shape {window}, axes of size one may be missing",
+        got=f"shape {shape}",
+    )

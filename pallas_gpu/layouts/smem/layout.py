@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where an element of a shared-memory array lies: suffix tiling, then swizzle."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.smem.swizzle import (
+    NO_SWIZZLE,
+    atom_bytes,
+    check_swizzle,
+    swizzle_bytes,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmemLayout:
+    """The physical placement of an array in shared memory.
+
+    With tiling (8, 64) an array (..., M, N) is stored row-major as
+    (..., M/8, N/64, 8, 64); the byte offsets are then swizzled.
+
+    Args:
+      shape: the logical shape.
+      itemsize_bits: width of an element.
+      tiling: the tile of the trailing dimensions, or None.
+      swizzle: 32, 64 or 128 bytes, 16 for none.
+
+    Raises:
+      LayoutError: the tile does not divide the shape, or the minor dimension of the
+        tile is not exactly `swizzle` bytes.
+
+      >>> SmemLayout((64, 128), 16, (8, 64), 128).physical_shape
+      (8, 2, 8, 64)
+    """
+
+    shape: tuple[int, ...]
+    itemsize_bits: int
+    tiling: tuple[int, ...] | None = None
+    swizzle: int = NO_SWIZZLE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
+        if self.tiling is not None:
+            object.__setattr__(self, "tiling", tuple(int(t) for t in self.tiling))
+        tile = self.tile
+        tail = self.shape[len(self.shape) - len(tile) :]
+        if len(tile) > len(self.shape) or any(t < 1 for t in tile):
+            raise LayoutError(
+                "a tiling reaches at most as many dimensions as the array has",
+                expected=f"positive sizes for up to {len(self.shape)} dimensions",
+                got=f"tiling {self.tiling}",
+            )
+        if any(s % t for s, t in zip(tail, tile, strict=True)):
+            raise LayoutError(
+                "the tiling does not divide the array in shared memory",
+                expected=f"trailing dimensions that are multiples of {tile}",
+                got=f"shape {self.shape}",
+                hint="choose another tile or pad the array",
+            )
+        check_swizzle(self.swizzle)
+        if self.swizzle == NO_SWIZZLE:
+            return
+        minor_bits = self.physical_shape[-1:] and (
+            self.physical_shape[-1] * self.itemsize_bits
+        )
+        if minor_bits != self.swizzle * 8:
+            raise LayoutError(
+                "a swizzled array needs a minor dimension of exactly the swizzle",
+                expected=f"{self.swizzle * 8 // self.itemsize_bits} elements "
+                f"({self.swizzle} bytes)",
+                got=f"{self.physical_shape[-1:]} elements of {self.itemsize_bits} bits",
+                hint=f"tile with (8, {self.swizzle * 8 // self.itemsize_bits})",
+            )
+
+    @property
+    def tile(self) -> tuple[int, ...]:
+        """The tile, empty when there is none."""
+        return self.tiling or ()
+
+    @functools.cached_property
+    def physical_shape(self) -> tuple[int, ...]:
+        """The shape in memory, row-major, before swizzling."""
+        lead = len(self.shape) - len(self.tile)
+        counts = tuple(
+            s // t for s, t in zip(self.shape[lead:], self.tile, strict=True)
+        )
+        return self.shape[:lead] + counts + self.tile
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes the array takes, a partial last byte included."""
+        return -(-math.prod(self.shape) * self.itemsize_bits // 8)
+
+    @property
+    def alignment_bytes(self) -> int:
+        """What the array's base must be aligned to (16: TMA, PTX ISA "Bulk copy")."""
+        return atom_bytes(self.swizzle)
+
+    @functools.cached_property
+    def axis_strides(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For each axis the tile's size, elements between tiles, elements within one.
+
+        An axis without tiling counts as tiles of one element.
+        """
+        physical = np.ones(len(self.physical_shape), dtype=np.int64)
+        for i in range(len(physical) - 2, -1, -1):
+            physical[i] = physical[i + 1] * self.physical_shape[i + 1]
+        rank, reach = len(self.shape), len(self.tile)
+        inner = np.zeros(rank, dtype=np.int64)
+        inner[rank - reach :] = physical[rank:]
+        tile = np.ones(rank, dtype=np.int64)
+        tile[rank - reach :] = self.tile
+        return tile, physical[:rank], inner
+
+    def linear_bit_offset(self, coordinates: np.ndarray) -> np.ndarray:
+        """Bit offsets before swizzling of coordinates [..., rank]."""
+        tile, outer, inner = self.axis_strides
+        elements = (coordinates // tile) @ outer + (coordinates % tile) @ inner
+        return elements * self.itemsize_bits
+
+    def byte_offset(self, coordinate: Sequence[int]) -> int:
+        """Where the element at `coordinate` starts, swizzled.
+
+        An element of fewer than 8 bits shares its byte with neighbours.
+        """
+        bits = self.linear_bit_offset(np.asarray(coordinate, dtype=np.int64))
+        return swizzle_bytes(int(bits) // 8, self.swizzle)
+
+    def byte_offsets(self, coordinates: np.ndarray) -> np.ndarray:
+        """Swizzled byte offsets of coordinates [..., rank]."""
+        return swizzle_bytes(self.linear_bit_offset(coordinates) // 8, self.swizzle)
+
+
+def check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
+    """Raises LayoutError unless a slice of that shape consists of whole tiles."""
+    lead = len(window) - len(smem.tile)
+    fits = len(window) == len(smem.shape) and all(
+        1 <= w <= s for w, s in zip(window, smem.shape, strict=True)
+    )
+    if not fits or any(w % t for w, t in zip(window[lead:], smem.tile, strict=True)):
+        raise LayoutError(
+            "a slice of a tiled reference must consist of whole tiles",
+            expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
+            got=f"window {window}",
+            hint="slice along whole tiles, or leave the transforms out",
+        )
+
+
+def match_axes(shape: tuple[int, ...], window: tuple[int, ...]) -> list[int] | None:
+    """The window's axis of each axis of `shape`; the window's others have size one.
+
+    None when the two do not fit.
+    """
+    axes: list[int] = []
+    position = len(window)
+    for size in reversed(shape):
+        position -= 1
+        while position >= 0 and window[position] != size and window[position] == 1:
+            position -= 1
+        if position < 0 or window[position] != size:
+            return None
+        axes.insert(0, position)
+    return axes if math.prod(shape) == math.prod(window) else None

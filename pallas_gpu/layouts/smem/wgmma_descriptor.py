@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How wgmma finds a matrix in shared memory: the fields of its descriptor, as integers.
+
+PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate", "Shared Memory
+Matrix Layout" and "Matrix Descriptor". Memory tiled (8, `swizzle` bytes) is a grid of
+atoms. The axis that runs along the bytes of an atom is the operand's major axis: K, or
+M (N for the right operand), called MN here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.smem.layout import SmemLayout
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+
+Major = Literal["K", "MN"]
+Side = Literal["a", "b"]
+
+# One instruction reads this much of K from each row or column.
+K_STEP_BYTES = 32
+# Rows of an atom.
+ATOM_ROWS = 8
+# Only 16-bit operands have the transpose bits (PTX ISA, wgmma.mma_async).
+_TRANSPOSABLE_BITS = 16
+
+# Matrix descriptor: bits 0-13 start address, 16-29 leading dimension byte offset,
+# 32-45 stride dimension byte offset, 62-63 swizzling mode.
+_LEADING_SHIFT, _STRIDE_SHIFT, _SWIZZLE_SHIFT = 16, 32, 62
+_SWIZZLE_CODES = {NO_SWIZZLE: 0, 128: 1, 64: 2, 32: 3}
+# Addresses and offsets are 18 bits, of which the descriptor drops the lowest four.
+ADDRESS_MASK, ADDRESS_SHIFT = 0x3FFFF, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class WgmmaOperand:
+    """A matrix in shared memory as wgmma's instructions read it.
+
+    Attributes:
+      major: the axis along the bytes of an atom.
+      swizzle: 32, 64 or 128 bytes, 16 for none.
+      itemsize_bits: width of an element.
+      mn, k: elements of the matrix along M (or N) and along K.
+      mn_atom_bytes: from one atom to the next along MN.
+      k_atom_bytes: from one atom to the next along K.
+    """
+
+    major: Major
+    swizzle: int
+    itemsize_bits: int
+    mn: int
+    k: int
+    mn_atom_bytes: int
+    k_atom_bytes: int
+
+    @property
+    def row_elems(self) -> int:
+        """Elements in one row of an atom."""
+        return self.swizzle * 8 // self.itemsize_bits
+
+    @property
+    def k_step(self) -> int:
+        """Elements along K that one instruction takes."""
+        return K_STEP_BYTES * 8 // self.itemsize_bits
+
+    @property
+    def mn_granule(self) -> int:
+        """Elements of an atom along MN: blocks of the matrix start at multiples."""
+        return ATOM_ROWS if self.major == "K" else self.row_elems
+
+    @property
+    def transposed(self) -> bool:
+        """The instruction's transpose bit: true for MN-major operands."""
+        return self.major == "MN"
+
+    @property
+    def leading_offset_bytes(self) -> int:
+        """The leading dimension byte offset; 16 where the hardware ignores it."""
+        if self.major == "MN":
+            return self.k_atom_bytes if self.swizzle == NO_SWIZZLE else self._mn_stride
+        return self.k_atom_bytes if self.swizzle == NO_SWIZZLE else 16
+
+    @property
+    def stride_offset_bytes(self) -> int:
+        """The stride dimension byte offset."""
+        if self.major == "MN":
+            return self._mn_stride if self.swizzle == NO_SWIZZLE else self.k_atom_bytes
+        return self.mn_atom_bytes
+
+    @property
+    def _mn_stride(self) -> int:
+        # With a single atom along MN there is no next one.
+        return self.mn_atom_bytes if self.mn > self.row_elems else 16
+
+    @property
+    def fields(self) -> int:
+        """The 64-bit descriptor without its start address."""
+        return (
+            _encode(self.leading_offset_bytes) << _LEADING_SHIFT
+            | _encode(self.stride_offset_bytes) << _STRIDE_SHIFT
+            | _SWIZZLE_CODES[self.swizzle] << _SWIZZLE_SHIFT
+        )
+
+    def offset_bytes(self, mn: int, k: int) -> int:
+        """What an instruction for the block at (mn, k) adds to the start address.
+
+        Args:
+          mn: a multiple of `mn_granule`.
+          k: a multiple of `k_step`.
+
+        Raises:
+          LayoutError: no instruction can start there.
+        """
+        if mn % self.mn_granule or k % self.k_step:
+            raise LayoutError(
+                "A wgmma instruction cannot start inside an atom of its operand",
+                expected=f"multiples of {self.mn_granule} along M or N, "
+                f"of {self.k_step} along K",
+                got=(mn, k),
+            )
+        if self.major == "MN":
+            atoms = mn // self.row_elems, k // ATOM_ROWS
+            within_bytes = 0
+        else:
+            k_bytes = k * self.itemsize_bits // 8
+            atoms = mn // ATOM_ROWS, k_bytes // self.swizzle
+            within_bytes = k_bytes % self.swizzle
+        return (
+            atoms[0] * self.mn_atom_bytes + atoms[1] * self.k_atom_bytes + within_bytes
+        )
+
+    def offset_units(self, mn: int, k: int) -> int:
+        """`offset_bytes` as it is added to a descriptor, in units of 16 bytes."""
+        return self.offset_bytes(mn, k) >> ADDRESS_SHIFT
+
+
+def plan_operand(
+    layout: SmemLayout,
+    sizes: Sequence[int],
+    kept: Sequence[bool],
+    order: Sequence[int],
+    side: Side,
+    starts: Sequence[object] = (),
+) -> WgmmaOperand:
+    """Describes a slice of a shared-memory array as an operand of wgmma.
+
+    Args:
+      layout: placement of the whole array, tiled (8, elements of the swizzle).
+      sizes: elements of the slice per axis of the array.
+      kept: per axis of the array, False for an integer index.
+      order: (0, 1), or (1, 0) for a transposed view.
+      side: "a" for the left operand (M, K), "b" for the right one (K, N).
+      starts: the slice's start per axis; those that are ints are checked.
+
+    Raises:
+      LayoutError: wgmma cannot read the slice.
+
+      >>> tiled = SmemLayout((128, 64), 16, (8, 64), 128)
+      >>> plan_operand(tiled, (128, 64), (True, True), (0, 1), "a").major
+      'K'
+    """
+    name = "left" if side == "a" else "right"
+    rank = len(layout.shape)
+    if tuple(kept) != (False,) * (rank - 2) + (True, True) or rank < 2:
+        raise LayoutError(
+            f"The {name} operand of wgmma must be its array's last two axes",
+            expected="two axes, all before them indexed by integers",
+            got=f"axes {[a for a, k in enumerate(kept) if k]} of {layout.shape}",
+        )
+    _check_tile(layout, name)
+    _check_aligned(layout, sizes, starts, name)
+    rows, columns = sizes[-2:]
+    # Outer strides of the last two axes: from one atom to the next.
+    row_elems = ATOM_ROWS * layout.tile[1]
+    column_atom = row_elems * layout.itemsize_bits // 8
+    row_atom = column_atom * layout.physical_shape[-3]
+    minor_is_k = (side == "a") == (tuple(order) == (0, 1))
+    if not minor_is_k and layout.itemsize_bits != _TRANSPOSABLE_BITS:
+        axis = "K" if tuple(order) == (0, 1) else "K, once transposed,"
+        raise LayoutError(
+            f"wgmma reads {layout.itemsize_bits}-bit operands only along K",
+            expected=f"a {name} operand whose {axis} is the minor axis in memory",
+            got=f"an array {layout.shape} whose minor axis is {'MN'[side == 'b']}",
+            hint="store the operand transposed and pass a transposed view of it; "
+            "16-bit operands may lie either way",
+        )
+    if minor_is_k:
+        shape, atoms = (rows, columns), (row_atom, column_atom)
+    else:
+        shape, atoms = (columns, rows), (column_atom, row_atom)
+    operand = WgmmaOperand(
+        "K" if minor_is_k else "MN",
+        layout.swizzle,
+        layout.itemsize_bits,
+        *shape,
+        *atoms,
+    )
+    if operand.k % operand.k_step:
+        raise LayoutError(
+            f"The {name} operand of wgmma has a part of a K step",
+            expected=f"a multiple of {operand.k_step} elements along K "
+            f"({K_STEP_BYTES} bytes)",
+            got=operand.k,
+        )
+    return operand
+
+
+def encode_address(address_bytes: int) -> int:
+    """The descriptor's bits for a start address in shared memory."""
+    return _encode(address_bytes)
+
+
+def _encode(value_bytes: int) -> int:
+    return (value_bytes & ADDRESS_MASK) >> ADDRESS_SHIFT
+
+
+def _check_tile(layout: SmemLayout, name: str) -> None:
+    row_elems = layout.swizzle * 8 // layout.itemsize_bits
+    if layout.tile == (ATOM_ROWS, row_elems):
+        return
+    raise LayoutError(
+        f"The {name} operand of wgmma is not tiled for the tensor core",
+        expected=f"TilingTransform(({ATOM_ROWS}, {row_elems})) for elements of "
+        f"{layout.itemsize_bits} bits and a swizzle of {layout.swizzle} bytes",
+        got=f"tiling {layout.tiling}, swizzle {layout.swizzle}",
+        hint="give the reference TilingTransform((8, n)) and SwizzleTransform(s), "
+        "where n elements take s bytes",
+    )
+
+
+def _check_aligned(
+    layout: SmemLayout, sizes: Sequence[int], starts: Sequence[object], name: str
+) -> None:
+    tile = layout.tile
+    known = [s for s in starts if isinstance(s, int)]
+    partial = any(s % t for s, t in zip(sizes[-2:], tile, strict=True)) or any(
+        isinstance(s, int) and s % t
+        for s, t in zip(tuple(starts)[-2:], tile, strict=False)
+    )
+    if partial:
+        raise LayoutError(
+            f"The {name} operand of wgmma must consist of whole tiles",
+            expected=f"starts and sizes that are multiples of {tile}",
+            got=f"sizes {tuple(sizes[-2:])}, known starts {known}",
+        )

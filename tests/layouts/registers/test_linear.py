@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The linear form and what is made from it."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts import Layout, LinearLayout, WGStridedLayout
+from pallas_gpu.layouts.registers import catalogue
+
+WGMMA = catalogue.WGMMA.linear((128, 64))
+
+
+def owners(layout: LinearLayout) -> list[list[tuple[int, int, int]]]:
+    """For each element, row-major, the (thread, register, place) that hold it."""
+    result: list[list[tuple[int, int, int]]] = [[] for _ in range(layout.size)]
+    flat = layout.flat_indices()
+    for place in itertools.product(*map(range, flat.shape)):
+        result[flat[place]].append(place)
+    return result
+
+
+def test_the_formula_of_the_docstring_gives_the_coordinates():
+    coordinates = WGMMA.all_coordinates()
+    for t, r, v in [(0, 0, 0), (1, 0, 1), (37, 5, 0), (127, 31, 1)]:
+        wanted = np.array(WGMMA.origins[r])
+        for b in range(7):
+            wanted = wanted + ((t >> b) & 1) * np.array(WGMMA.thread_columns[b])
+        wanted[WGMMA.vector_axis] += v
+        np.testing.assert_array_equal(coordinates[t, r, v], wanted)
+        np.testing.assert_array_equal(WGMMA.coordinates(t)[r, v], wanted)
+
+
+def test_an_element_without_owner_is_refused():
+    columns = WGMMA.thread_columns
+    with pytest.raises(LayoutError, match="own every element"):
+        LinearLayout.create((128, 64), columns, WGMMA.origins[:-1], 2, 1)
+
+
+def test_registers_are_sorted_and_duplicates_dropped():
+    again = LinearLayout.create(
+        WGMMA.shape,
+        WGMMA.thread_columns,
+        [*WGMMA.origins[::-1], WGMMA.origins[0]],
+        2,
+        1,
+    )
+    assert again == WGMMA
+
+
+def test_reduce_leaves_every_thread_what_it_held():
+    row = WGMMA.reduce(1)
+    assert row.shape == (128,)
+    assert row.vector_length == 1
+    for t in range(0, 128, 5):
+        held = {int(c[0]) for c in WGMMA.coordinates(t).reshape(-1, 2)}
+        assert {int(c[0]) for c in row.coordinates(t).reshape(-1, 1)} == held
+
+
+def test_reduce_over_all_axes_gives_every_thread_the_scalar():
+    scalar = WGMMA.reduce((0, 1))
+    assert scalar.shape == ()
+    assert scalar.num_registers == 1
+    assert scalar.replication_bits == tuple(range(7))
+
+
+def test_a_row_vector_broadcasts_along_the_columns():
+    sources = WGMMA.broadcast_registers(WGMMA.reduce(1), (0,))
+    row = WGMMA.reduce(1)
+    for register, (source, element) in enumerate(sources):
+        assert element == 0
+        assert row.origins[source] == (WGMMA.origins[register][0],)
+
+
+def test_a_column_vector_broadcasts_whole_registers():
+    sources = WGMMA.broadcast_registers(WGMMA.reduce(0), (1,))
+    assert all(element is None for _, element in sources)
+
+
+def test_a_unit_axis_broadcasts_like_a_missing_one():
+    kept = WGMMA.reduce(1).insert_axes(1)
+    assert kept.shape == (128, 1)
+    assert WGMMA.broadcast_registers(kept, (0, 1)) == WGMMA.broadcast_registers(
+        WGMMA.reduce(1), (0,)
+    )
+
+
+def test_a_scalar_broadcasts_to_everything():
+    scalar = WGMMA.reduce((0, 1))
+    assert set(WGMMA.broadcast_registers(scalar, ())) == {(0, 0)}
+
+
+def test_every_element_of_a_broadcast_comes_from_its_own_thread():
+    column = WGMMA.reduce(0)
+    sources = WGMMA.broadcast_elements(column, (1,))
+    for t in (0, 9, 77, 127):
+        mine = WGMMA.coordinates(t)[..., 1]
+        theirs = column.coordinates(t)[..., 0]
+        np.testing.assert_array_equal(theirs[sources[..., 0], sources[..., 1]], mine)
+
+
+def test_a_vector_in_other_threads_does_not_broadcast():
+    strided = WGStridedLayout((128,), 1).linear()
+    assert not WGMMA.broadcast_matches(strided, (0,))
+    with pytest.raises(LayoutError, match="other threads"):
+        WGMMA.broadcast_registers(strided, (0,))
+
+
+def test_broadcast_dims_must_fit_the_result():
+    with pytest.raises(LayoutError, match="each operand axis"):
+        WGMMA.broadcast_matches(WGMMA.reduce(1), (1,))
+
+
+def test_a_slice_of_whole_thread_tiles_keeps_registers():
+    part = WGMMA.slice((64, 16), (64, 32))
+    assert part == catalogue.WGMMA.linear((64, 32))
+    registers = WGMMA.slice_registers((64, 16), (64, 32))
+    moved = [tuple(np.subtract(WGMMA.origins[r], (64, 16))) for r in registers]
+    assert moved == list(part.origins)
+
+
+@pytest.mark.parametrize("starts, sizes", [((0, 0), (32, 64)), ((8, 0), (64, 64))])
+def test_a_slice_through_a_thread_tile_is_refused(starts, sizes):
+    with pytest.raises(LayoutError, match="between threads"):
+        WGMMA.slice(starts, sizes)
+
+
+def test_a_slice_outside_of_the_array_is_refused():
+    with pytest.raises(LayoutError, match="outside"):
+        WGMMA.slice((64, 0), (128, 64))
+
+
+@pytest.mark.parametrize("shape", [(2, 64, 64), (128, 8, 8), (128, 1, 64), (8, 16, 64)])
+def test_a_reshape_keeps_owners_and_register_order(shape):
+    other = WGMMA.reshape(shape)
+    assert other.shape == shape
+    assert owners(other) == owners(WGMMA)
+    assert other.reshape((128, 64)) == WGMMA
+
+
+def test_a_reshape_that_breaks_the_bits_is_refused():
+    with pytest.raises(LayoutError, match="not linear"):
+        catalogue.WGMMA.linear((64, 24)).reshape((3, 512))
+
+
+def test_a_transpose_moves_registers_as_it_says():
+    other = WGMMA.transpose((1, 0))
+    registers = WGMMA.transpose_registers((1, 0))
+    back = WGMMA.all_coordinates()[:, registers][..., ::-1]
+    np.testing.assert_array_equal(other.all_coordinates(), back)
+    assert other.transpose((1, 0)) == WGMMA
+
+
+def test_equal_placements_are_equal_whatever_the_description():
+    assert catalogue.TCGEN05_COL.linear((64,)) == Layout.WGMMA.reduce(0).linear((64,))
+    tiled = catalogue.TiledLayout(
+        catalogue.Tiling(((256,), (64,), (2,))), (-3,), (-2,), -1
+    )
+    assert tiled.linear((1024,)) == WGStridedLayout((1024,), 2).linear()
+
+
+def test_axes_outside_of_the_array_are_refused():
+    with pytest.raises(LayoutError, match="inside of the array"):
+        WGMMA.reduce(2)

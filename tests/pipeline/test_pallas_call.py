@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pallas_call: grids, block specs, edges, and what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.entry_kernels import f32, numbers
+from tests.support.refusal import refused
+
+ROWS = plgpu.BlockSpec((32, 128), lambda i: (i, 0))
+
+
+def add_one(x, o):
+    o[...] = x[...] + 1
+
+
+def check_add_one(array, spec, grid, out_spec=None):
+    call = plgpu.pallas_call(
+        add_one, array, grid=grid, in_specs=[spec], out_specs=out_spec or spec
+    )
+    np.testing.assert_array_equal(call(array), array + 1)
+
+
+# --- what a body sees -----------------------------------------------------------------
+
+
+def test_whole_arrays_without_specs():
+    call = plgpu.pallas_call(add_one, f32())
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_a_2d_grid_of_blocks():
+    spec = plgpu.BlockSpec((32, 64), lambda i, j: (i, j))
+    check_add_one(numbers(64, 128), spec, (2, 2))
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 300), st.sampled_from([32, 128]))
+def test_a_1d_block_over_the_edge_stores_only_what_lies_inside(n, block):
+    spec = plgpu.BlockSpec((block,), lambda i: (i,))
+    array = numbers(4 * n)
+    check_add_one(array, spec, -(-array.size // block))
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 70), st.integers(1, 40))
+def test_a_2d_block_over_the_edge_stores_only_what_lies_inside(rows, columns):
+    spec = plgpu.BlockSpec((32, 64), lambda i, j: (i, j))
+    array = numbers(rows, 4 * columns)
+    check_add_one(array, spec, (-(-rows // 32), -(-4 * columns // 64)))
+
+
+def test_a_block_over_the_edge_holds_zeros_there():
+    def body(x, o):
+        o[0] = x[...].sum()
+
+    spec = plgpu.BlockSpec((128,), lambda i: (i,))
+    one = plgpu.BlockSpec((4,), lambda i: (i,))
+    call = plgpu.pallas_call(body, f32(12), grid=3, in_specs=[spec], out_specs=one)
+    ones = np.ones(300, np.float32)
+    np.testing.assert_array_equal(np.asarray(call(ones))[::4], [128, 128, 44])
+
+
+@pytest.mark.parametrize("gone", [None, plgpu.Squeezed(), plgpu.Squeezed])
+def test_a_squeezed_dimension_is_not_seen(gone):
+    shapes = []
+
+    def body(x, o):
+        shapes.append((x.shape, o.shape))
+        o[...] = x[...] + 1
+
+    array = numbers(3, 64, 128)
+    spec = plgpu.BlockSpec((gone, 64, 128), lambda i: (i, 0, 0))
+    call = plgpu.pallas_call(body, array, grid=3, in_specs=[spec], out_specs=spec)
+    np.testing.assert_array_equal(call(array), array + 1)
+    assert set(shapes) == {((64, 128), (64, 128))}
+
+
+def test_a_squeezed_dimension_may_lie_in_the_middle():
+    spec = plgpu.BlockSpec((32, None, 128), lambda i, j: (i, j, 0))
+    check_add_one(numbers(64, 3, 128), spec, (2, 3))
+
+
+def test_blocked_counts_blocks():
+    spec = plgpu.BlockSpec((plgpu.Blocked(32), 128), lambda i: (i, 0))
+    check_add_one(numbers(), spec, 2)
+
+
+def test_element_counts_elements():
+    shifted = plgpu.BlockSpec((plgpu.Element(32), 128), lambda i: (i * 32 - 4, 0))
+    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[shifted], out_specs=ROWS)
+    padded = np.concatenate([np.zeros((4, 128), np.float32), numbers()])
+    np.testing.assert_array_equal(call(numbers()), padded[:64] + 1)
+
+
+def test_a_gmem_spec_gives_the_whole_array():
+    def body(x, o):
+        o[...] = x[plgpu.ds(plgpu.program_id(0) * 32, 32)] + 1
+
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[whole], out_specs=ROWS)
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_a_missing_spec_gives_the_whole_array():
+    def body(x, o):
+        o[...] = x[plgpu.ds(plgpu.program_id(0) * 32, 32)] + 1
+
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[None], out_specs=ROWS)
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_a_block_that_tma_cannot_carry_stays_in_gmem():
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    check_add_one(numbers(8, 3), spec, 2)
+
+
+def test_a_scalar_argument_is_a_reference_without_dimensions():
+    def body(x, s, o):
+        o[...] = x[...] * s[...]
+
+    call = plgpu.pallas_call(body, f32())
+    np.testing.assert_array_equal(call(numbers(), np.float32(2)), numbers() * 2)
+    np.testing.assert_array_equal(call(numbers(), 2.0), numbers() * 2)
+
+
+def test_transforms_of_a_block_do_not_change_what_it_holds():
+    spec = plgpu.BlockSpec(
+        (32, 128),
+        lambda i: (i, 0),
+        transforms=[plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)],
+    )
+    check_add_one(numbers(), spec, 2)
+
+
+def test_program_ids_and_sizes_of_the_grid():
+    def body(o):
+        i, j = plgpu.program_id(0), plgpu.program_id(1)
+        value = 100 * plgpu.num_programs(1) + 10 * i + j
+        o[...] = jnp.full((8, 128), value, jnp.int32)
+
+    spec = plgpu.BlockSpec((8, 128), lambda i, j: (i, j))
+    out = jax.ShapeDtypeStruct((16, 384), jnp.int32)
+    result = plgpu.pallas_call(body, out, grid=(2, 3), out_specs=spec)()
+    expected = 300 + 10 * np.arange(2)[:, None] + np.arange(3)
+    np.testing.assert_array_equal(result[::8, ::128], expected)
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_scratch_follows_the_blocks(named):
+    def body(x, o, tile):
+        tile[...] = x[...]
+        o[...] = tile[...] + 1
+
+    tile = plgpu.SMEM((32, 128), jnp.float32)
+    scratch = {"tile": tile} if named else [tile]
+    call = plgpu.pallas_call(
+        body, f32(), grid=2, in_specs=[ROWS], out_specs=ROWS, scratch_shapes=scratch
+    )
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_a_grid_spec_stands_for_its_parts():
+    spec = plgpu.GridSpec(grid=(2,), in_specs=[ROWS], out_specs=ROWS)
+    call = plgpu.pallas_call(add_one, f32(), grid_spec=spec)
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_several_results_keep_their_structure():
+    def body(x, o, p):
+        o[...] = x[...] + 1
+        p[...] = x[...] * 2
+
+    call = plgpu.pallas_call(
+        body, [f32(), f32()], grid=2, in_specs=[ROWS], out_specs=[ROWS, ROWS]
+    )
+    results = call(numbers())
+    assert isinstance(results, list)
+    np.testing.assert_array_equal(results[0], numbers() + 1)
+    np.testing.assert_array_equal(results[1], numbers() * 2)
+
+
+@pytest.mark.parametrize(
+    "dtype", [jnp.float32, jnp.float16, jnp.bfloat16, jnp.int32, jnp.int8, jnp.bool_]
+)
+def test_blocks_of_every_dtype_travel(dtype):
+    def copy(x, o):
+        o[...] = x[...]
+
+    array = jnp.asarray(numbers() % 2).astype(dtype)
+    call = plgpu.pallas_call(copy, array, grid=2, in_specs=[ROWS], out_specs=ROWS)
+    np.testing.assert_array_equal(np.asarray(call(array)), np.asarray(array))
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def test_there_is_a_spec_for_each_argument():
+    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS, ROWS])
+    with refused(
+        errors.ArgumentError,
+        "pallas_call add_one: in_specs does not fit",
+        expected="1 BlockSpecs",
+        got="2 BlockSpecs",
+    ):
+        call(numbers())  # HERE
+
+
+def test_a_spec_is_a_block_spec():
+    call = plgpu.pallas_call(add_one, f32(), grid=2, out_specs=(32, 128))
+    with refused(
+        errors.ArgumentError, "pallas_call add_one: out_specs does not fit", got="32"
+    ):
+        call(numbers())  # HERE
+
+
+def test_a_block_has_the_dimensions_of_its_array():
+    def body(x, o):  # HERE
+        pass
+
+    spec = plgpu.BlockSpec((32,), lambda i: (i,))
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with refused(
+        errors.ShapeError,
+        "BlockSpec of argument 0 of pallas_call body: wrong number of block dimensions",
+        expected="2 for an array of shape (64, 128)",
+        got="1 (block_shape (32,))",
+    ):
+        call(numbers())
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, "all"])
+def test_a_block_has_positive_sizes(size):
+    with refused(
+        errors.ArgumentError,
+        "BlockSpec: a block size is not a positive integer",
+        got=f"{size!r} for dimension 1",
+    ):
+        plgpu.BlockSpec((32, size))  # HERE
+
+
+def test_an_index_map_takes_the_grid_indices():
+    def body(x, o):
+        pass
+
+    spec = plgpu.BlockSpec((32, 128), lambda i, j: (i, j))  # HERE
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with refused(
+        errors.ArgumentError,
+        "BlockSpec of argument 0 of pallas_call body: the index map cannot be called",
+        expected="a function of 1 grid indices",
+    ):
+        call(numbers())
+
+
+def test_an_index_map_returns_an_index_for_each_dimension():
+    def body(x, o):
+        pass
+
+    spec = plgpu.BlockSpec((32, 128), lambda i: i)  # HERE
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[ROWS], out_specs=spec)
+    with refused(
+        errors.ArgumentError,
+        "BlockSpec of result 0 of pallas_call body: the index map returns too few or "
+        "too many indices",
+        expected="2, one for each dimension",
+        got="1",
+    ):
+        call(numbers())
+
+
+def test_an_error_of_an_index_map_is_its_own():
+    def index_map(i):
+        raise TypeError("mine")
+
+    spec = plgpu.BlockSpec((32, 128), index_map)
+    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with pytest.raises(TypeError, match=r"^mine"):
+        call(numbers())
+
+
+def test_a_tiled_block_is_divided_by_its_tiling():
+    def body(x, o):  # HERE
+        pass
+
+    spec = plgpu.BlockSpec(
+        (30, 128), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
+    )
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with refused(
+        errors.LayoutError,
+        "the tiling does not divide the array",
+        got="30 % 8 = 6",
+    ):
+        call(numbers())
+
+
+def test_a_tiled_block_over_the_edge_travels_by_tma():
+    spec = plgpu.BlockSpec(
+        (32, 64),
+        lambda i, j: (i, j),
+        transforms=[plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)],
+    )
+    check_add_one(numbers(50, 100), spec, (2, 2))
+
+
+def test_a_tiled_block_that_tma_cannot_carry_is_refused():
+    def body(x, o):  # HERE
+        pass
+
+    spec = plgpu.BlockSpec(
+        (8, 32), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
+    )
+    call = plgpu.pallas_call(body, f32(8, 33), in_specs=[spec], grid=1)
+    with pytest.raises(errors.LayoutError) as info:
+        call(numbers(8, 33))
+    text = str(info.value)
+    assert text.startswith("argument 0 of pallas_call body: ")
+    line = body.__code__.co_firstlineno
+    assert f"test_pallas_call.py:{line} " in text
+    assert "expected:" in text and "got:" in text and "to do:" in text
+
+
+def test_a_block_over_the_edge_that_tma_cannot_carry_is_refused():
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    call = plgpu.pallas_call(add_one, f32(7, 3), in_specs=[spec], grid=2)
+    with pytest.raises(errors.LayoutError, match="argument 0 of pallas_call add_one"):
+        call(numbers(7, 3))
+
+
+@pytest.mark.parametrize("space", [plgpu.TMEM, plgpu.REGS])
+def test_blocks_live_in_smem_or_gmem(space):
+    def body(x, o):  # HERE
+        pass
+
+    spec = plgpu.BlockSpec((32, 128), lambda i: (i, 0), memory_space=space)
+    call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with refused(
+        errors.MemorySpaceError,
+        "BlockSpec of argument 0 of pallas_call body: blocks live in SMEM or GMEM",
+        got=space.name,
+    ):
+        call(numbers())
+
+
+def test_a_grid_has_positive_sizes():
+    def body(x, o):  # HERE
+        pass
+
+    with refused(errors.ArgumentError, "grid needs positive static sizes", got="(0,)"):
+        plgpu.pallas_call(body, f32(), grid=0)
+
+
+def test_only_parallel_axes_are_supported():
+    params = plgpu.CompilerParams(dimension_semantics=["arbitrary"])
+    with refused(
+        errors.UnsupportedError,
+        "pallas_call add_one: only parallel grid axes are supported",
+        got="arbitrary",
+        hint="plgpu.loop",
+    ):
+        plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
+
+
+def test_aliases_are_not_supported_yet():
+    def body(x, o):  # HERE
+        pass
+
+    with refused(
+        errors.UnsupportedError,
+        "pallas_call body: input_output_aliases is not supported yet",
+        got="{0: 0}",
+    ):
+        plgpu.pallas_call(body, f32(), input_output_aliases={0: 0})
+
+
+def test_a_body_returns_nothing():
+    def body(x, o):  # HERE
+        return x[...]
+
+    call = plgpu.pallas_call(body, f32())
+    with refused(
+        errors.KernelError,
+        "pallas_call body: the body returns a value",
+        hint="out_ref[...] = value",
+    ):
+        call(numbers())
+
+
+def test_a_body_takes_the_references_it_gets():
+    def body(x):  # HERE
+        pass
+
+    call = plgpu.pallas_call(body, f32())
+    with refused(
+        errors.ArgumentTypeError,
+        "pallas_call body: the body does not take the references it gets",
+        got="too many positional arguments",
+    ):
+        call(numbers())

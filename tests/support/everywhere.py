@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One body, every way to run it: emulator, lowering, and a GPU where there is one.
+
+Lowering and GPU take it under both semantics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+import pallas_gpu as plgpu
+from tests.support.semantics import BOTH, under
+
+
+def has_gpu() -> bool:
+    """True when JAX sees a CUDA device."""
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def check(
+    make: Callable[[Any], Callable[..., Any]],
+    args: Sequence[Any],
+    expected: Any,
+    *,
+    atol: float = 0.0,
+    rtol: float = 0.0,
+    emulate: bool = True,
+    semantics: Sequence[Any] = BOTH,
+) -> None:
+    """Runs `make(interpret)(*args)` everywhere and compares with `expected`.
+
+    Args:
+      make: takes `interpret` and returns the function to test.
+      args: its arguments.
+      expected: pytree of arrays.
+      atol, rtol: tolerances of `np.testing.assert_allclose`; zero is exact.
+      emulate: False where the emulator is not to be asked.
+      semantics: under which the body is lowered.
+    """
+    if emulate:
+        _compare(make(plgpu.InterpretParams(seed=1))(*args), expected, atol, rtol)
+    for choice in semantics:
+        function = under(choice, make(None))
+        (report, *_) = plgpu.offline.lower(function, *args)
+        assert "gpu.launch" in report.mlir
+        if has_gpu():
+            with jax.default_device(jax.devices("cuda")[0]):
+                on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
+                _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)
+
+
+def _compare(got: Any, expected: Any, atol: float, rtol: float) -> None:
+    got_leaves, expected_leaves = jax.tree.leaves(got), jax.tree.leaves(expected)
+    assert len(got_leaves) == len(expected_leaves)
+    for a, b in zip(got_leaves, expected_leaves, strict=True):
+        a, b = np.asarray(a), np.asarray(b)
+        assert a.shape == b.shape
+        if a.dtype.kind not in "biu":
+            a = a.astype(np.float64)
+        if b.dtype.kind not in "biu":
+            b = b.astype(np.float64)
+        np.testing.assert_allclose(a, b, atol=atol, rtol=rtol)
+
+
+def elementwise(
+    body: Callable[..., Any], out_dtype: Any, *, shape=(64, 128), layout: Any = None
+) -> Callable[[Any], Callable[..., Any]]:
+    """Returns `make` for a kernel that applies `body` to whole arrays."""
+
+    def kernel_body(*refs):
+        *inputs, out = refs
+        values = [
+            ref[...]
+            if layout is None
+            else plgpu.load(ref, layout=layout, optimized=False)
+            for ref in inputs
+        ]
+        out[...] = body(*values).astype(out.dtype)
+
+    def make(interpret):
+        return plgpu.kernel(
+            kernel_body,
+            out_type=jax.ShapeDtypeStruct(shape, out_dtype),
+            interpret=interpret,
+        )
+
+    return make
