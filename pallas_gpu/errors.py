@@ -3,9 +3,9 @@
 
 Three families share `PallasGpuError`:
 
-* `KernelError`: the kernel is wrong; its author can mend it.
-* `UnsupportedError`: the kernel may be right, this primitive, scope, target or JAX
-  transformation does not carry it.
+* `KernelError`: the kernel is wrong; its author can fix it.
+* `UnsupportedError`: the kernel may be right; this primitive, scope, target or JAX
+  transformation does not support it.
 * `InternalError`: the package is wrong.
 
 Each class of the first family also derives from the builtin that users of JAX expect
@@ -54,7 +54,7 @@ class PallasGpuError(Exception):
         rows = [
             ("expected", self.expected),
             ("got", self.got),
-            ("to do", self.hint),
+            ("hint", self.hint),
             ("at", self.where),
         ]
         lines = [self.what]
@@ -66,8 +66,8 @@ class PallasGpuError(Exception):
         return "\n".join(lines)
 
     def __reduce__(self):
-        # Exceptions cross the border of the offline worker; keyword-only state would
-        # be lost by the default protocol.
+        # Exceptions are pickled by the offline worker; the default protocol would lose
+        # the keyword-only state.
         return (_rebuild, (type(self), self.__dict__))
 
 
@@ -86,15 +86,15 @@ class KernelError(PallasGpuError):
 
 
 class ShapeError(KernelError, ValueError):
-    """Shapes do not fit each other or the operation."""
+    """Shapes do not match each other or the operation."""
 
 
 class DTypeError(KernelError, TypeError):
-    """An element type does not fit the operation."""
+    """The operation does not support the element type."""
 
 
 class MemorySpaceError(KernelError, ValueError):
-    """A reference lies in a memory space the operation cannot use."""
+    """A reference is in a memory space that the operation cannot use."""
 
 
 class LayoutError(KernelError, ValueError):
@@ -102,7 +102,7 @@ class LayoutError(KernelError, ValueError):
 
 
 class ArgumentError(KernelError, ValueError):
-    """An argument of a public function is outside of its range."""
+    """An argument of a public function is out of range."""
 
 
 class ArgumentTypeError(KernelError, TypeError):
@@ -110,7 +110,7 @@ class ArgumentTypeError(KernelError, TypeError):
 
 
 class OutOfBoundsError(KernelError, IndexError):
-    """An index or a slice reaches over the end of a reference."""
+    """An index or a slice is out of bounds of a reference."""
 
 
 class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of Triton know
@@ -151,22 +151,22 @@ class RaceError(KernelError, ValueError):
 
 
 class DeadlockError(KernelError, RuntimeError):
-    """Every thread waits, and nothing that is under way can wake one."""
+    """Every thread waits, and no asynchronous work in flight can wake one."""
 
 
 class LivelockError(KernelError, RuntimeError):
-    """The step budget is spent and the kernel still runs."""
+    """The kernel still runs after its budget of steps."""
 
 
 class UninitializedReadError(KernelError, ValueError):
-    """Memory is read that nothing has written."""
+    """Memory is read before anything was written to it."""
 
 
 # --- not supported ------------------------------------------------------------------
 
 
 class UnsupportedError(PallasGpuError, NotImplementedError):
-    """A legal program that this primitive, scope, target or transformation lacks."""
+    """A legal program that the primitive, scope, target or transformation lacks."""
 
 
 class TargetError(UnsupportedError):
@@ -174,7 +174,7 @@ class TargetError(UnsupportedError):
 
 
 class NoGpuError(UnsupportedError, RuntimeError):
-    """The call insists on a GPU and there is none."""
+    """The call requires a GPU and there is none."""
 
 
 class DifferentiationError(UnsupportedError):
@@ -193,7 +193,7 @@ class OfflineUnavailableError(UnsupportedError, RuntimeError):
 
 
 class InternalError(PallasGpuError, AssertionError):
-    """A promise inside the package is broken; please report it with the kernel."""
+    """An invariant of the package is broken; please report it with the kernel."""
 
 
 class CompilationError(InternalError, RuntimeError):

@@ -28,7 +28,7 @@ def test_rows_come_in_order_and_absent_ones_are_left_out():
     assert str(error).splitlines() == [
         "the mistake",
         "  expected:  3",
-        "  to do:     do this",
+        "  hint:      do this",
         "  at:        k.py:4 (body)",
     ]
 

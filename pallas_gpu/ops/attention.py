@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for Hopper: what it takes, what it refuses, how it is tuned."""
+"""Attention for Hopper: operands, checks and configuration."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ class AttentionConfig:
       rows: rows of Q of one consumer.
       block_kv: rows of K and V of one step.
       stages: SMEM buffers of each ring.
-      consumers: warpgroups that compute: 2 or 3.
-      ping_pong: consumers take turns to start products.
+      consumers: compute warpgroups: 2 or 3.
+      ping_pong: consumers alternate in issuing products.
       heads_together: heads whose tiles run at the same time, so that their K and V stay
-        in the L2; the largest divisor that it shares with batch times heads counts.
+        in the L2 cache; rounded down to a divisor of batch times heads.
       blocks: number of persistent blocks; they load the next tile's operands while the
         last one is being stored. None starts a block for each tile.
 
     Raises:
-      ArgumentError: sizes that the tensor core does not have.
+      ArgumentError: sizes that the tensor core does not support.
     """
 
     rows: int = 64
@@ -46,8 +46,8 @@ class AttentionConfig:
     blocks: int | None = None
 
     def __post_init__(self):
-        # wgmma has M in 64s. A block of K is N of one product, up to 256, and a block
-        # of V is K of the other, in 16s.
+        # wgmma: M is a multiple of 64. A block of K is the N of one product, at most
+        # 256; a block of V is the K of the other, a multiple of 16.
         if self.rows < 64 or self.rows % 64 or self.block_kv not in range(16, 257, 16):
             raise errors.ArgumentError(
                 "AttentionConfig: the tensor core has no such tile",
@@ -74,12 +74,12 @@ class AttentionConfig:
                 "AttentionConfig: there are no blocks",
                 expected="1 or more, or None",
                 got=self.blocks,
-                hint="one an SM, or None for one a tile",
+                hint="use one per SM, or None for one per tile",
             )
 
     @classmethod
     def default(cls, head_dim: int, *, causal: bool = False) -> AttentionConfig:
-        """Returns what suits a size of heads, as `benchmarks/attention.py` finds it."""
+        """Returns the fastest configuration of `benchmarks/attention.py`."""
         if head_dim <= 64:
             return cls(consumers=3, stages=4)
         if head_dim > 128:
@@ -96,7 +96,7 @@ class AttentionConfig:
         return self.consumers * self.rows
 
     def accumulator_registers(self, head_dim: int) -> int:
-        """Registers a thread for result, scores and probabilities."""
+        """Registers per thread for result, scores and probabilities."""
         words = head_dim + self.block_kv + self.block_kv // 2
         return self.rows * words // 128
 
@@ -124,16 +124,16 @@ def attention(
         serves heads / kv_heads consecutive heads of Q.
       causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
       sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
-      config: tile sizes and schedule; default: what suits head_dim and the mask.
-      compiler_params: see `kernel`; default: approximate exponentials.
+      config: tile sizes and schedule; default: chosen by head_dim and mask.
+      compiler_params: see `kernel`; default: approximate exponentials (`approx_math`).
       interpret: see `kernel`.
 
     Returns:
       (batch, q_len, heads, head_dim) of the type of q. Scores, softmax and sums are
-      float32, probabilities are rounded to the type of q before they meet V.
+      float32; probabilities are rounded to the type of q before the product with V.
 
     Raises:
-      ShapeError, DTypeError: operands that do not fit each other.
+      ShapeError, DTypeError: operands that do not match each other.
       ArgumentError: a factor that is not positive; a config that needs more registers
         than there are.
       OutOfResources: a config that needs more SMEM than there is.
@@ -167,7 +167,7 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:
     )
     if not fit:
         raise errors.ShapeError(
-            "attention: the shapes do not fit each other",
+            "attention: the shapes do not match",
             expected="q (batch, q_len, heads, head_dim), k and v (batch, kv_len, "
             "kv_heads, head_dim), heads a multiple of kv_heads",
             got="{}, {} and {}".format(*shapes),
@@ -194,7 +194,7 @@ def _check_scale(factor: float) -> None:
     if not 0 < factor < math.inf:
         # The maximum of a row is taken before the factor is applied.
         raise errors.ArgumentError(
-            "attention: sm_scale is no positive number",
+            "attention: sm_scale is not a positive number",
             expected="a positive number, or None for 1 / sqrt(head_dim)",
             got=factor,
             hint="negate q instead",

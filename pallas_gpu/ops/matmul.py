@@ -3,9 +3,9 @@
 
 A block has three warpgroups. The last one is the producer: it copies tiles of A and B
 into a ring of SMEM buffers by TMA. The other two are consumers: each multiplies its
-half of the block's rows on the tensor core and stores its result through SMEM. `full`
-barriers tell the consumers that a buffer has arrived, `empty` barriers tell the
-producer that it may be filled again. In a cluster of two blocks that need the same rows
+half of the block's rows on the tensor core and stores its result through SMEM. A `full`
+barrier completes when a buffer has been loaded, an `empty` barrier when it may be
+overwritten. In a cluster of two blocks that need the same rows
 of A (or the same columns of B), each loads one half and multicasts it to both.
 """
 
@@ -26,7 +26,7 @@ from pallas_gpu.ops.tiles import tiles
 
 _CONSUMERS = 2
 _PRODUCER = _CONSUMERS
-# Registers a thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
+# Registers per thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
 _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = 232
 
@@ -41,14 +41,14 @@ class MatmulConfig:
       tile_k: depth of one step.
       stages: SMEM buffers of the ring.
       epilogue_m, epilogue_n: part of a consumer's tile that is stored at once.
-      cluster: which dimension two blocks of a cluster differ in: `"n"` shares the rows
-        of A, `"m"` the columns of B, None has no clusters.
+      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
+        A, `"m"` the columns of B, None has no clusters.
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
-      blocks: number of blocks; one an SM.
+      blocks: number of blocks; one per SM.
 
     Raises:
-      ArgumentError: sizes that do not fit each other or the tensor core.
+      ArgumentError: sizes that do not match each other or the tensor core.
     """
 
     tile_m: int = 128
@@ -64,8 +64,8 @@ class MatmulConfig:
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
-        # wgmma has M in 64s; N up to 256, which TMA's 16-byte rows and the swizzle
-        # want in 16s; K in 16s of a 16-bit type.
+        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
+        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
         if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
             raise errors.ArgumentError(
                 "MatmulConfig: the tensor core has no such tile",
@@ -98,9 +98,9 @@ class MatmulConfig:
                 hint="strip is a number of tiles, e.g. 8",
             )
         if self.stages < 2:
-            # A buffer is given back when the product after its own has started.
+            # A buffer is released when the product after its own has started.
             raise errors.ArgumentError(
-                "MatmulConfig: there are too few buffers",
+                "MatmulConfig: there are too few stages",
                 expected="stages of 2 or more",
                 got=self.stages,
                 hint="four hide the latency of copies on an H200",
@@ -110,7 +110,7 @@ class MatmulConfig:
                 "MatmulConfig: there are fewer blocks than in a cluster",
                 expected=f"blocks of {self.cluster_size} or more",
                 got=self.blocks,
-                hint="one an SM",
+                hint="use one per SM",
             )
 
     @property
@@ -133,7 +133,7 @@ def matmul(
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Multiplies two matrices on Hopper's tensor cores.
+    """Multiplies two matrices on Hopper tensor cores.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
 
@@ -148,7 +148,7 @@ def matmul(
       (M, N), accumulated in float32.
 
     Raises:
-      ShapeError, DTypeError: operands that do not fit each other or the tiles.
+      ShapeError, DTypeError: operands that do not match each other or the tiles.
     """
     config = config or MatmulConfig()
     out_dtype = jnp.dtype(out_dtype or a.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops over tiles: a static persistent schedule, and an order that the L2 likes."""
+"""Loops over tiles: a static persistent schedule, and an L2-friendly tile order."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NDLoopInfo:
     """Where a step of `nd_loop` is.
 
     Attributes:
-      index: position on the loop's grid, one scalar i32 an axis.
+      index: position on the loop's grid, one i32 scalar per axis.
       local_index: number of this step among those of this instance.
       num_local_steps: number of steps of this instance.
     """
@@ -40,24 +40,24 @@ def nd_loop(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function over a grid that some instances share.
 
-    Instance i of n along `collective_axes` takes the steps i, i + n, i + 2n … of the
-    grid in row-major order: a persistent kernel with one instance an SM and as many
-    tiles as it likes.
+    Instance i of n along `collective_axes` executes the steps i, i + n, i + 2n … of the
+    grid in row-major order: a persistent kernel with one instance per SM and any number
+    of tiles.
 
-    PTX: a loop over integer indices. Since: sm_90. Issued by a warpgroup; the number of
-    steps of instances differs by one at most.
+    PTX: a loop over integer indices. Since: sm_90. Issued by a warpgroup; the step
+    counts of two instances differ by at most one.
 
     Args:
       grid: sizes of the loop's axes.
       collective_axes: names of the axes that share it, most significant first.
-      tiling: visit the grid tile by tile; one size an axis, each divides its axis.
+      tiling: visit the grid tile by tile; one size per axis, each divides its axis.
       init_carry: pytree of values passed from step to step as `carry=`.
 
     Returns:
       The carry after the last step.
 
     Raises:
-      ArgumentError: a tiling of another rank, or that does not divide.
+      ArgumentError: a tiling of a different rank, or one that does not divide the grid.
 
     Example:
       >>> @plgpu.nd_loop((m_tiles, n_tiles), collective_axes="sm")
@@ -135,7 +135,7 @@ def planar_snake(
 
     The plane is cut into strips of `tile_width` along `minor_dim`. A strip is walked
     row by row, every second strip backwards, so that consecutive positions share rows
-    and columns, and the data they read stays in the L2.
+    and columns, and the data they read stays in the L2 cache.
 
     PTX: integer arithmetic. Since: sm_90. Issued by a warpgroup.
 

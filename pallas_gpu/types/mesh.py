@@ -32,7 +32,7 @@ class Mesh:
       kernel_name: name of the compiled kernel.
 
     Raises:
-      ArgumentError: sizes and names that do not fit each other or the hardware.
+      ArgumentError: sizes and names that do not match each other or the hardware.
     """
 
     grid: Sequence[int] = ()

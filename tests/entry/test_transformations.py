@@ -208,7 +208,7 @@ def test_under_jit_the_text_carries_the_whole_report():
             numbers()
         ).block_until_ready()
     text = str(info.value)
-    for part in ("expected:", "got:", "to do:", "at:", "0 of 1 arrivals"):
+    for part in ("expected:", "got:", "hint:", "at:", "0 of 1 arrivals"):
         assert part in text
     assert f"test_transformations.py:{line} " in text
 

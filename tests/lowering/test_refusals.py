@@ -28,7 +28,7 @@ def error_of(body, semantics, x=X, **options):
     with pytest.raises(errors.PallasGpuError) as info:
         plgpu.offline.lower(under(semantics, kernel), x)
     text = str(info.value)
-    for label in ("expected:", "got:", "to do:", "at:"):
+    for label in ("expected:", "got:", "hint:", "at:"):
         assert f"\n  {label}" in text, f"no row {label!r} in\n{text}"
     lines, first = inspect.getsourcelines(body)
     marked = [first + i for i, line in enumerate(lines) if line.rstrip().endswith(MARK)]

@@ -243,7 +243,7 @@ def test_the_shapes_fit_each_other(changes, number):
     mixed[number] = other[number]
     with pytest.raises(errors.ShapeError) as caught:
         attention(*mixed)
-    what = "attention: the shapes do not fit each other"
+    what = "attention: the shapes do not match"
     got = str(tuple(other[number].shape))
     assert_refusal(caught, what, got=got, hint="the sequence before heads")
 
@@ -252,7 +252,7 @@ def test_operands_have_four_dimensions():
     q, k, v = operands(Shape())
     with pytest.raises(errors.ShapeError) as caught:
         attention(q[0], k[0], v[0])
-    assert_refusal(caught, "attention: the shapes do not fit each other", got="(256,")
+    assert_refusal(caught, "attention: the shapes do not match", got="(256,")
 
 
 @pytest.mark.parametrize("head_dim", [72, 272])
@@ -282,7 +282,7 @@ def test_operands_have_one_type():
 def test_the_scale_is_positive(sm_scale):
     with pytest.raises(errors.ArgumentError) as caught:
         attention(*operands(Shape()), sm_scale=sm_scale)
-    what = "attention: sm_scale is no positive number"
+    what = "attention: sm_scale is not a positive number"
     assert_refusal(caught, what, got=str(sm_scale), hint="negate q")
 
 

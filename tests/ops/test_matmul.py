@@ -228,7 +228,7 @@ def test_tiles_and_clusters_divide_the_problem(shape, cluster, steps):
         ({"cluster": "k"}, "no such cluster", "'k'"),
         ({"minor": "k"}, "no such order of tiles", "'k'"),
         ({"strip": 0}, "no such order of tiles", "strip=0"),
-        ({"stages": 1}, "there are too few buffers", "1"),
+        ({"stages": 1}, "there are too few stages", "1"),
         (
             {"blocks": 1, "cluster": "n"},
             "there are fewer blocks than in a cluster",

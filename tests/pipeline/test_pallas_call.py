@@ -326,7 +326,7 @@ def test_a_tiled_block_that_tma_cannot_carry_is_refused():
     assert text.startswith("argument 0 of pallas_call body: ")
     line = body.__code__.co_firstlineno
     assert f"test_pallas_call.py:{line} " in text
-    assert "expected:" in text and "got:" in text and "to do:" in text
+    assert "expected:" in text and "got:" in text and "hint:" in text
 
 
 def test_a_block_over_the_edge_that_tma_cannot_carry_is_refused():

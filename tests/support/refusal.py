@@ -56,7 +56,7 @@ class refused:  # noqa: N801 - reads as the statement it stands for
         assert error.what == self._what
         text = str(error)
         assert text.startswith(self._what)
-        for label in ("expected:", "got:", "to do:", "at:"):
+        for label in ("expected:", "got:", "hint:", "at:"):
             assert f"\n  {label}" in text, f"no row {label!r} in\n{text}"
         assert self._line in str(error.where), text
         for row, part in self._rows.items():
