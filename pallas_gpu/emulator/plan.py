@@ -3,7 +3,7 @@
 
 Calls (`jit`, `custom_jvp_call` …) are inlined. What is left is of four kinds: a scalar
 operation in numpy, a run of pure equations compiled by JAX, an effect with a rule, a
-loop or branch with effects inside. References are resolved to views here, so that a
+loop or branch with effects inside. References are resolved to windows here, so that a
 step only adds up starts.
 """
 
@@ -231,14 +231,14 @@ def _state_ref(eqn: Any, ref: Any, leaves: list[Any]) -> Any:
 
 
 def _index_or_self(x: Any) -> Any:
-    """A constant index becomes its number, so that views keep it static."""
+    """A constant index becomes its number, so that windows keep it static."""
     if isinstance(x, Const) and scalars.is_scalar(x.value):
         return _Index(x.value) if x.value.dtype != np.bool_ else x
     return x
 
 
 class _Index(int):
-    """A constant that is an index in a view and a value elsewhere."""
+    """A constant that is an index in a window and a value elsewhere."""
 
     value: Any
 
@@ -250,7 +250,7 @@ class _Index(int):
 
 def _template(leaf: Any) -> Any:
     if isinstance(leaf, _operands.RefOperand):
-        return RefTemplate(leaf.ref, leaf.view(leaf.ref.shape))
+        return RefTemplate(leaf.ref, leaf.window(leaf.ref.shape))
     if isinstance(leaf, _Index):
         return Const(leaf.value)
     return leaf

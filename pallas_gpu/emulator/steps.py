@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.memory import Region
+from pallas_gpu.layouts.window import Sum, Window
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -47,15 +48,18 @@ class RefTemplate:
 
     __slots__ = ("dynamic", "kept", "order", "sizes", "slot", "starts")
 
-    def __init__(self, slot: Slot, view: types.View):
+    def __init__(self, slot: Slot, window: Window):
         self.slot = slot.index
-        self.starts = tuple(axis.start for axis in view.axes)
-        self.dynamic = tuple(
-            (a, slot.index) for a, axis in enumerate(view.axes) for slot in axis.dynamic
+        self.starts = tuple(
+            start.constant if isinstance(start, Sum) else start
+            for start in window.starts
         )
-        self.sizes = tuple(axis.size for axis in view.axes)
-        self.kept = tuple(axis.kept for axis in view.axes)
-        self.order = view.order
+        self.dynamic = tuple(
+            (a, term.index) for a in window.dynamic for term in window.starts[a].terms
+        )
+        self.sizes = window.sizes
+        self.kept = window.kept
+        self.order = window.axes
 
     def bind(self, env: list[Any]) -> Region:
         """Returns the part of the memory that the reference names now."""

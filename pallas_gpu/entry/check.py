@@ -17,6 +17,7 @@ import jax
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check_warp, check_wgmma
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -92,11 +93,11 @@ def _check_equation(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         _check_copy(eqn, mesh)
     elif name in registry.PRIMITIVES:
         for operand in _ref_operands(eqn):
-            view = _view_in_bounds(operand.ref, operand.transforms, name)
+            window = _window_in_bounds(operand.ref, operand.transforms, name)
             if isinstance(operand.ref.aval, types.AccumulatorRef):
-                check_wgmma.check_part(view, stored=False)
+                check_wgmma.check_part(window, stored=False)
             if eqn.primitive is load_p:
-                _check_load(operand.ref.aval, view, eqn.params["layout"])
+                _check_load(operand.ref.aval, window, eqn.params["layout"])
     elif not _known(eqn.primitive):
         raise errors.UnsupportedError(
             f"the operation {name} is not supported in a kernel",
@@ -185,18 +186,18 @@ def _check_access(eqn: _jax.JaxprEqn) -> None:
     transforms = jax.tree.unflatten(
         eqn.params["tree"], [_static_value(v) for v in leaves]
     )
-    view = _view_in_bounds(eqn.invars[0], transforms, name)
+    window = _window_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
-        check_wgmma.check_part(view, stored=name != "get")
-    _check_element(aval, view)
+        check_wgmma.check_part(window, stored=name != "get")
+    _check_element(aval, window)
     if name == "get":
-        _check_load(aval, view, None)
+        _check_load(aval, window, None)
 
 
-def _check_element(aval: Any, view: types.View) -> None:
+def _check_element(aval: Any, window: Window) -> None:
     """Refuses single elements of tiled SMEM, whose addresses no emitter computes."""
     tiled = isinstance(aval, types.KernelRef) and bool(aval.transforms)
-    if view.shape == () and tiled:
+    if window.shape == () and tiled:
         raise errors.UnsupportedError(
             "a single element of a tiled or swizzled SMEM array is accessed",
             expected="whole tiles, or an array declared without transforms",
@@ -205,20 +206,20 @@ def _check_element(aval: Any, view: types.View) -> None:
         )
 
 
-def _check_load(aval: Any, view: types.View, layout: Any) -> None:
+def _check_load(aval: Any, window: Window, layout: Any) -> None:
     """Raises LayoutError unless the loaded array has a register layout."""
-    if view.shape == () or isinstance(aval, types.AccumulatorRef):
+    if window.shape == () or isinstance(aval, types.AccumulatorRef):
         return
     if layout is not None:
         description = layouts.to_layout(layout)
         # A strided layout that is not linear in coordinates still has a place for each.
         if not isinstance(description, layouts.WGStridedLayout):
-            description.linear(view.shape)
+            description.linear(window.shape)
         return
     tiled = any(isinstance(t, types.TilingTransform) for t in aval.transforms)
-    if tiled and len(view.shape) == 2 and view.shape[0] % types.WGMMA_ROWS == 0:
+    if tiled and len(window.shape) == 2 and window.shape[0] % types.WGMMA_ROWS == 0:
         return
-    layouts.default_layout(view.shape, types.itemsize_bits(aval.dtype))
+    layouts.default_layout(window.shape, types.itemsize_bits(aval.dtype))
 
 
 def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
@@ -237,32 +238,35 @@ def _static_value(var: Any) -> Any:
     return var
 
 
-def _view_in_bounds(ref: Any, transforms: Any, name: str) -> types.View:
+def _window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
     """Resolves the steps one by one; each has to stay inside what it is applied to."""
     shape = tuple(ref.aval.shape)
     inner = shape
     for step in transforms:
-        view = types.resolve(inner, (step,))
-        bad = view.over_the_edge()
+        window = types.resolve(inner, (step,))
+        bad = window.over_the_edge()
         if bad:
-            axis = view.axes[bad[0]]
-            got = (
-                f"index {axis.start}"
-                if not axis.kept
-                else (f"{axis.start or ''}+…" if axis.dynamic else str(axis.start))
-                + f" to {axis.start + axis.size}"
-            )
-            raise errors.OutOfBoundsError(
-                f"{_words(name)} outside of the reference",
-                expected=f"0 to {inner[bad[0]] - 1} in dimension {bad[0]} of {inner}"
-                if not axis.kept
-                else f"a range inside of 0 to {inner[bad[0]]} in dimension {bad[0]} "
-                f"of shape {inner}",
-                got=got,
-                hint="check the index, or the shape the reference was declared with",
-            )
-        inner = view.shape
+            raise _out_of_bounds(window, bad[0], name)
+        inner = window.shape
     return types.resolve(shape, transforms)
+
+
+def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsError:
+    start, size, shape = window.starts[axis], window.sizes[axis], window.array_shape
+    n = shape[axis]
+    if axis not in window.axes:
+        expected = f"0 to {n - 1} in dimension {axis} of {shape}"
+        got = f"index {start}"
+    else:
+        expected = f"a range inside of 0 to {n} in dimension {axis} of shape {shape}"
+        known = isinstance(start, int)
+        got = f"{start} to {start + size}" if known else f"a range of {size}"
+    return errors.OutOfBoundsError(
+        f"{_words(name)} outside of the reference",
+        expected=expected,
+        got=got,
+        hint="check the index, or the shape the reference was declared with",
+    )
 
 
 def _words(name: str) -> str:
@@ -277,16 +281,16 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     load = eqn.primitive is tma.copy_gmem_to_smem_p
     gmem, smem = (src, dst) if load else (dst, src)
     name = eqn.primitive.name
-    smem_view = _view_in_bounds(smem.ref, smem.transforms, name)
+    smem_window = _window_in_bounds(smem.ref, smem.transforms, name)
     # A range over the edge of the array is legal: TMA fills with zeros and clips.
-    gmem_view = gmem.view(gmem.ref.aval.shape)
+    gmem_window = gmem.window(gmem.ref.aval.shape)
     pieces = 1
     if load:
         axes = eqn.params["collective_axes"]
         _require_cluster_axes(axes, mesh, name)
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
-    check_tma(gmem.ref.aval, gmem_view, smem.ref.aval, smem_view, pieces)
+    check_tma(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
 
 
 def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
@@ -311,35 +315,33 @@ def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> No
 
 def check_tma(
     gmem_aval: Any,
-    gmem_view: types.View,
+    gmem_window: Window,
     smem_aval: Any,
-    smem_view: types.View,
+    smem_window: Window,
     pieces: int = 1,
 ) -> None:
     """Raises LayoutError unless TMA can carry the copy, in as many equal pieces."""
-    for what, view in (("GMEM", gmem_view), ("SMEM", smem_view)):
-        if view.order != tuple(sorted(view.order)):
+    for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
+        if window.is_transposed:
             raise errors.UnsupportedError(
                 f"a copy of a transposed {what} reference is not supported",
                 expected="operands with their dimensions in order",
-                got=f"dimensions in the order {view.order}",
+                got=f"dimensions in the order {window.order}",
                 hint="copy it as it is, and transpose when loading from SMEM",
             )
-    if math.prod(gmem_view.shape) == 0:
+    if math.prod(gmem_window.shape) == 0:
         raise errors.ShapeError(
             "a copy of nothing",
             expected="at least one element",
-            got=f"shape {gmem_view.shape}",
+            got=f"shape {gmem_window.shape}",
             hint="leave the copy out",
         )
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
-    squeezed = tuple(a for a, axis in enumerate(gmem_view.axes) if not axis.kept)
-    slice_shape = tuple(axis.size for axis in gmem_view.axes)
     layouts.plan_copy(
         tuple(gmem_aval.shape),
         types.itemsize_bits(gmem_aval.dtype),
-        slice_shape,
-        squeezed,
-        types.smem_window(layout, smem_view),
+        gmem_window.sizes,
+        gmem_window.squeezed,
+        types.smem_window(layout, smem_window),
         pieces=pieces,
     )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.wgmma import storage_error, wgmma_p
@@ -11,55 +12,58 @@ from pallas_gpu.primitives.wgmma import storage_error, wgmma_p
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
 
-def check_part(view: types.View, *, stored: bool) -> None:
+def check_part(window: Window, *, stored: bool) -> None:
     """Raises unless the part consists of registers known when the kernel is compiled.
 
     Args:
-      view: the part.
+      window: the part.
       stored: whether it is written by threads.
 
     Raises:
       UnsupportedError: a transpose, an index that is a value, a store into a part.
       LayoutError: the part cuts an instruction's tile.
     """
-    moves = any(axis.dynamic or not axis.kept for axis in view.axes)
-    if moves or view.order != (0, 1):
+    if window.dynamic or window.axes != (0, 1):
         raise errors.UnsupportedError(
             "an accumulator is indexed with a value or transposed",
             expected="static ranges, e.g. of columns: acc.at[:, 0:64]",
-            got=_describe(view),
+            got=_describe(window),
             hint="registers have no addresses: read it with acc[...], and store the "
             "value to SMEM to index or transpose it",
         )
-    if stored and not view.is_whole:
+    if stored and not window.is_whole:
         raise errors.UnsupportedError(
             "a part of an accumulator is stored into",
             expected="a store of the whole accumulator: acc[...] = value",
-            got=f"a part of shape {view.shape} of {view.base_shape}",
+            got=f"a part of shape {window.shape} of {window.array_shape}",
             hint="declare one accumulator for each part",
         )
-    ranges = [(axis.start, axis.size) for axis in view.axes]
     whole = all(
         start % granule == 0 and size % granule == 0
-        for (start, size), granule in zip(ranges, _GRANULE, strict=True)
+        for start, size, granule in zip(
+            window.starts, window.sizes, _GRANULE, strict=True
+        )
     )
     if not whole:
         raise errors.LayoutError(
             "a part of an accumulator cuts a tile of the tensor core",
             expected=f"starts and sizes that are multiples of {_GRANULE}",
-            got=_describe(view),
+            got=_describe(window),
             hint="read the whole accumulator and mask, or store it to SMEM and slice",
         )
 
 
-def _describe(view: types.View) -> str:
-    parts = [
-        ("a value" if axis.dynamic else f"{axis.start}")
-        + (f" to {axis.start + axis.size}" if axis.kept and not axis.dynamic else "")
-        for axis in view.axes
-    ]
-    turned = ", transposed" if view.order != tuple(sorted(view.order)) else ""
-    return f"[{', '.join(parts)}] of {view.base_shape}{turned}"
+def _describe(window: Window) -> str:
+    parts = []
+    for axis, (start, size) in enumerate(zip(window.starts, window.sizes, strict=True)):
+        if not isinstance(start, int):
+            parts.append("a value")
+        elif axis in window.axes:
+            parts.append(f"{start} to {start + size}")
+        else:
+            parts.append(f"{start}")
+    turned = ", transposed" if window.is_transposed else ""
+    return f"[{', '.join(parts)}] of {window.array_shape}{turned}"
 
 
 def require_target(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:

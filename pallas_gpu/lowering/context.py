@@ -16,6 +16,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.mosaic import cluster, elementwise
 from pallas_gpu.mosaic import module as mosaic_module
@@ -154,9 +155,11 @@ def add_indices(a: Any, b: Any) -> ir.Value:
     return arith.addi(left, right)
 
 
-def starts(view: types.View) -> tuple[Any, ...]:
-    """Returns the starts of a view as i32 values and Python numbers."""
-    return tuple(i32(s) for s in view.starts(add_indices))
+def starts(window: Window) -> tuple[Any, ...]:
+    """Returns the starts of a window as i32 values and Python numbers."""
+    return tuple(
+        i32(s.total(add_indices)) if isinstance(s, Sum) else s for s in window.starts
+    )
 
 
 # --- the equation loop ----------------------------------------------------------------

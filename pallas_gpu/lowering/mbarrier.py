@@ -11,7 +11,7 @@ from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import I32, RuleContext, add_indices, i32
+from pallas_gpu.lowering.context import I32, RuleContext, add_indices, starts
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
@@ -19,10 +19,9 @@ from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
 def barrier_index(handle: vals.BarrierHandle, transforms: Any) -> int | ir.Value:
     """Returns the row-major index of one barrier of a declaration."""
-    view = types.resolve(handle.ref_shape, transforms)
+    window = types.resolve(handle.ref_shape, transforms)
     index: Any = 0
-    for start, size in zip(view.starts(add_indices), handle.ref_shape, strict=True):
-        start = i32(start)
+    for start, size in zip(starts(window), handle.ref_shape, strict=True):
         if isinstance(index, int) and isinstance(start, int):
             index = index * size + start
             continue

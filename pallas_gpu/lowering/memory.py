@@ -14,14 +14,10 @@ from pallas_gpu.mosaic.elements import scalars
 
 def memory_view(ctx: RuleContext, handle: Any, transforms: Any) -> Any:
     """Returns the emitter's view of a part of a reference."""
-    view = types.resolve(handle.ref_shape, transforms)
-    origin = starts(view)
+    window = types.resolve(handle.ref_shape, transforms)
+    origin = starts(window)
     divisors = tuple(map(scalars.divisor, origin))
-    sizes = tuple(axis.size for axis in view.axes)
-    kept = tuple(axis.kept for axis in view.axes)
-    # A view's `order` counts the kept axes, resolve's the axes of the reference.
-    ranks = sorted(view.order)
-    order = tuple(ranks.index(a) for a in view.order)
+    sizes, kept, order = window.sizes, window.kept, window.order
     if isinstance(handle, vals.SmemHandle):
         return smem.SmemView(
             handle.pointer, handle.layout, handle.dtype,

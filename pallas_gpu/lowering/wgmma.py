@@ -63,9 +63,8 @@ def columns(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns starts and sizes of a part of an accumulator."""
     # The check pass refuses what is not static, and transposes.
-    view = types.resolve(handle.ref_shape, transforms)
-    starts = tuple(axis.start for axis in view.axes)
-    return starts, tuple(axis.size for axis in view.axes)
+    window = types.resolve(handle.ref_shape, transforms)
+    return window.starts, window.sizes
 
 
 @lane(primitives.wgmma_p)

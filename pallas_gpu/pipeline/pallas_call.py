@@ -20,6 +20,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, control, scope
 from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import mbarrier, tma
 
 
@@ -309,11 +310,11 @@ class _Blocks:
 
 def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:
     """Returns what keeps TMA from carrying the block, if anything does."""
-    view = types.resolve(tuple(ref.shape), window.transforms)
+    source = types.resolve(tuple(ref.shape), window.transforms)
     smem = declaration.to_ref()
     try:
         check.check_tma(
-            types.base_aval(ref), view, smem, types.View.whole(declaration.shape)
+            types.base_aval(ref), source, smem, Window.whole(declaration.shape)
         )
     except errors.LayoutError as error:
         return error

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.window import Window
 
 
 @jax.tree_util.register_pytree_node_class
@@ -37,7 +38,7 @@ class RefOperand:
     def tree_unflatten(cls, _, children):
         return cls(*children)
 
-    def view(self, shape: Sequence[int]) -> types.View:
+    def window(self, shape: Sequence[int]) -> Window:
         """Returns the part of the reference that the steps name."""
         return types.resolve(shape, self.transforms)
 

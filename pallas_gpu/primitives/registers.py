@@ -24,8 +24,8 @@ layout_cast_p = registry.define("layout_cast", "registers")
 @load_p.def_effectful_abstract_eval
 def _load_type(*avals, tree, layout, optimized):
     src = ops.unflatten(tree, avals)["src"]
-    view = src.view(src.ref.shape)
-    return jax.core.ShapedArray(view.shape, src.ref.dtype), {registry.KERNEL_EFFECT}
+    window = src.window(src.ref.shape)
+    return jax.core.ShapedArray(window.shape, src.ref.dtype), {registry.KERNEL_EFFECT}
 
 
 def _check_layout(layout: Any, who: str) -> Any:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -25,8 +26,8 @@ for _primitive in (wgmma_p, wgmma_wait_p):
 @accumulator_load_p.def_effectful_abstract_eval
 def _accumulator_load_type(*avals, tree, wait_n):
     acc = ops.unflatten(tree, avals)["acc"]
-    view = acc.view(acc.ref.shape)
-    result = jax.core.ShapedArray(view.shape, acc.ref.dtype)
+    window = acc.window(acc.ref.shape)
+    result = jax.core.ShapedArray(window.shape, acc.ref.dtype)
     return result, {registry.KERNEL_EFFECT}
 
 
@@ -189,9 +190,9 @@ def _check_storage(operand: Any, name: str) -> None:
     elements = layout.swizzle * 8 // layout.itemsize_bits
     tiled = layout.tiling is not None and tuple(layout.tiling) == (8, elements)
     if tiled and layout.swizzle > 16:
-        view = _storage_view(operand)
-        _check_whole_tiles(view, (8, elements), name)
-        _check_major(operand, view, name)
+        window = _storage_window(operand)
+        _check_whole_tiles(window, (8, elements), name)
+        _check_major(operand, window, name)
         return
     raise storage_error(aval, name).with_location(_jax.where_now())
 
@@ -213,26 +214,26 @@ def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
     )
 
 
-def _storage_view(operand: Any) -> types.View:
+def _storage_window(operand: Any) -> Window:
     split = ops.operand(operand)
     return types.resolve(types.base_aval(operand).shape, split.transforms)
 
 
-def _check_whole_tiles(view: types.View, tile: tuple[int, int], name: str) -> None:
-    rank = len(view.axes)
-    kept = [a for a, axis in enumerate(view.axes) if axis.kept]
+def _check_whole_tiles(window: Window, tile: tuple[int, int], name: str) -> None:
+    rank = len(window.sizes)
+    kept = sorted(window.axes)
     if kept != [rank - 2, rank - 1]:
         raise errors.LayoutError(
             f"wgmma: {name} is not made of the last two dimensions of its array",
             expected="an integer index in all dimensions before them",
-            got=f"dimensions {kept} of {view.base_shape}",
+            got=f"dimensions {kept} of {window.array_shape}",
             hint="declare the array with the matrix in its last two dimensions",
             where=_jax.where_now(),
         )
     ranges = [
         # Starts that are values are multiples of a tile by the author's promise.
-        (0 if axis.dynamic else axis.start, axis.size)
-        for axis in view.axes[-2:]
+        (start if isinstance(start, int) else 0, size)
+        for start, size in zip(window.starts[-2:], window.sizes[-2:], strict=True)
     ]
     if all(s % t == 0 and n % t == 0 for (s, n), t in zip(ranges, tile, strict=True)):
         return
@@ -240,21 +241,20 @@ def _check_whole_tiles(view: types.View, tile: tuple[int, int], name: str) -> No
         f"wgmma: {name} is not made of whole tiles",
         expected=f"starts and sizes that are multiples of {tile}, the tiling",
         got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
-        f" of {view.base_shape}",
+        f" of {window.array_shape}",
         hint="slice at multiples, or store it with a narrower swizzle and its tiling",
         where=_jax.where_now(),
     )
 
 
-def _check_major(operand: Any, view: types.View, name: str) -> None:
-    swapped = view.order != tuple(sorted(view.order))
-    k_is_minor = swapped if name == "b" else not swapped
+def _check_major(operand: Any, window: Window, name: str) -> None:
+    k_is_minor = window.is_transposed if name == "b" else not window.is_transposed
     if k_is_minor or jnp.dtype(operand.dtype).itemsize == 2:
         return
     raise errors.LayoutError(
         f"wgmma: {name} is stored with K in the major dimension",
         expected="K in the minor dimension: the hardware transposes 16-bit types only",
-        got=f"{types.describe(operand)}, a view of {tuple(view.base_shape)}",
+        got=f"{types.describe(operand)}, a view of {window.array_shape}",
         hint="store it as (N, K) and pass ref.T"
         if name == "b"
         else "store it as (M, K)",

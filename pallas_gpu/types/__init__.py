@@ -37,7 +37,7 @@ from pallas_gpu.types.transforms import (
     smem_layout,
     smem_window,
 )
-from pallas_gpu.types.views import Axis, View, resolve
+from pallas_gpu.types.window import resolve
 
 # The constructor that `dataclasses` writes is no line of the kernel's.
 _source_info_util.register_exclusion("<string>")
@@ -50,7 +50,6 @@ __all__ = [
     "TMEM",
     "AccumulatorInit",
     "AccumulatorRef",
-    "Axis",
     "Barrier",
     "BarrierRef",
     "BlockSpec",
@@ -73,7 +72,6 @@ __all__ = [
     "Transform",
     "WGMMA_COLUMNS",
     "WGMMA_ROWS",
-    "View",
     "base_aval",
     "describe",
     "find_swizzle",

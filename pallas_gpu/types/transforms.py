@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.types.views import View
+from pallas_gpu.layouts.window import Window
 
 
 @runtime_checkable
@@ -207,19 +207,19 @@ def _check_swizzle(shape, bits, tiling, swizzle) -> None:
         )
 
 
-def smem_window(layout: SmemLayout, view: View) -> SmemLayout:
+def smem_window(layout: SmemLayout, window: Window) -> SmemLayout:
     """Returns the storage of a part of an SMEM array, which has to be in one piece.
 
     Args:
       layout: storage of the whole array.
-      view: the part, its dimensions in order.
+      window: the part, its dimensions in order.
 
     Raises:
       LayoutError: the part cuts through tiles, or is scattered over the storage.
     """
     rank = len(layout.shape)
     tiling = (1,) * (rank - len(layout.tiling or ())) + (layout.tiling or ())
-    sizes = tuple(axis.size for axis in view.axes)
+    sizes = window.sizes
     if any(size % tile for size, tile in zip(sizes, tiling, strict=True)):
         raise errors.LayoutError(
             "a part of a tiled SMEM array cuts through its tiles",
@@ -239,8 +239,8 @@ def smem_window(layout: SmemLayout, view: View) -> SmemLayout:
         )
     first_tiled = rank - len(layout.tiling or ())
     shape = tuple(
-        axis.size
-        for d, axis in enumerate(view.axes)
-        if axis.kept or (layout.tiling and d >= first_tiled)
+        size
+        for d, size in enumerate(sizes)
+        if d in window.axes or (layout.tiling and d >= first_tiled)
     )
     return dataclasses.replace(layout, shape=shape)

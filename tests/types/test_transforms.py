@@ -174,8 +174,8 @@ def test_every_fitting_swizzle_is_a_placement_of_all_bytes(swizzle, m, n):
 
 def window(shape, transforms, *indices):
     layout = types.smem_layout(shape, F16, transforms)
-    view = types.resolve(shape, [_jax.indexer(indices, shape)])
-    return types.smem_window(layout, view)
+    part = types.resolve(shape, [_jax.indexer(indices, shape)])
+    return types.smem_window(layout, part)
 
 
 def test_a_window_of_whole_leading_tiles_keeps_its_tiling():

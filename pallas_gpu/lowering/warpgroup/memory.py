@@ -40,19 +40,15 @@ def smem_handle(aval: Any, offset_bytes: int) -> vals.MemrefHandle:
 
 def part(handle: vals.MemrefHandle, transforms: Any) -> ir.Value:
     """Returns the memref of a part of a reference."""
-    view = types.resolve(handle.ref_shape, transforms)
+    window = types.resolve(handle.ref_shape, transforms)
     lead = len(handle.lead)
-    if view.is_whole and not lead:
+    if window.is_whole and not lead:
         return handle.memref
-    origin = (*handle.lead, *starts(view))
-    sizes = (*(1,) * lead, *(axis.size for axis in view.axes))
-    kept = (*(False,) * lead, *(axis.kept for axis in view.axes))
+    origin = (*handle.lead, *starts(window))
+    sizes = (*(1,) * lead, *window.sizes)
+    kept = (*(False,) * lead, *window.kept)
     result = _subview(handle.memref, origin, sizes, kept)
-    ranks = sorted(view.order)
-    permutation = [ranks.index(a) for a in view.order]
-    if permutation == list(range(len(permutation))):
-        return result
-    return _transpose(result, permutation)
+    return _transpose(result, window.order) if window.is_transposed else result
 
 
 def _subview(

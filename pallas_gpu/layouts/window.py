@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A slice of an array in any memory: where it starts, how far it reaches, its axes.
+
+References, views of SMEM, GMEM and TMEM, and the emulator's memory all name a part of
+an array by one `Window`. A slice or a transpose of a window is a window of the same
+array, so that a chain of such steps needs no intermediate arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pallas_gpu.errors import InternalError
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sum:
+    """A start that is known only when the kernel runs: a constant plus opaque terms.
+
+    Attributes:
+      constant: the part that is known in advance.
+      terms: values to add to it; what they are is the caller's business.
+    """
+
+    constant: int
+    terms: tuple[Any, ...]
+
+    def __add__(self, other: Any) -> Sum:
+        if isinstance(other, Sum):
+            return Sum(self.constant + other.constant, self.terms + other.terms)
+        return Sum(self.constant + other, self.terms)
+
+    __radd__ = __add__
+
+    def total(self, add: Callable[[Any, Any], Any]) -> Any:
+        """Adds up the terms, then the constant unless it is 0."""
+        result = self.terms[0]
+        for term in self.terms[1:]:
+            result = add(result, term)
+        return add(result, self.constant) if self.constant else result
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Window:
+    """A slice of an array: a range on each axis, some of them squeezed, and an order.
+
+    A start is an int or a dynamic value: a `Sum`, a value of an IR. Windows never
+    compute with dynamic values; where two starts have to be added the caller says how.
+
+    Attributes:
+      array_shape: shape of the whole array.
+      starts: first index on each axis of the array.
+      sizes: number of elements on each axis of the array; 1 on a squeezed one.
+      axes: the axes of the array that the window has, in the window's order. An axis
+        that is missing was indexed by an integer.
+      multiples: for each axis a number that the start is known to be a multiple of;
+        0 for a start of 0.
+
+      >>> Window.whole((4, 64, 128)).slice((2, 8, 0), (None, 16, 128)).transpose((1, 0))
+      Window(array_shape=(4, 64, 128), starts=(2, 8, 0), sizes=(1, 16, 128), \
+axes=(2, 1), multiples=(2, 8, 0))
+    """
+
+    array_shape: tuple[int, ...]
+    starts: tuple[Any, ...]
+    sizes: tuple[int, ...]
+    axes: tuple[int, ...]
+    multiples: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        rank = len(self.array_shape)
+        if not rank == len(self.starts) == len(self.sizes) == len(self.multiples):
+            raise InternalError(
+                "a window does not have one range for each axis of its array",
+                expected=f"{rank} starts, sizes and multiples",
+                got=f"{len(self.starts)}, {len(self.sizes)}, {len(self.multiples)}",
+            )
+
+    @classmethod
+    def whole(cls, shape: Sequence[int]) -> Window:
+        """Returns the window of all of an array."""
+        shape, rank = tuple(shape), len(shape)
+        return cls(shape, (0,) * rank, shape, tuple(range(rank)), (0,) * rank)
+
+    # --- what it looks like -----------------------------------------------------------
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the window: the sizes of its axes, in its order."""
+        return tuple([self.sizes[a] for a in self.axes])
+
+    @property
+    def kept(self) -> tuple[bool, ...]:
+        """For each axis of the array whether the window has it."""
+        return tuple([a in self.axes for a in range(len(self.sizes))])
+
+    @property
+    def squeezed(self) -> tuple[int, ...]:
+        """The axes of the array that the window does not have."""
+        return tuple([a for a in range(len(self.sizes)) if a not in self.axes])
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """For each axis of the window its position among the kept axes of the array."""
+        kept = sorted(self.axes)
+        return tuple([kept.index(a) for a in self.axes])
+
+    @property
+    def is_transposed(self) -> bool:
+        """Whether the axes are out of the array's order."""
+        return list(self.axes) != sorted(self.axes)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the window is the array itself."""
+        rank = len(self.array_shape)
+        return (
+            self.sizes == self.array_shape
+            and self.axes == tuple(range(rank))
+            and self.starts == (0,) * rank
+        )
+
+    @property
+    def dynamic(self) -> tuple[int, ...]:
+        """The axes of the array whose start is not an int."""
+        return tuple([a for a, s in enumerate(self.starts) if not isinstance(s, int)])
+
+    @property
+    def array_strides(self) -> tuple[int, ...]:
+        """Elements between neighbours on each axis of the array, row-major."""
+        return row_major_strides(self.array_shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """As `array_strides`, for each axis of the window."""
+        strides = self.array_strides
+        return tuple([strides[a] for a in self.axes])
+
+    # --- bounds -----------------------------------------------------------------------
+
+    def over_the_edge(self) -> list[int]:
+        """Returns the axes of the array on which the window is known to leave it."""
+        ranges = zip(self.starts, self.sizes, self.array_shape, strict=True)
+        return [
+            a
+            for a, (start, size, n) in enumerate(ranges)
+            if size > n or (isinstance(start, int) and (start < 0 or start + size > n))
+        ]
+
+    def known_inside(self) -> tuple[bool, ...]:
+        """Returns for each axis of the array whether the window surely stays inside.
+
+        An integer index lies inside by the author's promise.
+        """
+        ranges = zip(self.starts, self.sizes, self.array_shape, strict=True)
+        return tuple(
+            a not in self.axes or (isinstance(start, int) and 0 <= start <= n - size)
+            for a, (start, size, n) in enumerate(ranges)
+        )
+
+    def box(self) -> tuple[tuple[int, int], ...]:
+        """Returns for each axis first index and end of the part inside of the array.
+
+        The starts have to be ints. Nothing inside gives an end before or at the start.
+        """
+        return tuple(
+            [
+                (min(max(start, 0), n), max(min(start + size, n), 0))
+                for start, size, n in zip(
+                    self.starts, self.sizes, self.array_shape, strict=True
+                )
+            ]
+        )
+
+    def is_contiguous(self) -> bool:
+        """Whether the elements follow each other without gaps in a row-major array.
+
+        Only the outermost axis of more than one element may be a part of the array's.
+        """
+        cut = [s != n for s, n in zip(self.sizes, self.array_shape, strict=True)]
+        last = max((a for a, c in enumerate(cut) if c), default=0)
+        return all(size == 1 for size in self.sizes[:last])
+
+    # --- windows of windows -----------------------------------------------------------
+
+    def slice(
+        self,
+        starts: Sequence[Any],
+        sizes: Sequence[int | None],
+        multiples: Sequence[int] | None = None,
+        *,
+        add: Callable[[Any, Any], Any] = operator.add,
+    ) -> Window:
+        """Returns a slice of the window.
+
+        Args:
+          starts: for each axis of the window, relative to the window.
+          sizes: for each axis of the window; None is an integer index, which squeezes
+            the axis.
+          multiples: what each start is known to be a multiple of; without it nothing is
+            known of dynamic starts.
+          add: adds two starts, at least one of them dynamic.
+        """
+        new_starts, new_sizes = list(self.starts), list(self.sizes)
+        new_multiples, left = list(self.multiples), []
+        for i, (axis, start, size) in enumerate(
+            zip(self.axes, starts, sizes, strict=True)
+        ):
+            known = start if isinstance(start, int) else 1
+            if multiples is not None:
+                known = multiples[i]
+            new_multiples[axis] = math.gcd(new_multiples[axis], known)
+            new_starts[axis] = _sum(new_starts[axis], start, add)
+            if isinstance(new_starts[axis], int):
+                new_multiples[axis] = abs(new_starts[axis])
+            new_sizes[axis] = 1 if size is None else size
+            if size is not None:
+                left.append(axis)
+        return Window(
+            self.array_shape,
+            tuple(new_starts),
+            tuple(new_sizes),
+            tuple(left),
+            tuple(new_multiples),
+        )
+
+    def transpose(self, permutation: Sequence[int]) -> Window:
+        """Returns the window whose axis i is this one's axis `permutation[i]`."""
+        axes = tuple([self.axes[p] for p in permutation])
+        return Window(self.array_shape, self.starts, self.sizes, axes, self.multiples)
+
+    def at(
+        self, starts: Sequence[Any], multiples: Sequence[int] | None = None
+    ) -> Window:
+        """Returns a window of the same form that starts elsewhere in the array.
+
+        Args:
+          starts: for each axis of the array, from the array's first element.
+          multiples: what each start is known to be a multiple of; without it what was
+            known of the starts before.
+        """
+        return Window(
+            self.array_shape,
+            tuple(starts),
+            self.sizes,
+            self.axes,
+            self.multiples if multiples is None else tuple(multiples),
+        )
+
+
+def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Returns the elements between neighbours on each axis of a row-major array.
+
+    >>> row_major_strides((4, 64, 128))
+    (8192, 128, 1)
+    """
+    strides = [1] * len(shape)
+    for axis in reversed(range(len(shape) - 1)):
+        strides[axis] = strides[axis + 1] * shape[axis + 1]
+    return tuple(strides)
+
+
+def _sum(a: Any, b: Any, add: Callable[[Any, Any], Any]) -> Any:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    # A start of 0 adds nothing: no instruction is emitted for it.
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return add(a, b)
