@@ -70,6 +70,13 @@ def bits(value: Any, type_: ir.Type) -> Bits:
 # --- tables ---------------------------------------------------------------------------
 
 _erf = np.vectorize(math.erf, otypes=[np.float64])
+
+
+def _leading_zeros(x: np.ndarray, bits_each: int) -> np.ndarray:
+    lengths = [bits_each - int(v).bit_length() for v in x.flat]
+    return np.array(lengths, np.int64).reshape(x.shape)
+
+
 _FLOAT: dict[str, Callable] = {
     "arith.addf": np.add,
     "arith.subf": np.subtract,
@@ -95,7 +102,10 @@ _FLOAT: dict[str, Callable] = {
     "math.log1p": np.log1p,
     "math.sin": np.sin,
     "math.cos": np.cos,
+    "math.tan": np.tan,
     "math.tanh": np.tanh,
+    "math.cbrt": np.cbrt,
+    "math.atan2": np.arctan2,
     "math.erf": _erf,
     "math.powf": np.power,
 }
@@ -221,6 +231,8 @@ def _others(op, name: str, inputs: list[Bits], type_: ir.Type) -> Bits | None:
         case "math.ctpop":
             counts = np.bitwise_count(unsigned(inputs[0], type_))
             return counts.astype(np.int64)
+        case "math.ctlz":
+            return _leading_zeros(unsigned(inputs[0], type_), width(type_))
         case "llvm.call_intrinsic" if ".rz" in str(op.attributes["intrin"]):
             return _round_to_zero(op, inputs[0])
     return None

@@ -18,8 +18,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
-from tests.support.lockstep import elements
+from tests.support.lockstep import assembly, elements
 from tests.support.lockstep.memory import THREADS, Meetings, Memory
+from tests.support.lockstep.not_modelled import NotModelled
 
 WARPS = THREADS // 32
 EVERYBODY = np.ones(128, dtype=bool)
@@ -67,9 +68,12 @@ def run_module(
     table = np.arange(len(machine.memories), dtype=np.int64) << 40
     machine.memories[_HOST] = Memory(table.view(np.uint8), machine.meetings)
     with module.context:
-        (function,) = (
+        functions = [
             op for op in module.body.operations if op.operation.name == "func.func"
-        )
+        ]
+        if len(functions) > 1:  # the declaration of what initialises TMA descriptors
+            raise NotModelled("func.call", str(functions[0]))
+        (function,) = functions
         block = function.regions[0].blocks[0]
         machine.values[block.arguments[1]] = np.full(128, _HOST << 40, np.int64)
         machine.block(block, EVERYBODY)
@@ -110,6 +114,8 @@ class _Machine:
         if method is not None:
             method(op, [self.values.get(v) for v in op.operands], active)
         elif name not in _ENDS and name not in _NOTHING:
+            if not op.results:
+                raise NotModelled(name, str(op))
             inputs = [self.values.get(v) for v in op.operands]
             self.values[op.results[0]] = self._result(op, inputs)
 
@@ -124,14 +130,15 @@ class _Machine:
             return method(op, inputs, type_)
         value = elements.compute(op, inputs)
         if value is None:
-            raise NotImplementedError(str(op))
+            raise NotModelled(op.name, str(op))
         return value
 
     # --- control ----------------------------------------------------------------------
 
     def _uniform(self, value: np.ndarray, active: np.ndarray) -> int:
         first = value[active].flat[0]
-        assert (value[active] == first).all(), "the threads of a loop part"
+        if not (value[active] == first).all():
+            raise NotModelled("a loop whose threads part")
         return int(first)
 
     def _do_scf_if(self, op, inputs, active) -> None:
@@ -173,10 +180,15 @@ class _Machine:
     def _do_gpu_launch(self, op, inputs, active) -> None:
         grid = [int(x[0]) for x in inputs[1:4]]
         threads = [int(x[0]) for x in inputs[4:7]]
-        assert threads == [128, 1, 1] and grid[1:] == [1, 1], "one warpgroup a block"
+        if len(op.regions[0].blocks[0].arguments) > 12:
+            raise NotModelled("a cluster")
+        if threads != [128, 1, 1]:
+            raise NotModelled("a block of several warpgroups", f"{threads} threads")
+        assert grid[1:] == [1, 1]
         block = op.regions[0].blocks[0]
         for i in range(grid[0]):
             self.new_block(int(inputs[-1][0]))
+            self.block_number = np.full(128, i, np.int64)
             numbers = [i, 0, 0, None, 0, 0, *grid, *threads]
             for argument, n in zip(block.arguments, numbers, strict=True):
                 value = THREADS if n is None else np.full(128, n)
@@ -196,6 +208,9 @@ class _Machine:
 
     def _nvvm_read_ptx_sreg_tid_x(self, op, inputs, type_):
         return THREADS.astype(np.int64)
+
+    def _nvvm_read_ptx_sreg_ctaid_x(self, op, inputs, type_):
+        return self.block_number
 
     def _nvvm_elect_sync(self, op, inputs, type_):
         return (THREADS % 32 == 0).astype(np.int64)
@@ -259,8 +274,13 @@ class _Machine:
         return inputs[1][WARPS * 32 + lane]
 
     def _llvm_inline_asm(self, op, inputs, type_):
-        assert not ir.StringAttr(op.attributes["asm_string"]).value.strip(), str(op)
-        return inputs if len(inputs) > 1 else inputs[0]
+        text = ir.StringAttr(op.attributes["asm_string"]).value
+        if not text.strip():
+            return inputs if len(inputs) > 1 else inputs[0]
+        value = assembly.compute(text, inputs)
+        if value is None:
+            raise NotModelled(op.name, str(op))
+        return value.reshape(128).astype(np.int64)
 
     # --- memory -----------------------------------------------------------------------
 

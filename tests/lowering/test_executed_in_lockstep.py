@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What `everywhere.check` sees of the emitted module on a CPU."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxlib.mlir.dialects import arith, math
+
+from pallas_gpu.mosaic.elements import arithmetic
+from tests.support import everywhere
+from tests.support.lockstep import assembly
+
+SHAPE = (64, 64)
+X = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    ("row", "wrong", "body"),
+    [
+        ("sub", arith.addf, lambda x: x - 2 * x),
+        ("exp", math.sin, jnp.exp),
+    ],
+)
+def test_an_instruction_that_is_not_the_operations_is_found(
+    monkeypatch, row, wrong, body
+):
+    make = everywhere.elementwise(body, jnp.float32, shape=SHAPE)
+    everywhere.check(make, [X], body(X), rtol=1e-5, atol=1e-5)
+    changed = arithmetic.Row(float=lambda dtype, *values: wrong(*values))
+    monkeypatch.setitem(arithmetic.TABLE, row, changed)
+    with pytest.raises(AssertionError, match="Mismatched elements"):
+        everywhere.check(make, [X], body(X), rtol=1e-5, atol=1e-5)
+
+
+def test_an_approximation_is_computed_from_its_text():
+    x = np.array([3.0, 0.25], np.float32).view(np.uint32)
+    text = "{}.approx.ftz.f32 $0, $1;"
+    got = {
+        name: assembly.compute(text.format(name), [x]).view(np.float32).tolist()
+        for name in ("ex2", "lg2", "rcp", "rsqrt")
+    }
+    assert got["ex2"] == [8.0, np.float32(2**0.25)]
+    assert got["lg2"] == [np.float32(np.log2(3)), -2.0]
+    assert got["rcp"] == [np.float32(1 / 3), 4.0]
+    assert got["rsqrt"] == [np.float32(3**-0.5), 2.0]
+
+
+def test_a_flushing_instruction_takes_subnormals_for_zero():
+    x = np.array([-1e-40], np.float32).view(np.uint32)
+    flushed = assembly.compute("rcp.approx.ftz.f32 $0, $1;", [x])
+    assert flushed.view(np.float32)[0] == -np.inf
+    kept = assembly.compute("rsqrt.approx.f32 $0, $1;", [np.abs(x) & 0x7FFFFFFF])
+    assert np.isfinite(kept.view(np.float32)[0])
+
+
+@pytest.mark.parametrize("text", ["mad.lo.s32 $0, $1, $1;", "nop;", "ex2.approx.f32;"])
+def test_other_text_is_not_computed(text):
+    assert assembly.compute(text, [np.zeros(4, np.uint32)]) is None
