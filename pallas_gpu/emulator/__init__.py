@@ -7,16 +7,7 @@ meaning on the CPU.
 
 from __future__ import annotations
 
-from pallas_gpu.emulator import mbarrier, refs, registers, scoped, tma, wgmma
+from pallas_gpu.emulator import gpu
 from pallas_gpu.emulator.run import lowering_rule, run_kernel
 
-__all__ = [
-    "lowering_rule",
-    "mbarrier",
-    "refs",
-    "registers",
-    "run_kernel",
-    "scoped",
-    "tma",
-    "wgmma",
-]
+__all__ = ["gpu", "lowering_rule", "run_kernel"]

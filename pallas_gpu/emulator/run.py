@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.emulator import evaluate, plan
-from pallas_gpu.emulator.machine import Machine
-from pallas_gpu.emulator.memory import Memory
+from pallas_gpu.emulator.engine import evaluate, plan
+from pallas_gpu.emulator.engine.memory import Memory
+from pallas_gpu.emulator.gpu.machine import Machine
 from pallas_gpu.entry import call
 
 

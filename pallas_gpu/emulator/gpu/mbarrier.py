@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering, scheduler
-from pallas_gpu.emulator.machine import Cta, Warpgroup
-from pallas_gpu.emulator.memory import Region
+from pallas_gpu.emulator.engine import ordering, scheduler
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import mbarrier
 

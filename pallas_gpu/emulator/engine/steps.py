@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.memory import Region
+from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.layouts.window import Sum, Window
 
 

@@ -18,8 +18,8 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator import scalars, segments
-from pallas_gpu.emulator.steps import (
+from pallas_gpu.emulator.engine import scalars, segments
+from pallas_gpu.emulator.engine.steps import (
     Const,
     ControlStep,
     EffectStep,

@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax
-from pallas_gpu.emulator import wgmma
-from pallas_gpu.emulator.machine import Warpgroup
-from pallas_gpu.emulator.memory import Region
-from pallas_gpu.emulator.scheduler import Run
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.scheduler import Run
+from pallas_gpu.emulator.gpu import wgmma
+from pallas_gpu.emulator.gpu.machine import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 
 _EMULATE = registry.RuleKind.EMULATE

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import types
-from pallas_gpu.emulator import cluster, ordering, scheduler
-from pallas_gpu.emulator.machine import Warp, Warpgroup, require_writable
-from pallas_gpu.emulator.mbarrier import Barrier, barrier_of, skipped
-from pallas_gpu.emulator.memory import Region, poison
+from pallas_gpu.emulator.engine import ordering, scheduler
+from pallas_gpu.emulator.engine.memory import Region, poison
+from pallas_gpu.emulator.gpu import cluster
+from pallas_gpu.emulator.gpu.machine import Warp, Warpgroup, require_writable
+from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax
-from pallas_gpu.emulator import arithmetic, scalars
-from pallas_gpu.emulator.steps import Location, PureStep, Slot
+from pallas_gpu.emulator.engine import arithmetic, scalars
+from pallas_gpu.emulator.engine.steps import Location, PureStep, Slot
 
 _CACHE: collections.OrderedDict[Any, Callable[..., Any]] = collections.OrderedDict()
 _CACHE_SIZE = 4096

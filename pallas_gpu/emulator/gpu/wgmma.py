@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering, scheduler, tensor_core
-from pallas_gpu.emulator.machine import Warpgroup
-from pallas_gpu.emulator.memory import Region
+from pallas_gpu.emulator.engine import ordering, scheduler
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.gpu import tensor_core
+from pallas_gpu.emulator.gpu.machine import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import wgmma
 

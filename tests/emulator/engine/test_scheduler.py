@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from pallas_gpu import errors
-from pallas_gpu.emulator import scheduler
+from pallas_gpu.emulator.engine import scheduler
 
 
 class Counted:

@@ -11,10 +11,10 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu import errors
-from pallas_gpu.emulator import scoped
-from pallas_gpu.emulator.machine import Cta, Warpgroup
-from pallas_gpu.emulator.mbarrier import Barrier
-from pallas_gpu.emulator.memory import Memory, Region
+from pallas_gpu.emulator.engine.memory import Memory, Region
+from pallas_gpu.emulator.gpu import scoped
+from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import Barrier
 
 _SYNCHRONISE = (
     "let every CTA arrive on a ClusterBarrier when its memory is free, and wait for it "

@@ -18,11 +18,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering, scheduler
-from pallas_gpu.emulator.machine import Cta, Warpgroup
-from pallas_gpu.emulator.mbarrier import BarrierArray
-from pallas_gpu.emulator.memory import Memory
-from pallas_gpu.emulator.wgmma import Accumulator
+from pallas_gpu.emulator.engine import ordering, scheduler
+from pallas_gpu.emulator.engine.memory import Memory
+from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
+from pallas_gpu.emulator.gpu.wgmma import Accumulator
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 

@@ -14,7 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.emulator.memory import Memory, Region, poison
+from pallas_gpu.emulator.engine.memory import Memory, Region, poison
 
 F32 = jnp.float32
 

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator import ordering, scoped
-from pallas_gpu.emulator import plan as plans
-from pallas_gpu.emulator.machine import Warp, Warpgroup
-from pallas_gpu.emulator.scheduler import Run, Wait
-from pallas_gpu.emulator.steps import (
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine import plan as plans
+from pallas_gpu.emulator.engine.scheduler import Run, Wait
+from pallas_gpu.emulator.engine.steps import (
     ControlStep,
     EffectStep,
     FailStep,
@@ -27,6 +26,8 @@ from pallas_gpu.emulator.steps import (
     ScalarStep,
     bind_operands,
 )
+from pallas_gpu.emulator.gpu import scoped
+from pallas_gpu.emulator.gpu.machine import Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 

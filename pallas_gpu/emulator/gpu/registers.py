@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator import plan
-from pallas_gpu.emulator.machine import Warpgroup
+from pallas_gpu.emulator.engine import plan
+from pallas_gpu.emulator.gpu.machine import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering, scheduler
-from pallas_gpu.emulator.memory import Memory, Region, poison
+from pallas_gpu.emulator.engine import ordering, scheduler
+from pallas_gpu.emulator.engine.memory import Memory, Region, poison
 
 _ORDER = (
     "order the {} with a barrier: arrive after the first access, wait before the second"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_gpu import errors
-from pallas_gpu.emulator import ordering
+from pallas_gpu.emulator.engine import ordering
 
 A, B = 1, 2
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator import ordering
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.layouts.gmem.tma_plan import SMEM_ALIGNMENT_BYTES
 
 # Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a

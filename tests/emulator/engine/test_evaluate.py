@@ -15,8 +15,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.emulator import plan, scalars, segments
-from pallas_gpu.emulator.steps import ScalarStep
+from pallas_gpu.emulator.engine import plan, scalars, segments
+from pallas_gpu.emulator.engine.steps import ScalarStep
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 
