@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -105,17 +107,31 @@ class ThreadIds:
     warp_elected: ir.Value
 
 
-_open_builders: list[KernelBuilder] = []
+# The process whose threads JAX's thread pool has.
+_IMPORTED_BY = os.getpid()
+
+
+class _OpenBuilders(threading.local):
+    """The builders that a thread has open, innermost last.
+
+    MLIR's current context and insertion point belong to a thread, and so does this.
+    """
+
+    def __init__(self) -> None:
+        self.stack: list[KernelBuilder] = []
+
+
+_open_builders = _OpenBuilders()
 
 
 def current() -> KernelBuilder:
-    """The innermost builder whose `with` block is open."""
-    if not _open_builders:
+    """The innermost builder whose `with` block this thread has open."""
+    if not _open_builders.stack:
         raise errors.InternalError(
             "Kernel code is emitted outside of a KernelBuilder",
             hint="emit inside `with KernelBuilder(spec) as kb:`",
         )
-    return _open_builders[-1]
+    return _open_builders.stack[-1]
 
 
 def make_context() -> ir.Context:
@@ -124,6 +140,10 @@ def make_context() -> ir.Context:
     # The warpgroup-level module has elementwise operations of our own.
     context.allow_unregistered_dialects = True
     _mosaic_gpu_ext.register_dialect(context)
+    if os.getpid() != _IMPORTED_BY:
+        # JAX's contexts share one thread pool, whose threads a forked child lacks:
+        # MLIR's verifier would wait for them forever.
+        context.enable_multithreading(False)
     return context
 
 
@@ -175,8 +195,8 @@ class KernelBuilder:
         self.module = ir.Module.create()
         self._emit_host_function()
         self._scopes.enter_context(ir.InsertionPoint(self._body))
-        _open_builders.append(self)
-        self._scopes.callback(_open_builders.remove, self)
+        _open_builders.stack.append(self)
+        self._scopes.callback(_open_builders.stack.pop)
         self._emit_prologue()
         return self
 

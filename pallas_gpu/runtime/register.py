@@ -56,15 +56,16 @@ class _Compiled:
             params.compiler_params,
             target.name,
         )
-        if key not in self._modules:
+        kept = self._modules.get(key)
+        if kept is None:
             lowered = compiler.lower(params, target, observe)
             keep = params.compiler_params.line_info
             serialized = serialize(lowered.module, keep_locations=keep)
             # The jaxpr is kept alive, so that its identity stays its own.
-            self._modules[key] = (params.jaxpr, serialized)
+            kept = self._modules[key] = (params.jaxpr, serialized)
             if len(self._modules) > _KEPT_MODULES:
                 self._modules.popitem(last=False)
-        return self._modules[key][1]
+        return kept[1]
 
 
 _COMPILED = _Compiled()
