@@ -21,8 +21,9 @@ _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
 # Elementwise operations have lax's names behind this prefix.
 ELEMENTWISE = "pallas_gpu."
-# Operations of these dialects are code of a thread already: they take no arrays.
-SCALAR = ("arith.", "llvm.", "nvvm.")
+# Operations of these dialects are code of a thread already: they take no arrays. To
+# `gpu` the block's SMEM is bytes.
+SCALAR = ("arith.", "gpu.", "llvm.", "nvvm.")
 # On the cast that makes a memref of a buffer: the buffer's position.
 BUFFER = "pallas_gpu.buffer"
 

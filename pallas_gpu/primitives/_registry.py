@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every primitive and every rule, JAX's primitives included.
 
-A primitive of ours belongs to a family, the stem of the files that speak of it. A rule
-is found by (primitive, kind), where the kind says who uses it: the emulator, or the
-lowering under Lane or Warpgroup semantics. The completeness test and the coverage table
-read this registry.
+A primitive of ours belongs to a family, the stem of its files in every room. A rule has
+one of five kinds: how the emulator runs a primitive, how it is lowered under Lane and
+under Warpgroup semantics; and, for the operations on arrays of the warpgroup-level
+module, which layouts they permit (infer) and what they become (expand). The first three
+are keyed by the primitive, the others by the MLIR operation's name. The completeness
+test and the coverage table read this registry.
 """
 
 from __future__ import annotations
@@ -18,11 +20,18 @@ from pallas_gpu import _jax, errors
 
 
 class RuleKind(enum.Enum):
-    """Who uses a rule."""
+    """What a rule is for."""
 
     EMULATE = "emulate"
     LANE = "lane"
     WARPGROUP = "warpgroup"
+    INFER = "infer"
+    EXPAND = "expand"
+
+    @property
+    def of_operations(self) -> bool:
+        """True for rules of MLIR operations, false for rules of primitives."""
+        return self in (RuleKind.INFER, RuleKind.EXPAND)
 
 
 class KernelEffect(_jax.Effect):
@@ -53,8 +62,29 @@ class Entry:
 PRIMITIVES: dict[str, Entry] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-# Holes in the table primitive x rule kind, with the reason. It may only shrink.
-KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {}
+_TMEM_GAP = "tensor memory (Blackwell) is not lowered yet"
+_TRIAL_GAP = "the trial of a body is erased before inference"
+
+# Holes in the table, with the reason: by the name of a primitive or an MLIR operation,
+# and the kind of rule. The list may only shrink.
+KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
+    **{
+        (f"mosaic_gpu.{name}", RuleKind.EXPAND): _TMEM_GAP
+        for name in (
+            "async_load_tmem",
+            "async_store_scales_smem_to_tmem",
+            "async_store_smem_to_tmem",
+            "async_store_sparse_metadata_smem_to_tmem",
+            "async_store_tmem",
+            "slice_tmem",
+            "tcgen05_mma",
+            "tmem_alloc",
+            "tmem_layout_cast",
+        )
+    },
+    ("scf.execute_region", RuleKind.INFER): _TRIAL_GAP,
+    ("scf.execute_region", RuleKind.EXPAND): _TRIAL_GAP,
+}
 
 
 def define(name: str, family: str, *, multiple_results: bool = False) -> Any:
@@ -75,27 +105,38 @@ def define(name: str, family: str, *, multiple_results: bool = False) -> Any:
     return primitive
 
 
-def register(primitive: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
-    """Returns a decorator that enters a rule; entering twice is an error."""
+def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
+    """Returns a decorator that enters a rule; entering twice is an error.
+
+    Args:
+      key: a primitive, or the name of an MLIR operation for the kinds `INFER` and
+        `EXPAND`.
+      kind: what the rule is for.
+    """
+    if isinstance(key, str) is not kind.of_operations:
+        raise errors.InternalError(
+            f"{kind.value} rules are keyed by "
+            f"{'names of MLIR operations' if kind.of_operations else 'primitives'}",
+            got=repr(key),
+        )
 
     def enter(rule: Callable) -> Callable:
-        if primitive in _RULES[kind]:
-            raise errors.InternalError(
-                f"two {kind.value} rules for the primitive {primitive.name}"
-            )
-        _RULES[kind][primitive] = rule
+        if key in _RULES[kind]:
+            name = key if isinstance(key, str) else f"the primitive {key.name}"
+            raise errors.InternalError(f"two {kind.value} rules for {name}")
+        _RULES[kind][key] = rule
         return rule
 
     return enter
 
 
-def rule(primitive: Any, kind: RuleKind) -> Callable[..., Any] | None:
-    """Returns the rule, or None."""
-    return _RULES[kind].get(primitive)
+def rule(key: Any, kind: RuleKind) -> Callable[..., Any] | None:
+    """Returns the rule of a primitive or an MLIR operation, or None."""
+    return _RULES[kind].get(key)
 
 
 def rules(kind: RuleKind) -> dict[Any, Callable[..., Any]]:
-    """Returns all rules of one kind, JAX's primitives included."""
+    """Returns all rules of one kind, those of JAX's primitives included."""
     return _RULES[kind]
 
 

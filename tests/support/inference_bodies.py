@@ -100,9 +100,10 @@ class Body:
         self._smem = 0
 
     def pointer(self, array: ir.Value) -> ir.Operation:
-        """An operation that inference does not know."""
+        """The address of an array."""
         with self.at():
-            return ir.Operation.create("test.use", [], [array])
+            address = self.type("!llvm.ptr")
+            return builtin.UnrealizedConversionCastOp([address], [array]).operation
 
     def part(
         self,

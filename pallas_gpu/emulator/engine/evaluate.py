@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax import lax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.engine import ordering
@@ -29,7 +30,10 @@ from pallas_gpu.emulator.engine.steps import (
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.machine import Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
+
+_EMULATE = registry.RuleKind.EMULATE
 
 
 def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
@@ -51,7 +55,7 @@ def run(wg: Warpgroup, plan: Plan, args: Sequence[Any]) -> Run:
             case ControlStep():
                 wg.location = step.location
                 ins = [x.bind(env) for x in step.ins]
-                results = yield from _CONTROL[step.kind](wg, step, ins)
+                results = yield from step.rule(wg, step, ins)
                 for out, value in zip(step.outs, results, strict=True):
                     env[out] = value
             case FailStep():
@@ -129,6 +133,7 @@ def _turn(wg: Warpgroup, step: ControlStep) -> None:
     wg.location = step.location
 
 
+@registry.register(lax.scan_p, _EMULATE)
 def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     # The check pass refuses arrays to slice or to stack: what is left carries values.
     num_consts, num_carry = _jax.scan_arity(step.params)
@@ -145,6 +150,7 @@ def _scan(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     return carry
 
 
+@registry.register(lax.while_p, _EMULATE)
 def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     params = step.params
     num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
@@ -164,6 +170,7 @@ def _while(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
         carry = yield from run(wg, body, [*body_consts, *carry])
 
 
+@registry.register(lax.cond_p, _EMULATE)
 def _cond(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     branches = step.params["branches"]
     which = min(max(int(ins[0]), 0), len(branches) - 1)
@@ -171,6 +178,7 @@ def _cond(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     return results
 
 
+@registry.register(run_scoped_p, _EMULATE)
 def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     jaxpr = step.params["jaxpr"]
     declared = [v.aval for v in jaxpr.invars[len(ins) :]]
@@ -185,6 +193,7 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
 # --- warps ----------------------------------------------------------------------------
 
 
+@registry.register(warp_map_p, _EMULATE)
 def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     """Lets the four warps of a warpgroup run, and waits until all have ended.
 
@@ -210,18 +219,3 @@ def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
         threads.remove(warp)
         ordering.join(wg.clock, warp.release())
     return []
-
-
-@registry.register(warp_map_p, registry.RuleKind.EMULATE)
-def _warp_map_rule(*_: Any, **__: Any) -> None:
-    # Listed so that the table of rules is complete: a region is no effect of its own.
-    raise errors.InternalError("warp_map is control flow, not an effect")
-
-
-_CONTROL = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
-    "run_scoped": _run_scoped,
-    "warp_map": _warp_map,
-}

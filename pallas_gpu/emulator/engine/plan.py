@@ -15,7 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import lax
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.engine import scalars, segments
@@ -83,13 +82,19 @@ def is_pure(eqn: Any) -> bool:
         return False
     if any(isinstance(v.aval, _jax.AbstractRef) for v in eqn.invars):
         return False
-    if registry.rule(eqn.primitive, registry.RuleKind.EMULATE) is not None:
+    has_rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE) is not None
+    if has_rule and not has_body(eqn):
         return False
     return all(
         is_pure(inner)
         for jaxpr in _jax.jaxprs_in_params(eqn.params)
         for inner in opened(jaxpr)[0].eqns
     )
+
+
+def has_body(eqn: Any) -> bool:
+    """True for loops, branches and scopes: equations with jaxprs of their own."""
+    return any(True for _ in _jax.jaxprs_in_params(eqn.params))
 
 
 class _Builder:
@@ -169,13 +174,6 @@ class _Builder:
 
     def _effect(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
         indices = tuple(s.index for s in outs)
-        if eqn.primitive in (lax.scan_p, lax.while_p, lax.cond_p):
-            return ControlStep(
-                eqn.primitive.name, tuple(ins), indices, eqn.params, Location(eqn)
-            )
-        if eqn.primitive.name in ("run_scoped", "warp_map"):
-            return ControlStep(eqn.primitive.name, tuple(ins), indices, eqn.params,
-                               Location(eqn))  # fmt: skip
         rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
         if rule is None:
             raise errors.NotModelledError(
@@ -183,6 +181,8 @@ class _Builder:
                 expected="an operation of the coverage table",
                 hint="run the kernel on a GPU, or compute this outside of the kernel",
             )
+        if has_body(eqn):
+            return ControlStep(rule, tuple(ins), indices, eqn.params, Location(eqn))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         return EffectStep(
             rule, _operands_of(eqn, ins), params, indices, (True,) * len(indices),

@@ -135,9 +135,12 @@ class EffectStep:
 
 @dataclasses.dataclass(slots=True)
 class ControlStep:
-    """A loop, a branch, a scope or a part for warps whose body has effects."""
+    """A loop, a branch, a scope or a part for warps whose body has effects.
 
-    kind: str
+    Its rule runs the jaxprs among its parameters: `rule(wg, step, ins)`.
+    """
+
+    rule: Callable[..., Any]
     ins: tuple[Any, ...]
     outs: tuple[int, ...]
     params: dict[str, Any]

@@ -23,8 +23,6 @@ from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.wgmma import Accumulator
-from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.scoped import run_scoped_p
 
 
 @dataclasses.dataclass
@@ -168,10 +166,3 @@ def _require_quiet(wg: Warpgroup, memory: Memory) -> None:
             hint=record.hint,
             where=record.where,
         )
-
-
-@registry.register(run_scoped_p, registry.RuleKind.EMULATE)
-def _run_scoped_rule(*_: Any, **__: Any) -> None:
-    # Listed so that the table of rules is complete; evaluate.py runs scopes itself,
-    # because their body is a plan.
-    raise errors.InternalError("run_scoped is control flow, not an effect")

@@ -9,13 +9,13 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.expansion.expand import Expansion, expands, is_array
-from pallas_gpu.lowering.warpgroup.elementwise import DTYPES, PARAMS
+from pallas_gpu.lowering.warpgroup.elementwise import DTYPES, OPERATIONS, PARAMS
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 
 
-@expands(logical.ELEMENTWISE)
+@expands(*(logical.ELEMENTWISE + name for name in OPERATIONS))
 def _elementwise(expansion: Expansion, op: Any) -> None:
     name = op.operation.name.removeprefix(logical.ELEMENTWISE)
     *operand_dtypes, dtype = (dtypes.named(a.value) for a in op.attributes[DTYPES])

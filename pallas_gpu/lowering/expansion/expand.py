@@ -22,16 +22,17 @@ from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.warp import IN_WARP
 from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.primitives import _registry as registry
 
 Expander = Callable[["Expansion", Any], None]
-_EXPANDERS: dict[str, Expander] = {}
 
 
 def expands(*names: str) -> Callable[[Expander], Expander]:
-    """Returns a decorator that enters the expander of some operations."""
+    """Returns a decorator that enters the expand rule of some operations."""
 
     def enter(expander: Expander) -> Expander:
-        _EXPANDERS.update(dict.fromkeys(names, expander))
+        for name in names:
+            registry.register(name, registry.RuleKind.EXPAND)(expander)
         return expander
 
     return enter
@@ -110,6 +111,10 @@ class Expansion:
         self.arrays[value] = array
 
 
+def _is_memref(value: ir.Value) -> bool:
+    return isinstance(value.type, ir.MemRefType)
+
+
 def is_array(value: ir.Value) -> bool:
     """True for a vector."""
     return isinstance(value.type, ir.VectorType)
@@ -155,11 +160,10 @@ def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[N
 
 def _find(op: Any) -> Expander | None:
     name = op.operation.name
-    if name.startswith(logical.ELEMENTWISE):
-        name = logical.ELEMENTWISE
     if name.startswith(logical.SCALAR):
         return None
-    expander = _EXPANDERS.get(name)
-    if expander is None and any(map(is_array, (*op.operands, *op.results))):
+    expander = registry.rule(name, registry.RuleKind.EXPAND)
+    values = (*op.operands, *op.results)
+    if expander is None and any(is_array(v) or _is_memref(v) for v in values):
         raise errors.InternalError(f"no expansion for {name}")
     return expander

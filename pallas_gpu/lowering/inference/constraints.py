@@ -22,6 +22,7 @@ from pallas_gpu.lowering.inference.views import View
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic.elements import scalars
 from pallas_gpu.mosaic.registers import place
+from pallas_gpu.primitives import _registry as registry
 
 # A loop counts as this many runs of its body if it has more, or nobody knows; loops
 # inside of each other as the product, up to a limit that keeps sums of costs small.
@@ -29,18 +30,17 @@ MAX_TRIPS = 8
 _MAX_WEIGHT = MAX_TRIPS**4
 
 Rule = Callable[[Network, ir.Operation, int], None]
-RULES: dict[str, Rule] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
-    """Registers the rule of operations."""
+    """Returns a decorator that enters the infer rule of some operations."""
 
-    def register(function: Rule) -> Rule:
+    def enter(function: Rule) -> Rule:
         for name in names:
-            RULES[name] = function
+            registry.register(name, registry.RuleKind.INFER)(function)
         return function
 
-    return register
+    return enter
 
 
 def collect(block: ir.Block, cluster: Sequence[int] = ()) -> Network:
@@ -77,18 +77,13 @@ def _pass_on_flight(network: Network) -> None:
 
 def collect_block(network: Network, block: ir.Block) -> None:
     """Collects the operations of a block in order."""
+    rules = registry.rules(registry.RuleKind.INFER)
     for view in block.operations:
         op = view.operation
         if op.name.startswith(logical.SCALAR):
             continue
         key = network.key_of(op)
-        found = RULES.get(op.name)
-        if found is not None:
-            found(network, op, key)
-        elif op.name.startswith(logical.ELEMENTWISE):
-            _elementwise(network, op, key)
-        else:
-            other(network, op, key)
+        rules.get(op.name, _without_arrays)(network, op, key)
 
 
 def is_vector(value: ir.Value) -> bool:
@@ -101,30 +96,44 @@ def vector_operands(op: ir.Operation) -> list[int]:
     return [i for i, x in enumerate(op.operands) if is_vector(x)]
 
 
-def other(network: Network, op: ir.Operation, key: int) -> None:
-    """An operation that inference does not know: it may use memory, but no vectors."""
-    if vector_operands(op) or any(map(is_vector, op.results)):
-        raise errors.InternalError(
-            f"Layout inference has no rule for {op.name}",
-            got=str(op)[:200],
-            where=sources.where(op),
-        )
-    for operand in op.operands:
-        if isinstance(operand.type, ir.MemRefType):
-            view = network.view(operand)
-            if view is not None:
-                use = Use(op, "pointer", view, network.weight)
-                network.use_memory(use)
+def is_array(value: ir.Value) -> bool:
+    """Whether a value is an array in registers or in memory."""
+    return isinstance(value.type, ir.VectorType | ir.MemRefType)
+
+
+def _without_arrays(network: Network, op: ir.Operation, key: int) -> None:
+    """An operation without a rule: scalar code, a branch without results."""
+    if any(map(is_array, (*op.operands, *op.results))):
+        raise _no_rule(op)
     for region in op.regions:
         for block in region.blocks:
             network.name_arguments(block, key)
             collect_block(network, block)
 
 
+def _no_rule(op: ir.Operation) -> errors.InternalError:
+    return errors.InternalError(
+        f"Layout inference has no rule for {op.name}",
+        got=str(op)[:200],
+        where=sources.where(op),
+    )
+
+
+def use_as_pointers(network: Network, op: ir.Operation) -> None:
+    """An operation that takes the addresses of arrays in memory."""
+    for operand in op.operands:
+        if isinstance(operand.type, ir.MemRefType):
+            view = network.view(operand)
+            if view is not None:
+                use = Use(op, "pointer", view, network.weight)
+                network.use_memory(use)
+
+
 # --- elementwise, splats --------------------------------------------------------------
 
 
-def _elementwise(network: Network, op: ir.Operation, key: int) -> None:
+def elementwise(network: Network, op: ir.Operation, key: int) -> None:
+    """All arrays of an elementwise operation have one layout."""
     positions = vector_operands(op)
     (result,) = op.results
     if not is_vector(result):
@@ -141,7 +150,7 @@ def _elementwise(network: Network, op: ir.Operation, key: int) -> None:
 @rule("vector.broadcast")
 def _splat(network: Network, op: ir.Operation, key: int) -> None:
     if vector_operands(op):
-        other(network, op, key)
+        raise _no_rule(op)
     network.defer(op.results[0], "splat")
 
 
@@ -387,7 +396,7 @@ def _smem_array(network: Network, op: ir.Operation, key: int) -> None:
 def _view(network: Network, op: ir.Operation, key: int) -> None:
     """Parts are resolved where they are used; a cast of an array gives its pointer."""
     if op.name == "builtin.unrealized_conversion_cast":
-        other(network, op, key)
+        use_as_pointers(network, op)
 
 
 # --- the tensor core ------------------------------------------------------------------
@@ -515,7 +524,7 @@ def _while(network: Network, op: ir.Operation, key: int) -> None:
     _take_yields(network, _terminator(body), carries, MAX_TRIPS)
 
 
-@rule("scf.if", "scf.index_switch", "scf.execute_region")
+@rule("scf.if")
 def _branch(network: Network, op: ir.Operation, key: int) -> None:
     chosen = {
         i: network.variable(op, result.type, key, role=f"result {i}")

@@ -133,8 +133,8 @@ class Use:
 
     Attributes:
       op: the operation.
-      kind: how it uses the array; "pointer" is an operation that inference does not
-        know: it sees the array as it lies in memory. "mma" is an operand of tcgen05 in
+      kind: how it uses the array; "pointer" takes its address and sees it as it
+        lies in memory. "mma" is an operand of tcgen05 in
         SMEM; "alloc" declares an array in TMEM, "demand" takes it in some layouts only.
       view: the part it uses.
       weight: how often it runs.

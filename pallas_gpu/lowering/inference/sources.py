@@ -35,10 +35,10 @@ _WORDS = {
     "vector.transpose": "transpose",
     "vector.extract_strided_slice": "slice",
     "vector.multi_reduction": "reduction",
+    "builtin.unrealized_conversion_cast": "address of an array",
     "scf.for": "loop",
     "scf.while": "while loop",
     "scf.if": "branch",
-    "scf.index_switch": "switch",
 }
 
 

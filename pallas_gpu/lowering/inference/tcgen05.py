@@ -11,7 +11,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering.inference import sources
-from pallas_gpu.lowering.inference.constraints import array_of, other, rule
+from pallas_gpu.lowering.inference.constraints import array_of, rule, use_as_pointers
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.inference.views import View
 from pallas_gpu.mosaic import dialect
@@ -22,7 +22,7 @@ _HALF_ROWS, _ROWS = 64, 128
 @rule("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
 def _array(network: Network, op: ir.Operation, key: int) -> None:
     if op.name == "mosaic_gpu.tmem_alloc":
-        other(network, op, key)  # the place in SMEM that receives the address
+        use_as_pointers(network, op)  # the place in SMEM that receives the address
     view = network.view(op.results[0])
     assert view is not None
     network.use_memory(Use(op, "alloc", view, network.weight))

@@ -16,6 +16,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.lax import elementwise as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
 from pallas_gpu.lowering.warpgroup.shapes import spread
@@ -83,6 +84,12 @@ def _make_rule(name: str, kept: tuple[str, ...]):
 for _name, _kept in lane_rules.TABLE.items():
     if lane_rules.available(_name):
         warpgroup(_name)(_make_rule(_name, _kept))
+
+# What `emit` can emit, without the prefix.
+OPERATIONS = (*filter(lane_rules.available, lane_rules.TABLE), "convert_element_type")
+constraints.rule(*(logical.ELEMENTWISE + name for name in OPERATIONS))(
+    constraints.elementwise
+)
 
 
 @warpgroup("convert_element_type")

@@ -176,7 +176,10 @@ def test_wgmma_and_an_operation_that_takes_the_address():
         b.pointer(array)
         b.wgmma(b.splat(SQUARE), array, b.smem(SQUARE, "f16"))
 
-    expect(refused(make), "test.use (kernel.py:2) and operand a of wgmma (kernel.py:5)")
+    expect(
+        refused(make),
+        "address of an array (kernel.py:2) and operand a of wgmma (kernel.py:5)",
+    )
 
 
 def test_a_copy_that_would_transpose():
