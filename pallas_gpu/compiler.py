@@ -6,7 +6,7 @@
     plan      SMEM and barriers against the target        (resources, within lower)
     lower     jaxpr -> Mosaic GPU MLIR, verified          (lowering.launch)
               under Warpgroup semantics in three steps:
-        rules     jaxpr -> vectors, memrefs, dialect ops  (lowering.warpgroup)
+        rules     jaxpr -> vectors, memrefs, dialect ops  (lowering.families)
         infer     layouts of registers and of SMEM        (lowering.inference)
         expand    -> the code of a thread                 (lowering.expansion)
     serialize MLIR -> stable bytes and their hash         (runtime.serialize)

@@ -18,7 +18,7 @@ from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import cluster, elementwise
+from pallas_gpu.mosaic import cluster, elementwise, logical
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -120,6 +120,11 @@ class RuleContext:
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
         return self.eqn.outvars[0] in self.read
+
+    def mark_scope(self, op: Any) -> None:
+        """Notes on an operation who runs it, for its expansion."""
+        if self.scope == "warp":
+            op.attributes[logical.IN_WARP] = ir.UnitAttr.get()
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax
@@ -30,6 +30,25 @@ def uniform(primitive: Any) -> Decorator:
     """As `lane`, for both semantics: what touches no array has nothing to infer."""
     by_lane, by_warpgroup = lane(primitive), warpgroup(primitive)
     return lambda rule: by_lane(by_warpgroup(rule))
+
+
+def infers(*names: str) -> Decorator:
+    """Returns a decorator that enters the infer rule of some MLIR operations."""
+    return _enter(RuleKind.INFER, names)
+
+
+def expands(*names: str) -> Decorator:
+    """Returns a decorator that enters the expand rule of some MLIR operations."""
+    return _enter(RuleKind.EXPAND, names)
+
+
+def _enter(kind: RuleKind, names: Sequence[str]) -> Decorator:
+    def enter(rule: Callable) -> Callable:
+        for name in names:
+            register(name, kind)(rule)
+        return rule
+
+    return enter
 
 
 def _primitive(primitive: Any) -> Any:

@@ -26,6 +26,8 @@ ELEMENTWISE = "pallas_gpu."
 SCALAR = ("arith.", "gpu.", "llvm.", "nvvm.")
 # On the cast that makes a memref of a buffer: the buffer's position.
 BUFFER = "pallas_gpu.buffer"
+# On an operation that one warp runs by itself.
+IN_WARP = "pallas_gpu.in_warp"
 
 
 def element_type(dtype: np.dtype) -> ir.Type:

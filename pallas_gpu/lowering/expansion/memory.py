@@ -3,31 +3,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin
 
 from pallas_gpu import errors
-from pallas_gpu.lowering.expansion.expand import Expansion, expands
+from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference import views
 from pallas_gpu.mosaic import gmem, logical, smem
-
-
-@expands(
-    "mosaic_gpu.slice_smem",
-    "mosaic_gpu.with_transforms",
-    "memref.subview",
-    "memref.transpose",
-)
-def _named_by_its_users(expansion: Expansion, op: Any) -> None:
-    expansion.dead.append(op.operation)
-
-
-@expands("builtin.unrealized_conversion_cast")
-def _cast(expansion: Expansion, op: Any) -> None:
-    if isinstance(op.results[0].type, ir.MemRefType):
-        expansion.dead.append(op.operation)
 
 
 def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:

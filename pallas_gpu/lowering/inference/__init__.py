@@ -5,10 +5,11 @@
 operand, one tiling and swizzle per SMEM array, and one layout per TMEM array, such that
 the kernel is cheapest.
 
-* `constraints` says for each operation what it asks: variables, edges, uses of memory;
-  `tcgen05` does so for the operations on TMEM.
-* `candidates` finds the layouts that come into question.
-* `prices` and `assembly` make a problem of it, which `solver` solves.
+* `constraints` runs the infer rule of each operation (in `families`), which adds
+  variables, edges and uses of memory.
+* `candidates` finds the layouts that come into question; `spaces`, those of arrays in
+  memory.
+* `costs` and `assembly` make a problem of it, which `solver` solves.
 * `explain` says why where there is no solution.
 """
 
@@ -21,7 +22,6 @@ from jaxlib.mlir import ir
 from pallas_gpu import arch
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.lowering.inference import assembly, explain, solver
-from pallas_gpu.lowering.inference import tcgen05 as tcgen05  # registers its rules
 from pallas_gpu.lowering.inference.annotate import annotate
 from pallas_gpu.lowering.inference.constraints import collect
 from pallas_gpu.lowering.inference.network import Port

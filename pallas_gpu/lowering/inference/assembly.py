@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.lowering.inference import smem, solver, tmem
+from pallas_gpu.lowering.inference import solver
 from pallas_gpu.lowering.inference.candidates import Book, candidates
+from pallas_gpu.lowering.inference.costs import Costs, Key, preferences
 from pallas_gpu.lowering.inference.network import (
     Array,
     Edge,
@@ -22,8 +23,8 @@ from pallas_gpu.lowering.inference.network import (
     Variable,
     digest,
 )
-from pallas_gpu.lowering.inference.prices import Key, Prices, preferences
 from pallas_gpu.lowering.inference.solver import INFEASIBLE, Problem, Solution
+from pallas_gpu.lowering.inference.spaces import smem, tmem
 
 # SmemLayout for an array in SMEM, TmemLayout for one in TMEM.
 type Storage = Any
@@ -74,11 +75,11 @@ class Assembly:
             {use: [_refusal(array, use, s) for s in storages] for use in array.uses}
             for array, storages in zip(self.arrays, self.storages, strict=True)
         ]
-        self.prices = Prices(self.book, scratch_bytes)
+        self.costs = Costs(self.book, scratch_bytes)
         self._keys = _keys(network)
         # A value that an operation takes twice is brought into its layout once.
         self._edges = list(
-            {(e.maker, e.taker, e.bits): e for e in network.edges}.values()
+            {(e.producer, e.consumer, e.bits): e for e in network.edges}.values()
         )
 
     def numbers(self, port: Port) -> tuple[int, ...]:
@@ -97,7 +98,7 @@ class Assembly:
         problem = Problem()
         for variable, labels in zip(self.network.variables, self.labels, strict=True):
             key = self._keys[variable.index]
-            costs = [self.prices.operation(variable, n) for n in labels.source]
+            costs = [self.costs.operation(variable, n) for n in labels.source]
             liking = preferences(len(costs), key)
             problem.add_variable(np.array(costs, dtype=np.int64) + liking, key)
         for array in self.arrays:
@@ -124,17 +125,17 @@ class Assembly:
                 if refusal is not None:
                     costs[i] = INFEASIBLE
                 elif use.kind == "copy" and costs[i] < INFEASIBLE:
-                    costs[i] += self.prices.copy(use, storage)
+                    costs[i] += self.costs.copy(use, storage)
         return costs
 
     def _add_edge(self, problem: Problem, edge: Edge) -> None:
-        a, b = edge.maker.variable.index, edge.taker.variable.index
-        made, taken = self.numbers(edge.maker), self.numbers(edge.taker)
+        a, b = edge.producer.variable.index, edge.consumer.variable.index
+        made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
         if edge.rigid:
             same = np.equal.outer(np.array(made), np.array(taken))
             table = np.where(same, 0, INFEASIBLE).astype(np.int64)
         else:
-            table = self.prices.relayouts(made, taken, edge.bits, edge.weight)
+            table = self.costs.relayouts(made, taken, edge.bits, edge.weight)
         alike = self.labels[a] == self.labels[b]
         uniform = self.labels[a].source == self.labels[a].target
         problem.add_table(a, b, table, mergeable=alike and uniform)
@@ -153,8 +154,8 @@ class Assembly:
             if refusal is not None:
                 continue
             for i, number in enumerate(numbers):
-                key = self.prices.smem_key(use, storage, number, variable.bits)
-                table[i, j] = self.prices.times(key, use.weight)
+                key = self.costs.smem_key(use, storage, number, variable.bits)
+                table[i, j] = self.costs.times(key, use.weight)
         return table
 
     def _transfers(self) -> Iterator[tuple[Variable, Use]]:
@@ -183,22 +184,22 @@ class Assembly:
         """What a solution pays for, as far as it is not computed at once."""
         for variable in self.network.variables:
             number = self.labels[variable.index].source[labels[variable.index]]
-            key = self.prices.gmem_key(variable, number)
+            key = self.costs.gmem_key(variable, number)
             if key is not None:
                 yield key
         for edge in self._edges:
             a, b = (
                 self.numbers(port)[labels[port.variable.index]]
-                for port in (edge.maker, edge.taker)
+                for port in (edge.producer, edge.consumer)
             )
-            key = self.prices.relayout_key(a, b, edge.bits)
+            key = self.costs.relayout_key(a, b, edge.bits)
             if key is not None and not edge.rigid:
                 yield key
         for variable, use in self._accesses():
             array = self.network.array(use.view)
             storage = self.storages[array.index][labels[self.array_variable(array)]]
             number = self.labels[variable.index].source[labels[variable.index]]
-            yield self.prices.smem_key(use, storage, number, variable.bits)
+            yield self.costs.smem_key(use, storage, number, variable.bits)
 
     def solve(self) -> Solution:
         """The cheapest choice; not feasible where there is none."""
@@ -210,7 +211,7 @@ class Assembly:
             if not solution.feasible and not solution.exact:
                 solution = solver.solve(problem, solver.TABLE_LIMIT << 6)
                 entries += solution.entries
-            settled = solution.feasible and self.prices.settle(
+            settled = solution.feasible and self.costs.settle(
                 self.costs_of(solution.labels)
             )
             if not settled:
@@ -219,15 +220,15 @@ class Assembly:
     def settle_all(self) -> None:
         """Computes every cost, for explanations."""
         for edge in self._edges:
-            self.prices.settle(
+            self.costs.settle(
                 key
-                for a in self.numbers(edge.maker)
-                for b in self.numbers(edge.taker)
-                if (key := self.prices.relayout_key(a, b, edge.bits)) is not None
+                for a in self.numbers(edge.producer)
+                for b in self.numbers(edge.consumer)
+                if (key := self.costs.relayout_key(a, b, edge.bits)) is not None
             )
         for variable, use in self._accesses():
-            self.prices.settle(
-                self.prices.smem_key(use, storage, number, variable.bits)
+            self.costs.settle(
+                self.costs.smem_key(use, storage, number, variable.bits)
                 for storage in self.storages[self.network.array(use.view).index]
                 for number in self.labels[variable.index].source
             )
@@ -249,8 +250,8 @@ def _keys(network: Network) -> list[int]:
     """Per variable a number made of its own key and those of its users."""
     around: list[list[str]] = [[] for _ in network.variables]
     for edge in network.edges:
-        taker = edge.taker.variable
-        around[edge.maker.variable.index].append(f"to {taker.key}")
+        consumer = edge.consumer.variable
+        around[edge.producer.variable.index].append(f"to {consumer.key}")
     return [
         digest(str(variable.key), *sorted(around[variable.index]))
         for variable in network.variables

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
-from pallas_gpu.lowering.inference import tmem
 from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Variable
 from pallas_gpu.lowering.inference.relations import default, spread
+from pallas_gpu.lowering.inference.spaces import tmem
 from pallas_gpu.mosaic.registers import Placement, place_registers
 
 # Candidates of a cell, beyond those that operations demand.
@@ -74,7 +74,7 @@ def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
             around.setdefault(cell, []).append(variable)
     found: dict[Cell, set[int]] = {}
     for cell in cells:
-        seeds = [*cell.hard, *_natural(cell, network)]
+        seeds = [*cell.required, *_natural(cell, network)]
         found[cell] = {book.number(layout) for layout in seeds}
     for variable in changers:
         _seed_relation(variable, found, book)
@@ -111,7 +111,7 @@ def _travel(
     result = {}
     for cell, new in arrived.items():
         have = found[cell]
-        room = LIMIT + len(cell.hard) - len(have)
+        room = LIMIT + len(cell.required) - len(have)
         taken = book.ordered(new - have)[: max(room, 0)]
         if taken:
             have.update(taken)

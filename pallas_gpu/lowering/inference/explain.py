@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, TmemLayout, default_layout
-from pallas_gpu.lowering.inference import relations, scratch, smem, solver, sources
+from pallas_gpu.lowering.inference import relations, scratch, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
 from pallas_gpu.lowering.inference.network import (
     Array,
@@ -25,6 +25,7 @@ from pallas_gpu.lowering.inference.network import (
     Variable,
 )
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
+from pallas_gpu.lowering.inference.spaces import smem
 from pallas_gpu.mosaic.registers import describe
 
 # Scratch that is tried: more leaves no room for a kernel's own arrays.

@@ -38,7 +38,7 @@ class Cell:
 
     Attributes:
       shape: the arrays' shape.
-      hard: layouts that operations demand.
+      required: layouts that operations demand.
       loads: widths in memory of what is loaded or stored here, in bits.
       in_smem, in_gmem: whether something is loaded from or stored to there.
       transposed: whether that happens through a transposed view, or an array is
@@ -49,7 +49,7 @@ class Cell:
 
     shape: tuple[int, ...]
     parent: Cell | None = None
-    hard: dict[Placement, None] = dataclasses.field(default_factory=dict)
+    required: dict[Placement, None] = dataclasses.field(default_factory=dict)
     loads: set[int] = dataclasses.field(default_factory=set)
     in_smem: bool = False
     in_gmem: bool = False
@@ -77,7 +77,7 @@ class Cell:
                 got=f"{a.shape} and {b.shape}",
             )
         b.parent = a
-        a.hard.update(b.hard)
+        a.required.update(b.required)
         a.loads |= b.loads
         a.bits |= b.bits
         a.in_smem |= b.in_smem
@@ -229,14 +229,14 @@ class Edge:
     """A value's way from the variable that makes it to one that takes it.
 
     Attributes:
-      maker, taker: the two ends.
+      producer, consumer: the two ends.
       bits: width of the value's elements, 1 for a bool.
       weight: how often a relayout between the two would run.
       rigid: whether no relayout may stand here.
     """
 
-    maker: Port
-    taker: Port
+    producer: Port
+    consumer: Port
     bits: int
     weight: int
     rigid: bool
@@ -364,11 +364,11 @@ class Network:
             in_flight,
         )
         if fixed is not None:
-            source.hard[fixed] = None
+            source.required[fixed] = None
         self.variables.append(variable)
         return variable
 
-    def take(
+    def consume(
         self,
         op: ir.Operation,
         i: int,
@@ -382,20 +382,22 @@ class Network:
         Args:
           rigid: in the very layout in which it was made.
         """
-        taker = Port(variable, side)
-        self.operands[op, i] = taker
+        consumer = Port(variable, side)
+        self.operands[op, i] = consumer
         value = op.operands[i]
-        maker = self.results.get(value)
-        if maker is None:
+        producer = self.results.get(value)
+        if producer is None:
             self._require_known(value, op)
             return
         _, bits = self.vector_type(value.type)
-        maker.cell.join(taker.cell)
-        taker.cell.bits.add(bits)
-        rigid = rigid or maker.variable.in_flight
-        self.edges.append(Edge(maker, taker, bits, self.weight, rigid))
+        producer.cell.join(consumer.cell)
+        consumer.cell.bits.add(bits)
+        rigid = rigid or producer.variable.in_flight
+        self.edges.append(Edge(producer, consumer, bits, self.weight, rigid))
 
-    def give(self, value: ir.Value, variable: Variable, side: Side = "target") -> None:
+    def produce(
+        self, value: ir.Value, variable: Variable, side: Side = "target"
+    ) -> None:
         """A value has the layout that a variable gives its result."""
         self.results[value] = Port(variable, side)
         self.results[value].cell.bits.add(self.vector_type(value.type)[1])

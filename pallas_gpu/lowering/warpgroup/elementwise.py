@@ -16,10 +16,9 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
-from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.families.shapes import spread
 from pallas_gpu.lowering.lax import elementwise as lane_rules
 from pallas_gpu.lowering.rules import warpgroup
-from pallas_gpu.lowering.warpgroup.shapes import spread
 from pallas_gpu.mosaic import logical
 
 # Attributes: types of operands and result with their signs; lax's other parameters.
@@ -87,9 +86,6 @@ for _name, _kept in lane_rules.TABLE.items():
 
 # What `emit` can emit, without the prefix.
 OPERATIONS = (*filter(lane_rules.available, lane_rules.TABLE), "convert_element_type")
-constraints.rule(*(logical.ELEMENTWISE + name for name in OPERATIONS))(
-    constraints.elementwise
-)
 
 
 @warpgroup("convert_element_type")

@@ -8,7 +8,8 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.lowering.inference import smem, views
+from pallas_gpu.lowering.inference import views
+from pallas_gpu.lowering.inference.spaces import smem
 from pallas_gpu.mosaic.registers import place
 from tests.support.inference_bodies import Body
 

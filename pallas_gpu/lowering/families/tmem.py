@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What operations on TMEM ask of layouts, a rule per operation: see `constraints`."""
+"""Arrays in TMEM: allocation, loads, stores, copies from SMEM. Only infer rules yet."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering.inference import sources
-from pallas_gpu.lowering.inference.constraints import array_of, rule, use_as_pointers
+from pallas_gpu.lowering.inference.constraints import array_of, use_as_pointers
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.rules import infers
 from pallas_gpu.mosaic import dialect
 
-_HALF_ROWS, _ROWS = 64, 128
 
-
-@rule("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
-def _array(network: Network, op: ir.Operation, key: int) -> None:
+@infers("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
+def _infer_array(network: Network, op: ir.Operation, key: int) -> None:
     if op.name == "mosaic_gpu.tmem_alloc":
         use_as_pointers(network, op)  # the place in SMEM that receives the address
     view = network.view(op.results[0])
@@ -28,19 +27,16 @@ def _array(network: Network, op: ir.Operation, key: int) -> None:
     network.use_memory(Use(op, "alloc", view, network.weight))
 
 
-@rule("mosaic_gpu.tmem_layout_cast")
-def _layout_cast(network: Network, op: ir.Operation, key: int) -> None:
+@infers("mosaic_gpu.tmem_layout_cast")
+def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
     def wanted() -> TmemLayout:
         return dialect.tmem_from_attribute(op.attributes["new_layout"])
 
-    _demand(network, op, 0, "", wanted)
+    require(network, op, 0, "", wanted)
 
 
-# --- registers ------------------------------------------------------------------------
-
-
-@rule("mosaic_gpu.async_load_tmem")
-def _load(network: Network, op: ir.Operation, key: int) -> None:
+@infers("mosaic_gpu.async_load_tmem")
+def _infer_load(network: Network, op: ir.Operation, key: int) -> None:
     if "reduce" in op.attributes:
         raise errors.UnsupportedError(
             "Loads from TMEM that also reduce have no layouts yet",
@@ -53,16 +49,16 @@ def _load(network: Network, op: ir.Operation, key: int) -> None:
     network.use_memory(use)
     variable = network.variable(op, op.results[0].type, key, access=use)
     _note_access(variable, use)
-    network.give(op.results[0], variable)
+    network.produce(op.results[0], variable)
 
 
-@rule("mosaic_gpu.async_store_tmem")
-def _store(network: Network, op: ir.Operation, key: int) -> None:
+@infers("mosaic_gpu.async_store_tmem")
+def _infer_store(network: Network, op: ir.Operation, key: int) -> None:
     use = Use(op, "store", array_of(network, op, 1), network.weight)
     network.use_memory(use)
     variable = network.variable(op, op.operands[0].type, key, access=use)
     _note_access(variable, use)
-    network.take(op, 0, variable)
+    network.consume(op, 0, variable)
 
 
 def _note_access(variable: Variable, use: Use) -> None:
@@ -70,15 +66,12 @@ def _note_access(variable: Variable, use: Use) -> None:
     variable.source.tmem[use.view.base] = None
 
 
-# --- SMEM -----------------------------------------------------------------------------
-
-
-@rule(
+@infers(
     "mosaic_gpu.async_store_smem_to_tmem",
     "mosaic_gpu.async_store_scales_smem_to_tmem",
     "mosaic_gpu.async_store_sparse_metadata_smem_to_tmem",
 )
-def _copy(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     source, target = array_of(network, op, 0), array_of(network, op, 1)
     match op.name:
         case "mosaic_gpu.async_store_smem_to_tmem":
@@ -86,7 +79,7 @@ def _copy(network: Network, op: ir.Operation, key: int) -> None:
             network.use_memory(
                 Use(op, "mma", source, network.weight, role="the source")
             )
-            _demand(network, op, 1, "", lambda: _packed(target))
+            require(network, op, 1, "", lambda: packed(target))
             return
         case "mosaic_gpu.async_store_scales_smem_to_tmem":
             wanted = [TmemLayout.scales(), TmemLayout.scales_m64_collective()]
@@ -97,65 +90,12 @@ def _copy(network: Network, op: ir.Operation, key: int) -> None:
     network.use_memory(use)
 
 
-# --- the tensor core ------------------------------------------------------------------
-
-
-@rule("mosaic_gpu.tcgen05_mma")
-def _mma(network: Network, op: ir.Operation, key: int) -> None:
-    # accumulator, a, b, accumulate, a_scale, b_scale, a_sparse_metadata
-    counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-    first = [sum(counts[:i]) if n else None for i, n in enumerate(counts)]
-    collective = ir.BoolAttr(op.attributes["collective"]).value
-    accumulator, left = array_of(network, op, 0), array_of(network, op, 1)
-    half = accumulator.sizes[0] == _HALF_ROWS
-    _demand(
-        network, op, 0, "accumulator", lambda: _accumulator(accumulator, collective)
-    )
-    if left.in_tmem:
-        _check_left(op, left)
-        _demand(network, op, 1, "left operand", lambda: _packed(left))
-    else:
-        use = Use(op, "mma", left, network.weight, role="left operand")
-        network.use_memory(use)
-    right = array_of(network, op, 2)
-    network.use_memory(Use(op, "mma", right, network.weight, role="right operand"))
-    both = TmemLayout.scales_m64_collective if collective and half else None
-    made = (
-        ("scales of the left operand", TmemLayout.scales),
-        ("scales of the right operand", both or TmemLayout.scales),
-        ("metadata", TmemLayout.sparse_metadata),
-    )
-    for i, (role, make) in zip(first[4:], made, strict=True):
-        if i is not None:
-            _demand(network, op, i, role, make)
-
-
-def _accumulator(view: View, collective: bool) -> TmemLayout:
-    """One element to a column; 64 rows lie as one or as two CTAs write them."""
-    if view.sizes[0] != _HALF_ROWS:
-        return TmemLayout.default()
-    if collective:
-        return TmemLayout.m64_collective(view.sizes[1])
-    return TmemLayout.half_lane(view.sizes[1])
-
-
-def _packed(view: View) -> TmemLayout:
+def packed(view: View) -> TmemLayout:
     """Columns full of elements, as operands have them."""
     return TmemLayout.default(COLUMN_BITS // view.bits)
 
 
-def _check_left(op: ir.Operation, view: View) -> None:
-    if view.sizes[0] != _ROWS:
-        raise errors.UnsupportedError(
-            f"tcgen05_mma takes no left operand of {view.sizes[0]} rows from TMEM",
-            expected=f"{_ROWS} rows",
-            got=f"shape {view.view_shape}",
-            hint="pass the left operand in SMEM",
-            where=sources.where(op),
-        )
-
-
-def _demand(
+def require(
     network: Network,
     op: ir.Operation,
     i: int,

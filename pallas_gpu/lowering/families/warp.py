@@ -5,28 +5,17 @@ The parity bits of barriers are register state, so each warp has its own by itse
 branch on the warp's number gives threads of different warps different bits.
 
 Under Warpgroup semantics copies and stores are expanded when the layouts are known; an
-attribute tells them then that a warp issues.
+attribute (`RuleContext.mark_scope`) tells them then that a warp issues.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from jaxlib.mlir import ir
-
 from pallas_gpu.lowering.context import I32, RuleContext, lower_jaxpr
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import elementwise, mbarrier
 from pallas_gpu.primitives.warp import warp_map_p
-
-# On an operation that one warp runs by itself.
-IN_WARP = "pallas_gpu.in_warp"
-
-
-def mark_scope(ctx: RuleContext, op: Any) -> None:
-    """Notes on an operation who runs it, for its expansion."""
-    if ctx.scope == "warp":
-        op.attributes[IN_WARP] = ir.UnitAttr.get()
 
 
 @uniform(warp_map_p)

@@ -19,23 +19,11 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.lowering.warp import IN_WARP
 from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.primitives import _registry as registry
 
 Expander = Callable[["Expansion", Any], None]
-
-
-def expands(*names: str) -> Callable[[Expander], Expander]:
-    """Returns a decorator that enters the expand rule of some operations."""
-
-    def enter(expander: Expander) -> Expander:
-        for name in names:
-            registry.register(name, registry.RuleKind.EXPAND)(expander)
-        return expander
-
-    return enter
 
 
 @dataclasses.dataclass
@@ -153,7 +141,7 @@ def expand_block(expansion: Expansion, block: Any) -> None:
 
 def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[None]:
     """Lets the emitters issue for whom the rule has emitted the operation."""
-    if IN_WARP in op.operation.attributes:
+    if logical.IN_WARP in op.operation.attributes:
         return expansion.kernel.builder.in_warp()
     return contextlib.nullcontext()
 

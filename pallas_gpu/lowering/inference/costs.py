@@ -19,12 +19,13 @@ from collections.abc import Iterable
 import numpy as np
 
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
-from pallas_gpu.layouts.moves import costs
+from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
-from pallas_gpu.lowering.inference import relations, scratch, smem
+from pallas_gpu.lowering.inference import relations, scratch
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
+from pallas_gpu.lowering.inference.spaces import smem
 from pallas_gpu.mosaic.registers import Placement
 
 # Fractions of a cycle, and room for the preferences of many thousand variables.
@@ -59,7 +60,7 @@ def preferences(count: int, key: int) -> np.ndarray:
     return np.arange(count, dtype=np.int64) * (1 + key % _PREFERENCE_WEIGHTS)
 
 
-class Prices:
+class Costs:
     """Costs of one kernel.
 
     Args:
@@ -185,21 +186,21 @@ class Prices:
         match key:
             case ("relayout", a, b, bits):
                 return scaled(
-                    costs.relayout_cost(
+                    moves.relayout_cost(
                         layouts[a], layouts[b], bits, self._scratch_bytes
                     ),
                     1,
                 )
             case ("gmem", shape, strides, number, bits, divisor):
                 layout = layouts[number]
-                cost = costs.gmem_access_cost(shape, strides, layout, bits, divisor)
+                cost = moves.gmem_access_cost(shape, strides, layout, bits, divisor)
                 return scaled(cost, 1)
             case ("smem", storage, sizes, order, number, bits, how):
                 store, optimized, aligned = how
                 ordered = smem.in_memory_order(order, layouts[number])
                 if ordered is None:
                     return INFEASIBLE
-                cost = costs.smem_access_cost(
+                cost = moves.smem_access_cost(
                     storage, sizes, ordered, bits, store, aligned
                 )
                 if cost is None:

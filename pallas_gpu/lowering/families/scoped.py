@@ -9,11 +9,10 @@ from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering import wgmma
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
+from pallas_gpu.lowering.families import wgmma
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.lowering.warpgroup import memory
-from pallas_gpu.lowering.warpgroup import wgmma as warpgroup_wgmma
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
@@ -46,8 +45,9 @@ def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
         case types.AccumulatorRef():
-            family = warpgroup_wgmma if ctx.kernel.infers_layouts else wgmma
-            return family.new_accumulator(ctx, i, aval)
+            if ctx.kernel.infers_layouts:
+                return wgmma.new_warpgroup_accumulator(ctx, i, aval)
+            return wgmma.new_lane_accumulator(ctx, i, aval)
         case _:
             return _array(ctx, allocation, aval)
 

@@ -10,6 +10,7 @@ layouts of its results decide. Only carries without a layout pay for it.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,9 +26,18 @@ from pallas_gpu.lowering.context import (
     lower_jaxpr,
     state_keys,
 )
-from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
+from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
+from pallas_gpu.lowering.inference.network import Network, Variable
+from pallas_gpu.lowering.rules import expands, infers, uniform
+from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import scalars
+
+# A loop counts as this many runs of its body if it has more, or nobody knows; loops
+# inside of each other as the product, up to a limit that keeps sums of costs small.
+MAX_TRIPS = 8
+_MAX_WEIGHT = MAX_TRIPS**4
 
 # --- what crosses a border ------------------------------------------------------------
 
@@ -300,3 +310,239 @@ def _branch_results(kernel, branches, args, outvars) -> list[vals.Packed]:
         vals.Packed(d, layout=s and (layout or regs.default_placement(s, d)))
         for d, s, layout in zip(dtypes, shapes, chosen, strict=True)
     ]
+
+
+# --- layouts that loops and branches require ------------------------------------------
+
+
+@infers("scf.yield", "scf.condition")
+def _infer_end(network: Network, op: ir.Operation, key: int) -> None:
+    """The operation around has rules for what its regions yield."""
+
+
+@infers("scf.for")
+def _infer_for(network: Network, op: ir.Operation, key: int) -> None:
+    block = op.regions[0].blocks[0]
+    low, high, step = (scalars.known(op.operands[i]) for i in range(3))
+    trips = MAX_TRIPS
+    if low is not None and high is not None and step is not None:
+        trips = -((low - high) // step)
+    carries: dict[int, Variable] = {}
+    for i, result in enumerate(op.results):
+        if is_vector(result):
+            variable = network.variable(op, result.type, key, role=f"carry {i}")
+            network.consume(op, 3 + i, variable)
+            network.produce(block.arguments[1 + i], variable)
+            network.produce(result, variable)
+            carries[i] = variable
+    _in_loop(network, block, key, trips)
+    _consume_yields(network, _last(block), carries, trips)
+
+
+@infers("scf.while")
+def _infer_while(network: Network, op: ir.Operation, key: int) -> None:
+    test, body = (region.blocks[0] for region in op.regions)
+    carries: dict[int, Variable] = {}
+    for i, argument in enumerate(test.arguments):
+        if is_vector(argument):
+            variable = network.variable(op, argument.type, key, role=f"carry {i}")
+            network.consume(op, i, variable)
+            network.produce(argument, variable)
+            carries[i] = variable
+    passed: dict[int, Variable] = {}
+    for i, result in enumerate(op.results):
+        if is_vector(result):
+            variable = network.variable(op, result.type, key, role=f"result {i}")
+            network.produce(body.arguments[i], variable)
+            network.produce(result, variable)
+            passed[1 + i] = variable
+    _in_loop(network, test, key, MAX_TRIPS)
+    _consume_yields(network, _last(test), passed, MAX_TRIPS)
+    _in_loop(network, body, key, MAX_TRIPS)
+    _consume_yields(network, _last(body), carries, MAX_TRIPS)
+
+
+@infers("scf.if")
+def _infer_branch(network: Network, op: ir.Operation, key: int) -> None:
+    chosen = {
+        i: network.variable(op, result.type, key, role=f"result {i}")
+        for i, result in enumerate(op.results)
+        if is_vector(result)
+    }
+    for region in op.regions:
+        for block in region.blocks:
+            network.name_arguments(block, key)
+            collect_block(network, block)
+            _consume_yields(network, _last(block), chosen, 1)
+    for i, variable in chosen.items():
+        network.produce(op.results[i], variable)
+
+
+def _last(block: ir.Block) -> ir.Operation:
+    return block.operations[len(block.operations) - 1].operation
+
+
+def _in_loop(network: Network, block: ir.Block, key: int, trips: int) -> None:
+    network.name_arguments(block, key)
+    before = network.weight
+    network.weight = _inside(before, trips)
+    collect_block(network, block)
+    network.weight = before
+
+
+def _inside(weight: int, trips: int) -> int:
+    return min(weight * min(max(trips, 1), MAX_TRIPS), _MAX_WEIGHT)
+
+
+def _consume_yields(
+    network: Network, end: ir.Operation, carries: dict[int, Variable], trips: int
+) -> None:
+    """What a loop's body yields arrives in the carries' layouts, once each run."""
+    before = network.weight
+    network.weight = _inside(before, trips)
+    for i, variable in carries.items():
+        network.consume(end, i, variable)
+    network.weight = before
+
+
+# --- loops and branches of registers --------------------------------------------------
+#
+# An operation is entered as dead before those of its regions: what its blocks were
+# given is used until they are gone.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Crossing:
+    """How values cross: scalars as they are, arrays as their registers."""
+
+    expansion: Expansion
+    specs: tuple[vals.Packed | None, ...]  # None: a scalar
+
+    @classmethod
+    def of(cls, expansion: Expansion, values: Sequence[ir.Value]) -> _Crossing:
+        """Returns the border that values of these layouts cross."""
+        return cls(expansion, tuple(_spec(expansion, v) for v in values))
+
+    def types(self, values: Sequence[ir.Value]) -> list[ir.Type]:
+        """Returns the types of the SSA values that stand for some values."""
+        result: list[ir.Type] = []
+        for spec, value in zip(self.specs, values, strict=True):
+            result += [value.type] if spec is None else spec.types
+        return result
+
+    def pack(self, op: Any, first: int = 0) -> list[ir.Value]:
+        """Returns the SSA values of an operation's operands, from the first on."""
+        result: list[ir.Value] = []
+        for i, spec in enumerate(self.specs, first):
+            if spec is None:
+                result.append(op.operands[i])
+                continue
+            array = self.expansion.array(op.operands[i])
+            placed = self.expansion.in_layout(array, spec.layout)
+            assert isinstance(placed, regs.RegisterArray)
+            result += placed.values
+        return result
+
+    def unpack(self, old: Sequence[ir.Value], new: Sequence[ir.Value]) -> None:
+        """Enters what has become of values."""
+        new = list(new)
+        for spec, value in zip(self.specs, old, strict=True):
+            if spec is None:
+                value.replace_all_uses_with(new.pop(0))
+                continue
+            self.expansion.arrays[value] = spec.unpack(new[: spec.count])
+            del new[: spec.count]
+
+
+def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed | None:
+    if not is_array(value):
+        return None
+    dtype = logical.dtype_of(value.type)
+    layout = expansion.assignment.result(value)
+    if layout is None:
+        layout = regs.default_placement(tuple(value.type.shape), dtype)
+    return vals.Packed(dtype, layout=layout)
+
+
+def _move(source: Any, target: Any) -> None:
+    for op in list(source.operations):
+        target.append(op)
+
+
+def _expand_regions(expansion: Expansion, op: Any) -> None:
+    for region in op.regions:
+        for block in region.blocks:
+            expand_block(expansion, block)
+
+
+@expands("scf.for")
+def _expand_for(expansion: Expansion, op: Any) -> None:
+    if not any(map(is_array, op.results)):
+        _expand_regions(expansion, op)
+        return
+    expansion.dead.append(op.operation)
+    old = op.regions[0].blocks[0]
+    induction, *carried = old.arguments
+    border = _Crossing.of(expansion, carried)
+    bounds = [op.operands[i] for i in range(3)]
+    loop = scf.ForOp(*bounds, border.pack(op, first=3))
+    induction.replace_all_uses_with(loop.induction_variable)
+    border.unpack(carried, loop.inner_iter_args)
+    _move(old, loop.body)
+    expand_block(expansion, loop.body)
+    _yield(expansion, loop.body, border)
+    border.unpack(op.results, loop.results)
+
+
+@expands("scf.while")
+def _expand_while(expansion: Expansion, op: Any) -> None:
+    if not any(map(is_array, (*op.results, *op.operands))):
+        _expand_regions(expansion, op)
+        return
+    expansion.dead.append(op.operation)
+    before, after = (region.blocks[0] for region in op.regions)
+    outer = _Crossing.of(expansion, before.arguments)
+    inner = _Crossing.of(expansion, after.arguments)
+    results = inner.types(list(op.results))
+    loop = scf.WhileOp(results, outer.pack(op))
+    new_before = loop.before.blocks.append(*outer.types(list(before.arguments)))
+    new_after = loop.after.blocks.append(*results)
+    for border, old, new in ((outer, before, new_before), (inner, after, new_after)):
+        border.unpack(list(old.arguments), list(new.arguments))
+        _move(old, new)
+        expand_block(expansion, new)
+    condition = list(new_before.operations)[-1]
+    with ir.InsertionPoint(condition), ir.Location.unknown():
+        scf.condition(condition.operands[0], inner.pack(condition, first=1))
+    expansion.dead.append(condition.operation)
+    _yield(expansion, new_after, outer)
+    inner.unpack(op.results, loop.results)
+
+
+@expands("scf.if")
+def _expand_if(expansion: Expansion, op: Any) -> None:
+    if not any(map(is_array, op.results)):
+        _expand_regions(expansion, op)
+        return
+    expansion.dead.append(op.operation)
+    results = list(op.results)
+    border = _Crossing.of(expansion, results)
+    new = scf.IfOp(op.operands[0], border.types(results), has_else=True)
+    for region, block in zip(op.regions, (new.then_block, new.else_block), strict=True):
+        _move(region.blocks[0], block)
+        expand_block(expansion, block)
+        _yield(expansion, block, border)
+    border.unpack(results, new.results)
+
+
+def _yield(expansion: Expansion, block: Any, border: _Crossing) -> None:
+    """Replaces a block's terminator by one of registers."""
+    old = list(block.operations)[-1]
+    with ir.InsertionPoint(old), ir.Location.unknown():
+        scf.yield_(border.pack(old))
+    expansion.dead.append(old.operation)
+
+
+@expands("scf.yield", "scf.condition")
+def _expand_terminator(expansion: Expansion, op: Any) -> None:
+    """The operation around it replaces it, once its block is done."""

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reductions over axes of an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import vector
+
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.constraints import is_vector
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import reduce
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import arithmetic, dtypes
+
+# lax's primitives.
+
+
+KINDS: dict[str, reduce.Kind] = {
+    "reduce_sum": "add",
+    "reduce_max": "max",
+    "reduce_min": "min",
+    "reduce_prod": "mul",
+    "reduce_and": "and",
+    "reduce_or": "or",
+}
+
+
+# MLIR's names, which tell the sign of integers.
+_COMBINING: dict[tuple[str, str], str] = {
+    ("max", "float"): "maximumf",
+    ("max", "signed"): "maxsi",
+    ("max", "unsigned"): "maxui",
+    ("max", "bool"): "or",
+    ("min", "float"): "minimumf",
+    ("min", "signed"): "minsi",
+    ("min", "unsigned"): "minui",
+    ("min", "bool"): "and",
+}
+
+
+# MLIR's names: what combines, and whether it takes integers as unsigned.
+_KINDS: dict[str, tuple[reduce.Kind, bool]] = {
+    "add": ("add", False),
+    "mul": ("mul", False),
+    "and": ("and", False),
+    "or": ("or", False),
+    "maximumf": ("max", False),
+    "maxsi": ("max", False),
+    "maxui": ("max", True),
+    "minimumf": ("min", False),
+    "minsi": ("min", False),
+    "minui": ("min", True),
+}
+
+
+def _make_lane(kind: reduce.Kind):
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        axes = tuple(ctx.eqn.params["axes"])
+        if not axes:
+            return x
+        source = shapes.placed(x)
+        room = scratch.for_reduction(ctx.kernel, source, axes)
+        return reduce.reduce(kind, source, axes, room)
+
+    return rule
+
+
+def _make_warpgroup(kind: reduce.Kind):
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        axes = list(ctx.eqn.params["axes"])
+        if not axes:
+            return x
+        dtype = x.dtype
+        if dtype != dtypes.BOOL:
+            arithmetic.lookup(kind, dtype)  # refuses types that nothing combines
+        combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
+        attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
+        # The op wants a start value; a reduction of ours has none, and ignores it.
+        start: Any = vals.constant(0, dtype)
+        if ctx.out_aval.shape:
+            start = shapes.splat(start, ctx.out_aval.shape)
+        result = vector.multi_reduction(attribute, x.value, start.value, axes)
+        if ctx.out_aval.shape:
+            return vals.Vector(result, dtype)
+        return regs.Splat(result, dtype, ())
+
+    return rule
+
+
+for _name, _kind in KINDS.items():
+    lane(_name)(_make_lane(_kind))
+    warpgroup(_name)(_make_warpgroup(_kind))
+
+
+@infers("vector.multi_reduction")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
+    operand, result = op.operands[0], op.results[0]
+    shape = network.vector_type(result.type)[0] if is_vector(result) else ()
+    variable = network.variable(
+        op, operand.type, key, result=shape, relation=relations.Reduce(axes)
+    )
+    network.consume(op, 0, variable)
+    if is_vector(result):
+        network.produce(result, variable)
+
+
+@expands("vector.multi_reduction")
+def _expand(expansion: Expansion, op: Any) -> None:
+    kind, unsigned = _combining(op)
+    axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
+    source = expansion.placed(op, 0)
+    if unsigned:
+        dtype = dtypes.named(f"uint{dtypes.bits(source.dtype)}")
+        source = regs.with_sign(source, dtype)
+    room = scratch.for_reduction(expansion.kernel, source, axes)
+    result = reduce.reduce(kind, source, axes, room)
+    if isinstance(op.result.type, ir.VectorType):
+        expansion.set(op.result, result)
+    else:
+        assert isinstance(result, regs.Splat)
+        op.result.replace_all_uses_with(result.value)
+    expansion.dead.append(op.operation)
+
+
+def _combining(op: Any) -> tuple[reduce.Kind, bool]:
+    """Returns the reduction's kind, and whether it takes integers as unsigned."""
+    name = str(op.attributes["kind"]).removeprefix("#vector.kind<").removesuffix(">")
+    return _KINDS[name]

@@ -1,0 +1,360 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on shapes: broadcasts, iotas, reshapes, transposes, slices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, vector
+
+from pallas_gpu import errors
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.inference import constraints, relations
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import dialect, logical
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+
+# --- whole arrays ---------------------------------------------------------------------
+
+
+def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
+    """Returns the array whose elements all are a scalar."""
+    result = logical.vector_type(x.dtype, shape)
+    return vals.Vector(vector.broadcast(result, element(x.value, x.dtype)), x.dtype)
+
+
+def element(value: ir.Value, dtype: np.dtype) -> ir.Value:
+    """Returns a scalar as an array's element: a float8 scalar is a byte otherwise."""
+    wanted = logical.element_type(dtype)
+    return value if value.type == wanted else arith.bitcast(wanted, value)
+
+
+def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
+    """Returns an array; a scalar is repeated."""
+    return splat(x, shape) if vals.is_scalar(x) else x
+
+
+def broadcast(x: vals.Vector, shape: tuple[int, ...], dims: Sequence[int]) -> Any:
+    """Repeats an array: axis i of it becomes axis `dims[i]`."""
+    result = logical.vector_type(x.dtype, shape)
+    value = dialect.ops.broadcast_in_dim(result, x.value, list(dims))
+    return vals.Vector(value, x.dtype)
+
+
+def spread(x: Any, shape: tuple[int, ...]) -> Any:
+    """Returns an operand of an elementwise operation in the result's shape.
+
+    lax repeats axes of size one by itself. A scalar stays one.
+    """
+    if vals.is_scalar(x) or x.shape == shape:
+        return x
+    return broadcast(x, shape, range(len(shape) - len(x.shape), len(shape)))
+
+
+def splat_source(x: vals.Vector) -> ir.Value | None:
+    """Returns the element that an array repeats, None where it is no splat."""
+    owner = x.value.owner
+    if isinstance(owner, ir.Block) or owner.operation.name != "vector.broadcast":
+        return None
+    return owner.operation.operands[0]
+
+
+def static_slice(x: vals.Vector, starts: Any, sizes: Any) -> vals.Vector:
+    """Returns a slice of an array."""
+    result = logical.vector_type(x.dtype, sizes)
+    ones = [1] * len(sizes)
+    value = vector.extract_strided_slice(
+        result, x.value, list(starts), list(sizes), ones
+    )
+    return vals.Vector(value, x.dtype)
+
+
+def placed(x: Any) -> regs.RegisterArray:
+    """A deferred array takes the default layout where there is nothing to meet."""
+    if isinstance(x, regs.Deferred):
+        return x.materialize(regs.default_placement(x.shape, x.dtype))
+    return x
+
+
+# --- splats, broadcasts, iotas --------------------------------------------------------
+
+
+@lane("broadcast_in_dim")
+def _broadcast_lane(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    _refuse_dynamic_shape(dynamic)
+    dims = tuple(ctx.eqn.params["broadcast_dimensions"])
+    return regs.broadcast_in_dim(x, ctx.out_aval.shape, dims)
+
+
+@warpgroup("broadcast_in_dim")
+def _broadcast_warpgroup(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    _refuse_dynamic_shape(dynamic)
+    shape = ctx.out_aval.shape
+    if not shape:
+        return x
+    if vals.is_scalar(x):
+        return splat(x, shape)
+    return broadcast(x, shape, ctx.eqn.params["broadcast_dimensions"])
+
+
+def _refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
+    """Refuses shapes that are values."""
+    if dynamic:
+        raise errors.UnsupportedError(
+            "broadcast_in_dim: the shape is not known when the kernel is compiled",
+            expected="a static shape",
+            got=f"{len(dynamic)} sizes that are values",
+            hint="use the sizes of references, which are static",
+        )
+
+
+@infers("vector.broadcast")
+def _infer_splat(network: Network, op: ir.Operation, key: int) -> None:
+    if constraints.vector_operands(op):
+        raise constraints.no_rule(op)
+    network.defer(op.results[0], "splat")
+
+
+@expands("vector.broadcast")
+def _expand_splat(expansion: Expansion, op: Any) -> None:
+    dtype = logical.dtype_of(op.result.type)
+    value = dtypes.bitcast(op.operands[0], dtype)
+    expansion.set(op.result, regs.splat(value, dtype, op.result.type.shape))
+    expansion.dead.append(op.operation)
+
+
+@infers("mosaic_gpu.broadcast_in_dim")
+def _infer_broadcast(network: Network, op: ir.Operation, key: int) -> None:
+    old, _ = network.vector_type(op.operands[0].type)
+    new, _ = network.vector_type(op.results[0].type)
+    if op.operands[0] in network.deferred:
+        network.defer(op.results[0], network.deferred[op.operands[0]])
+        return
+    dims = tuple(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
+    if math.prod(old) == math.prod(new):
+        _related(network, op, key, relations.Reshape(old, new))
+    else:
+        _related(network, op, key, relations.Broadcast(old, new, dims))
+
+
+@expands("mosaic_gpu.broadcast_in_dim")
+def _expand_broadcast(expansion: Expansion, op: Any) -> None:
+    dims = ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"])
+    shape = tuple(op.result.type.shape)
+    array = regs.broadcast_in_dim(expansion.operand(op, 0), shape, tuple(dims))
+    expansion.set(op.result, array)
+    expansion.dead.append(op.operation)
+
+
+@lane("iota")
+def _iota_lane(ctx: RuleContext, *dynamic: Any) -> Any:
+    aval = ctx.out_aval
+    return regs.iota(vals.numpy_dtype(aval), aval.shape, ctx.eqn.params["dimension"])
+
+
+@warpgroup("iota")
+def _iota_warpgroup(ctx: RuleContext, *dynamic: Any) -> Any:
+    aval = ctx.out_aval
+    dtype = vals.numpy_dtype(aval)
+    dimension = ctx.eqn.params["dimension"]
+    result = logical.vector_type(dtype, aval.shape)
+    return vals.Vector(dialect.ops.broadcasted_iota(result, dimension), dtype)
+
+
+@infers("mosaic_gpu.broadcasted_iota")
+def _infer_iota(network: Network, op: ir.Operation, key: int) -> None:
+    network.defer(op.results[0], "made")
+
+
+@expands("mosaic_gpu.broadcasted_iota")
+def _expand_iota(expansion: Expansion, op: Any) -> None:
+    dtype = logical.dtype_of(op.result.type)
+    dimension = ir.IntegerAttr(op.attributes["dimension"]).value
+    expansion.set(op.result, regs.iota(dtype, op.result.type.shape, dimension))
+    expansion.dead.append(op.operation)
+
+
+# --- reshapes -------------------------------------------------------------------------
+
+
+@lane("reshape")
+def _reshape_lane(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    _refuse_dimensions(ctx)
+    return _array_in_shape(x, ctx.out_aval.shape)
+
+
+@warpgroup("reshape")
+def _reshape_warpgroup(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
+    _refuse_dimensions(ctx)
+    return _vector_in_shape(x, ctx.out_aval.shape)
+
+
+def _refuse_dimensions(ctx: RuleContext) -> None:
+    """Refuses a reshape that also transposes."""
+    dimensions = ctx.eqn.params.get("dimensions")
+    if dimensions is not None:
+        raise errors.UnsupportedError(
+            "lax.reshape with dimensions is not supported in a kernel",
+            expected="dimensions=None",
+            got=dimensions,
+            hint="transpose first: lax.reshape(lax.transpose(x, dimensions), sizes)",
+        )
+
+
+@lane("squeeze")
+def _squeeze_lane(ctx: RuleContext, x: Any) -> Any:
+    return _array_in_shape(x, ctx.out_aval.shape)
+
+
+@warpgroup("squeeze")
+def _squeeze_warpgroup(ctx: RuleContext, x: Any) -> Any:
+    return _vector_in_shape(x, ctx.out_aval.shape)
+
+
+def _array_in_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    if shape == () and not vals.is_scalar(x) and not isinstance(x, regs.Splat):
+        raise _one_element_error(x.shape)
+    return regs.reshape(x, shape)
+
+
+def _vector_in_shape(x: Any, shape: tuple[int, ...]) -> Any:
+    if x.shape == shape:
+        return x
+    if vals.is_scalar(x):
+        return splat(x, shape)
+    if not shape:
+        return _element(x)
+    result = logical.vector_type(x.dtype, shape)
+    return vals.Vector(vector.shape_cast(result, x.value), x.dtype)
+
+
+def _element(x: vals.Vector) -> Any:
+    """The element of a splat; no other array of one element has a register for it."""
+    value = splat_source(x)
+    if value is None:
+        raise _one_element_error(x.shape)
+    return regs.Splat(dtypes.bitcast(value, x.dtype), x.dtype, ())
+
+
+def _one_element_error(shape: tuple[int, ...]) -> errors.UnsupportedError:
+    """Returns the error for an array that should become a scalar."""
+    return errors.UnsupportedError(
+        "an array of one element cannot become a scalar",
+        expected="a scalar read from a reference: ref[i]",
+        got=f"an array of shape {shape} in registers",
+        hint="read the element from SMEM or GMEM with integer indices",
+    )
+
+
+@infers("vector.shape_cast")
+def _infer_reshape(network: Network, op: ir.Operation, key: int) -> None:
+    old, _ = network.vector_type(op.operands[0].type)
+    new, _ = network.vector_type(op.results[0].type)
+    _related(network, op, key, relations.Reshape(old, new))
+
+
+@expands("vector.shape_cast")
+def _expand_reshape(expansion: Expansion, op: Any) -> None:
+    shape = tuple(op.result.type.shape)
+    expansion.set(op.result, regs.reshape(expansion.operand(op, 0), shape))
+    expansion.dead.append(op.operation)
+
+
+# --- transposes and slices ------------------------------------------------------------
+
+
+@lane("transpose")
+def _transpose_lane(ctx: RuleContext, x: Any) -> Any:
+    permutation = tuple(ctx.eqn.params["permutation"])
+    if isinstance(x, regs.Splat):
+        return regs.Splat(x.value, x.dtype, ctx.out_aval.shape)
+    return regs.transpose(placed(x), permutation)
+
+
+@warpgroup("transpose")
+def _transpose_warpgroup(ctx: RuleContext, x: Any) -> Any:
+    permutation = list(ctx.eqn.params["permutation"])
+    if vals.is_scalar(x):
+        return x
+    result = logical.vector_type(x.dtype, ctx.out_aval.shape)
+    return vals.Vector(vector.transpose(result, x.value, permutation), x.dtype)
+
+
+@infers("vector.transpose")
+def _infer_transpose(network: Network, op: ir.Operation, key: int) -> None:
+    permutation = tuple(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
+    _related(network, op, key, relations.Transpose(permutation))
+    for value in (op.operands[0], op.results[0]):
+        if value in network.results:
+            network.results[value].cell.transposed = True
+
+
+@expands("vector.transpose")
+def _expand_transpose(expansion: Expansion, op: Any) -> None:
+    permutation = tuple(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
+    array = expansion.operand(op, 0)
+    if isinstance(array, regs.Splat):
+        shape = tuple(op.result.type.shape)
+        expansion.set(op.result, regs.splat(array.value, array.dtype, shape))
+    else:
+        expansion.set(op.result, regs.transpose(expansion.placed(op, 0), permutation))
+    expansion.dead.append(op.operation)
+
+
+@lane("slice")
+def _slice_lane(ctx: RuleContext, x: Any) -> Any:
+    return regs.static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
+
+
+@warpgroup("slice")
+def _slice_warpgroup(ctx: RuleContext, x: Any) -> Any:
+    return static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
+
+
+@infers("vector.extract_strided_slice")
+def _infer_slice(network: Network, op: ir.Operation, key: int) -> None:
+    shape, _ = network.vector_type(op.operands[0].type)
+    starts, sizes = (integers(op.attributes[n]) for n in ("offsets", "sizes"))
+    # Trailing axes that the attributes leave out are taken whole.
+    starts += (0,) * (len(shape) - len(starts))
+    sizes += shape[len(sizes) :]
+    _related(network, op, key, relations.Slice(shape, starts, sizes))
+
+
+@expands("vector.extract_strided_slice")
+def _expand_slice(expansion: Expansion, op: Any) -> None:
+    starts, sizes = (integers(op.attributes[n]) for n in ("offsets", "sizes"))
+    array = expansion.operand(op, 0)
+    if not isinstance(array, regs.Splat):
+        array = expansion.placed(op, 0)
+    expansion.set(op.result, regs.static_slice(array, starts, sizes))
+    expansion.dead.append(op.operation)
+
+
+def integers(attribute: ir.Attribute) -> tuple[int, ...]:
+    """Returns the numbers of an array attribute."""
+    return tuple(ir.IntegerAttr(x).value for x in ir.ArrayAttr(attribute))
+
+
+def _related(
+    network: Network, op: ir.Operation, key: int, relation: relations.Relation
+) -> None:
+    """An operation on one array whose operand's layout gives the result's."""
+    result = op.results[0]
+    if network.deferred.get(op.operands[0]) == "splat":
+        network.defer(result, "splat")
+        return
+    shape, _ = network.vector_type(result.type)
+    variable = network.variable(
+        op, op.operands[0].type, key, result=shape, relation=relation
+    )
+    network.consume(op, 0, variable)
+    network.produce(result, variable)

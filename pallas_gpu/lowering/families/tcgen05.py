@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05: products with an accumulator in TMEM. Only an infer rule yet."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from pallas_gpu.lowering.families.tmem import packed, require
+from pallas_gpu.lowering.inference import sources
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.rules import infers
+
+_HALF_ROWS, _ROWS = 64, 128
+
+
+@infers("mosaic_gpu.tcgen05_mma")
+def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
+    # accumulator, a, b, accumulate, a_scale, b_scale, a_sparse_metadata
+    counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+    first = [sum(counts[:i]) if n else None for i, n in enumerate(counts)]
+    collective = ir.BoolAttr(op.attributes["collective"]).value
+    accumulator, left = array_of(network, op, 0), array_of(network, op, 1)
+    half = accumulator.sizes[0] == _HALF_ROWS
+    require(
+        network, op, 0, "accumulator", lambda: _accumulator(accumulator, collective)
+    )
+    if left.in_tmem:
+        _check_left(op, left)
+        require(network, op, 1, "left operand", lambda: packed(left))
+    else:
+        use = Use(op, "mma", left, network.weight, role="left operand")
+        network.use_memory(use)
+    right = array_of(network, op, 2)
+    network.use_memory(Use(op, "mma", right, network.weight, role="right operand"))
+    both = TmemLayout.scales_m64_collective if collective and half else None
+    made = (
+        ("scales of the left operand", TmemLayout.scales),
+        ("scales of the right operand", both or TmemLayout.scales),
+        ("metadata", TmemLayout.sparse_metadata),
+    )
+    for i, (role, make) in zip(first[4:], made, strict=True):
+        if i is not None:
+            require(network, op, i, role, make)
+
+
+def _accumulator(view: View, collective: bool) -> TmemLayout:
+    """One element to a column; 64 rows lie as one or as two CTAs write them."""
+    if view.sizes[0] != _HALF_ROWS:
+        return TmemLayout.default()
+    if collective:
+        return TmemLayout.m64_collective(view.sizes[1])
+    return TmemLayout.half_lane(view.sizes[1])
+
+
+def _check_left(op: ir.Operation, view: View) -> None:
+    if view.sizes[0] != _ROWS:
+        raise errors.UnsupportedError(
+            f"tcgen05_mma takes no left operand of {view.sizes[0]} rows from TMEM",
+            expected=f"{_ROWS} rows",
+            got=f"shape {view.view_shape}",
+            hint="pass the left operand in SMEM",
+            where=sources.where(op),
+        )

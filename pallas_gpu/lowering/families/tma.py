@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA copies, their groups and fences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import builtin
+
+from pallas_gpu import arch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import barrier_pointer as pointer_of
+from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.mbarrier import (
+    barrier_index,
+    barrier_pointer,
+    cluster_group,
+    when,
+)
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.memory import memory_view
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.warpgroup import memory
+from pallas_gpu.mosaic import cluster, dialect, elementwise, logical, mbarrier, tma
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.primitives import tma as primitives
+
+
+@lane(primitives.copy_gmem_to_smem_p)
+def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.TMA, "copy_gmem_to_smem")
+    operands = ctx.operands(invals)
+    src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    axes = ctx.eqn.params["collective_axes"]
+    with when(operands["predicate"]):
+        tma.copy_gmem_to_smem(
+            ctx.builder,
+            memory_view(ctx, src.ref, src.transforms),
+            memory_view(ctx, dst.ref, dst.transforms),
+            barrier_pointer(ctx, barrier.ref, index),
+            multicast=cluster_group(ctx, axes) if axes else None,
+        )
+    return []
+
+
+@warpgroup(primitives.copy_gmem_to_smem_p)
+def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.TMA, "copy_gmem_to_smem")
+    operands = ctx.operands(invals)
+    src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    source = memory.part(src.ref, src.transforms)
+    copy = dialect.ops.async_load(
+        source,
+        memory.part(dst.ref, dst.transforms),
+        *_everything(ctx, source),
+        _cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
+        barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
+        predicate=_predicate(operands["predicate"]),
+    )
+    ctx.mark_scope(copy)
+    return []
+
+
+@expands("mosaic_gpu.async_load")
+def _expand_load(expansion: Expansion, op: Any) -> None:
+    kernel = expansion.kernel
+    axes = [ir.IntegerAttr(a).value for a in op.collective]
+    group = cluster.group(tuple(kernel.params.mesh.cluster), axes) if axes else None
+    with when(_condition(op.predicate)):
+        tma.copy_gmem_to_smem(
+            kernel.builder,
+            gmem_view(expansion, op.source),
+            smem_view(expansion, op.destination),
+            pointer_of(op.barrier),
+            multicast=group,
+        )
+    expansion.dead.append(op.operation)
+
+
+@lane(primitives.copy_smem_to_gmem_p)
+def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.TMA, "copy_smem_to_gmem")
+    operands = ctx.operands(invals)
+    src, dst = operands["src"], operands["dst"]
+    with when(operands["predicate"]):
+        tma.copy_smem_to_gmem(
+            ctx.builder,
+            memory_view(ctx, src.ref, src.transforms),
+            memory_view(ctx, dst.ref, dst.transforms),
+            commit=False,
+        )
+    # Every thread commits, so that a skipped copy leaves an empty group and the
+    # numbers that wait_smem_to_gmem counts stay the same.
+    if ctx.eqn.params["commit_group"]:
+        tma.commit_group()
+    return []
+
+
+@warpgroup(primitives.copy_smem_to_gmem_p)
+def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.TMA, "copy_smem_to_gmem")
+    operands = ctx.operands(invals)
+    src, dst = operands["src"], operands["dst"]
+    target = memory.part(dst.ref, dst.transforms)
+    copy = dialect.ops.async_store(
+        memory.part(src.ref, src.transforms),
+        target,
+        *_everything(ctx, target),
+        predicate=_predicate(operands["predicate"]),
+        commit_group=False,
+    )
+    ctx.mark_scope(copy)
+    # Every thread commits, so that a skipped copy leaves an empty group and the
+    # numbers that wait_smem_to_gmem counts stay the same.
+    if ctx.eqn.params["commit_group"]:
+        tma.commit_group()
+    return []
+
+
+@expands("mosaic_gpu.async_store")
+def _expand_store(expansion: Expansion, op: Any) -> None:
+    with when(_condition(op.predicate)):
+        tma.copy_smem_to_gmem(
+            expansion.kernel.builder,
+            smem_view(expansion, op.source),
+            gmem_view(expansion, op.destination),
+            commit=False,
+        )
+    expansion.dead.append(op.operation)
+
+
+@infers("mosaic_gpu.async_load", "mosaic_gpu.async_store")
+def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+    from_gmem = op.name == "mosaic_gpu.async_load"
+    gmem = array_of(network, op, 0 if from_gmem else 1)
+    smem = array_of(network, op, 1 if from_gmem else 0)
+    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+    # Both have the two memrefs first; a load's barrier, which may be missing, is next.
+    first = sum(segments[: 3 if from_gmem else 2])
+    count = segments[3 if from_gmem else 2]
+    indices = [op.operands[first + i] for i in range(count)]
+    lengths = list(ir.DenseI64ArrayAttr(op.attributes["slice_lengths"]))
+    pieces = 1
+    if from_gmem and network.cluster:
+        axes = ir.ArrayAttr(op.attributes["collective"])
+        pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
+    part = gmem.moved(indices, lengths)
+    use = Use(op, "copy", smem, network.weight, other=part, pieces=pieces)
+    network.use_memory(use)
+
+
+def _everything(ctx: RuleContext, part: ir.Value) -> tuple[list[ir.Value], list[int]]:
+    """Indices and lengths of a slice that is the whole memref: it is one already."""
+    shape = list(part.type.shape)
+    return [ctx.builder.i32(0)] * len(shape), shape
+
+
+def _cluster_axes(ctx: RuleContext, axes: Sequence[str]) -> ir.ArrayAttr:
+    names = list(ctx.kernel.params.mesh.cluster_names)
+    i32 = ir.IntegerType.get_signless(32)
+    return ir.ArrayAttr.get([ir.IntegerAttr.get(i32, names.index(a)) for a in axes])
+
+
+def _barrier(pointer: ir.Value) -> ir.Value:
+    kind = ir.Type.parse(f"memref<!mosaic_gpu.barrier, {logical.SMEM_SPACE}>")
+    return builtin.unrealized_conversion_cast([kind], [pointer])
+
+
+def _predicate(condition: Any) -> ir.Value | None:
+    if condition is None:
+        return None
+    if isinstance(condition, bool):
+        condition = vals.constant(condition, "bool")
+    return vals.scalar_value(condition)
+
+
+def _condition(predicate: ir.Value | None) -> Any:
+    return None if predicate is None else elementwise.scalar(predicate, dtypes.BOOL)
+
+
+# --- groups and fences ----------------------------------------------------------------
+
+
+@uniform(primitives.commit_group_p)
+def _commit_group(ctx: RuleContext) -> list[Any]:
+    tma.commit_group()
+    return []
+
+
+@uniform(primitives.wait_smem_to_gmem_p)
+def _wait_smem_to_gmem(ctx: RuleContext) -> list[Any]:
+    params = ctx.eqn.params
+    tma.wait_group(params["n"], params["wait_read_only"])
+    return []
+
+
+@uniform(primitives.commit_smem_p)
+def _commit_smem(ctx: RuleContext) -> list[Any]:
+    tma.fence_proxy_async()
+    mbarrier.meet()
+    return []

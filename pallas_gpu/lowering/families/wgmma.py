@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""wgmma: accumulators as register state, calls, waits and reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import vector
+
+from pallas_gpu import arch, errors, types
+from pallas_gpu.layouts import Layout
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion, is_array
+from pallas_gpu.lowering.families.shapes import as_vector, integers, splat, static_slice
+from pallas_gpu.lowering.inference import relations, sources
+from pallas_gpu.lowering.inference.constraints import array_of, is_vector
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.memory import memory_view
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.lowering.warpgroup import memory
+from pallas_gpu.mosaic import dialect, logical, wgmma
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import place
+from pallas_gpu.primitives import wgmma as primitives
+
+# --- accumulators ---------------------------------------------------------------------
+
+
+def new_lane_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
+    """Enters an accumulator of zeros into the register state."""
+    ctx.kernel.target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
+    dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
+    handle = vals.AccumulatorHandle((id(ctx.eqn), i), shape, dtype)
+    zeros = vals.as_shape(vals.constant(0, dtype), shape)
+    ctx.kernel.state[handle.key] = zeros.materialize(Layout.WGMMA)
+    return handle
+
+
+def new_warpgroup_accumulator(
+    ctx: RuleContext, i: int, aval: Any
+) -> vals.AccumulatorHandle:
+    """Enters an accumulator of zeros into the register state."""
+    ctx.kernel.target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
+    dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
+    handle = vals.AccumulatorHandle((id(ctx.eqn), i), shape, dtype)
+    ctx.kernel.state[handle.key] = splat(vals.constant(0, dtype), shape)
+    return handle
+
+
+def read_lane_accumulator(
+    ctx: RuleContext,
+    handle: vals.AccumulatorHandle,
+    transforms: Any,
+    wait_n: int | None,
+) -> Any:
+    """Returns the values of an accumulator or of a part of its columns."""
+    if wait_n is not None:
+        wgmma.wait(wait_n)
+    # The values pass an empty instruction behind the wait: nothing that uses them can
+    # be scheduled before it.
+    settled = wgmma.settle(ctx.kernel.state[handle.key])
+    ctx.kernel.state[handle.key] = settled
+    starts, sizes = columns(handle, transforms)
+    if sizes == handle.ref_shape:
+        return settled
+    return wgmma.accumulator_slice(settled, starts, sizes)
+
+
+def read_warpgroup_accumulator(
+    ctx: RuleContext,
+    handle: vals.AccumulatorHandle,
+    transforms: Any,
+    wait_n: int | None,
+) -> Any:
+    """Returns the values of an accumulator or of a part of its columns."""
+    if wait_n is not None:
+        wgmma.wait(wait_n)
+    whole = ctx.kernel.state[handle.key]
+    # The values pass a barrier behind the wait: nothing that uses them can be scheduled
+    # before it.
+    settled = vals.Vector(dialect.ops.optimization_barrier([whole.value]), whole.dtype)
+    ctx.kernel.state[handle.key] = settled
+    starts, sizes = columns(handle, transforms)
+    if sizes == handle.ref_shape:
+        return settled
+    return static_slice(settled, starts, sizes)
+
+
+def write_lane_accumulator(
+    ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
+) -> None:
+    """Stores into a whole accumulator; the check pass refuses a part."""
+    wgmma.wait(0)
+    placement = regs.place_registers(Layout.WGMMA, handle.ref_shape)
+    if isinstance(value, regs.Deferred):
+        value = value.materialize(placement)
+    ctx.kernel.state[handle.key] = regs.regroup(value, placement)
+
+
+def write_warpgroup_accumulator(
+    ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
+) -> None:
+    """Stores into a whole accumulator; the check pass refuses a part."""
+    wgmma.wait(0)
+    ctx.kernel.state[handle.key] = as_vector(value, handle.ref_shape)
+
+
+def columns(
+    handle: vals.AccumulatorHandle, transforms: Any
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns starts and sizes of a part of an accumulator."""
+    # The check pass refuses what is not static, and transposes.
+    window = types.resolve(handle.ref_shape, transforms)
+    return window.starts, window.sizes
+
+
+@lane(primitives.accumulator_load_p)
+def _accumulator_load_lane(ctx: RuleContext, *invals: Any) -> Any:
+    acc = ctx.operands(invals)["acc"]
+    return read_lane_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
+
+
+@warpgroup(primitives.accumulator_load_p)
+def _accumulator_load_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
+    acc = ctx.operands(invals)["acc"]
+    return read_warpgroup_accumulator(
+        ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"]
+    )
+
+
+@infers("vector.insert_strided_slice")
+def _infer_update(network: Network, op: ir.Operation, key: int) -> None:
+    """A part replaces registers of the whole, which so keeps its layout."""
+    sizes, _ = network.vector_type(op.operands[0].type)
+    shape, _ = network.vector_type(op.operands[1].type)
+    starts = integers(op.attributes["offsets"])
+    part = network.results.get(op.operands[0])
+    variable = network.variable(
+        op,
+        op.operands[1].type,
+        key,
+        result=sizes,
+        relation=relations.Slice(shape, starts, sizes),
+        in_flight=part is not None and part.variable.in_flight,
+    )
+    network.consume(op, 0, variable, "target")
+    network.consume(op, 1, variable)
+    network.produce(op.results[0], variable, "source")
+
+
+@expands("vector.insert_strided_slice")
+def _expand_update(expansion: Expansion, op: Any) -> None:
+    starts = integers(op.attributes["offsets"])
+    part, whole = expansion.placed(op, 0), expansion.placed(op, 1)
+    expansion.set(op.result, wgmma.accumulator_update(whole, starts, part))
+    expansion.dead.append(op.operation)
+
+
+# --- products -------------------------------------------------------------------------
+
+
+@lane(primitives.wgmma_p)
+def _wgmma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
+    operands = ctx.operands(invals)
+    acc, a, b = operands["acc"], operands["a"], operands["b"]
+    if hasattr(a, "ref"):
+        a = memory_view(ctx, a.ref, a.transforms)
+    elif isinstance(a, regs.Deferred):
+        bits = dtypes.bits(a.dtype)
+        a = a.materialize(Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT)
+    b = memory_view(ctx, b.ref, b.transforms)
+    handle: vals.AccumulatorHandle = acc.ref
+    state = ctx.kernel.state
+    starts, sizes = columns(handle, acc.transforms)
+    whole = state[handle.key]
+    if sizes == handle.ref_shape:
+        state[handle.key] = wgmma.mma(whole, a, b)
+        return []
+    part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
+    state[handle.key] = wgmma.accumulator_update(whole, starts, part)
+    return []
+
+
+@warpgroup(primitives.wgmma_p)
+def _wgmma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
+    operands = ctx.operands(invals)
+    acc, a, b = operands["acc"], operands["a"], operands["b"]
+    if hasattr(a, "ref"):
+        left = memory.part(a.ref, a.transforms)
+    else:
+        left = a.value
+    right = memory.part(b.ref, b.transforms)
+    handle: vals.AccumulatorHandle = acc.ref
+    state = ctx.kernel.state
+    starts, sizes = columns(handle, acc.transforms)
+    whole = state[handle.key]
+    if sizes == handle.ref_shape:
+        product = dialect.ops.wgmma(whole.value, left, right)
+        state[handle.key] = vals.Vector(product, whole.dtype)
+        return []
+    part = static_slice(whole, starts, sizes)
+    product = dialect.ops.wgmma(part.value, left, right)
+    ones = [1] * len(sizes)
+    updated = vector.insert_strided_slice(product, whole.value, list(starts), ones)
+    state[handle.key] = vals.Vector(updated, whole.dtype)
+    return []
+
+
+@infers("mosaic_gpu.wgmma")
+def _infer_wgmma(network: Network, op: ir.Operation, key: int) -> None:
+    network.uses_wgmma = True
+    layout = _operand_layout(network, op, 0, Layout.WGMMA)
+    accumulator = network.variable(
+        op,
+        op.operands[0].type,
+        key,
+        role="accumulator",
+        fixed=layout,
+        in_flight=True,
+    )
+    network.consume(op, 0, accumulator)
+    network.produce(op.results[0], accumulator)
+    if is_vector(op.operands[1]):
+        _, bits = network.vector_type(op.operands[1].type)
+        name = Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT
+        left = _operand_layout(network, op, 1, name)
+        variable = network.variable(
+            op, op.operands[1].type, key, role="left operand", fixed=left
+        )
+        network.consume(op, 1, variable)
+    else:
+        view = array_of(network, op, 1)
+        network.use_memory(Use(op, "a", view, network.weight))
+    view = array_of(network, op, 2)
+    network.use_memory(Use(op, "b", view, network.weight))
+
+
+def _operand_layout(network: Network, op: ir.Operation, i: int, layout: Layout):
+    """The only layout that wgmma takes an operand in."""
+    shape, _ = network.vector_type(op.operands[i].type)
+    try:
+        return place(layout, shape)
+    except errors.LayoutError as error:
+        what = "accumulator" if i == 0 else "left operand"
+        raise errors.LayoutError(
+            f"wgmma: its {what} has no Layout.{layout.name}",
+            expected=error.expected,
+            got=f"shape {shape}",
+            hint="pad the array to whole tiles",
+            where=sources.where(op),
+        ) from None
+
+
+@expands("mosaic_gpu.wgmma")
+def _expand_wgmma(expansion: Expansion, op: Any) -> None:
+    acc = expansion.placed(op, 0)
+    left: Any = op.operands[1]
+    left = expansion.placed(op, 1) if is_array(left) else smem_view(expansion, left)
+    right = smem_view(expansion, op.operands[2])
+    expansion.set(op.result, wgmma.mma(acc, left, right))
+    expansion.dead.append(op.operation)
+
+
+@uniform(primitives.wgmma_wait_p)
+def _wgmma_wait(ctx: RuleContext) -> list[Any]:
+    wgmma.wait(ctx.eqn.params["n"])
+    return []
+
+
+# --- optimization barriers ------------------------------------------------------------
+
+
+@lane("optimization_barrier")
+def _optimization_barrier_lane(ctx: RuleContext, *values: Any) -> list[Any]:
+    return list(wgmma.optimization_barrier(values))
+
+
+@warpgroup("optimization_barrier")
+def _optimization_barrier_warpgroup(ctx: RuleContext, *values: Any) -> list[Any]:
+    if not values:
+        return []
+    results = dialect.ops.OptimizationBarrierOp([x.value for x in values]).results
+    return [
+        regs.Splat(r, x.dtype, ()) if vals.is_scalar(x) else vals.Vector(r, x.dtype)
+        for r, x in zip(results, values, strict=True)
+    ]
+
+
+@infers("mosaic_gpu.optimization_barrier")
+def _infer_barrier(network: Network, op: ir.Operation, key: int) -> None:
+    for i, result in enumerate(op.results):
+        if is_vector(result):
+            variable = network.variable(op, result.type, key, role=f"operand {i}")
+            # What settles an accumulator reads it before a relayout could.
+            network.consume(op, i, variable, rigid=True)
+            network.produce(result, variable)
+
+
+@expands("mosaic_gpu.optimization_barrier")
+def _expand_barrier(expansion: Expansion, op: Any) -> None:
+    operands = [
+        expansion.operand(op, i)
+        if is_array(x)
+        else regs.splat(x, logical.dtype_of(x.type))
+        for i, x in enumerate(op.operands)
+    ]
+    held = wgmma.optimization_barrier(operands)
+    for result, array in zip(op.results, held, strict=True):
+        if is_array(result):
+            expansion.set(result, array)
+        else:
+            result.replace_all_uses_with(array.value)  # type: ignore[union-attr]
+    expansion.dead.append(op.operation)

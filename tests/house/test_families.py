@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lowering rules stand in their family's file, and in no other place."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import pallas_gpu  # noqa: F401 - importing it enters the rules
+from pallas_gpu.primitives import _registry as registry
+from tools.source_tree import ROOT, python_files
+
+FAMILIES = "pallas_gpu/lowering/families/"
+DECORATORS = {"lane", "warpgroup", "uniform", "infers", "expands"}
+# Rules of elementwise operations are still spread over these files.
+UNSORTED = (
+    "pallas_gpu/lowering/lax/elementwise.py",
+    "pallas_gpu/lowering/warpgroup/elementwise.py",
+    "pallas_gpu/lowering/expansion/elementwise.py",
+)
+# Families of JAX's own primitives; the others are elementwise.
+JAX_FAMILIES = {
+    **dict.fromkeys(
+        ("jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"),
+        "control",
+    ),
+    **dict.fromkeys(("get", "swap", "addupdate"), "registers"),
+    **dict.fromkeys(
+        ("broadcast_in_dim", "iota", "reshape", "squeeze", "transpose", "slice"),
+        "shapes",
+    ),
+    **dict.fromkeys(
+        (
+            *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min"),
+            *("reduce_and", "reduce_or"),
+        ),
+        "reductions",
+    ),
+    "axis_index": "grid",
+    "optimization_barrier": "wgmma",
+}
+
+
+def family_of(primitive: str) -> str:
+    """The family of one of our primitives or of one of JAX's."""
+    entry = registry.PRIMITIVES.get(primitive)
+    if entry is not None:
+        return entry.family
+    return JAX_FAMILIES.get(primitive, "elementwise")
+
+
+def stem(rule: Callable) -> str:
+    """The stem of the file that a rule is written in."""
+    return Path(rule.__code__.co_filename).stem
+
+
+@pytest.mark.parametrize("kind", [registry.RuleKind.LANE, registry.RuleKind.WARPGROUP])
+def test_a_rule_of_a_primitive_stands_in_the_file_of_its_family(
+    kind: registry.RuleKind,
+):
+    found = {p.name: stem(rule) for p, rule in registry.rules(kind).items()}
+    assert found == {name: family_of(name) for name in found}
+
+
+def test_the_infer_and_the_expand_rule_of_an_operation_stand_in_one_file():
+    infer, expand = (
+        {name: stem(rule) for name, rule in registry.rules(kind).items()}
+        for kind in (registry.RuleKind.INFER, registry.RuleKind.EXPAND)
+    )
+    assert expand == {name: infer[name] for name in expand}
+
+
+def registrations(tree: ast.Module) -> Iterator[int]:
+    """The lines of a file that register a lowering rule."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Call):
+            continue
+        match node.func:
+            case ast.Name(id=name) | ast.Attribute(attr=name) if name in DECORATORS:
+                yield node.lineno
+
+
+def misplaced_rules(root: Path) -> list[str]:
+    """One line for every lowering rule that is registered outside of its family."""
+    return [
+        f"{file}:{line}: a rule outside of {FAMILIES}"
+        for file in python_files(root)
+        if file.startswith("pallas_gpu/") and not file.startswith(FAMILIES)
+        if file not in (*UNSORTED, "pallas_gpu/lowering/rules.py")
+        for line in registrations(ast.parse((root / file).read_text(encoding="utf-8")))
+    ]
+
+
+def test_no_file_but_a_familys_registers_a_lowering_rule():
+    assert misplaced_rules(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "line", ["@lane(add_p)\ndef f(): ...", "rules.infers('scf.if')(f)"]
+)
+def test_a_rule_outside_of_the_families_is_found(tmp_path: Path, line: str):
+    for file in ("pallas_gpu/lowering/launch.py", f"{FAMILIES}tma.py"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(line)
+    assert [text.split(":")[0] for text in misplaced_rules(tmp_path)] == [
+        "pallas_gpu/lowering/launch.py"
+    ]
