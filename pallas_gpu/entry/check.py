@@ -17,6 +17,7 @@ import jax
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check_warp, check_wgmma
+from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -342,6 +343,6 @@ def check_tma(
         types.itemsize_bits(gmem_aval.dtype),
         gmem_window.sizes,
         gmem_window.squeezed,
-        types.smem_window(layout, smem_window),
+        contiguous_layout(layout, smem_window),
         pieces=pieces,
     )

@@ -140,6 +140,15 @@ axes=(2, 1), multiples=(2, 8, 0))
         strides = self.array_strides
         return tuple([strides[a] for a in self.axes])
 
+    @property
+    def start_multiple(self) -> int:
+        """A number that the offset of the first element is known to be a multiple of.
+
+        The offset counts elements of a row-major array; 0 is an offset of 0.
+        """
+        pairs = zip(self.multiples, self.array_strides, strict=True)
+        return math.gcd(*[multiple * stride for multiple, stride in pairs])
+
     # --- bounds -----------------------------------------------------------------------
 
     def over_the_edge(self) -> list[int]:
@@ -175,15 +184,6 @@ axes=(2, 1), multiples=(2, 8, 0))
                 )
             ]
         )
-
-    def is_contiguous(self) -> bool:
-        """Whether the elements follow each other without gaps in a row-major array.
-
-        Only the outermost axis of more than one element may be a part of the array's.
-        """
-        cut = [s != n for s, n in zip(self.sizes, self.array_shape, strict=True)]
-        last = max((a for a, c in enumerate(cut) if c), default=0)
-        return all(size == 1 for size in self.sizes[:last])
 
     # --- windows of windows -----------------------------------------------------------
 
@@ -262,6 +262,19 @@ def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
+
+
+def is_contiguous(array_shape: Sequence[int], sizes: Sequence[int]) -> bool:
+    """Returns whether the elements of a slice lie without gaps in a row-major array.
+
+    Only the outermost axis of more than one element may be shorter than the array's.
+
+    >>> is_contiguous((4, 8, 64), (1, 4, 64)), is_contiguous((4, 8, 64), (1, 4, 32))
+    (True, False)
+    """
+    pairs = enumerate(zip(array_shape, sizes, strict=True))
+    last = max((axis for axis, (n, size) in pairs if n != size), default=0)
+    return all(size == 1 for size in sizes[:last])
 
 
 def _sum(a: Any, b: Any, add: Callable[[Any, Any], Any]) -> Any:

@@ -21,7 +21,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.mosaic import cluster, elementwise, logical
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
@@ -165,6 +165,17 @@ def starts(window: Window) -> tuple[Any, ...]:
     return tuple(
         i32(s.total(add_indices)) if isinstance(s, Sum) else s for s in window.starts
     )
+
+
+def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
+    """Returns the window of a part of a reference, in the array that the handle names.
+
+    Dynamic starts are i32 values; what they are multiples of is read from the code that
+    computes them.
+    """
+    window = types.resolve(handle.window, transforms)
+    origin = starts(window)
+    return window.at(origin, [scalars.divisor(start) for start in origin])
 
 
 # --- the equation loop ----------------------------------------------------------------

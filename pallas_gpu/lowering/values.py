@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -39,9 +40,9 @@ class GmemHandle:
     lead: tuple[ir.Value, ...]
 
     @property
-    def ref_shape(self) -> tuple[int, ...]:
-        """Shape of the reference, without batch axes."""
-        return self.shape[len(self.lead) :]
+    def window(self) -> Window:
+        """The reference in the buffer: one index on each batch axis."""
+        return _behind(self.lead, self.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,9 +54,9 @@ class SmemHandle:
     dtype: np.dtype
 
     @property
-    def ref_shape(self) -> tuple[int, ...]:
-        """Shape of the reference."""
-        return self.layout.shape
+    def window(self) -> Window:
+        """The reference: all of the array."""
+        return Window.whole(self.layout.shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +106,18 @@ class MemrefHandle:
     lead: tuple[ir.Value, ...] = ()
 
     @property
-    def ref_shape(self) -> tuple[int, ...]:
-        """Shape of the reference, without batch axes."""
-        return tuple(self.memref.type.shape)[len(self.lead) :]
+    def window(self) -> Window:
+        """The reference in the array: one index on each batch axis."""
+        return _behind(self.lead, self.memref.type.shape)
+
+
+MemoryHandle = GmemHandle | SmemHandle | MemrefHandle
+
+
+def _behind(lead: Sequence[ir.Value], shape: Sequence[int]) -> Window:
+    rest = tuple(shape)[len(lead) :]
+    starts, sizes = (*lead, *(0 for _ in rest)), (*(None for _ in lead), *rest)
+    return Window.whole(shape).slice(starts, sizes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +12,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import addressing, registers, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
@@ -32,26 +32,16 @@ class GmemView:
 
     Attributes:
       pointer: `!llvm.ptr` or `!llvm.ptr<1>`, start of the whole array, 16-byte aligned.
-      buffer_index: which of the kernel's buffers it is; TMA needs to know. None for
-        memory that is no kernel buffer.
-      array_shape: shape of the whole array.
+      buffer_index: which of the kernel's buffers it is, for TMA. None for memory that
+        is not a kernel buffer.
       dtype: element type.
-      starts: first index per axis of the array, an int or an i32.
-      sizes: elements per axis of the array; 1 where an integer index stands.
-      kept: per axis of the array, False for an integer index (no axis in `shape`).
-      order: axis i of the view is the kept axis number `order[i]`: a transposed view.
-      divisors: what a dynamic start is known to be a multiple of, per axis.
+      window: the slice; its dynamic starts are i32 values.
     """
 
     pointer: ir.Value
     buffer_index: int | None
-    array_shape: tuple[int, ...]
     dtype: np.dtype
-    starts: tuple[int | ir.Value, ...]
-    sizes: tuple[int, ...]
-    kept: tuple[bool, ...]
-    order: tuple[int, ...]
-    divisors: tuple[int, ...] | None = None
+    window: Window
 
     @classmethod
     def whole(
@@ -61,100 +51,36 @@ class GmemView:
         shape: Sequence[int],
         dtype: np.dtype,
     ) -> GmemView:
-        """The view of all of an array."""
-        shape = tuple(shape)
-        rank = len(shape)
-        return cls(
-            pointer,
-            buffer_index,
-            shape,
-            np.dtype(dtype),
-            (0,) * rank,
-            shape,
-            (True,) * rank,
-            tuple(range(rank)),
-        )
-
-    @property
-    def kept_axes(self) -> tuple[int, ...]:
-        """The array's axes that the view has, in the view's order."""
-        axes = [a for a, k in enumerate(self.kept) if k]
-        return tuple(axes[i] for i in self.order)
+        """Returns the view of all of an array."""
+        return cls(pointer, buffer_index, np.dtype(dtype), Window.whole(shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that a load of the view has."""
-        return tuple(self.sizes[a] for a in self.kept_axes)
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Elements between neighbours along each axis of the array."""
-        shape = self.array_shape
-        return tuple(math.prod(shape[a + 1 :]) for a in range(len(shape)))
+        return self.window.shape
 
     def slice(
         self,
         starts: Sequence[int | ir.Value],
         sizes: Sequence[int | None],
-        divisors: Sequence[int] | None = None,
+        multiples: Sequence[int] | None = None,
     ) -> GmemView:
-        """A slice of this view.
-
-        Args:
-          starts: per axis of `shape`, an int or an i32, relative to the view.
-          sizes: per axis; None for an integer index, which drops the axis.
-          divisors: what each start is known to be a multiple of.
-        """
-        new_starts, new_sizes = list(self.starts), list(self.sizes)
-        new_divisors = list(self.divisors or (1,) * len(self.starts))
-        kept = list(self.kept)
-        for i, axis in enumerate(self.kept_axes):
-            known = 1 if divisors is None else divisors[i]
-            start, size = starts[i], sizes[i]
-            new_divisors[axis] = math.gcd(
-                _multiple_of(self.starts[axis], new_divisors[axis]),
-                _multiple_of(start, known),
-            )
-            new_starts[axis] = add_index(self.starts[axis], start)
-            new_sizes[axis] = 1 if size is None else size
-            kept[axis] = size is not None
-        left = [a for a in self.kept_axes if kept[a]]
-        return dataclasses.replace(
-            self,
-            starts=tuple(new_starts),
-            sizes=tuple(new_sizes),
-            kept=tuple(kept),
-            order=tuple(sorted(left).index(a) for a in left),
-            divisors=tuple(new_divisors),
-        )
+        """Returns a slice of this view; see `Window.slice`."""
+        window = self.window.slice(starts, sizes, multiples, add=add_index)
+        return dataclasses.replace(self, window=window)
 
     def transpose(self, permutation: Sequence[int]) -> GmemView:
-        """The view whose axis i is this one's axis `permutation[i]`."""
-        return dataclasses.replace(
-            self, order=tuple(self.order[p] for p in permutation)
-        )
-
-
-def _multiple_of(start: int | ir.Value, known: int) -> int:
-    return start if isinstance(start, int) else known
+        """Returns the view whose axis i is this one's axis `permutation[i]`."""
+        return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
 def _address(view: GmemView, layout: Placement) -> GmemAccess:
     return plan_gmem(
         layout,
-        [view.strides[a] for a in view.kept_axes],
+        view.window.strides,
         8 * dtypes.memory_dtype(view.dtype).itemsize,
-        _base_divisor(view),
+        view.window.start_multiple,
     )
-
-
-def _base_divisor(view: GmemView) -> int:
-    """What the element offset of the view's start is a multiple of."""
-    known = view.divisors or (1,) * len(view.starts)
-    result = 0
-    for start, divisor, stride in zip(view.starts, known, view.strides, strict=True):
-        result = math.gcd(result, _multiple_of(start, divisor) * stride)
-    return result
 
 
 def slice_pointer(view: GmemView) -> ir.Value:
@@ -162,7 +88,9 @@ def slice_pointer(view: GmemView) -> ir.Value:
     itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
     static, pointer = 0, view.pointer
     i64 = ir.IntegerType.get_signless(64)
-    for start, stride in zip(view.starts, view.strides, strict=True):
+    for start, stride in zip(
+        view.window.starts, view.window.array_strides, strict=True
+    ):
         if isinstance(start, int):
             static += start * stride
             continue

@@ -14,15 +14,13 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
 from pallas_gpu.layouts.smem.access import plan_access
-from pallas_gpu.layouts.smem.access_plan import AccessPlan, Kind
+from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
+from pallas_gpu.layouts.smem.window import alignment_bytes
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import addressing, module, registers
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
-
-# What allocations in SMEM are aligned to at least; TMA wants 128 (PTX ISA, bulk copy).
-ALLOCATION_ALIGNMENT_BYTES = 128
-_MAX_ACCESS_BYTES = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,80 +31,37 @@ class SmemView:
       pointer: `!llvm.ptr<3>`, start of the whole array.
       layout: placement of the whole array.
       dtype: element type.
-      starts: first index per axis of the array, an int or an i32.
-      sizes: elements per axis of the array; 1 where an integer index stands.
-      kept: per axis of the array, False for an integer index (no axis in `shape`).
-      order: axis i of the view is the kept axis number `order[i]`: a transposed view.
-      divisors: what a dynamic start is known to be a multiple of, per axis.
+      window: the slice; its dynamic starts are i32 values.
     """
 
     pointer: ir.Value
     layout: SmemLayout
     dtype: np.dtype
-    starts: tuple[int | ir.Value, ...]
-    sizes: tuple[int, ...]
-    kept: tuple[bool, ...]
-    order: tuple[int, ...]
-    divisors: tuple[int, ...] | None = None
+    window: Window
 
     @classmethod
     def whole(cls, pointer: ir.Value, layout: SmemLayout, dtype: np.dtype) -> SmemView:
-        """The view of all of an array."""
-        rank = len(layout.shape)
-        return cls(
-            pointer,
-            layout,
-            np.dtype(dtype),
-            (0,) * rank,
-            layout.shape,
-            (True,) * rank,
-            tuple(range(rank)),
-        )
-
-    @property
-    def kept_sizes(self) -> tuple[int, ...]:
-        """Sizes of the kept axes in the array's order."""
-        return tuple(s for s, k in zip(self.sizes, self.kept, strict=True) if k)
+        """Returns the view of all of an array."""
+        return cls(pointer, layout, np.dtype(dtype), Window.whole(layout.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape that a load of the view has."""
-        return tuple(self.kept_sizes[i] for i in self.order)
+        return self.window.shape
 
     def slice(
-        self, starts: Sequence[int | ir.Value], sizes: Sequence[int | None]
+        self,
+        starts: Sequence[int | ir.Value],
+        sizes: Sequence[int | None],
+        multiples: Sequence[int] | None = None,
     ) -> SmemView:
-        """A slice of this view.
-
-        Args:
-          starts: per axis of `shape`, an int or an i32, relative to the view.
-          sizes: per axis; None for an integer index, which drops the axis.
-        """
-        axes = [a for a, k in enumerate(self.kept) if k]
-        new_starts, new_sizes = list(self.starts), list(self.sizes)
-        kept = list(self.kept)
-        for i, (start, size) in enumerate(zip(starts, sizes, strict=True)):
-            axis = axes[self.order[i]]
-            new_starts[axis] = add_index(self.starts[axis], start)
-            new_sizes[axis] = 1 if size is None else size
-            kept[axis] = size is not None
-        left = [
-            j for j, size in zip(self.order, sizes, strict=True) if size is not None
-        ]
-        order = tuple(sorted(left).index(j) for j in left)
-        return dataclasses.replace(
-            self,
-            starts=tuple(new_starts),
-            sizes=tuple(new_sizes),
-            kept=tuple(kept),
-            order=order,
-        )
+        """Returns a slice of this view; see `Window.slice`."""
+        window = self.window.slice(starts, sizes, multiples, add=add_index)
+        return dataclasses.replace(self, window=window)
 
     def transpose(self, permutation: Sequence[int]) -> SmemView:
-        """The view whose axis i is this one's axis `permutation[i]`."""
-        return dataclasses.replace(
-            self, order=tuple(self.order[p] for p in permutation)
-        )
+        """Returns the view whose axis i is this one's axis `permutation[i]`."""
+        return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
 def add_index(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
@@ -123,62 +78,30 @@ def add_index(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
 # --- addresses ------------------------------------------------------------------------
 
 
-def _element_strides(layout: SmemLayout) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Per axis: the elements that one tile moves, and one element within a tile."""
-    physical = [1] * len(layout.physical_shape)
-    for i in range(len(physical) - 2, -1, -1):
-        physical[i] = physical[i + 1] * layout.physical_shape[i + 1]
-    rank, reach = len(layout.shape), len(layout.tile)
-    inner = (0,) * (rank - reach) + tuple(physical[rank:])
-    return tuple(physical[:rank]), inner
-
-
-def _tiles(layout: SmemLayout) -> tuple[int, ...]:
-    return (1,) * (len(layout.shape) - len(layout.tile)) + layout.tile
-
-
 def slice_pointer(view: SmemView) -> ir.Value:
     """The address of the view's first element, for views of whole tiles."""
     kernel = module.current()
     itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
-    outer, inner = _element_strides(view.layout)
     static, pointer = 0, view.pointer
-    for start, tile, o, i in zip(
-        view.starts, _tiles(view.layout), outer, inner, strict=True
-    ):
+    strides = (x.tolist() for x in view.layout.axis_strides)
+    for start, tile, between, within in zip(view.window.starts, *strides, strict=True):
         if isinstance(start, int):
-            static += (start // tile) * o + (start % tile) * i
+            static += (start // tile) * between + (start % tile) * within
             continue
         # Starts are multiples of the tile, so that its count needs no remainder.
-        if o % tile == 0:
-            index, step = start, o // tile
+        if between % tile == 0:
+            index, step = start, between // tile
         else:
-            index, step = arith.divui(start, kernel.i32(tile)), o
+            index, step = arith.divui(start, kernel.i32(tile)), between
         step_bytes = kernel.i32(step * itemsize_bytes)
         pointer = addressing.offset_pointer(pointer, arith.muli(index, step_bytes))
     return addressing.offset_pointer(pointer, static * itemsize_bytes)
 
 
-def base_alignment_bytes(view: SmemView) -> int:
-    """What the address of the view's first element is a multiple of, at most 128."""
-    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
-    outer, inner = _element_strides(view.layout)
-    known = view.divisors or (1,) * len(view.starts)
-    result = ALLOCATION_ALIGNMENT_BYTES
-    for start, divisor, tile, o, i in zip(
-        view.starts, known, _tiles(view.layout), outer, inner, strict=True
-    ):
-        if isinstance(start, int):
-            step = (start // tile) * o + (start % tile) * i
-        else:
-            step = o * max(divisor // tile, 1)
-        result = math.gcd(result, step * itemsize_bytes)
-    return result
-
-
 def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[int]]:
     """The layout with the array's axis order, and its registers as indices."""
-    inverse = [view.order.index(i) for i in range(len(view.order))]
+    order = view.window.order
+    inverse = [order.index(i) for i in range(len(order))]
     if inverse == sorted(inverse):
         return layout, list(range(layout.num_registers))
     if isinstance(layout, WGStridedLayout):
@@ -191,14 +114,14 @@ def _plan(
     view: SmemView, layout: Placement, kind: Kind, optimized: bool
 ) -> tuple[AccessPlan, list[int]]:
     layout, order = _memory_order(view, layout)
-    alignment = min(base_alignment_bytes(view), _MAX_ACCESS_BYTES)
+    alignment = alignment_bytes(view.layout, view.window)
     plan = plan_access(
         layout,
         view.layout,
         kind=kind,
-        window=view.sizes,
+        window=view.window.sizes,
         optimized=optimized,
-        base_alignment_bytes=alignment,
+        base_alignment_bytes=min(alignment, MAX_WIDTH_BYTES),
     )
     return plan, order
 

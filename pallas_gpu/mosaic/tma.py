@@ -17,8 +17,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
+from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.elements import dtypes
@@ -32,7 +32,7 @@ _MAX_UNROLLED = 8
 
 def transfer_bytes(view: SmemView | GmemView) -> int:
     """Bytes that a copy of the view counts on its mbarrier, padding included."""
-    return math.prod(view.sizes) * dtypes.memory_dtype(view.dtype).itemsize
+    return math.prod(view.window.sizes) * dtypes.memory_dtype(view.dtype).itemsize
 
 
 def copy_gmem_to_smem(
@@ -93,9 +93,9 @@ def copy_gmem_to_smem(
             num_bytes = transfer_bytes(smem_view)
             mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
         if multicast is None:
-            _issue(plan, gmem.starts, base, copy)
+            _issue(plan, gmem.window.starts, base, copy)
         else:
-            _issue_piece(plan, gmem.starts, base, copy, multicast)
+            _issue_piece(plan, gmem.window.starts, base, copy, multicast)
 
 
 def copy_smem_to_gmem(
@@ -140,7 +140,7 @@ def copy_smem_to_gmem(
             _reduce_tensor(reduction, descriptor, pointer, coordinates)
 
     with predicated(kb.elected if elected is None else elected):
-        _issue(plan, gmem.starts, base, copy)
+        _issue(plan, gmem.window.starts, base, copy)
         if commit:
             commit_group()
 
@@ -221,65 +221,29 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
             got=f"{gmem.dtype}{list(gmem.shape)} in GMEM",
         )
     _check_order(gmem, smem_view)
-    divisors = gmem.divisors or (1,) * len(gmem.starts)
-    starts = tuple(zip(gmem.starts, divisors, strict=True))
-    inside = [
-        (isinstance(start, int) and start + size <= extent) or not kept
-        for start, size, extent, kept in zip(
-            gmem.starts, gmem.sizes, gmem.array_shape, gmem.kept, strict=True
-        )
-    ]
+    window = gmem.window
     return plan_copy(
-        gmem.array_shape,
+        window.array_shape,
         8 * dtypes.memory_dtype(gmem.dtype).itemsize,
-        gmem.sizes,
-        [a for a, kept in enumerate(gmem.kept) if not kept],
-        contiguous_layout(smem_view),
-        start_multiples=[s if isinstance(s, int) else d for s, d in starts],
-        inside=inside,
+        window.sizes,
+        window.squeezed,
+        contiguous_layout(smem_view.layout, smem_view.window),
+        start_multiples=window.multiples,
+        inside=window.known_inside(),
         pieces=pieces,
     )
 
 
 def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
-    if gmem.order == smem_view.order:
+    orders = gmem.window.order, smem_view.window.order
+    if orders[0] == orders[1]:
         return
     raise errors.UnsupportedError(
         "A tensor copy cannot transpose",
         expected="views with their axes in the same order on both sides",
-        got=f"axes {gmem.order} in GMEM, {smem_view.order} in SMEM",
+        got=f"axes {orders[0]} in GMEM, {orders[1]} in SMEM",
         hint="load the SMEM reference through the transposed view instead",
     )
-
-
-def contiguous_layout(view: SmemView) -> SmemLayout:
-    """The placement of a view's kept axes, on its own.
-
-    Raises:
-      LayoutError: the view has gaps between its elements in SMEM.
-    """
-    layout = view.layout
-    shape = tuple(s for s, k in zip(view.sizes, view.kept, strict=True) if k)
-    lead = len(layout.shape) - len(layout.tile)
-    counts = [s // t for s, t in zip(view.sizes[lead:], layout.tile, strict=True)]
-    physical = (*view.sizes[:lead], *counts, *layout.tile)
-    partial = [
-        i
-        for i, (mine, whole) in enumerate(
-            zip(physical, layout.physical_shape, strict=True)
-        )
-        if mine != whole
-    ]
-    # Only the outermost axis with more than one element may be cut.
-    gaps = partial and any(s > 1 for s in physical[: partial[-1]])
-    if gaps or (not all(view.kept[lead:]) and layout.tile):
-        raise errors.LayoutError(
-            "A tensor copy needs SMEM without gaps",
-            expected="a slice along the outermost axis of the SMEM array",
-            got=f"sizes {view.sizes} of {layout.shape} with tiles {layout.tiling}",
-            hint="copy the whole tile row, or slice the leading axis",
-        )
-    return SmemLayout(shape, layout.itemsize_bits, layout.tiling, layout.swizzle)
 
 
 def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:

@@ -297,9 +297,7 @@ def _plan(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> _Plan
 
 
 def _operand(view: SmemView, side: Literal["a", "b"]) -> WgmmaOperand:
-    return plan_operand(
-        view.layout, view.sizes, view.kept, view.order, side, view.starts
-    )
+    return plan_operand(view.layout, view.window, side)
 
 
 def _columns(n: int, b: WgmmaOperand, *, integer: bool) -> int:

@@ -35,7 +35,6 @@ from pallas_gpu.types.transforms import (
     find_swizzle,
     itemsize_bits,
     smem_layout,
-    smem_window,
 )
 from pallas_gpu.types.window import resolve
 
@@ -78,5 +77,4 @@ __all__ = [
     "itemsize_bits",
     "resolve",
     "smem_layout",
-    "smem_window",
 ]

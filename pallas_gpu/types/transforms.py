@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -13,7 +12,6 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import SmemLayout
-from pallas_gpu.layouts.window import Window
 
 
 @runtime_checkable
@@ -205,42 +203,3 @@ def _check_swizzle(shape, bits, tiling, swizzle) -> None:
             got=f"tiling {tiling}",
             hint=f"use TilingTransform((8, {minor}))",
         )
-
-
-def smem_window(layout: SmemLayout, window: Window) -> SmemLayout:
-    """Returns the storage of a part of an SMEM array, which has to be in one piece.
-
-    Args:
-      layout: storage of the whole array.
-      window: the part, its dimensions in order.
-
-    Raises:
-      LayoutError: the part cuts through tiles, or is scattered over the storage.
-    """
-    rank = len(layout.shape)
-    tiling = (1,) * (rank - len(layout.tiling or ())) + (layout.tiling or ())
-    sizes = window.sizes
-    if any(size % tile for size, tile in zip(sizes, tiling, strict=True)):
-        raise errors.LayoutError(
-            "a part of a tiled SMEM array cuts through its tiles",
-            expected=f"sizes that are multiples of the tiling {layout.tiling}",
-            got=f"a part of sizes {sizes}",
-            hint="use whole tiles",
-        )
-    counts = [size // tile for size, tile in zip(sizes, tiling, strict=True)]
-    full = [n // tile for n, tile in zip(layout.shape, tiling, strict=True)]
-    partial = [d for d in range(rank) if counts[d] != full[d]]
-    if partial and any(c != 1 for c in itertools.islice(counts, partial[-1])):
-        raise errors.LayoutError(
-            "a part of an SMEM array is not in one piece",
-            expected="a range of the leading dimension, and everything of the others",
-            got=f"sizes {sizes} of an array of shape {layout.shape}",
-            hint="copy it in several pieces, or make that dimension the leading one",
-        )
-    first_tiled = rank - len(layout.tiling or ())
-    shape = tuple(
-        size
-        for d, size in enumerate(sizes)
-        if d in window.axes or (layout.tiling and d >= first_tiled)
-    )
-    return dataclasses.replace(layout, shape=shape)

@@ -91,7 +91,7 @@ def test_an_unknown_start_moves_single_elements(build, typed):
         index = elementwise.astype(elementwise.scalar(column, np.float32), np.int32)
         part = source.slice((0, index.value), (None, 128))
         gmem.load(part, Layout.WGMMA_COL)
-        known = source.slice((0, index.value), (None, 128), divisors=(0, 8))
+        known = source.slice((0, index.value), (None, 128), multiples=(0, 8))
         gmem.load(known, Layout.WGMMA_COL)
 
     text = str(build(body, [x], [y]))

@@ -11,6 +11,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.smem import SmemView
 
@@ -36,7 +37,7 @@ def smem_view(kb, offset, tile, dtype, tiling, swizzle) -> SmemView:
 def block(kb, view, tile, known=True):
     i, j, _ = kb.threads.block_id
     starts = [arith.muli(b, kb.i32(t)) for b, t in zip((i, j), tile, strict=True)]
-    return view.slice(starts, tile, divisors=tile if known else None)
+    return view.slice(starts, tile, multiples=tile if known else None)
 
 
 def copy_body(case, known=True, **store):
@@ -193,7 +194,7 @@ def test_smem_with_gaps_is_refused(build, typed):
         view = smem_view(kb, 0, (64, 128), "float16", (8, 64), 128)
         tma.copy_smem_to_gmem(kb, view.slice((0, 64), (64, 64)), x)
 
-    with pytest.raises(errors.LayoutError, match="without gaps"):
+    with pytest.raises(errors.LayoutError, match="not in one piece"):
         build(body, [typed((64, 64), np.float16)], smem_bytes=1 << 14)
 
 
@@ -201,7 +202,7 @@ def test_a_stage_of_a_buffer_has_no_gaps(build, typed):
     def body(kb, x):
         view = smem_view(kb, 0, (3, 64, 64), "float16", (8, 64), 128)
         stage = view.slice((kb.threads.lane, 0, 0), (None, 64, 64))
-        assert tma.contiguous_layout(stage).shape == (64, 64)
+        assert contiguous_layout(stage.layout, stage.window).shape == (64, 64)
         assert tma.transfer_bytes(stage) == 64 * 64 * 2
         tma.copy_smem_to_gmem(kb, stage, x)
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import errors, types
 from tests.support.refusal import refused
 
 F16, F32 = jnp.float16, jnp.float32
@@ -170,31 +170,3 @@ def test_every_fitting_swizzle_is_a_placement_of_all_bytes(swizzle, m, n):
     rows, columns = np.indices((8 * m, minor * n)).reshape(2, -1)
     offsets = layout.byte_offsets(np.stack([rows, columns], axis=-1))
     assert sorted(offsets) == list(range(0, layout.size_bytes, 2))
-
-
-def window(shape, transforms, *indices):
-    layout = types.smem_layout(shape, F16, transforms)
-    part = types.resolve(shape, [_jax.indexer(indices, shape)])
-    return types.smem_window(layout, part)
-
-
-def test_a_window_of_whole_leading_tiles_keeps_its_tiling():
-    part = window((64, 128), tiled(8, 64), _jax.Slice(16, 32, 1), _jax.Slice(0, 128, 1))
-    assert (part.shape, part.tiling) == ((32, 128), (8, 64))
-
-
-def test_a_window_drops_untiled_dimensions_that_are_indexed():
-    everything = _jax.Slice(0, 64, 1)
-    part = window((4, 64, 64), tiled(8, 64), 2, everything, everything)
-    assert (part.shape, part.tiling) == ((64, 64), (8, 64))
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns", "what"),
-    [(4, 128, "cuts through its tiles"), (64, 64, "not in one piece")],
-)
-def test_a_window_is_one_piece_of_whole_tiles(rows, columns, what):
-    with pytest.raises(errors.LayoutError, match=what):
-        window(
-            (64, 128), tiled(8, 64), _jax.Slice(0, rows, 1), _jax.Slice(0, columns, 1)
-        )

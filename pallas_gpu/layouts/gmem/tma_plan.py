@@ -28,8 +28,9 @@ from pallas_gpu.layouts.gmem.tma_view import (
     build_view,
     divisors,
 )
-from pallas_gpu.layouts.smem.layout import SmemLayout, check_window, match_axes
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
+from pallas_gpu.layouts.smem.window import check_window, match_axes
 
 # Shared-memory addresses of tensor copies are aligned to this (PTX ISA).
 SMEM_ALIGNMENT_BYTES = 128

@@ -23,9 +23,10 @@ from pallas_gpu.layouts.smem.access_plan import (
     Kind,
     Method,
 )
-from pallas_gpu.layouts.smem.layout import SmemLayout, check_window, match_axes
+from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.matrix_access import plan_matrix
 from pallas_gpu.layouts.smem.vector_access import plan_vector
+from pallas_gpu.layouts.smem.window import check_window, match_axes
 
 
 def plan_access(

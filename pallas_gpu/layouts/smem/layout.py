@@ -136,35 +136,3 @@ class SmemLayout:
     def byte_offsets(self, coordinates: np.ndarray) -> np.ndarray:
         """Swizzled byte offsets of coordinates [..., rank]."""
         return swizzle_bytes(self.linear_bit_offset(coordinates) // 8, self.swizzle)
-
-
-def check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
-    """Raises LayoutError unless a slice of that shape consists of whole tiles."""
-    lead = len(window) - len(smem.tile)
-    fits = len(window) == len(smem.shape) and all(
-        1 <= w <= s for w, s in zip(window, smem.shape, strict=True)
-    )
-    if not fits or any(w % t for w, t in zip(window[lead:], smem.tile, strict=True)):
-        raise LayoutError(
-            "a slice of a tiled reference must consist of whole tiles",
-            expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
-            got=f"window {window}",
-            hint="slice along whole tiles, or leave the transforms out",
-        )
-
-
-def match_axes(shape: tuple[int, ...], window: tuple[int, ...]) -> list[int] | None:
-    """The window's axis of each axis of `shape`; the window's others have size one.
-
-    None when the two do not fit.
-    """
-    axes: list[int] = []
-    position = len(window)
-    for size in reversed(shape):
-        position -= 1
-        while position >= 0 and window[position] != size and window[position] == 1:
-            position -= 1
-        if position < 0 or window[position] != size:
-            return None
-        axes.insert(0, position)
-    return axes if math.prod(shape) == math.prod(window) else None

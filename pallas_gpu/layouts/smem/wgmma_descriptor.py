@@ -10,12 +10,12 @@ M (N for the right operand), called MN here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Literal
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.window import Window
 
 Major = Literal["K", "MN"]
 Side = Literal["a", "b"]
@@ -137,49 +137,39 @@ class WgmmaOperand:
         return self.offset_bytes(mn, k) >> ADDRESS_SHIFT
 
 
-def plan_operand(
-    layout: SmemLayout,
-    sizes: Sequence[int],
-    kept: Sequence[bool],
-    order: Sequence[int],
-    side: Side,
-    starts: Sequence[object] = (),
-) -> WgmmaOperand:
+def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand:
     """Describes a slice of a shared-memory array as an operand of wgmma.
 
     Args:
       layout: placement of the whole array, tiled (8, elements of the swizzle).
-      sizes: elements of the slice per axis of the array.
-      kept: per axis of the array, False for an integer index.
-      order: (0, 1), or (1, 0) for a transposed view.
+      window: the slice, possibly transposed; starts that are ints are checked.
       side: "a" for the left operand (M, K), "b" for the right one (K, N).
-      starts: the slice's start per axis; those that are ints are checked.
 
     Raises:
       LayoutError: wgmma cannot read the slice.
 
       >>> tiled = SmemLayout((128, 64), 16, (8, 64), 128)
-      >>> plan_operand(tiled, (128, 64), (True, True), (0, 1), "a").major
+      >>> plan_operand(tiled, Window.whole((128, 64)), "a").major
       'K'
     """
     name = "left" if side == "a" else "right"
     rank = len(layout.shape)
-    if tuple(kept) != (False,) * (rank - 2) + (True, True) or rank < 2:
+    if rank < 2 or sorted(window.axes) != [rank - 2, rank - 1]:
         raise LayoutError(
             f"The {name} operand of wgmma must be its array's last two axes",
             expected="two axes, all before them indexed by integers",
-            got=f"axes {[a for a, k in enumerate(kept) if k]} of {layout.shape}",
+            got=f"axes {sorted(window.axes)} of {layout.shape}",
         )
     _check_tile(layout, name)
-    _check_aligned(layout, sizes, starts, name)
-    rows, columns = sizes[-2:]
+    _check_aligned(layout, window, name)
+    rows, columns = window.sizes[-2:]
     # Outer strides of the last two axes: from one atom to the next.
     row_elems = ATOM_ROWS * layout.tile[1]
     column_atom = row_elems * layout.itemsize_bits // 8
     row_atom = column_atom * layout.physical_shape[-3]
-    minor_is_k = (side == "a") == (tuple(order) == (0, 1))
+    minor_is_k = (side == "a") == (not window.is_transposed)
     if not minor_is_k and layout.itemsize_bits != _TRANSPOSABLE_BITS:
-        axis = "K" if tuple(order) == (0, 1) else "K, once transposed,"
+        axis = "K, once transposed," if window.is_transposed else "K"
         raise LayoutError(
             f"wgmma reads {layout.itemsize_bits}-bit operands only along K",
             expected=f"a {name} operand whose {axis} is the minor axis in memory",
@@ -231,18 +221,15 @@ def _check_tile(layout: SmemLayout, name: str) -> None:
     )
 
 
-def _check_aligned(
-    layout: SmemLayout, sizes: Sequence[int], starts: Sequence[object], name: str
-) -> None:
-    tile = layout.tile
-    known = [s for s in starts if isinstance(s, int)]
-    partial = any(s % t for s, t in zip(sizes[-2:], tile, strict=True)) or any(
-        isinstance(s, int) and s % t
-        for s, t in zip(tuple(starts)[-2:], tile, strict=False)
-    )
-    if partial:
+def _check_aligned(layout: SmemLayout, window: Window, name: str) -> None:
+    tile, sizes = layout.tile, window.sizes[-2:]
+    known = [s for s in window.starts if isinstance(s, int)]
+    if any(
+        size % t or (isinstance(start, int) and start % t)
+        for start, size, t in zip(window.starts[-2:], sizes, tile, strict=True)
+    ):
         raise LayoutError(
             f"The {name} operand of wgmma must consist of whole tiles",
             expected=f"starts and sizes that are multiples of {tile}",
-            got=f"sizes {tuple(sizes[-2:])}, known starts {known}",
+            got=f"sizes {sizes}, known starts {known}",
         )

@@ -17,20 +17,16 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     part = views.resolve(ref)
     if part is None:
         raise errors.InternalError("no array in memory", got=str(ref))
-    starts = tuple(
-        index if start is None else start
-        for start, index in zip(part.starts, part.indices, strict=True)
-    )
-    where = (starts, part.sizes, part.kept, part.order, part.start_multiples)
+    window = part.window
     builder, maker = expansion.kernel.builder, part.base.owner
     dtype = logical.dtype_of(part.base.type)
     if part.in_smem:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
-        return smem.SmemView(builder.smem_pointer(offset), layout, dtype, *where)
+        return smem.SmemView(builder.smem_pointer(offset), layout, dtype, window)
     number = ir.IntegerAttr(maker.attributes[logical.BUFFER]).value
     pointer = builder.buffers[number]
-    return gmem.GmemView(pointer, number, part.shape, dtype, *where)
+    return gmem.GmemView(pointer, number, dtype, window)
 
 
 def smem_view(expansion: Expansion, ref: ir.Value) -> smem.SmemView:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic.elements import scalars
@@ -69,6 +70,16 @@ class View:
     def strides(self) -> tuple[int, ...]:
         """The same, per axis of the view."""
         return tuple(self.array_strides[a] for a in self.kept_axes)
+
+    @property
+    def window(self) -> Window:
+        """The part as a window."""
+        starts = tuple(
+            i if s is None else s
+            for s, i in zip(self.starts, self.indices, strict=True)
+        )
+        multiples = self.start_multiples
+        return Window(self.shape, starts, self.sizes, self.kept_axes, multiples)
 
     @property
     def is_transposed(self) -> bool:

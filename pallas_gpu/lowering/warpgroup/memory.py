@@ -11,8 +11,9 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, memref
 
 from pallas_gpu import types
+from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, starts
+from pallas_gpu.lowering.context import KernelState, part_window
 from pallas_gpu.mosaic import dialect, logical
 
 
@@ -40,35 +41,28 @@ def smem_handle(aval: Any, offset_bytes: int) -> vals.MemrefHandle:
 
 def part(handle: vals.MemrefHandle, transforms: Any) -> ir.Value:
     """Returns the memref of a part of a reference."""
-    window = types.resolve(handle.ref_shape, transforms)
-    lead = len(handle.lead)
-    if window.is_whole and not lead:
+    window = part_window(handle, transforms)
+    if window.is_whole:
         return handle.memref
-    origin = (*handle.lead, *starts(window))
-    sizes = (*(1,) * lead, *window.sizes)
-    kept = (*(False,) * lead, *window.kept)
-    result = _subview(handle.memref, origin, sizes, kept)
+    result = _subview(handle.memref, window)
     return _transpose(result, window.order) if window.is_transposed else result
 
 
-def _subview(
-    source: ir.Value,
-    origin: Sequence[int | ir.Value],
-    sizes: Sequence[int],
-    kept: Sequence[bool],
-) -> ir.Value:
+def _subview(source: ir.Value, window: Window) -> ir.Value:
     dynamic_mark = ir.ShapedType.get_dynamic_size()
-    values = [_index(x) for x in origin if not isinstance(x, int)]
-    static = [x if isinstance(x, int) else dynamic_mark for x in origin]
-    strides = _row_major(source.type.shape)
+    values = [_index(window.starts[axis]) for axis in window.dynamic]
+    static = [x if isinstance(x, int) else dynamic_mark for x in window.starts]
+    strides, axes = window.array_strides, sorted(window.axes)
     offset = dynamic_mark if values else int(math.sumprod(static, strides))
-    chosen = [i for i, keep in enumerate(kept) if keep]
     result = _strided(
-        source.type, [sizes[i] for i in chosen], [strides[i] for i in chosen], offset
+        source.type,
+        [window.sizes[a] for a in axes],
+        [strides[a] for a in axes],
+        offset,
     )
-    ones = [1] * len(sizes)
+    ones = [1] * len(static)
     return memref.SubViewOp(
-        result, source, values, [], [], static, list(sizes), ones
+        result, source, values, [], [], static, list(window.sizes), ones
     ).result
 
 
@@ -91,10 +85,6 @@ def _strided(
     return ir.MemRefType.get(
         list(shape), like.element_type, layout, memory_space=like.memory_space
     )
-
-
-def _row_major(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def _index(value: ir.Value) -> ir.Value:

@@ -16,6 +16,7 @@ from pallas_gpu.layouts.smem.wgmma_descriptor import (
     encode_address,
     plan_operand,
 )
+from pallas_gpu.layouts.window import Window
 
 
 def tiled(shape, bits, swizzle) -> SmemLayout:
@@ -24,9 +25,14 @@ def tiled(shape, bits, swizzle) -> SmemLayout:
 
 def plan(shape, bits=16, swizzle=128, side="a", order=(0, 1)) -> WgmmaOperand:
     layout = tiled(shape, bits, swizzle)
-    kept = (False,) * (len(shape) - 2) + (True, True)
-    sizes = (1,) * (len(shape) - 2) + tuple(shape[-2:])
-    return plan_operand(layout, sizes, kept, order, side)
+    lead = len(shape) - 2
+    sizes = (None,) * lead + tuple(shape[-2:])
+    window = Window.whole(shape).slice((0,) * len(shape), sizes)
+    return plan_operand(layout, window.transpose(order), side)
+
+
+def part(shape, starts) -> Window:
+    return Window.whole(shape).slice(starts, (64, 64))
 
 
 def read_address(operand: WgmmaOperand, start: int, mn: int, k: int) -> int:
@@ -107,7 +113,7 @@ def test_a_stage_of_a_buffer_is_an_operand():
 
 def test_a_slice_keeps_the_strides_of_its_array():
     layout = tiled((256, 128), 16, 128)
-    operand = plan_operand(layout, (64, 64), (True, True), (0, 1), "a", (64, 64))
+    operand = plan_operand(layout, part((256, 128), (64, 64)), "a")
     assert operand.stride_offset_bytes == 2048
     assert (operand.mn, operand.k) == (64, 64)
 
@@ -127,25 +133,25 @@ def test_only_16_bit_operands_may_lie_the_other_way(bits):
 def test_an_untiled_array_is_no_operand():
     layout = SmemLayout((64, 64), 16)
     with pytest.raises(errors.LayoutError, match=r"TilingTransform\(\(8, 8\)\)"):
-        plan_operand(layout, (64, 64), (True, True), (0, 1), "a")
+        plan_operand(layout, Window.whole((64, 64)), "a")
 
 
 def test_slices_consist_of_whole_tiles():
     layout = tiled((64, 128), 16, 128)
     with pytest.raises(errors.LayoutError, match="whole tiles"):
-        plan_operand(layout, (64, 64), (True, True), (0, 1), "a", (0, 32))
+        plan_operand(layout, part((64, 128), (0, 32)), "a")
 
 
 def test_an_operand_is_the_last_two_axes():
     layout = tiled((2, 64, 64), 16, 128)
     with pytest.raises(errors.LayoutError, match="last two axes"):
-        plan_operand(layout, (2, 64, 64), (True, True, True), (0, 1, 2), "a")
+        plan_operand(layout, Window.whole((2, 64, 64)), "a")
 
 
 def test_k_consists_of_whole_steps():
     layout = tiled((8, 64), 16, 128)
     with pytest.raises(errors.LayoutError, match="part of a K step"):
-        plan_operand(layout, (8, 64), (True, True), (1, 0), "a")
+        plan_operand(layout, Window.whole((8, 64)).transpose((1, 0)), "a")
 
 
 def test_blocks_start_at_atoms():

@@ -194,7 +194,7 @@ def test_a_copy_into_part_of_the_rows_that_tiles_would_carry_but_the_slice_cuts(
         array = b.smem(SQUARE, "f16")
         b.copy_in(b.gmem((64, 8), "f16"), b.part(array, [0, 0], [64, 8]))
 
-    expect(refused(make), "copy_gmem_to_smem", "SMEM without gaps")
+    expect(refused(make), "copy_gmem_to_smem", "not in one piece")
 
 
 # --- layout_cast ----------------------------------------------------------------------

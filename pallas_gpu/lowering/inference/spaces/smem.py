@@ -12,8 +12,6 @@ from __future__ import annotations
 import functools
 import math
 
-import numpy as np
-
 from pallas_gpu import errors
 from pallas_gpu.layouts import (
     LinearLayout,
@@ -23,15 +21,16 @@ from pallas_gpu.layouts import (
     plan_copy,
 )
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
-from pallas_gpu.layouts.smem.layout import check_window
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
+from pallas_gpu.layouts.smem.window import (
+    alignment_bytes as window_alignment_bytes,
+)
+from pallas_gpu.layouts.smem.window import check_window, contiguous_layout
 from pallas_gpu.lowering.inference import sources, views
 from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.inference.views import View
 from pallas_gpu.mosaic.registers import Placement
-from pallas_gpu.mosaic.smem import SmemView, base_alignment_bytes
-from pallas_gpu.mosaic.tma import contiguous_layout
 
 # Widest first: with more bytes in a row of a tile fewer instructions move the array.
 _SWIZZLES = (128, 64, 32)
@@ -153,14 +152,7 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
             hint="pad the array's last two dimensions to multiples of 8 and "
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
-    plan_operand(
-        storage,
-        view.sizes,
-        view.kept,
-        view.order,
-        "a" if use.kind == "a" else "b",
-        view.starts,
-    )
+    plan_operand(storage, view.window, "a" if use.kind == "a" else "b")
 
 
 def _check_tiles(use: Use, storage: SmemLayout) -> None:
@@ -206,7 +198,7 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
         gmem.bits,
         gmem.sizes,
         [a for a, kept in enumerate(gmem.kept) if not kept],
-        contiguous_layout(_emitters_view(smem, storage)),
+        contiguous_layout(storage, smem.window),
         start_multiples=gmem.start_multiples,
         inside=[
             not kept or (start is not None and start + size <= extent)
@@ -215,20 +207,6 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
             )
         ],
         pieces=use.pieces,
-    )
-
-
-def _emitters_view(view: View, storage: SmemLayout) -> SmemView:
-    """The view as emitters have it; its address plays no role here."""
-    return SmemView(
-        None,  # type: ignore[arg-type]
-        storage,
-        np.dtype(f"uint{view.bits}"),
-        view.starts,  # type: ignore[arg-type]  # None is as little a number as a value
-        view.sizes,
-        view.kept,
-        view.order,
-        view.multiples,
     )
 
 
@@ -245,7 +223,7 @@ def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement |
 
 def alignment_bytes(view: View, storage: SmemLayout) -> int:
     """What the address of a part is known to be a multiple of, as far as it matters."""
-    return min(base_alignment_bytes(_emitters_view(view, storage)), MAX_WIDTH_BYTES)
+    return min(window_alignment_bytes(storage, view.window), MAX_WIDTH_BYTES)
 
 
 @functools.lru_cache(maxsize=8192)
