@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEM and barriers of a kernel against the target's budget.
+"""SMEM, TMEM, registers and barriers of a kernel against the target's budget.
 
-Scopes allocate like a stack: arrays of a scope lie above those of the scopes around it,
-and scopes that follow each other share the space. Barriers are never shared: their
-phase outlives a scope. The planner, the lowering and the emulator walk the same way.
+Scopes allocate in each memory space like a stack: the arrays of a scope lie above those
+of the scopes around it, and scopes that follow each other reuse the space. Barriers are
+never reused: their phase outlives a scope. Planner, lowering and emulator visit the
+scopes in the same order.
 
 A block's dynamic SMEM, in this order: arrays, barriers, scratch of reductions and
 relayouts. Whether the scratch is used is known when the code is emitted; it comes last,
@@ -13,16 +14,14 @@ so that a kernel that does not use it does not have it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives.scoped import run_scoped_p
 
-# TMA destinations need 128 bytes, a 128-byte swizzle repeats every 1024 bytes.
-# PTX ISA, "Shared memory alignment requirements" of tensor copies.
-ARRAY_ALIGNMENT_BYTES = 1024
-BARRIER_BYTES = 8
+_STACKED: tuple[types.MemorySpace, ...] = (types.SMEM, types.TMEM, types.REGS)
 # The widest access of a thread (PTX ISA, ld).
 _SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
@@ -31,17 +30,32 @@ _DEFAULT_SCRATCH_BYTES = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """One array in SMEM.
+    """One array; numbers count the unit of its space: bytes, columns or registers.
 
     Attributes:
-      what: shape and dtype, for reports.
-      offset_bytes: from the start of the block's dynamic SMEM.
-      size_bytes: without padding.
+      what: dtype, shape and the storage if it is part of the size, for reports.
+      offset: from the start of what the block has of the space.
+      size: without padding.
     """
 
     what: str
-    offset_bytes: int
-    size_bytes: int
+    offset: int
+    size: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Arrays of nested scopes in one memory space, one above the other.
+
+    Attributes:
+      space: where they lie.
+      allocations: from the bottom up.
+      top: end of the last one, with padding before each.
+    """
+
+    space: types.MemorySpace
+    allocations: tuple[Allocation, ...] = ()
+    top: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,8 +63,8 @@ class Plan:
     """What a block needs.
 
     Attributes:
-      allocations: the arrays of the deepest stack.
-      arrays_bytes: arrays with padding.
+      stacks: for each memory space, the stack with the highest top. Registers are those
+        that accumulators occupy in each thread.
       scratch_bytes: for reductions and relayouts that cross warps, if there are such.
       barriers: number of barriers.
       barrier_slots: index of the first barrier of each declaration, by the identity of
@@ -59,8 +73,7 @@ class Plan:
       scratch_limit_bytes: to which that may be raised before code is emitted.
     """
 
-    allocations: tuple[Allocation, ...]
-    arrays_bytes: int
+    stacks: Mapping[types.MemorySpace, Stack]
     scratch_bytes: int
     barriers: int
     barrier_slots: dict[tuple[int, int], int]
@@ -68,14 +81,30 @@ class Plan:
     scratch_limit_bytes: int
 
     @property
+    def allocations(self) -> tuple[Allocation, ...]:
+        """The SMEM arrays that are live together when they need the most bytes."""
+        return self.stacks[types.SMEM].allocations
+
+    @property
+    def arrays_bytes(self) -> int:
+        """SMEM arrays with padding."""
+        return self.stacks[types.SMEM].top
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of the one TMEM allocation of a block: 0 or a power of two."""
+        top = self.stacks[types.TMEM].top
+        return allocated_columns(top) if top else 0
+
+    @property
     def barrier_offset_bytes(self) -> int:
         """Where the barriers begin."""
-        return _align(self.arrays_bytes, BARRIER_BYTES)
+        return _align(self.arrays_bytes, types.BARRIER_BYTES)
 
     @property
     def scratch_offset_bytes(self) -> int:
         """Where the scratch of reductions and relayouts begins."""
-        end = self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
+        end = self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
         return _align(end, _SCRATCH_START_BYTES)
 
     @property
@@ -83,7 +112,7 @@ class Plan:
         """Dynamic SMEM of one block."""
         if self.scratch_bytes:
             return self.scratch_offset_bytes + self.scratch_bytes
-        return self.barrier_offset_bytes + BARRIER_BYTES * self.barriers
+        return self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
 
     @property
     def scratch_rooms_bytes(self) -> tuple[int, ...]:
@@ -111,25 +140,70 @@ def scope_refs(eqn: _jax.JaxprEqn) -> Sequence[Any]:
     return eqn.params["jaxpr"].invars[len(eqn.invars) :]
 
 
-def place_arrays(
-    eqn: _jax.JaxprEqn, top_bytes: int
-) -> tuple[list[Allocation | None], int]:
-    """Places a scope's arrays above `top_bytes`; returns them and the new top.
+def scopes(jaxpr: Any) -> Iterator[_jax.JaxprEqn]:
+    """Yields the run_scoped equations of a jaxpr that no other one surrounds."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive is run_scoped_p:
+            yield eqn
+            continue
+        for inner in _jax.jaxprs_in_params(eqn.params):
+            yield from scopes(inner)
 
-    The list has None for barriers and accumulators.
+
+def all_scopes(jaxpr: Any) -> Iterator[_jax.JaxprEqn]:
+    """Yields all run_scoped equations of a jaxpr, the outer before the inner ones."""
+    for eqn in scopes(jaxpr):
+        yield eqn
+        yield from all_scopes(eqn.params["jaxpr"])
+
+
+def place(
+    space: types.MemorySpace, eqn: _jax.JaxprEqn, top: int
+) -> tuple[list[Allocation | None], int]:
+    """Places a scope's arrays in a memory space above `top`.
+
+    Returns:
+      An allocation for each declaration, None for those elsewhere; and the new top.
     """
     placed: list[Allocation | None] = []
     for var in scope_refs(eqn):
         aval = var.aval
-        if isinstance(aval, types.BarrierRef | types.AccumulatorRef):
+        if aval.memory_space is not space:
             placed.append(None)
             continue
-        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-        offset = _align(top_bytes, ARRAY_ALIGNMENT_BYTES)
-        what = f"{aval.dtype}{list(aval.shape)}"
-        placed.append(Allocation(what, offset, layout.size_bytes))
-        top_bytes = offset + layout.size_bytes
-    return placed, top_bytes
+        offset, size = _align(top, space.alignment), space.size(aval)
+        placed.append(Allocation(_what(aval), offset, size))
+        top = offset + size
+    return placed, top
+
+
+def _what(aval: Any) -> str:
+    return aval.memory_space.describe(aval, aval.shape).partition(" ")[2]
+
+
+def _highest(jaxpr: Any, below: Stack) -> Stack:
+    """Returns the highest stack that the scopes of a jaxpr build on another one."""
+    highest = below
+    for eqn in scopes(jaxpr):
+        placed, top = place(below.space, eqn, below.top)
+        own = tuple(allocation for allocation in placed if allocation is not None)
+        stack = Stack(below.space, (*below.allocations, *own), top)
+        inner = _highest(eqn.params["jaxpr"], stack)
+        highest = max(highest, inner, key=lambda s: s.top)
+    return highest
+
+
+def _barrier_slots(jaxpr: Any) -> tuple[dict[tuple[int, int], int], int]:
+    """Returns the first barrier of each declaration, and the number of barriers."""
+    slots: dict[tuple[int, int], int] = {}
+    barriers = 0
+    for eqn in all_scopes(jaxpr):
+        for i, var in enumerate(scope_refs(eqn)):
+            key = (id(eqn), i)
+            if var.aval.memory_space is types.BARRIERS and key not in slots:
+                slots[key] = barriers
+                barriers += types.BARRIERS.size(var.aval)
+    return slots, barriers
 
 
 def plan(
@@ -139,21 +213,28 @@ def plan(
     reduction_scratch_bytes: int | None,
     warpgroups: int,
 ) -> Plan:
-    """Plans a kernel's SMEM, with as much scratch as is asked for and as there is room.
+    """Plans what a kernel's scopes declare, and scratch in the SMEM that remains.
 
     Args:
+      jaxpr: the kernel's body.
+      target: whose budgets apply.
+      name: of the kernel, for messages.
       reduction_scratch_bytes: scratch of each warpgroup; None leaves it to the
         compiler.
+      warpgroups: of a block.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
+      TargetError: the target does not have a memory that a scope declares.
+      ArgumentError: a kernel may not have two of its declarations.
     """
-    walk = _Walk()
-    walk.visit(jaxpr, 0, ())
-    result = Plan(
-        walk.deepest, walk.peak_bytes, 0, walk.barriers, walk.barrier_slots, 0, 0
-    )
-    limit = target.smem_bytes_per_block
+    _check_scopes(jaxpr, target)
+    stacks = {space: _highest(jaxpr, Stack(space)) for space in _STACKED}
+    slots, barriers = _barrier_slots(jaxpr)
+    result = Plan(stacks, 0, barriers, slots, 0, 0)
+    if stacks[types.TMEM].top > types.TMEM.budget(target):
+        raise _out_of_tmem(stacks[types.TMEM], target, name)
+    limit = types.SMEM.budget(target)
     if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
     room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
@@ -168,48 +249,42 @@ def plan(
     )
 
 
-class _Walk:
-    def __init__(self) -> None:
-        self.peak_bytes = 0
-        self.deepest: tuple[Allocation, ...] = ()
-        self.barriers = 0
-        self.barrier_slots: dict[tuple[int, int], int] = {}
-
-    def visit(self, jaxpr: Any, top: int, stack: tuple[Allocation, ...]) -> None:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive is run_scoped_p:
-                self._scope(eqn, top, stack)
-                continue
-            for inner in _jax.jaxprs_in_params(eqn.params):
-                self.visit(inner, top, stack)
-
-    def _scope(self, eqn, top: int, stack: tuple[Allocation, ...]) -> None:
-        placed, inner_top = place_arrays(eqn, top)
-        stack = (*stack, *(p for p in placed if p is not None))
-        if inner_top > self.peak_bytes:
-            self.peak_bytes, self.deepest = inner_top, stack
-        for i, var in enumerate(scope_refs(eqn)):
-            key = (id(eqn), i)
-            if isinstance(var.aval, types.BarrierRef) and key not in self.barrier_slots:
-                self.barrier_slots[key] = self.barriers
-                self.barriers += var.aval.barrier.size
-        self.visit(eqn.params["jaxpr"], inner_top, stack)
+def _check_scopes(jaxpr: Any, target: arch.Target) -> None:
+    """Raises for memory that the target lacks, or declarations that exclude others."""
+    seen: dict[types.Resource, list[Any]] = {}
+    for eqn in all_scopes(jaxpr):
+        try:
+            for var in scope_refs(eqn):
+                space = var.aval.memory_space
+                if space.feature is not None:
+                    target.require(space.feature, f"scratch memory in {space.name}")
+                earlier = seen.setdefault(space, [])
+                space.check_beside(var.aval, earlier)
+                earlier.append(var.aval)
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where(eqn)) from None
 
 
 def table(result: Plan) -> str:
-    """Returns the allocations of a plan as a table in bytes."""
-    rows = [
-        (a.what, f"{a.offset_bytes:,}", f"{a.size_bytes:,}") for a in result.allocations
-    ]
+    """Returns what a plan allocates in SMEM as a table in bytes."""
+    rows = _rows(result.stacks[types.SMEM])
     if result.barriers:
         word = "barrier" if result.barriers == 1 else "barriers"
         rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",
-                     f"{BARRIER_BYTES * result.barriers:,}"))  # fmt: skip
+                     f"{types.BARRIER_BYTES * result.barriers:,}"))  # fmt: skip
     if result.scratch_bytes:
         rows.append(("scratch", f"{result.scratch_offset_bytes:,}",
                      f"{result.scratch_bytes:,}"))  # fmt: skip
-    rows.append(("total", "", f"{result.smem_bytes:,}"))
-    header = ("allocation", "offset", "bytes")
+    return _table(rows, result.smem_bytes, "bytes")
+
+
+def _rows(stack: Stack) -> list[tuple[str, str, str]]:
+    return [(a.what, f"{a.offset:,}", f"{a.size:,}") for a in stack.allocations]
+
+
+def _table(rows: list[tuple[str, str, str]], total: int, unit: str) -> str:
+    rows = [*rows, ("total", "", f"{total:,}")]
+    header = ("allocation", "offset", unit)
     widths = [max(len(r[i]) for r in (header, *rows)) for i in range(3)]
     lines = [
         f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:>{widths[2]}}"
@@ -220,7 +295,7 @@ def table(result: Plan) -> str:
 
 def out_of_smem(result: Plan, target: arch.Target, name: str) -> errors.OutOfResources:
     """Returns the error for a kernel that asks for more SMEM than there is."""
-    limit = target.smem_bytes_per_block
+    limit = types.SMEM.budget(target)
     return errors.OutOfResources(
         f"kernel {name}: the block needs more SMEM than {target.name} has",
         resource="SMEM",
@@ -229,4 +304,18 @@ def out_of_smem(result: Plan, target: arch.Target, name: str) -> errors.OutOfRes
         expected=f"at most {limit:,} bytes a block",
         got=f"{result.smem_bytes:,} bytes\n{table(result)}",
         hint="use smaller tiles or fewer of them",
+    )
+
+
+def _out_of_tmem(stack: Stack, target: arch.Target, name: str) -> errors.OutOfResources:
+    limit = types.TMEM.budget(target)
+    column_bytes = LANES * COLUMN_BITS // 8
+    return errors.OutOfResources(
+        f"kernel {name}: the block needs more TMEM than {target.name} has",
+        resource="TMEM",
+        limit_bytes=limit * column_bytes,
+        used_bytes=stack.top * column_bytes,
+        expected=f"at most {limit:,} columns a block",
+        got=f"{stack.top:,} columns\n{_table(_rows(stack), stack.top, 'columns')}",
+        hint="use smaller tiles, or pack the elements of operands",
     )

@@ -81,9 +81,9 @@ def _require_values(outvars: Sequence[Any]) -> None:
 
 
 def _check_axes(
-    mesh: types.Mesh, axes: tuple[str, ...], declarations: Sequence[Any]
+    mesh: types.Mesh, axes: tuple[str, ...], declarations: Sequence[types.Declaration]
 ) -> None:
-    own = [d for d in declarations if isinstance(d, types.ACC)]
+    own = [d for d in declarations if d.memory_space.per_warpgroup]
     if own and axes:
         raise errors.ArgumentError(
             "an accumulator is allocated by all warpgroups together",
@@ -94,7 +94,7 @@ def _check_axes(
             where=_jax.where_now(),
         )
     for declaration in declarations:
-        _check_cluster_axes(mesh, declaration)
+        declaration.check_scope(mesh)
     expected = () if mesh.thread_name is None else (mesh.thread_name,)
     if axes == expected or (axes == () and len(own) == len(declarations)):
         return
@@ -117,22 +117,6 @@ def _check_axes(
         )
 
 
-def _check_cluster_axes(mesh: types.Mesh, declaration: Any) -> None:
-    if not isinstance(declaration, types.ClusterBarrier):
-        return
-    unknown = [a for a in declaration.collective_axes if a not in mesh.cluster_names]
-    if unknown:
-        raise errors.AxisNameError(
-            f"ClusterBarrier: no cluster axis is named {unknown[0]!r}",
-            expected=f"one of {tuple(mesh.cluster_names)}"
-            if mesh.cluster_names
-            else "a kernel with cluster=(...) and cluster_names=(...)",
-            got=declaration.collective_axes,
-            hint="collective_axes names axes of the kernel's cluster",
-            where=_jax.where_now(),
-        )
-
-
 def _to_ref(declaration: Any) -> Any:
     to_ref = getattr(declaration, "to_ref", None)
     if to_ref is None:
@@ -141,15 +125,6 @@ def _to_ref(declaration: Any) -> Any:
             expected="plgpu.SMEM(shape, dtype), plgpu.Barrier(), or pytrees of them",
             got=repr(declaration),
             hint="declare an array with plgpu.SMEM(shape, dtype)",
-            where=_jax.where_now(),
-        )
-    space = getattr(declaration, "memory_space", types.SMEM)
-    if space is not types.SMEM and not isinstance(declaration, types.ACC):
-        raise errors.UnsupportedError(
-            f"scratch memory in {space.name} is not supported",
-            expected="SMEM or a barrier",
-            got=f"{space.name} {declaration.dtype}{list(declaration.shape)}",
-            hint="pass GMEM scratch as an additional output",
             where=_jax.where_now(),
         )
     return to_ref()

@@ -113,7 +113,7 @@ def _prologue(kernel: ctx_lib.KernelState) -> None:
     for slot, barrier in declarations:
         kernel.state[slot] = zero
         for i in range(barrier.size):
-            offset = resources.BARRIER_BYTES * (slot + i)
+            offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(
                 kernel.plan.barrier_offset_bytes + offset
             )

@@ -263,9 +263,8 @@ class _Blocks:
             for start, size, gone in zip(starts, sizes, squeezed, strict=True)
         ]
         window = types.RefView(ref, (_jax.indexer(indices, shape),))
-        declaration = types.ScratchType(
-            types.SMEM, kept, jnp.dtype(ref.dtype), tuple(spec.transforms)
-        )
+        storage = types.Storage(tuple(spec.transforms))
+        declaration = types.ScratchType(types.SMEM, kept, jnp.dtype(ref.dtype), storage)
         error = _tma_problem(ref, window, declaration)
         if error is not None:
             divides = all(n % s == 0 for n, s in zip(shape, sizes, strict=True))

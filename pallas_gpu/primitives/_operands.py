@@ -99,18 +99,15 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
     return aval
 
 
-def require_space(ref: Any, space: Any, who: str, what: str) -> None:
+def require_space(ref: Any, space: types.MemorySpace, who: str, what: str) -> None:
     """Raises unless the reference lives in the memory space."""
     aval = require_ref(ref, who, what)
-    declare = f"declare it with plgpu.{space.name}(shape, dtype)"
-    if space is types.GMEM:
-        declare = "pass an argument or a result of the kernel"
-    if isinstance(aval, types.BarrierRef) or aval.memory_space is not space:
+    if aval.memory_space is not space:
         raise errors.MemorySpaceError(
             f"{who}: {what} lies in the wrong memory space",
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
-            hint=f"{declare}, or swap the operands",
+            hint=f"{space.declared_by}, or swap the operands",
             where=_jax.where_now(),
         )
 
@@ -138,7 +135,7 @@ def require_same(src: Any, dst: Any, who: str) -> None:
 def require_one_barrier(barrier: Any, who: str) -> None:
     """Raises unless the operand names exactly one barrier."""
     aval = require_ref(barrier, who, "the barrier")
-    if not isinstance(aval, types.BarrierRef):
+    if aval.memory_space is not types.BARRIERS:
         raise errors.MemorySpaceError(
             f"{who}: the barrier is not a barrier",
             expected="a reference declared with plgpu.Barrier()",

@@ -67,8 +67,7 @@ def load(
     if idx is not None and idx != ():
         src = src.at[idx]
     aval = ops.require_ref(src, who, "the source")
-    in_memory = aval.memory_space in (types.SMEM, types.GMEM)
-    if isinstance(aval, types.BarrierRef) or not in_memory:
+    if aval.memory_space not in (types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(
             "load: the source cannot be loaded",
             expected="a reference in SMEM or GMEM",

@@ -10,16 +10,15 @@ from pallas_gpu.types.accumulator import (
     AccumulatorInit,
     AccumulatorRef,
 )
-from pallas_gpu.types.barrier import Barrier, ClusterBarrier
-from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
-from pallas_gpu.types.memory_space import (
-    GMEM,
-    REGS,
-    SMEM,
-    TMEM,
-    MemorySpace,
-    ScratchType,
+from pallas_gpu.types.barrier import (
+    BARRIER_BYTES,
+    BARRIERS,
+    Barrier,
+    BarrierRef,
+    ClusterBarrier,
 )
+from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
+from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.params import (
     CompilerParams,
@@ -27,7 +26,10 @@ from pallas_gpu.types.params import (
     LoweringSemantics,
     OOBFillMode,
 )
-from pallas_gpu.types.refs import BarrierRef, KernelRef, RefView, base_aval, describe
+from pallas_gpu.types.refs import KernelRef, RefView, base_aval, describe
+from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
+from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
+from pallas_gpu.types.spaces.tmem import TmemStorage
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
     TilingTransform,
@@ -43,6 +45,8 @@ _source_info_util.register_exclusion("<string>")
 
 __all__ = [
     "ACC",
+    "BARRIERS",
+    "BARRIER_BYTES",
     "GMEM",
     "REGS",
     "SMEM",
@@ -55,6 +59,7 @@ __all__ = [
     "Blocked",
     "ClusterBarrier",
     "CompilerParams",
+    "Declaration",
     "Element",
     "GridSpec",
     "InterpretParams",
@@ -64,10 +69,13 @@ __all__ = [
     "Mesh",
     "OOBFillMode",
     "RefView",
+    "Resource",
     "ScratchType",
     "Squeezed",
+    "Storage",
     "SwizzleTransform",
     "TilingTransform",
+    "TmemStorage",
     "Transform",
     "WGMMA_COLUMNS",
     "WGMMA_ROWS",

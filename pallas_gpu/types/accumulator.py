@@ -11,8 +11,10 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.types.memory_space import MemorySpace
+from pallas_gpu.types.memory_space import REGS
+from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
+from pallas_gpu.types.spaces.registers import Regs
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
 WGMMA_ROWS = 64
@@ -25,7 +27,7 @@ class AccumulatorRef(IndexableRef):
     __slots__ = ()
 
     def __init__(self, inner_aval: Any, memory_space: Any = None, kind: Any = None):
-        super().__init__(inner_aval, memory_space or MemorySpace.REGS, kind)
+        super().__init__(inner_aval, memory_space or REGS, kind)
 
     def update(self, inner_aval=None, memory_space=None, kind=None):
         return AccumulatorRef(inner_aval or self.inner_aval, memory_space, kind)
@@ -81,13 +83,16 @@ class ACC:
             )
 
     @property
-    def memory_space(self) -> MemorySpace:
+    def memory_space(self) -> Regs:
         """Registers."""
-        return MemorySpace.REGS
+        return REGS
 
     def to_ref(self) -> AccumulatorRef:
         """Returns a fresh abstract reference of this declaration."""
         return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype))
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Does nothing: every kernel may declare accumulators."""
 
     @staticmethod
     def init(array: Any) -> AccumulatorInit:

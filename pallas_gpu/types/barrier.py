@@ -1,17 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Declarations of barriers."""
+"""Barriers: declarations, references, and the SMEM that they occupy."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from pallas_gpu import _jax, errors
-from pallas_gpu.types import refs
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, arch, errors
+from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.refs import IndexableRef
+from pallas_gpu.types.spaces.resource import Resource
 
 # Parities of one allocation are bits of one 32-bit register of each warpgroup.
 MAX_BARRIERS_PER_ALLOCATION = 32
+# PTX ISA, "Size and alignment of mbarrier object".
+BARRIER_BYTES = 8
+
+
+class Barriers(Resource):
+    """The mbarriers of a block, in SMEM behind the arrays.
+
+    Their phase outlives a scope, so scopes that follow each other do not share them.
+    """
+
+    name = "BARRIER"
+    unit = "barriers"
+    reused = False
+    declared_by = "declare it with plgpu.Barrier()"
+
+    def size(self, aval: Any) -> int:
+        return aval.barrier.size
+
+    def budget(self, target: arch.Target) -> int:
+        return target.smem_bytes_per_block // BARRIER_BYTES
+
+    def describe(self, aval: Any, shape: Sequence[int]) -> str:
+        return f"a barrier of shape {tuple(aval.shape)}"
+
+
+BARRIERS = Barriers()
+
+
+class BarrierRef(IndexableRef):
+    """A reference to one mbarrier or an array of them in SMEM.
+
+    Attributes:
+      barrier: the declaration: arrivals, shape, what it orders.
+    """
+
+    __slots__ = ["barrier"]
+
+    def __init__(
+        self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None
+    ):
+        # An mbarrier is an opaque 64-bit word; the element type is never read, and
+        # uint32 is the widest unsigned type that JAX has without x64.
+        aval = jax.core.ShapedArray(barrier.shape, jnp.uint32)
+        super().__init__(inner_aval or aval, memory_space or BARRIERS)
+        self.barrier = barrier
+
+    def update(self, inner_aval=None, memory_space=None, kind=None):
+        return BarrierRef(
+            self.barrier,
+            inner_aval or self.inner_aval,
+            memory_space or self.memory_space,
+        )
+
+    def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
+        return f"Barrier{list(self.shape)}({self.barrier.num_arrivals})"
+
+    def __eq__(self, other):
+        return (
+            type(other) is type(self)
+            and self.barrier == other.barrier
+            and self.inner_aval == other.inner_aval
+        )
+
+    def __hash__(self):
+        return hash((BarrierRef, self.barrier, self.inner_aval))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,6 +131,11 @@ class Barrier:
             )
 
     @property
+    def memory_space(self) -> Barriers:
+        """The barriers of a block."""
+        return BARRIERS
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the array of barriers."""
         return self.num_barriers  # type: ignore[return-value]
@@ -69,9 +145,12 @@ class Barrier:
         """Number of barriers."""
         return math.prod(self.shape)
 
-    def to_ref(self) -> refs.BarrierRef:
+    def to_ref(self) -> BarrierRef:
         """Returns a fresh abstract reference of this declaration."""
-        return refs.BarrierRef(self)
+        return BarrierRef(self)
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Does nothing: every kernel may declare barriers of a CTA."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,5 +200,19 @@ class ClusterBarrier(Barrier):
             raise errors.UnsupportedError(
                 "ClusterBarrier: leader_tracked is not supported yet",
                 hint="leave it out",
+                where=_jax.where_now(),
+            )
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Raises AxisNameError unless the kernel's cluster has the axes."""
+        unknown = [a for a in self.collective_axes if a not in mesh.cluster_names]
+        if unknown:
+            raise errors.AxisNameError(
+                f"ClusterBarrier: no cluster axis is named {unknown[0]!r}",
+                expected=f"one of {tuple(mesh.cluster_names)}"
+                if mesh.cluster_names
+                else "a kernel with cluster=(...) and cluster_names=(...)",
+                got=self.collective_axes,
+                hint="collective_axes names axes of the kernel's cluster",
                 where=_jax.where_now(),
             )

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.types.memory_space import MemorySpace
 from pallas_gpu.types.params import OOBFillMode
+from pallas_gpu.types.spaces.memory_space import MemorySpace
 from pallas_gpu.types.transforms import Transform
 
 

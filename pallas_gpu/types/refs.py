@@ -12,17 +12,14 @@ without the kernel's line.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.types.indexing import indexer
-
-if TYPE_CHECKING:
-    from pallas_gpu.types.barrier import Barrier
-
+from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attribute
 # get the tracer as their argument.
@@ -49,12 +46,14 @@ class RefView(_jax.TransformedRef):
     def get(self, idx: Any = ()) -> jax.Array:
         """Reads the elements."""
         view = self if idx == () else self.at[idx]
+        _check_access(view)
         leaves, tree = jax.tree.flatten(view.transforms)
         return _jax.get_p.bind(view.ref, *leaves, tree=tree)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns what they were."""
         view = self if idx == () else self.at[idx]
+        _check_access(view)
         value = _stored(value, view)
         leaves, tree = jax.tree.flatten(view.transforms)
         return _jax.swap_p.bind(view.ref, value, *leaves, tree=tree)
@@ -81,6 +80,10 @@ class _At:
         if _names_everything(idx):
             return view
         return RefView(view.ref, (*view.transforms, indexer(idx, view.shape)))
+
+
+def _check_access(view: RefView) -> None:
+    base_aval(view).memory_space.check_access(describe(view))
 
 
 def _names_everything(idx: Any) -> bool:
@@ -183,78 +186,49 @@ class KernelRef(IndexableRef):
     Attributes:
       inner_aval: shape and dtype.
       memory_space: a `MemorySpace`.
-      transforms: how an SMEM array is stored.
+      storage: how the array is stored there.
     """
 
-    __slots__ = ["transforms"]
+    __slots__ = ["storage"]
 
     def __init__(
         self,
         inner_aval: Any,
         memory_space: Any = None,
         kind: Any = None,
-        transforms: tuple[Any, ...] = (),
+        storage: Storage = ROW_MAJOR,
     ):
         super().__init__(inner_aval, memory_space, kind)
-        self.transforms = tuple(transforms)
+        self.storage = storage
+
+    @property
+    def transforms(self) -> tuple[Any, ...]:
+        """Tiling and swizzle of an SMEM array."""
+        return self.storage.transforms
 
     def update(self, inner_aval=None, memory_space=None, kind=None):
         return KernelRef(
             self.inner_aval if inner_aval is None else inner_aval,
             self.memory_space if memory_space is None else memory_space,
             self.kind if kind is None else kind,
-            self.transforms,
+            self.storage,
         )
+
+    def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
+        inner = self.inner_aval.str_short(short_dtypes, mesh_axis_types)
+        storage = f", {self.storage}" if str(self.storage) else ""
+        return f"Ref<{self.memory_space}>{{{inner}{storage}}}"
 
     def __eq__(self, other):
         return (
             type(other) is type(self)
             and self.inner_aval == other.inner_aval
             and self.memory_space == other.memory_space
-            and self.transforms == other.transforms
+            and self.storage == other.storage
         )
 
     def __hash__(self):
-        return hash((KernelRef, self.inner_aval, self.memory_space, self.transforms))
-
-
-class BarrierRef(IndexableRef):
-    """A reference to one mbarrier or an array of them in SMEM.
-
-    Attributes:
-      barrier: the declaration: arrivals, shape, what it orders.
-    """
-
-    __slots__ = ["barrier"]
-
-    def __init__(
-        self, barrier: Barrier, inner_aval: Any = None, memory_space: Any = None
-    ):
-        # An mbarrier is an opaque 64-bit word; the element type is never read, and
-        # uint32 is the widest unsigned type that JAX has without x64.
-        aval = jax.core.ShapedArray(barrier.shape, jnp.uint32)
-        super().__init__(inner_aval or aval, memory_space or "barrier")
-        self.barrier = barrier
-
-    def update(self, inner_aval=None, memory_space=None, kind=None):
-        return BarrierRef(
-            self.barrier,
-            inner_aval or self.inner_aval,
-            memory_space or self.memory_space,
-        )
-
-    def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
-        return f"Barrier{list(self.shape)}({self.barrier.num_arrivals})"
-
-    def __eq__(self, other):
-        return (
-            type(other) is type(self)
-            and self.barrier == other.barrier
-            and self.inner_aval == other.inner_aval
-        )
-
-    def __hash__(self):
-        return hash((BarrierRef, self.barrier, self.inner_aval))
+        return hash((KernelRef, self.inner_aval, self.memory_space, self.storage))
 
 
 def base_aval(ref: Any) -> Any:
@@ -275,7 +249,6 @@ def describe(ref: Any) -> str:
     aval = base_aval(ref)
     if aval is None:
         return f"{type(ref).__name__}, not a reference"
-    if isinstance(aval, BarrierRef):
-        return f"a barrier of shape {tuple(aval.shape)}"
-    space = str(aval.memory_space).upper()
-    return f"{space} {jnp.dtype(aval.dtype).name}{list(ref.shape)}"
+    if not isinstance(aval.memory_space, Resource):
+        return f"{aval}, not a reference of a kernel"
+    return aval.memory_space.describe(aval, ref.shape)

@@ -9,7 +9,7 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu import resources, types
+from pallas_gpu import types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, add_indices, starts
 from pallas_gpu.lowering.rules import uniform
@@ -40,8 +40,8 @@ def barrier_pointer(
     """Returns the address of one barrier."""
     base = handle.offset_bytes
     if isinstance(index, int):
-        return ctx.builder.smem_pointer(base + resources.BARRIER_BYTES * index)
-    offset = arith.muli(index, ctx.builder.i32(resources.BARRIER_BYTES))
+        return ctx.builder.smem_pointer(base + types.BARRIER_BYTES * index)
+    offset = arith.muli(index, ctx.builder.i32(types.BARRIER_BYTES))
     return addressing.offset_pointer(ctx.builder.smem_pointer(base), offset)
 
 

@@ -20,7 +20,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
     outer_top = kernel.smem_top_bytes
-    placed, kernel.smem_top_bytes = resources.place_arrays(eqn, outer_top)
+    placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, outer_top)
     handles = [
         _handle(ctx, i, var.aval, allocation)
         for i, (var, allocation) in enumerate(
@@ -61,13 +61,13 @@ def kernel_is_one_scope(ctx: RuleContext) -> bool:
 
 def _array(ctx: RuleContext, allocation: Any, aval: Any) -> Any:
     if ctx.kernel.infers_layouts:
-        return memory.smem_handle(aval, allocation.offset_bytes)
+        return memory.smem_handle(aval, allocation.offset)
     layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-    pointer = ctx.builder.smem_pointer(allocation.offset_bytes)
+    pointer = ctx.builder.smem_pointer(allocation.offset)
     return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
     slot = ctx.kernel.plan.barrier_slots[id(ctx.eqn), i]
-    offset = ctx.kernel.plan.barrier_offset_bytes + resources.BARRIER_BYTES * slot
+    offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot
     return vals.BarrierHandle(offset, aval.barrier, slot)

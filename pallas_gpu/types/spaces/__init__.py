@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What declarations occupy: a small class for each memory space."""

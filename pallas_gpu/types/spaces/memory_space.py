@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What memory spaces have in common, and the declarations of arrays that they build."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.refs import KernelRef
+from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
+from pallas_gpu.types.transforms import Transform
+
+
+class _Members(type):
+    """`MemorySpace` lists its members and finds them by name or value, as an enum."""
+
+    members: ClassVar[dict[str, MemorySpace]] = {}
+
+    def __call__(cls, *values: Any) -> Any:
+        if not values:
+            return super().__call__()
+        for member in cls:
+            if values[0] in (member, member.value):
+                return member
+        raise ValueError(f"{values[0]!r} is not a valid MemorySpace")
+
+    def __getitem__(cls, name: str) -> MemorySpace:
+        return cls.members[name]
+
+    def __iter__(cls) -> Iterator[MemorySpace]:
+        return iter(cls.members.values())
+
+    def __len__(cls) -> int:
+        return len(cls.members)
+
+    def __contains__(cls, item: Any) -> bool:
+        return any(item in (member, member.value) for member in cls)
+
+
+class MemorySpace(Resource, metaclass=_Members):
+    """Where a reference lives.
+
+    A member is callable: `SMEM((64, 128), jnp.float16, transforms=(...))` declares a
+    scratch array.
+
+    * `GMEM`: global memory, row-major; arguments and results of a kernel.
+    * `SMEM`: shared memory of one CTA.
+    * `TMEM`: tensor memory of one SM (Blackwell).
+    * `REGS`: registers; only as the space of accumulators.
+    """
+
+    GMEM: ClassVar[MemorySpace]
+    SMEM: ClassVar[MemorySpace]
+    TMEM: ClassVar[MemorySpace]
+    REGS: ClassVar[MemorySpace]
+
+    # Arguments of a declaration that belong to this space.
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self) -> None:
+        _Members.members[self.name] = self
+        setattr(MemorySpace, self.name, self)
+
+    @property
+    def value(self) -> str:
+        """The name in lower case."""
+        return self.name.lower()
+
+    def __repr__(self) -> str:
+        return f"<MemorySpace.{self.name}: {self.value!r}>"
+
+    def __reduce__(self) -> Any:
+        return MemorySpace, (self.value,)
+
+    def __call__(
+        self,
+        shape: Sequence[int],
+        dtype: Any,
+        *,
+        transforms: Sequence[Transform] = (),
+        packed: bool | None = None,
+        collective: bool | None = None,
+        layout: Any = None,
+    ) -> ScratchType:
+        """Declares a scratch array in this space.
+
+        Args:
+          shape: static shape.
+          dtype: element type.
+          transforms: SMEM only: TilingTransform and SwizzleTransform.
+          packed: TMEM only: whether elements narrower than 32 bits share a column.
+          collective: TMEM only: whether the array is allocated by a pair of CTAs.
+          layout: TMEM only: a TmemLayout, instead of `packed`.
+
+        Raises:
+          MemorySpaceError: an argument does not belong to this space.
+          ShapeError, DTypeError, LayoutError: the space cannot store such an array.
+          ArgumentError, ArgumentTypeError: an invalid argument.
+        """
+        options = {
+            "transforms": tuple(transforms) or None,
+            "packed": packed,
+            "collective": collective,
+            "layout": layout,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        try:
+            self._require_options(given)
+            sizes, dtype = tuple(shape), jnp.dtype(dtype)
+            _require_static(self, sizes)
+            return ScratchType(self, sizes, dtype, self.storage(sizes, dtype, given))
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where_now()) from None
+
+    def _require_options(self, given: dict[str, Any]) -> None:
+        for name, value in given.items():
+            if name in self.options:
+                continue
+            (owner,) = [space.name for space in MemorySpace if name in space.options]
+            raise errors.MemorySpaceError(
+                f"{self.name} does not accept {name}",
+                expected=f"{name} in declarations of {owner} arrays only",
+                got=f"{name}={value}",
+                hint=f"drop the argument, or declare the array in {owner}",
+            )
+
+    def storage(
+        self, shape: tuple[int, ...], dtype: Any, given: Mapping[str, Any]
+    ) -> Storage:
+        """Returns how a declared array is stored.
+
+        Args:
+          shape: positive sizes.
+          dtype: element type.
+          given: the arguments among `options` that the declaration has.
+        """
+        return Storage(**given)
+
+    def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:
+        """Raises unless the space can store such an array."""
+
+    def check_scope(self, declaration: ScratchType, mesh: Mesh) -> None:
+        """Raises unless a scope of a kernel with this mesh may declare the array."""
+
+    def refusal(self, declaration: ScratchType, hint: str) -> errors.UnsupportedError:
+        """Returns the error for a space in which scopes allocate no arrays."""
+        return errors.UnsupportedError(
+            f"scratch memory in {self.name} is not supported",
+            expected="an array in SMEM or TMEM, an accumulator or a barrier",
+            got=f"{self.name} {declaration.dtype}{list(declaration.shape)}",
+            hint=hint,
+            where=_jax.where_now(),
+        )
+
+
+def _require_static(space: MemorySpace, shape: tuple[Any, ...]) -> None:
+    if any(not isinstance(size, int) or size < 1 for size in shape):
+        raise errors.ShapeError(
+            f"{space.name}: a shape needs positive static sizes",
+            expected="positive Python integers",
+            got=shape,
+            hint="sizes have to be known when the kernel is traced",
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class ScratchType:
+    """A declaration of a scratch array.
+
+    Attributes:
+      memory_space: where it lives.
+      shape: positive static sizes.
+      dtype: element type.
+      storage: how it is stored there.
+
+    Raises:
+      ShapeError: a size is not positive or not static.
+      LayoutError: the array cannot be stored in this way.
+    """
+
+    memory_space: MemorySpace
+    shape: tuple[int, ...]
+    dtype: Any
+    storage: Storage = ROW_MAJOR
+
+    def __post_init__(self):
+        _require_static(self.memory_space, self.shape)
+        self.memory_space.check(self.shape, self.dtype, self.storage)
+
+    def to_ref(self) -> KernelRef:
+        """Returns a fresh abstract reference of this declaration."""
+        aval = jax.core.ShapedArray(self.shape, self.dtype)
+        return KernelRef(aval, self.memory_space, storage=self.storage)
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Raises unless a scope of a kernel with this mesh may declare it."""
+        self.memory_space.check_scope(self, mesh)

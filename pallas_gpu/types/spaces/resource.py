@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every resource of a kernel says of itself, memory space or barriers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, ClassVar, Protocol
+
+import jax.numpy as jnp
+
+from pallas_gpu import arch
+from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.transforms import Transform
+
+
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """How an array is stored; row-major unless a space's own storage says otherwise.
+
+    Attributes:
+      transforms: tiling and swizzle of an SMEM array.
+    """
+
+    transforms: tuple[Transform, ...] = ()
+
+    def __str__(self) -> str:
+        return ", ".join(transform.describe() for transform in self.transforms)
+
+
+ROW_MAJOR = Storage()
+
+
+class Resource:
+    """What a declaration occupies; each kind is one object, compared by identity.
+
+    Attributes:
+      name: the public name, e.g. `SMEM`.
+      unit: what sizes and offsets count.
+      alignment: what offsets are multiples of, in units.
+      reused: scopes that follow each other share it.
+      per_warpgroup: each warpgroup has its own; otherwise the block shares one.
+      feature: what a target needs to have it; None for all targets.
+      declared_by: how a kernel gets a reference to it, for hints.
+    """
+
+    name: ClassVar[str]
+    unit: ClassVar[str]
+    alignment: ClassVar[int] = 1
+    reused: ClassVar[bool] = True
+    per_warpgroup: ClassVar[bool] = False
+    feature: ClassVar[arch.Feature | None] = None
+    declared_by: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def size(self, aval: Any) -> int:
+        """Returns how many units an abstract reference occupies, without padding."""
+        raise NotImplementedError
+
+    def budget(self, target: arch.Target) -> int:
+        """Returns how many units the target has for what shares this resource."""
+        raise NotImplementedError
+
+    def describe(self, aval: Any, shape: Sequence[int]) -> str:
+        """Returns what a reference, or a part of this shape, is for error messages."""
+        return f"{self.name} {jnp.dtype(aval.dtype).name}{list(shape)}"
+
+    def check_access(self, what: str) -> None:
+        """Raises unless threads may read and write it with an index expression.
+
+        Args:
+          what: description of the reference.
+        """
+
+    def check_beside(self, aval: Any, earlier: Sequence[Any]) -> None:
+        """Raises unless one kernel may declare it along with the earlier ones.
+
+        Args:
+          aval: abstract reference in this resource.
+          earlier: abstract references in this resource.
+        """
+
+
+class Declaration(Protocol):
+    """What `scratch_types` and `run_scoped` accept."""
+
+    @property
+    def memory_space(self) -> Resource:
+        """What it occupies."""
+
+    def to_ref(self) -> Any:
+        """Returns a fresh abstract reference of this declaration."""
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Raises unless a scope of a kernel with this mesh may declare it."""
