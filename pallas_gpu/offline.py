@@ -130,6 +130,7 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
         result_avals=params.out_avals,
         smem_bytes=lowered.plan.smem_bytes,
         num_barriers=lowered.plan.barriers,
+        tmem_columns=lowered.plan.tmem_columns,
         threads=lowered.threads,
     )
     for stage in ("ptx", "ptxas", "sass"):

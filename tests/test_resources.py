@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEM and barriers of a kernel, as the planner lays them out."""
+"""SMEM, TMEM, registers and barriers of a kernel, as the planner lays them out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, lowering, offline, resources
-from pallas_gpu.entry import call
-from tests.support.entry_kernels import make, numbers
+from pallas_gpu import arch, errors, lowering, offline, resources, types
+from pallas_gpu.entry import call, trace
+from tests.support.entry_kernels import f32, make, numbers
 from tests.support.semantics import BOTH, under
 
 KIB = 1024
@@ -26,8 +26,8 @@ def plan(body, target=arch.SM_90A, warpgroups=1, **options) -> resources.Plan:
     return resources.plan(eqn.params["jaxpr"], target, "k", 2048, warpgroups)
 
 
-def offsets(result: resources.Plan) -> list[tuple[int, int]]:
-    return [(a.offset_bytes, a.size_bytes) for a in result.allocations]
+def offsets(result: resources.Plan | resources.Stack) -> list[tuple[int, int]]:
+    return [(a.offset, a.size) for a in result.allocations]
 
 
 def test_a_kernel_without_scratch_needs_no_smem():
@@ -188,3 +188,54 @@ def test_over_the_budget_is_an_error_with_the_table():
     assert error.used_bytes == 300 * KIB
     assert error.limit_bytes == arch.SM_90A.smem_bytes_per_block
     assert "204,800" in error.got and "307,200" in error.got
+
+
+# --- other spaces ---------------------------------------------------------------------
+
+
+def plan_scopes(*nested) -> resources.Plan:
+    """Plans scopes that follow each other; each is a list of nested declarations."""
+
+    def enter(declarations):
+        if declarations:
+            first, *rest = declarations
+            plgpu.run_scoped(lambda *_: enter(rest), first)
+
+    def body(x):
+        for declarations in nested:
+            enter(declarations)
+
+    traced = trace.trace_body(body, [f32()], [], types.Mesh(), "k")
+    return resources.plan(traced.jaxpr, arch.SM_100A, "k", None, 1)
+
+
+def test_scopes_stack_their_columns_and_reuse_them():
+    def columns(n):
+        return plgpu.TMEM((128, n), jnp.float32)
+
+    result = plan_scopes([columns(100)], [columns(6), columns(10)], [columns(40)])
+    assert offsets(result.stacks[plgpu.TMEM]) == [(0, 100)]
+    assert result.tmem_columns == 128
+    nested = plan_scopes([columns(6), columns(10)], [columns(10)])
+    assert offsets(nested.stacks[plgpu.TMEM]) == [(0, 6), (8, 10)]
+    assert nested.stacks[plgpu.TMEM].top == 18
+    assert nested.tmem_columns == 32
+
+
+def test_each_space_has_a_stack_of_its_own():
+    accumulator = plgpu.ACC((64, 256))
+    tmem = plgpu.TMEM((128, 32), jnp.float32)
+    result = plan_scopes([accumulator, tile(4), tmem, accumulator], [tile(8)])
+    assert offsets(result) == [(0, 8 * KIB)]
+    assert offsets(result.stacks[plgpu.TMEM]) == [(0, 32)]
+    assert offsets(result.stacks[plgpu.REGS]) == [(0, 128), (128, 128)]
+    assert result.smem_bytes == 8 * KIB
+
+
+def test_accumulators_that_spill_are_no_error():
+    result = plan_scopes([plgpu.ACC((256, 256))])
+    assert result.stacks[plgpu.REGS].top == 512 > plgpu.REGS.budget(arch.SM_100A)
+
+
+def test_a_kernel_without_tmem_allocates_no_columns():
+    assert plan_scopes([tile(1)]).tmem_columns == 0

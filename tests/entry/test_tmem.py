@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch in tensor memory: what may be declared, and what is refused."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, offline, resources, types
+from pallas_gpu.entry import trace
+from tests.support.entry_kernels import f32, make, numbers, run
+from tests.support.refusal import refused
+
+TILE = plgpu.TMEM((128, 64), jnp.bfloat16, packed=True)
+BLACKWELL = plgpu.CompilerParams(target="sm_100a")
+LAYOUT = "the default layout with 2 elements to a column"
+
+
+def test_a_scope_with_tmem_is_traced_with_its_declaration():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE)
+
+    arg = f32(64, 128)
+    traced = trace.trace_body(body, [arg], [arg], types.Mesh(), "k")
+    (eqn,) = resources.all_scopes(traced.jaxpr)
+    (var,) = resources.scope_refs(eqn)
+    assert var.aval == TILE.to_ref()
+    assert f"Ref<tmem>{{bf16[128,64], {LAYOUT}}}" in str(traced.jaxpr)
+    assert resources.plan(traced.jaxpr, arch.SM_100A, "k", None, 1).tmem_columns == 32
+
+
+@pytest.mark.parametrize(
+    "how",
+    [lambda k: k(numbers()), lambda k: offline.lower(k, numbers(), target="sm_100a")],
+    ids=["run", "lower"],
+)
+@pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
+def test_no_operation_accesses_tmem_yet(semantics, how):
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+        o[...] = x[...]
+
+    params = plgpu.CompilerParams(target="sm_100a", lowering_semantics=semantics)
+    with refused(
+        errors.UnsupportedError,
+        "scratch memory in TMEM is not supported yet",
+        expected="SMEM",
+        got=f"TMEM bfloat16[128, 64] in {LAYOUT}",
+        hint="wgmma",
+    ):
+        how(make(body, compiler_params=params))
+
+
+def read(tile):
+    return tile[0:128, 0:32]
+
+
+def write(tile):
+    tile[...] = jnp.zeros((128, 64), jnp.bfloat16)
+
+
+@pytest.mark.parametrize("access", [read, write])
+def test_index_expressions_do_not_access_tmem(access):
+    def body(x, o, tile):
+        access(tile)
+
+    k = make(body, scratch_types=[TILE], compiler_params=BLACKWELL)
+    with pytest.raises(errors.UnsupportedError) as info:
+        k(numbers())
+    error = info.value
+    assert error.what == "TMEM cannot be read or written with an index expression"
+    assert error.got.startswith("TMEM bfloat16[128, ") and LAYOUT in error.got
+    line = access.__code__.co_firstlineno + 1
+    assert f"test_tmem.py:{line} ({access.__name__})" in error.where
+    assert "tcgen05" in error.hint
+
+
+def test_hopper_has_no_tmem():
+    def body(x, o):
+        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+
+    with refused(
+        errors.TargetError,
+        "scratch memory in TMEM needs tensor memory, which sm_90a does not have",
+        expected="sm_100a",
+    ):
+        run(body)
+
+
+@pytest.mark.parametrize("cluster", [(), (1,), (3,)])
+def test_a_collective_array_needs_pairs_of_ctas(cluster):
+    def body(x, o):
+        plgpu.run_scoped(lambda a: None, collective)  # HERE
+
+    collective = plgpu.TMEM((128, 64), jnp.float32, collective=True)
+    names = ("c",) * len(cluster)
+    with refused(
+        errors.ArgumentError,
+        "TMEM: a collective array needs pairs of CTAs",
+        expected="even",
+        got=f"cluster={cluster}",
+        hint="cluster=(2,)",
+    ):
+        run(body, cluster=cluster, cluster_names=names, compiler_params=BLACKWELL)
+
+
+def test_all_tmem_of_a_kernel_is_collective_or_none():
+    def body(x, o):
+        def outer(a):
+            plgpu.run_scoped(lambda b: None, plain)  # HERE
+
+        plgpu.run_scoped(outer, collective)
+
+    plain = plgpu.TMEM((128, 64), jnp.float32)
+    collective = plgpu.TMEM((128, 64), jnp.float32, collective=True)
+    pair = {"cluster": (2,), "cluster_names": ("c",)}
+    with refused(
+        errors.ArgumentError,
+        "TMEM: a kernel mixes collective arrays with others",
+        got="default layout, collective, then TMEM float32[128, 64]",
+        hint="same collective",
+    ):
+        run(body, compiler_params=BLACKWELL, **pair)
+
+
+def test_columns_beyond_those_of_the_target_are_an_error_with_the_table():
+    def body(x, o, a, b, c):
+        o[...] = x[...]
+
+    wide = plgpu.TMEM((128, 256), jnp.float32)
+    narrow = plgpu.TMEM((64, 18 * 16), jnp.bfloat16, packed=True)
+    k = make(body, scratch_types=[wide, wide, narrow], compiler_params=BLACKWELL)
+    with pytest.raises(errors.OutOfResources) as info:
+        k(numbers())
+    error = info.value
+    assert error.what == "kernel body: the block needs more TMEM than sm_100a has"
+    assert (error.resource, error.expected) == ("TMEM", "at most 512 columns a block")
+    assert (error.limit_bytes, error.used_bytes) == (512 * 512, 584 * 512)
+    head, *rows = error.got.splitlines()
+    assert head == "584 columns"
+    assert [row.split()[-2:] for row in rows[1:-1]] == [
+        ["0", "256"], ["256", "256"], ["512", "72"],
+    ]  # fmt: skip
+    assert rows[0].split() == ["allocation", "offset", "columns"]
+    assert "half-lane" in rows[3] and rows[-1].split() == ["total", "584"]
+    assert "test_tmem.py" in error.where
