@@ -193,6 +193,11 @@ class ScratchType:
         _require_static(self.memory_space, self.shape)
         self.memory_space.check(self.shape, self.dtype, self.storage)
 
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """Tiling and swizzle of an SMEM array."""
+        return self.storage.transforms
+
     def to_ref(self) -> KernelRef:
         """Returns a fresh abstract reference of this declaration."""
         aval = jax.core.ShapedArray(self.shape, self.dtype)
