@@ -1,39 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A file per family: its lane, warpgroup, infer and expand rules together.
 
-Importing this package registers all of them.
+Importing this package imports every file in it, which registers all rules: a new family
+is a new file.
 """
 
-from pallas_gpu.lowering.expansion import elementwise
-from pallas_gpu.lowering.families import (
-    control,
-    grid,
-    mbarrier,
-    memory,
-    reductions,
-    registers,
-    scoped,
-    shapes,
-    tcgen05,
-    tma,
-    tmem,
-    warp,
-    wgmma,
-)
+import importlib
+import pkgutil
 
-__all__ = [
-    "control",
-    "elementwise",
-    "grid",
-    "mbarrier",
-    "memory",
-    "reductions",
-    "registers",
-    "scoped",
-    "shapes",
-    "tcgen05",
-    "tma",
-    "tmem",
-    "warp",
-    "wgmma",
-]
+from pallas_gpu.lowering.expansion import elementwise as elementwise
+
+for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
+    importlib.import_module(f"{__name__}.{_module}")

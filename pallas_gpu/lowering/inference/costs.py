@@ -21,7 +21,6 @@ import numpy as np
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
-from pallas_gpu.lowering.inference import relations, scratch
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
@@ -145,8 +144,8 @@ class Costs:
         """Cost of an operation on an operand in a layout, accesses to SMEM aside."""
         layout = self._book.layouts[number]
         relation, weight = variable.relation, variable.weight
-        if isinstance(relation, relations.Reduce):
-            needed = scratch.for_reduction(layout, relation.axes, variable.bits)
+        if relation is not None:
+            needed = relation.scratch_bytes(layout, variable.bits)
             if needed is None or needed > self._scratch_bytes:
                 return INFEASIBLE
             return scaled(relation.cost(layout, variable.bits), weight)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, TmemLayout, default_layout
-from pallas_gpu.lowering.inference import relations, scratch, solver, sources
+from pallas_gpu.lowering.inference import relations, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
 from pallas_gpu.lowering.inference.network import (
     Array,
@@ -214,24 +214,9 @@ def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
 
 
 def _demand(variable: Variable) -> str:
-    """What an operation asks of its operand's layout."""
-    match variable.relation:
-        case relations.Slice(starts=starts, sizes=sizes):
-            return (
-                f"the part of {sizes} at {starts} consists of whole registers of all "
-                "threads"
-            )
-        case relations.Reshape(new=new):
-            return f"threads and registers line up in shape {new} as well"
-        case relations.Transpose():
-            return "the layout is linear in the bits of the thread's index"
-        case relations.Reduce(axes=axes):
-            return (
-                f"threads move along axes {axes} or along the others, never along both"
-            )
-        case relations.Broadcast():
-            return "the result's threads find their elements where they are"
-    return "the layout fits the shape"
+    """What an operation requires of its operand's layout."""
+    relation = variable.relation
+    return relations.Relation().demand if relation is None else relation.demand
 
 
 def _neighbours_layouts(problem: Assembly, variable: Variable) -> Iterator[str]:
@@ -289,11 +274,11 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
     """An operation that no layout of its operand suits, for its own reasons."""
     variable = problem.network.variables[place]
     layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
-    if isinstance(variable.relation, relations.Reduce):
-        axes, bits = variable.relation.axes, variable.bits
-        needs = [scratch.for_reduction(layout, axes, bits) for layout in layouts]
-        least = min((n for n in needs if n is not None), default=None)
-        if least is not None:
+    if variable.relation is not None:
+        relation, bits = variable.relation, variable.bits
+        needs = [relation.scratch_bytes(layout, bits) for layout in layouts]
+        least = min((n for n in needs if n is not None), default=0)
+        if least > problem.scratch_bytes:
             return errors.LayoutError(
                 f"{variable.name}: the warps have too little scratch to combine their "
                 "parts",

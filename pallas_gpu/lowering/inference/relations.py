@@ -17,6 +17,7 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
 from pallas_gpu.layouts.registers.defaults import spread_layout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
+from pallas_gpu.lowering.inference import scratch
 from pallas_gpu.mosaic.registers import Placement, place_registers, reshape_placement
 
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
@@ -35,6 +36,11 @@ class Relation:
 
     from_result = False
 
+    @property
+    def demand(self) -> str:
+        """What the operation requires of its operand's layout, for messages."""
+        return "the layout fits the shape"
+
     def forward(self, layout: Placement) -> Placement | None:
         """The result's layout for an operand's; None where data would have to move."""
         return None
@@ -51,6 +57,10 @@ class Relation:
         """Cycles of the operation on an operand in a layout; see `layouts.rates`."""
         return 0.0
 
+    def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
+        """SMEM that the operation needs; None where the layout does not permit it."""
+        return 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Reshape(Relation):
@@ -58,6 +68,10 @@ class Reshape(Relation):
 
     old: tuple[int, ...]
     new: tuple[int, ...]
+
+    @property
+    def demand(self) -> str:
+        return f"threads and registers line up in shape {self.new} as well"
 
     def forward(self, layout: Placement) -> Placement | None:
         return _reshaped(layout, self.new)
@@ -72,6 +86,10 @@ class Transpose(Relation):
     """Result axis i is axis `permutation[i]`."""
 
     permutation: tuple[int, ...]
+
+    @property
+    def demand(self) -> str:
+        return "the layout is linear in the bits of the thread's index"
 
     def forward(self, layout: Placement) -> Placement | None:
         return _transposed(layout, self.permutation)
@@ -88,6 +106,13 @@ class Slice(Relation):
     shape: tuple[int, ...]
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
+
+    @property
+    def demand(self) -> str:
+        return (
+            f"the part of {self.sizes} at {self.starts} consists of whole registers of "
+            "all threads"
+        )
 
     def forward(self, layout: Placement) -> Placement | None:
         return _sliced(layout, self.starts, self.sizes)
@@ -118,6 +143,10 @@ class Broadcast(Relation):
 
     from_result = True
 
+    @property
+    def demand(self) -> str:
+        return "the result's threads find their elements where they are"
+
     def backward(self, layout: Placement) -> Placement | None:
         return _before_broadcast(layout, self)
 
@@ -127,6 +156,12 @@ class Reduce(Relation):
     """Combines the elements along axes; `forward` is None where none is left."""
 
     axes: tuple[int, ...]
+
+    @property
+    def demand(self) -> str:
+        return (
+            f"threads move along axes {self.axes} or along the others, never along both"
+        )
 
     def forward(self, layout: Placement) -> Placement | None:
         return _reduced(layout, self.axes)
@@ -148,6 +183,9 @@ class Reduce(Relation):
             moved = results * words * (1 + (1 << warps)) * rates.SMEM_WAVEFRONT
             cycles += 4 * moved + 2 * (rates.BARRIER + rates.SMEM_LATENCY)
         return cycles
+
+    def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
+        return scratch.for_reduction(layout, self.axes, bits)
 
 
 def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, int]:
