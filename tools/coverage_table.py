@@ -17,7 +17,6 @@ from tools.emitted_operations import emitted_operations, lowering_sources
 from tools.source_tree import ROOT
 
 PATH = ROOT / "docs" / "coverage.md"
-_ELEMENTWISE = "pallas_gpu."
 _HEAD = """\
 # What works where
 
@@ -109,21 +108,36 @@ def _array_operations(
     registry: Any, emitted: Collection[str], reasons: list[str]
 ) -> list[str]:
     """The table of the warpgroup-level module's operations."""
+    prefix = _prefix()
+    elementwise = {prefix + name for name in _element_kinds()}
     kinds = _kinds(registry, of_operations=True)
     titles = " | ".join(kind.value for kind in kinds)
     lines = ["## Operations of the warpgroup-level module", ""]
     lines += [
         "Elementwise operations are left out: each has the name of JAX's operation,",
-        f"with the prefix `{_ELEMENTWISE}`, and both rules.",
+        f"with the prefix `{prefix}`, and both rules.",
         "",
     ]
     lines += [f"| operation | {titles} |", "|---|" + "---|" * len(kinds)]
     for name in _operations(registry, emitted):
-        if name.startswith(_ELEMENTWISE):
+        if name in elementwise:
             continue
         cells = [_cell(registry, reasons, name, name, kind) for kind in kinds]
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return [*lines, ""]
+
+
+def _prefix() -> str:
+    from pallas_gpu.mosaic import logical
+
+    return logical.OWN
+
+
+def _element_kinds() -> dict[str, str]:
+    """For each elementwise operation the kinds of dtype that it takes."""
+    from pallas_gpu.mosaic.elements.table import TABLE
+
+    return {name: ", ".join(row.kinds) for name, row in TABLE.items()}
 
 
 def _jax_operations(registry: Any) -> list[str]:
@@ -138,12 +152,15 @@ def _jax_operations(registry: Any) -> list[str]:
     lines = ["## Operations of JAX", ""]
     lines += [
         "The emulator gives JAX's operations on values to JAX; the check pass refuses",
-        "what is not in this table before either of them sees it.",
+        "what is not in this table before either of them sees it. Elementwise",
+        "operations name the kinds of dtype that they take.",
         "",
     ]
-    lines += [f"| operation | {titles} |", "|---|" + "---|" * len(kinds)]
+    taken = _element_kinds()
+    lines += [f"| operation | {titles} | takes |", "|---|---|" + "---|" * len(kinds)]
     for name in sorted(set().union(*names.values())):
         cells = ["yes" if name in names[kind] else "no" for kind in kinds]
+        cells.append(taken.get(name, ""))
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return [*lines, ""]
 

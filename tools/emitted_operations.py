@@ -57,7 +57,7 @@ def _created_by_name(call: ast.Call) -> set[str]:
     if isinstance(name, ast.Constant):
         return {str(name.value)}
     text = ast.unparse(name)
-    if text.startswith("logical.ELEMENTWISE + "):
+    if text == "logical.OWN + row.name":
         return set()
     raise ValueError(f"ir.Operation.create({text}): no elementwise operation's name")
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.primitives._registry import RuleKind, register
 
 Decorator = Callable[[Callable], Callable]
@@ -18,12 +18,12 @@ def lane(primitive: Any) -> Decorator:
     Args:
       primitive: a primitive, or the name of one of JAX's.
     """
-    return register(_primitive(primitive), RuleKind.LANE)
+    return register(find_primitive(primitive), RuleKind.LANE)
 
 
 def warpgroup(primitive: Any) -> Decorator:
     """As `lane`, for Warpgroup semantics."""
-    return register(_primitive(primitive), RuleKind.WARPGROUP)
+    return register(find_primitive(primitive), RuleKind.WARPGROUP)
 
 
 def uniform(primitive: Any) -> Decorator:
@@ -51,7 +51,15 @@ def _enter(kind: RuleKind, names: Sequence[str]) -> Decorator:
     return enter
 
 
-def _primitive(primitive: Any) -> Any:
-    if isinstance(primitive, str):
+def find_primitive(primitive: Any) -> Any:
+    """Returns a primitive, or that of JAX's with a name.
+
+    Raises:
+      InternalError: JAX has none of that name.
+    """
+    if not isinstance(primitive, str):
+        return primitive
+    try:
         return _jax.primitive_by_name(primitive)
-    return primitive
+    except KeyError:
+        raise errors.InternalError(f"JAX has no primitive {primitive!r}") from None

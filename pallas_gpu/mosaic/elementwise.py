@@ -7,8 +7,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.mosaic import registers
-from pallas_gpu.mosaic.elements import arithmetic, dtypes
-from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.registers import (
     Array,
     Broadcast,
@@ -18,15 +17,22 @@ from pallas_gpu.mosaic.registers import (
 )
 
 
-def apply(name: str, *operands: Array, approx_math: bool = False, **params) -> Array:
-    """Applies an elementwise operation of lax's name.
+def apply(
+    name: str,
+    *operands: Array,
+    to: np.dtype | None = None,
+    approx_math: bool = False,
+    **params,
+) -> Array:
+    """Applies an operation of the table in `elements/table.py`.
 
     Register arrays must have equal layouts; what is deferred takes theirs. Without a
     register array the result stays deferred.
 
     Args:
-      name: e.g. `add`, `exp`, `select_n`, `clamp`, `integer_pow`.
+      name: lax's, e.g. `add`, `exp`, `select_n`, `clamp`, `integer_pow`.
       operands: of one shape; scalars (splats of shape ()) go with any shape.
+      to: dtype of the result, of an operation that leaves it open.
       approx_math: allow the hardware's approximations of f32.
       params: lax's parameters that matter, e.g. `y=2`.
 
@@ -34,19 +40,27 @@ def apply(name: str, *operands: Array, approx_math: bool = False, **params) -> A
       LayoutError: two operands have different layouts.
       DTypeError: the operation does not exist for the dtype.
     """
-    dtype = operands[-1 if name in ("select_n", "clamp") else 0].dtype
-    emit = arithmetic.emitter(name, dtype, approx_math=approx_math, **params)
-    return _map(emit, arithmetic.result_dtype(name, dtype), operands)
+    row = table.lookup(name)
+    dtype = operands[row.typed_by].dtype
+    result = row.result_dtype(dtype, to)
+    if row.result == "any" and (same := _retyped(operands[0], result)) is not None:
+        return same
+    emit = row.emitter(dtype, to=to, approx_math=approx_math, **params)
+    return _map(emit, result, operands)
 
 
 def astype(x: Array, dtype: np.dtype) -> Array:
     """Converts the elements as lax's `convert_element_type` does; the layout stays."""
-    dtype, src = np.dtype(dtype), x.dtype
-    if src == dtype:
+    return apply("convert_element_type", x, to=np.dtype(dtype))
+
+
+def _retyped(x: Array, dtype: np.dtype) -> Array | None:
+    """The array with another dtype where that takes no instruction, else None."""
+    if x.dtype == dtype:
         return x
     if isinstance(x, registers.Iota):
         return registers.Iota(dtype, x.shape, x.dimension)
-    return _map(lambda value: convert_value(value, src, dtype), dtype, (x,))
+    return None
 
 
 def _map(emit, dtype: np.dtype, operands: tuple[Array, ...]) -> Array:

@@ -19,8 +19,8 @@ from pallas_gpu.mosaic.elements import dtypes
 _FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
-# Elementwise operations have lax's names behind this prefix.
-ELEMENTWISE = "pallas_gpu."
+# Operations of our own have this prefix; elementwise ones have lax's names behind it.
+OWN = "pallas_gpu."
 # Operations of these dialects are code of a thread already: they take no arrays. To
 # `gpu` the block's SMEM is bytes.
 SCALAR = ("arith.", "gpu.", "llvm.", "nvvm.")

@@ -20,7 +20,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.mosaic import addressing, mbarrier, shuffle
-from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Placement, RegisterArray, Splat, describe
 from pallas_gpu.mosaic.smem import predicated
@@ -115,7 +115,7 @@ def reduce(
         # Neither shuffles nor memory hold single bits.
         dtype, name = dtypes.U8, _BOOL_KINDS.get(name, name)
         values = [convert_value(v, dtypes.BOOL, dtype) for v in values]
-    combine = arithmetic.emitter(name, dtype)
+    combine = table.lookup(name).emitter(dtype)
     partial = [_fold(combine, [values[r] for r in group]) for group in steps.groups]
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]

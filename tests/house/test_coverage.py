@@ -123,7 +123,7 @@ def rule(x):
     kind = mem.SubViewOp
     scf.yield_([dialect.ops.wgmma(x, x, x), arith.addi(x, x)])
     ir.Operation.create("test.op", [], [])
-    ir.Operation.create(logical.ELEMENTWISE + name, [], [])
+    ir.Operation.create(logical.OWN + row.name, [], [])
 """
     expected = {"memref.subview", "scf.yield", "mosaic_gpu.wgmma", "test.op"}
     assert emitted_operations([source]) == expected

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from jaxlib.mlir.dialects import arith, math
 
-from pallas_gpu.mosaic.elements import arithmetic
+from pallas_gpu.mosaic.elements import row as rows
+from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
 from tests.support.lockstep import assembly
 
@@ -29,8 +30,8 @@ def test_an_instruction_that_is_not_the_operations_is_found(
 ):
     make = everywhere.elementwise(body, jnp.float32, shape=SHAPE)
     everywhere.check(make, [X], body(X), rtol=1e-5, atol=1e-5)
-    changed = arithmetic.Row(float=lambda dtype, *values: wrong(*values))
-    monkeypatch.setitem(arithmetic.TABLE, row, changed)
+    case = rows.Case(lambda dtype, *values: wrong(*values))
+    monkeypatch.setitem(table.TABLE, row, rows.Row(row, floating=case))
     with pytest.raises(AssertionError, match="Mismatched elements"):
         everywhere.check(make, [X], body(X), rtol=1e-5, atol=1e-5)
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 # A register under another name is no instruction.
 RENAME = 0.0
 
+# Elementwise work on an element of each thread: one instruction at full rate. Estimate.
+ELEMENT = 1.0
+
 # CUDA C++ Programming Guide, "Throughput of Native Arithmetic Instructions", 9.0:
 # results per cycle and SM. 64 of 32-bit logic and selects ("compare, minimum,
 # maximum"), 64 of prmt ("byte perm"), 64 of conversions from 8 bits, 32 of shfl.

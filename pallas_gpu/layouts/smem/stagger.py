@@ -5,7 +5,7 @@ Addresses are linear over XOR in the bits of the lane, so an access is free of c
 when the bank numbers of the lane bits that take part in one phase are linearly
 independent over GF(2). Where a bit depends on the others, its lanes can visit the
 registers in another order: they access register r ^ d when the others access r. That
-adds the address of d to the bit's column. The price is a select per register.
+adds the address of d to the bit's column. It costs a select per register.
 """
 
 from __future__ import annotations

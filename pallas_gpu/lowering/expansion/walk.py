@@ -152,6 +152,7 @@ def _find(op: Any) -> Expander | None:
         return None
     expander = registry.rule(name, registry.RuleKind.EXPAND)
     values = (*op.operands, *op.results)
-    if expander is None and any(is_array(v) or _is_memref(v) for v in values):
+    arrays = any(is_array(v) or _is_memref(v) for v in values)
+    if expander is None and (arrays or name.startswith(logical.OWN)):
         raise errors.InternalError(f"no expansion for {name}")
     return expander

@@ -8,7 +8,5 @@ is a new file.
 import importlib
 import pkgutil
 
-from pallas_gpu.lowering.expansion import elementwise as elementwise
-
 for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
     importlib.import_module(f"{__name__}.{_module}")

@@ -19,7 +19,7 @@ from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import reduce
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements import dtypes, table
 
 # lax's primitives.
 
@@ -81,7 +81,7 @@ def _make_warpgroup(kind: reduce.Kind):
             return x
         dtype = x.dtype
         if dtype != dtypes.BOOL:
-            arithmetic.lookup(kind, dtype)  # refuses types that nothing combines
+            table.lookup(kind).case(dtype)  # refuses types that nothing combines
         combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
         attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
         # The op wants a start value; a reduction of ours has none, and ignores it.

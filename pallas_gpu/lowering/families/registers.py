@@ -19,6 +19,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import elementwise as vectors
 from pallas_gpu.lowering.families import wgmma
 from pallas_gpu.lowering.families.shapes import as_vector, element, splat_source
 from pallas_gpu.lowering.inference import sources
@@ -33,12 +34,11 @@ from pallas_gpu.lowering.rules import (
     uniform,
     warpgroup,
 )
-from pallas_gpu.lowering.warpgroup import elementwise as vectors
 from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import dialect, elementwise, gmem, mbarrier, relayout, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma as mosaic_wgmma
-from pallas_gpu.mosaic.elements import arithmetic, convert, dtypes
+from pallas_gpu.mosaic.elements import convert, dtypes, table
 from pallas_gpu.primitives.registers import layout_cast_p, load_p, set_max_registers_p
 
 # Rows and columns of the smallest tile that the tensor core's layouts cover.
@@ -315,7 +315,7 @@ def _read_like(ctx: RuleContext, handle: Any, transforms: Any, like: Any) -> Any
 
 def _add_vectors(old: Any, value: Any) -> Any:
     if vals.is_scalar(old):
-        total = arithmetic.emit("add", old.dtype, old.value, vals.scalar_value(value))
+        total = table.emit("add", old.dtype, old.value, vals.scalar_value(value))
         return regs.Splat(total, old.dtype, ())
     return vectors.emit("add", [old, value], old.dtype, old.shape)
 

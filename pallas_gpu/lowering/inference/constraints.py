@@ -65,7 +65,8 @@ def collect_block(network: Network, block: ir.Block) -> None:
 
 def _without_arrays(network: Network, op: ir.Operation, key: int) -> None:
     """An operation without a rule: scalar code, a branch without results."""
-    if any(map(is_array, (*op.operands, *op.results))):
+    arrays = any(map(is_array, (*op.operands, *op.results)))
+    if arrays or op.name.startswith(logical.OWN):
         raise no_rule(op)
     for region in op.regions:
         for block in region.blocks:

@@ -32,8 +32,6 @@ _STEPS_PER_CYCLE = 4
 _PREFERENCE_BITS = 20
 _PREFERENCE_WEIGHTS = 8
 
-# A thread's work on one element: one instruction at full rate.
-_ELEMENT = 1.0
 # The elected thread issues a tensor copy while the others go on, and the engine sends a
 # request for each 128 bytes or shorter row of a box: estimates.
 _TENSOR_COPY = 8.0
@@ -149,9 +147,9 @@ class Costs:
             if needed is None or needed > self._scratch_bytes:
                 return INFEASIBLE
             return scaled(relation.cost(layout, variable.bits), weight)
-        if variable.computes:
+        if variable.cycles_per_element:
             elements = layout.num_registers * layout.vector_length
-            return scaled(elements * _ELEMENT, weight)
+            return scaled(elements * variable.cycles_per_element, weight)
         key = self.gmem_key(variable, number)
         return 0 if key is None else self.times(key, weight)
 

@@ -100,7 +100,8 @@ class Variable:
       relation: how the result's layout follows from the operand's; None if equal.
       fixed: the only layout the operation takes.
       access: the part of memory it loads or stores.
-      computes: whether it is elementwise work, which costs for each element held.
+      cycles_per_element: what elementwise work costs for each element that a thread
+        holds; 0 for anything else.
       in_flight: whether its result may be an accumulator that the tensor core still
         works on: nothing may read its registers, a relayout neither.
       key: a number that does not depend on the order of operations.
@@ -117,7 +118,7 @@ class Variable:
     relation: Relation | None = None
     fixed: Placement | None = None
     access: Use | None = None
-    computes: bool = False
+    cycles_per_element: float = 0.0
     in_flight: bool = False
 
     @property
@@ -331,7 +332,7 @@ class Network:
         relation: Relation | None = None,
         fixed: Placement | None = None,
         access: Use | None = None,
-        computes: bool = False,
+        cycles_per_element: float = 0.0,
         in_flight: bool = False,
     ) -> Variable:
         """Adds a variable.
@@ -341,7 +342,7 @@ class Network:
           type_: vector type of the operand (or of the result if there is none).
           key: the operation's.
           result: the result's shape where it differs.
-          role, relation, fixed, access, computes, in_flight: see `Variable`.
+          role, relation, fixed, access, cycles_per_element, in_flight: see `Variable`.
         """
         shape, bits = self.vector_type(type_)
         source = Cell(shape, bits={bits})
@@ -360,7 +361,7 @@ class Network:
             relation,
             fixed,
             access,
-            computes,
+            cycles_per_element,
             in_flight,
         )
         if fixed is not None:

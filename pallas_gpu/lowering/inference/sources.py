@@ -44,7 +44,7 @@ _WORDS = {
 
 def words(op: ir.Operation) -> str:
     """What the operation is called in a kernel."""
-    return _WORDS.get(op.name, op.name.removeprefix(logical.ELEMENTWISE))
+    return _WORDS.get(op.name, op.name.removeprefix(logical.OWN))
 
 
 def where(op: ir.Operation) -> str | None:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise operations and references of Warpgroup semantics."""
+"""References of Warpgroup semantics."""

@@ -13,7 +13,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu.mosaic.elements import arithmetic, dtypes
+from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
 
 
@@ -24,7 +24,7 @@ def constant(value: object, dtype: np.dtype) -> ir.Value:
 
 def compare(name: str, dtype: np.dtype, a: ir.Value, b: ir.Value) -> ir.Value:
     """Compares (`eq`, `ne`, `lt`, `le`, `gt`, `ge`); the result is i1."""
-    return arithmetic.emit(name, np.dtype(dtype), a, b)
+    return table.emit(name, np.dtype(dtype), a, b)
 
 
 def select(condition: ir.Value, if_true: ir.Value, if_false: ir.Value) -> ir.Value:

@@ -9,10 +9,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.mosaic import elementwise, gmem
-from pallas_gpu.mosaic.elements import arithmetic, dtypes
 from pallas_gpu.runtime import ptx_stats
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -141,17 +139,6 @@ def test_select_and_clamp(run_kernel, typed, sample):
     chosen, clamped = run_kernel(body, [which, x, y], [out, out])
     np.testing.assert_array_equal(chosen, np.where(which, y, x))
     np.testing.assert_array_equal(clamped, np.clip(x, -100, 2**20))
-
-
-def test_an_unknown_operation_is_unsupported():
-    with pytest.raises(errors.UnsupportedError, match="'fft'"):
-        arithmetic.lookup("fft", dtypes.F32)
-
-
-def test_an_operation_names_the_kinds_it_takes():
-    with pytest.raises(errors.DTypeError, match="exp does not take int32") as error:
-        arithmetic.lookup("exp", dtypes.I32)
-    assert "['float']" in str(error.value)
 
 
 def test_division_by_a_known_divisor_needs_no_guard(build, typed):

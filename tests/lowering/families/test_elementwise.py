@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from jax import lax
 
+import pallas_gpu as plgpu
+from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
 
 SHAPE = (64, 64)
@@ -46,6 +48,8 @@ UNARY = [
     (lambda x: lax.integer_pow(x, 3), jnp.int32),
     (jax.nn.relu, jnp.float32),
     (jax.nn.silu, jnp.float32),
+    *[(op, d) for op in (lax.cbrt, lax.tan) for d in FLOATS],
+    *[(op, d) for op in (lax.population_count, lax.clz) for d in INTS],
 ]
 
 
@@ -74,6 +78,7 @@ def test_a_function_of_positive_numbers_agrees_with_jax(op):
 
 ARITHMETIC = (lax.add, lax.sub, lax.mul, lax.max, lax.min)
 COMPARISONS = (lax.eq, lax.ne, lax.lt, lax.le, lax.gt, lax.ge)
+BINARY = (*ARITHMETIC, *COMPARISONS, lax.div, lax.rem, lax.pow, lax.atan2)
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTS])
@@ -106,6 +111,15 @@ def test_float_division_and_remainder_agree_with_jax():
     for op in (lax.div, lax.rem):
         make = everywhere.elementwise(op, jnp.float32, shape=SHAPE)
         everywhere.check(make, [x, y], op(x, y), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_angle_of_a_point_agrees_with_jax(dtype):
+    x, y = numbers(dtype, 0), numbers(dtype, 1)
+    wide = lax.atan2(x.astype(jnp.float32), y.astype(jnp.float32))
+    rtol = {jnp.float32: 1e-6, jnp.float16: 1e-3, jnp.bfloat16: 1e-2}[dtype]
+    make = everywhere.elementwise(lax.atan2, dtype, shape=SHAPE)
+    everywhere.check(make, [x, y], wide.astype(dtype), rtol=rtol, atol=1e-6)
 
 
 def test_max_and_min_carry_nan():
@@ -172,8 +186,6 @@ def test_scalars_and_their_arithmetic_are_broadcast():
         o_ref[...] = body(x_ref[...])
 
     def make(interpret):
-        import pallas_gpu as plgpu
-
         return plgpu.kernel(
             kernel_body,
             out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
@@ -183,3 +195,23 @@ def test_scalars_and_their_arithmetic_are_broadcast():
         )
 
     everywhere.check(make, [x], x * 2.5 + 1, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.offline
+def test_every_function_of_floats_compiles():
+    """One kernel with all of them: what the pipeline has no form of, fails in it."""
+    names = [n for n, row in table.TABLE.items() if row.floating and not row.params]
+    functions = [getattr(lax, n) for n in names if n not in ("select_n", "clamp")]
+
+    def body(x):
+        total = x
+        for function in functions:
+            if function is lax.convert_element_type:
+                continue
+            operands = [x] * (2 if function in BINARY else 1)
+            total += function(*operands).astype(x.dtype)
+        return total
+
+    make = everywhere.elementwise(body, jnp.bfloat16, shape=(128,))
+    (report,) = plgpu.offline.compile(make(None), jnp.ones(128, jnp.bfloat16))
+    assert "call.uni" not in report.ptx  # no function of libdevice is left unresolved

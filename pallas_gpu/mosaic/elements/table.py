@@ -1,0 +1,270 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one table of elementwise operations: a row is all that an operation is known by.
+
+A row has lax's name, the parameters that matter, and for each kind of dtype the emitter
+and what it costs. The lowering's rules, inference's costs, the dtypes that errors name
+and the documentation's table of coverage follow from it.
+"""
+
+from __future__ import annotations
+
+import math as pymath
+from collections.abc import Callable, Iterable, Mapping
+from typing import TypedDict
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, math
+
+from pallas_gpu import errors
+from pallas_gpu.mosaic.elements import arithmetic as emitters
+from pallas_gpu.mosaic.elements.arithmetic import Emitter
+from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.elements.row import Case, Row
+
+_CmpF = arith.CmpFPredicate
+_CmpI = arith.CmpIPredicate
+_LOG2_E = pymath.log2(pymath.e)
+
+
+def by_name(rows: Iterable[Row]) -> dict[str, Row]:
+    """The rows under their names.
+
+    Raises:
+      InternalError: two rows have one name.
+    """
+    table: dict[str, Row] = {}
+    for row in rows:
+        if row.name in table:
+            raise errors.InternalError(f"two rows of the elementwise table: {row.name}")
+        table[row.name] = row
+    return table
+
+
+def lookup(name: str) -> Row:
+    """The row of an operation.
+
+    Raises:
+      UnsupportedError: no such operation.
+    """
+    row = TABLE.get(name)
+    if row is None:
+        raise errors.UnsupportedError(
+            f"No elementwise operation {name!r} in GPU kernels", expected=sorted(TABLE)
+        )
+    return row
+
+
+def emit(name: str, dtype: np.dtype, *values: ir.Value, **params) -> ir.Value:
+    """Emits an operation of the table.
+
+    Args:
+      name: lax's name of the primitive.
+      dtype: of the operands (of the cases, for `select_n`).
+      values: single elements, or vectors of one length.
+      params: `approx_math` allows the hardware's approximations of f32; `to` is the
+        dtype of the result where the row leaves it open; the others are lax's
+        (`y` of `integer_pow`, `rounding_method`).
+
+    Raises:
+      UnsupportedError: no such operation.
+      DTypeError: it does not exist for the dtype.
+    """
+    return lookup(name).emitter(dtype, **params)(*values)
+
+
+# --- pieces of rows -------------------------------------------------------------------
+
+
+def _op(op: Callable[..., ir.Value]) -> Case:
+    return Case(emitters.plain(op))
+
+
+class _Ints(TypedDict):
+    signed: Case
+    unsigned: Case
+
+
+def _ints(emit: Emitter) -> _Ints:
+    """One emitter serves integers of both signs."""
+    return {"signed": Case(emit), "unsigned": Case(emit)}
+
+
+def _comparison(name: str, float_, signed, unsigned) -> Row:
+    below = Case(emitters.compare(arith.cmpi, unsigned))
+    return Row(
+        name,
+        floating=Case(emitters.compare(arith.cmpf, float_)),
+        signed=Case(emitters.compare(arith.cmpi, signed)),
+        unsigned=below,
+        boolean=below,
+        result="bool",
+    )
+
+
+def _function(name: str, op: Callable, approx: Emitter | None = None) -> Row:
+    fast = None if approx is None else Case(approx)
+    return Row(name, floating=_op(op), widen=True, approx=fast)
+
+
+def _special(instruction: str) -> Emitter:
+    return emitters.plain(emitters.approx(instruction))
+
+
+def _convert(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
+    return convert_value(value, dtype, to)
+
+
+_CONVERT = Case(_convert)
+_SELECT = Case(emitters.select_n)
+_NOT = Case(emitters.bitwise_not)
+
+# --- the table ------------------------------------------------------------------------
+
+ROWS: tuple[Row, ...] = (
+    # Arithmetic.
+    Row(
+        "add",
+        floating=_op(emitters.addf),
+        **_ints(emitters.plain(arith.addi)),
+        boolean=_op(arith.ori),
+    ),
+    Row("sub", floating=_op(emitters.subf), **_ints(emitters.plain(arith.subi))),
+    Row(
+        "mul",
+        floating=_op(emitters.mulf),
+        **_ints(emitters.plain(arith.muli)),
+        boolean=_op(arith.andi),
+    ),
+    Row(
+        "div",
+        floating=_op(arith.divf),
+        signed=Case(
+            emitters.guarded(arith.divsi, emitters.all_ones, emitters.negate_int)
+        ),
+        unsigned=Case(emitters.guarded(arith.divui, emitters.all_ones, None)),
+        widen=True,
+    ),
+    Row(
+        "rem",
+        floating=Case(emitters.rem_float),
+        signed=Case(emitters.guarded(arith.remsi, emitters.identity, emitters.zero)),
+        unsigned=Case(emitters.guarded(arith.remui, emitters.identity, None)),
+        widen=True,
+    ),
+    Row(
+        "max",
+        floating=_op(arith.maximumf),
+        signed=_op(arith.maxsi),
+        unsigned=_op(arith.maxui),
+        boolean=_op(arith.ori),
+    ),
+    Row(
+        "min",
+        floating=_op(arith.minimumf),
+        signed=_op(arith.minsi),
+        unsigned=_op(arith.minui),
+        boolean=_op(arith.andi),
+    ),
+    Row("neg", floating=_op(arith.negf), **_ints(emitters.negate_int)),
+    Row(
+        "abs",
+        floating=Case(emitters.abs_float),
+        signed=_op(math.absi),
+        unsigned=Case(emitters.identity),
+    ),
+    Row(
+        "sign",
+        floating=Case(emitters.sign_float),
+        signed=Case(emitters.sign_signed),
+        unsigned=Case(emitters.sign_unsigned),
+    ),
+    Row(
+        "square",
+        floating=Case(emitters.square(emitters.mulf)),
+        **_ints(emitters.square(arith.muli)),
+    ),
+    Row(
+        "integer_pow",
+        floating=Case(emitters.integer_pow(emitters.mulf)),
+        **_ints(emitters.integer_pow(arith.muli)),
+        params=("y",),
+    ),
+    Row(
+        "clamp",
+        floating=Case(emitters.clamp(arith.maximumf, arith.minimumf)),
+        signed=Case(emitters.clamp(arith.maxsi, arith.minsi)),
+        unsigned=Case(emitters.clamp(arith.maxui, arith.minui)),
+        typed_by=-1,
+    ),
+    # Bits.
+    Row("and", **_ints(emitters.plain(arith.andi)), boolean=_op(arith.andi)),
+    Row("or", **_ints(emitters.plain(arith.ori)), boolean=_op(arith.ori)),
+    Row("xor", **_ints(emitters.plain(arith.xori)), boolean=_op(arith.xori)),
+    Row("not", signed=_NOT, unsigned=_NOT, boolean=_NOT),
+    Row("shift_left", **_ints(emitters.shift(arith.shli))),
+    Row("shift_right_logical", **_ints(emitters.shift(arith.shrui))),
+    Row(
+        "shift_right_arithmetic", **_ints(emitters.shift(arith.shrsi, keeps_sign=True))
+    ),
+    Row("population_count", **_ints(emitters.plain(math.ctpop))),
+    Row("clz", **_ints(emitters.plain(math.ctlz))),
+    # Comparisons and choices.
+    _comparison("eq", _CmpF.OEQ, _CmpI.eq, _CmpI.eq),
+    _comparison("ne", _CmpF.UNE, _CmpI.ne, _CmpI.ne),
+    _comparison("lt", _CmpF.OLT, _CmpI.slt, _CmpI.ult),
+    _comparison("le", _CmpF.OLE, _CmpI.sle, _CmpI.ule),
+    _comparison("gt", _CmpF.OGT, _CmpI.sgt, _CmpI.ugt),
+    _comparison("ge", _CmpF.OGE, _CmpI.sge, _CmpI.uge),
+    Row("is_finite", floating=Case(emitters.is_finite), result="bool"),
+    Row(
+        "select_n",
+        floating=_SELECT,
+        signed=_SELECT,
+        unsigned=_SELECT,
+        boolean=_SELECT,
+        typed_by=-1,
+    ),
+    # Conversions.
+    Row(
+        "convert_element_type",
+        floating=_CONVERT,
+        signed=_CONVERT,
+        unsigned=_CONVERT,
+        boolean=_CONVERT,
+        float8=_CONVERT,
+        result="any",
+    ),
+    _function("floor", math.floor),
+    _function("ceil", math.ceil),
+    Row(
+        "round",
+        floating=Case(emitters.round_float),
+        params=("rounding_method",),
+        widen=True,
+    ),
+    # Functions.
+    _function("pow", math.powf),
+    _function("exp", math.exp, emitters.scaled_input(emitters.ex2, _LOG2_E)),
+    _function("exp2", math.exp2, emitters.plain(emitters.ex2)),
+    _function("expm1", math.expm1),
+    _function("log", math.log, emitters.scaled_output(emitters.lg2, pymath.log(2))),
+    _function("log2", math.log2, emitters.plain(emitters.lg2)),
+    _function("log1p", math.log1p),
+    _function("sqrt", math.sqrt, _special("sqrt.approx.ftz.f32")),
+    _function("rsqrt", math.rsqrt, _special("rsqrt.approx.ftz.f32")),
+    _function("cbrt", math.cbrt),
+    _function("tanh", math.tanh, _special("tanh.approx.f32")),
+    Row(
+        "logistic",
+        floating=Case(emitters.logistic),
+        widen=True,
+        approx=Case(emitters.logistic_approx),
+    ),
+    _function("sin", math.sin, _special("sin.approx.ftz.f32")),
+    _function("cos", math.cos, _special("cos.approx.ftz.f32")),
+    _function("tan", math.tan),
+    _function("atan2", math.atan2),
+    _function("erf", math.erf),
+)
+TABLE: Mapping[str, Row] = by_name(ROWS)
