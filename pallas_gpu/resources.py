@@ -69,8 +69,8 @@ class Plan:
       barriers: number of barriers.
       barrier_slots: index of the first barrier of each declaration, by the identity of
         its scope's equation and its position there.
-      scratch_room_bytes: what the scratch may have.
-      scratch_limit_bytes: to which that may be raised before code is emitted.
+      scratch_room_bytes: how much of it code may use.
+      scratch_limit_bytes: to how much that may be raised before code is emitted.
     """
 
     stacks: Mapping[types.MemorySpace, Stack]
@@ -116,18 +116,18 @@ class Plan:
 
     @property
     def scratch_rooms_bytes(self) -> tuple[int, ...]:
-        """The rooms for scratch to try: each four times the one before."""
+        """Sizes of scratch to try: each is four times the one before."""
         rooms = [self.scratch_room_bytes]
         while rooms[-1] < self.scratch_limit_bytes:
             rooms.append(min(4 * rooms[-1], self.scratch_limit_bytes))
         return tuple(rooms)
 
     def with_room(self, scratch_room_bytes: int) -> Plan:
-        """Returns the plan with another room for scratch."""
+        """Returns the plan with another size of scratch."""
         return dataclasses.replace(self, scratch_room_bytes=scratch_room_bytes)
 
     def with_scratch(self) -> Plan:
-        """Returns the plan of a kernel that uses its scratch."""
+        """Returns the plan of a kernel whose code uses scratch."""
         return dataclasses.replace(self, scratch_bytes=self.scratch_room_bytes)
 
 

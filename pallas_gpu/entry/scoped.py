@@ -37,7 +37,7 @@ def run_scoped(
       What `f` returns: values, no references.
 
     Raises:
-      ArgumentTypeError: a declaration is none.
+      ArgumentTypeError: something else than a declaration.
       UnsupportedError: SMEM or barriers for one of several warpgroups; a call inside
         of warp_map.
 
@@ -109,7 +109,7 @@ def _check_axes(
         )
     if axes:
         raise errors.ArgumentError(
-            "run_scoped: collective_axes names something else than the thread axis",
+            "run_scoped: collective_axes names another axis than the thread axis",
             expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
             got=axes,
             hint="pass the kernel's thread_name, or leave collective_axes out",
@@ -121,7 +121,7 @@ def _to_ref(declaration: Any) -> Any:
     to_ref = getattr(declaration, "to_ref", None)
     if to_ref is None:
         raise errors.ArgumentTypeError(
-            "a scratch declaration is none",
+            "not a scratch declaration",
             expected="plgpu.SMEM(shape, dtype), plgpu.Barrier(), or pytrees of them",
             got=repr(declaration),
             hint="declare an array with plgpu.SMEM(shape, dtype)",

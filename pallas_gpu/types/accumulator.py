@@ -43,7 +43,7 @@ class AccumulatorRef(IndexableRef):
 class ACC:
     """Declares an accumulator of wgmma in the registers of a warpgroup.
 
-    It starts as zeros. PTX: wgmma.mma_async, matrix D. Since: sm_90a.
+    Its initial value is zero. PTX: wgmma.mma_async, matrix D. Since: sm_90a.
 
     Attributes:
       shape: (M, N): M a multiple of 64, N of 8.
@@ -96,7 +96,7 @@ class ACC:
 
     @staticmethod
     def init(array: Any) -> AccumulatorInit:
-        """Returns an accumulator with a start value, for `run_state`.
+        """Returns an accumulator with an initial value, for `run_state`.
 
         Args:
           array: (M, N) values in registers.
@@ -106,7 +106,7 @@ class ACC:
         """
         if isinstance(base_aval(array), _jax.AbstractRef):
             raise errors.ArgumentTypeError(
-                "ACC.init: the start value is a reference",
+                "ACC.init: the initial value is a reference",
                 expected="an array in registers",
                 got=describe(array),
                 hint="read it first: ACC.init(ref[...])",
@@ -118,15 +118,15 @@ class ACC:
 
 @dataclasses.dataclass(frozen=True)
 class AccumulatorInit:
-    """An accumulator and its start value; made by `ACC.init`."""
+    """An accumulator and its initial value; made by `ACC.init`."""
 
     declaration: ACC
     value: Any
 
     def to_ref(self) -> Any:
-        """Refuses: a start value belongs to run_state."""
+        """Refuses: only run_state accepts an initial value."""
         raise errors.ArgumentError(
-            "ACC.init stands where a declaration is expected",
+            "ACC.init is passed where a declaration is expected",
             expected="plgpu.ACC(shape, dtype) in scratch_types and run_scoped",
             got="plgpu.ACC.init(array)",
             hint="pass it to plgpu.run_state, or store into the accumulator",

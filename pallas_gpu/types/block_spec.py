@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which block of an array one step of a grid sees."""
+"""Which block of an array a grid step accesses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pallas_gpu.types.transforms import Transform
 
 @dataclasses.dataclass(frozen=True)
 class Squeezed:
-    """A block dimension of size one that the body does not see (also `None`)."""
+    """A block dimension of size one that the body's reference lacks (also `None`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,17 +34,17 @@ class Element:
 
 @dataclasses.dataclass(frozen=True)
 class BlockSpec:
-    """Which block of an array one step of a grid sees.
+    """Which block of an array a grid step accesses.
 
     Attributes:
       block_shape: one entry a dimension: an integer, `None` (size one, squeezed),
-        `Blocked`, `Element`. None for the whole argument: no block at all.
+        `Blocked`, `Element`. None for the whole array.
       index_map: from grid indices to the block's index, one integer a dimension. None:
         always the first block.
-      memory_space: SMEM (default): the block is copied. GMEM: the body gets the whole
-        array in global memory and the index map is not used.
+      memory_space: SMEM (default): the block is copied. GMEM: the body accesses the
+        whole array in global memory and the index map is not used.
       transforms: tiling and swizzle of the block in SMEM.
-      oob_fill_mode: what the block holds outside of the array; TMA gives zeros.
+      oob_fill_mode: what the block holds outside of the array; TMA fills with zeros.
 
     Raises:
       ArgumentError: a block size that is not positive.
@@ -106,14 +106,14 @@ class BlockSpec:
         )
 
     def squeezed(self, rank: int) -> tuple[bool, ...]:
-        """Returns for each dimension whether the body does not see it."""
+        """Returns for each dimension whether the body's reference lacks it."""
         if self.block_shape is None:
             return (False,) * rank
         return tuple(is_squeezed(entry) for entry in self.block_shape)
 
 
 def is_squeezed(entry: Any) -> bool:
-    """True for a block dimension that the body does not see."""
+    """True for a block dimension that the body's reference lacks."""
     return entry is None or isinstance(entry, Squeezed) or entry is Squeezed
 
 

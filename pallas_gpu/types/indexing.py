@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What may stand between the brackets of a reference, checked as it is written.
+"""Index expressions of references, checked when they are traced.
 
-Integers, scalars, unit-stride slices and `ds(start, size)` name a part of a reference.
-A static integer has to lie inside; a static range may reach over the edge, because a
-TMA copy clips it (for reads and writes the check pass refuses it).
+Integers, scalars, unit-stride slices and `ds(start, size)` select a part of a
+reference. A static integer has to be in bounds; a static range may extend past the
+edge, because a TMA copy clips it (the check pass refuses it in reads and writes).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pallas_gpu import _jax, errors
 
 
 def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
-    """Returns an index expression as a step that JAX records.
+    """Returns an index expression in the form that JAX records.
 
     Args:
-      index: what stands between the brackets.
+      index: the index expression.
       shape: shape of the reference or view.
 
     Raises:
-      OutOfBoundsError: a static integer outside of the reference, or too many indices.
+      OutOfBoundsError: a static integer out of bounds, or too many indices.
       UnsupportedError: an array, a stride, a size that is not static, a new axis.
-      ArgumentTypeError: something that is no index.
+      ArgumentTypeError: an invalid index.
     """
     shape = tuple(shape)
     entries = _padded(index if isinstance(index, tuple) else (index,), shape)
@@ -51,7 +51,7 @@ def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]
             "a reference has fewer dimensions than the index",
             expected=f"at most {len(shape)} indices for shape {shape}, and one `...`",
             got=f"{given} indices and {len(dots)} `...`",
-            hint="drop the indices that are too many",
+            hint="remove the extra indices",
             where=_jax.where_now(),
         )
     at = dots[0] if dots else len(entries)
@@ -75,7 +75,7 @@ def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
         _refuse(entry)
     if not -n <= position < n:
         raise errors.OutOfBoundsError(
-            "an index outside of the reference",
+            "an index is out of bounds",
             expected=f"{-n} to {n - 1} in dimension {dim} of shape {shape}",
             got=f"index {position}",
             hint="check the index, or the shape the reference was declared with",
@@ -95,7 +95,7 @@ def _refuse(entry: Any) -> NoReturn:
             where=_jax.where_now(),
         )
     raise errors.ArgumentTypeError(
-        "a reference is indexed with something that is no index",
+        "invalid index of a reference",
         expected="integers, integer scalars, slices and plgpu.ds(start, size)",
         got=repr(entry),
         hint="convert it to an integer first",
@@ -126,8 +126,8 @@ def _from_slice(entry: slice, n: int) -> Any:
     start, stop, _ = entry.indices(n)
     if stop <= start and n > 0:
         raise errors.ShapeError(
-            "a slice of a reference names no elements",
-            expected=f"a range inside of 0 to {n}",
+            "a slice of a reference is empty",
+            expected=f"a range within 0 to {n}",
             got=f"{entry.start}:{entry.stop}",
             hint="check the bounds of the slice",
             where=_jax.where_now(),

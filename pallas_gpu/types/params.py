@@ -12,10 +12,10 @@ from pallas_gpu import _jax, arch, errors
 
 
 class LoweringSemantics(enum.Enum):
-    """Who is addressed by an operation.
+    """Who chooses the register layouts of a kernel.
 
-    * `Lane`: the author is in control of register layouts; a mix is an error.
-    * `Warpgroup`: layouts are inferred.
+    * `Lane`: the author; operands with different layouts are an error.
+    * `Warpgroup`: the compiler infers them.
     """
 
     Lane = "lane"

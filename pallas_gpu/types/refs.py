@@ -2,11 +2,11 @@
 """Abstract references: what kernels handle while they are traced.
 
 An SMEM reference has the logical shape that the author wrote; how it is stored is part
-of its type (`transforms`). One object is one variable: JAX refuses the same abstract
-reference for two arguments, so declarations make a fresh one each time.
+of its type (`storage`). JAX refuses one abstract reference object for two arguments, so
+declarations make a fresh one each time.
 
-Indexing is ours, for arrays and barriers alike: JAX's own would check less, and say it
-without the kernel's line.
+Arrays and barriers have our own indexing: JAX's checks less, and its errors lack the
+kernel's line.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from pallas_gpu import _jax, errors
 from pallas_gpu.types.indexing import indexer
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
 
-# A tracer looks its attributes up in its abstract value; these two kinds of attribute
-# get the tracer as their argument.
+# A tracer looks its attributes up in its abstract value; these two kinds of attributes
+# receive the tracer as their argument.
 _aval_property = type(vars(_jax.AbstractRef)["at"])
 _aval_method = type(vars(_jax.AbstractRef)["get"])
 
@@ -51,7 +51,7 @@ class RefView(_jax.TransformedRef):
         return _jax.get_p.bind(view.ref, *leaves, tree=tree)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
-        """Writes the elements and returns what they were."""
+        """Writes the elements and returns their old values."""
         view = self if idx == () else self.at[idx]
         _check_access(view)
         value = _stored(value, view)
@@ -70,23 +70,24 @@ class RefView(_jax.TransformedRef):
 
 
 class _At:
-    """What `ref.at` returns: brackets that name a part."""
+    """What `ref.at` returns: an index expression on it selects a part."""
 
     def __init__(self, view: RefView):
         self._view = view
 
     def __getitem__(self, idx: Any) -> RefView:
         view = self._view
-        if _names_everything(idx):
+        if _selects_all(idx):
             return view
         return RefView(view.ref, (*view.transforms, indexer(idx, view.shape)))
 
 
 def _check_access(view: RefView) -> None:
-    base_aval(view).memory_space.check_access(describe(view))
+    aval = base_aval(view)
+    aval.memory_space.check_access(aval, view.shape)
 
 
-def _names_everything(idx: Any) -> bool:
+def _selects_all(idx: Any) -> bool:
     return idx is ... or (isinstance(idx, tuple) and idx in ((), (...,)))
 
 
@@ -96,7 +97,7 @@ def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
     order = given or tuple(reversed(range(rank)))
     if sorted(order) != list(range(rank)):
         raise errors.ArgumentError(
-            "transpose of a reference: no permutation of its dimensions",
+            "transpose of a reference: not a permutation of its dimensions",
             expected=f"each of 0 to {rank - 1} once",
             got=order,
             hint="name every dimension once",
@@ -106,9 +107,9 @@ def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
 
 
 def _stored(value: Any, view: RefView) -> Any:
-    """Returns a value in the form a reference takes: same dtype, same shape.
+    """Returns a value with the dtype and shape of a reference, for a store.
 
-    A Python number takes the reference's dtype, and a scalar fills it.
+    A Python number is converted to the reference's dtype, and a scalar is broadcast.
     """
     if isinstance(base_aval(value), _jax.AbstractRef):
         raise errors.ArgumentTypeError(
@@ -142,7 +143,7 @@ def _stored(value: Any, view: RefView) -> Any:
 
 
 class IndexableRef(_jax.AbstractRef):
-    """Indexing of references of ours; `tracer` is the traced reference."""
+    """Indexing of our references; `tracer` is the traced reference."""
 
     __slots__ = ()
 

@@ -16,10 +16,10 @@ from pallas_gpu.layouts import SmemLayout
 
 @runtime_checkable
 class Transform(Protocol):
-    """A step from an array's logical to its stored form in SMEM."""
+    """A step from the logical shape of an SMEM array to its stored form."""
 
     def describe(self) -> str:
-        """Returns a short text for error messages."""
+        """Returns a short description for error messages."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class TilingTransform:
 
 @dataclasses.dataclass(frozen=True)
 class SwizzleTransform:
-    """Permutes 16-byte chunks so that columns of a tile hit different banks.
+    """Permutes 16-byte chunks so that the rows of a column lie in different banks.
 
     PTX: tensor copies, "Swizzling modes".
 
@@ -88,10 +88,10 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 
     Args:
       minor_dim_bits: size of the minor dimension in bits.
-      what: a word for error messages, e.g. the name of the operand.
+      what: name of the operand, for error messages.
 
     Raises:
-      ArgumentError: the minor dimension is no multiple of 16 bytes.
+      ArgumentError: the minor dimension is not a multiple of 16 bytes.
     """
     for swizzle_bytes in (128, 64, 32, 16):
         if minor_dim_bits % (swizzle_bytes * 8) == 0:
@@ -143,14 +143,14 @@ def smem_layout(
                     "an SMEM array has two tilings",
                     expected="one TilingTransform",
                     got=[t.describe() for t in transforms],
-                    hint="keep the inner one",
+                    hint="pass one TilingTransform",
                 )
             case _:
                 raise errors.ArgumentTypeError(
                     "unknown SMEM transform",
                     expected="TilingTransform or SwizzleTransform",
                     got=repr(transform),
-                    hint="drop it",
+                    hint="remove it",
                 )
     bits = itemsize_bits(dtype)
     if tiling is not None:
@@ -194,8 +194,8 @@ def _check_swizzle(shape, bits, tiling, swizzle) -> None:
             f"SwizzleTransform(find_swizzle({minor * bits}))",
         )
     rows = math.prod(tiling[:-1]) if tiling else math.prod(shape[:-1])
-    # The pattern repeats every eight rows of the tile; a smaller tile would place its
-    # neighbours inside one pattern.
+    # The pattern repeats every eight rows; with fewer rows, neighbouring tiles would
+    # share one repetition.
     if tiling and rows % 8:
         raise errors.LayoutError(
             "a swizzled tile needs eight rows",

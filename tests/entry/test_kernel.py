@@ -90,7 +90,7 @@ def test_interpret_has_three_values_and_parameters():
 
 
 def test_scratch_is_declared():
-    with refused(errors.ArgumentTypeError, "a scratch declaration is none", got="3"):
+    with refused(errors.ArgumentTypeError, "not a scratch declaration", got="3"):
         run(lambda x, o, s: None, scratch_types=[3])  # HERE
 
 

@@ -79,7 +79,7 @@ def test_a_start_value_is_an_array():
 
     with refused(
         errors.ArgumentTypeError,
-        "ACC.init: the start value is a reference",
+        "ACC.init: the initial value is a reference",
         expected="an array",
         got="GMEM float32[64, 128]",
         hint="ref[...]",
@@ -96,7 +96,7 @@ def test_a_start_value_belongs_to_run_state(where):
 
     with pytest.raises(errors.ArgumentError) as caught:
         run(body, **({} if where == "run_scoped" else {"scratch_types": [start]}))
-    assert caught.value.what == "ACC.init stands where a declaration is expected"
+    assert caught.value.what == "ACC.init is passed where a declaration is expected"
     assert "plgpu.run_state" in caught.value.hint
     assert "test_run_state.py" in caught.value.where
 

@@ -67,7 +67,7 @@ def test_a_scope_is_collective_over_the_thread_axis():
 
     with refused(
         errors.ArgumentError,
-        "run_scoped: collective_axes names something else than the thread axis",
+        "run_scoped: collective_axes names another axis than the thread axis",
         expected="'wg'",
         got="('i',)",
     ):
@@ -80,7 +80,7 @@ def test_one_warpgroup_has_no_thread_axis():
 
     with refused(
         errors.ArgumentError,
-        "run_scoped: collective_axes names something else than the thread axis",
+        "run_scoped: collective_axes names another axis than the thread axis",
         expected="no axis",
     ):
         run(body)
@@ -90,7 +90,7 @@ def test_a_scope_declares_memory():
     def body(x, o):
         plgpu.run_scoped(lambda tile: None, jnp.float32)  # HERE
 
-    with refused(errors.ArgumentTypeError, "a scratch declaration is none"):
+    with refused(errors.ArgumentTypeError, "not a scratch declaration"):
         run(body)
 
 

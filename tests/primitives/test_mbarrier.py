@@ -58,7 +58,7 @@ def test_a_barrier_of_an_array_exists():
 
     with refused(
         errors.OutOfBoundsError,
-        "an index outside of the reference",
+        "an index is out of bounds",
         expected="-2 to 1",
         got="index 2",
     ):

@@ -65,7 +65,7 @@ def test_a_static_index_lies_inside(row):
 
     with refused(
         errors.OutOfBoundsError,
-        "an index outside of the reference",
+        "an index is out of bounds",
         expected="-64 to 63 in dimension 0 of shape (64, 128)",
         got=f"index {row}",
     ):
@@ -78,7 +78,7 @@ def test_a_static_index_of_a_view_lies_inside_of_the_view():
 
     with refused(
         errors.OutOfBoundsError,
-        "an index outside of the reference",
+        "an index is out of bounds",
         expected="-8 to 7 in dimension 0 of shape (8, 128)",
     ):
         run(body)
@@ -193,7 +193,7 @@ def test_an_index_is_an_integer(index):
 
     with refused(
         errors.ArgumentTypeError,
-        "a reference is indexed with something that is no index",
+        "invalid index of a reference",
         got=repr(index),
     ):
         run(body)
@@ -260,9 +260,7 @@ def test_a_slice_names_elements():
     def body(x, o):
         x[4:4]  # HERE
 
-    with refused(
-        errors.ShapeError, "a slice of a reference names no elements", got="4:4"
-    ):
+    with refused(errors.ShapeError, "a slice of a reference is empty", got="4:4"):
         run(body)
 
 
@@ -284,7 +282,7 @@ def test_a_transpose_names_every_dimension():
 
     with refused(
         errors.ArgumentError,
-        "transpose of a reference: no permutation of its dimensions",
+        "transpose of a reference: not a permutation of its dimensions",
         got="(0, 0)",
     ):
         run(body)

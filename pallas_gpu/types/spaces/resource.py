@@ -64,14 +64,20 @@ class Resource:
         raise NotImplementedError
 
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
-        """Returns what a reference, or a part of this shape, is for error messages."""
+        """Returns a description for error messages.
+
+        Args:
+          aval: abstract reference in this resource.
+          shape: of the reference, or of a part of it.
+        """
         return f"{self.name} {jnp.dtype(aval.dtype).name}{list(shape)}"
 
-    def check_access(self, what: str) -> None:
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
         """Raises unless threads may read and write it with an index expression.
 
         Args:
-          what: description of the reference.
+          aval: abstract reference in this resource.
+          shape: of the part that is accessed.
         """
 
     def check_beside(self, aval: Any, earlier: Sequence[Any]) -> None:

@@ -132,11 +132,11 @@ class Tmem(MemorySpace):
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
         return f"{super().describe(aval, shape)} in {aval.storage}"
 
-    def check_access(self, what: str) -> None:
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
         raise errors.UnsupportedError(
             "TMEM cannot be read or written with an index expression",
             expected="a reference in GMEM or SMEM, or an accumulator",
-            got=what,
+            got=self.describe(aval, shape),
             hint="only tcgen05 instructions access TMEM, and they are not supported "
             "yet; accumulate with plgpu.wgmma on sm_90a",
             where=_jax.where_now(),
