@@ -55,17 +55,33 @@ def for_reduction(
       OutOfResources: there is too little of it.
     """
     needed = reduce.scratch_bytes(x.layout, axes, x.dtype)
+    got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
+    return of_bytes(kernel, needed, "a reduction across warps", got)
+
+
+def of_bytes(
+    kernel: KernelState, needed: int, what: str, got: str
+) -> reduce.SmemScratch | None:
+    """Returns the scratch for an operation that needs some; None if it needs none.
+
+    Args:
+      needed: bytes for one warpgroup.
+      what, got: the operation and its operand, for the message.
+
+    Raises:
+      OutOfResources: there is too little of it.
+    """
     if not needed:
         return None
     available = available_bytes(kernel)
     if needed > available:
         raise errors.OutOfResources(
-            "a reduction across warps needs more scratch",
+            f"{what} needs more scratch",
             resource="SMEM",
             limit_bytes=available,
             used_bytes=needed,
             expected=f"at most reduction_scratch_bytes={available}",
-            got=f"{needed} bytes for {x.dtype}{list(x.shape)} over axes {tuple(axes)}",
+            got=f"{needed} bytes for {got}",
             hint=_more_scratch(kernel, needed),
         )
     return of_warpgroup(kernel)

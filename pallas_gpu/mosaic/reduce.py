@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
@@ -120,7 +120,7 @@ def reduce(
     if steps.vector_reduced:
         partial = [_fold_lanes(combine, value) for value in partial]
     for bit in steps.lanes:
-        partial = [combine(v, _shuffle(v, dtype, 1 << bit)) for v in partial]
+        partial = [combine(v, shuffle.exchange(v, dtype, 1 << bit)) for v in partial]
     if steps.warps:
         partial = _across_warps(combine, partial, dtype, steps, scratch)
     partial = [convert_value(v, dtype, x.dtype) for v in partial]
@@ -214,31 +214,6 @@ def _fold_lanes(combine: Callable, value: ir.Value) -> ir.Value:
     return dtypes.splat(
         _fold(combine, [dtypes.extract(value, i) for i in range(lanes)]), 1
     )
-
-
-def _shuffle(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
-    """The value of the lane whose number differs in `lane_mask`."""
-    lanes = dtypes.length(value) or 1
-    total_bits = lanes * dtypes.bits(dtype)
-    if total_bits % 32 == 0:
-        words = dtypes.bitcast(value, dtypes.I32)
-        count = dtypes.length(words) or 1
-        moved = [
-            shuffle.from_distance(dtypes.extract(words, i), lane_mask)
-            for i in range(count)
-        ]
-        return dtypes.bitcast(dtypes.pack(moved), dtype)
-    if lanes > 1:
-        parts = [dtypes.splat(dtypes.extract(value, i), 1) for i in range(lanes)]
-        moved = [_shuffle(part, dtype, lane_mask) for part in parts]
-        return dtypes.pack([dtypes.extract(part, 0) for part in moved])
-    narrow = np.dtype(f"int{dtypes.bits(dtype)}")
-    bits = dtypes.extract(dtypes.bitcast(value, narrow), 0)
-    word = shuffle.from_distance(
-        arith.extui(ir.IntegerType.get_signless(32), bits), lane_mask
-    )
-    back = arith.trunci(dtypes.mlir_type(narrow), word)
-    return dtypes.bitcast(dtypes.splat(back, 1), dtype)
 
 
 # --- across warps ---------------------------------------------------------------------

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import nvvm
+from jaxlib.mlir.dialects import arith, nvvm
 
 from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic.elements import dtypes
 
 _FULL_MASK = -1
 # Segments are the whole warp (PTX ISA, shfl: operand c).
@@ -27,6 +29,31 @@ def from_lane(word: ir.Value, lane: ir.Value) -> ir.Value:
     PTX: `shfl.sync.idx.b32`. All threads of the warp issue it.
     """
     return _shuffle(word, lane, nvvm.ShflKind.idx)
+
+
+def exchange(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
+    """The vector of the lane whose number differs in `lane_mask`, of any element type.
+
+    PTX: `shfl.sync.bfly.b32` for each word. All threads of the warp issue it.
+    """
+    lanes = dtypes.length(value) or 1
+    total_bits = lanes * dtypes.bits(dtype)
+    if total_bits % 32 == 0:
+        words = dtypes.bitcast(value, dtypes.I32)
+        count = dtypes.length(words) or 1
+        moved = [
+            from_distance(dtypes.extract(words, i), lane_mask) for i in range(count)
+        ]
+        return dtypes.bitcast(dtypes.pack(moved), dtype)
+    if lanes > 1:
+        parts = [dtypes.splat(dtypes.extract(value, i), 1) for i in range(lanes)]
+        moved = [exchange(part, dtype, lane_mask) for part in parts]
+        return dtypes.pack([dtypes.extract(part, 0) for part in moved])
+    narrow = np.dtype(f"int{dtypes.bits(dtype)}")
+    bits = dtypes.extract(dtypes.bitcast(value, narrow), 0)
+    word = from_distance(arith.extui(ir.IntegerType.get_signless(32), bits), lane_mask)
+    back = arith.trunci(dtypes.mlir_type(narrow), word)
+    return dtypes.bitcast(dtypes.splat(back, 1), dtype)
 
 
 def _shuffle(word: ir.Value, lane: ir.Value, kind: nvvm.ShflKind) -> ir.Value:
