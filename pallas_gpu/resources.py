@@ -21,7 +21,6 @@ from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives.scoped import run_scoped_p
 
-_STACKED: tuple[types.MemorySpace, ...] = (types.SMEM, types.TMEM, types.REGS)
 # The widest access of a thread (PTX ISA, ld).
 _SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
@@ -140,21 +139,31 @@ def scope_refs(eqn: _jax.JaxprEqn) -> Sequence[Any]:
     return eqn.params["jaxpr"].invars[len(eqn.invars) :]
 
 
-def scopes(jaxpr: Any) -> Iterator[_jax.JaxprEqn]:
-    """Yields the run_scoped equations of a jaxpr that no other one surrounds."""
+@dataclasses.dataclass(frozen=True)
+class Scope:
+    """A run_scoped equation and the scopes within it."""
+
+    eqn: _jax.JaxprEqn
+    inner: tuple[Scope, ...]
+
+
+def scopes(jaxpr: Any) -> tuple[Scope, ...]:
+    """Returns the scopes of a jaxpr that no other one surrounds, in program order."""
+    found: list[Scope] = []
     for eqn in jaxpr.eqns:
         if eqn.primitive is run_scoped_p:
-            yield eqn
+            found.append(Scope(eqn, scopes(eqn.params["jaxpr"])))
             continue
         for inner in _jax.jaxprs_in_params(eqn.params):
-            yield from scopes(inner)
+            found.extend(scopes(inner))
+    return tuple(found)
 
 
-def all_scopes(jaxpr: Any) -> Iterator[_jax.JaxprEqn]:
-    """Yields all run_scoped equations of a jaxpr, the outer before the inner ones."""
-    for eqn in scopes(jaxpr):
-        yield eqn
-        yield from all_scopes(eqn.params["jaxpr"])
+def flatten(outer: Sequence[Scope]) -> Iterator[_jax.JaxprEqn]:
+    """Yields the equations of scopes, each before those of the scopes within it."""
+    for scope in outer:
+        yield scope.eqn
+        yield from flatten(scope.inner)
 
 
 def place(
@@ -181,23 +190,25 @@ def _what(aval: Any) -> str:
     return aval.memory_space.describe(aval, aval.shape).partition(" ")[2]
 
 
-def _highest(jaxpr: Any, below: Stack) -> Stack:
-    """Returns the highest stack that the scopes of a jaxpr build on another one."""
+def _highest(outer: Sequence[Scope], below: Stack) -> Stack:
+    """Returns the highest stack that scopes build on another one."""
     highest = below
-    for eqn in scopes(jaxpr):
-        placed, top = place(below.space, eqn, below.top)
+    for scope in outer:
+        placed, top = place(below.space, scope.eqn, below.top)
         own = tuple(allocation for allocation in placed if allocation is not None)
         stack = Stack(below.space, (*below.allocations, *own), top)
-        inner = _highest(eqn.params["jaxpr"], stack)
+        inner = _highest(scope.inner, stack)
         highest = max(highest, inner, key=lambda s: s.top)
     return highest
 
 
-def _barrier_slots(jaxpr: Any) -> tuple[dict[tuple[int, int], int], int]:
+def _barrier_slots(
+    outer: Sequence[Scope],
+) -> tuple[dict[tuple[int, int], int], int]:
     """Returns the first barrier of each declaration, and the number of barriers."""
     slots: dict[tuple[int, int], int] = {}
     barriers = 0
-    for eqn in all_scopes(jaxpr):
+    for eqn in flatten(outer):
         for i, var in enumerate(scope_refs(eqn)):
             key = (id(eqn), i)
             if var.aval.memory_space is types.BARRIERS and key not in slots:
@@ -228,9 +239,10 @@ def plan(
       TargetError: the target does not have a memory that a scope declares.
       ArgumentError: a kernel may not have two of its declarations.
     """
-    _check_scopes(jaxpr, target)
-    stacks = {space: _highest(jaxpr, Stack(space)) for space in _STACKED}
-    slots, barriers = _barrier_slots(jaxpr)
+    outer = scopes(jaxpr)
+    _check_scopes(outer, target)
+    stacks = {space: _highest(outer, Stack(space)) for space in types.MemorySpace}
+    slots, barriers = _barrier_slots(outer)
     result = Plan(stacks, 0, barriers, slots, 0, 0)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
@@ -249,10 +261,10 @@ def plan(
     )
 
 
-def _check_scopes(jaxpr: Any, target: arch.Target) -> None:
+def _check_scopes(outer: Sequence[Scope], target: arch.Target) -> None:
     """Raises for memory that the target lacks, or declarations that exclude others."""
     seen: dict[types.Resource, list[Any]] = {}
-    for eqn in all_scopes(jaxpr):
+    for eqn in flatten(outer):
         try:
             for var in scope_refs(eqn):
                 space = var.aval.memory_space

@@ -224,7 +224,7 @@ def _require_resources(
 
 def _refuse_tmem(jaxpr: _jax.Jaxpr) -> None:
     """Refuses TMEM, which no operation of a kernel can access yet."""
-    for eqn in resources.all_scopes(jaxpr):
+    for eqn in resources.flatten(resources.scopes(jaxpr)):
         for var in resources.scope_refs(eqn):
             if var.aval.memory_space is types.TMEM:
                 raise errors.UnsupportedError(

@@ -30,7 +30,6 @@ class Barriers(Resource):
 
     name = "BARRIER"
     unit = "barriers"
-    reused = False
     declared_by = "declare it with plgpu.Barrier()"
 
     def size(self, aval: Any) -> int:

@@ -23,8 +23,8 @@ def test_a_scope_with_tmem_is_traced_with_its_declaration():
 
     arg = f32(64, 128)
     traced = trace.trace_body(body, [arg], [arg], types.Mesh(), "k")
-    (eqn,) = resources.all_scopes(traced.jaxpr)
-    (var,) = resources.scope_refs(eqn)
+    (scope,) = resources.scopes(traced.jaxpr)
+    (var,) = resources.scope_refs(scope.eqn)
     assert var.aval == TILE.to_ref()
     assert f"Ref<tmem>{{bf16[128,64], {LAYOUT}}}" in str(traced.jaxpr)
     assert resources.plan(traced.jaxpr, arch.SM_100A, "k", None, 1).tmem_columns == 32

@@ -153,7 +153,7 @@ class MemorySpace(Resource, metaclass=_Members):
         return errors.UnsupportedError(
             f"scratch memory in {self.name} is not supported",
             expected="an array in SMEM or TMEM, an accumulator or a barrier",
-            got=f"{self.name} {declaration.dtype}{list(declaration.shape)}",
+            got=self.describe(declaration, declaration.shape),
             hint=hint,
             where=_jax.where_now(),
         )

@@ -38,7 +38,6 @@ class Resource:
       name: the public name, e.g. `SMEM`.
       unit: what sizes and offsets count.
       alignment: what offsets are multiples of, in units.
-      reused: scopes that follow each other share it.
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       declared_by: how a kernel gets a reference to it, for hints.
@@ -47,7 +46,6 @@ class Resource:
     name: ClassVar[str]
     unit: ClassVar[str]
     alignment: ClassVar[int] = 1
-    reused: ClassVar[bool] = True
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[arch.Feature | None] = None
     declared_by: ClassVar[str]

@@ -67,8 +67,8 @@ class Tmem(MemorySpace):
 
     name = "TMEM"
     unit = "columns"
-    # A column address that every tcgen05 instruction accepts. The one allocation of the
-    # kernel starts at a multiple of 32 columns.
+    # As upstream aligns arrays within the one allocation of a kernel; the scales of 128
+    # rows occupy as many columns.
     alignment = 4
     feature = arch.Feature.TMEM
     declared_by = "declare it with plgpu.TMEM(shape, dtype)"
