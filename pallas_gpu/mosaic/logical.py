@@ -53,6 +53,14 @@ def gmem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
     return ir.MemRefType.get(list(shape), element_type(dtypes.memory_dtype(dtype)))
 
 
+def element_bits(element: ir.Type) -> int:
+    """The width of an element of a vector or memref; 1 for a bool."""
+    width = getattr(element, "width", None)
+    if width is None:
+        raise errors.InternalError("not an element of an array", got=str(element))
+    return int(width)
+
+
 def dtype_of(type_: ir.Type) -> np.dtype:
     """The element type of a vector, a memref or a scalar; integers become signed."""
     if isinstance(type_, ir.ShapedType):

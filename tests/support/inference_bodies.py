@@ -11,15 +11,16 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, builtin, func, memref, scf, vector
+from jaxlib.mlir.dialects import arith, builtin, func, scf, vector
 
 from pallas_gpu import arch
 from pallas_gpu.layouts import to_layout
-from pallas_gpu.lowering import inference
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.lowering import inference, memrefs
 from pallas_gpu.mosaic import dialect, module
+from pallas_gpu.mosaic.elements import scalars
 
 SMEM = "#gpu.address_space<workgroup>"
-DYNAMIC = ir.ShapedType.get_dynamic_size()
 TARGET = arch.target("sm_90a")
 
 
@@ -112,36 +113,20 @@ class Body:
         sizes: Sequence[int | None],
         permutation: Sequence[int] | None = None,
     ) -> ir.Value:
-        type_ = ir.MemRefType(array.type)
-        strides, _ = type_.get_strides_and_offset()
-        kept = [a for a, s in enumerate(sizes) if s is not None]
-        shape = [sizes[a] for a in kept]
-        mine = [strides[a] for a in kept]
-        layout = ir.StridedLayoutAttr.get(DYNAMIC, mine)
-        space = type_.memory_space
-        values = [s for s in starts if not isinstance(s, int)]
-        static = [s if isinstance(s, int) else DYNAMIC for s in starts]
-        if not values:
-            offset = sum(s * n for s, n in zip(static, strides, strict=True))
-            layout = ir.StridedLayoutAttr.get(offset, mine)
-        result = ir.MemRefType.get(shape, type_.element_type, layout, space)
-        ones = [1] * len(sizes)
-        dense = [1 if s is None else s for s in sizes]
-        part = memref.SubViewOp(
-            result, array, values, [], [], static, dense, ones
-        ).result
-        return part if permutation is None else self.transposed(part, permutation)
+        window = Window.whole(array.type.shape).slice(
+            [s if isinstance(s, int) else self._i32(s) for s in starts],
+            sizes,
+            [scalars.divisor(s) for s in starts],
+        )
+        if permutation is not None:
+            window = window.transpose(permutation)
+        return memrefs.subview(array, window)
+
+    def _i32(self, start: ir.Value) -> ir.Value:
+        return arith.index_cast(self.type("i32"), start)
 
     def transposed(self, array: ir.Value, permutation: Sequence[int]) -> ir.Value:
-        type_ = ir.MemRefType(array.type)
-        strides, offset = type_.get_strides_and_offset()
-        layout = ir.StridedLayoutAttr.get(offset, [strides[p] for p in permutation])
-        shape = [type_.shape[p] for p in permutation]
-        result = ir.MemRefType.get(
-            shape, type_.element_type, layout, type_.memory_space
-        )
-        order = ir.AffineMapAttr.get(ir.AffineMap.get_permutation(list(permutation)))
-        return memref.TransposeOp(result, array, order).result
+        return memrefs.transposed(array, permutation)
 
     def load(self, array: ir.Value, **kw) -> ir.Value:
         with self.at():

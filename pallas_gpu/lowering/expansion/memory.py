@@ -6,27 +6,26 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
+from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.inference import views
 from pallas_gpu.mosaic import gmem, logical, smem
 
 
 def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     """Returns the emitters' view of a memref."""
-    part = views.resolve(ref)
+    part = memrefs.resolve(ref)
     if part is None:
         raise errors.InternalError("no array in memory", got=str(ref))
-    window = part.window
     builder, maker = expansion.kernel.builder, part.base.owner
     dtype = logical.dtype_of(part.base.type)
-    if part.in_smem:
+    if part.space is types.SMEM:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
-        return smem.SmemView(builder.smem_pointer(offset), layout, dtype, window)
+        return smem.SmemView(builder.smem_pointer(offset), layout, dtype, part.window)
     number = ir.IntegerAttr(maker.attributes[logical.BUFFER]).value
     pointer = builder.buffers[number]
-    return gmem.GmemView(pointer, number, dtype, window)
+    return gmem.GmemView(pointer, number, dtype, part.window)
 
 
 def smem_view(expansion: Expansion, ref: ir.Value) -> smem.SmemView:

@@ -15,9 +15,9 @@ from pallas_gpu.lowering.rules import expands, infers
 
 @infers("mosaic_gpu.slice_smem")
 def _infer_smem_array(network: Network, op: ir.Operation, key: int) -> None:
-    view = network.view(op.results[0])
-    if view is not None:
-        network.array(view)
+    part = network.part(op.results[0])
+    if part is not None:
+        network.array(part)
 
 
 @infers(

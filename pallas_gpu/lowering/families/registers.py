@@ -212,29 +212,30 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
 
 
 def _access(network: Network, op: ir.Operation, i: int) -> Use:
-    view = array_of(network, op, i)
-    optimized = math.prod(view.sizes) % THREADS == 0
+    part = array_of(network, op, i)
+    optimized = math.prod(part.window.sizes) % THREADS == 0
     if "optimized" in op.attributes:
         optimized &= ir.BoolAttr(op.attributes["optimized"]).value
-    use = Use(op, "store" if i else "load", view, network.weight, optimized)
+    use = Use(op, "store" if i else "load", part, network.weight, optimized)
     network.use_memory(use)
     return use
 
 
 def _note_access(variable: Variable, use: Use) -> None:
     cell = variable.source
-    cell.loads.add(use.view.bits)
-    cell.in_smem |= use.view.in_smem
-    cell.in_gmem |= not use.view.in_smem
-    cell.transposed |= use.view.is_transposed
+    in_smem = use.part.space is types.SMEM
+    cell.loads.add(use.part.bits)
+    cell.in_smem |= in_smem
+    cell.in_gmem |= not in_smem
+    cell.transposed |= use.part.window.is_transposed
 
 
 @infers("memref.load", "memref.store")
 def _infer_element(network: Network, op: ir.Operation, key: int) -> None:
     i = 0 if op.name == "memref.load" else 1
-    view = network.view(op.operands[i])
-    if view is not None:
-        use = Use(op, "store" if i else "load", view, network.weight)
+    part = network.part(op.operands[i])
+    if part is not None:
+        use = Use(op, "store" if i else "load", part, network.weight)
         network.use_memory(use)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering.families.tmem import packed, require
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
-from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.lowering.rules import infers
 
 _HALF_ROWS, _ROWS = 64, 128
@@ -24,11 +24,11 @@ def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
     first = [sum(counts[:i]) if n else None for i, n in enumerate(counts)]
     collective = ir.BoolAttr(op.attributes["collective"]).value
     accumulator, left = array_of(network, op, 0), array_of(network, op, 1)
-    half = accumulator.sizes[0] == _HALF_ROWS
+    half = accumulator.window.sizes[0] == _HALF_ROWS
     require(
         network, op, 0, "accumulator", lambda: _accumulator(accumulator, collective)
     )
-    if left.in_tmem:
+    if left.space is types.TMEM:
         _check_left(op, left)
         require(network, op, 1, "left operand", lambda: packed(left))
     else:
@@ -47,21 +47,22 @@ def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
             require(network, op, i, role, make)
 
 
-def _accumulator(view: View, collective: bool) -> TmemLayout:
+def _accumulator(part: Part, collective: bool) -> TmemLayout:
     """One element to a column; 64 rows lie as one or as two CTAs write them."""
-    if view.sizes[0] != _HALF_ROWS:
+    if part.window.sizes[0] != _HALF_ROWS:
         return TmemLayout.default()
     if collective:
-        return TmemLayout.m64_collective(view.sizes[1])
-    return TmemLayout.half_lane(view.sizes[1])
+        return TmemLayout.m64_collective(part.window.sizes[1])
+    return TmemLayout.half_lane(part.window.sizes[1])
 
 
-def _check_left(op: ir.Operation, view: View) -> None:
-    if view.sizes[0] != _ROWS:
+def _check_left(op: ir.Operation, part: Part) -> None:
+    window = part.window
+    if window.sizes[0] != _ROWS:
         raise errors.UnsupportedError(
-            f"tcgen05_mma takes no left operand of {view.sizes[0]} rows from TMEM",
+            f"tcgen05_mma takes no left operand of {window.sizes[0]} rows from TMEM",
             expected=f"{_ROWS} rows",
-            got=f"shape {view.view_shape}",
+            got=f"shape {window.shape}",
             hint="pass the left operand in SMEM",
             where=sources.where(op),
         )

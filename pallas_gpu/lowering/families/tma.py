@@ -142,18 +142,11 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     from_gmem = op.name == "mosaic_gpu.async_load"
     gmem = array_of(network, op, 0 if from_gmem else 1)
     smem = array_of(network, op, 1 if from_gmem else 0)
-    segments = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
-    # Both have the two memrefs first; a load's barrier, which may be missing, is next.
-    first = sum(segments[: 3 if from_gmem else 2])
-    count = segments[3 if from_gmem else 2]
-    indices = [op.operands[first + i] for i in range(count)]
-    lengths = list(ir.DenseI64ArrayAttr(op.attributes["slice_lengths"]))
     pieces = 1
     if from_gmem and network.cluster:
         axes = ir.ArrayAttr(op.attributes["collective"])
         pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
-    part = gmem.moved(indices, lengths)
-    use = Use(op, "copy", smem, network.weight, other=part, pieces=pieces)
+    use = Use(op, "copy", smem, network.weight, other=gmem, pieces=pieces)
     network.use_memory(use)
 
 

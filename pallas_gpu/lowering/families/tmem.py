@@ -13,7 +13,7 @@ from pallas_gpu.layouts.tmem.layout import COLUMN_BITS
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of, use_as_pointers
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
-from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.lowering.rules import infers
 from pallas_gpu.mosaic import dialect
 
@@ -22,9 +22,9 @@ from pallas_gpu.mosaic import dialect
 def _infer_array(network: Network, op: ir.Operation, key: int) -> None:
     if op.name == "mosaic_gpu.tmem_alloc":
         use_as_pointers(network, op)  # the place in SMEM that receives the address
-    view = network.view(op.results[0])
-    assert view is not None
-    network.use_memory(Use(op, "alloc", view, network.weight))
+    part = network.part(op.results[0])
+    assert part is not None
+    network.use_memory(Use(op, "alloc", part, network.weight))
 
 
 @infers("mosaic_gpu.tmem_layout_cast")
@@ -62,8 +62,8 @@ def _infer_store(network: Network, op: ir.Operation, key: int) -> None:
 
 
 def _note_access(variable: Variable, use: Use) -> None:
-    variable.source.loads.add(use.view.bits)
-    variable.source.tmem[use.view.base] = None
+    variable.source.loads.add(use.part.bits)
+    variable.source.tmem[use.part.base] = None
 
 
 @infers(
@@ -90,9 +90,9 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     network.use_memory(use)
 
 
-def packed(view: View) -> TmemLayout:
+def packed(part: Part) -> TmemLayout:
     """Columns full of elements, as operands have them."""
-    return TmemLayout.default(COLUMN_BITS // view.bits)
+    return TmemLayout.default(COLUMN_BITS // part.bits)
 
 
 def require(

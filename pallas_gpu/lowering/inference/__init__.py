@@ -80,9 +80,9 @@ class Assignment:
 
     def tmem(self, value: ir.Value) -> TmemLayout:
         """The layout of an array in TMEM, given by any memref of it."""
-        view = self._assembly.network.view(value)
-        assert view is not None
-        return self._storages[view.base]
+        part = self._assembly.network.part(value)
+        assert part is not None
+        return self._storages[part.base]
 
 
 def infer(

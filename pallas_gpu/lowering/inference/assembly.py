@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.lowering.inference import solver
 from pallas_gpu.lowering.inference.candidates import Book, candidates
 from pallas_gpu.lowering.inference.costs import Costs, Key, preferences
@@ -106,11 +106,11 @@ class Assembly:
         for edge in self._edges:
             self._add_edge(problem, edge)
         for variable, use in self._accesses():
-            array = self.network.array(use.view)
+            array = self.network.array(use.part)
             table = self._access_costs(variable, use, array)
             problem.add_table(variable.index, self.array_variable(array), table)
         for variable, use in self._transfers():
-            array = self.network.array(use.view)
+            array = self.network.array(use.part)
             table = self._transfer_costs(variable, use, array)
             problem.add_table(variable.index, self.array_variable(array), table)
         return problem
@@ -142,7 +142,7 @@ class Assembly:
 
     def _accesses(self) -> Iterator[tuple[Variable, Use]]:
         for variable in self.network.variables:
-            if variable.access is not None and variable.access.view.in_smem:
+            if variable.access is not None and variable.access.part.space is types.SMEM:
                 yield variable, variable.access
 
     def _access_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
@@ -160,7 +160,7 @@ class Assembly:
 
     def _transfers(self) -> Iterator[tuple[Variable, Use]]:
         for variable in self.network.variables:
-            if variable.access is not None and variable.access.view.in_tmem:
+            if variable.access is not None and variable.access.part.space is types.TMEM:
                 yield variable, variable.access
 
     def _transfer_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
@@ -196,7 +196,7 @@ class Assembly:
             if key is not None and not edge.rigid:
                 yield key
         for variable, use in self._accesses():
-            array = self.network.array(use.view)
+            array = self.network.array(use.part)
             storage = self.storages[array.index][labels[self.array_variable(array)]]
             number = self.labels[variable.index].source[labels[variable.index]]
             yield self.costs.smem_key(use, storage, number, variable.bits)
@@ -229,7 +229,7 @@ class Assembly:
         for variable, use in self._accesses():
             self.costs.settle(
                 self.costs.smem_key(use, storage, number, variable.bits)
-                for storage in self.storages[self.network.array(use.view).index]
+                for storage in self.storages[self.network.array(use.part).index]
                 for number in self.labels[variable.index].source
             )
 

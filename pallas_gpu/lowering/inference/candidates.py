@@ -165,7 +165,7 @@ def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:
         array = network.arrays[base]
         assert isinstance(array, TmemArray)
         for storage in tmem.storages(array):
-            yield from tmem.register_layouts(storage, cell.shape, array.view.bits)
+            yield from tmem.register_layouts(storage, cell.shape, array.bits)
 
 
 def _placed(names: list[Layout], shape: tuple[int, ...]) -> Iterator[Placement]:

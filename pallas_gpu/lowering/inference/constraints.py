@@ -15,7 +15,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import Network, Use
-from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import logical
 from pallas_gpu.primitives import _registry as registry
 
@@ -101,23 +101,23 @@ def vector_operands(op: ir.Operation) -> list[int]:
     return [i for i, x in enumerate(op.operands) if is_vector(x)]
 
 
-def array_of(network: Network, op: ir.Operation, i: int) -> View:
+def array_of(network: Network, op: ir.Operation, i: int) -> Part:
     """Returns the part of an array that operand `i` of an operation is."""
-    view = network.view(op.operands[i])
-    if view is None:
+    part = network.part(op.operands[i])
+    if part is None:
         raise errors.InternalError(
             "A memref that is neither an SMEM array nor a kernel's buffer",
             got=str(op.operands[i]),
             where=sources.where(op),
         )
-    return view
+    return part
 
 
 def use_as_pointers(network: Network, op: ir.Operation) -> None:
     """An operation that uses the addresses of arrays in memory."""
     for operand in op.operands:
         if isinstance(operand.type, ir.MemRefType):
-            view = network.view(operand)
-            if view is not None:
-                use = Use(op, "pointer", view, network.weight)
+            part = network.part(operand)
+            if part is not None:
+                use = Use(op, "pointer", part, network.weight)
                 network.use_memory(use)

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from pallas_gpu import types
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
@@ -121,22 +122,21 @@ class Costs:
     def gmem_key(self, variable: Variable, number: int) -> Key | None:
         """The access of a variable to GMEM, if it is one."""
         use = variable.access
-        if use is None or use.view.in_smem or use.view.in_tmem:
+        if use is None or use.part.space is not types.GMEM:
             return None
-        view = use.view
-        starts = zip(view.start_multiples, view.array_strides, strict=True)
-        divisor = math.gcd(*(start * stride for start, stride in starts))
-        return "gmem", view.view_shape, view.strides, number, variable.bits, divisor
+        window, bits = use.part.window, variable.bits
+        divisor = window.start_multiple
+        return "gmem", window.shape, window.strides, number, bits, divisor
 
     def smem_key(self, use: Use, storage: SmemLayout, number: int, bits: int) -> Key:
         """The load or store of a part of an array in SMEM."""
-        view, store = use.view, use.kind == "store"
+        part, store = use.part, use.kind == "store"
         aligned = self._alignments.get((use, storage))
         if aligned is None:
-            aligned = smem.alignment_bytes(view, storage)
+            aligned = smem.alignment_bytes(part, storage)
             self._alignments[use, storage] = aligned
-        how = store, use.optimized, aligned
-        return "smem", storage, view.sizes, view.order, number, bits, how
+        window, how = part.window, (store, use.optimized, aligned)
+        return "smem", storage, window.sizes, window.order, number, bits, how
 
     def operation(self, variable: Variable, number: int) -> int:
         """Cost of an operation on an operand in a layout, accesses to SMEM aside."""

@@ -127,7 +127,7 @@ def _single_use_error(
         f"{_used(use)} cannot use its {_space(array)} array, however that is stored: "
         f"{reason.what}",
         expected=reason.expected,
-        got=f"{reason.got}; the array {_declared(array)} of shape {array.view.shape} "
+        got=f"{reason.got}; the array {_declared(array)} of shape {array.shape} "
         f"could have {_listing(map(_described, storages))}",
         hint=reason.hint or "use an array of another shape",
         where=sources.where(use.op),
@@ -170,7 +170,7 @@ def _used(use: Use) -> str:
 
 def _declared(array: Array) -> str:
     line = sources.where(array.op)
-    kind = f"of {array.view.bits}-bit elements"
+    kind = f"of {array.bits}-bit elements"
     return kind if line is None else f"{kind} at {line}"
 
 

@@ -17,11 +17,13 @@ from typing import Literal
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import errors
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.lowering.inference import sources, views
+from pallas_gpu.lowering import memrefs
+from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.relations import Relation
-from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.memrefs import Part
+from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.registers import Placement
 
 # "splat": the same element everywhere; "made": an iota, or made of deferred values.
@@ -137,7 +139,7 @@ class Use:
       kind: how it uses the array; "pointer" takes its address and sees it as it
         lies in memory. "mma" is an operand of tcgen05 in
         SMEM; "alloc" declares an array in TMEM, "demand" takes it in some layouts only.
-      view: the part it uses.
+      part: the part it uses.
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.
       other: the GMEM side of a TMA copy.
@@ -148,10 +150,10 @@ class Use:
 
     op: ir.Operation
     kind: UseKind
-    view: View
+    part: Part
     weight: int
     optimized: bool = False
-    other: View | None = None
+    other: Part | None = None
     pieces: int = 1
     role: str = ""
     wanted: tuple[TmemLayout, ...] = ()
@@ -164,7 +166,8 @@ class SmemArray:
     Attributes:
       index: its number.
       base: the `slice_smem`'s result.
-      view: all of it.
+      shape: of the whole array.
+      bits: width of an element in memory.
       uses: who uses it, in program order.
       transforms: the `with_transforms` the user gave it, if any.
       key: a number that does not depend on the order of operations.
@@ -172,7 +175,8 @@ class SmemArray:
 
     index: int
     base: ir.Value
-    view: View
+    shape: tuple[int, ...]
+    bits: int
     transforms: ir.Operation | None
     key: int
     uses: list[Use] = dataclasses.field(default_factory=list)
@@ -190,14 +194,16 @@ class TmemArray:
     Attributes:
       index: its number, among all arrays.
       base: the result of the `tmem_alloc` or `slice_tmem`.
-      view: all of it.
+      shape: of the whole array.
+      bits: width of an element in memory.
       key: a number that does not depend on the order of operations.
       uses: who uses it, in program order; the operation that declares it is the first.
     """
 
     index: int
     base: ir.Value
-    view: View
+    shape: tuple[int, ...]
+    bits: int
     key: int
     uses: list[Use] = dataclasses.field(default_factory=list)
 
@@ -266,7 +272,7 @@ class Network:
         self.uses_wgmma = False
         self.uses_tmem = False
         self._keys: dict[ir.Value, int] = {}
-        self._views: dict[ir.Value, View | None] = {}
+        self._parts: dict[ir.Value, Part | None] = {}
         self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
 
     # --- types ------------------------------------------------------------------------
@@ -276,15 +282,15 @@ class Network:
         known = self._types.get(type_)
         if known is None:
             vector = ir.VectorType(type_)
-            known = tuple(vector.shape), views.element_bits(vector.element_type)
+            known = tuple(vector.shape), logical.element_bits(vector.element_type)
             self._types[type_] = known
         return known
 
-    def view(self, memref: ir.Value) -> View | None:
-        """The part of an array behind a memref; see `views.resolve`."""
-        if memref not in self._views:
-            self._views[memref] = views.resolve(memref)
-        return self._views[memref]
+    def part(self, memref: ir.Value) -> Part | None:
+        """The part of an array behind a memref; see `memrefs.resolve`."""
+        if memref not in self._parts:
+            self._parts[memref] = memrefs.resolve(memref)
+        return self._parts[memref]
 
     # --- keys -------------------------------------------------------------------------
 
@@ -419,24 +425,24 @@ class Network:
 
     def use_memory(self, use: Use) -> None:
         """An operation uses an array in memory."""
-        if use.view.in_smem or use.view.in_tmem:
-            self.array(use.view).uses.append(use)
+        if use.part.space is not types.GMEM:
+            self.array(use.part).uses.append(use)
 
-    def array(self, view: View) -> Array:
-        """The array that a view is a part of."""
-        found = self.arrays.get(view.base)
+    def array(self, part: Part) -> Array:
+        """The array that a part belongs to."""
+        base = part.base
+        found = self.arrays.get(base)
         if found is None:
-            whole = views.resolve(view.base)
-            assert whole is not None
-            key = self._keys.get(view.base, 0)
+            shape, bits = part.window.array_shape, part.bits
+            key = self._keys.get(base, 0)
             number = len(self.arrays)
-            if whole.in_tmem:
+            if part.space is types.TMEM:
                 self.uses_tmem = True
-                found = TmemArray(number, view.base, whole, key)
+                found = TmemArray(number, base, shape, bits, key)
             else:
-                transforms = views.user_transforms(view.base)
-                found = SmemArray(number, view.base, whole, transforms, key)
-            self.arrays[view.base] = found
+                transforms = memrefs.user_transforms(base)
+                found = SmemArray(number, base, shape, bits, transforms, key)
+            self.arrays[base] = found
         return found
 
     def cells(self) -> Iterator[Cell]:

@@ -8,7 +8,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.lowering.inference import views
+from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.inference.spaces import smem
 from pallas_gpu.mosaic.registers import place
 from tests.support.inference_bodies import Body
@@ -199,9 +199,9 @@ def test_a_part_at_an_unknown_start_is_reached_by_narrow_accesses(body: Body):
         array = b.smem((64, 96))
         part = b.part(array, [0, b.arguments["index"]], [64, 64])
         b.store(b.load(part), b.gmem(SQUARE))
-        view = views.resolve(part)
-    assert view is not None
-    assert smem.alignment_bytes(view, SmemLayout((64, 96), 32)) == 4
+        found = memrefs.resolve(part)
+    assert found is not None
+    assert smem.alignment_bytes(found, SmemLayout((64, 96), 32)) == 4
     assert body.infer().smem(array) == SmemLayout((64, 96), 32)
 
 

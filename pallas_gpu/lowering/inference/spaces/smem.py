@@ -27,9 +27,11 @@ from pallas_gpu.layouts.smem.window import (
     alignment_bytes as window_alignment_bytes,
 )
 from pallas_gpu.layouts.smem.window import check_window, contiguous_layout
-from pallas_gpu.lowering.inference import sources, views
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import SmemArray, Use
-from pallas_gpu.lowering.inference.views import View
+from pallas_gpu.lowering.memrefs import Part
+from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.registers import Placement
 
 # Widest first: with more bytes in a row of a tile fewer instructions move the array.
@@ -42,9 +44,10 @@ def storages(array: SmemArray) -> list[SmemLayout]:
     Raises:
       LayoutError: the user's transforms do not fit the array.
     """
-    shape, bits = array.view.shape, array.view.bits
+    shape, bits = array.shape, array.bits
     if array.transforms is not None:
-        tiling, swizzle = views.storage(array.transforms)
+        given = array.transforms.attributes["transforms"]
+        tiling, swizzle = dialect.transforms_from_attribute(given)
         try:
             return [SmemLayout(shape, bits, tiling, swizzle)]
         except errors.LayoutError as error:
@@ -104,17 +107,17 @@ def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
 
 def _check_part(use: Use, storage: SmemLayout) -> None:
     """A part of a tiled array consists of whole tiles."""
-    view = use.view
-    if math.prod(view.sizes) == 1 and not is_plain(storage):
+    window = use.part.window
+    if math.prod(window.sizes) == 1 and not is_plain(storage):
         raise _plain_memory(storage, "an access to a single element")
-    check_window(storage, view.sizes)
-    lead = len(view.shape) - len(storage.tile)
-    starts = view.starts[lead:]
-    if any(s is not None and s % t for s, t in zip(starts, storage.tile, strict=True)):
+    check_window(storage, window.sizes)
+    starts = [s if isinstance(s, int) else None for s in window.starts]
+    tiled = zip(starts[len(starts) - len(storage.tile) :], storage.tile, strict=True)
+    if any(s is not None and s % t for s, t in tiled):
         raise errors.LayoutError(
             "a slice of a tiled reference must start at a tile",
             expected=f"starts that are multiples of tile {storage.tile}",
-            got=f"starts {tuple('?' if s is None else s for s in view.starts)}",
+            got=f"starts {tuple('?' if s is None else s for s in starts)}",
             hint="slice at multiples of the tile, or leave the transforms out",
         )
 
@@ -125,11 +128,12 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
     Who gives transforms promises that; so does who slices an operand of wgmma by a
     number of which nothing is known, because only tiles can be multiplied.
     """
-    lead = len(use.view.shape) - len(storage.tile)
+    window = use.part.window
+    lead = len(window.sizes) - len(storage.tile)
     for axis, tile in enumerate(storage.tile, lead):
-        known = use.view.multiples[axis]
+        known = window.multiples[axis]
         promised = use.kind in ("a", "b", "mma") and known == 1
-        if use.view.starts[axis] is None and known % tile and not promised:
+        if axis in window.dynamic and known % tile and not promised:
             raise errors.LayoutError(
                 f"a slice starts at an index that may lie inside of a tile of {tile}",
                 expected=f"a start along axis {axis} that is a number times {tile}",
@@ -140,10 +144,7 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
 
 
 def _check_operand(use: Use, storage: SmemLayout) -> None:
-    view = use.view
-    lead = len(view.kept) - 2
-    is_matrix = tuple(view.kept) == (False,) * lead + (True, True)
-    if is_matrix and storage.swizzle == NO_SWIZZLE:
+    if _is_matrix(use.part.window) and storage.swizzle == NO_SWIZZLE:
         raise errors.LayoutError(
             "wgmma reads tiled and swizzled arrays",
             expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
@@ -152,16 +153,15 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
             hint="pad the array's last two dimensions to multiples of 8 and "
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
-    plan_operand(storage, view.window, "a" if use.kind == "a" else "b")
+    plan_operand(storage, use.part.window, "a" if use.kind == "a" else "b")
 
 
 def _check_tiles(use: Use, storage: SmemLayout) -> None:
     """What tcgen05 asks of an array in SMEM: a matrix of swizzled tiles."""
     row = storage.swizzle * 8 // storage.itemsize_bits
-    lead = len(use.view.kept) - 2
-    is_matrix = tuple(use.view.kept) == (False,) * lead + (True, True)
+    window = use.part.window
     if (
-        not is_matrix
+        not _is_matrix(window)
         or storage.swizzle == NO_SWIZZLE
         or storage.tile != (ATOM_ROWS, row)
     ):
@@ -169,11 +169,17 @@ def _check_tiles(use: Use, storage: SmemLayout) -> None:
             "tcgen05 reads matrices in tiled and swizzled arrays",
             expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
             "128 bytes and n elements s bytes wide",
-            got=f"{describe(storage)}, axes {use.view.kept_axes} of the array",
+            got=f"{describe(storage)}, axes {window.axes} of the array",
             hint="pad the array's last two dimensions to multiples of 8 and "
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
     _check_part(use, storage)
+
+
+def _is_matrix(window: Window) -> bool:
+    """Whether a part has the last two axes of its array and no others."""
+    rank = len(window.sizes)
+    return sorted(window.axes) == [rank - 2, rank - 1]
 
 
 def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
@@ -183,8 +189,8 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
       LayoutError: TMA cannot carry it.
       UnsupportedError: it would transpose.
     """
-    smem, gmem = use.view, use.other
-    assert gmem is not None
+    assert use.other is not None
+    smem, gmem = use.part.window, use.other.window
     if smem.is_transposed or gmem.is_transposed:
         raise errors.UnsupportedError(
             "a tensor copy cannot transpose",
@@ -194,18 +200,13 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
         )
     check_window(storage, smem.sizes)
     return plan_copy(
-        gmem.shape,
-        gmem.bits,
+        gmem.array_shape,
+        use.other.bits,
         gmem.sizes,
-        [a for a, kept in enumerate(gmem.kept) if not kept],
-        contiguous_layout(storage, smem.window),
-        start_multiples=gmem.start_multiples,
-        inside=[
-            not kept or (start is not None and start + size <= extent)
-            for start, size, extent, kept in zip(
-                gmem.starts, gmem.sizes, gmem.shape, gmem.kept, strict=True
-            )
-        ],
+        gmem.squeezed,
+        contiguous_layout(storage, smem),
+        start_multiples=gmem.multiples,
+        inside=gmem.known_inside(),
         pieces=use.pieces,
     )
 
@@ -221,9 +222,9 @@ def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement |
     return placement.transpose(inverse) if isinstance(placement, LinearLayout) else None
 
 
-def alignment_bytes(view: View, storage: SmemLayout) -> int:
+def alignment_bytes(part: Part, storage: SmemLayout) -> int:
     """What the address of a part is known to be a multiple of, as far as it matters."""
-    return min(window_alignment_bytes(storage, view.window), MAX_WIDTH_BYTES)
+    return min(window_alignment_bytes(storage, part.window), MAX_WIDTH_BYTES)
 
 
 @functools.lru_cache(maxsize=8192)

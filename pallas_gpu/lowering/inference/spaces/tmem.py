@@ -33,8 +33,8 @@ def storages(array: TmemArray) -> list[TmemLayout]:
       LayoutError: there is none for its shape.
     """
     found: list[TmemLayout] = []
-    op, (rows, *rest) = array.op, array.view.shape
-    packings = sorted({1, max(1, COLUMN_BITS // array.view.bits)})
+    op, (rows, *rest) = array.op, array.shape
+    packings = sorted({1, max(1, COLUMN_BITS // array.bits)})
     makers: list[Callable[[int], TmemLayout]] = [TmemLayout.default]
     if rows == _HALF_ROWS and rest:
         makers = [
@@ -69,7 +69,7 @@ def refusal(use: Use, storage: TmemLayout) -> errors.LayoutError | None:
     try:
         match use.kind:
             case "alloc":
-                storage.check(use.view.shape)
+                storage.check(use.part.window.array_shape)
                 _check_room(use, storage)
             case "demand":
                 _check_wanted(use, storage)
@@ -101,7 +101,7 @@ def _check_room(use: Use, storage: TmemLayout) -> None:
     packing = ir.IntegerAttr(source.operation.attributes["packing"]).value
     reserved = allocated_columns(ir.MemRefType(op.operands[0].type).shape[1] // packing)
     first = ir.IntegerAttr(op.attributes["offset"]).value
-    columns = storage.columns(use.view.shape)
+    columns = storage.columns(use.part.window.array_shape)
     if first + columns > reserved:
         raise errors.LayoutError(
             "the array reaches over the end of its allocation",
@@ -125,36 +125,37 @@ def _check_wanted(use: Use, storage: TmemLayout) -> None:
 
 def _check_part(use: Use, storage: TmemLayout) -> None:
     """A part consists of whole tiles of columns, in the array's order."""
-    view = use.view
-    storage.check(view.shape)
-    if not all(view.kept) or view.is_transposed or view.sizes[0] != view.shape[0]:
+    window = use.part.window
+    rows, start = window.array_shape[0], window.starts[1]
+    storage.check(window.array_shape)
+    if window.axes != (0, 1) or window.sizes[0] != rows:
         raise errors.LayoutError(
             "arrays in TMEM can be sliced along their columns only",
-            expected=f"all {view.shape[0]} rows, and axes in order",
-            got=f"sizes {view.sizes}, axes {view.kept_axes}",
+            expected=f"all {rows} rows, and axes in order",
+            got=f"sizes {window.sizes}, axes {window.axes}",
             hint="load the array and slice it in registers",
         )
     tile = storage.base_tile_shape[1]
-    if view.sizes[1] % tile or view.start_multiples[1] % tile:
-        first = f"column {view.starts[1]}"
-        if view.starts[1] is None:
-            first = f"a column known to be a multiple of {view.start_multiples[1]}"
+    if window.sizes[1] % tile or window.multiples[1] % tile:
+        first = f"column {start}"
+        if not isinstance(start, int):
+            first = f"a column known to be a multiple of {window.multiples[1]}"
         raise errors.LayoutError(
             "a part of an array in TMEM must consist of whole tiles",
             expected=f"a start and a size that are multiples of {tile} columns",
-            got=f"{view.sizes[1]} columns from {first}",
+            got=f"{window.sizes[1]} columns from {first}",
             hint="slice at multiples of the tile, or use an array for each part",
         )
 
 
 def _check_carried(use: Use, storage: TmemLayout) -> None:
-    if next(register_layouts(storage, use.view.view_shape, use.view.bits), None):
+    if next(register_layouts(storage, use.part.window.shape, use.part.bits), None):
         return
     verb, word = ("store", "to") if use.kind == "store" else ("load", "from")
     raise errors.LayoutError(
         f"no instruction can {verb} {word} this layout of TMEM",
         expected="elements that fill 32-bit columns, or one of 16 bits to a column",
-        got=f"{storage}, elements of {use.view.bits} bits",
+        got=f"{storage}, elements of {use.part.bits} bits",
         hint="pack the array's elements, or copy it through SMEM",
     )
 
@@ -164,7 +165,7 @@ def _check_carried(use: Use, storage: TmemLayout) -> None:
 
 def carries(use: Use, storage: TmemLayout, placement: Placement) -> bool:
     """Whether an instruction moves the part between registers and its array."""
-    return transfers(placement, storage, use.view.bits)
+    return transfers(placement, storage, use.part.bits)
 
 
 def register_layouts(

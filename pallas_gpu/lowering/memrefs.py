@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays in memory and parts of them, as memrefs of the warpgroup-level module.
+
+An array is a `slice_smem` in SMEM, a `tmem_alloc` or a `slice_tmem` in TMEM, or a cast
+of a pointer in GMEM. A part of it is a subview, then a transpose where its axes are out
+of order. The type of a subview does not say which axes were squeezed, nor what a
+dynamic start is a multiple of: an attribute does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref
+
+from pallas_gpu import errors, types
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.mosaic import logical
+
+# On a subview: the axes that it keeps, and a known multiple of each start.
+_WINDOW = "pallas_gpu.window"
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A part of an array in memory.
+
+    Attributes:
+      base: the result of the operation that declares the array.
+      space: where it lies: GMEM, SMEM or TMEM.
+      bits: width of an element in memory; a bool takes a byte.
+      window: the part; its dynamic starts are i32 values.
+    """
+
+    base: ir.Value
+    space: types.MemorySpace
+    bits: int
+    window: Window
+
+
+def subview(array: ir.Value, window: Window) -> ir.Value:
+    """Makes a memref of a part of an array.
+
+    Args:
+      array: the whole array.
+      window: the part; dynamic starts are i32 values.
+    """
+    mark = ir.ShapedType.get_dynamic_size()
+    values = [_index(window.starts[axis]) for axis in window.dynamic]
+    static = [x if isinstance(x, int) else mark for x in window.starts]
+    strides, axes = window.array_strides, sorted(window.axes)
+    offset = mark if values else int(math.sumprod(static, strides))
+    result = _strided(
+        array.type,
+        [window.sizes[a] for a in axes],
+        [strides[a] for a in axes],
+        offset,
+    )
+    ones = [1] * len(static)
+    op = memref.SubViewOp(
+        result, array, values, [], [], static, list(window.sizes), ones
+    )
+    recorded = {"axes": axes, "multiples": list(window.multiples)}
+    op.operation.attributes[_WINDOW] = ir.DictAttr.get(
+        {name: ir.DenseI64ArrayAttr.get(given) for name, given in recorded.items()}
+    )
+    return transposed(op.result, window.order) if window.is_transposed else op.result
+
+
+def transposed(source: ir.Value, permutation: Sequence[int]) -> ir.Value:
+    """Makes a memref whose axis i is axis `permutation[i]` of another."""
+    strides, offset = source.type.get_strides_and_offset()
+    result = _strided(
+        source.type,
+        [source.type.shape[p] for p in permutation],
+        [strides[p] for p in permutation],
+        offset,
+    )
+    order = ir.AffineMapAttr.get(ir.AffineMap.get_permutation(list(permutation)))
+    return memref.TransposeOp(result, source, order).result
+
+
+def _strided(
+    like: Any, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> ir.Type:
+    layout = ir.StridedLayoutAttr.get(offset, list(strides))
+    return ir.MemRefType.get(
+        list(shape), like.element_type, layout, memory_space=like.memory_space
+    )
+
+
+def _index(value: ir.Value) -> ir.Value:
+    return arith.index_cast(ir.IndexType.get(), value)
+
+
+# --- and back -------------------------------------------------------------------------
+
+
+def resolve(ref: ir.Value) -> Part | None:
+    """Returns the part of an array behind a memref; None if it is no array of ours."""
+    owner = ref.owner
+    if isinstance(owner, ir.Block):
+        return None
+    op = owner.operation
+    match op.name:
+        case "mosaic_gpu.slice_smem":
+            return _whole(ref, types.SMEM)
+        case "builtin.unrealized_conversion_cast" if logical.BUFFER in op.attributes:
+            return _whole(ref, types.GMEM)
+        case "mosaic_gpu.tmem_alloc" | "mosaic_gpu.slice_tmem":
+            return _whole(ref, types.TMEM)
+        case "mosaic_gpu.with_transforms" | "mosaic_gpu.tmem_layout_cast":
+            return resolve(op.operands[0])
+        case "memref.subview":
+            source = resolve(op.operands[0])
+            return source and _moved(source, _subview_window(op, source.window))
+        case "memref.transpose":
+            source = resolve(op.operands[0])
+            results = ir.AffineMapAttr(op.attributes["permutation"]).value.results
+            permutation = [ir.AffineDimExpr(r).position for r in results]
+            return source and _moved(source, source.window.transpose(permutation))
+    return None
+
+
+def _whole(ref: ir.Value, space: types.MemorySpace) -> Part:
+    type_ = ir.MemRefType(ref.type)
+    bits = logical.element_bits(type_.element_type)
+    # Columns of TMEM hold elements of fewer than 8 bits side by side.
+    bits = bits if space is types.TMEM else max(bits, 8)
+    return Part(ref, space, bits, Window.whole(type_.shape))
+
+
+def _moved(part: Part, window: Window) -> Part:
+    return dataclasses.replace(part, window=window)
+
+
+def _subview_window(op: ir.Operation, source: Window) -> Window:
+    if not source.is_whole or _WINDOW not in op.attributes:
+        raise errors.InternalError(
+            "A subview does not say which part of which array it is",
+            expected=f"a subview of a whole array, with {_WINDOW}",
+            got=str(op),
+        )
+    mark = ir.ShapedType.get_dynamic_stride_or_offset()
+    dynamic = iter(list(op.operands)[1:])
+    starts = [
+        _before_cast(next(dynamic)) if offset == mark else offset
+        for offset in ir.DenseI64ArrayAttr(op.attributes["static_offsets"])
+    ]
+    recorded = ir.DictAttr(op.attributes[_WINDOW])
+    return Window(
+        source.array_shape,
+        tuple(starts),
+        tuple(ir.DenseI64ArrayAttr(op.attributes["static_sizes"])),
+        tuple(ir.DenseI64ArrayAttr(recorded["axes"])),
+        tuple(ir.DenseI64ArrayAttr(recorded["multiples"])),
+    )
+
+
+def _before_cast(index: ir.Value) -> ir.Value:
+    """The i32 that a start was before `subview` made an index of it."""
+    return index.owner.operation.operands[0]
+
+
+def user_transforms(base: ir.Value) -> ir.Operation | None:
+    """The `with_transforms` behind an array in SMEM, if there is one."""
+    for use in base.uses:
+        owner = use.owner
+        op = owner.operation if hasattr(owner, "operation") else owner
+        if op.name == "mosaic_gpu.with_transforms":
+            return op
+    return None

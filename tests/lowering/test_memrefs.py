@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of arrays as memrefs: what is recorded is what is read."""
+
+from __future__ import annotations
+
+import pytest
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref
+
+from pallas_gpu import errors, types
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.lowering import memrefs
+from tests.support.inference_bodies import Body
+
+
+@pytest.fixture
+def body() -> Body:
+    return Body()
+
+
+def test_an_array_is_the_whole_of_itself(body: Body):
+    with body.building() as b:
+        array = b.smem((4, 128, 64), "f16")
+        part = memrefs.resolve(array)
+    assert part == memrefs.Part(array, types.SMEM, 16, Window.whole((4, 128, 64)))
+
+
+def test_an_array_with_transforms_is_the_array_itself(body: Body):
+    with body.building() as b:
+        array = b.smem((64, 64), "f16", ((8, 64), 128))
+        part = memrefs.resolve(array)
+    assert part is not None
+    assert part.base == array.owner.operands[0]
+    assert memrefs.user_transforms(part.base) == array.owner
+
+
+def test_bools_take_a_byte(body: Body):
+    with body.building() as b:
+        part = memrefs.resolve(b.smem((64, 64), "i1"))
+    assert part is not None
+    assert part.bits == 8
+
+
+WINDOWS = {
+    "a stage": Window.whole((4, 128, 64)).slice((2, 0, 0), (None, 128, 64)),
+    "an axis of size one": Window.whole((4, 128, 64)).slice((2, 0, 0), (1, 128, 64)),
+    "one of two axes of size one": Window.whole((4, 1, 64)).slice(
+        (1, 0, 32), (None, 1, 32)
+    ),
+    "the other": Window.whole((4, 1, 64)).slice((1, 0, 32), (1, None, 32)),
+    "transposed": Window.whole((4, 128, 64))
+    .slice((1, 64, 0), (None, 64, 64))
+    .transpose((1, 0)),
+    "permuted": Window.whole((4, 128, 64)).transpose((2, 0, 1)),
+}
+
+
+@pytest.mark.parametrize("case", WINDOWS)
+def test_a_part_is_the_window_that_it_was_made_from(body: Body, case):
+    window = WINDOWS[case]
+    with body.building() as b:
+        array = b.smem(window.array_shape, "f16")
+        ref = memrefs.subview(array, window)
+        part = memrefs.resolve(ref)
+    assert part == memrefs.Part(array, types.SMEM, 16, window)
+    assert tuple(ref.type.shape) == window.shape
+    strides, _ = ref.type.get_strides_and_offset()
+    assert tuple(strides) == window.strides
+
+
+def test_a_dynamic_start_keeps_its_value_and_what_is_known_of_it(body: Body):
+    with body.building() as b:
+        array = b.gmem((512, 512), "f16")
+        index = b.arguments["i32"]
+        start = arith.muli(index, arith.constant(index.type, 64))
+        window = Window.whole((512, 512)).slice((start, 128), (64, 64), (64, 128))
+        part = memrefs.resolve(memrefs.subview(array, window))
+    assert part is not None
+    assert part.window == window
+    assert part.window.starts[0] == start
+    assert part.window.multiples == (64, 128)
+
+
+def test_a_subview_that_records_nothing_is_a_bug_of_ours(body: Body):
+    with body.building() as b:
+        array = b.gmem((64, 64), "f32")
+        part = memrefs.subview(array, Window.whole((64, 64)).slice((0, 0), (32, 64)))
+        del part.owner.attributes["pallas_gpu.window"]
+        with pytest.raises(errors.InternalError, match="which part of which array"):
+            memrefs.resolve(part)
+
+
+def test_a_part_of_a_part_is_a_bug_of_ours(body: Body):
+    window = Window.whole((64, 64)).slice((0, 0), (32, 64))
+    with body.building() as b:
+        part = memrefs.subview(b.gmem((64, 64), "f32"), window)
+        again = Window.whole((32, 64)).slice((0, 0), (16, 64))
+        with pytest.raises(errors.InternalError, match="which part of which array"):
+            memrefs.resolve(memrefs.subview(part, again))
+
+
+def test_what_is_no_array_of_ours_has_no_part(body: Body):
+    with body.building():
+        other = memref.AllocaOp(ir.MemRefType.get([4], ir.F32Type.get()), [], [])
+        assert memrefs.resolve(other.result) is None
+    assert memrefs.resolve(body.arguments["i32"]) is None
