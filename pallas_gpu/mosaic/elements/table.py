@@ -266,5 +266,6 @@ ROWS: tuple[Row, ...] = (
     _function("tan", math.tan),
     _function("atan2", math.atan2),
     _function("erf", math.erf),
+    _function("erfc", math.erfc),
 )
 TABLE: Mapping[str, Row] = by_name(ROWS)

@@ -48,7 +48,7 @@ UNARY = [
     (lambda x: lax.integer_pow(x, 3), jnp.int32),
     (jax.nn.relu, jnp.float32),
     (jax.nn.silu, jnp.float32),
-    *[(op, d) for op in (lax.cbrt, lax.tan) for d in FLOATS],
+    *[(op, d) for op in (lax.cbrt, lax.tan, lax.erfc) for d in FLOATS],
     *[(op, d) for op in (lax.population_count, lax.clz) for d in INTS],
 ]
 

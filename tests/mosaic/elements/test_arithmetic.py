@@ -20,7 +20,7 @@ FLOATS = ["float32", "float16", "bfloat16"]
 INTEGERS = ["int32", "uint32", "int8", "uint8", "int16", "int64"]
 
 UNARY_FLOAT = """neg abs sign exp exp2 log log2 log1p expm1 sqrt rsqrt cbrt tanh
-logistic sin cos tan erf floor ceil is_finite square"""
+logistic sin cos tan erf erfc floor ceil is_finite square"""
 BINARY_FLOAT = "add sub mul div rem max min eq ne lt le gt ge pow atan2"
 UNARY_INT = "neg abs sign not square population_count clz"
 BINARY_INT = """add sub mul div rem max min eq ne lt le gt ge and or xor shift_left

@@ -69,8 +69,6 @@ def bits(value: Any, type_: ir.Type) -> Bits:
 
 # --- tables ---------------------------------------------------------------------------
 
-_erf = np.vectorize(math.erf, otypes=[np.float64])
-
 
 def _leading_zeros(x: np.ndarray, bits_each: int) -> np.ndarray:
     lengths = [bits_each - int(v).bit_length() for v in x.flat]
@@ -106,7 +104,8 @@ _FLOAT: dict[str, Callable] = {
     "math.tanh": np.tanh,
     "math.cbrt": np.cbrt,
     "math.atan2": np.arctan2,
-    "math.erf": _erf,
+    "math.erf": np.vectorize(math.erf, otypes=[np.float64]),
+    "math.erfc": np.vectorize(math.erfc, otypes=[np.float64]),
     "math.powf": np.power,
 }
 _UNSIGNED: dict[str, Callable] = {
