@@ -33,6 +33,7 @@ JAX_FAMILIES = {
         ),
         "reductions",
     ),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), "scans"),
     "axis_index": "grid",
     "optimization_barrier": "wgmma",
 }

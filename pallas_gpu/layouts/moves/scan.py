@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans a cumulative operation along one axis of an array in registers.
+
+The positions along the axis are sums of a position that the thread determines and one
+that the register determines, and every position occurs once. Such a decomposition of an
+interval is nested: sorted by stride, the bits of the thread's index that move along the
+axis alternate with runs of registers. So a scan consists of levels. At each level units
+of equal length, whose prefixes and totals are known, are merged: first the consecutive
+units that one thread holds, then two neighbouring units that differ in one thread bit.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS, LinearLayout
+
+# (register, element in it)
+Slot = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+    """One merge of neighbouring units.
+
+    Attributes:
+      units: consecutive units of a thread that become one.
+      bit: the thread bit in which the two halves of the merged unit differ then; None
+        at the last level.
+    """
+
+    units: int
+    bit: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class ScanPlan:
+    """A scan of an array in one layout along one axis.
+
+    Attributes:
+      lines: for each line along the axis of which a thread holds a part the slots of
+        that part, in the order of the axis.
+      levels: the merges, from neighbouring elements to the whole axis.
+    """
+
+    lines: tuple[tuple[Slot, ...], ...]
+    levels: tuple[Level, ...]
+
+    @property
+    def lane_bits(self) -> tuple[int, ...]:
+        """Thread bits along the axis within a warp."""
+        return tuple(b for b in self._bits if b < LANE_BITS)
+
+    @property
+    def warp_bits(self) -> tuple[int, ...]:
+        """Thread bits along the axis between warps."""
+        return tuple(b for b in self._bits if b >= LANE_BITS)
+
+    @property
+    def _bits(self) -> tuple[int, ...]:
+        return tuple(level.bit for level in self.levels if level.bit is not None)
+
+    def exchanges(self, bit: int) -> int:
+        """Totals that each thread exchanges at the level of a thread bit."""
+        held = 1
+        for level in self.levels:
+            held *= level.units
+            if level.bit == bit:
+                break
+        return len(self.lines) * len(self.lines[0]) // held
+
+    def scratch_bytes(self, itemsize_bytes: int) -> int:
+        """SMEM without which the scan cannot work: one total of each thread."""
+        return THREADS * itemsize_bytes if self.warp_bits else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_scan(layout: LinearLayout, axis: int) -> ScanPlan:
+    """Plans the scan of an array.
+
+    Args:
+      layout: where the elements lie.
+      axis: the axis along which they accumulate, 0 or more.
+
+    Raises:
+      LayoutError: threads move along this axis and another at once.
+    """
+    strides = []
+    for bit, column in enumerate(layout.thread_columns):
+        others = any(x for a, x in enumerate(column) if a != axis)
+        if column[axis] and others:
+            raise LayoutError(
+                "threads move along the scanned axis and another one at once",
+                expected=f"thread columns along axis {axis} or along the others",
+                got=f"column {column} of thread bit {bit}",
+                hint="layout_cast the array first, e.g. to Layout.WGMMA",
+            )
+        if column[axis]:
+            strides.append((column[axis], bit))
+    length = layout.shape[axis]
+    levels, unit = [], 1
+    for stride, bit in sorted(strides):
+        levels.append(Level(stride // unit, bit))
+        unit = 2 * stride
+    levels.append(Level(length // unit, None))
+    return ScanPlan(_lines(layout, axis), tuple(levels))
+
+
+def _lines(layout: LinearLayout, axis: int) -> tuple[tuple[Slot, ...], ...]:
+    lines: dict[tuple[int, ...], dict[int, Slot]] = {}
+    for register, row in enumerate(layout.coordinates(0).tolist()):
+        for element, coordinate in enumerate(row):
+            others = (*coordinate[:axis], *coordinate[axis + 1 :])
+            lines.setdefault(others, {})[coordinate[axis]] = (register, element)
+    return tuple(
+        tuple(line[position] for position in sorted(line))
+        for _, line in sorted(lines.items())
+    )

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cumulative operations along one axis: `cumsum`, `cumprod`, `cummax`, `cummin`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout, rates
+from pallas_gpu.layouts.moves.scan import ScanPlan, plan_scan
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import logical, scan
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import Placement
+
+# lax's primitives, and what combines the elements.
+KINDS: dict[str, scan.Kind] = {
+    "cumsum": "add",
+    "cumprod": "mul",
+    "cummax": "max",
+    "cummin": "min",
+}
+# Attributes of the warpgroup-level operation.
+_KIND, _DTYPE, _AXIS, _REVERSE = "kind", "dtype", "axis", "reverse"
+
+
+@dataclasses.dataclass(frozen=True)
+class Scan(relations.Relation):
+    """Accumulates along an axis; the result has the operand's layout."""
+
+    axis: int
+
+    @property
+    def demand(self) -> str:
+        return (
+            f"threads move along axis {self.axis} or along the others, never along both"
+        )
+
+    def forward(self, layout: Placement) -> Placement | None:
+        return None if self._plan(layout) is None else layout
+
+    def backward(self, layout: Placement) -> Placement | None:
+        return self.forward(layout)
+
+    def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
+        """The layouts of a reduction, in which no warp waits for another."""
+        return relations.Reduce((self.axis,)).natural(shape, bits)
+
+    def cost(self, layout: Placement, bits: int) -> float:
+        """An operation for each element and level, shuffles, a way through SMEM."""
+        plan = self._plan(layout)
+        if plan is None:
+            return 0.0
+        words = max(1, bits // 32)
+        elements = layout.num_registers * layout.vector_length
+        cycles = elements * len(plan.levels) * 2.0
+        for bit in plan.lane_bits:
+            cycles += plan.exchanges(bit) * words * rates.SHUFFLE
+        for bit in plan.warp_bits:
+            cycles += 8 * plan.exchanges(bit) * words * rates.SMEM_WAVEFRONT
+            cycles += 2 * (rates.BARRIER + rates.SMEM_LATENCY)
+        return cycles
+
+    def scratch_bytes(self, layout: Placement, bits: int) -> int | None:
+        plan = self._plan(layout)
+        return None if plan is None else plan.scratch_bytes(max(bits, 8) // 8)
+
+    def _plan(self, layout: Placement) -> ScanPlan | None:
+        if not isinstance(layout, LinearLayout):
+            return None
+        try:
+            return plan_scan(layout, self.axis)
+        except errors.LayoutError:
+            return None
+
+
+def _emit(kernel: Any, kind: scan.Kind, x: Any, axis: int, reverse: bool) -> Any:
+    needed = Scan(axis).scratch_bytes(
+        x.layout, 8 * dtypes.memory_dtype(x.dtype).itemsize
+    )
+    room = scratch.of_bytes(
+        kernel, needed or 0, "a scan across warps", f"{x.dtype}{list(x.shape)}"
+    )
+    return scan.scan(kind, x, axis, reverse=reverse, scratch=room)
+
+
+def _make_lane(kind: scan.Kind):
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
+        return _emit(ctx.kernel, kind, shapes.placed(x), axis, reverse)
+
+    return rule
+
+
+def _make_warpgroup(kind: scan.Kind):
+    def rule(ctx: RuleContext, x: Any) -> Any:
+        i64 = ir.IntegerType.get_signless(64)
+        attributes = {
+            _KIND: ir.StringAttr.get(kind),
+            _DTYPE: ir.StringAttr.get(x.dtype.name),
+            _AXIS: ir.IntegerAttr.get(i64, ctx.eqn.params["axis"]),
+            _REVERSE: ir.BoolAttr.get(ctx.eqn.params["reverse"]),
+        }
+        type_ = logical.vector_type(x.dtype, x.shape)
+        op = ir.Operation.create("pallas_gpu.scan", [type_], [x.value], attributes)
+        return vals.Vector(op.result, x.dtype)
+
+    return rule
+
+
+for _name, _kind in KINDS.items():
+    lane(_name)(_make_lane(_kind))
+    warpgroup(_name)(_make_warpgroup(_kind))
+
+
+@infers("pallas_gpu.scan")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    (operand,), (result,) = op.operands, op.results
+    shape, _ = network.vector_type(result.type)
+    relation = Scan(ir.IntegerAttr(op.attributes[_AXIS]).value)
+    variable = network.variable(op, operand.type, key, result=shape, relation=relation)
+    network.consume(op, 0, variable)
+    network.produce(result, variable)
+
+
+@expands("pallas_gpu.scan")
+def _expand(expansion: Expansion, op: Any) -> None:
+    dtype = dtypes.named(ir.StringAttr(op.attributes[_DTYPE]).value)
+    kind: Any = ir.StringAttr(op.attributes[_KIND]).value
+    axis = ir.IntegerAttr(op.attributes[_AXIS]).value
+    reverse = ir.BoolAttr(op.attributes[_REVERSE]).value
+    source = expansion.placed(op, 0, dtype)
+    expansion.set(op.result, _emit(expansion.kernel, kind, source, axis, reverse))
+    expansion.dead.append(op.operation)

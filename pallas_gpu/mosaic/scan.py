@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cumulative operations: within a thread, across the lanes of a warp, across warps.
+
+The emitter of the plans of `layouts/moves/scan.py`. Beside the prefix of every element
+it keeps the total of every unit, which is what threads exchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.moves.scan import ScanPlan, plan_scan
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
+from pallas_gpu.mosaic import addressing, mbarrier, reduce, shuffle
+from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.registers import RegisterArray
+
+Kind = Literal["add", "mul", "max", "min"]
+# Elements of one line, or totals of its units: scalars in the order of the axis.
+_Line = list[ir.Value]
+
+
+def scan(
+    kind: Kind,
+    x: RegisterArray,
+    axis: int,
+    *,
+    reverse: bool = False,
+    scratch: reduce.SmemScratch | None = None,
+) -> RegisterArray:
+    """Combines each element with all elements before it along an axis.
+
+    PTX: arithmetic in a thread, `shfl.sync.bfly` across lanes; across warps
+    `st.shared`, `barrier.sync`, `ld.shared`. All threads of the warpgroup issue it.
+
+    Args:
+      kind: what combines.
+      x: in a linear layout whose thread columns lie along the axis or along others.
+      axis: 0 to rank - 1.
+      reverse: combine each element with all after it.
+      scratch: SMEM for totals that cross warps; see `ScanPlan.scratch_bytes`.
+
+    Returns:
+      An array in the layout of `x`.
+
+    Raises:
+      LayoutError: the layout does not admit the scan.
+      OutOfResources: warps exchange totals, and there is too little scratch.
+    """
+    layout = x.layout
+    if not isinstance(layout, LinearLayout):
+        layout = layout.linear()  # raises the error that says why
+    plan = plan_scan(layout, axis)
+    combine = table.lookup(kind).emitter(x.dtype)
+    order = -1 if reverse else 1
+    prefixes = [
+        [_element(x.values[register], i) for register, i in line[::order]]
+        for line in plan.lines
+    ]
+    totals = [list(line) for line in prefixes]
+    for level in plan.levels:
+        if level.units > 1:
+            totals = [
+                _merge(combine, line, units, level.units)
+                for line, units in zip(prefixes, totals, strict=True)
+            ]
+        if level.bit is not None:
+            _merge_threads(combine, prefixes, totals, x, level.bit, reverse, scratch)
+    return x.with_values(_registers(x, plan, [line[::order] for line in prefixes]))
+
+
+def _element(register: ir.Value, i: int) -> ir.Value:
+    return dtypes.splat(dtypes.extract(register, i), 1)
+
+
+def _registers(
+    x: RegisterArray, plan: ScanPlan, lines: Sequence[_Line]
+) -> list[ir.Value]:
+    placed = {
+        slot: value
+        for line, values in zip(plan.lines, lines, strict=True)
+        for slot, value in zip(line, values, strict=True)
+    }
+    length = dtypes.length(x.values[0]) or 1
+    return [
+        dtypes.pack([dtypes.extract(placed[r, i], 0) for i in range(length)])
+        for r in range(len(x.values))
+    ]
+
+
+def _merge(combine: Callable, prefixes: _Line, totals: _Line, units: int) -> _Line:
+    """Merges consecutive units of a thread in place; returns the new totals."""
+    held = len(prefixes) // len(totals)
+    merged = []
+    for first in range(0, len(totals), units):
+        running = totals[first]
+        for unit in range(first + 1, first + units):
+            for i in range(unit * held, (unit + 1) * held):
+                prefixes[i] = combine(running, prefixes[i])
+            # With one element a unit this is the prefix; CSE drops the second one.
+            running = combine(running, totals[unit])
+        merged.append(running)
+    return merged
+
+
+def _merge_threads(
+    combine: Callable,
+    prefixes: list[_Line],
+    totals: list[_Line],
+    x: RegisterArray,
+    bit: int,
+    reverse: bool,
+    scratch: reduce.SmemScratch | None,
+) -> None:
+    """Merges the units of threads that differ in a bit, in place."""
+    own = [total for line in totals for total in line]
+    if bit < LANE_BITS:
+        others = [shuffle.exchange(total, x.dtype, 1 << bit) for total in own]
+    else:
+        others = _from_other_warp(own, x, bit, scratch)
+    second = addressing.thread_bit(bit)
+    if reverse:
+        second = arith.xori(second, dtypes.constant(True, dtypes.BOOL))
+    received = iter(others)
+    for line, units in zip(prefixes, totals, strict=True):
+        held = len(line) // len(units)
+        for unit in range(len(units)):
+            other = next(received)
+            for i in range(unit * held, (unit + 1) * held):
+                line[i] = arith.select(second, combine(other, line[i]), line[i])
+            units[unit] = combine(units[unit], other)
+
+
+def _from_other_warp(
+    values: Sequence[ir.Value],
+    x: RegisterArray,
+    bit: int,
+    scratch: reduce.SmemScratch | None,
+) -> list[ir.Value]:
+    """The same values of the warp whose number differs in one bit.
+
+    With scratch for fewer values than there are, it goes in rounds.
+    """
+    itemsize = dtypes.memory_dtype(x.dtype).itemsize
+    row_bytes = THREADS * itemsize
+    available = 0 if scratch is None else scratch.size_bytes
+    if scratch is None or available < row_bytes:
+        raise errors.OutOfResources(
+            "a scan across warps needs scratch in SMEM",
+            resource="SMEM",
+            limit_bytes=available,
+            used_bytes=row_bytes,
+            expected=f"at least {row_bytes} bytes",
+            got=f"{available} bytes",
+            hint=f"pass CompilerParams(reduction_scratch_bytes={row_bytes})",
+        )
+    columns = [itemsize << b for b in range(7)]
+    place = addressing.thread_sum(columns)
+    own = addressing.offset_pointer(scratch.pointer, place)
+    partner = arith.xori(place, dtypes.constant(itemsize << bit, dtypes.I32))
+    other = addressing.offset_pointer(scratch.pointer, partner)
+    per_round, result = available // row_bytes, []
+    for first in range(0, len(values), per_round):
+        chunk = values[first : first + per_round]
+        # The threads may still read what an earlier use left in the scratch.
+        mbarrier.warpgroup_barrier()
+        for i, value in enumerate(chunk):
+            llvm.store(value, addressing.offset_pointer(own, i * row_bytes))
+        mbarrier.warpgroup_barrier()
+        result += [
+            llvm.load(value.type, addressing.offset_pointer(other, i * row_bytes))
+            for i, value in enumerate(chunk)
+        ]
+    return result
