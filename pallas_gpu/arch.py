@@ -44,6 +44,8 @@ class Target:
       registers_per_sm: 32-bit registers of one SM.
       max_registers_per_thread: hardware limit.
       max_threads_per_block: hardware limit.
+      max_threads_per_sm: hardware limit.
+      max_blocks_per_sm: hardware limit.
       max_cluster_blocks: largest portable cluster.
       tmem_columns: 32-bit columns of TMEM of one SM; 0 where there is none.
       sm_count: number of SMs of the card.
@@ -59,6 +61,7 @@ class Target:
     max_registers_per_thread: int
     max_threads_per_block: int
     max_threads_per_sm: int
+    max_blocks_per_sm: int
     max_cluster_blocks: int
     tmem_columns: int
     sm_count: int
@@ -116,6 +119,7 @@ SM_90A = Target(
     max_registers_per_thread=255,
     max_threads_per_block=1024,
     max_threads_per_sm=2048,
+    max_blocks_per_sm=32,
     max_cluster_blocks=8,
     tmem_columns=0,
     sm_count=132,

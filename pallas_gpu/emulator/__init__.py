@@ -7,7 +7,6 @@ meaning on the CPU.
 
 from __future__ import annotations
 
-from pallas_gpu.emulator import gpu
-from pallas_gpu.emulator.run import lowering_rule, run_kernel
+from pallas_gpu.emulator import gpu, run
 
-__all__ = ["gpu", "lowering_rule", "run_kernel"]
+__all__ = ["gpu", "run"]

@@ -214,7 +214,7 @@ def test_two_ctas_that_write_the_same_element_race():
         errors.RaceError, match="by one CTA and written by another"
     ) as e:
         run()
-    assert "element [0], written by CTA number 0" in str(e.value)
+    assert "element [0], written by CTA (i=0)" in str(e.value)
 
 
 def test_race_detection_knows_batch_axes():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations whose results on a GPU differ from XLA's on a CPU, made alike."""
+"""Operations that XLA's CPU backend computes other than lax defines them, corrected."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pallas_gpu import _jax
 
 
 def evaluate(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    """Evaluates a jaxpr of pure equations as the GPU would."""
+    """Evaluates a jaxpr of pure equations as lax defines them."""
     env = dict(zip(jaxpr.invars, args, strict=True))
 
     def read(atom: Any) -> Any:
@@ -32,8 +32,8 @@ def evaluate(jaxpr: Any, args: Sequence[Any]) -> list[Any]:
 def _carrying_nan(reduce: Callable[..., Any]) -> Callable[..., Any]:
     """A maximum or minimum that is NaN where an operand is.
 
-    max.NaN.f32 on the GPU and lax's definition say so; XLA's CPU backend drops NaN
-    from a reduction (jax 0.11.2 and 0.12.0.1).
+    lax's definition says so; XLA's CPU backend drops NaN from a reduction (jax 0.11.2
+    and 0.12.0.1).
     """
 
     def reduced(x: Any, *, axes: Sequence[int], **_: Any) -> Any:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happens before what: vector clocks, and the accesses that they compare.
 
-An actor is whatever moves on its own: a warpgroup, a barrier (its phases complete), the
-stream of a warpgroup's copies to GMEM (its groups complete). A warpgroup's clock says,
-for each actor, up to which time it knows of the actor's work. An access at time `t` of
-an actor comes before everything that a warpgroup does once its clock for that actor has
+An actor is whatever moves on its own: a thread, a barrier (its phases complete), a
+stream of asynchronous work (its groups complete). A thread's clock says, for each
+actor, up to which time the thread knows of the actor's work. An access at time `t` of
+an actor comes before everything that a thread does once its clock for that actor has
 reached `t`.
 
 Asynchronous copies are checked through the same records as threads: a copy's access
@@ -68,14 +68,15 @@ def overlap(a: Box, b: Box) -> bool:
     return True
 
 
-def _inside(inner: Box, outer: Box) -> bool:
+def inside(inner: Box, outer: Box) -> bool:
+    """True when a box lies in another one."""
     return all(
         low <= i_low and i_high <= high
         for (i_low, i_high), (low, high) in zip(inner, outer, strict=True)
     )
 
 
-def _extend(old: Access, new: Access) -> bool:
+def extend(old: Access, new: Access) -> bool:
     """Adds an access to its neighbour, as a loop over rows makes them."""
     if (old.actor, old.time, old.writes) != (new.actor, new.time, new.writes):
         return False
@@ -117,7 +118,7 @@ class History:
 
         Args:
           new: what is about to happen.
-          clock: what the warpgroup that does or issues it knows.
+          clock: what the thread that performs or issues it knows.
           name: the array, for messages.
           threads_too: also compare threads with threads.
         """
@@ -135,7 +136,7 @@ class History:
         A write hides what lies inside of it: whoever is ordered after the write is
         ordered after them too.
         """
-        if self.records and _extend(self.records[-1], new):
+        if self.records and extend(self.records[-1], new):
             return
         self.records = [
             old
@@ -143,7 +144,7 @@ class History:
             if not (
                 (new.writes or (old.actor == new.actor and not old.writes))
                 and old.known_to(clock)
-                and _inside(old.box, new.box)
+                and inside(old.box, new.box)
             )
         ]
         self.records.append(new)

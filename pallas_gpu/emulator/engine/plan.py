@@ -51,19 +51,18 @@ _CALLS = {
 PURE: set[Any] = set()
 
 
-_CACHE: collections.OrderedDict[int, tuple[Any, Plan]] = collections.OrderedDict()
+# By the jaxpr itself: jaxprs are equal only where they are the same object.
+_CACHE: collections.OrderedDict[Any, Plan] = collections.OrderedDict()
 _CACHE_SIZE = 1024
 
 
 def plan_of(jaxpr: Any) -> Plan:
     """Returns the plan of a jaxpr, made once for each jaxpr object."""
-    entry = _CACHE.get(id(jaxpr))
-    if entry is not None and entry[0] is jaxpr:
-        return entry[1]
-    plan = _Builder(jaxpr).build()
-    _CACHE[id(jaxpr)] = (jaxpr, plan)
-    if len(_CACHE) > _CACHE_SIZE:
-        _CACHE.popitem(last=False)
+    plan = _CACHE.get(jaxpr)
+    if plan is None:
+        plan = _CACHE[jaxpr] = _Builder(jaxpr).build()
+        if len(_CACHE) > _CACHE_SIZE:
+            _CACHE.popitem(last=False)
     return plan
 
 

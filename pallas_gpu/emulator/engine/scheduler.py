@@ -1,151 +1,220 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next: warpgroups and asynchronous work, chosen from a seed.
+"""Who runs next: groups of threads that get a place as others end, chosen from a seed.
 
-A warpgroup is a generator, and so is a warp while it runs by itself. It yields None
-where another may run, and a `Wait` where it has to stop until something holds.
-Asynchronous work advances by stages; it is driven at the latest when nobody can run, so
-it is as late as the waits allow, unless the parameters or the seed let it be quick.
+A thread is a generator. It yields None where another thread of its group may run, and a
+`Wait` where it has to stop until something holds. A group runs until none of its
+threads can; then another group that can run does, or the next one starts, if there is a
+place for it. So groups are created late, and all groups that have a place make
+progress, also those that wait for one another.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import enum
 import random
-from collections.abc import Callable, Generator, Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.threads import Group, Thread
+from pallas_gpu.emulator.engine.waits import ITERATION, positions
+
+# Iterations of loops without a known end that a group may run before others do: the
+# loop may poll memory that one of them has to write.
+_ITERATIONS = 256
+# How often a group that waits for its own asynchronous work lets another group run
+# first, once groups have waited for one another: so seeds try different orders. Groups
+# that never do run one after the other, which is quick: few of them are there at once.
+_SWITCH_PROBABILITY = 1 / 8
 
 
-@dataclasses.dataclass(slots=True)
-class Wait:
-    """What a warpgroup waits for.
+class Pool:
+    """Groups of which a limited number is there at once.
+
+    Args:
+      groups: makes them, in the order in which they start.
+      total: how many there are.
+      capacity: how many have a place at once.
+      what: a group, in the plural, for messages.
+      limit: what limits the capacity, for messages.
 
     Attributes:
-      ready: whether it may go on.
-      what: the awaited thing, for the report of a deadlock.
-      state: describes the awaited thing as it is now.
-      for_threads: waits for others in the list, which say themselves what they lack.
+      resident: groups that have started and not ended.
+      started: how many have started.
     """
 
-    ready: Callable[[], bool]
-    what: str
-    state: Callable[[], str]
-    for_threads: bool = False
+    def __init__(
+        self, groups: Iterator[Group], total: int, capacity: int, what: str, limit: str
+    ):
+        self._groups = groups
+        self.total = total
+        self.capacity = capacity
+        self.what = what
+        self.limit = limit
+        self.resident: list[Group] = []
+        self.started = 0
+
+    @property
+    def can_start(self) -> bool:
+        """True when a group has not started and there is a place for it."""
+        return self.started < self.total and len(self.resident) < self.capacity
+
+    def start(self) -> Group:
+        """Starts the next group."""
+        group = next(self._groups)
+        self.started += 1
+        self.resident.append(group)
+        return group
+
+    def shortage(self) -> str | None:
+        """Says what has not started for want of a place, or None."""
+        left = self.total - self.started
+        if not left:
+            return None
+        return (
+            f"{self.capacity} of {self.total} {self.what} fit at once ({self.limit}); "
+            f"{left} not started"
+        )
 
 
-# A warpgroup, or a rule that can block: yields None or a Wait, ends with its results.
-Run = Generator[Wait | None, None, Any]
+class _Stop(enum.Enum):
+    """Why a group does not run on."""
+
+    ENDED = enum.auto()
+    # No thread can run and no work is in flight.
+    BLOCKED = enum.auto()
+    # Waits for its own work, which another group may precede.
+    WAITS = enum.auto()
+    # It may poll what a group that has not started yet has to write.
+    POLLS = enum.auto()
 
 
-class Work(Protocol):
-    """Asynchronous work in flight."""
-
-    def advance(self) -> bool:
-        """Does one stage; returns True when nothing is left."""
-
-
-class InFlight:
-    """Asynchronous work that has been issued and is not done.
-
-    Args:
-      mode: `"eager"`, `"late"` or `"random"`.
-      rng: decides for `"random"`, and which work comes first.
-    """
-
-    def __init__(self, mode: str, rng: random.Random):
-        self._mode = mode
-        self._rng = rng
-        self._work: list[Work] = []
-
-    def __len__(self) -> int:
-        return len(self._work)
-
-    def submit(self, work: Work) -> None:
-        """Takes new work; some of it is done at once."""
-        eager = self._mode == "eager"
-        if self._mode == "random":
-            eager = self._rng.random() < 0.5
-        done = False
-        while eager and not done:
-            done = work.advance()
-            eager = self._mode == "eager" or self._rng.random() < 0.75
-        if not done:
-            self._work.append(work)
-
-    def advance_one(self) -> None:
-        """Advances some work by one stage."""
-        index = self._rng.randrange(len(self._work))
-        if self._work[index].advance():
-            self._work.pop(index)
-
-    def maybe_advance(self) -> None:
-        """Advances some work, if the seed says so."""
-        if self._work and self._mode == "random" and self._rng.random() < 0.25:
-            self.advance_one()
-
-    def drain(self) -> None:
-        """Completes everything."""
-        while self._work:
-            self.advance_one()
-
-
-def run(threads: list[Any], in_flight: InFlight, rng: random.Random) -> None:
-    """Runs warpgroups until all have ended.
-
-    Args:
-      threads: objects with `generator`, `wait` (None or a Wait), `done`; those that run
-        may add others at the end, and take them out once they are done.
-      in_flight: asynchronous work.
-      rng: chooses the next warpgroup.
+def run(execution: Execution, pools: Sequence[Pool]) -> None:
+    """Runs the groups of all pools until all have ended.
 
     Raises:
-      DeadlockError: all that are left wait, and no work is in flight.
-      Whatever the warpgroups raise.
+      DeadlockError: all threads that are left wait, and no work is in flight.
+      Whatever the threads raise.
     """
-    while alive := [t for t in threads if not t.done]:
-        ready = [t for t in alive if t.wait is None or t.wait.ready()]
-        if not ready:
-            if not len(in_flight):
-                raise deadlock(threads)
-            in_flight.advance_one()
-            continue
-        in_flight.maybe_advance()
-        thread = ready[0] if len(ready) == 1 else rng.choice(ready)
-        thread.wait = None
-        try:
-            thread.wait = next(thread.generator)
-        except StopIteration:
-            thread.done = True
+    _Scheduler(execution, pools).run()
 
 
-def positions(threads: Sequence[Any]) -> str:
-    """Returns a line a warpgroup: where it is and what it waits for."""
-    lines = []
-    for thread in threads:
-        if thread.done:
-            lines.append(f"{thread.name}: has ended")
-        elif thread.wait is not None:
-            lines.append(
-                f"{thread.name}: waits for {thread.wait.what} at {thread.where()}\n"
-                f"    {thread.wait.state()}"
-            )
-        else:
-            lines.append(f"{thread.name}: runs at {thread.where()}")
-    return "\n".join(lines)
+class _Scheduler:
+    def __init__(self, execution: Execution, pools: Sequence[Pool]):
+        self.execution = execution
+        self.rng: random.Random = execution.rng
+        self.pools = pools
+        self.groups_wait = False
+
+    def run(self) -> None:
+        current, stop = None, _Stop.ENDED
+        while (current := self._next(current, stop)) is not None:
+            stop = self._run_group(current)
+            if stop is _Stop.ENDED:
+                self._end(current)
+            else:
+                self.groups_wait = True
+
+    def _start(self) -> Group | None:
+        pools = [pool for pool in self.pools if pool.can_start]
+        if not pools:
+            return None
+        pool = pools[0] if len(pools) == 1 else self.rng.choice(pools)
+        group = pool.start()
+        self.execution.resident.append(group)
+        return group
+
+    def _end(self, group: Group) -> None:
+        group.in_flight.drain()
+        for pool in self.pools:
+            if group in pool.resident:
+                pool.resident.remove(group)
+        self.execution.resident.remove(group)
+        group.finish()
+
+    def _next(self, current: Group | None, stop: _Stop) -> Group | None:
+        """Returns the group that runs next; None when all have ended."""
+        if stop is _Stop.POLLS and (new := self._start()) is not None:
+            return new
+        resident = [group for pool in self.pools for group in pool.resident]
+        others = [g for g in resident if g is not current and _can_run(g)]
+        if others:
+            return self.rng.choice(others)
+        if stop in (_Stop.POLLS, _Stop.WAITS):
+            return current
+        if (new := self._start()) is not None:
+            return new
+        if resident:
+            raise deadlock([t for g in resident for t in g.threads], self.pools)
+        return None
+
+    def _is_contended(self) -> bool:
+        """True when another group has started, or could."""
+        return len(self.execution.resident) > 1 or any(p.can_start for p in self.pools)
+
+    def _run_group(self, group: Group) -> _Stop:
+        threads, in_flight, rng = group.threads, group.in_flight, self.rng
+        contended = self._is_contended()
+        may_switch = contended and self.groups_wait
+        iterations = 0
+        while alive := [t for t in threads if not t.done]:
+            ready = [t for t in alive if t.wait is None or t.wait.ready()]
+            if not ready:
+                if not len(in_flight):
+                    return _Stop.BLOCKED
+                if may_switch and rng.random() < _SWITCH_PROBABILITY:
+                    return _Stop.WAITS
+                in_flight.advance_one()
+                continue
+            in_flight.maybe_advance()
+            thread = ready[0] if len(ready) == 1 else rng.choice(ready)
+            thread.wait = None
+            try:
+                thread.wait = next(thread.generator)
+            except StopIteration:
+                thread.done = True
+            if thread.wait is ITERATION:
+                thread.wait = None
+                iterations += 1
+                if contended and iterations == _ITERATIONS:
+                    return _Stop.POLLS
+        return _Stop.ENDED
 
 
-def deadlock(threads: Sequence[Any]) -> errors.DeadlockError:
-    """Returns the error for warpgroups that all wait."""
+def _can_run(group: Group) -> bool:
+    if len(group.in_flight):
+        return True
+    return any(not t.done and (t.wait is None or t.wait.ready()) for t in group.threads)
+
+
+def deadlock(
+    threads: Sequence[Thread], pools: Sequence[Pool] = ()
+) -> errors.DeadlockError:
+    """Returns the error for threads that all wait.
+
+    Args:
+      threads: of all groups that have started and not ended.
+      pools: whose groups may not all have a place.
+    """
     parents = [t for t in threads if t.wait is not None and t.wait.for_threads]
     waiting = [t for t in threads if not t.done and t not in parents]
-    who = "warpgroups and warps" if parents else "warpgroups"
+    kinds = dict.fromkeys(f"{t.kind}s" for t in threads)
+    shortages = [text for pool in pools if (text := pool.shortage()) is not None]
+    hint = (
+        "compare the arrivals with the barrier's num_arrivals, and the number of "
+        "waits with the number of phases"
+    )
+    if shortages:
+        hint = (
+            "launch no more than fit at once where they wait for one another, and let "
+            "each loop over its share of the work; otherwise " + hint
+        )
     return errors.DeadlockError(
-        f"deadlock: {len(waiting)} of {len(threads) - len(parents)} {who} wait, and "
-        "nothing is under way that could wake them",
+        f"deadlock: {len(waiting)} of {len(threads) - len(parents)} "
+        f"{' and '.join(kinds)} wait, and nothing is under way that could wake "
+        "them",
         expected="an arrival or a copy for every wait",
-        got=positions(threads),
-        hint="compare the arrivals with the barrier's num_arrivals, and the number of "
-        "waits with the number of phases",
+        got="\n".join([positions(threads), *shortages]),
+        hint=hint,
         where=waiting[0].where() if waiting else None,
     )

@@ -44,32 +44,27 @@ class Const:
 
 
 class RefTemplate:
-    """A part of a reference whose dynamic starts are read from slots."""
+    """A window of a reference whose dynamic starts are read from slots."""
 
-    __slots__ = ("dynamic", "kept", "order", "sizes", "slot", "starts")
+    __slots__ = ("dynamic", "slot", "window")
 
     def __init__(self, slot: Slot, window: Window):
         self.slot = slot.index
-        self.starts = tuple(
-            start.constant if isinstance(start, Sum) else start
-            for start in window.starts
-        )
         self.dynamic = tuple(
             (a, term.index) for a in window.dynamic for term in window.starts[a].terms
         )
-        self.sizes = window.sizes
-        self.kept = window.kept
-        self.order = window.axes
+        self.window = window.at(
+            [s.constant if isinstance(s, Sum) else s for s in window.starts]
+        )
 
     def bind(self, env: list[Any]) -> Region:
         """Returns the part of the memory that the reference names now."""
-        starts = self.starts
-        if self.dynamic:
-            sums = list(starts)
-            for axis, slot in self.dynamic:
-                sums[axis] += int(env[slot])
-            starts = tuple(sums)
-        return Region(env[self.slot], starts, self.sizes, self.kept, self.order)
+        if not self.dynamic:
+            return Region(env[self.slot], self.window)
+        starts = list(self.window.starts)
+        for axis, slot in self.dynamic:
+            starts[axis] += int(env[slot])
+        return Region(env[self.slot], self.window.at(starts))
 
 
 def bind_operands(template: Any, env: list[Any]) -> Any:
@@ -135,9 +130,9 @@ class EffectStep:
 
 @dataclasses.dataclass(slots=True)
 class ControlStep:
-    """A loop, a branch, a scope or a part for warps whose body has effects.
+    """An equation whose body is a plan: a loop, a branch, a scope.
 
-    Its rule runs the jaxprs among its parameters: `rule(wg, step, ins)`.
+    Its rule runs the jaxprs among its parameters: `rule(thread, step, ins)`.
     """
 
     rule: Callable[..., Any]

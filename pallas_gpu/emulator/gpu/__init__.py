@@ -3,6 +3,26 @@
 
 from __future__ import annotations
 
-from pallas_gpu.emulator.gpu import mbarrier, refs, registers, scoped, tma, wgmma
+from pallas_gpu.emulator.engine import control
+from pallas_gpu.emulator.gpu import (
+    access,
+    grid,
+    mbarrier,
+    registers,
+    scoped,
+    tma,
+    warp,
+    wgmma,
+)
 
-__all__ = ["mbarrier", "refs", "registers", "scoped", "tma", "wgmma"]
+__all__ = [
+    "access",
+    "control",
+    "grid",
+    "mbarrier",
+    "registers",
+    "scoped",
+    "tma",
+    "warp",
+    "wgmma",
+]

@@ -11,10 +11,13 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.memory import Memory, Region
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
-from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
+from pallas_gpu.emulator.gpu.smem import SharedArray
+from pallas_gpu.layouts.window import Window
 
 _SYNCHRONISE = (
     "let every CTA arrive on a ClusterBarrier when its memory is free, and wait for it "
@@ -34,6 +37,40 @@ class Part:
     src: Region
     dst: Region
     barrier: Barrier
+
+
+@dataclasses.dataclass(slots=True)
+class _First:
+    """What the first CTA of a multicast has issued.
+
+    Attributes:
+      part, text: which part of the source.
+      who, where: the warpgroup and its line.
+      issued: how many CTAs have issued it.
+    """
+
+    part: tuple[Any, ...]
+    text: str
+    who: str
+    where: str | None
+    issued: int = 0
+
+
+@dataclasses.dataclass
+class _Multicasts:
+    """The multicasts of a CTA.
+
+    Attributes:
+      counts: how many it has issued, by destination.
+      incomplete: those that some CTAs along an axis have issued and some have not, kept
+        with the first of these CTAs: (destination, count) -> what the first one issued.
+    """
+
+    counts: dict[Any, int] = dataclasses.field(default_factory=dict)
+    incomplete: dict[Any, _First] = dataclasses.field(default_factory=dict)
+
+
+_MULTICASTS: Key[Cta, _Multicasts] = Key("multicasts", lambda cta: _Multicasts())
 
 
 def multicast(
@@ -65,15 +102,14 @@ def multicast(
             own.expect_part(peer.name, 1)
             theirs.expect_part(cta.name, -1)
         memory = _counterpart(wg, dst.memory, peer)
-        parts.append(
-            Part(src_piece, dataclasses.replace(dst_piece, memory=memory), theirs)
-        )
+        parts.append(Part(src_piece, Region(memory, dst_piece.window), theirs))
     return parts
 
 
 def _piece(region: Region, index: int, count: int) -> Region:
     """Returns one of equal pieces along the leading dimension."""
-    if not region.order or region.sizes[region.order[0]] % count:
+    window = region.window
+    if not window.axes or window.shape[0] % count:
         raise errors.ShapeError(
             "a multicast does not divide among the CTAs",
             expected=f"a leading dimension that is a multiple of {count}, the "
@@ -81,20 +117,18 @@ def _piece(region: Region, index: int, count: int) -> Region:
             got=f"shape {region.shape}",
             hint="copy without collective_axes, or choose another tile",
         )
-    axis = region.order[0]
-    size = region.sizes[axis] // count
-    starts, sizes = list(region.starts), list(region.sizes)
-    starts[axis] += index * size
-    sizes[axis] = size
-    return dataclasses.replace(region, starts=tuple(starts), sizes=tuple(sizes))
+    rows, *others = window.shape
+    starts = [index * (rows // count)] + [0] * len(others)
+    return Region(region.memory, window.slice(starts, [rows // count, *others]))
 
 
-def _counterpart(wg: Warpgroup, memory: Memory, peer: Cta) -> Memory:
+def _counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     """Returns the same array in another CTA."""
     if peer is wg.cta:
         return memory
     key, position = memory.place
-    if peer.ended or peer.left.get(key[:2], -1) >= key[2]:
+    theirs = scoped.scopes_of(peer)
+    if peer.ended or theirs.left.get(key[:2], -1) >= key[2]:
         raise errors.KernelError(
             f"a multicast reaches {peer.name}, which has "
             f"{'ended' if peer.ended else 'left the scope'}",
@@ -102,18 +136,18 @@ def _counterpart(wg: Warpgroup, memory: Memory, peer: Cta) -> Memory:
             got=f"one more by {wg.cta.name}",
             hint="give the CTAs of a cluster the same number of copies",
         )
-    if key not in peer.scopes:
+    if key not in theirs.open:
         _require_free(wg, peer)
-    declared = wg.cta.scopes[key].declared
-    return scoped.scope_of(peer, key, declared).allocated[position]
+    declared = scoped.scopes_of(wg.cta).open[key].declared
+    return scoped.scope_of(peer, key, declared).arrays[position]
 
 
 def _require_free(wg: Warpgroup, peer: Cta) -> None:
     """Raises RaceError unless what a CTA did before a scope is known to be over."""
-    mine = wg.cta.scopes
-    others = [key for key, s in peer.scopes.items() if s.entered and key not in mine]
+    mine, theirs = scoped.scopes_of(wg.cta), scoped.scopes_of(peer)
+    others = [k for k, s in theirs.open.items() if s.entered and k not in mine.open]
     if not others and all(
-        wg.clock.get(actor, 0) >= time for actor, time in peer.left_at.items()
+        wg.clock.get(actor, 0) >= time for actor, time in theirs.left_at.items()
     ):
         return
     raise errors.RaceError(
@@ -129,26 +163,35 @@ def _require_agreement(
     wg: Warpgroup, group: list[Cta], src: Region, dst: Region
 ) -> None:
     """Raises KernelError when two CTAs copy different boxes to the same place."""
-    table = group[0].multicasts
-    to = (dst.memory.place, dst.starts, dst.sizes)
-    count = wg.cta.multicast_counts.get(to, 0)
-    wg.cta.multicast_counts[to] = count + 1
-    box = (src.memory.name, src.starts, src.sizes, src.order)
-    entry = table.setdefault((to, count), [box, wg, wg.where(), 0])
-    entry[3] += 1
-    if entry[3] == len(group):
-        del table[to, count]
-    if entry[0] == box:
+    incomplete = group[0].state.of(_MULTICASTS).incomplete
+    counts = wg.cta.state.of(_MULTICASTS).counts
+    to = (dst.memory.place, _form(dst.window))
+    count = counts.get(to, 0)
+    counts[to] = count + 1
+    part = (src.memory.name, _form(src.window))
+    first = incomplete.setdefault(
+        (to, count), _First(part, _text(src), wg.name, wg.where())
+    )
+    first.issued += 1
+    if first.issued == len(group):
+        del incomplete[to, count]
+    if first.part == part:
         return
     raise errors.KernelError(
         "the CTAs of a multicast copy different parts of the array",
-        expected=f"{_text(entry[0])}, as {entry[1].name} does at {entry[2]}",
-        got=_text(box),
+        expected=f"{first.text}, as {first.who} does at {first.where}",
+        got=_text(src),
         hint="let the source depend on axes other than collective_axes only",
     )
 
 
-def _text(box: Any) -> str:
-    name, starts, sizes, _ = box
-    ranges = ", ".join(f"{a}:{a + n}" for a, n in zip(starts, sizes, strict=True))
+def _form(window: Window) -> tuple[Any, ...]:
+    """Returns what two windows of the same part agree in."""
+    return (window.starts, window.sizes, window.axes)
+
+
+def _text(region: Region) -> str:
+    name, window = region.memory.name, region.window
+    pairs = zip(window.starts, window.sizes, strict=True)
+    ranges = ", ".join(f"{start}:{start + size}" for start, size in pairs)
     return f"{name} [{ranges}]"

@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator.engine import ordering, scheduler
-from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import mbarrier
 
@@ -99,17 +102,18 @@ class Barrier:
         self._completed[self.actor] = self.phase
         self._gathered = {}
 
-    def wait(self, wg: Warpgroup) -> scheduler.Run:
+    def wait(self, wg: Warpgroup) -> Run:
         """Waits for the warpgroup's next phase.
 
         Raises:
           BarrierError: the phase is too far back: its parity has come round again.
         """
-        awaited = wg.waits.get(self, 0)
-        wg.waits[self] = awaited + 1
+        phases = wg.state.of(_AWAITED)
+        awaited = phases.get(self, 0)
+        phases[self] = awaited + 1
         self._require_in_time(awaited)
         if self.phase == awaited:
-            yield scheduler.Wait(
+            yield Wait(
                 lambda: self.phase > awaited,
                 f"phase {awaited} of {self.name}",
                 self.state,
@@ -146,24 +150,25 @@ class Barrier:
         )
 
 
-class BarrierArray:
-    """An allocation of barriers; stands where a Memory stands for an array.
+# How many phases of each barrier a warpgroup, or a warp, has waited for.
+_AWAITED: Key[Thread, dict[Barrier, int]] = Key("awaited phases", lambda thread: {})
+
+
+class BarrierArray(Referent):
+    """An allocation of barriers.
 
     Attributes:
-      name: for messages.
-      shape: of the array.
       declaration: what the author wrote.
     """
 
     def __init__(self, cta: Cta, declaration: types.Barrier, key: Any):
         number = next(cta.allocations)
-        self.name = f"barrier (allocation {number}{cta.suffix})"
-        self.shape = declaration.shape
+        super().__init__(f"barrier (allocation {number}{cta.suffix})")
         self.declaration = declaration
         self._cta = cta
         self._key = key
-        self._barriers = np.empty(self.shape, object)
-        sizes = dict(cta.machine.mesh.axes)
+        self._barriers = np.empty(declaration.shape, object)
+        sizes = dict(cta.mesh.axes)
         arrivals = declaration.num_arrivals * math.prod(
             sizes[axis] for axis in self.collective_axes
         )
@@ -172,7 +177,7 @@ class BarrierArray:
             self._barriers[index] = Barrier(
                 f"{at} (allocation {number}{cta.suffix})",
                 arrivals,
-                cta.machine.new_actor(),
+                cta.device.execution.new_actor(),
             )
 
     @classmethod
@@ -186,9 +191,17 @@ class BarrierArray:
           declaration: what the author wrote.
           key: which declaration: (scope, position in it).
         """
-        if key not in cta.barriers:
-            cta.barriers[key] = cls(cta, declaration, key)
-        return cta.barriers[key]
+        arrays = cta.state.of(_ARRAYS)
+        if key not in arrays:
+            arrays[key] = cls(cta, declaration, key)
+            if len(cta.cluster.ctas) > 1:
+                # Only when the cluster has ended have all arrivals of other CTAs come.
+                cta.at_end.append(arrays[key].require_quiet)
+        return arrays[key]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._barriers.shape
 
     @property
     def collective_axes(self) -> tuple[str, ...]:
@@ -214,12 +227,16 @@ class BarrierArray:
           OutOfBoundsError: there is no such barrier.
         """
         region.require_inside("used")
-        return self._barriers[tuple(region.starts)]
+        return self._barriers[tuple(region.window.starts)]
 
     def require_quiet(self) -> None:
         """Raises BarrierError when a phase of one is half done."""
         for barrier in self._barriers.flat:
             barrier.require_quiet()
+
+
+# The barriers of a CTA, by declaration.
+_ARRAYS: Key[Cta, dict[Any, BarrierArray]] = Key("barriers", lambda cta: {})
 
 
 def barrier_of(region: Region) -> Barrier:
@@ -244,5 +261,5 @@ def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
 
 
 @registry.register(mbarrier.barrier_wait_p, registry.RuleKind.EMULATE)
-def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> scheduler.Run:
+def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     return barrier_of(operands["barrier"]).wait(wg)

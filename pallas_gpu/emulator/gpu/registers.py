@@ -7,7 +7,8 @@ from typing import Any
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.engine import plan
-from pallas_gpu.emulator.gpu.machine import Warpgroup
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
 
@@ -39,9 +40,13 @@ _WARPGROUP_THREADS = 128
 _FEWEST = 24
 
 
+# The counts that warpgroups have asked for, by warpgroup.
+_COUNTS: Key[Cta, dict[int, int]] = Key("registers of warpgroups", lambda cta: {})
+
+
 @registry.register(registers.set_max_registers_p, registry.RuleKind.EMULATE)
 def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) -> None:
-    counts = wg.cta.registers
+    counts = wg.cta.state.of(_COUNTS)
     before = counts.get(wg.index)
     if before is not None and (n < before if action == "increase" else n > before):
         raise errors.KernelError(

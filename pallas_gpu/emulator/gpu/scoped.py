@@ -11,18 +11,29 @@ to leave looks for work that nobody waited for.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.emulator.engine import ordering, scheduler
-from pallas_gpu.emulator.engine.memory import Memory
-from pallas_gpu.emulator.gpu.machine import Cta, Warpgroup
+from pallas_gpu.emulator.engine import evaluate, ordering
+from pallas_gpu.emulator.engine.memory import Referent, fresh_elements
+from pallas_gpu.emulator.engine.plan import plan_of
+from pallas_gpu.emulator.engine.steps import ControlStep
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
+from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.emulator.gpu.wgmma import Accumulator
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
+
+# (scope, its one warpgroup or None, visit); the same in all CTAs.
+ScopeKey = tuple[Any, int | None, int]
 
 
 @dataclasses.dataclass
@@ -30,101 +41,141 @@ class Scope:
     """One entered scope.
 
     Attributes:
-      key: (scope, its one warpgroup or None, visit); the same in all CTAs.
+      key: which one.
       declared: what is allocated.
-      allocated: a Memory or BarrierArray for each declaration; None for accumulators,
-        which every warpgroup has for itself.
+      arrays: in SMEM, by the position of their declaration.
+      barriers: likewise. Accumulators are in neither: every warpgroup has its own.
       members: how many warpgroups have to enter.
       entered, left: how many have.
       clock: what they knew together when they entered.
     """
 
-    key: tuple[int, int | None, int]
+    key: ScopeKey
     declared: Sequence[Any]
-    allocated: list[Any]
+    arrays: dict[int, SharedArray]
+    barriers: dict[int, BarrierArray]
     members: int
     entered: int = 0
     left: int = 0
     clock: ordering.Clock = dataclasses.field(default_factory=dict)
 
+    def referent(self, position: int) -> Referent:
+        """Returns what a reference of the scope names."""
+        if position in self.arrays:
+            return self.arrays[position]
+        if position in self.barriers:
+            return self.barriers[position]
+        return Accumulator(self.declared[position])
 
-def enter(
-    wg: Warpgroup, scope_id: int, declared: Sequence[Any], shared: bool
-) -> scheduler.Run:
+
+@dataclasses.dataclass
+class Scopes:
+    """The scopes of one CTA.
+
+    Attributes:
+      open: those that warpgroups are entering or in.
+      left: for each scope the latest visit that has ended.
+      left_at: the time of each warpgroup when it last left a scope.
+    """
+
+    open: dict[ScopeKey, Scope] = dataclasses.field(default_factory=dict)
+    left: dict[Any, int] = dataclasses.field(default_factory=dict)
+    left_at: ordering.Clock = dataclasses.field(default_factory=dict)
+
+
+_SCOPES: Key[Cta, Scopes] = Key("scopes", lambda cta: Scopes())
+# How often a warpgroup has entered each scope.
+_VISITS: Key[Thread, dict[Any, int]] = Key("visits of scopes", lambda thread: {})
+
+
+def scopes_of(cta: Cta) -> Scopes:
+    """Returns the scopes of a CTA."""
+    return cta.state.of(_SCOPES)
+
+
+@registry.register(run_scoped_p, registry.RuleKind.EMULATE)
+def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
+    jaxpr = step.params["jaxpr"]
+    declared = [v.aval for v in jaxpr.invars[len(ins) :]]
+    shared = bool(step.params["collective_axes"])
+    scope, refs = yield from _enter(wg, jaxpr, declared, shared)
+    results = yield from evaluate.run(wg, plan_of(jaxpr), [*ins, *refs])
+    wg.location = step.location
+    _leave(wg, scope)
+    return results
+
+
+def _enter(
+    wg: Warpgroup, jaxpr: Any, declared: Sequence[Any], shared: bool
+) -> Generator[Wait | None, None, tuple[Scope, list[Referent]]]:
     """Allocates, or finds what is allocated; returns the Scope and its references."""
     cta = wg.cta
-    visit = wg.visits.get(scope_id, 0)
-    wg.visits[scope_id] = visit + 1
-    scope = scope_of(cta, (scope_id, None if shared else wg.index, visit), declared)
+    visits = wg.state.of(_VISITS)
+    visit = visits.get(jaxpr, 0)
+    visits[jaxpr] = visit + 1
+    scope = scope_of(cta, (jaxpr, None if shared else wg.index, visit), declared)
     scope.entered += 1
     if scope.members > 1:
         ordering.join(scope.clock, wg.release())
-        yield scheduler.Wait(
+        yield Wait(
             lambda: scope.entered == scope.members,
             "all warpgroups to enter run_scoped",
             lambda: f"{scope.entered} of {scope.members} warpgroups have entered",
         )
         ordering.join(wg.clock, scope.clock)
-    refs = [
-        Accumulator(aval) if item is None else item
-        for aval, item in zip(declared, scope.allocated, strict=True)
-    ]
-    return scope, refs
+    return scope, [scope.referent(i) for i in range(len(declared))]
 
 
-def scope_of(
-    cta: Cta, key: tuple[int, int | None, int], declared: Sequence[Any]
-) -> Scope:
+def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Any]) -> Scope:
     """Returns a scope of a CTA, and makes it for the first who asks."""
-    scope = cta.scopes.get(key)
+    scopes = scopes_of(cta)
+    scope = scopes.open.get(key)
     if scope is None:
         members = len(cta.warpgroups) if key[1] is None else 1
-        scope = Scope(key, declared, _allocate(cta, key, declared), members)
-        cta.scopes[key] = scope
+        scope = Scope(key, declared, {}, {}, members)
+        _allocate(cta, scope)
+        scopes.open[key] = scope
     return scope
 
 
-def leave(wg: Warpgroup, scope: Scope) -> None:
+def _leave(wg: Warpgroup, scope: Scope) -> None:
     """Leaves a scope; the last one frees it.
 
     Raises:
       BarrierError: a copy or a barrier's phase is unfinished.
       KernelError: asynchronous work may still read the memory.
     """
-    cta = wg.cta
+    cta, scopes = wg.cta, scopes_of(wg.cta)
     scope.left += 1
-    cta.left_at[wg.actor] = wg.clock[wg.actor]
+    scopes.left_at[wg.actor] = wg.clock[wg.actor]
     wg.release()
     if scope.left < scope.members:
         return
-    del cta.scopes[scope.key]
-    cta.left[scope.key[:2]] = scope.key[2]
-    for item in scope.allocated:
-        if isinstance(item, Memory):
-            _require_quiet(wg, item)
-            cta.memories.remove(item)
-    for item in scope.allocated:
+    del scopes.open[scope.key]
+    scopes.left[scope.key[:2]] = scope.key[2]
+    for array in scope.arrays.values():
+        _require_quiet(wg, array)
+        cta.memories.remove(array)
+    for barriers in scope.barriers.values():
         # Arrivals of other CTAs may still come: those barriers are looked at when the
         # cluster ends.
-        if isinstance(item, BarrierArray) and not item.collective_axes:
-            item.require_quiet()
+        if not barriers.collective_axes:
+            barriers.require_quiet()
 
 
-def _allocate(cta: Cta, key: Any, declared: Sequence[Any]) -> list[Any]:
-    allocated: list[Any] = []
-    for position, aval in enumerate(declared):
+def _allocate(cta: Cta, scope: Scope) -> None:
+    for i, aval in enumerate(scope.declared):
         match aval:
             case types.BarrierRef():
-                place = (key[0], position)
-                allocated.append(BarrierArray.of(cta, aval.barrier, place))
+                declaration = (scope.key[0], i)
+                scope.barriers[i] = BarrierArray.of(cta, aval.barrier, declaration)
             case types.AccumulatorRef():
-                allocated.append(None)
+                pass
             case _:
-                allocated.append(_allocate_array(cta, aval, (key, position)))
-    return allocated
+                scope.arrays[i] = _allocate_array(cta, aval, (scope.key, i))
 
 
-def _allocate_array(cta: Cta, aval: Any, place: Any) -> Memory:
+def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator has no scratch memory in {aval.memory_space.name}",
@@ -133,18 +184,15 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> Memory:
         )
     where = f"(allocation {next(cta.allocations)}{cta.suffix})"
     name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} {where}"
-    zeros = cta.machine.params.uninitialized_memory == "zero"
-    dtype = np.dtype(aval.dtype)
-    memory = Memory.fresh(name, types.SMEM, tuple(aval.shape), dtype, zeros)
+    shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
+    data, written = fresh_elements(shape, dtype, cta.device.zeros)
     tiling = types.smem_layout(aval.shape, aval.dtype, aval.transforms).tiling
-    if tiling is not None:
-        memory.tile = (1,) * (len(aval.shape) - len(tiling)) + tuple(tiling)
-    memory.place = place
+    memory = SharedArray(name, data, written, place, tiling)
     cta.memories.append(memory)
     return memory
 
 
-def _require_quiet(wg: Warpgroup, memory: Memory) -> None:
+def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:
     clocks = [t.clock for t in wg.cta.warpgroups]
     for record in memory.history.records:
         if not record.by_copy or any(record.known_to(clock) for clock in clocks):

@@ -15,6 +15,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory, Region, poison
+from pallas_gpu.layouts.window import Window
 
 F32 = jnp.float32
 
@@ -155,8 +156,9 @@ def test_a_region_reads_and_writes_what_numpy_indexing_does(data):
     axes = [a for a, k in enumerate(kept) if k]
     order = tuple(data.draw(st.permutations(axes)))
     values = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    memory = Memory("m", plgpu.SMEM, values.copy(), None)
-    region = Region(memory, tuple(starts), tuple(sizes), tuple(kept), order)
+    memory = Memory("m", values.copy(), None)
+    window = Window(shape, tuple(starts), tuple(sizes), order, (1,) * len(shape))
+    region = Region(memory, window)
     index = tuple(
         slice(s, s + n) if k else s for s, n, k in zip(starts, sizes, kept, strict=True)
     )
@@ -176,8 +178,8 @@ def test_a_region_reads_and_writes_what_numpy_indexing_does(data):
 )
 def test_a_clipped_region_is_a_window_of_the_padded_array(start, size):
     values = np.arange(1, 21, dtype=np.float32).reshape(4, 5)
-    memory = Memory("m", plgpu.GMEM, values.copy(), None)
-    region = Region(memory, start, size, (True, True), (0, 1))
+    memory = Memory("m", values.copy(), None)
+    region = Region(memory, Window((4, 5), start, size, (0, 1), (1, 1)))
     padded = np.pad(values, 12)
     index = tuple(slice(s + 12, s + 12 + n) for s, n in zip(start, size, strict=True))
     np.testing.assert_array_equal(region.load_clipped(0), padded[index])

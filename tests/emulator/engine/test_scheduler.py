@@ -1,32 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next, and what happens to work in flight."""
+"""Who runs next: threads of a group, and groups that get a place as others end."""
 
 from __future__ import annotations
-
-import random
-from types import SimpleNamespace
 
 import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import scheduler
+from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.threads import Group, Thread
+from pallas_gpu.emulator.engine.waits import ITERATION, Wait
 
 
-class Counted:
-    """Work of two stages."""
+def group(execution, *bodies):
+    """A group with a thread for each generator."""
+    made = Group(execution)
+    for body in bodies:
+        thread = Thread(made, alone=False)
+        thread.generator = body
+        made.threads.append(thread)
+    return made
 
-    def __init__(self):
-        self.stages = 0
 
-    def advance(self):
-        self.stages += 1
-        return self.stages == 2
-
-
-def thread(name, generator):
-    return SimpleNamespace(
-        name=name, generator=generator, wait=None, done=False, where=lambda: "k.py:1"
-    )
+def run(execution, make, total=1, capacity=1):
+    """Runs `total` groups, of which `make(i)` returns the bodies."""
+    groups = (group(execution, *make(i)) for i in range(total))
+    pool = scheduler.Pool(groups, total, capacity, "groups", "places")
+    scheduler.run(execution, [pool])
 
 
 def noting(log, name, turns):
@@ -37,9 +37,7 @@ def noting(log, name, turns):
 
 def order(seed):
     log: list[str] = []
-    rng = random.Random(seed)
-    threads = [thread(n, noting(log, n, 5)) for n in "ab"]
-    scheduler.run(threads, scheduler.InFlight("late", rng), rng)
+    run(Execution(seed), lambda i: [noting(log, n, 5) for n in "ab"])
     return "".join(log)
 
 
@@ -48,49 +46,109 @@ def test_the_seed_decides_the_order():
     assert len({order(seed) for seed in range(6)}) > 1
 
 
-def test_eager_work_is_done_when_it_is_submitted():
-    work = Counted()
-    in_flight = scheduler.InFlight("eager", random.Random(0))
-    in_flight.submit(work)
-    assert work.stages == 2 and len(in_flight) == 0
-
-
-def test_late_work_waits_until_nobody_can_run():
-    work = Counted()
-    rng = random.Random(0)
-    in_flight = scheduler.InFlight("late", rng)
-    seen = []
-
-    def waiting():
-        in_flight.submit(work)
-        seen.append(work.stages)
-        yield None
-        seen.append(work.stages)
-        yield scheduler.Wait(lambda: work.stages == 2, "work", str)
-
-    scheduler.run([thread("a", waiting())], in_flight, rng)
-    assert seen == [0, 0] and work.stages == 2
-
-
-def test_drain_completes_everything():
-    in_flight = scheduler.InFlight("late", random.Random(0))
-    works = [Counted() for _ in range(3)]
-    for work in works:
-        in_flight.submit(work)
-    in_flight.drain()
-    assert [w.stages for w in works] == [2, 2, 2]
-
-
 def test_a_deadlock_lists_waits_and_ends():
     def waiting():
-        yield scheduler.Wait(lambda: False, "a barrier", lambda: "0 of 1 arrivals")
+        yield Wait(lambda: False, "a barrier", lambda: "0 of 1 arrivals")
 
-    rng = random.Random(0)
-    threads = [thread("first", waiting()), thread("second", iter(()))]
     with pytest.raises(errors.DeadlockError) as caught:
-        scheduler.run(threads, scheduler.InFlight("late", rng), rng)
+        run(Execution(), lambda i: [waiting(), iter(())])
     text = str(caught.value)
-    assert "1 of 2 warpgroups wait" in text
-    assert "first: waits for a barrier at k.py:1" in text
+    assert "1 of 2 threads wait" in text
+    assert "thread 0: waits for a barrier at None" in text
     assert "0 of 1 arrivals" in text
-    assert "second: has ended" in text
+    assert "thread 1: has ended" in text
+    assert "fit at once" not in text
+
+
+def test_groups_that_do_not_wait_run_one_after_the_other():
+    log: list[int] = []
+    run(Execution(), lambda i: [noting(log, i, 3)], total=4, capacity=4)
+    assert log == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3, 3, 3]
+
+
+def test_a_group_starts_when_it_has_a_place():
+    started: list[int] = []
+    most = 0
+    left: list[int] = []
+
+    def body(i):
+        nonlocal most
+        started.append(i)
+        most = max(most, len(started) - len(left))
+        # Waits for its neighbour, so that two have to be there at once.
+        yield Wait(lambda: i ^ 1 in started, f"group {i ^ 1}", str)
+        left.append(i)
+
+    run(Execution(), lambda i: [body(i)], total=6, capacity=2)
+    assert started == list(range(6))
+    assert most == 2
+
+
+def meeting(n, poll):
+    """Bodies of groups that all wait for all."""
+    arrived: list[int] = []
+
+    def body(i):
+        arrived.append(i)
+        if not poll:
+            yield Wait(lambda: len(arrived) == n, "all", lambda: f"{len(arrived)} came")
+        while len(arrived) < n:
+            yield ITERATION
+
+    return lambda i: [body(i)]
+
+
+@pytest.mark.parametrize("poll", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_that_wait_for_one_another_end(poll, seed):
+    run(Execution(seed), meeting(10, poll), total=10, capacity=10)
+
+
+def test_more_groups_than_places_deadlock_and_the_report_counts_the_places():
+    with pytest.raises(errors.DeadlockError) as caught:
+        run(Execution(), meeting(10, poll=False), total=10, capacity=8)
+    text = str(caught.value)
+    assert "8 of 8 threads wait" in text
+    assert "8 of 10 groups fit at once (places); 2 not started" in text
+
+
+def test_a_report_of_many_threads_is_cut():
+    with pytest.raises(errors.DeadlockError, match="and 18 more"):
+        run(Execution(), meeting(51, poll=False), total=51, capacity=50)
+
+
+def test_two_pools_fill_their_own_places():
+    execution = Execution()
+    arrived: list[tuple[str, int]] = []
+
+    def body(pool, i):
+        arrived.append((pool, i))
+        yield Wait(lambda: len(arrived) == 4, "all", str)
+
+    def pool(name):
+        groups = (group(execution, body(name, i)) for i in range(2))
+        return scheduler.Pool(groups, 2, 2, "groups", name)
+
+    scheduler.run(execution, [pool("a"), pool("b")])
+    assert sorted(arrived) == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
+def test_a_group_finishes_after_its_work():
+    execution = Execution(asynchrony="late")
+    log: list[str] = []
+
+    class Work:
+        def advance(self):
+            log.append("work")
+            return True
+
+    class Noting(Group):
+        def finish(self):
+            log.append("finish")
+
+    made = Noting(execution)
+    made.in_flight.submit(Work())
+    made.threads.append(Thread(made, alone=True))
+    scheduler.run(execution, [scheduler.Pool(iter([made]), 1, 1, "groups", "places")])
+    assert log == ["work", "finish"]
+    assert not execution.resident

@@ -1,18 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's own operations on references, and positions on the axes of the launch."""
+"""JAX's own operations on references: get, swap and addupdate."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.engine.scheduler import Run
+from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import wgmma
-from pallas_gpu.emulator.gpu.machine import Warpgroup
+from pallas_gpu.emulator.gpu.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 
 _EMULATE = registry.RuleKind.EMULATE
@@ -65,8 +64,3 @@ def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
 def _add_to_accumulator(wg: Warpgroup, region: Region, value: Any) -> Run:
     old = yield from wgmma.load(wg, region, 0)
     yield from wgmma.store(wg, region, old + value)
-
-
-@registry.register(lax.axis_index_p, _EMULATE)
-def _axis_index(wg: Warpgroup, _: Any, axis_name: Any, used: Any) -> Any:
-    return np.int32(wg.axis_index(axis_name))

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JAX's loops and branches, where their bodies have effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import lax
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine import plan as plans
+from pallas_gpu.emulator.engine.steps import ControlStep
+from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.engine.waits import ITERATION, Run
+from pallas_gpu.primitives import _registry as registry
+
+_EMULATE = registry.RuleKind.EMULATE
+
+
+def _begin_iteration(thread: Thread, step: ControlStep) -> None:
+    thread.execution.tick()
+    thread.location = step.location
+
+
+@registry.register(lax.scan_p, _EMULATE)
+def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
+    # The check pass refuses arrays to slice or to stack: what is left carries values.
+    num_consts, num_carry = _jax.scan_arity(step.params)
+    body = plans.plan_of(step.params["jaxpr"])
+    consts, carry = ins[:num_consts], ins[num_consts:]
+    if len(carry) != num_carry or len(step.outs) != num_carry:
+        raise errors.NotModelledError(
+            "the emulator has no model of a scan over arrays",
+            hint="index a reference with the loop's counter",
+        )
+    for _ in range(step.params["length"]):
+        _begin_iteration(thread, step)
+        carry = yield from evaluate.run(thread, body, [*consts, *carry])
+    return carry
+
+
+@registry.register(lax.while_p, _EMULATE)
+def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
+    params = step.params
+    num_cond, num_body = params["cond_nconsts"], params["body_nconsts"]
+    condition = plans.plan_of(params["cond_jaxpr"])
+    body = plans.plan_of(params["body_jaxpr"])
+    cond_consts = ins[:num_cond]
+    body_consts = ins[num_cond : num_cond + num_body]
+    carry = ins[num_cond + num_body :]
+    while True:
+        _begin_iteration(thread, step)
+        (more,) = yield from evaluate.run(thread, condition, [*cond_consts, *carry])
+        if not bool(more):
+            return carry
+        # The loop may wait for what another thread does, of this group or another one.
+        yield ITERATION
+        carry = yield from evaluate.run(thread, body, [*body_consts, *carry])
+
+
+@registry.register(lax.cond_p, _EMULATE)
+def _cond(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
+    branches = step.params["branches"]
+    which = min(max(int(ins[0]), 0), len(branches) - 1)
+    results = yield from evaluate.run(thread, plans.plan_of(branches[which]), ins[1:])
+    return results

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous work in flight: the seed decides when it advances.
+
+Work advances by stages. It is driven at the latest when no thread of its group can run,
+so it is as late as the waits allow, unless the parameters or the seed make it early.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Protocol
+
+
+class Work(Protocol):
+    """Asynchronous work that has been issued."""
+
+    def advance(self) -> bool:
+        """Performs one stage; returns True when nothing is left."""
+
+
+class InFlight:
+    """Asynchronous work that has been issued and is not complete.
+
+    Args:
+      mode: `"eager"`, `"late"` or `"random"`.
+      rng: decides for `"random"`, and which work comes first.
+    """
+
+    def __init__(self, mode: str, rng: random.Random):
+        self._mode = mode
+        self._rng = rng
+        self._work: list[Work] = []
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def submit(self, work: Work) -> None:
+        """Accepts new work; some of it is performed at once."""
+        eager = self._mode == "eager"
+        if self._mode == "random":
+            eager = self._rng.random() < 0.5
+        done = False
+        while eager and not done:
+            done = work.advance()
+            eager = self._mode == "eager" or self._rng.random() < 0.75
+        if not done:
+            self._work.append(work)
+
+    def advance_one(self) -> None:
+        """Advances some work by one stage."""
+        index = self._rng.randrange(len(self._work))
+        if self._work[index].advance():
+            self._work.pop(index)
+
+    def maybe_advance(self) -> None:
+        """Advances some work, if the seed says so."""
+        if self._work and self._mode == "random" and self._rng.random() < 0.25:
+            self.advance_one()
+
+    def drain(self) -> None:
+        """Completes everything."""
+        while self._work:
+            self.advance_one()

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Threads of execution, and groups of them that need a place to run together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.memory import Region, poison
+from pallas_gpu.emulator.engine.steps import Location
+from pallas_gpu.emulator.engine.tables import Table
+from pallas_gpu.emulator.engine.waits import Wait
+
+_ORDER = (
+    "order the {} with a barrier: arrive after the first access, wait before the second"
+)
+
+
+class Group:
+    """Threads that start together and wait for one another.
+
+    Attributes:
+      execution: the run it belongs to.
+      threads: those that run may append others, and remove them once they are done.
+      in_flight: the asynchronous work of the group.
+    """
+
+    def __init__(self, execution: Execution):
+        self.execution = execution
+        self.threads: list[Thread] = []
+        self.in_flight = execution.new_in_flight()
+
+    def finish(self) -> None:
+        """Is called when all threads have ended and no work is in flight."""
+
+
+class Thread:
+    """One thread of execution.
+
+    Attributes:
+      group: the threads that it runs with.
+      execution: the run.
+      clock: what it knows of the work of others.
+      actor: its own number in clocks.
+      generator, wait, done: for the scheduler.
+      location: the equation that runs now.
+      state: what families keep with it: streams of asynchronous work and the like.
+      alone: no other thread shares memory with it, other groups aside.
+    """
+
+    kind = "thread"
+
+    def __init__(self, group: Group, alone: bool):
+        self.group = group
+        self.execution = group.execution
+        self.actor = self.execution.new_actor()
+        self.clock: ordering.Clock = {self.actor: 1}
+        self.generator: Iterator[Any] = iter(())
+        self.wait: Wait | None = None
+        self.done = False
+        self.location: Location | None = None
+        self.state: Table[Thread] = Table(self)
+        self.alone = alone
+
+    @property
+    def label(self) -> str:
+        """The position in the group, for messages."""
+        return f"{self.kind} {self.group.threads.index(self)}"
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        return self.label
+
+    def where(self) -> str | None:
+        """Returns the line of the kernel that runs now."""
+        return self.location.where if self.location is not None else None
+
+    def release(self) -> ordering.Clock:
+        """Returns what others learn from an arrival; later work is not part of it."""
+        known = dict(self.clock)
+        self.clock[self.actor] += 1
+        return known
+
+    def access(
+        self,
+        region: Region,
+        *,
+        writes: bool,
+        what: str | None = None,
+        by: tuple[int, int] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        """Checks an access against earlier ones and records it.
+
+        Args:
+          region: what is accessed.
+          writes: a write.
+          what: who accesses; default: this thread.
+          by: (actor, time) of asynchronous work that this thread issues.
+          hint: what makes the access known to others; default: a barrier.
+
+        Raises:
+          RaceError: an earlier access conflicts and is not ordered before.
+        """
+        memory = region.memory
+        if memory.read_only:
+            return
+        history, watcher = memory.history, memory.watcher
+        unshared = by is None and self.alone and not history.records
+        if unshared and watcher is None:
+            return
+        actor, time = by or (self.actor, self.clock[self.actor])
+        new = ordering.Access(
+            region.box(), writes, actor, time, by is not None,
+            what or self.label, self.where(), hint or _ORDER.format(f"{self.kind}s"),
+        )  # fmt: skip
+        if watcher is not None:
+            watcher.access(new, self.clock, memory.name)
+        if unshared:
+            return
+        history.check(new, self.clock, memory.name, self.execution.detect_races)
+        if by is not None or not self.alone:
+            history.add(new, self.clock, self._clocks())
+
+    def _clocks(self) -> Sequence[ordering.Clock]:
+        return [thread.clock for thread in self.group.threads]
+
+    def read(self, region: Region) -> Any:
+        """Returns the elements of a region as the threads see them.
+
+        Raises:
+          OutOfBoundsError, RaceError, UninitializedReadError.
+        """
+        lenient = self.execution.lenient_reads
+        if not lenient:
+            region.require_inside("read")
+        self.access(region, writes=False)
+        region.require_written()
+        if lenient:
+            return region.load_clipped(poison(region.dtype))
+        return region.load()
+
+    def write(self, region: Region, value: Any) -> None:
+        """Stores values as the threads do.
+
+        Raises:
+          OutOfBoundsError, RaceError.
+          KernelError: the array is an input.
+        """
+        region.require_inside("written")
+        region.require_writable()
+        self.access(region, writes=True)
+        region.store(value)
+        region.memory.stored(region, self.actor, self.label, self.where())

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a thread waits for, and the report of where every thread is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Generator, Iterable
+from typing import Any, Protocol
+
+# A report of thousands of threads would hide what matters.
+_LISTED = 32
+
+
+@dataclasses.dataclass(slots=True)
+class Wait:
+    """What a thread waits for.
+
+    Attributes:
+      ready: whether the thread may go on.
+      what: the awaited thing, for the report of a deadlock.
+      state: describes the awaited thing as it is now.
+      for_threads: waits for other threads of its group, which say what they lack.
+    """
+
+    ready: Callable[[], bool]
+    what: str
+    state: Callable[[], str]
+    for_threads: bool = False
+
+
+# Yielded once per iteration of a loop without a known end, which may poll memory that
+# another group writes: after some iterations the scheduler runs another group.
+ITERATION = Wait(lambda: True, "the next iteration", str)
+
+# A thread, or a rule that can block: yields None where another thread may run, or a
+# Wait; its return value is the results.
+Run = Generator[Wait | None, None, Any]
+
+
+class Positioned(Protocol):
+    """What the report needs to know of a thread."""
+
+    @property
+    def name(self) -> str:
+        """Which thread it is."""
+
+    wait: Wait | None
+    done: bool
+
+    def where(self) -> str | None:
+        """Returns the line of the kernel that runs now."""
+
+
+def positions(threads: Iterable[Positioned]) -> str:
+    """Returns a line per thread: where it is and what it waits for."""
+    threads = list(threads)
+    lines = []
+    for thread in threads[:_LISTED]:
+        if thread.done:
+            lines.append(f"{thread.name}: has ended")
+        elif thread.wait is not None:
+            lines.append(
+                f"{thread.name}: waits for {thread.wait.what} at {thread.where()}\n"
+                f"    {thread.wait.state()}"
+            )
+        else:
+            lines.append(f"{thread.name}: runs at {thread.where()}")
+    if len(threads) > _LISTED:
+        lines.append(f"... and {len(threads) - _LISTED} more")
+    return "\n".join(lines)

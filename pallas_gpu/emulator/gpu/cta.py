@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clusters, their CTAs, and the warpgroups and warps of those.
+
+The unit of execution is a warpgroup, the author's thread; in the body of `warp_map` it
+is a warp. A cluster starts and ends as a whole; without clusters a CTA is one of its
+own.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from pallas_gpu import errors, types
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.steps import Location
+from pallas_gpu.emulator.engine.tables import Table
+from pallas_gpu.emulator.engine.threads import Group, Thread
+from pallas_gpu.emulator.engine.waits import Run
+from pallas_gpu.emulator.gpu.device import Device
+from pallas_gpu.emulator.gpu.smem import SharedArray
+
+
+class Cluster(Group):
+    """The CTAs of one cluster on a device.
+
+    Args:
+      device: what runs it.
+      mesh: shape of the launch.
+      batch: position on the unnamed axes that `jax.vmap` added.
+      block: position on the grid axes.
+
+    Attributes:
+      ctas: in row-major order.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        mesh: types.Mesh,
+        batch: tuple[int, ...] = (),
+        block: tuple[int, ...] = (),
+    ):
+        super().__init__(device.execution)
+        self.device = device
+        self.mesh = mesh
+        self.batch = batch
+        self.block = block
+        ranks = itertools.product(*(range(n) for n in mesh.cluster))
+        self.ctas: list[Cta] = []
+        self.ctas += [Cta(self, rank) for rank in ranks]
+        self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]
+        device.clusters.append(self)
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        first = self.ctas[0].name
+        return first if len(self.ctas) == 1 else f"the cluster of {first}"
+
+    def finish(self) -> None:
+        """Looks for what the CTAs have left unfinished, now that all have ended."""
+        self.device.clusters.remove(self)
+        for cta in self.ctas:
+            for check in cta.at_end:
+                check()
+
+
+class Cta:
+    """One CTA.
+
+    Attributes:
+      cluster: the CTAs that it starts and ends with.
+      rank: position in the cluster.
+      axes: position on the named grid and cluster axes.
+      memories: SMEM that is allocated now.
+      state: what families keep with it.
+      at_end: checks once all CTAs of the cluster have ended.
+    """
+
+    def __init__(self, cluster: Cluster, rank: tuple[int, ...]):
+        mesh = cluster.mesh
+        self.cluster = cluster
+        self.device = cluster.device
+        self.mesh = mesh
+        self.rank = rank
+        self.axes = dict(
+            [
+                *zip(mesh.grid_names, cluster.block, strict=True),
+                *zip(mesh.cluster_names, rank, strict=True),
+            ]
+        )
+        self.memories: list[SharedArray] = []
+        self.state: Table[Cta] = Table(self)
+        self.at_end: list[Callable[[], None]] = []
+        self.allocations = itertools.count()
+        self.warpgroups = [Warpgroup(self, i) for i in range(mesh.warpgroups)]
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        parts = [f"vmap index {i}" for i in self.cluster.batch]
+        parts += [f"{name}={i}" for name, i in self.axes.items()]
+        text = f"CTA ({', '.join(parts)})" if parts else "the only CTA"
+        return text + self.device.suffix
+
+    @property
+    def suffix(self) -> str:
+        """Tells the memory of this CTA from that of others, for messages."""
+        return f" of {self.name}" if len(self.cluster.ctas) > 1 else ""
+
+    @property
+    def ended(self) -> bool:
+        """True when all warpgroups have ended."""
+        return all(wg.done for wg in self.warpgroups)
+
+    def along(self, axes: Sequence[str]) -> list[Cta]:
+        """Returns the CTAs along cluster axes, this one included, by rank."""
+        names = self.mesh.cluster_names
+        fixed = [i for i, name in enumerate(names) if name not in axes]
+        return [
+            cta
+            for cta in self.cluster.ctas
+            if all(cta.rank[i] == self.rank[i] for i in fixed)
+        ]
+
+
+class Warpgroup(Thread):
+    """128 CUDA threads that run the body together: the author's thread.
+
+    Attributes:
+      cta: whose it is.
+      index: position in the CTA.
+      warps: its warps, once it has let them run by themselves.
+    """
+
+    kind = "warpgroup"
+
+    def __init__(self, cta: Cta, index: int):
+        mesh = cta.mesh
+        blocks = 1
+        for size in mesh.cluster:
+            blocks *= size
+        super().__init__(cta.cluster, alone=mesh.warpgroups * blocks == 1)
+        self.cta = cta
+        self.index = index
+        self.warps: list[Warp] = []
+
+    @property
+    def label(self) -> str:
+        """The position in the CTA, for messages."""
+        return f"warpgroup {self.index}"
+
+    @property
+    def name(self) -> str:
+        """The position, for messages."""
+        return f"{self.label} of {self.cta.name}"
+
+    def axis_index(self, name: str) -> int:
+        """Returns the position on a named axis."""
+        mesh = self.cta.mesh
+        if name == mesh.thread_name:
+            return self.index
+        if name in self.cta.axes:
+            return self.cta.axes[name]
+        raise errors.AxisNameError(
+            f"no axis is called {name!r}",
+            expected=[axis for axis, _ in mesh.axes],
+            got=name,
+        )
+
+
+class Warp(Warpgroup):
+    """One warp of a warpgroup, while it runs by itself.
+
+    What it knows between two regions is kept: the phases it has waited for, and its
+    copies to GMEM.
+
+    Attributes:
+      number: position in the warpgroup.
+      warpgroup: whose warp it is.
+    """
+
+    kind = "warp"
+
+    def __init__(self, warpgroup: Warpgroup, number: int):
+        super().__init__(warpgroup.cta, warpgroup.index)
+        self.number = number
+        self.warpgroup = warpgroup
+        self.alone = False
+
+    @property
+    def label(self) -> str:
+        """The position in the CTA, for messages."""
+        return f"warp {self.number} of {self.warpgroup.label}"
+
+    def start(self, known: ordering.Clock, run: Run, location: Location | None) -> None:
+        """Begins a run that comes after everything in `known`."""
+        ordering.join(self.clock, known)
+        self.generator, self.location = run, location
+        self.wait, self.done = None, False

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Devices, each with its global memory and its CTAs, and the machine that has them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import arch, types
+from pallas_gpu.emulator.engine import scheduler
+from pallas_gpu.emulator.engine.execution import Execution
+from pallas_gpu.emulator.engine.memory import fresh_elements
+from pallas_gpu.emulator.engine.threads import Group
+from pallas_gpu.emulator.gpu.gmem import GlobalArray, Owners
+
+
+class Machine:
+    """The devices of one run, which advance together.
+
+    Args:
+      params: parameters of the emulator.
+      target: what each device is.
+      devices: how many there are.
+    """
+
+    def __init__(
+        self, params: types.InterpretParams, target: arch.Target, devices: int = 1
+    ):
+        self.execution = Execution(
+            seed=params.seed,
+            asynchrony=params.asynchrony,
+            max_steps=params.max_steps,
+            detect_races=params.detect_races,
+            lenient_reads=params.out_of_bounds_reads == "uninitialized",
+        )
+        self.devices = [
+            Device(
+                self.execution, params, target, f" of device {i}" if devices > 1 else ""
+            )
+            for i in range(devices)
+        ]
+
+    def run(self, pools: Sequence[scheduler.Pool]) -> None:
+        """Runs launches, each a pool of clusters, until all have ended."""
+        scheduler.run(self.execution, pools)
+
+
+class Device:
+    """One GPU.
+
+    Attributes:
+      execution: the run that it takes part in.
+      target: what it is.
+      suffix: tells it from other devices, for messages.
+      zeros: fresh memory holds zeros instead of poison.
+      arrays: its global memory.
+      clusters: those that its SMs hold now.
+    """
+
+    def __init__(
+        self,
+        execution: Execution,
+        params: types.InterpretParams,
+        target: arch.Target,
+        suffix: str = "",
+    ):
+        self.execution = execution
+        self.target = target
+        self.suffix = suffix
+        self.zeros = params.uninitialized_memory == "zero"
+        self.arrays: list[GlobalArray] = []
+        self.clusters: list[Group] = []
+
+    def place(self, name: str, elements: np.ndarray) -> GlobalArray:
+        """Returns an input in global memory."""
+        array = GlobalArray(name + self.suffix, elements, None, read_only=True)
+        self.arrays.append(array)
+        return array
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
+        """Returns fresh global memory."""
+        data, written = fresh_elements(shape, dtype, self.zeros)
+        owners = Owners(shape) if self.execution.detect_races else None
+        array = GlobalArray(name + self.suffix, data, written, owners=owners)
+        self.arrays.append(array)
+        return array

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One launch: a kernel's clusters, and the part of the operands that each sees."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import arch, errors, resources, types
+from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine.plan import plan_of
+from pallas_gpu.emulator.engine.scheduler import Pool
+from pallas_gpu.emulator.gpu.cta import Cluster
+from pallas_gpu.emulator.gpu.device import Device, Machine
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.residency import Residency
+from pallas_gpu.entry import call
+
+_WARPGROUP_THREADS = 128
+
+
+def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
+    """Runs a launch on the CPU.
+
+    Args:
+      params: parameters of the kernel primitive.
+      arrays: operands, batch axes included.
+
+    Returns:
+      An array for each result. Elements that nobody wrote are poison.
+
+    Raises:
+      KernelError and its classes: a mistake that the run showed.
+      OutOfResources: a block needs more than the target has.
+      NotModelledError: the emulator has no model of an operation.
+    """
+    interpret = params.interpret
+    if not isinstance(interpret, types.InterpretParams):
+        interpret = types.InterpretParams()
+    target = arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
+    machine = Machine(interpret, target)
+    launch = Launch(params, machine.devices[0], arrays)
+    # Index arithmetic wraps as on the GPU, also where numpy would warn.
+    with jax.default_device(_cpu()), np.errstate(all="ignore"):
+        machine.run([launch.pool()])
+    return [array.data for array in launch.outputs]
+
+
+def _cpu() -> Any:
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError as error:
+        raise errors.UnsupportedError(
+            "the emulator needs JAX's CPU platform",
+            expected="a CPU device beside the GPU",
+            got=str(error),
+            hint="set JAX_PLATFORMS=cuda,cpu, or leave it unset",
+        ) from error
+
+
+class Launch:
+    """A kernel on a device.
+
+    Args:
+      params: parameters of the kernel primitive.
+      device: what runs it.
+      arrays: operands, batch axes included.
+
+    Attributes:
+      outputs: the results, in the device's global memory.
+
+    Raises:
+      OutOfResources: a block needs more SMEM than the target has.
+    """
+
+    def __init__(self, params: call.CallParams, device: Device, arrays: Sequence[Any]):
+        self._params = params
+        self._device = device
+        self._residency = _residency(params, device.target)
+        names = _names(params)
+        self._inputs = [
+            device.place(name, np.asarray(x))
+            for name, x in zip(names, arrays, strict=False)
+        ]
+        self.outputs = [
+            device.allocate(name, tuple(aval.shape), np.dtype(aval.dtype))
+            for name, aval in zip(names[len(arrays) :], params.out_avals, strict=True)
+        ]
+
+    def pool(self) -> Pool:
+        """Returns the clusters, to be started as the SMs have room for them."""
+        params, residency = self._params, self._residency
+        sizes = [axis.size for axis in params.batch] + list(params.mesh.grid)
+        return Pool(
+            self._clusters(),
+            total=math.prod(sizes),
+            capacity=residency.clusters,
+            what="CTAs" if residency.ctas_per_cluster == 1 else "clusters",
+            limit=f"{residency}{self._device.suffix}",
+        )
+
+    def _clusters(self) -> Iterator[Cluster]:
+        """Yields the clusters in row-major order, each ready to run."""
+        params = self._params
+        mesh, body = params.mesh, plan_of(params.jaxpr)
+        numbers = itertools.count()
+        for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
+            arrays = self._bind(batch)
+            for block in itertools.product(*(range(n) for n in mesh.grid)):
+                cluster = Cluster(self._device, mesh, batch, block)
+                number = next(numbers)
+                refs = [array.seen_by(number, cluster.name) for array in arrays]
+                for cta in cluster.ctas:
+                    for wg in cta.warpgroups:
+                        run = evaluate.run(wg, body, refs)
+                        wg.generator = evaluate.guarded(wg, run)
+                yield cluster
+
+    def _bind(self, batch: tuple[int, ...]) -> list[GlobalArray]:
+        """Returns an array for each reference of the body at a batch position."""
+        axes = self._params.batch
+        inputs = [
+            array.at(
+                tuple(
+                    position
+                    for position, axis in zip(batch, axes, strict=True)
+                    if axis.batched[i]
+                )
+            )
+            for i, array in enumerate(self._inputs)
+        ]
+        return inputs + [array.at(batch) for array in self.outputs]
+
+
+def _residency(params: call.CallParams, target: arch.Target) -> Residency:
+    mesh = params.mesh
+    plan = resources.plan(
+        params.jaxpr,
+        target,
+        params.name,
+        params.compiler_params.reduction_scratch_bytes,
+        mesh.warpgroups,
+    )
+    threads = _WARPGROUP_THREADS * mesh.warpgroups
+    return Residency.of(target, plan.smem_bytes, threads, math.prod(mesh.cluster))
+
+
+def _names(params: call.CallParams) -> list[str]:
+    n_in, names = params.num_inputs, []
+    for i, var in enumerate(params.jaxpr.invars):
+        which = f"input {i}" if i < n_in else f"output {i - n_in}"
+        aval = var.aval
+        names.append(f"{which} (GMEM {np.dtype(aval.dtype).name}{list(aval.shape)})")
+    return names

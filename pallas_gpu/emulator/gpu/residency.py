@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How many CTAs of a launch a device holds at once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu import arch
+
+# CUDA programming guide, "Technical Specifications per Compute Capability": the SMEM
+# that the system reserves in each block.
+_RESERVED_SMEM_BYTES = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Residency:
+    """What a device holds of one launch.
+
+    Registers are not counted: how many a thread has is known to ptxas alone. So this is
+    an upper bound where more than one CTA fits on an SM.
+
+    Attributes:
+      target: what the device is.
+      ctas_per_sm: how many CTAs fit on one SM.
+      ctas_per_cluster: CTAs of a cluster start together or not at all.
+    """
+
+    target: arch.Target
+    ctas_per_sm: int
+    ctas_per_cluster: int
+
+    @classmethod
+    def of(
+        cls,
+        target: arch.Target,
+        smem_bytes: int,
+        threads_per_block: int,
+        ctas_per_cluster: int,
+    ) -> Residency:
+        """Returns the residency of blocks that need SMEM and threads.
+
+        Args:
+          target: what the device is.
+          smem_bytes: dynamic SMEM of one block.
+          threads_per_block: CUDA threads of one block.
+          ctas_per_cluster: size of a cluster; 1 without clusters.
+        """
+        by_smem = target.smem_bytes_per_sm // (smem_bytes + _RESERVED_SMEM_BYTES)
+        by_threads = target.max_threads_per_sm // threads_per_block
+        fit = min(by_smem, by_threads, target.max_blocks_per_sm)
+        return cls(target, fit, ctas_per_cluster)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that the SMs hold at once, clusters aside."""
+        return self.target.sm_count * self.ctas_per_sm
+
+    @property
+    def clusters(self) -> int:
+        """Clusters that the device holds at once."""
+        return self.ctas // self.ctas_per_cluster
+
+    def __str__(self) -> str:
+        text = f"{self.target.sm_count} SMs of {self.target.name}, {self.ctas_per_sm} "
+        text += "CTA each" if self.ctas_per_sm == 1 else "CTAs each"
+        if self.ctas_per_cluster > 1:
+            text += f", {self.ctas_per_cluster} CTAs per cluster"
+        return text

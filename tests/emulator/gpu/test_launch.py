@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Launches on devices: CTAs that wait for one another, and more than one device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import _jax, arch, errors
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.waits import Wait
+from pallas_gpu.emulator.gpu.device import Machine
+from pallas_gpu.emulator.gpu.launch import Launch
+from pallas_gpu.entry import call
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import tma
+
+F32 = jnp.float32
+# 200 KB: an SM holds one CTA.
+LARGE = plgpu.SMEM((50_000,), F32)
+
+
+@pytest.fixture
+def all_ctas_meet(monkeypatch):
+    """Makes `commit_smem` a barrier of all warpgroups of a run.
+
+    There is no primitive yet by which CTAs of different clusters wait for one another.
+    The fixture is a function of the number of warpgroups.
+    """
+
+    def install(count, ordered=True):
+        arrived = []
+        known: ordering.Clock = {}
+
+        def meet(wg, *_, **__):
+            arrived.append(wg)
+            if ordered:
+                ordering.join(known, wg.release())
+            yield Wait(
+                lambda: len(arrived) == count,
+                "all CTAs",
+                lambda: f"{len(arrived)} of {count} have come",
+            )
+            if ordered:
+                ordering.join(wg.clock, known)
+
+        rules = registry.rules(registry.RuleKind.EMULATE)
+        monkeypatch.setitem(rules, tma.commit_smem_p, meet)
+
+    return install
+
+
+def neighbours(n, **options):
+    """A kernel of n CTAs: each writes its number and, later, reads the next one's."""
+
+    def body(mine, next_one, *_):
+        i = lax.axis_index("i")
+        if options.get("cluster"):
+            i = 2 * i + lax.axis_index("x")
+        mine[i] = i.astype(F32)
+        plgpu.commit_smem()
+        next_one[i] = mine[lax.rem(i + 1, n)]
+
+    options.setdefault("grid", (n,))
+    options.setdefault("scratch_types", [LARGE])
+    return plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct((n,), F32)] * 2,
+        grid_names=("i",),
+        interpret=plgpu.InterpretParams(detect_races=True),
+        **options,
+    )
+
+
+def launch(kernel, device, *args):
+    """The launch of a kernel on a device of the test's own."""
+    (eqn,) = jax.make_jaxpr(kernel)(*args).eqns
+    return Launch(call.CallParams(**eqn.params), device, args)
+
+
+def small(sm_count):
+    return dataclasses.replace(arch.SM_90A, sm_count=sm_count)
+
+
+def test_as_many_ctas_as_the_target_holds_can_wait_for_one_another(all_ctas_meet):
+    all_ctas_meet(132)
+    _, got = neighbours(132)()
+    np.testing.assert_array_equal(got, np.roll(np.arange(132), -1))
+
+
+def test_clusters_can_wait_for_one_another(all_ctas_meet):
+    all_ctas_meet(132)
+    run = neighbours(132, grid=(66,), cluster=(2,), cluster_names=("x",))
+    np.testing.assert_array_equal(run()[1], np.roll(np.arange(132), -1))
+
+
+def test_ctas_share_an_sm_where_their_smem_allows_it(all_ctas_meet):
+    all_ctas_meet(140)
+    _, got = neighbours(140, scratch_types=[])()
+    np.testing.assert_array_equal(got, np.roll(np.arange(140), -1))
+
+
+def test_one_cta_too_many_deadlocks_and_the_report_says_how_many_fit(all_ctas_meet):
+    all_ctas_meet(5)
+    machine = Machine(plgpu.InterpretParams(), small(4))
+    with pytest.raises(errors.DeadlockError) as caught:
+        machine.run([launch(neighbours(5), machine.devices[0]).pool()])
+    text = str(caught.value)
+    assert "4 of 4 warpgroups wait" in text
+    assert "warpgroup 0 of CTA (i=3): waits for all CTAs" in text
+    assert "4 of 5 CTAs fit at once (4 SMs of sm_90a, 1 CTA each)" in text
+    assert "1 not started" in text
+    assert "launch no more than fit at once" in text
+
+
+def test_a_cluster_too_many_deadlocks_and_the_report_counts_clusters(all_ctas_meet):
+    all_ctas_meet(6)
+    machine = Machine(plgpu.InterpretParams(), small(5))
+    kernel = neighbours(6, grid=(3,), cluster=(2,), cluster_names=("x",))
+    with pytest.raises(errors.DeadlockError, match="2 of 3 clusters fit at once"):
+        machine.run([launch(kernel, machine.devices[0]).pool()])
+
+
+def _write_own_number(o):
+    i = lax.axis_index("i")
+    o[i] = i.astype(F32)
+
+
+def test_ctas_that_do_not_wait_run_on_one_sm():
+    machine = Machine(plgpu.InterpretParams(), small(1))
+    run = plgpu.kernel(
+        _write_own_number,
+        out_type=jax.ShapeDtypeStruct((20,), F32),
+        grid=(20,),
+        grid_names=("i",),
+        scratch_types=[],
+    )
+    one = launch(run, machine.devices[0])
+    machine.run([one.pool()])
+    np.testing.assert_array_equal(one.outputs[0].data, np.arange(20))
+    assert not machine.devices[0].clusters
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_loop_that_polls_lets_the_ctas_run_that_it_waits_for(monkeypatch, seed):
+    started = set()
+
+    def get(wg, *_, **__):
+        """Reads 0 until all CTAs have started."""
+        started.add(wg)
+        return np.float32(len(started) == 6)
+
+    def body(x, o):
+        lax.while_loop(lambda _: x[0] == 0, lambda n: n + 1, 0)
+        _write_own_number(o)
+
+    rules = registry.rules(registry.RuleKind.EMULATE)
+    monkeypatch.setitem(rules, _jax.get_p, get)
+    machine = Machine(plgpu.InterpretParams(seed=seed), small(6))
+    run = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((6,), F32),
+        grid=(6,),
+        grid_names=("i",),
+        scratch_types=[],
+    )
+    one = launch(run, machine.devices[0], np.zeros(1, np.float32))
+    machine.run([one.pool()])
+    np.testing.assert_array_equal(one.outputs[0].data, np.arange(6))
+
+
+# --- races between CTAs ---------------------------------------------------------------
+
+
+def test_reading_what_another_cta_wrote_without_an_order_is_a_race(all_ctas_meet):
+    all_ctas_meet(6, ordered=False)
+    with pytest.raises(errors.RaceError, match="is read by one CTA and written") as e:
+        neighbours(6)()
+    text = str(e.value)
+    assert "written by CTA (i=" in text
+    assert "test_launch.py" in text
+
+
+def test_overwriting_what_another_cta_has_read_without_an_order_is_a_race(
+    all_ctas_meet,
+):
+    all_ctas_meet(6)
+
+    def body(mine, next_one):
+        i = lax.axis_index("i")
+        mine[i] = i.astype(F32)
+        plgpu.commit_smem()
+        next_one[i] = mine[lax.rem(i + 1, 6)]
+        mine[i] = -1.0
+
+    run = plgpu.kernel(
+        body,
+        out_type=[jax.ShapeDtypeStruct((6,), F32)] * 2,
+        grid=(6,),
+        grid_names=("i",),
+        interpret=plgpu.InterpretParams(detect_races=True),
+    )
+    with pytest.raises(errors.RaceError, match=r"by one CTA and (read|written) by"):
+        run()
+
+
+# --- devices --------------------------------------------------------------------------
+
+
+def test_two_devices_have_separate_memories():
+    machine = Machine(plgpu.InterpretParams(), arch.SM_90A, devices=2)
+    kernel = plgpu.kernel(
+        lambda x, o: o.__setitem__(..., x[...] * 2),
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+    )
+    xs = [np.full(4, value, np.float32) for value in (1, 5)]
+    launches = [launch(kernel, d, x) for d, x in zip(machine.devices, xs, strict=True)]
+    machine.run([one.pool() for one in launches])
+    for x, one in zip(xs, launches, strict=True):
+        np.testing.assert_array_equal(one.outputs[0].data, x * 2)
+    first, second = (device.arrays for device in machine.devices)
+    assert len(first) == len(second) == 2
+    assert not any(np.shares_memory(a.data, b.data) for a in first for b in second)
+
+
+def test_ctas_of_two_devices_run_at_once(all_ctas_meet):
+    all_ctas_meet(8)
+    machine = Machine(plgpu.InterpretParams(), small(4), devices=2)
+    launches = [launch(neighbours(4), device) for device in machine.devices]
+    machine.run([one.pool() for one in launches])
+    for one in launches:
+        np.testing.assert_array_equal(one.outputs[1].data, [1, 2, 3, 0])
+
+
+def test_a_report_names_the_device(all_ctas_meet):
+    all_ctas_meet(9)
+    machine = Machine(plgpu.InterpretParams(), small(4), devices=2)
+    launches = [launch(neighbours(4), device) for device in machine.devices]
+    with pytest.raises(errors.DeadlockError, match="of 8 warpgroups wait") as caught:
+        machine.run([one.pool() for one in launches])
+    assert r"CTA (i=0) of device 1: waits" in str(caught.value)
