@@ -112,8 +112,10 @@ class _Scheduler:
             stop = self._run_group(current)
             if stop is _Stop.ENDED:
                 self._end(current)
-            else:
-                self.groups_wait = True
+                continue
+            if stop is _Stop.BLOCKED and not _waits_for_groups(current):
+                raise deadlock(current.threads)
+            self.groups_wait = True
 
     def _start(self) -> Group | None:
         pools = [pool for pool in self.pools if pool.can_start]
@@ -185,6 +187,11 @@ def _can_run(group: Group) -> bool:
     if len(group.in_flight):
         return True
     return any(not t.done and (t.wait is None or t.wait.ready()) for t in group.threads)
+
+
+def _waits_for_groups(group: Group) -> bool:
+    waits = [t.wait for t in group.threads if not t.done]
+    return any(wait is not None and wait.across_groups for wait in waits)
 
 
 def deadlock(

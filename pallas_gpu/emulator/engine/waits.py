@@ -20,12 +20,15 @@ class Wait:
       what: the awaited thing, for the report of a deadlock.
       state: describes the awaited thing as it is now.
       for_threads: waits for other threads of its group, which say what they lack.
+      across_groups: what another group does can make it ready. A group whose threads
+        all wait for one another is a deadlock, whatever other groups do.
     """
 
     ready: Callable[[], bool]
     what: str
     state: Callable[[], str]
     for_threads: bool = False
+    across_groups: bool = False
 
 
 # Yielded once per iteration of a loop without a known end, which may poll memory that

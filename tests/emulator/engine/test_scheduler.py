@@ -76,7 +76,7 @@ def test_a_group_starts_when_it_has_a_place():
         started.append(i)
         most = max(most, len(started) - len(left))
         # Waits for its neighbour, so that two have to be there at once.
-        yield Wait(lambda: i ^ 1 in started, f"group {i ^ 1}", str)
+        yield Wait(lambda: i ^ 1 in started, f"group {i ^ 1}", str, across_groups=True)
         left.append(i)
 
     run(Execution(), lambda i: [body(i)], total=6, capacity=2)
@@ -91,7 +91,7 @@ def meeting(n, poll):
     def body(i):
         arrived.append(i)
         if not poll:
-            yield Wait(lambda: len(arrived) == n, "all", lambda: f"{len(arrived)} came")
+            yield Wait(lambda: len(arrived) == n, "all", str, across_groups=True)
         while len(arrived) < n:
             yield ITERATION
 
@@ -112,6 +112,19 @@ def test_more_groups_than_places_deadlock_and_the_report_counts_the_places():
     assert "8 of 10 groups fit at once (places); 2 not started" in text
 
 
+def test_a_deadlock_within_a_group_is_reported_before_other_groups_start():
+    started: list[int] = []
+
+    def body(i):
+        started.append(i)
+        yield Wait(lambda: False, "a barrier", str)
+
+    with pytest.raises(errors.DeadlockError, match="1 of 1 threads wait") as caught:
+        run(Execution(), lambda i: [body(i)], total=5, capacity=2)
+    assert started == [0]
+    assert "fit at once" not in str(caught.value)
+
+
 def test_a_report_of_many_threads_is_cut():
     with pytest.raises(errors.DeadlockError, match="and 18 more"):
         run(Execution(), meeting(51, poll=False), total=51, capacity=50)
@@ -123,7 +136,7 @@ def test_two_pools_fill_their_own_places():
 
     def body(pool, i):
         arrived.append((pool, i))
-        yield Wait(lambda: len(arrived) == 4, "all", str)
+        yield Wait(lambda: len(arrived) == 4, "all", str, across_groups=True)
 
     def pool(name):
         groups = (group(execution, body(name, i)) for i in range(2))

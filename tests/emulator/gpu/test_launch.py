@@ -46,6 +46,7 @@ def all_ctas_meet(monkeypatch):
                 lambda: len(arrived) == count,
                 "all CTAs",
                 lambda: f"{len(arrived)} of {count} have come",
+                across_groups=True,
             )
             if ordered:
                 ordering.join(wg.clock, known)
