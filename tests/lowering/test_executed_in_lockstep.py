@@ -40,7 +40,9 @@ def test_an_approximation_is_computed_from_its_text():
     x = np.array([3.0, 0.25], np.float32).view(np.uint32)
     text = "{}.approx.ftz.f32 $0, $1;"
     got = {
-        name: assembly.compute(text.format(name), [x]).view(np.float32).tolist()
+        name: assembly.register_instruction(text.format(name))(x)
+        .view(np.float32)
+        .tolist()
         for name in ("ex2", "lg2", "rcp", "rsqrt")
     }
     assert got["ex2"] == [8.0, np.float32(2**0.25)]
@@ -51,12 +53,12 @@ def test_an_approximation_is_computed_from_its_text():
 
 def test_a_flushing_instruction_takes_subnormals_for_zero():
     x = np.array([-1e-40], np.float32).view(np.uint32)
-    flushed = assembly.compute("rcp.approx.ftz.f32 $0, $1;", [x])
+    flushed = assembly.register_instruction("rcp.approx.ftz.f32 $0, $1;")(x)
     assert flushed.view(np.float32)[0] == -np.inf
-    kept = assembly.compute("rsqrt.approx.f32 $0, $1;", [np.abs(x) & 0x7FFFFFFF])
+    kept = assembly.register_instruction("rsqrt.approx.f32 $0, $1;")(x & 0x7FFFFFFF)
     assert np.isfinite(kept.view(np.float32)[0])
 
 
 @pytest.mark.parametrize("text", ["mad.lo.s32 $0, $1, $1;", "nop;", "ex2.approx.f32;"])
 def test_other_text_is_not_computed(text):
-    assert assembly.compute(text, [np.zeros(4, np.uint32)]) is None
+    assert assembly.register_instruction(text) is None

@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Emitted modules, run on the CPU: all threads of a block take each step together."""
+"""The GPU as the PTX ISA describes it, for emitted modules on a CPU; a file per unit.
+
+Warps of a strand take each step together. Whether a kernel waits, fences and signals
+as it must is checked; asynchronous work completes as late as the waits allow.
+"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Instructions of inline PTX that work on registers alone.
+"""Inline PTX: its text as statements, and instructions on registers alone.
 
 Each function computes what the PTX ISA says of the instruction whose text was emitted;
 approximations are computed in float64 and rounded, so they are closer than the
@@ -8,13 +8,70 @@ hardware's.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
 
 _TINY = np.float32(np.finfo(np.float32).tiny)
+Compute = Callable[..., np.ndarray]  # of unsigned arrays
+
+
+@dataclasses.dataclass(frozen=True)
+class Statement:
+    """One statement of PTX.
+
+    Attributes:
+      label: in front of it, or empty.
+      guard: the predicate's register, `!` in front where negated, or empty.
+      opcode: `add.s64` and the like.
+      operands: registers, numbers, `[address]`, or tuples of registers in braces.
+    """
+
+    label: str
+    guard: str
+    opcode: str
+    operands: tuple[str | tuple[str, ...], ...]
+
+
+_STATEMENT = re.compile(
+    r"(?:(?P<label>\w+):\s*)?(?:@(?P<guard>!?\w+)\s+)?(?P<opcode>[\w.:]+)\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+_OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")
+
+
+def parse(text: str) -> list[Statement]:
+    """The statements of inline assembly; declarations of registers are left out."""
+    text = text.strip()
+    if text.startswith("{") and text.endswith("}"):
+        text = text[1:-1]
+    statements = []
+    for piece in map(str.strip, text.split(";")):
+        if not piece or piece.startswith(".reg"):
+            continue
+        match = _STATEMENT.fullmatch(piece)
+        assert match is not None, piece
+        operands: list[str | tuple[str, ...]] = []
+        for operand in _OPERAND.findall(match["rest"]):
+            if operand.startswith("{"):
+                operands.append(tuple(x.strip() for x in operand[1:-1].split(",")))
+            else:
+                operands.append(operand)
+        statements.append(
+            Statement(
+                match["label"] or "",
+                match["guard"] or "",
+                match["opcode"],
+                tuple(operands),
+            )
+        )
+    return statements
+
+
+# --- instructions on registers --------------------------------------------------------
 
 
 def _flush(x: np.ndarray) -> np.ndarray:
@@ -22,20 +79,20 @@ def _flush(x: np.ndarray) -> np.ndarray:
     return np.where(np.abs(x) < _TINY, np.copysign(np.float32(0), x), x)
 
 
-def _special(function: Callable[[np.ndarray], np.ndarray], *, ftz: bool) -> Callable:
+def _special(function: Compute, *, ftz: bool) -> Compute:
     def compute(x: np.ndarray) -> np.ndarray:
-        x = x.astype(np.uint32).view(np.float32)
-        x = _flush(x) if ftz else x
+        number = x.view(np.float32)
+        number = _flush(number) if ftz else number
         with np.errstate(all="ignore"):
-            y = function(x.astype(np.float64)).astype(np.float32)
-        y = _flush(y) if ftz else y
-        return y.view(np.uint32)
+            result = function(number.astype(np.float64)).astype(np.float32)
+        result = _flush(result) if ftz else result
+        return result.view(np.uint32)
 
     return compute
 
 
 # PTX ISA, "Floating Point Instructions".
-_SPECIAL: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+_SPECIAL: dict[str, Compute] = {
     "ex2": np.exp2,
     "lg2": np.log2,
     "rcp": lambda x: 1 / x,
@@ -48,22 +105,22 @@ _SPECIAL: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 _FLOAT8 = {"e4m3": ml_dtypes.float8_e4m3fn, "e5m2": ml_dtypes.float8_e5m2}
 
 
-def _from_float8(kind: str) -> Callable:
+def _from_float8(kind: str) -> Compute:
     dtype = _FLOAT8[kind]
 
     def compute(x: np.ndarray) -> np.ndarray:
-        pair = np.ascontiguousarray(x.astype(np.uint16)).view(dtype)
-        return pair.astype(np.float16).view(np.uint32)
+        return x.view(dtype).astype(np.float16).view(np.uint32)
 
     return compute
 
 
-def _to_float8(kind: str) -> Callable:
+def _to_float8(kind: str) -> Compute:
     dtype = _FLOAT8[kind]
     largest = np.float32(ml_dtypes.finfo(dtype).max)
 
     def compute(upper: np.ndarray, lower: np.ndarray) -> np.ndarray:
-        pair = np.stack([lower, upper], axis=-1).astype(np.uint32).view(np.float32)
+        upper, lower = np.broadcast_arrays(upper, lower)
+        pair = np.stack([lower, upper], axis=-1).view(np.float32)
         # `.satfinite`: what is larger becomes the largest; NaN stays NaN.
         pair = np.clip(pair, -largest, largest)
         return pair.astype(dtype).view(np.uint16)[..., 0]
@@ -71,8 +128,8 @@ def _to_float8(kind: str) -> Callable:
     return compute
 
 
-def _table() -> dict[str, Callable]:
-    rows: dict[str, Callable] = {}
+def _table() -> dict[str, Compute]:
+    rows: dict[str, Compute] = {}
     for name, function in _SPECIAL.items():
         rows[f"{name}.approx.f32"] = _special(function, ftz=False)
         if name != "tanh":
@@ -84,19 +141,27 @@ def _table() -> dict[str, Callable]:
 
 
 _INSTRUCTIONS = _table()
-_SINGLE = re.compile(r"\s*([\w.]+)\s+\$0((?:\s*,\s*\$\d+)+)\s*;\s*")
 
 
-def compute(text: str, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
-    """The bits that one instruction gives, None where the text is anything else.
+def register_instruction(text: str) -> Compute | None:
+    """What one instruction on registers computes; None where the text is another.
 
     Args:
       text: the template; `$0` is the result, and the inputs are numbered behind it.
-      inputs: bits of each operand, in any integer type.
     """
-    match = _SINGLE.fullmatch(text)
-    function = match and _INSTRUCTIONS.get(match[1])
-    if not match or not function:
+    statements = parse(text)
+    if len(statements) != 1 or statements[0].guard:
         return None
-    numbers = [int(n) for n in re.findall(r"\$(\d+)", match[2])]
-    return function(*(inputs[n - 1] for n in numbers))
+    (statement,) = statements
+    function = _INSTRUCTIONS.get(statement.opcode)
+    numbers = [
+        int(x[1:])
+        for x in statement.operands
+        if isinstance(x, str) and re.fullmatch(r"\$\d+", x)
+    ]
+    arity = 2 if "satfinite" in statement.opcode else 1
+    complete = len(numbers) == len(statement.operands) == arity + 1
+    if function is None or not complete or numbers[0] != 0:
+        return None
+    chosen: Compute = function
+    return lambda *inputs: chosen(*(inputs[n - 1] for n in numbers[1:]))

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arithmetic on the bits that threads hold, for `lockstep`.
-
-A value is an array of int64 whose low bits are those of the elements; what an operation
-makes of them follows from the types of its operands and of its result.
-"""
+"""Arithmetic on elements, as the dialects arith and math define it."""
 
 from __future__ import annotations
 
@@ -11,71 +7,47 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-Bits = np.ndarray
-_FLOATS = {
-    "f16": np.dtype(np.float16),
-    "bf16": np.dtype(ml_dtypes.bfloat16),
-    "f32": np.dtype(np.float32),
-    "f64": np.dtype(np.float64),
-}
+from tests.support.lockstep import assembly, values
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.program import Program, Step, runs
+from tests.support.lockstep.values import signed
 
 
-def element(type_: ir.Type) -> ir.Type:
-    """The type of an element."""
-    return type_.element_type if isinstance(type_, ir.VectorType) else type_
+def _of_numbers(function: Callable[[float], float]) -> Callable:
+    each = np.vectorize(function, otypes=[np.float64])
+    return lambda x: each(x).astype(x.dtype)
 
 
-def width(type_: ir.Type) -> int:
-    """Bits of an element; pointers and indices have 64."""
-    kind = element(type_)
-    return 64 if str(kind).startswith(("!llvm.ptr", "index")) else kind.width
+def _leading_zeros(x: np.ndarray) -> np.ndarray:
+    bits = 8 * x.dtype.itemsize
+    lengths = [bits - int(v).bit_length() for v in x.flat]
+    return np.array(lengths, x.dtype).reshape(x.shape)
 
 
-def masked(value: Bits, type_: ir.Type) -> Bits:
-    """The bits that a type has room for."""
-    bits = width(type_)
-    return value & ((1 << bits) - 1) if bits < 64 else value
+def _round_half_away(x: np.ndarray) -> np.ndarray:
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
-def signed(value: Bits, type_: ir.Type) -> Bits:
-    """The integers that the bits are, as two's complement."""
-    shift = 64 - width(type_)
-    return value << shift >> shift
+def _in_signed(function: Callable) -> Callable:
+    def compute(*inputs: np.ndarray) -> np.ndarray:
+        return values.unsigned(function(*(signed(x) for x in inputs)))
+
+    return compute
 
 
-def unsigned(value: Bits, type_: ir.Type) -> Bits:
-    """The integers that the bits are, without a sign."""
-    return masked(value, type_).view(np.uint64)
+def _quotient(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a - np.fmod(a, b)) // b
 
 
-def floats(value: Bits, type_: ir.Type) -> np.ndarray:
-    """The numbers that the bits are."""
-    dtype = _FLOATS[str(element(type_))]
-    return value.astype(f"u{dtype.itemsize}").view(dtype)
+def _truncate(x: np.ndarray, to: np.dtype) -> np.ndarray:
+    return (x & x.dtype.type(1) if to.kind == "b" else x).astype(to)
 
 
-def bits(value: Any, type_: ir.Type) -> Bits:
-    """The bits of numbers, rounded to a type."""
-    kind = _FLOATS.get(str(element(type_)))
-    if kind is None:
-        return masked(np.asarray(value).astype(np.int64), type_)
-    value = np.asarray(value).astype(kind)
-    return value.view(f"u{kind.itemsize}").astype(np.int64)
-
-
-# --- tables ---------------------------------------------------------------------------
-
-
-def _leading_zeros(x: np.ndarray, bits_each: int) -> np.ndarray:
-    lengths = [bits_each - int(v).bit_length() for v in x.flat]
-    return np.array(lengths, np.int64).reshape(x.shape)
-
-
-_FLOAT: dict[str, Callable] = {
+# Functions of arrays of the operands' own types, which give the result's.
+_SAME_TYPE: dict[str, Callable] = {
     "arith.addf": np.add,
     "arith.subf": np.subtract,
     "arith.mulf": np.multiply,
@@ -89,9 +61,9 @@ _FLOAT: dict[str, Callable] = {
     "math.floor": np.floor,
     "math.trunc": np.trunc,
     "math.roundeven": np.rint,
-    "math.round": lambda x: np.copysign(np.floor(np.abs(x) + 0.5), x),
+    "math.round": _round_half_away,
     "math.sqrt": np.sqrt,
-    "math.rsqrt": lambda x: 1 / np.sqrt(x),
+    "math.rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
     "math.exp": np.exp,
     "math.exp2": np.exp2,
     "math.expm1": np.expm1,
@@ -104,11 +76,9 @@ _FLOAT: dict[str, Callable] = {
     "math.tanh": np.tanh,
     "math.cbrt": np.cbrt,
     "math.atan2": np.arctan2,
-    "math.erf": np.vectorize(math.erf, otypes=[np.float64]),
-    "math.erfc": np.vectorize(math.erfc, otypes=[np.float64]),
+    "math.erf": _of_numbers(math.erf),
+    "math.erfc": _of_numbers(math.erfc),
     "math.powf": np.power,
-}
-_UNSIGNED: dict[str, Callable] = {
     "arith.addi": np.add,
     "arith.subi": np.subtract,
     "arith.muli": np.multiply,
@@ -121,117 +91,190 @@ _UNSIGNED: dict[str, Callable] = {
     "arith.remui": np.remainder,
     "arith.maxui": np.maximum,
     "arith.minui": np.minimum,
-    "arith.extui": lambda x: x,
-    "arith.trunci": lambda x: x,
-    "arith.index_castui": lambda x: x,
+    "arith.divsi": _in_signed(_quotient),
+    "arith.remsi": _in_signed(np.fmod),
+    "arith.maxsi": _in_signed(np.maximum),
+    "arith.minsi": _in_signed(np.minimum),
+    "arith.shrsi": _in_signed(np.right_shift),
+    "math.absi": _in_signed(np.abs),
+    "math.ctlz": _leading_zeros,
+    "math.ctpop": lambda x: np.bitwise_count(x).astype(x.dtype),
 }
-
-
-def _quotient(a: Bits, b: Bits) -> Bits:
-    return (a - np.fmod(a, b)) // b
-
-
-_SIGNED: dict[str, Callable] = {
-    "arith.divsi": _quotient,
-    "arith.remsi": np.fmod,
-    "arith.maxsi": np.maximum,
-    "arith.minsi": np.minimum,
-    "arith.shrsi": np.right_shift,
-    "arith.extsi": lambda x: x,
-    "arith.index_cast": lambda x: x,
-    "math.absi": np.abs,
+# From the operand's type to the result's.
+_CONVERT: dict[str, Callable[[np.ndarray, np.dtype], np.ndarray]] = {
+    "arith.extui": lambda x, to: x.astype(to),
+    "arith.extsi": lambda x, to: signed(x).astype(f"i{to.itemsize}").view(to),
+    "arith.index_castui": lambda x, to: x.astype(to),
+    "arith.index_cast": lambda x, to: signed(x).astype(f"i{to.itemsize}").view(to),
+    "arith.trunci": lambda x, to: _truncate(x, to),
+    "arith.extf": lambda x, to: x.astype(to),
+    "arith.truncf": lambda x, to: x.astype(to),
+    "arith.sitofp": lambda x, to: signed(x).astype(to),
+    "arith.uitofp": lambda x, to: x.astype(to),
 }
 _EQUAL = (np.equal, np.not_equal)
 _ORDER = (np.less, np.less_equal, np.greater, np.greater_equal)
-# Of ordered comparisons, by MLIR's number; 8 more and NaN gives True.
-_CMPF = {
+# Of ordered comparisons, by MLIR's number; 7 more and NaN gives True.
+_CMPF: dict[int, Callable] = {
     1: np.equal,
     2: np.greater,
     3: np.greater_equal,
     4: np.less,
     5: np.less_equal,
     6: np.not_equal,
-    7: lambda a, b: np.ones(a.shape, bool),
+    7: lambda a, b: a == a,
 }
 
 
-def _cmpi(op: ir.Operation, a: Bits, b: Bits) -> np.ndarray:
+def _function(program: Program, op: ir.Operation, function: Callable) -> Step:
+    """The step that applies a function to the operands' arrays."""
+    (out,) = program.outputs(op)
+    slots = program.inputs(op)
+    if len(slots) == 1:
+        (a,) = slots
+
+        def one(strand: Any) -> None:
+            env = strand.env
+            env[out] = function(values.forced(env[a]))
+
+        return one
+    if len(slots) == 2:
+        a, b = slots
+
+        def two(strand: Any) -> None:
+            env = strand.env
+            env[out] = function(values.forced(env[a]), values.forced(env[b]))
+
+        return two
+
+    def many(strand: Any) -> None:
+        env = strand.env
+        env[out] = function(*(values.forced(env[i]) for i in slots))
+
+    return many
+
+
+@runs(*_SAME_TYPE)
+def _same_type(program: Program, op: ir.Operation) -> Step:
+    return _function(program, op, _SAME_TYPE[op.name])
+
+
+@runs(*_CONVERT)
+def _convert(program: Program, op: ir.Operation) -> Step:
+    to, function = values.dtype(op.results[0].type), _CONVERT[op.name]
+    return _function(program, op, lambda x: function(x, to))
+
+
+@runs("arith.bitcast")
+def _bitcast(program: Program, op: ir.Operation) -> Step:
+    to = values.dtype(op.results[0].type)
+    return _function(program, op, lambda x: x.view(to))
+
+
+@runs("arith.constant")
+def _constant(program: Program, op: ir.Operation) -> None:
+    (out,) = program.outputs(op)
+    value = values.constant(op.attributes["value"], op.results[0].type)
+    program.constants[out] = value
+
+
+@runs("arith.cmpi")
+def _cmpi(program: Program, op: ir.Operation) -> Step:
     predicate = ir.IntegerAttr(op.attributes["predicate"]).value
     if predicate < 2:
-        return _EQUAL[predicate](a, b)
-    read = signed if predicate < 6 else unsigned
-    type_ = op.operands[0].type
-    return _ORDER[(predicate - 2) % 4](read(a, type_), read(b, type_))
+        return _function(program, op, _EQUAL[predicate])
+    order = _ORDER[(predicate - 2) % 4]
+    if predicate >= 6:
+        return _function(program, op, order)
+    return _function(program, op, lambda a, b: order(signed(a), signed(b)))
 
 
-def _cmpf(op: ir.Operation, a: Bits, b: Bits) -> np.ndarray:
+@runs("arith.cmpf")
+def _cmpf(program: Program, op: ir.Operation) -> Step:
     predicate = ir.IntegerAttr(op.attributes["predicate"]).value
-    x, y = (floats(v, op.operands[0].type) for v in (a, b))
-    unordered = np.isnan(x) | np.isnan(y)
-    if predicate < 8:
-        return _CMPF[predicate](x, y) & ~unordered
-    # 8 to 14 are ueq, ugt, uge, ult, ule, une, uno.
-    if predicate == 14:
-        return unordered
-    return _CMPF[predicate - 7](x, y) | unordered
+
+    def compare(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        unordered = np.isnan(a) | np.isnan(b)
+        if predicate < 8:
+            return _CMPF[predicate](a, b) & ~unordered
+        # 8 to 14 are ueq, ugt, uge, ult, ule, une, uno.
+        if predicate == 14:
+            return unordered
+        return _CMPF[predicate - 7](a, b) | unordered
+
+    return _function(program, op, compare)
 
 
-def _round_to_zero(op: ir.Operation, x: Bits) -> Bits | None:
+@runs("arith.select")
+def _select(program: Program, op: ir.Operation) -> Step:
+    wide = values.length(op.results[0].type) is not None
+
+    def select(which: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if wide and which.ndim == 1:
+            which = which[:, None]
+        return np.where(which, a, b)
+
+    return _function(program, op, select)
+
+
+@runs("math.fma")
+def _fma(program: Program, op: ir.Operation) -> Step:
+    def fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+        exact = a.astype(np.float64) * b.astype(np.float64) + c.astype(np.float64)
+        return exact.astype(a.dtype)
+
+    return _function(program, op, fma)
+
+
+# --- intrinsics -----------------------------------------------------------------------
+
+
+@runs("llvm.call_intrinsic")
+def _intrinsic(program: Program, op: ir.Operation) -> Step:
+    name = ir.StringAttr(op.attributes["intrin"]).value
+    to = values.dtype(op.results[0].type)
+    if name == "llvm.nvvm.prmt":
+        return _function(program, op, _prmt)
+    match name.removeprefix("llvm.nvvm.").split("."):
+        case [kind, "rz"] if "2" in kind:
+            integer = kind.split("2")[1]
+            is_signed = integer in ("i", "ll")
+            return _function(program, op, lambda x: round_to_zero(x, to, is_signed))
+    raise NotModelled(f"llvm.call_intrinsic {name}")
+
+
+def round_to_zero(x: np.ndarray, to: np.dtype, is_signed: bool) -> np.ndarray:
     """`cvt.rzi`: clamps, and gives 0 for NaN where 32 bits become 32."""
-    name = str(op.attributes["intrin"]).strip('"')
-    target = op.results[0].type
-    is_signed = name.split("2")[1].startswith(("i", "ll"))
-    value = floats(x, op.operands[0].type).astype(np.float64)
-    size = width(target)
-    low = -(2.0 ** (size - 1)) if is_signed else 0.0
-    high = 2.0 ** (size - 1 if is_signed else size)
-    whole = np.trunc(np.nan_to_num(value, nan=0.0, posinf=high, neginf=low))
-    result = [int(min(max(v, low), high)) for v in whole.flat]
-    top = int(high) - 1
-    result = [min(v, top) & ((1 << size) - 1) for v in result]
-    result = [v - (1 << 64) if v >> 63 else v for v in result]
-    return np.array(result, np.int64).reshape(value.shape)
+    limits = np.iinfo(f"{'i' if is_signed else 'u'}{to.itemsize}")
+    low, high = int(limits.min), int(limits.max)
+    value = np.nan_to_num(x.astype(np.float64), nan=0.0, posinf=high, neginf=low)
+    clamped = [min(max(int(v), low), high) for v in value.flat]
+    return np.array(clamped, limits.dtype).reshape(x.shape).view(to)
 
 
-def compute(op: ir.Operation, inputs: list[Bits]) -> Bits | None:
-    """The result of an operation on elements, None for any other."""
-    name, type_ = op.name, op.results[0].type
-    with np.errstate(all="ignore"):
-        if name in _UNSIGNED:
-            types = [o.type for o in op.operands]
-            plain = [unsigned(x, t) for x, t in zip(inputs, types, strict=True)]
-            return masked(_UNSIGNED[name](*plain).view(np.int64), type_)
-        if name in _SIGNED:
-            types = [o.type for o in op.operands]
-            read = [signed(x, t) for x, t in zip(inputs, types, strict=True)]
-            return masked(_SIGNED[name](*read), type_)
-        if name in _FLOAT:
-            numbers = [floats(x, type_) for x in inputs]
-            return bits(_FLOAT[name](*numbers), type_)
-    return _others(op, name, inputs, type_)
+def _prmt(low: np.ndarray, high: np.ndarray, selector: np.ndarray) -> np.ndarray:
+    """Bytes of two words, chosen by the nibbles of the selector (PTX ISA, prmt)."""
+    both = low.astype(np.uint64) | high.astype(np.uint64) << np.uint64(32)
+    result = np.zeros(np.broadcast_shapes(both.shape, selector.shape), np.uint32)
+    for i in range(4):
+        nibble = selector >> np.uint32(4 * i)
+        byte = both >> (8 * (nibble & np.uint32(7))).astype(np.uint64) & np.uint64(255)
+        # The nibble's top bit repeats the byte's sign instead.
+        sign = np.where(byte & np.uint64(128), np.uint64(255), np.uint64(0))
+        byte = np.where(nibble & np.uint32(8), sign, byte)
+        result |= byte.astype(np.uint32) << np.uint32(8 * i)
+    return result
 
 
-def _others(op, name: str, inputs: list[Bits], type_: ir.Type) -> Bits | None:
-    source = op.operands[0].type if len(op.operands) else None
-    match name:
-        case "arith.cmpi":
-            return _cmpi(op, *inputs).astype(np.int64)
-        case "arith.cmpf":
-            return _cmpf(op, *inputs).astype(np.int64)
-        case "arith.extf" | "arith.truncf":
-            return bits(floats(inputs[0], source), type_)
-        case "arith.sitofp":
-            return bits(signed(inputs[0], source), type_)
-        case "arith.uitofp":
-            return bits(unsigned(inputs[0], source), type_)
-        case "math.fma":
-            a, b, c = (floats(x, type_).astype(np.float64) for x in inputs)
-            return bits(a * b + c, type_)
-        case "math.ctpop":
-            counts = np.bitwise_count(unsigned(inputs[0], type_))
-            return counts.astype(np.int64)
-        case "math.ctlz":
-            return _leading_zeros(unsigned(inputs[0], type_), width(type_))
-        case "llvm.call_intrinsic" if ".rz" in str(op.attributes["intrin"]):
-            return _round_to_zero(op, inputs[0])
-    return None
+def approximation(program: Program, op: ir.Operation, text: str) -> Step | None:
+    """The step of an instruction in inline PTX that works on registers alone."""
+    function = assembly.register_instruction(text)
+    if function is None:
+        return None
+    to = values.dtype(op.results[0].type)
+
+    def compute(*inputs: np.ndarray) -> np.ndarray:
+        raw = (np.ascontiguousarray(values.unsigned(x)) for x in inputs)
+        return function(*raw).view(to)
+
+    return _function(program, op, compute)

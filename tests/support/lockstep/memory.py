@@ -1,75 +1,195 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memories that 128 threads use together, for `lockstep`: bytes, and who had them.
+"""Memories: bytes, who had them, and whether that is known to who accesses them next.
 
-Between a store and another thread's access to the same byte all threads must have met,
-or those of the warp.
+Between a store and another thread's access to the same byte all must have met. Bytes
+that an asynchronous operation reads or writes are busy until it completes, and what
+threads wrote is visible to the async proxy after fence.proxy.async of the writer.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from typing import Any
 
 import numpy as np
 
-THREADS = np.arange(128)
-NOBODY = -1
+from tests.support.lockstep.clocks import Clocks
+from tests.support.lockstep.engine import LANES, KernelError
 
-
-@dataclasses.dataclass
-class Meetings:
-    """How often threads have met: those of the warpgroup, those of each warp."""
-
-    warpgroup: int = 0
-    warp: int = 0
+# Who accessed last: the agent's number times 32, and the lane in it.
+_NEVER = np.int32(0)
 
 
 class Memory:
-    """Bytes, with who last stored and loaded each, and after how many meetings."""
+    """Bytes of a block's SMEM, or of a buffer in GMEM.
 
-    def __init__(self, data: np.ndarray, meetings: Meetings) -> None:
+    Attributes:
+      data: the bytes.
+      name: what to call it in reports.
+    """
+
+    def __init__(self, data: np.ndarray, name: str, clocks: Clocks | None) -> None:
         self.data = data
-        self.meetings = meetings
-        self._stored = _Trace(data.size)
-        self._loaded = _Trace(data.size)
+        self.name = name
+        self.clocks = clocks
+        size = data.size
+        if clocks is None:
+            return
+        self._writer = np.zeros(size, np.int32)
+        self._written = np.zeros(size, np.int32)  # the writer's epoch
+        self._fence = np.zeros(size, np.int32)  # fences the writer had executed
+        self._reads: dict[int, np.ndarray] = {}  # by agent: epoch, and lane of a warp
+        self._busy_reads = np.zeros(size, np.int16)
+        self._busy_writes = np.zeros(size, np.int16)
+        self._busy = 0
 
-    def load(self, places: np.ndarray, active: np.ndarray) -> np.ndarray:
-        """Returns the bytes at some places of each thread; [128, n] of both."""
-        self._check_bounds(places[active])
-        data = np.zeros(places.shape, np.int64)
-        data[active] = self.data[places[active]]
-        self._stored.meet(places, active, self.meetings, "loaded")
-        self._loaded.mark(places, active, self.meetings)
+    # --- threads ----------------------------------------------------------------------
+
+    def load(self, strand: Any, places: np.ndarray) -> np.ndarray:
+        """The bytes at some places of each active thread, [threads, bytes]."""
+        self._check_bounds(places)
+        data = self.data[places]
+        if self.clocks is not None:
+            self._check_busy(places, "loaded", self._busy_writes)
+            lanes = _active_lanes(strand)
+            self._check_written(strand, places, lanes, "loaded")
+            epochs = self.clocks.epoch
+            for row in strand.active_rows():
+                mine = lanes[0] == row
+                code = epochs[row] * LANES + lanes[1][mine]
+                self._reads_of(int(row))[places[mine]] = code[:, None]
         return data
 
-    def store(self, places: np.ndarray, data: np.ndarray, active: np.ndarray) -> None:
-        """Puts bytes at some places of each thread."""
-        self._check_bounds(places[active])
-        self._stored.meet(places, active, self.meetings, "stored")
-        self._loaded.meet(places, active, self.meetings, "stored")
-        self._stored.mark(places, active, self.meetings)
-        self.data[places[active]] = data[active]
-        assert (self.data[places[active]] == data[active]).all(), "threads disagree"
+    def store(self, strand: Any, places: np.ndarray, data: np.ndarray) -> None:
+        """Puts bytes at some places of each active thread."""
+        self._check_bounds(places)
+        if self.clocks is not None:
+            for busy in (self._busy_writes, self._busy_reads):
+                self._check_busy(places, "stored", busy)
+            rows, lanes = _active_lanes(strand)
+            self._check_written(strand, places, (rows, lanes), "stored")
+            self._check_read(places, rows, lanes)
+            self._writer[places] = (rows * LANES + lanes)[:, None]
+            self._written[places] = self.clocks.epoch[rows][:, None]
+            self._fence[places] = self.clocks.fences[rows][:, None]
+        self.data[places] = data
+        if (self.data[places] != data).any():
+            raise KernelError(
+                f"threads store different bytes at one place of {self.name}"
+            )
 
     def _check_bounds(self, places: np.ndarray) -> None:
-        assert ((places >= 0) & (places < self.data.size)).all(), "out of bounds"
+        if places.size and not 0 <= places.min() <= places.max() < self.data.size:
+            raise KernelError(f"an access out of bounds of {self.name}")
+
+    def _check_busy(self, places: np.ndarray, what: str, busy: np.ndarray) -> None:
+        if self._busy and busy[places].any():
+            verb = "writes" if busy is self._busy_writes else "reads"
+            raise KernelError(
+                f"bytes of {self.name} are {what} while an asynchronous operation "
+                f"still {verb} them"
+            )
+
+    def _check_written(self, strand: Any, places, lanes, what: str) -> None:
+        assert self.clocks is not None
+        rows, within = lanes
+        when = self._written[places]
+        if not when.any():
+            return
+        writer = self._writer[places]
+        agent = writer >> 5
+        fine = when <= self.clocks.known[rows[:, None], agent]
+        fine |= writer == (rows * LANES + within)[:, None]
+        if not fine.all():
+            raise KernelError(
+                f"bytes of {self.name} are {what} before the threads have met"
+            )
+
+    def _check_read(self, places, rows, lanes) -> None:
+        assert self.clocks is not None
+        for agent, table in self._reads.items():
+            code = table[places]
+            fine = code >> 5 <= self.clocks.known[rows, agent][:, None]
+            mine = (rows == agent)[:, None] & ((code & 31) == lanes[:, None])
+            if not (fine | mine).all():
+                raise KernelError(
+                    f"bytes of {self.name} are stored before the threads have met"
+                )
+
+    def _reads_of(self, agent: int) -> np.ndarray:
+        table = self._reads.get(agent)
+        if table is None:
+            table = self._reads[agent] = np.zeros(self.data.size, np.int32)
+        return table
+
+    # --- the async proxy --------------------------------------------------------------
+
+    def begin_read(self, rows: np.ndarray, places: np.ndarray, what: str) -> None:
+        """An asynchronous operation that warps issue will read these bytes."""
+        self._check_bounds(places)
+        if self.clocks is None:
+            return
+        self._check_busy(places, f"read by {what}", self._busy_writes)
+        writer, when = self._writer[places] >> 5, self._written[places]
+        if (when > self.clocks.known[rows].min(axis=0)[writer]).any():
+            raise KernelError(
+                f"{what} reads bytes of {self.name} before the threads have met"
+            )
+        warps = len(self.clocks.fences)
+        by_threads = (writer < warps) & (when > _NEVER)
+        fences = self.clocks.fences[np.where(by_threads, writer, 0)]
+        if (by_threads & (self._fence[places] >= fences)).any():
+            raise KernelError(
+                f"{what} reads bytes of {self.name} that threads have written without "
+                "fence.proxy.async"
+            )
+        self._busy += 1
+        self._busy_reads[places] += 1
+
+    def end_read(self, places: np.ndarray, agent: int, epoch: int) -> None:
+        """The bytes have been read; `places` has each byte once."""
+        if self.clocks is None:
+            return
+        self._busy -= 1
+        self._busy_reads[places] -= 1
+        self._reads_of(agent)[places] = epoch << 5
+
+    def begin_write(self, row: int, places: np.ndarray, what: str) -> None:
+        """An asynchronous operation that a warp issues will write these bytes."""
+        self._check_bounds(places)
+        if self.clocks is None:
+            return
+        for busy in (self._busy_writes, self._busy_reads):
+            self._check_busy(places, f"overwritten by {what}", busy)
+        known = self.clocks.known[row]
+        late = (self._written[places] > known[self._writer[places] >> 5]).any()
+        for agent, table in self._reads.items():
+            late = late or (table[places] >> 5 > known[agent]).any()
+        if late:
+            raise KernelError(
+                f"{what} overwrites bytes of {self.name} before the threads have met"
+            )
+        self._busy += 1
+        self._busy_writes[places] += 1
+
+    def end_write(self, places: np.ndarray, data: np.ndarray, agent: int, epoch: int):
+        """The bytes have arrived; they are seen by who knows of the agent's epoch."""
+        self.data[places] = data
+        if self.clocks is None:
+            return
+        self._busy -= 1
+        self._busy_writes[places] -= 1
+        self._writer[places] = agent << 5
+        self._written[places] = epoch
+
+    @property
+    def busy(self) -> bool:
+        """True while an asynchronous operation reads or writes some bytes."""
+        return self.clocks is not None and self._busy > 0
 
 
-class _Trace:
-    def __init__(self, size: int) -> None:
-        self.by = np.full(size, NOBODY)
-        self.at = np.zeros((size, 2), int)
-
-    def meet(self, places, active, meetings: Meetings, what: str) -> None:
-        """Raises unless the threads have met since others had these bytes."""
-        threads = np.broadcast_to(THREADS[:, None], places.shape)[active]
-        others, when = self.by[places[active]], self.at[places[active]]
-        met = when[..., 0] < meetings.warpgroup
-        met |= (others // 32 == threads // 32) & (when[..., 1] < meetings.warp)
-        met |= (others == NOBODY) | (others == threads)
-        assert met.all(), f"bytes of SMEM are {what} before the threads have met"
-
-    def mark(self, places, active, meetings: Meetings) -> None:
-        """Enters an access."""
-        threads = np.broadcast_to(THREADS[:, None], places.shape)[active]
-        self.by[places[active]] = threads
-        self.at[places[active]] = meetings.warpgroup, meetings.warp
+def _active_lanes(strand: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Of each active thread the row of its warp, and its lane."""
+    rows, lanes = strand.row_of_lane, strand.threads % LANES
+    if strand.mask is None:
+        return rows, lanes.astype(np.int32)
+    return rows[strand.mask], lanes[strand.mask].astype(np.int32)

@@ -18,13 +18,4 @@ class NotModelled(Exception):  # noqa: N818, it is no mistake of the kernel
 
 # Kernels with these are lowered and not executed by `everywhere.check`; any other
 # operation that is not modelled fails the test. The list may only shrink.
-KNOWN_GAPS = frozenset(
-    {
-        # The host function calls the initialisation of TMA descriptors.
-        "func.call",
-        "a block of several warpgroups",
-        "a cluster",
-        "a loop whose threads part",
-        "nvvm.fence.mbarrier.init",
-    }
-)
+KNOWN_GAPS: frozenset[str] = frozenset()

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What happens before what: vector clocks of warps and of asynchronous agents.
+
+A warp's epoch grows whenever its lanes meet. An access carries the epoch of its warp;
+others are behind it once they know of that epoch. Agents of the async proxy (copies
+onto one mbarrier, one thread's bulk groups, a warp's wgmma groups) have epochs too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+
+
+class Clocks:
+    """The clocks of a cluster.
+
+    Attributes:
+      known: [warps, agents] the latest epoch of each agent that each warp knows of.
+      epoch: [warps] the running epoch of each warp.
+      fences: [warps] how many fence.proxy.async each warp has executed.
+    """
+
+    def __init__(self, warps: int) -> None:
+        self.known = np.zeros((warps, warps + 16), np.int32)
+        self.epoch = np.ones(warps, np.int32)
+        self.fences = np.ones(warps, np.int32)
+        self._agents: dict[Hashable, int] = {}
+        self._warps = warps
+
+    def agent(self, key: Hashable) -> int:
+        """The number of an asynchronous agent."""
+        number = self._agents.setdefault(key, self._warps + len(self._agents))
+        while number >= self.known.shape[1]:
+            self.known = np.concatenate([self.known, np.zeros_like(self.known)], axis=1)
+        return number
+
+    def meet(self, rows: Sequence[int] | np.ndarray, *, together: bool) -> np.ndarray:
+        """The lanes of each warp meet; gives what they know then.
+
+        Args:
+          rows: the warps.
+          together: they all meet each other.
+        """
+        rows = np.asarray(rows)
+        self.known[rows, rows] = self.epoch[rows]
+        self.epoch[rows] += 1
+        joint = self.known[rows].max(axis=0)
+        if together:
+            self.known[rows] = joint
+        return joint
+
+    def published(self, rows: np.ndarray) -> np.ndarray:
+        """What a release by some threads of warps makes known: up to their meeting."""
+        return self.known[rows].max(axis=0)
+
+    def acquire(self, rows: np.ndarray, clock: np.ndarray | None) -> None:
+        """The warps know what a clock says."""
+        if clock is None:
+            return
+        width = len(clock)
+        self.known[rows, :width] = np.maximum(self.known[rows, :width], clock)
+
+    def learn(self, rows: np.ndarray | int, agent: int, epoch: int) -> None:
+        """The warps know of an agent's epoch."""
+        self.known[rows, agent] = np.maximum(self.known[rows, agent], epoch)
+
+
+def join(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
+    """What both clocks know."""
+    if a is None or b is None:
+        return b if a is None else a
+    if len(a) < len(b):
+        a, b = b, a
+    result = a.copy()
+    result[: len(b)] = np.maximum(result[: len(b)], b)
+    return result

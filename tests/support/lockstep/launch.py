@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A launch: what the host function passes, and the blocks of one cluster at a time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import (  # noqa: F401, the units register themselves
+    accesses,
+    control,
+    elements,
+    mbarrier,
+    registers,
+    tma,
+    values,
+    wgmma,
+)
+from tests.support.lockstep.clocks import Clocks
+from tests.support.lockstep.control import Barrier
+from tests.support.lockstep.engine import (
+    LANES,
+    KernelError,
+    Scheduler,
+    SplitWarps,
+    Strand,
+)
+from tests.support.lockstep.memory import Memory
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.program import Program
+
+WARPGROUP_WARPS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """How a kernel is launched."""
+
+    grid: tuple[int, int, int]
+    cluster: tuple[int, int, int]
+    threads: int
+    smem_bytes: int
+
+
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+      descriptors: tensor maps by address.
+      scheduler: of the running cluster.
+    """
+
+    def __init__(
+        self, buffers: Sequence[np.ndarray], inputs: int, descriptors: dict[int, Any]
+    ) -> None:
+        self._arrays = buffers
+        self._inputs = inputs
+        self._memories: dict[int, Memory] = {}
+        self.descriptors = descriptors
+        self.scheduler = Scheduler()
+
+    def buffer(self, number: int) -> Memory:
+        """The memory of a buffer, counted from 1."""
+        if number not in self._memories:
+            raise KernelError(
+                f"an access to GMEM through no buffer's pointer ({number})"
+            )
+        return self._memories[number]
+
+    def run(
+        self, program: Program, shape: Shape, arguments: dict[int, np.ndarray]
+    ) -> None:
+        """Runs the clusters of the grid one after the other.
+
+        Args:
+          arguments: values by slot that the kernel gets.
+        """
+        blocks = int(np.prod(shape.grid))
+        if shape.grid[1:] != (1, 1) or shape.cluster[1:] != (1, 1):
+            raise NotModelled("a grid of several dimensions")
+        size = shape.cluster[0]
+        before = [x.copy() for x in self._arrays]
+        together = WARPGROUP_WARPS
+        with np.errstate(all="ignore"):
+            first = 0
+            while first < blocks:
+                try:
+                    self._cluster(program, shape, arguments, first, together)
+                except SplitWarps:
+                    if together == 1:
+                        raise
+                    # Warps go ways of their own: again, with a strand for each.
+                    together, first = 1, -size
+                    for array, old in zip(self._arrays, before, strict=True):
+                        array[...] = old
+                first += size
+
+    def _cluster(self, program, shape: Shape, arguments, first: int, together: int):
+        self.scheduler = Scheduler(seed=first)
+        cluster = Cluster(self, shape, first)
+        for i, array in enumerate(self._arrays):
+            clocks = None if i < self._inputs else cluster.clocks
+            name = f"buffer {i}"
+            self._memories[i + 1] = Memory(array, name, clocks)
+        running = []
+        for cta in cluster.ctas:
+            warps = shape.threads // LANES
+            for start in range(0, warps, together):
+                strand = Strand(cta, range(start, start + together), program.size)
+                for slot, value in (program.constants | arguments).items():
+                    strand.env[slot] = value
+                running.append((strand, program.body.run_blocking(strand)))
+        self.scheduler.run(running)
+        for strand, _ in running:
+            if strand.wgmma is not None and (strand.wgmma.open or strand.wgmma.groups):
+                raise KernelError(f"{strand.name} ends without waiting for its wgmma")
+        for cta in cluster.ctas:
+            tma.finish(cta)
+
+
+class Cluster:
+    """The blocks that run together.
+
+    Attributes:
+      ctas: in the order of their ranks.
+      barrier: the cluster's own; `waiting`: warps that have arrived at it, with the
+        generation that they wait for.
+    """
+
+    def __init__(self, launch: Launch, shape: Shape, first: int) -> None:
+        self.launch = launch
+        count = int(np.prod(shape.cluster))
+        self.threads = count * shape.threads
+        self.clocks = Clocks(self.threads // LANES)
+        self.barrier = Barrier()
+        self.waiting: dict[int, int] = {}
+        self.ctas = [Cta(self, shape, first + i, i) for i in range(count)]
+
+
+class Cta:
+    """A block of threads and its SMEM, which holds anything at first."""
+
+    def __init__(self, cluster: Cluster, shape: Shape, number: int, rank: int) -> None:
+        self.cluster = cluster
+        self.clocks = cluster.clocks
+        self.number = number
+        self.rank = rank
+        self.position = (number, 0, 0)
+        self.threads = shape.threads
+        self.first_row = rank * shape.threads // LANES
+        poison = np.full(shape.smem_bytes, 0xA5, np.uint8)
+        self.smem = Memory(poison, f"the SMEM of CTA {number}", self.clocks)
+        self.mbarriers: dict[int, mbarrier.Mbarrier] = {}
+        self.barriers: dict[int, Barrier] = {}
+        self.bulk: dict[int, tma.BulkGroups] = {}
+
+
+# --- the host function ----------------------------------------------------------------
+
+_HOST_SHIFT = 56  # host memory: the number of an allocation, and a byte in it
+
+
+class Host:
+    """The host function of a module, run with integers for values."""
+
+    def __init__(self, buffers: Sequence[np.ndarray], inputs: int) -> None:
+        self._buffers = buffers
+        self._inputs = inputs
+        self._values: dict[ir.Value, Any] = {}
+        self._memory: dict[int, int] = {}
+        self._descriptors: dict[int, tma.TensorMap] = {}
+        self._allocations = 1
+
+    def run(self, module: ir.Module) -> None:
+        """Runs the function that has a body."""
+        (function,) = (
+            op
+            for op in module.body.operations
+            if op.operation.name == "func.func" and len(op.regions[0].blocks)
+        )
+        block = function.regions[0].blocks[0]
+        table = 1 << _HOST_SHIFT
+        for i in range(len(self._buffers)):
+            self._memory[table + 8 * i] = (i + 1) << accesses.BUFFER_SHIFT
+        self._values[block.arguments[0]] = 0
+        self._values[block.arguments[1]] = table
+        for op in block.operations:
+            self._step(op.operation)
+
+    def _step(self, op: ir.Operation) -> None:
+        inputs = [self._values[x] for x in op.operands]
+        match op.name:
+            case "func.return":
+                return
+            case "gpu.launch":
+                return self._launch(op, inputs)
+            case "func.call":
+                return self._call(op, inputs)
+            case "llvm.store":
+                self._memory[inputs[1]] = inputs[0]
+                return None
+        self._values[op.results[0]] = self._result(op, inputs)
+        return None
+
+    def _result(self, op: ir.Operation, inputs: list[Any]) -> Any:
+        match op.name:
+            case "arith.constant":
+                constant = values.constant(op.attributes["value"], op.results[0].type)
+                return constant[0].item() if constant.shape == (1,) else None
+            case "builtin.unrealized_conversion_cast":
+                return inputs[0]
+            case "llvm.getelementptr":
+                (index,) = ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"])
+                kind = str(ir.TypeAttr(op.attributes["elem_type"]).value)
+                return inputs[0] + index * (1 if kind == "i8" else 8)
+            case "llvm.alloca":
+                self._allocations += 1
+                return self._allocations << _HOST_SHIFT
+            case "llvm.load" if "!llvm.array" in str(op.results[0].type):
+                return inputs[0]  # the array by value: nobody writes it afterwards
+            case "llvm.load":
+                return self._memory[inputs[0]]
+        raise NotModelled(op.name, str(op))
+
+    def _call(self, op: ir.Operation, inputs: list[int]) -> None:
+        name = str(op.attributes["callee"])
+        if name != "@mosaic_gpu_init_tma_desc":
+            raise NotModelled(f"func.call {name}")
+        place, base, code, rank, sizes, strides, swizzle, box = inputs
+        if place % 64:
+            raise KernelError("a tensor map is not aligned to 64 bytes")
+        lists = [
+            [self._memory[start + 8 * i] for i in range(rank)]
+            for start in (sizes, strides, box)
+        ]
+        self._descriptors[place] = tma.TensorMap.encode(
+            base, code, lists[0], lists[1], swizzle, lists[2]
+        )
+
+    def _launch(self, op: ir.Operation, inputs: list[Any]) -> None:
+        groups = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
+        dependencies, rest = groups[0], inputs[groups[0] :]
+        del dependencies
+        grid, block, more = tuple(rest[:3]), tuple(rest[3:6]), rest[6:]
+        cluster = (1, 1, 1)
+        if groups[7]:
+            cluster, more = tuple(more[:3]), more[3:]
+        (smem_bytes,) = more or [0]
+        if block[1:] != (1, 1):
+            raise NotModelled("a block of several dimensions")
+        shape = Shape(grid, cluster, block[0], smem_bytes)
+        body = op.regions[0].blocks[0]
+        program = Program(body)
+        # Values of the host that the kernel uses: pointers, and the array of tensor
+        # maps, whose address stands for it.
+        known = {
+            program.slot(value): _of_the_host(value, number)
+            for value, number in self._values.items()
+        }
+        launch = Launch(self._buffers, self._inputs, self._descriptors)
+        launch.run(program, shape, known)
+
+
+def _of_the_host(value: ir.Value, number: Any) -> np.ndarray:
+    """What the kernel sees of a value of the host function."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.name == "arith.constant":
+        return values.constant(owner.attributes["value"], value.type)
+    return np.array([number], np.int64)

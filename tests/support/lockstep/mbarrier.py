@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mbarriers (PTX ISA, Parallel Synchronization: mbarrier)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import values
+from tests.support.lockstep.accesses import cluster_address
+from tests.support.lockstep.assembly import Statement, parse
+from tests.support.lockstep.clocks import join
+from tests.support.lockstep.engine import KernelError, Wait
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.program import Program, Step, runs
+from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+
+_LIMIT = 1 << 20  # of pending arrivals, and of tx-count either way
+
+
+class Mbarrier:
+    """An mbarrier object in the SMEM of a block.
+
+    Attributes:
+      phase: number of completed phases.
+      completed: what a wait for the last completed phase makes known.
+    """
+
+    def __init__(self, cta: Any, address: int, count: int, row: int) -> None:
+        if not 1 <= count < _LIMIT:
+            raise KernelError(f"mbarrier.init with a count of {count}")
+        self.cta = cta
+        self.address = address
+        self.count = self.pending = count
+        self.tx = self.phase = 0
+        self.clock: np.ndarray | None = None
+        self.completed: np.ndarray | None = None
+        self._init = row, int(cta.clocks.epoch[row])
+        self._meetings = cta.cluster.barrier.generation
+        # True once fence.mbarrier_init has followed.
+        self.fenced = False
+
+    def check_known(self, row: int, what: str) -> None:
+        """The initialisation has to be known to who uses the mbarrier."""
+        by, epoch = self._init
+        clocks = self.cta.clocks
+        known = row == by or clocks.known[row, by] >= epoch
+        generation = self.cta.cluster.barrier.generation
+        known |= self.fenced and generation > self._meetings
+        if not known:
+            raise KernelError(f"{what} of {self} before its mbarrier.init is known")
+
+    def arrive(self, count: int, clock: np.ndarray | None) -> None:
+        """Arrivals of threads, which release what their clock knows."""
+        self.pending -= count
+        if self.pending < 0:
+            raise KernelError(
+                f"more arrivals at {self} than the {self.count} of a phase"
+            )
+        self.clock = join(self.clock, clock)
+        self._test()
+
+    def expect(self, num_bytes: int) -> None:
+        """`expect_tx`."""
+        self.tx += num_bytes
+        self._check_tx()
+
+    def complete_tx(self, num_bytes: int, agent: int, epoch: int) -> None:
+        """Bytes of a copy have arrived, as its agent's epoch says."""
+        self.tx -= num_bytes
+        self._check_tx()
+        self.cta.clocks.agent(self.agent_key)
+        clock = np.zeros(self.cta.clocks.known.shape[1], np.int32)
+        clock[agent] = epoch
+        self.clock = join(self.clock, clock)
+        self._test()
+
+    @property
+    def agent_key(self) -> tuple[str, int, int]:
+        """Who writes what copies onto this mbarrier bring."""
+        return "mbarrier", self.cta.number, self.address
+
+    def passed(self, parity: int) -> bool:
+        """`try_wait.parity`: the phase of the parity has completed."""
+        return self.phase % 2 != parity
+
+    def _check_tx(self) -> None:
+        if not -_LIMIT < self.tx < _LIMIT:
+            raise KernelError(f"the tx-count of {self} is {self.tx}")
+
+    def _test(self) -> None:
+        if self.pending == 0 and self.tx == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.completed, self.clock = join(self.completed, self.clock), None
+
+    def __str__(self) -> str:
+        return (
+            f"mbarrier {self.address:#x} of CTA {self.cta.number} "
+            f"(phase {self.phase}, {self.pending} of {self.count} arrivals and "
+            f"{self.tx} bytes missing)"
+        )
+
+
+def find(cta: Any, address: int) -> Mbarrier:
+    """The mbarrier at an address of a block's window."""
+    found = cta.mbarriers.get(address)
+    if found is None:
+        raise KernelError(f"no mbarrier is initialised at {address:#x}")
+    return found
+
+
+@runs("nvvm.mbarrier.init")
+def _init(program: Program, op: ir.Operation) -> Step:
+    pointer, count, *predicate = program.inputs(op)
+
+    def init(strand: Any) -> None:
+        env = strand.env
+        active = strand.active()
+        if predicate:
+            active = active & env[predicate[0]]
+        for lane in np.flatnonzero(active):
+            address = int(strand.per_lane(env[pointer])[lane])
+            if address in strand.cta.mbarriers:
+                raise KernelError(f"mbarrier.init over {find(strand.cta, address)}")
+            if address % 8:
+                raise KernelError(
+                    f"an mbarrier at {address:#x} is not aligned to 8 bytes"
+                )
+            number = int(strand.per_lane(env[count])[lane])
+            row = int(strand.row_of_lane[lane])
+            made = Mbarrier(strand.cta, address, number, row)
+            strand.cta.mbarriers[address] = made
+
+    return init
+
+
+@runs("nvvm.fence.mbarrier.init")
+def _fence_init(program: Program, op: ir.Operation) -> Step:
+    def fence(strand: Any) -> None:
+        for barrier in strand.cta.mbarriers.values():
+            barrier.fenced = True
+
+    return fence
+
+
+@runs("nvvm.mbarrier.arrive.expect_tx")
+def _arrive_expect_tx(program: Program, op: ir.Operation) -> Step:
+    pointer, count, *predicate = program.inputs(op)
+    if predicate:
+        raise NotModelled("nvvm.mbarrier.arrive.expect_tx with a predicate")
+
+    def arrive(strand: Any) -> None:
+        for lane, address in _lanes(strand, strand.env[pointer]):
+            cta, offset = cluster_address(strand, address)
+            barrier = find(cta, offset)
+            row = int(strand.row_of_lane[lane])
+            barrier.check_known(row, "arrive.expect_tx")
+            barrier.expect(int(strand.per_lane(strand.env[count])[lane]))
+            barrier.arrive(1, strand.cta.clocks.published(np.array([row])))
+
+    return arrive
+
+
+def _lanes(strand: Any, address: Any) -> list[tuple[int, int]]:
+    """Each active lane, with its address."""
+    each = strand.per_lane(address)
+    return [(int(i), int(each[i])) for i in np.flatnonzero(strand.active())]
+
+
+@runs("nvvm.mbarrier.try_wait.parity")
+def _try_wait(program: Program, op: ir.Operation) -> Step:
+    # The operation stands for a loop around the instruction.
+    pointer, parity, _ = program.inputs(op)
+
+    def wait(strand: Any) -> Iterator[Wait]:
+        yield from _until(strand, strand.env[pointer], strand.env[parity])
+
+    return wait
+
+
+def _until(strand: Any, pointer: Any, parity: Any) -> Iterator[Wait]:
+    barrier = _waited(strand, pointer)
+    bit = strand.uniform(parity)
+    while not barrier.passed(bit):
+        yield Wait(
+            lambda: barrier.passed(bit), lambda: f"parity {bit} of {barrier} to pass"
+        )
+    strand.cta.clocks.acquire(strand.active_rows(), barrier.completed)
+
+
+def _waited(strand: Any, pointer: Any) -> Mbarrier:
+    barrier = find(strand.cta, strand.uniform(pointer))
+    for row in strand.active_rows():
+        barrier.check_known(int(row), "a wait")
+    return barrier
+
+
+@runs("nvvm.mbarrier.test.wait")
+def _test_wait(program: Program, op: ir.Operation) -> Step:
+    (pointer, parity), (out,) = program.inputs(op), program.outputs(op)
+
+    def test(strand: Any) -> None:
+        barrier = _waited(strand, strand.env[pointer])
+        done = barrier.passed(strand.uniform(strand.env[parity]))
+        if done:
+            strand.cta.clocks.acquire(strand.active_rows(), barrier.completed)
+        strand.env[out] = np.array([done])
+
+    return test
+
+
+# --- inline PTX -----------------------------------------------------------------------
+
+_ARRIVE = (
+    "mbarrier.arrive.release.cta.shared::cta.b64",
+    "mbarrier.arrive.release.cta.shared::cluster.b64",
+    "mbarrier.arrive.release.cluster.shared::cluster.b64",
+)
+_TRY_WAIT = (
+    "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64",
+    "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
+)
+
+
+def _text(program: Program, op: ir.Operation, text: str) -> Step:
+    statements = parse(text)
+    inputs = program.inputs(op)
+    opcodes = [s.opcode for s in statements]
+    if len(statements) == 1 and opcodes[0] in _ARRIVE and not statements[0].guard:
+        return _arrive(inputs, statements[0])
+    if opcodes[0] in _TRY_WAIT:
+        return _wait_loop(inputs, statements)
+    raise NotModelled(f"llvm.inline_asm {text[:80]}")
+
+
+def _arrive(inputs: list[int], statement: Statement) -> Step:
+    sink, place = statement.operands
+    if sink != "_":
+        raise NotModelled("mbarrier.arrive with a state")
+    address = _slot(inputs, place)
+    remote = "shared::cluster" in statement.opcode
+
+    def arrive(strand: Any) -> None:
+        for lane, number in _lanes(strand, strand.env[address]):
+            row = int(strand.row_of_lane[lane])
+            cta, offset = strand.cta, number
+            if remote:
+                cta, offset = cluster_address(strand, number)
+            barrier = find(cta, offset)
+            barrier.check_known(row, "an arrival")
+            barrier.arrive(1, strand.cta.clocks.published(np.array([row])))
+
+    return arrive
+
+
+def _wait_loop(inputs: list[int], statements: list[Statement]) -> Step:
+    """try_wait, and a branch back to it while it has not succeeded.
+
+    The instruction may return early: without the branch it says nothing.
+    """
+    first, *rest = statements
+    done, place, parity, *_ = first.operands
+    loops = (
+        len(rest) == 1
+        and rest[0].opcode == "bra"
+        and rest[0].guard == f"!{done}"
+        and rest[0].operands == (first.label,)
+        and bool(first.label)
+    )
+    if not loops:
+        raise KernelError("mbarrier.try_wait without a loop around it may return early")
+    address, bit = _slot(inputs, place), _slot(inputs, parity)
+
+    def wait(strand: Any) -> Iterator[Wait]:
+        pointer = strand.env[address]
+        yield from _until(strand, pointer, values.forced(strand.env[bit]))
+
+    return wait
+
+
+def _slot(inputs: list[int], operand: str | tuple[str, ...]) -> int:
+    """The slot of `$n` or `[$n]`."""
+    assert isinstance(operand, str)
+    return inputs[int(operand.strip("[]").removeprefix("$"))]
+
+
+ASSEMBLY.append(AssemblyUnit("mbarrier.", _text))

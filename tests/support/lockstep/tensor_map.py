@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor maps: what a TMA descriptor says, and where a box lies in SMEM and GMEM.
+
+From the PTX ISA ("Tensors") and the limits that the driver API states for
+cuTensorMapEncodeTiled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import ml_dtypes
+import numpy as np
+
+from tests.support.lockstep.engine import KernelError
+from tests.support.lockstep.not_modelled import NotModelled
+
+# Element types as the launcher's runtime function numbers them.
+_ELEMENTS: dict[int, np.dtype] = {
+    1: np.dtype(np.uint8),
+    2: np.dtype(np.uint16),
+    3: np.dtype(np.uint32),
+    4: np.dtype(np.uint64),
+    5: np.dtype(np.float16),
+    6: np.dtype(np.float32),
+    7: np.dtype(ml_dtypes.bfloat16),
+    9: np.dtype(np.int32),
+    10: np.dtype(np.int64),
+}
+# Bits of the address that are exchanged: (first changed bit, number of bits); those
+# that change them lie three bits above (PTX ISA, "Swizzling Modes").
+_SWIZZLE_BITS = {16: 0, 32: 1, 64: 2, 128: 3}
+
+
+def swizzled(address: np.ndarray, span_bytes: int) -> np.ndarray:
+    """Where a byte lies that would lie at an address without a swizzle."""
+    bits = _SWIZZLE_BITS[span_bytes]
+    if not bits:
+        return address
+    return address ^ (address >> 7 & (1 << bits) - 1) << 4
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorMap:
+    """A descriptor; dimensions innermost first.
+
+    Attributes:
+      base: address in GMEM.
+      dtype: of an element.
+      sizes, box: in elements.
+      strides: bytes between neighbours of each dimension.
+      swizzle: span in bytes; 16 is none.
+    """
+
+    base: int
+    dtype: np.dtype
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int
+
+    @classmethod
+    def encode(cls, base, code, sizes, strides, swizzle, box) -> TensorMap:
+        """From what the host passes: dimensions outermost first, strides in elements.
+
+        Raises:
+          KernelError: cuTensorMapEncodeTiled refuses it.
+        """
+        if code not in _ELEMENTS or swizzle not in _SWIZZLE_BITS:
+            raise KernelError(f"a tensor map of elements {code}, swizzle {swizzle}")
+        dtype = _ELEMENTS[code]
+        inner = [s * dtype.itemsize for s in strides[::-1]]
+        made = cls(
+            base, dtype, tuple(sizes[::-1]), tuple(inner), tuple(box[::-1]), swizzle
+        )
+        made._check()
+        return made
+
+    def _check(self) -> None:
+        size, row_bytes = self.dtype.itemsize, self.box[0] * self.dtype.itemsize
+        fine = 1 <= len(self.sizes) <= 5 and self.strides[0] == size
+        fine &= self.base % 16 == 0 and all(1 <= n <= 1 << 32 for n in self.sizes)
+        fine &= all(s % 16 == 0 and 0 <= s < 1 << 40 for s in self.strides[1:])
+        fine &= all(1 <= n <= 256 for n in self.box) and row_bytes % 16 == 0
+        fine &= self.swizzle == 16 or row_bytes <= self.swizzle
+        if not fine:
+            raise KernelError(f"cuTensorMapEncodeTiled refuses {self}")
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of a box."""
+        return int(np.prod(self.box)) * self.dtype.itemsize
+
+    def in_smem(self, address: int) -> np.ndarray:
+        """[elements, bytes]: addresses of a box's bytes, innermost first."""
+        if address % 128:
+            raise KernelError(
+                f"a box at {address:#x} of SMEM is not aligned to 128 bytes"
+            )
+        row_bytes = self.box[0] * self.dtype.itemsize
+        if self.swizzle > 16 and row_bytes != self.swizzle:
+            raise NotModelled("a box whose rows are shorter than the swizzle's span")
+        places = _sequence(self.bytes)
+        places = swizzled(address + places, self.swizzle)
+        return places.reshape(-1, self.dtype.itemsize)
+
+    def in_gmem(self, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        """[elements]: offsets from the base, and which lie within the tensor."""
+        offset = np.zeros((), np.int64)
+        inside = np.ones((), bool)
+        for extent, stride, size, first in zip(
+            self.box, self.strides, self.sizes, start, strict=True
+        ):
+            index = first + np.arange(extent, dtype=np.int64)
+            offset = index.reshape(-1, *[1] * offset.ndim) * stride + offset
+            within = (index >= 0) & (index < size)
+            inside = within.reshape(-1, *[1] * inside.ndim) & inside
+        return offset.reshape(-1), inside.reshape(-1)
+
+
+@functools.lru_cache(maxsize=32)
+def _sequence(count: int) -> np.ndarray:
+    return np.arange(count)

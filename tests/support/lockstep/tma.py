@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TMA: copies of boxes in both directions, and bulk groups (PTX ISA, cp.async.bulk)."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import accesses, mbarrier
+from tests.support.lockstep.assembly import parse
+from tests.support.lockstep.engine import KernelError
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.program import Program, Step, runs
+from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+from tests.support.lockstep.tensor_map import TensorMap
+
+
+def _buffer(strand: Any, base: int) -> tuple[Any, int]:
+    memory = strand.cta.cluster.launch.buffer(base >> accesses.BUFFER_SHIFT)
+    return memory, base & (1 << accesses.BUFFER_SHIFT) - 1
+
+
+@dataclasses.dataclass
+class _Issue:
+    """One thread's copy: its map, coordinates, and addresses."""
+
+    strand: Any
+    row: int
+    thread: int
+    tensor_map: TensorMap
+    start: tuple[int, ...]
+    address: int
+
+
+def _issues(strand: Any, descriptor: int, coordinates: list[int], smem: int):
+    """The copies that the active threads issue, with the lane of each."""
+    env = strand.env
+    for lane in map(int, np.flatnonzero(strand.active())):
+
+        def held(slot: int, lane: int = lane) -> int:
+            return int(strand.per_lane(env[slot])[lane])
+
+        found = strand.cta.cluster.launch.descriptors.get(held(descriptor))
+        if found is None:
+            raise KernelError("a tensor copy through something that is no tensor map")
+        # Coordinates are s32.
+        start = tuple((held(c) ^ 1 << 31) - (1 << 31) for c in coordinates)
+        if len(start) != len(found.sizes):
+            raise KernelError(f"{len(start)} coordinates for {found}")
+        row, thread = int(strand.row_of_lane[lane]), int(strand.threads[lane])
+        yield lane, _Issue(strand, row, thread, found, start, held(smem))
+
+
+# --- GMEM to SMEM ---------------------------------------------------------------------
+
+
+@runs("nvvm.cp.async.bulk.tensor.shared.cluster.global")
+def _load(program: Program, op: ir.Operation) -> Step:
+    target, descriptor, coordinates, barrier, offsets, mask, *rest = program.segments(
+        op
+    )
+    _require_tiles(op, offsets)
+    predicate = rest[1] if len(rest) > 1 else []
+    if predicate:
+        raise NotModelled(f"{op.name} with a predicate")
+
+    def load(strand: Any) -> None:
+        env = strand.env
+        for lane, issue in _issues(strand, descriptor[0], coordinates, target[0]):
+            local = int(strand.per_lane(env[barrier[0]])[lane])
+            cta, address = accesses.cluster_address(strand, issue.address)
+            targets = [cta]
+            if mask:
+                bits = int(strand.per_lane(env[mask[0]])[lane])
+                ctas = strand.cta.cluster.ctas
+                if not bits or bits >> len(ctas):
+                    raise KernelError(
+                        f"multicast to {bits:#x} in a cluster of {len(ctas)}"
+                    )
+                targets = [c for c in ctas if bits >> c.rank & 1]
+            elif cta is not strand.cta:
+                raise NotModelled("a tensor copy into another block's SMEM")
+            work = _LoadWork(issue, address, local, targets)
+            strand.cta.cluster.launch.scheduler.in_flight.append(work)
+
+    return load
+
+
+def _require_tiles(op: ir.Operation, offsets: list[int]) -> None:
+    mode = str(op.attributes["mode"]) if "mode" in op.attributes else "tile"
+    if offsets or "tile" not in mode or "gather" in mode or "scatter" in mode:
+        raise NotModelled(f"{op.name} {mode}")
+
+
+class _LoadWork:
+    """A copy of a box to one block or several, each with its own mbarrier."""
+
+    def __init__(self, issue: _Issue, address: int, barrier: int, targets) -> None:
+        self._issue = issue
+        self._targets = targets
+        self._places = issue.tensor_map.in_smem(address) - accesses.SMEM_BASE
+        self._barriers = [mbarrier.find(cta, barrier) for cta in targets]
+        for cta, target in zip(targets, self._barriers, strict=True):
+            target.check_known(issue.row, "a copy")
+            cta.smem.begin_write(issue.row, self._places.reshape(-1), "a tensor copy")
+
+    def complete(self) -> None:
+        """The bytes arrive: read only now, as late as the waits allow."""
+        issue, tensor_map = self._issue, self._issue.tensor_map
+        offset, inside = tensor_map.in_gmem(issue.start)
+        memory, base = _buffer(issue.strand, tensor_map.base)
+        size = tensor_map.dtype.itemsize
+        data = np.zeros(self._places.shape, np.uint8)
+        places = base + offset[inside, None] + np.arange(size)
+        if places.size and not 0 <= places.min() <= places.max() < memory.data.size:
+            raise KernelError(f"{tensor_map} reaches out of {memory.name}")
+        data[inside] = memory.data[places]
+        for cta, barrier in zip(self._targets, self._barriers, strict=True):
+            agent, epoch = cta.clocks.agent(barrier.agent_key), barrier.phase + 1
+            cta.smem.end_write(self._places, data, agent, epoch)
+            barrier.complete_tx(tensor_map.bytes, agent, epoch)
+
+
+# --- SMEM to GMEM ---------------------------------------------------------------------
+
+
+class BulkGroups:
+    """The bulk groups of one thread."""
+
+    def __init__(self) -> None:
+        self.open: list[_StoreWork] = []
+        self.groups: list[list[_StoreWork]] = []
+        self.committed = 0
+
+    def wait(self, pending: int, read_only: bool) -> int:
+        """Completes all but the newest groups; gives how many are complete then."""
+        older = self.groups[: max(len(self.groups) - pending, 0)]
+        for work in (w for group in older for w in group):
+            work.read()
+            if not read_only:
+                work.complete()
+        if not read_only:
+            self.groups = self.groups[len(older) :]
+        return max(self.committed - pending, 0)
+
+
+@runs("nvvm.cp.async.bulk.tensor.global.shared.cta")
+def _store(program: Program, op: ir.Operation) -> Step:
+    descriptor, source, coordinates, *rest = program.segments(op)
+    _require_tiles(op, [])
+    if any(rest):
+        raise NotModelled(f"{op.name} with more operands")
+    return _issue_store(descriptor[0], source[0], coordinates, "")
+
+
+def _issue_store(
+    descriptor: int, source: int, coordinates: list[int], reduction: str
+) -> Step:
+    def store(strand: Any) -> None:
+        for _, issue in _issues(strand, descriptor, coordinates, source):
+            work = _StoreWork(issue, reduction)
+            groups = strand.cta.bulk.setdefault(issue.thread, BulkGroups())
+            work.epoch = groups.committed + 1
+            groups.open.append(work)
+
+    return store
+
+
+_REDUCTIONS = {
+    "add": np.add,
+    "min": np.minimum,
+    "max": np.maximum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+class _StoreWork:
+    """A copy of a box to GMEM; what lies outside of the tensor is dropped."""
+
+    def __init__(self, issue: _Issue, reduction: str) -> None:
+        self._issue = issue
+        self._reduction = reduction
+        self._data: np.ndarray | None = None
+        self._done = False
+        self.epoch = 0
+        self._places = issue.tensor_map.in_smem(issue.address) - accesses.SMEM_BASE
+        self._smem = issue.strand.cta.smem
+        rows = np.array([issue.row])
+        self._smem.begin_read(rows, self._places.reshape(-1), "a tensor copy")
+
+    def read(self) -> None:
+        """Reads the SMEM."""
+        if self._data is not None:
+            return
+        self._data = self._smem.data[self._places]
+        clocks = self._issue.strand.cta.clocks
+        agent = clocks.agent(
+            ("bulk", self._issue.strand.cta.number, self._issue.thread)
+        )
+        self._smem.end_read(self._places.reshape(-1), agent, self.epoch)
+
+    def complete(self) -> None:
+        """Writes the GMEM."""
+        if self._done:
+            return
+        self._done = True
+        self.read()
+        assert self._data is not None
+        tensor_map = self._issue.tensor_map
+        offset, inside = tensor_map.in_gmem(self._issue.start)
+        memory, base = _buffer(self._issue.strand, tensor_map.base)
+        size = tensor_map.dtype.itemsize
+        places = base + offset[inside, None] + np.arange(size)
+        if places.size and not 0 <= places.min() <= places.max() < memory.data.size:
+            raise KernelError(f"{tensor_map} reaches out of {memory.name}")
+        data = self._data[inside]
+        if self._reduction:
+            old, new = (
+                np.ascontiguousarray(x).view(tensor_map.dtype)
+                for x in (memory.data[places], data)
+            )
+            result = _REDUCTIONS[self._reduction](old, new).astype(tensor_map.dtype)
+            data = np.ascontiguousarray(result).view(np.uint8).reshape(places.shape)
+        memory.data[places] = data
+
+
+@runs("nvvm.cp.async.bulk.commit.group")
+def _commit(program: Program, op: ir.Operation) -> Step:
+    def commit(strand: Any) -> None:
+        for thread in strand.threads[strand.active()]:
+            groups = strand.cta.bulk.get(int(thread))
+            if groups is not None:
+                groups.groups.append(groups.open)
+                groups.open = []
+                groups.committed += 1
+
+    return commit
+
+
+@runs("nvvm.cp.async.bulk.wait_group")
+def _wait_group(program: Program, op: ir.Operation) -> Step:
+    pending = ir.IntegerAttr(op.attributes["group"]).value
+    read_only = "read" in op.attributes
+
+    def wait(strand: Any) -> None:
+        if not strand.cta.bulk:
+            return
+        for lane in np.flatnonzero(strand.active()):
+            thread = int(strand.threads[lane])
+            groups = strand.cta.bulk.get(thread)
+            if groups is None:
+                continue
+            done = groups.wait(pending, read_only)
+            clocks = strand.cta.clocks
+            agent = clocks.agent(("bulk", strand.cta.number, thread))
+            clocks.learn(int(strand.row_of_lane[lane]), agent, done)
+
+    return wait
+
+
+def finish(cta: Any) -> None:
+    """A block ends: copies must be done with its SMEM; those to GMEM get there."""
+    if cta.smem.busy:
+        raise KernelError(
+            f"CTA {cta.number} ends while asynchronous operations use its SMEM"
+        )
+    for groups in cta.bulk.values():
+        groups.wait(0, read_only=False)
+
+
+_REDUCE = re.compile(
+    r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.(\w+)"
+    r"\.tile\.bulk_group"
+)
+
+
+def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    match = _REDUCE.fullmatch(statement.opcode)
+    if match is None or match[2] not in _REDUCTIONS:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    inputs = program.inputs(op)
+    # `[map, {coordinates}]`, then the address in SMEM.
+    numbers = [int(n) for n in re.findall(r"\$(\d+)", text)]
+    descriptor, *coordinates, source = (inputs[n] for n in numbers)
+    if len(coordinates) != int(match[1]):
+        raise KernelError(f"{len(coordinates)} coordinates in {text}")
+    return _issue_store(descriptor, source, coordinates, match[2])
+
+
+ASSEMBLY.append(AssemblyUnit("cp.reduce.", _reduce))
