@@ -96,7 +96,7 @@ def _extractvalue(program: Program, op: ir.Operation) -> Step:
 @runs("nvvm.shfl.sync")
 def _shfl(program: Program, op: ir.Operation) -> Step:
     (_, value, place, clamp), (out,) = program.inputs(op), program.outputs(op)
-    kind = str(op.attributes["kind"]).split()[-1].rstrip(">").split(".")[-1]
+    kind = str(op.attributes["kind"]).split("<")[-1].strip(" >")
     if "return_value_and_is_valid" in op.attributes:
         raise NotModelled("nvvm.shfl.sync with a predicate")
 
