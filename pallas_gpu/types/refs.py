@@ -216,7 +216,9 @@ class KernelRef(IndexableRef):
         )
 
     def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
-        inner = self.inner_aval.str_short(short_dtypes, mesh_axis_types)
+        inner = self.inner_aval.str_short(
+            short_dtypes=short_dtypes, mesh_axis_types=mesh_axis_types
+        )
         storage = f", {self.storage}" if str(self.storage) else ""
         return f"Ref<{self.memory_space}>{{{inner}{storage}}}"
 

@@ -96,8 +96,8 @@ class TmemLayout:
         halved together, those of one accumulator; 0 otherwise.
 
     Raises:
-      LayoutError: the packing is no power of two up to 8, or not the kind's; columns
-        that are no multiple of 16, or whose halves hold no whole 32 bits.
+      LayoutError: the packing is not a power of two up to 8, or not the kind's; the
+        columns are not a multiple of 16, or half of them do not fill 32-bit columns.
 
       >>> TmemLayout.default().place((128, 64), 40, 3)
       TmemPlace(lanes=(40,), column=3, position=0)
@@ -116,6 +116,7 @@ class TmemLayout:
                 "into a column",
                 expected=fixed or f"a power of two up to {_MOST_PACKED}",
                 got=self.packing,
+                hint="pack as many elements as 32 bits hold, or 1",
             )
         columns = self.tile_columns
         if self.kind not in _WITH_COLUMNS:
@@ -123,6 +124,7 @@ class TmemLayout:
                 raise LayoutError(
                     f"the {self.kind.value} layout of TMEM has no width of its own",
                     got=f"{columns} columns",
+                    hint="leave tile_columns out",
                 )
             return
         if columns < _HALVED_COLUMNS or columns % _HALVED_COLUMNS:
@@ -130,6 +132,7 @@ class TmemLayout:
                 f"the {self.kind.value} layout of TMEM halves whole 8-column tiles",
                 expected=f"a multiple of {_HALVED_COLUMNS} columns",
                 got=columns,
+                hint="pad the columns",
             )
         if columns // 2 % self.packing:
             raise LayoutError(
@@ -137,6 +140,7 @@ class TmemLayout:
                 "columns",
                 expected=f"a multiple of {2 * self.packing} columns",
                 got=columns,
+                hint="pad the columns, or pack fewer elements",
             )
 
     # --- the kinds --------------------------------------------------------------------
