@@ -106,13 +106,13 @@ def _shfl(program: Program, op: ir.Operation) -> Step:
         x = strand.per_lane(values.forced(env[value]))
         lane = strand.threads.astype(np.int64) % LANES
         b, c = (env[i].astype(np.int64) for i in (place, clamp))
-        source = _source_lane(kind, lane, b, c)
+        source = source_lane(kind, lane, b, c)
         env[out] = x[np.arange(strand.lanes) // LANES * LANES + source]
 
     return shuffle
 
 
-def _source_lane(
+def source_lane(
     kind: str, lane: np.ndarray, b: np.ndarray, c: np.ndarray
 ) -> np.ndarray:
     """The lane that each lane reads, its own where it would leave the segment.

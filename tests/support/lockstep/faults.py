@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Emitted modules with a fault put in, for tests that the machine finds it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import kernels as in_lockstep
+
+Fault = Callable[[ir.Module], None]
+
+
+def run(
+    fn: Callable[..., Any], args: Sequence[Any], fault: Fault | None = None
+) -> np.ndarray:
+    """The result of a function of one kernel, whose module has the fault."""
+    lowered = in_lockstep.lower(fn, args)
+    (kernel,) = lowered.kernels
+    if fault is not None:
+        with kernel.module.context, ir.Location.unknown():
+            fault(kernel.module)
+    (result,) = lowered.run()
+    return result
+
+
+def _operations(module: ir.Module, name: str) -> list[ir.Operation]:
+    found: list[ir.Operation] = []
+
+    def visit(op: ir.Operation) -> ir.WalkResult:
+        if op.name == name:
+            found.append(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+    assert found, f"the module has no {name}"
+    return found
+
+
+def drop(name: str, *which: int) -> Fault:
+    """Operations of a name are missing: all of them, or those of some positions."""
+
+    def fault(module: ir.Module) -> None:
+        found = _operations(module, name)
+        for op in [found[i] for i in which] if which else found:
+            op.erase()
+
+    return fault
+
+
+def edit_text(pattern: str, replacement: str) -> Fault:
+    """The text of inline assembly is another; the pattern has to occur."""
+
+    def fault(module: ir.Module) -> None:
+        count = 0
+        for op in _operations(module, "llvm.inline_asm"):
+            text = ir.StringAttr(op.attributes["asm_string"]).value
+            changed, n = re.subn(pattern, replacement, text)
+            op.attributes["asm_string"] = ir.StringAttr.get(changed)
+            count += n
+        assert count, f"no assembly matches {pattern}"
+
+    return fault
+
+
+def drop_text(pattern: str, *which: int) -> Fault:
+    """Inline assembly that matches is missing: all of it, or some positions."""
+
+    def fault(module: ir.Module) -> None:
+        found = [
+            op
+            for op in _operations(module, "llvm.inline_asm")
+            if re.search(pattern, ir.StringAttr(op.attributes["asm_string"]).value)
+        ]
+        assert found, f"no assembly matches {pattern}"
+        for op in [found[i] for i in which] if which else found:
+            op.erase()
+
+    return fault
+
+
+def edit_operand(
+    name: str, position: int, change: Callable[[int], int], *which: int
+) -> Fault:
+    """A constant operand is another: of all operations of a name, or of some."""
+
+    def fault(module: ir.Module) -> None:
+        found = _operations(module, name)
+        for op in [found[i] for i in which] if which else found:
+            old = op.operands[position]
+            value = ir.IntegerAttr(old.owner.attributes["value"]).value
+            attribute = ir.IntegerAttr.get(old.type, change(value))
+            made = ir.Operation.create(
+                "arith.constant",
+                results=[old.type],
+                attributes={"value": attribute},
+                ip=ir.InsertionPoint(op),
+            )
+            op.operands[position] = made.results[0]
+
+    return fault
