@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The machine in Python: runs a traced kernel on the CPU and looks for its mistakes.
+"""The emulator: runs a traced kernel on the CPU and reports its errors.
 
 Importing it registers the rules of every family and gives the kernel primitive its
 meaning on the CPU.

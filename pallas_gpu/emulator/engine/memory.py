@@ -121,7 +121,7 @@ class Memory(Referent):
 def fresh_elements(
     shape: tuple[int, ...], dtype: Any, zeros: bool
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns elements that nobody has written, and the mask of those with a value."""
+    """Returns uninitialized elements, and the mask of those with a value."""
     if zeros:
         return np.zeros(shape, dtype), None
     return np.full(shape, poison(dtype), dtype), np.zeros(shape, np.bool_)

@@ -9,7 +9,7 @@ reached `t`.
 
 Asynchronous copies are checked through the same records as threads: a copy's access
 belongs to its barrier's current phase, or to its group. So a missing wait or an early
-overwrite is found in every run, whether or not the copy was quick this time.
+overwrite is found in every run, whether the copy completed early or late.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Integer and bool scalars in numpy: indices, loop counters, conditions.
 
-One numpy operation takes about a microsecond, a call of compiled code more than ten.
+A numpy operation costs about a microsecond, a call of compiled code more than ten.
 Floats are left to JAX, whose rounding is the reference.
 """
 

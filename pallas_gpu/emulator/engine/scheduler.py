@@ -24,7 +24,7 @@ from pallas_gpu.emulator.engine.waits import ITERATION, positions
 _ITERATIONS = 256
 # How often a group that waits for its own asynchronous work lets another group run
 # first, once groups have waited for one another: so seeds try different orders. Groups
-# that never do run one after the other, which is quick: few of them are there at once.
+# that never do run one after the other, which keeps few of them in memory at once.
 _SWITCH_PROBABILITY = 1 / 8
 
 

@@ -25,7 +25,7 @@ _CACHE_SIZE = 4096
 def compile_run(
     run: Sequence[tuple[Any, list[Any], list[Any]]], read: set[int], debug_info: Any
 ) -> Any:
-    """Returns a PureStep for a run of equations, or None when nobody reads it.
+    """Returns a PureStep for a run of equations, or None when no result is read.
 
     Args:
       run: (equation, operands, result slots); operands are Slots and Consts.

@@ -80,7 +80,7 @@ def bind_operands(template: Any, env: list[Any]) -> Any:
 
 
 class Location:
-    """The line of an equation, looked up when somebody asks."""
+    """The line of an equation, looked up when it is needed."""
 
     __slots__ = ("_eqn", "_text")
 
@@ -117,7 +117,7 @@ class PureStep:
 
 @dataclasses.dataclass(slots=True)
 class EffectStep:
-    """An equation with a rule; `used` says which results anybody reads."""
+    """An equation with a rule; `used` says which results are read."""
 
     rule: Callable[..., Any]
     operands: Any

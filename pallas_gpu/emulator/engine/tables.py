@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """State that families keep with a thread or a group, found by a typed key.
 
-A thread knows nothing of the streams of asynchronous work that families give it. A
-family declares a `Key` for its own type and finds its state by it.
+A thread does not know the types of the streams that families keep with it. A family
+declares a `Key` for its own type and finds its state by it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def _swap(
     region = operands["ref"]
     if _is_accumulator(region):
         return _swap_accumulator(wg, region, np.asarray(operands["value"]), used[0])
-    # A plain store is a swap whose result nobody reads: it must not count as a read.
+    # A plain store is a swap whose result is not read: it must not count as a read.
     old = wg.read(region) if used[0] else None
     wg.write(region, np.asarray(operands["value"]))
     return old

@@ -9,6 +9,7 @@ own.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 
 from pallas_gpu import errors, types
@@ -47,8 +48,7 @@ class Cluster(Group):
         self.batch = batch
         self.block = block
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
-        self.ctas: list[Cta] = []
-        self.ctas += [Cta(self, rank) for rank in ranks]
+        self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]
         device.clusters.append(self)
 
@@ -59,7 +59,7 @@ class Cluster(Group):
         return first if len(self.ctas) == 1 else f"the cluster of {first}"
 
     def finish(self) -> None:
-        """Looks for what the CTAs have left unfinished, now that all have ended."""
+        """Checks what the CTAs have left unfinished, once all have ended."""
         self.device.clusters.remove(self)
         for cta in self.ctas:
             for check in cta.at_end:
@@ -138,10 +138,8 @@ class Warpgroup(Thread):
 
     def __init__(self, cta: Cta, index: int):
         mesh = cta.mesh
-        blocks = 1
-        for size in mesh.cluster:
-            blocks *= size
-        super().__init__(cta.cluster, alone=mesh.warpgroups * blocks == 1)
+        threads = mesh.warpgroups * math.prod(mesh.cluster)
+        super().__init__(cta.cluster, alone=threads == 1)
         self.cta = cta
         self.index = index
         self.warps: list[Warp] = []

@@ -32,7 +32,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
       arrays: operands, batch axes included.
 
     Returns:
-      An array for each result. Elements that nobody wrote are poison.
+      An array for each result. Elements that were not written are poison.
 
     Raises:
       KernelError and its classes: a mistake that the run showed.

@@ -29,7 +29,7 @@ class Barrier:
       phase: number of completed phases.
       pending_arrivals: still missing in the current phase.
       pending_bytes: announced by copies in the current phase and not there yet;
-        negative when another CTA's part of a multicast was quicker.
+        negative when another CTA's part of a multicast came first.
       parts: by CTA, parts of multicasts that are announced and not issued.
     """
 
@@ -184,7 +184,7 @@ class BarrierArray(Referent):
     def of(cls, cta: Cta, declaration: types.Barrier, key: Any) -> BarrierArray:
         """Returns a CTA's barriers of a declaration.
 
-        They are there from the start of the kernel, so the first who asks makes them.
+        They are there from the start of the kernel, so the first call makes them.
 
         Args:
           cta: whose.

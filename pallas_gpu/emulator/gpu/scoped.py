@@ -5,7 +5,7 @@ A CTA of a cluster may reach into a scope that another has not entered yet: the 
 is there from the start, at an address that both know. A shared scope is entered by all
 warpgroups of the CTA together, which also orders what they did before it (the compiled
 kernel has to synchronise there, since barriers are initialised on entry). The last one
-to leave looks for work that nobody waited for.
+to leave reports work that has not been waited for.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _enter(
 
 
 def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Any]) -> Scope:
-    """Returns a scope of a CTA, and makes it for the first who asks."""
+    """Returns a scope of a CTA; the first call makes it."""
     scopes = scopes_of(cta)
     scope = scopes.open.get(key)
     if scope is None:
@@ -199,8 +199,8 @@ def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:
             continue
         if record.writes:
             raise errors.BarrierError(
-                f"{memory.name} is freed while {record.what} is under way: nobody "
-                "waited for it",
+                f"{memory.name} is freed while {record.what} is under way: it "
+                "has not been waited for",
                 expected="a barrier_wait for every copy before the kernel or the scope "
                 "ends",
                 got=f"a copy to elements {ordering.box_text(record.box)}",

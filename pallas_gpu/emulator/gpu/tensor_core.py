@@ -67,7 +67,7 @@ def _table(dtype: Any) -> np.ndarray:
 
 
 def _int8_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Returns the product modulo 2**32, by way of the quick float32 multiplication."""
+    """Returns the product modulo 2**32, by float32 multiplications, which are fast."""
     total: Any = np.int32(0)
     for k in range(0, a.shape[1], _EXACT_INT8_TERMS):
         piece = slice(k, k + _EXACT_INT8_TERMS)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """wgmma: products in flight, their groups, and accumulators.
 
-A product reads its SMEM operands when it completes, at the latest when somebody waits
-for it; the seed decides. Its reads are recorded as those of its group, so whatever
+A product reads its SMEM operands when it completes, at the latest when it is waited
+for; the seed decides. Its reads are recorded as those of its group, so whatever
 overwrites an operand before the wait is an error in every run.
 """
 
@@ -146,7 +146,7 @@ def load(wg: Warpgroup, acc: Region, wait_n: int | None) -> Run:
     """Returns the elements of an accumulator.
 
     Raises:
-      RaceError: a product that nobody waited for may still add to them.
+      RaceError: a product that has not been waited for may still add to them.
     """
     stream = wg.state.of(MMAS)
     if wait_n is not None:

@@ -357,3 +357,33 @@ def test_a_multicast_into_memory_that_was_something_else_needs_an_order():
     assert found, "some order of the CTAs shows it"
     assert "may still use that memory" in found[0]
     assert "ClusterBarrier" in found[0]
+
+
+def test_two_ctas_of_a_cluster_that_write_the_same_element_race():
+    def body(o, ready):
+        o[0] = jnp.ones(TILE, F32)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+
+    scratch = [plgpu.ClusterBarrier(collective_axes="x")]
+    with pytest.raises(errors.RaceError, match=r"output 0 .* without an order between"):
+        pair_kernel(body, scratch)()
+
+
+def test_ctas_of_a_cluster_may_write_the_same_element_one_after_the_other():
+    def body(o, ready):
+        at = lax.axis_index("x")
+
+        @plgpu.when(at == 0)
+        def _():
+            o[0] = jnp.ones(TILE, F32)
+
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+
+        @plgpu.when(at == 1)
+        def _():
+            o[0] = jnp.full(TILE, 2.0, F32)
+
+    run = pair_kernel(body, [plgpu.ClusterBarrier(collective_axes="x")])
+    np.testing.assert_array_equal(run()[0], np.full(TILE, 2.0))

@@ -210,7 +210,7 @@ def test_a_kernel_may_not_end_with_a_load_nobody_waited_for():
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier)
 
-    with pytest.raises(errors.BarrierError, match="nobody waited for it"):
+    with pytest.raises(errors.BarrierError, match="it has not been waited for"):
         tile_kernel(body)(ramp(8, 4))
 
 

@@ -163,7 +163,7 @@ def test_a_copy_that_a_warp_starts_and_nobody_waits_for_is_reported():
         def _():
             plgpu.copy_gmem_to_smem(x, tile, full)
 
-    with pytest.raises(errors.BarrierError, match="nobody waited for it"):
+    with pytest.raises(errors.BarrierError, match="it has not been waited for"):
         run(in_one(body), TILE, plgpu.Barrier(), args=[jnp.ones(4)])
 
 
