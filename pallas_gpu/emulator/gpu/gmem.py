@@ -16,8 +16,9 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Memory
 
+# Below and above all numbers of clusters, so that the largest of a part says enough.
 _NOBODY = -1
-_SEVERAL = -2
+_SEVERAL = np.iinfo(np.int32).max
 
 
 class GlobalArray(Memory):
@@ -72,10 +73,10 @@ class Owners:
     """Who wrote each element of an array last, and who has read it since.
 
     Attributes:
-      writer: number of the cluster that wrote an element last, or -1.
+      writer: number of the cluster that wrote an element last, or `_NOBODY`.
       write: index in `writes` of that write.
-      reader: number of the cluster that has read an element since, -1, or -2 for
-        several.
+      reader: number of the cluster that has read an element since, `_NOBODY` or
+        `_SEVERAL`.
       writes: (cluster's name, access).
       reads: for each cluster its reads that a write may still conflict with.
     """
@@ -121,9 +122,8 @@ class OwnersWatcher:
     def _check_writes(
         self, new: ordering.Access, clock: ordering.Clock, name: str, key: Any
     ) -> None:
-        writer = self._owners.writer[key]
-        foreign = (writer != _NOBODY) & (writer != self._number)
-        if not foreign.any():
+        foreign = self._foreign(self._owners.writer[key])
+        if foreign is None:
             return
         write = self._owners.write[key]
         for index in np.unique(write[foreign]):
@@ -135,9 +135,7 @@ class OwnersWatcher:
     def _check_reads(
         self, new: ordering.Access, clock: ordering.Clock, name: str, key: Any
     ) -> None:
-        reader = self._owners.reader[key]
-        foreign = (reader != _NOBODY) & (reader != self._number)
-        if not foreign.any():
+        if self._foreign(self._owners.reader[key]) is None:
             return
         for number, (who, reads) in self._owners.reads.items():
             if number == self._number:
@@ -147,6 +145,13 @@ class OwnersWatcher:
                     element = [max(a, b) for (a, _), (b, _) in zip(
                         old.box, new.box, strict=True)]  # fmt: skip
                     raise self._race(name, element, (who, old), new)
+
+    def _foreign(self, users: np.ndarray) -> np.ndarray | None:
+        """Returns which elements another cluster used; None for no element."""
+        if users.size == 0 or users.max() == _NOBODY:
+            return None
+        foreign = (users != _NOBODY) & (users != self._number)
+        return foreign if foreign.any() else None
 
     def _record_read(self, new: ordering.Access, key: Any) -> None:
         owners = self._owners
@@ -175,7 +180,9 @@ class OwnersWatcher:
         owners.writer[key] = self._number
         owners.write[key] = self._index
         # Who is ordered after this write is ordered after the reads before it.
-        owners.reader[key] = _NOBODY
+        reader = owners.reader[key]
+        if reader.size and reader.max() != _NOBODY:
+            reader[...] = _NOBODY
 
     def _race(
         self,

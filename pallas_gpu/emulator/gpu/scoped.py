@@ -11,6 +11,7 @@ to leave reports work that has not been waited for.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -186,10 +187,16 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
     name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} {where}"
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
-    tiling = types.smem_layout(aval.shape, aval.dtype, aval.transforms).tiling
+    tiling = _tiling(shape, aval.dtype, aval.transforms)
     memory = SharedArray(name, data, written, place, tiling)
     cta.memories.append(memory)
     return memory
+
+
+@functools.cache
+def _tiling(shape: tuple[int, ...], dtype: Any, transforms: Any) -> Any:
+    """Returns the tiling of an array; each CTA of each launch asks for the same."""
+    return types.smem_layout(shape, dtype, transforms).tiling
 
 
 def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:

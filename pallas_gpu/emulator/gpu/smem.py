@@ -26,7 +26,7 @@ class SharedArray(Memory):
         (thread's actor, box) -> (line, thread's label).
     """
 
-    __slots__ = ("place", "tile", "unfenced")
+    __slots__ = ("_tiled", "place", "tile", "unfenced")
 
     def __init__(
         self,
@@ -38,6 +38,7 @@ class SharedArray(Memory):
     ):
         super().__init__(name, data, written)
         self.place = place
+        self._tiled = tiling is not None
         tiling = tiling or ()
         self.tile = (1,) * (data.ndim - len(tiling)) + tuple(tiling)
         self.unfenced: dict[tuple[int, ordering.Box], tuple[str | None, str]] = {}
@@ -76,7 +77,7 @@ class SharedArray(Memory):
         An address is computed from the start of a tile: a start inside of one, known
         only when the kernel runs, would silently name other elements on a GPU.
         """
-        if math.prod(window.sizes) <= 1:
+        if not self._tiled or math.prod(window.sizes) <= 1:
             return
         if all(s % t == 0 for s, t in zip(window.starts, self.tile, strict=True)):
             return
