@@ -3,5 +3,6 @@
 
 from pallas_gpu.lowering import families
 from pallas_gpu.lowering.launch import LoweredKernel, lower
+from pallas_gpu.lowering.semantics import lane, warpgroup
 
-__all__ = ["LoweredKernel", "families", "lower"]
+__all__ = ["LoweredKernel", "families", "lane", "lower", "warpgroup"]

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +19,8 @@ from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import cluster, elementwise, logical
+from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.mosaic import cluster, elementwise, logical, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
@@ -42,6 +44,8 @@ class KernelState:
         declaration (a scalar i32), and accumulators in scope (arrays).
       smem_top_bytes: top of the stack of SMEM arrays.
       axes: index of each named axis, emitted once in the prologue.
+      trial: the block of a trial, which only finds out layouts and is erased; None
+        while code is emitted.
     """
 
     params: CallParams
@@ -51,6 +55,7 @@ class KernelState:
     state: dict[Any, Any]
     smem_top_bytes: int = 0
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
+    trial: ir.Block | None = None
 
     @functools.cached_property
     def cluster_scope(self) -> cluster.Scope:
@@ -62,19 +67,9 @@ class KernelState:
         return "cluster" if _writes_gmem(self.params.jaxpr) else "cta"
 
     @property
-    def infers_layouts(self) -> bool:
-        """True under Warpgroup semantics."""
-        return self.rule_kind is registry.RuleKind.WARPGROUP
-
-    @property
-    def rule_kind(self) -> registry.RuleKind:
-        """Which rules apply."""
-        if (
-            self.params.compiler_params.lowering_semantics
-            is types.LoweringSemantics.Lane
-        ):
-            return registry.RuleKind.LANE
-        return registry.RuleKind.WARPGROUP
+    def semantics(self) -> protocol.Semantics:
+        """What the call's semantics decide."""
+        return protocol.of(self.params.compiler_params.lowering_semantics)
 
 
 def _writes_gmem(jaxpr: Any) -> bool:
@@ -125,6 +120,17 @@ class RuleContext:
         """Notes on an operation who runs it, for its expansion."""
         if self.scope == "warp":
             op.attributes[logical.IN_WARP] = ir.UnitAttr.get()
+
+    @contextlib.contextmanager
+    def in_order(self) -> Iterator[None]:
+        """Orders a store in the body with the accesses of the warpgroup's warps."""
+        automatic = not self.kernel.params.compiler_params.unsafe_no_auto_barriers
+        if automatic:
+            # Another warp may still read what the store overwrites.
+            mbarrier.meet()
+        yield
+        if automatic:
+            mbarrier.meet()
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""
@@ -208,7 +214,7 @@ def lower_jaxpr(
         for v in atoms
         if not isinstance(v, _jax.Literal)
     )
-    rules = registry.rules(kernel.rule_kind)
+    rules = registry.rules(kernel.semantics.rule_kind)
     for eqn in jaxpr.eqns:
         rule = rules.get(eqn.primitive)
         if rule is None:
@@ -234,7 +240,7 @@ def _scalar(constant: Any, aval: Any) -> Any:
 
 def _location(kernel: KernelState, eqn: _jax.JaxprEqn) -> ir.Location:
     place = None
-    if kernel.infers_layouts or kernel.params.compiler_params.line_info:
+    if kernel.semantics.keeps_lines or kernel.params.compiler_params.line_info:
         place = _jax.file_and_line(eqn)
     if place is None:
         return ir.Location.current or ir.Location.unknown()
@@ -245,7 +251,7 @@ def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
     """Returns the error for a primitive without a rule."""
     name = eqn.primitive.name
     semantics = kernel.params.compiler_params.lowering_semantics.name
-    gap = registry.KNOWN_GAPS.get((name, kernel.rule_kind))
+    gap = registry.KNOWN_GAPS.get((name, kernel.semantics.rule_kind))
     return errors.UnsupportedError(
         f"{name} is not supported under {semantics} semantics on {kernel.target.name}",
         got=gap,

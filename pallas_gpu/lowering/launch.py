@@ -16,7 +16,6 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
@@ -73,7 +72,7 @@ def lower(
         _prologue(kernel)
         ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
         builder.sync_before_exit()
-        if kernel.infers_layouts:
+        if "layouts" in kernel.semantics.stages:
             _give_layouts(kernel, observe)
         builder.set_smem_bytes(kernel.plan.smem_bytes)
     module = builder.finish()
@@ -161,6 +160,4 @@ def _handles(kernel: ctx_lib.KernelState) -> Sequence[Any]:
         shape = (*(size for _, size in levels), *var.aval.shape)
         lead = tuple(index for index, _ in levels)
         handles.append(vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead))
-    if kernel.infers_layouts:
-        return [memory.gmem_handle(kernel, handle) for handle in handles]
-    return handles
+    return [kernel.semantics.gmem_handle(kernel, handle) for handle in handles]

@@ -1,31 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops, branches and calls: JAX's control flow as scf.
-
-Two things cross a region's border besides what JAX says: the register state that the
-body may touch, and a layout for every array. A splat or an iota has no layout, so a
-border needs a trial: the body is emitted once into a block that is thrown away, and the
-layouts of its results decide. Only carries without a layout pay for it.
-"""
+"""Loops, branches and calls: JAX's control flow as scf, and scf on registers."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax
+from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import (
-    KernelState,
-    RuleContext,
-    lower_jaxpr,
-    state_keys,
-)
+from pallas_gpu.lowering.borders import Border, Branch, StateBorder
+from pallas_gpu.lowering.context import RuleContext, lower_jaxpr, state_keys
 from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
 from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
 from pallas_gpu.lowering.inference.network import Network, Variable
@@ -39,120 +28,7 @@ from pallas_gpu.mosaic.elements import scalars
 MAX_TRIPS = 8
 _MAX_WEIGHT = MAX_TRIPS**4
 
-# --- what crosses a border ------------------------------------------------------------
-
-
-class _Border:
-    """Values and register state that cross a region's border together."""
-
-    def __init__(
-        self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
-    ):
-        self.kernel = kernel
-        self.keys = list(keys)
-        state = [vals.pack(kernel.state[key])[1] for key in keys]
-        self.specs = [*state, *specs]
-
-    @property
-    def types(self) -> list[ir.Type]:
-        """Types of the SSA values that cross."""
-        return [kind for spec in self.specs for kind in spec.types]
-
-    def pack(self, values: Sequence[Any]) -> list[ir.Value]:
-        """Returns SSA values: the register state, then the values."""
-        state = [self.kernel.state[key] for key in self.keys]
-        ssa: list[ir.Value] = []
-        for value, spec in zip([*state, *values], self.specs, strict=True):
-            ssa += vals.pack(_match(value, spec))[0]
-        return ssa
-
-    def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
-        """Takes over the register state and returns the values."""
-        ssa, values = list(ssa), []
-        for spec in self.specs:
-            values.append(spec.unpack(ssa[: spec.count]))
-            del ssa[: spec.count]
-        self.kernel.state.update(zip(self.keys, values, strict=False))
-        return values[len(self.keys) :]
-
-
-def _match(value: Any, spec: vals.Packed) -> Any:
-    """Gives a value the form that a border was built for."""
-    if spec.layout is None or not isinstance(value, regs.Array):
-        return value
-    if isinstance(value, regs.Deferred):
-        return value.materialize(spec.layout)
-    if value.layout != spec.layout:
-        before, after = regs.describe(spec.layout), regs.describe(value.layout)
-        raise errors.LayoutError(
-            "an array changes its layout on the way through a loop or a branch",
-            expected=before,
-            got=after,
-            hint=f"use layout_cast(x, {before}) on the result, or layout_cast the "
-            f"initial value to {after}",
-        )
-    return value
-
-
-@contextlib.contextmanager
-def _trial(kernel: KernelState) -> Iterator[None]:
-    """Emits into a block that is thrown away; the register state is restored."""
-    saved = dict(kernel.state)
-    top = kernel.smem_top_bytes
-    region = scf.ExecuteRegionOp([])
-    block = region.regions[0].blocks.append()
-    try:
-        with ir.InsertionPoint(block):
-            yield
-    finally:
-        kernel.state, kernel.smem_top_bytes = saved, top
-        region.operation.erase()
-
-
-def _specs(values: Sequence[Any]) -> list[vals.Packed]:
-    return [vals.pack(v)[1] for v in values]
-
-
-def _has_no_layout(value: Any) -> bool:
-    return isinstance(value, regs.Deferred) and not vals.is_scalar(value)
-
-
-def _settle(
-    kernel: KernelState, carry: list[Any], emit: Callable[[list[Any]], list[Any]]
-) -> list[Any]:
-    """Gives every carry a layout: its own, or the one that the body gives it."""
-    for _ in range(len(carry) + 1):
-        if not any(map(_has_no_layout, carry)):
-            return carry
-        with _trial(kernel):
-            results = emit(carry)
-            layouts = [getattr(r, "layout", None) for r in results]
-        settled = [
-            value.materialize(layout) if _has_no_layout(value) and layout else value
-            for value, layout in zip(carry, layouts, strict=True)
-        ]
-        if settled == carry:
-            break
-        carry = settled
-    return [_in_default_layout(v) if _has_no_layout(v) else v for v in carry]
-
-
-def _in_default_layout(value: Any) -> Any:
-    return value.materialize(regs.default_placement(value.shape, value.dtype))
-
-
-def _check_carry(values: Sequence[Any], what: str) -> None:
-    for value in values:
-        if not isinstance(value, vals.Array):
-            raise errors.UnsupportedError(
-                f"{what} changes which reference it carries",
-                expected="references that stay the same from step to step",
-                got=type(value).__name__,
-                hint="index one reference with the loop's counter",
-            )
-
-
-# --- rules ----------------------------------------------------------------------------
+# --- calls ----------------------------------------------------------------------------
 
 
 @uniform("jit")
@@ -179,12 +55,15 @@ def _open(jaxpr: Any) -> _jax.Jaxpr:
     return jaxpr.jaxpr if isinstance(jaxpr, _jax.ClosedJaxpr) else jaxpr
 
 
+# --- loops ----------------------------------------------------------------------------
+
+
 @uniform("scan")
 def _scan(ctx: RuleContext, *args):
     params = ctx.eqn.params
     n_consts, _ = _jax.scan_arity(params)
     consts, carry = list(args[:n_consts]), list(args[n_consts:])
-    _check_carry(carry, "a loop")
+    borders.check_carry(carry, "a loop")
     kernel, body = ctx.kernel, _open(params["jaxpr"])
     length, unroll = params["length"], int(params["unroll"])
 
@@ -195,8 +74,11 @@ def _scan(ctx: RuleContext, *args):
 
     if length == unroll:
         return steps(carry)
-    carry = _settle(kernel, carry, steps)
-    border = _Border(kernel, state_keys(kernel, body, consts), _specs(carry))
+    carry = borders.place_carry(kernel, carry, steps)
+    keys = state_keys(kernel, body, consts)
+    border = StateBorder(kernel, keys, borders.specs_of(carry))
+    if (known := borders.results_in_trial(kernel, border)) is not None:
+        return known
     index = ir.IndexType.get()
     bounds = [arith.constant(index, n) for n in (0, length // unroll, 1)]
     loop = scf.ForOp(*bounds, border.pack(carry))
@@ -212,17 +94,20 @@ def _while(ctx: RuleContext, *args):
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     cond_consts, body_consts = args[:n_cond], args[n_cond : n_cond + n_body]
     carry = list(args[n_cond + n_body :])
-    _check_carry(carry, "a while loop")
+    borders.check_carry(carry, "a while loop")
     kernel = ctx.kernel
     cond, body = _open(params["cond_jaxpr"]), _open(params["body_jaxpr"])
 
     def step(values: list[Any]) -> list[Any]:
         return lower_jaxpr(kernel, body, [*body_consts, *values])
 
-    carry = _settle(kernel, carry, step)
+    carry = borders.place_carry(kernel, carry, step)
     touched = {*state_keys(kernel, body, body_consts)}
     touched |= {*state_keys(kernel, cond, cond_consts)}
-    border = _Border(kernel, [k for k in kernel.state if k in touched], _specs(carry))
+    keys = [key for key in kernel.state if key in touched]
+    border = StateBorder(kernel, keys, borders.specs_of(carry))
+    if (known := borders.results_in_trial(kernel, border)) is not None:
+        return known
     kinds = border.types
     loop = scf.WhileOp(kinds, border.pack(carry))
     before = loop.before.blocks.append(*kinds)
@@ -236,27 +121,39 @@ def _while(ctx: RuleContext, *args):
     return border.unpack(loop.results)
 
 
+# --- branches -------------------------------------------------------------------------
+
+
 @uniform("cond")
 def _cond(ctx: RuleContext, index, *args):
     kernel = ctx.kernel
-    branches = [_open(b) for b in ctx.eqn.params["branches"]]
+    bodies = [_open(b) for b in ctx.eqn.params["branches"]]
     touched: set[Any] = set()
-    for branch in branches:
-        touched |= {*state_keys(kernel, branch, args)}
-    specs = _branch_results(kernel, branches, args, ctx.eqn.outvars)
-    border = _Border(kernel, [k for k in kernel.state if k in touched], specs)
-
-    def emit(branch: _jax.Jaxpr) -> None:
-        saved = dict(kernel.state)
-        scf.yield_(border.pack(lower_jaxpr(kernel, branch, args)))
-        kernel.state = saved
-
+    for body in bodies:
+        touched |= {*state_keys(kernel, body, args)}
+    keys = [key for key in kernel.state if key in touched]
+    branches = [Branch(kernel, body, args) for body in bodies]
+    border = StateBorder(kernel, keys, _branch_results(ctx, branches))
     choice = vals.scalar_value(index)
-    results = _emit_choice(choice, branches, border.types, emit)
-    return border.unpack(results)
+    return border.unpack(_emit_choice(choice, branches, border))
 
 
-def _emit_choice(choice, branches, kinds, emit) -> list[ir.Value]:
+def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[vals.Packed]:
+    """Returns how each result crosses; an array has the layout a branch gives it."""
+
+    def packed(i: int, aval: Any) -> vals.Packed:
+        return ctx.kernel.semantics.packed(
+            vals.numpy_dtype(aval),
+            tuple(aval.shape),
+            lambda: [branch.layout(i) for branch in branches],
+        )
+
+    return [packed(i, var.aval) for i, var in enumerate(ctx.eqn.outvars)]
+
+
+def _emit_choice(
+    choice: ir.Value, branches: Sequence[Branch], border: StateBorder
+) -> list[ir.Value]:
     """Emits an scf.if for two branches; more branches nest in its else."""
     condition, first, second = _test(choice), branches[0], branches[1:]
     if condition is not None:
@@ -265,19 +162,19 @@ def _emit_choice(choice, branches, kinds, emit) -> list[ir.Value]:
     else:
         zero = scalars.constant(0, np.dtype(np.int32))
         condition = arith.cmpi(arith.CmpIPredicate.sle, choice, zero)
-    nothing = not kinds and len(second) == 1 and not second[0].eqns
+    kinds = border.types
+    nothing = not kinds and len(second) == 1 and second[0].is_empty
     op = scf.IfOp(condition, kinds, has_else=not nothing)
-    with ir.InsertionPoint(op.then_block):
-        emit(first)
+    first.emit(op.then_block, border)
     if nothing:
         return []
+    if len(second) == 1:
+        second[0].emit(op.else_block, border)
+        return list(op.results)
     with ir.InsertionPoint(op.else_block):
-        if len(second) == 1:
-            emit(second[0])
-        else:
-            one = scalars.constant(1, np.dtype(np.int32))
-            rest = arith.subi(choice, one)
-            scf.yield_(_emit_choice(rest, second, kinds, emit))
+        one = scalars.constant(1, np.dtype(np.int32))
+        rest = arith.subi(choice, one)
+        scf.yield_(_emit_choice(rest, second, border))
     return list(op.results)
 
 
@@ -291,25 +188,6 @@ def _test(choice: ir.Value) -> ir.Value | None:
         if source.type == ir.IntegerType.get_signless(1):
             return source
     return None
-
-
-def _branch_results(kernel, branches, args, outvars) -> list[vals.Packed]:
-    """Returns how each result crosses; an array has the layout a branch gives it."""
-    dtypes = [vals.numpy_dtype(v.aval) for v in outvars]
-    shapes = [v.aval.shape or None for v in outvars]
-    if kernel.infers_layouts or not any(shapes):
-        return [vals.Packed(d, shape=s) for d, s in zip(dtypes, shapes, strict=True)]
-    chosen: list[Any] = [None] * len(outvars)
-    for branch in branches:
-        with _trial(kernel):
-            results = lower_jaxpr(kernel, branch, args)
-            _check_carry(results, "a branch")
-            layouts = [getattr(r, "layout", None) for r in results]
-        chosen = [a or b for a, b in zip(chosen, layouts, strict=True)]
-    return [
-        vals.Packed(d, layout=s and (layout or regs.default_placement(s, d)))
-        for d, s, layout in zip(dtypes, shapes, chosen, strict=True)
-    ]
 
 
 # --- layouts that loops and branches require ------------------------------------------
@@ -411,70 +289,6 @@ def _consume_yields(
 # given is used until they are gone.
 
 
-@dataclasses.dataclass(frozen=True)
-class _Crossing:
-    """How values cross: scalars as they are, arrays as their registers."""
-
-    expansion: Expansion
-    specs: tuple[vals.Packed | None, ...]  # None: a scalar
-
-    @classmethod
-    def of(cls, expansion: Expansion, values: Sequence[ir.Value]) -> _Crossing:
-        """Returns the border that values of these layouts cross."""
-        return cls(expansion, tuple(_spec(expansion, v) for v in values))
-
-    def types(self, values: Sequence[ir.Value]) -> list[ir.Type]:
-        """Returns the types of the SSA values that stand for some values."""
-        result: list[ir.Type] = []
-        for spec, value in zip(self.specs, values, strict=True):
-            result += [value.type] if spec is None else spec.types
-        return result
-
-    def pack(self, op: Any, first: int = 0) -> list[ir.Value]:
-        """Returns the SSA values of an operation's operands, from the first on."""
-        result: list[ir.Value] = []
-        for i, spec in enumerate(self.specs, first):
-            if spec is None:
-                result.append(op.operands[i])
-                continue
-            array = self.expansion.array(op.operands[i])
-            placed = self.expansion.in_layout(array, spec.layout)
-            assert isinstance(placed, regs.RegisterArray)
-            result += placed.values
-        return result
-
-    def unpack(self, old: Sequence[ir.Value], new: Sequence[ir.Value]) -> None:
-        """Enters what has become of values."""
-        new = list(new)
-        for spec, value in zip(self.specs, old, strict=True):
-            if spec is None:
-                value.replace_all_uses_with(new.pop(0))
-                continue
-            self.expansion.arrays[value] = spec.unpack(new[: spec.count])
-            del new[: spec.count]
-
-
-def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed | None:
-    if not is_array(value):
-        return None
-    dtype = logical.dtype_of(value.type)
-    layout = expansion.assignment.result(value)
-    if layout is None:
-        layout = regs.default_placement(tuple(value.type.shape), dtype)
-    return vals.Packed(dtype, layout=layout)
-
-
-def _move(source: Any, target: Any) -> None:
-    for op in list(source.operations):
-        target.append(op)
-
-
-def _expand_regions(expansion: Expansion, op: Any) -> None:
-    for region in op.regions:
-        for block in region.blocks:
-            expand_block(expansion, block)
-
-
 @expands("scf.for")
 def _expand_for(expansion: Expansion, op: Any) -> None:
     if not any(map(is_array, op.results)):
@@ -483,15 +297,15 @@ def _expand_for(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
     old = op.regions[0].blocks[0]
     induction, *carried = old.arguments
-    border = _Crossing.of(expansion, carried)
+    border = _border(expansion, carried)
     bounds = [op.operands[i] for i in range(3)]
-    loop = scf.ForOp(*bounds, border.pack(op, first=3))
+    loop = scf.ForOp(*bounds, border.pack(_operands(expansion, op, first=3)))
     induction.replace_all_uses_with(loop.induction_variable)
-    border.unpack(carried, loop.inner_iter_args)
-    _move(old, loop.body)
+    _replace(expansion, carried, border.unpack(loop.inner_iter_args))
+    borders.move_operations(old, loop.body)
     expand_block(expansion, loop.body)
     _yield(expansion, loop.body, border)
-    border.unpack(op.results, loop.results)
+    _replace(expansion, op.results, border.unpack(loop.results))
 
 
 @expands("scf.while")
@@ -501,22 +315,22 @@ def _expand_while(expansion: Expansion, op: Any) -> None:
         return
     expansion.dead.append(op.operation)
     before, after = (region.blocks[0] for region in op.regions)
-    outer = _Crossing.of(expansion, before.arguments)
-    inner = _Crossing.of(expansion, after.arguments)
-    results = inner.types(list(op.results))
-    loop = scf.WhileOp(results, outer.pack(op))
-    new_before = loop.before.blocks.append(*outer.types(list(before.arguments)))
-    new_after = loop.after.blocks.append(*results)
+    outer = _border(expansion, before.arguments)
+    inner = _border(expansion, after.arguments)
+    loop = scf.WhileOp(inner.types, outer.pack(_operands(expansion, op)))
+    new_before = loop.before.blocks.append(*outer.types)
+    new_after = loop.after.blocks.append(*inner.types)
     for border, old, new in ((outer, before, new_before), (inner, after, new_after)):
-        border.unpack(list(old.arguments), list(new.arguments))
-        _move(old, new)
+        _replace(expansion, old.arguments, border.unpack(new.arguments))
+        borders.move_operations(old, new)
         expand_block(expansion, new)
     condition = list(new_before.operations)[-1]
     with ir.InsertionPoint(condition), ir.Location.unknown():
-        scf.condition(condition.operands[0], inner.pack(condition, first=1))
+        passed = _operands(expansion, condition, first=1)
+        scf.condition(condition.operands[0], inner.pack(passed))
     expansion.dead.append(condition.operation)
     _yield(expansion, new_after, outer)
-    inner.unpack(op.results, loop.results)
+    _replace(expansion, op.results, inner.unpack(loop.results))
 
 
 @expands("scf.if")
@@ -525,24 +339,65 @@ def _expand_if(expansion: Expansion, op: Any) -> None:
         _expand_regions(expansion, op)
         return
     expansion.dead.append(op.operation)
-    results = list(op.results)
-    border = _Crossing.of(expansion, results)
-    new = scf.IfOp(op.operands[0], border.types(results), has_else=True)
+    border = _border(expansion, op.results)
+    new = scf.IfOp(op.operands[0], border.types, has_else=True)
     for region, block in zip(op.regions, (new.then_block, new.else_block), strict=True):
-        _move(region.blocks[0], block)
+        borders.move_operations(region.blocks[0], block)
         expand_block(expansion, block)
         _yield(expansion, block, border)
-    border.unpack(results, new.results)
-
-
-def _yield(expansion: Expansion, block: Any, border: _Crossing) -> None:
-    """Replaces a block's terminator by one of registers."""
-    old = list(block.operations)[-1]
-    with ir.InsertionPoint(old), ir.Location.unknown():
-        scf.yield_(border.pack(old))
-    expansion.dead.append(old.operation)
+    _replace(expansion, op.results, border.unpack(new.results))
 
 
 @expands("scf.yield", "scf.condition")
 def _expand_terminator(expansion: Expansion, op: Any) -> None:
     """The operation around it replaces it, once its block is done."""
+
+
+def _expand_regions(expansion: Expansion, op: Any) -> None:
+    for region in op.regions:
+        for block in region.blocks:
+            expand_block(expansion, block)
+
+
+def _yield(expansion: Expansion, block: Any, border: Border) -> None:
+    """Replaces a block's terminator by one of registers."""
+    old = list(block.operations)[-1]
+    with ir.InsertionPoint(old), ir.Location.unknown():
+        scf.yield_(border.pack(_operands(expansion, old)))
+    expansion.dead.append(old.operation)
+
+
+def _border(expansion: Expansion, values: Sequence[ir.Value]) -> Border:
+    """Returns the border that some values cross in the layouts they are assigned."""
+
+    def fit(value: Any, spec: vals.Packed) -> Any:
+        return value if spec.layout is None else expansion.in_layout(value, spec.layout)
+
+    return Border(tuple(_spec(expansion, value) for value in values), fit)
+
+
+def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed:
+    dtype = logical.dtype_of(value.type)
+    if not is_array(value):
+        return vals.Packed(dtype)
+    layout = expansion.assignment.result(value)
+    if layout is None:
+        layout = regs.default_placement(tuple(value.type.shape), dtype)
+    return vals.Packed(dtype, layout=layout)
+
+
+def _operands(expansion: Expansion, op: Any, first: int = 0) -> list[regs.Array]:
+    """Returns an operation's operands from the first on."""
+    return [
+        expansion.array(x) if is_array(x) else regs.Splat(x, logical.dtype_of(x.type))
+        for x in list(op.operands)[first:]
+    ]
+
+
+def _replace(expansion: Expansion, old: Sequence[ir.Value], new: Sequence[Any]) -> None:
+    """Enters what has become of values."""
+    for value, array in zip(old, new, strict=True):
+        if is_array(value):
+            expansion.arrays[value] = array
+        else:
+            value.replace_all_uses_with(array.value)

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, scf
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, add_indices, starts
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module
+from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
 
@@ -51,7 +52,7 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     barrier, predicate = operands["barrier"], operands["predicate"]
     index = barrier_index(barrier.ref, barrier.transforms)
     pointer = barrier_pointer(ctx, barrier.ref, index)
-    with when(predicate):
+    with predicated(predicate_value(predicate)):
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
             axes = barrier.ref.barrier.collective_axes
             group = cluster_group(ctx, axes)
@@ -68,29 +69,13 @@ def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
     return cluster.group(tuple(mesh.cluster), [names.index(a) for a in axes])
 
 
-class when:  # noqa: N801 - reads as the statement it stands for
-    """Emits the body under a uniform condition; None is always."""
-
-    def __init__(self, condition: Any):
-        if isinstance(condition, bool):
-            condition = vals.constant(condition, "bool")
-        self._condition = condition
-        self._point: Any = None
-
-    def __enter__(self) -> None:
-        if self._condition is None:
-            return
-        op = scf.IfOp(vals.scalar_value(self._condition))
-        self._block = op.then_block
-        self._point = ir.InsertionPoint(self._block)
-        self._point.__enter__()
-
-    def __exit__(self, *exc) -> None:
-        if self._point is None:
-            return
-        if exc[0] is None:
-            scf.yield_([])
-        self._point.__exit__(*exc)
+def predicate_value(predicate: Any) -> ir.Value | None:
+    """Returns the predicate operand of an operation as an i1; None is always."""
+    if predicate is None:
+        return None
+    if isinstance(predicate, bool):
+        predicate = vals.constant(predicate, "bool")
+    return vals.scalar_value(predicate)
 
 
 @uniform(barrier_wait_p)

@@ -12,7 +12,6 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families import wgmma
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
@@ -45,11 +44,10 @@ def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
         case types.AccumulatorRef():
-            if ctx.kernel.infers_layouts:
-                return wgmma.new_warpgroup_accumulator(ctx, i, aval)
-            return wgmma.new_lane_accumulator(ctx, i, aval)
+            return wgmma.new_accumulator(ctx, i, aval)
         case _:
-            return _array(ctx, allocation, aval)
+            offset = allocation.offset
+            return ctx.kernel.semantics.smem_handle(ctx.kernel, aval, offset)
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:
@@ -57,14 +55,6 @@ def kernel_is_one_scope(ctx: RuleContext) -> bool:
     body = ctx.kernel.params.jaxpr
     scopes = [eqn for eqn in body.eqns if eqn.primitive is run_scoped_p]
     return scopes == [ctx.eqn]
-
-
-def _array(ctx: RuleContext, allocation: Any, aval: Any) -> Any:
-    if ctx.kernel.infers_layouts:
-        return memory.smem_handle(aval, allocation.offset)
-    layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-    pointer = ctx.builder.smem_pointer(allocation.offset)
-    return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:

@@ -11,7 +11,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin
 
 from pallas_gpu import arch
-from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import barrier_pointer as pointer_of
 from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
@@ -20,15 +19,15 @@ from pallas_gpu.lowering.families.mbarrier import (
     barrier_index,
     barrier_pointer,
     cluster_group,
-    when,
+    predicate_value,
 )
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.lowering.warpgroup import memory
-from pallas_gpu.mosaic import cluster, dialect, elementwise, logical, mbarrier, tma
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
+from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives import tma as primitives
 
 
@@ -39,7 +38,7 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
     axes = ctx.eqn.params["collective_axes"]
-    with when(operands["predicate"]):
+    with predicated(predicate_value(operands["predicate"])):
         tma.copy_gmem_to_smem(
             ctx.builder,
             memory_view(ctx, src.ref, src.transforms),
@@ -63,7 +62,7 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         *_everything(ctx, source),
         _cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
-        predicate=_predicate(operands["predicate"]),
+        predicate=predicate_value(operands["predicate"]),
     )
     ctx.mark_scope(copy)
     return []
@@ -74,7 +73,7 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     kernel = expansion.kernel
     axes = [ir.IntegerAttr(a).value for a in op.collective]
     group = cluster.group(tuple(kernel.params.mesh.cluster), axes) if axes else None
-    with when(_condition(op.predicate)):
+    with predicated(op.predicate):
         tma.copy_gmem_to_smem(
             kernel.builder,
             gmem_view(expansion, op.source),
@@ -90,7 +89,7 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     ctx.kernel.target.require(arch.Feature.TMA, "copy_smem_to_gmem")
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
-    with when(operands["predicate"]):
+    with predicated(predicate_value(operands["predicate"])):
         tma.copy_smem_to_gmem(
             ctx.builder,
             memory_view(ctx, src.ref, src.transforms),
@@ -114,7 +113,7 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         memory.part(src.ref, src.transforms),
         target,
         *_everything(ctx, target),
-        predicate=_predicate(operands["predicate"]),
+        predicate=predicate_value(operands["predicate"]),
         commit_group=False,
     )
     ctx.mark_scope(copy)
@@ -127,7 +126,7 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @expands("mosaic_gpu.async_store")
 def _expand_store(expansion: Expansion, op: Any) -> None:
-    with when(_condition(op.predicate)):
+    with predicated(op.predicate):
         tma.copy_smem_to_gmem(
             expansion.kernel.builder,
             smem_view(expansion, op.source),
@@ -165,18 +164,6 @@ def _cluster_axes(ctx: RuleContext, axes: Sequence[str]) -> ir.ArrayAttr:
 def _barrier(pointer: ir.Value) -> ir.Value:
     kind = ir.Type.parse(f"memref<!mosaic_gpu.barrier, {logical.SMEM_SPACE}>")
     return builtin.unrealized_conversion_cast([kind], [pointer])
-
-
-def _predicate(condition: Any) -> ir.Value | None:
-    if condition is None:
-        return None
-    if isinstance(condition, bool):
-        condition = vals.constant(condition, "bool")
-    return vals.scalar_value(condition)
-
-
-def _condition(predicate: ir.Value | None) -> Any:
-    return None if predicate is None else elementwise.scalar(predicate, dtypes.BOOL)
 
 
 # --- groups and fences ----------------------------------------------------------------

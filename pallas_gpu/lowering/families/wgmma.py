@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import vector
 
 from pallas_gpu import arch, errors, types
 from pallas_gpu.layouts import Layout
@@ -14,13 +15,11 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
-from pallas_gpu.lowering.families.shapes import as_vector, integers, splat, static_slice
+from pallas_gpu.lowering.families.shapes import integers
 from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.constraints import array_of, is_vector
 from pallas_gpu.lowering.inference.network import Network, Use
-from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import dialect, logical, wgmma
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
@@ -30,28 +29,17 @@ from pallas_gpu.primitives import wgmma as primitives
 # --- accumulators ---------------------------------------------------------------------
 
 
-def new_lane_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
+def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
     """Enters an accumulator of zeros into the register state."""
     ctx.kernel.target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
     handle = vals.AccumulatorHandle((id(ctx.eqn), i), shape, dtype)
-    zeros = vals.as_shape(vals.constant(0, dtype), shape)
-    ctx.kernel.state[handle.key] = zeros.materialize(Layout.WGMMA)
+    zero = vals.constant(0, dtype)
+    ctx.kernel.state[handle.key] = ctx.kernel.semantics.accumulator(zero, shape)
     return handle
 
 
-def new_warpgroup_accumulator(
-    ctx: RuleContext, i: int, aval: Any
-) -> vals.AccumulatorHandle:
-    """Enters an accumulator of zeros into the register state."""
-    ctx.kernel.target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
-    dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
-    handle = vals.AccumulatorHandle((id(ctx.eqn), i), shape, dtype)
-    ctx.kernel.state[handle.key] = splat(vals.constant(0, dtype), shape)
-    return handle
-
-
-def read_lane_accumulator(
+def read_accumulator(
     ctx: RuleContext,
     handle: vals.AccumulatorHandle,
     transforms: Any,
@@ -60,53 +48,22 @@ def read_lane_accumulator(
     """Returns the values of an accumulator or of a part of its columns."""
     if wait_n is not None:
         wgmma.wait(wait_n)
-    # The values pass an empty instruction behind the wait: nothing that uses them can
-    # be scheduled before it.
-    settled = wgmma.settle(ctx.kernel.state[handle.key])
-    ctx.kernel.state[handle.key] = settled
+    kernel = ctx.kernel
+    settled = kernel.semantics.settled(kernel.state[handle.key])
+    kernel.state[handle.key] = settled
     starts, sizes = columns(handle, transforms)
     if sizes == handle.ref_shape:
         return settled
-    return wgmma.accumulator_slice(settled, starts, sizes)
+    return kernel.semantics.columns(settled, starts, sizes)
 
 
-def read_warpgroup_accumulator(
-    ctx: RuleContext,
-    handle: vals.AccumulatorHandle,
-    transforms: Any,
-    wait_n: int | None,
-) -> Any:
-    """Returns the values of an accumulator or of a part of its columns."""
-    if wait_n is not None:
-        wgmma.wait(wait_n)
-    whole = ctx.kernel.state[handle.key]
-    # The values pass a barrier behind the wait: nothing that uses them can be scheduled
-    # before it.
-    settled = vals.Vector(dialect.ops.optimization_barrier([whole.value]), whole.dtype)
-    ctx.kernel.state[handle.key] = settled
-    starts, sizes = columns(handle, transforms)
-    if sizes == handle.ref_shape:
-        return settled
-    return static_slice(settled, starts, sizes)
-
-
-def write_lane_accumulator(
+def write_accumulator(
     ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
 ) -> None:
     """Stores into a whole accumulator; the check pass refuses a part."""
     wgmma.wait(0)
-    placement = regs.place_registers(Layout.WGMMA, handle.ref_shape)
-    if isinstance(value, regs.Deferred):
-        value = value.materialize(placement)
-    ctx.kernel.state[handle.key] = regs.regroup(value, placement)
-
-
-def write_warpgroup_accumulator(
-    ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
-) -> None:
-    """Stores into a whole accumulator; the check pass refuses a part."""
-    wgmma.wait(0)
-    ctx.kernel.state[handle.key] = as_vector(value, handle.ref_shape)
+    stored = ctx.kernel.semantics.accumulator(value, handle.ref_shape)
+    ctx.kernel.state[handle.key] = stored
 
 
 def columns(
@@ -118,18 +75,10 @@ def columns(
     return window.starts, window.sizes
 
 
-@lane(primitives.accumulator_load_p)
-def _accumulator_load_lane(ctx: RuleContext, *invals: Any) -> Any:
+@uniform(primitives.accumulator_load_p)
+def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
     acc = ctx.operands(invals)["acc"]
-    return read_lane_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
-
-
-@warpgroup(primitives.accumulator_load_p)
-def _accumulator_load_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
-    acc = ctx.operands(invals)["acc"]
-    return read_warpgroup_accumulator(
-        ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"]
-    )
+    return read_accumulator(ctx, acc.ref, acc.transforms, ctx.eqn.params["wait_n"])
 
 
 @infers("vector.insert_strided_slice")
@@ -165,50 +114,52 @@ def _expand_update(expansion: Expansion, op: Any) -> None:
 
 @lane(primitives.wgmma_p)
 def _wgmma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
-    operands = ctx.operands(invals)
-    acc, a, b = operands["acc"], operands["a"], operands["b"]
-    if hasattr(a, "ref"):
-        a = memory_view(ctx, a.ref, a.transforms)
-    elif isinstance(a, regs.Deferred):
+    def in_registers(a: Any) -> Any:
+        if not isinstance(a, regs.Deferred):
+            return a
         bits = dtypes.bits(a.dtype)
-        a = a.materialize(Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT)
-    b = memory_view(ctx, b.ref, b.transforms)
-    handle: vals.AccumulatorHandle = acc.ref
-    state = ctx.kernel.state
-    starts, sizes = columns(handle, acc.transforms)
-    whole = state[handle.key]
-    if sizes == handle.ref_shape:
-        state[handle.key] = wgmma.mma(whole, a, b)
-        return []
-    part = wgmma.mma(wgmma.accumulator_slice(whole, starts, sizes), a, b)
-    state[handle.key] = wgmma.accumulator_update(whole, starts, part)
-    return []
+        return a.materialize(Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT)
+
+    return _accumulate(ctx, invals, in_registers, wgmma.mma)
 
 
 @warpgroup(primitives.wgmma_p)
 def _wgmma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    def multiply(acc: Any, a: Any, b: Any) -> Any:
+        return vals.Vector(dialect.ops.wgmma(acc.value, a, b), acc.dtype)
+
+    return _accumulate(ctx, invals, operator.attrgetter("value"), multiply)
+
+
+def _accumulate(
+    ctx: RuleContext,
+    invals: Sequence[Any],
+    in_registers: Callable[[Any], Any],
+    multiply: Callable[[Any, Any, Any], Any],
+) -> list[Any]:
+    """Adds a product to an accumulator or to a part of its columns.
+
+    Args:
+      in_registers: returns a left operand in registers as `multiply` uses it.
+      multiply: `(accumulator, a, b) -> accumulator`.
+    """
     ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
-    operands = ctx.operands(invals)
+    operands, semantics = ctx.operands(invals), ctx.kernel.semantics
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     if hasattr(a, "ref"):
-        left = memory.part(a.ref, a.transforms)
+        a = semantics.part(ctx, a.ref, a.transforms)
     else:
-        left = a.value
-    right = memory.part(b.ref, b.transforms)
+        a = in_registers(a)
+    b = semantics.part(ctx, b.ref, b.transforms)
     handle: vals.AccumulatorHandle = acc.ref
     state = ctx.kernel.state
-    starts, sizes = columns(handle, acc.transforms)
     whole = state[handle.key]
+    starts, sizes = columns(handle, acc.transforms)
     if sizes == handle.ref_shape:
-        product = dialect.ops.wgmma(whole.value, left, right)
-        state[handle.key] = vals.Vector(product, whole.dtype)
+        state[handle.key] = multiply(whole, a, b)
         return []
-    part = static_slice(whole, starts, sizes)
-    product = dialect.ops.wgmma(part.value, left, right)
-    ones = [1] * len(sizes)
-    updated = vector.insert_strided_slice(product, whole.value, list(starts), ones)
-    state[handle.key] = vals.Vector(updated, whole.dtype)
+    product = multiply(semantics.columns(whole, starts, sizes), a, b)
+    state[handle.key] = semantics.with_columns(whole, starts, product)
     return []
 
 

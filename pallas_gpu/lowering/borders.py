@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses the border of a loop's or a branch's region, and in which layouts.
+
+Two things cross besides what JAX says: the register state that the body may touch, and
+a layout for every array. A splat or an iota has no layout. A loop that carries one
+needs a trial: the body is emitted once into a block that is thrown away, and the
+layouts of its results decide. A branch's body is emitted once, into a block whose
+operations are moved to their place when the layouts of all results are known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import scf
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import KernelState, lower_jaxpr
+from pallas_gpu.mosaic import registers as regs
+
+# Returns a value in the form in which it crosses.
+Fit = Callable[[Any, vals.Packed], Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Border:
+    """How values cross: scalars and vectors as they are, arrays as their registers."""
+
+    specs: tuple[vals.Packed, ...]
+    fit: Fit
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """Types of the SSA values that cross."""
+        return [kind for spec in self.specs for kind in spec.types]
+
+    def pack(self, values: Sequence[Any]) -> list[ir.Value]:
+        """Returns the SSA values of values."""
+        ssa: list[ir.Value] = []
+        for value, spec in zip(values, self.specs, strict=True):
+            ssa += vals.pack(self.fit(value, spec))[0]
+        return ssa
+
+    def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
+        """Returns the values behind SSA values."""
+        ssa, values = list(ssa), []
+        for spec in self.specs:
+            values.append(spec.unpack(ssa[: spec.count]))
+            del ssa[: spec.count]
+        return values
+
+
+class StateBorder:
+    """A border that register state crosses too, in front of the values."""
+
+    def __init__(
+        self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
+    ):
+        self._kernel = kernel
+        self._keys = list(keys)
+        state = specs_of([kernel.state[key] for key in keys])
+        self._border = Border((*state, *specs), _match)
+
+    @property
+    def types(self) -> list[ir.Type]:
+        """Types of the SSA values that cross."""
+        return self._border.types
+
+    def pack(self, values: Sequence[Any]) -> list[ir.Value]:
+        """Returns SSA values: the register state, then the values."""
+        state = [self._kernel.state[key] for key in self._keys]
+        return self._border.pack([*state, *values])
+
+    def unpack(self, ssa: Sequence[ir.Value]) -> list[Any]:
+        """Updates the register state and returns the values."""
+        values = self._border.unpack(ssa)
+        count = len(self._keys)
+        self._kernel.state.update(zip(self._keys, values[:count], strict=True))
+        return values[count:]
+
+
+def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
+    """Returns how values cross that are in registers or scalars."""
+    return [vals.pack(value)[1] for value in values]
+
+
+def _match(value: Any, spec: vals.Packed) -> Any:
+    """Returns a value in the layout that a border was built for."""
+    if spec.layout is None or not isinstance(value, regs.Array):
+        return value
+    if isinstance(value, regs.Deferred):
+        return value.materialize(spec.layout)
+    if value.layout != spec.layout:
+        before, after = regs.describe(spec.layout), regs.describe(value.layout)
+        raise errors.LayoutError(
+            "an array changes its layout on the way through a loop or a branch",
+            expected=before,
+            got=after,
+            hint=f"use layout_cast(x, {before}) on the result, or layout_cast the "
+            f"initial value to {after}",
+        )
+    return value
+
+
+def move_operations(source: ir.Block, target: ir.Block) -> None:
+    """Moves the operations of a block to the end of another."""
+    for op in list(source.operations):
+        target.append(op)
+
+
+# --- loops ----------------------------------------------------------------------------
+
+
+def place_carry(
+    kernel: KernelState, carry: list[Any], emit: Callable[[list[Any]], list[Any]]
+) -> list[Any]:
+    """Returns a carry with a layout for every array: its own, or the body's.
+
+    Args:
+      emit: emits the body; returns its results.
+    """
+    for _ in range(len(carry) + 1):
+        if not any(map(_has_no_layout, carry)):
+            return carry
+        with _trial(kernel):
+            layouts = [getattr(r, "layout", None) for r in emit(carry)]
+        placed = [
+            value.materialize(layout) if _has_no_layout(value) and layout else value
+            for value, layout in zip(carry, layouts, strict=True)
+        ]
+        if placed == carry:
+            break
+        carry = placed
+    return [_in_default_layout(v) if _has_no_layout(v) else v for v in carry]
+
+
+def _has_no_layout(value: Any) -> bool:
+    return isinstance(value, regs.Deferred) and not vals.is_scalar(value)
+
+
+def _in_default_layout(value: Any) -> Any:
+    return value.materialize(regs.default_placement(value.shape, value.dtype))
+
+
+@contextlib.contextmanager
+def _trial(kernel: KernelState) -> Iterator[None]:
+    """Emits into a block that is thrown away; the register state is restored."""
+    state, top, outer = dict(kernel.state), kernel.smem_top_bytes, kernel.trial
+    region = scf.ExecuteRegionOp([])
+    kernel.trial = region.regions[0].blocks.append()
+    try:
+        with ir.InsertionPoint(kernel.trial):
+            yield
+    finally:
+        kernel.state, kernel.smem_top_bytes, kernel.trial = state, top, outer
+        region.operation.erase()
+
+
+def results_in_trial(kernel: KernelState, border: StateBorder) -> list[Any] | None:
+    """Returns results of a loop whose layouts are known, None outside of a trial.
+
+    A trial does not emit the loop: else the innermost of nested loops would be emitted
+    twice as often as the one around it.
+    """
+    if kernel.trial is None:
+        return None
+    unknown = ir.Location.unknown()
+    return border.unpack([kernel.trial.add_argument(t, unknown) for t in border.types])
+
+
+# --- branches -------------------------------------------------------------------------
+
+
+class Branch:
+    """The body of a branch, emitted once.
+
+    That is ahead of its place if the place cannot be built without the layouts of the
+    results.
+    """
+
+    def __init__(self, kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]):
+        self._kernel = kernel
+        self._jaxpr = jaxpr
+        self._args = args
+        self._ahead: _Emitted | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to emit."""
+        return not self._jaxpr.eqns
+
+    def layout(self, i: int) -> Any:
+        """Returns the layout of a result, None for one without a layout."""
+        if self._ahead is None:
+            staging = scf.ExecuteRegionOp([])
+            with ir.InsertionPoint(staging.regions[0].blocks.append()):
+                self._ahead = self._lower(staging)
+        return getattr(self._ahead.results[i], "layout", None)
+
+    def emit(self, block: ir.Block, border: StateBorder) -> None:
+        """Emits the body and its terminator into a block."""
+        kernel = self._kernel
+        before = dict(kernel.state)
+        with ir.InsertionPoint(block):
+            body = self._ahead or self._lower()
+            if body.staging is not None:
+                move_operations(body.staging.regions[0].blocks[0], block)
+                body.staging.operation.erase()
+            kernel.state = body.state
+            scf.yield_(border.pack(body.results))
+        kernel.state = before
+
+    def _lower(self, staging: scf.ExecuteRegionOp | None = None) -> _Emitted:
+        kernel = self._kernel
+        before = dict(kernel.state)
+        results = lower_jaxpr(kernel, self._jaxpr, self._args)
+        check_carry(results, "a branch")
+        after, kernel.state = kernel.state, before
+        return _Emitted(results, after, staging)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Emitted:
+    """An emitted body: its results, the register state at its end, where it is."""
+
+    results: list[Any]
+    state: dict[Any, Any]
+    staging: scf.ExecuteRegionOp | None
+
+
+def check_carry(values: Sequence[Any], what: str) -> None:
+    """Refuses loops and branches that change a reference."""
+    for value in values:
+        if not isinstance(value, vals.Array):
+            raise errors.UnsupportedError(
+                f"{what} changes which reference it carries",
+                expected="references that stay the same from step to step",
+                got=type(value).__name__,
+                hint="index one reference with the loop's counter",
+            )

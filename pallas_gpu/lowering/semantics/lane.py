@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lane semantics: arrays in registers with a layout each, emitted at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import types
+from pallas_gpu.layouts import Layout, WGSplatLayout
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import KernelState, RuleContext
+from pallas_gpu.lowering.memory import memory_view
+from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.mosaic import elementwise, gmem, relayout, smem, wgmma
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.primitives._registry import RuleKind
+
+# Rows and columns of the smallest tile that the tensor core's layouts cover.
+_WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """The author is in control of layouts: nothing is inferred."""
+
+    rule_kind = RuleKind.LANE
+    keeps_lines = False
+    stages = ()
+
+    def gmem_handle(
+        self, kernel: KernelState, handle: vals.GmemHandle
+    ) -> vals.GmemHandle:
+        return handle
+
+    def smem_handle(
+        self, kernel: KernelState, aval: Any, offset_bytes: int
+    ) -> vals.SmemHandle:
+        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+        pointer = kernel.builder.smem_pointer(offset_bytes)
+        return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))
+
+    def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+        return memory_view(ctx, handle, transforms)
+
+    def read(
+        self,
+        ctx: RuleContext,
+        handle: Any,
+        transforms: Any,
+        layout: Any,
+        optimized: bool,
+    ) -> Any:
+        view = memory_view(ctx, handle, transforms)
+        module = smem if isinstance(handle, vals.SmemHandle) else gmem
+        if tuple(view.shape) == ():
+            return elementwise.scalar(module.load_scalar(view), handle.dtype)
+        placement = (
+            _default_layout(handle, view)
+            if layout is None
+            else regs.place(layout, tuple(view.shape))
+        )
+        if module is gmem:
+            return gmem.load(view, placement)
+        optimized = optimized and deals_evenly(view)
+        return smem.load(view, placement, optimized=optimized)
+
+    def read_for(
+        self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
+    ) -> Any:
+        layout = getattr(other, "layout", None)
+        return self.read(ctx, handle, transforms, layout, True)
+
+    def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
+        view = memory_view(ctx, handle, transforms)
+        with ctx.in_order():
+            module = smem if isinstance(handle, vals.SmemHandle) else gmem
+            if tuple(view.shape) == ():
+                module.store_scalar(view, vals.scalar_value(value))
+                return
+            if isinstance(value, regs.Deferred):
+                value = value.materialize(_default_layout(handle, view))
+            if module is gmem:
+                gmem.store(view, value)
+            else:
+                smem.store(view, value, optimized=deals_evenly(view))
+
+    def add(self, a: Any, b: Any) -> Any:
+        return elementwise.apply("add", a, b)
+
+    def layout_cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
+        if vals.is_scalar(x):
+            return x
+        placement = regs.place(layout, x.shape)
+        room = None
+        if isinstance(x, regs.RegisterArray) and not isinstance(
+            placement, WGSplatLayout
+        ):
+            room = scratch.for_relayout(ctx.kernel, x, placement)
+        return relayout.layout_cast(x, placement, room)
+
+    def packed(
+        self, dtype: np.dtype, shape: tuple[int, ...], layouts: protocol.Layouts
+    ) -> vals.Packed:
+        if not shape:
+            return vals.Packed(dtype)
+        found = next((layout for layout in layouts() if layout is not None), None)
+        return vals.Packed(dtype, found or regs.default_placement(shape, dtype))
+
+    def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
+        placement = regs.place_registers(Layout.WGMMA, shape)
+        if isinstance(value, regs.Deferred):
+            value = vals.as_shape(value, shape).materialize(placement)
+        return regs.regroup(value, placement)
+
+    def settled(self, whole: Any) -> Any:
+        return wgmma.settle(whole)
+
+    def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
+        return wgmma.accumulator_slice(whole, starts, sizes)
+
+    def with_columns(self, whole: Any, starts: Sequence[int], part: Any) -> Any:
+        return wgmma.accumulator_update(whole, starts, part)
+
+
+def _default_layout(handle: Any, view: Any) -> Any:
+    """Returns the layout of a load that asks for none.
+
+    An array tiled for the tensor core gives WGMMA, every other a strided layout.
+    """
+    shape = tuple(view.shape)
+    tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
+    if tiled and len(shape) == 2 and _covered_by_wgmma(*shape):
+        return regs.place(Layout.WGMMA, shape)
+    return regs.default_placement(shape, handle.dtype)
+
+
+def _covered_by_wgmma(rows: int, columns: int) -> bool:
+    return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0
+
+
+def deals_evenly(view: Any) -> bool:
+    """False for odd shapes, whose default layouts may have bank conflicts."""
+    return math.prod(view.shape) % types.mesh.WARPGROUP_THREADS == 0
+
+
+protocol.enter(types.LoweringSemantics.Lane, Lane())

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the two semantics decide: how references are represented, read and written.
+
+Rules that both semantics share ask the kernel's semantics for the rest. A rule that has
+nothing in common with its counterpart is registered for one kind only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.primitives._registry import RuleKind
+from pallas_gpu.types import LoweringSemantics
+
+Layouts = Callable[[], Sequence[Any]]
+
+
+class Semantics(Protocol):
+    """One of the two semantics. `kernel` is a `KernelState`, `ctx` a `RuleContext`."""
+
+    @property
+    def rule_kind(self) -> RuleKind:
+        """Which rules lower the jaxpr."""
+
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether operations have the kernel's lines even if the output has none."""
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """The stages between the rules and the code of a thread."""
+
+    # --- references -------------------------------------------------------------------
+
+    def gmem_handle(self, kernel: Any, handle: vals.GmemHandle) -> Any:
+        """Returns the handle of an operand or a result of the kernel."""
+
+    def smem_handle(self, kernel: Any, aval: Any, offset_bytes: int) -> Any:
+        """Returns the handle of an array at its place in the block's SMEM."""
+
+    def part(self, ctx: Any, handle: Any, transforms: Any) -> Any:
+        """Returns a part of a reference as instructions use it."""
+
+    def read(
+        self, ctx: Any, handle: Any, transforms: Any, layout: Any, optimized: bool
+    ) -> Any:
+        """Loads a part of a reference, in a layout if there is one."""
+
+    def read_for(self, ctx: Any, handle: Any, transforms: Any, other: Any) -> Any:
+        """Loads a part of a reference to combine it with another value, or None."""
+
+    def write(self, ctx: Any, handle: Any, transforms: Any, value: Any) -> None:
+        """Stores into a part of a reference, in order with the warpgroup's accesses."""
+
+    # --- values -----------------------------------------------------------------------
+
+    def add(self, a: Any, b: Any) -> Any:
+        """Adds two values of one type."""
+
+    def layout_cast(self, ctx: Any, x: Any, layout: Any) -> Any:
+        """Returns an array in a layout."""
+
+    def packed(
+        self, dtype: np.dtype, shape: tuple[int, ...], layouts: Layouts
+    ) -> vals.Packed:
+        """Returns how a branch's result crosses the border of its region.
+
+        Args:
+          layouts: returns the layout that the result has in each branch, None where it
+            has none; emits the branches.
+        """
+
+    # --- accumulators -----------------------------------------------------------------
+
+    def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
+        """Returns a value as the register state of an accumulator."""
+
+    def settled(self, whole: Any) -> Any:
+        """Returns an accumulator behind a wait: no use can be scheduled before it."""
+
+    def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
+        """Returns a part of an accumulator."""
+
+    def with_columns(self, whole: Any, starts: Sequence[int], part: Any) -> Any:
+        """Returns an accumulator with a part replaced."""
+
+
+_SEMANTICS: dict[LoweringSemantics, Semantics] = {}
+
+
+def enter(name: LoweringSemantics, semantics: Semantics) -> None:
+    """Enters what a user's choice stands for."""
+    _SEMANTICS[name] = semantics
+
+
+def of(name: LoweringSemantics) -> Semantics:
+    """Returns what a user's choice stands for."""
+    return _SEMANTICS[name]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warpgroup semantics: arrays as vectors and memrefs, whose layouts are inferred."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir.dialects import memref, vector
+
+from pallas_gpu import errors, types
+from pallas_gpu.layouts import WGSplatLayout, to_layout
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import KernelState, RuleContext
+from pallas_gpu.lowering.families import elementwise
+from pallas_gpu.lowering.families.shapes import (
+    as_vector,
+    element,
+    splat_source,
+    static_slice,
+)
+from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.lowering.warpgroup import memory
+from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import convert, dtypes, table
+from pallas_gpu.primitives._registry import RuleKind
+
+
+@dataclasses.dataclass(frozen=True)
+class Warpgroup:
+    """Operations work on whole arrays; inference chooses layouts and moves arrays."""
+
+    rule_kind = RuleKind.WARPGROUP
+    keeps_lines = True  # the errors of inference name them
+    stages = ("layouts", "expand")
+
+    def gmem_handle(
+        self, kernel: KernelState, handle: vals.GmemHandle
+    ) -> vals.MemrefHandle:
+        return memory.gmem_handle(kernel, handle)
+
+    def smem_handle(
+        self, kernel: KernelState, aval: Any, offset_bytes: int
+    ) -> vals.MemrefHandle:
+        return memory.smem_handle(aval, offset_bytes)
+
+    def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+        return memory.part(handle, transforms)
+
+    def read(
+        self,
+        ctx: RuleContext,
+        handle: Any,
+        transforms: Any,
+        layout: Any,
+        optimized: bool,
+    ) -> Any:
+        source = memory.part(handle, transforms)
+        stored = dtypes.memory_dtype(handle.dtype)
+        if not source.type.shape:
+            value = dtypes.bitcast(memref.load(source, []), stored)
+            single = convert.convert_value(value, stored, handle.dtype)
+            return regs.Splat(single, handle.dtype, ())
+        loaded = vals.Vector(
+            dialect.ops.vector_load(source, optimized=optimized), stored
+        )
+        array = elementwise.convert(loaded, handle.dtype)
+        return array if layout is None else self.layout_cast(ctx, array, layout)
+
+    def read_for(
+        self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
+    ) -> Any:
+        return self.read(ctx, handle, transforms, None, True)
+
+    def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
+        target = memory.part(handle, transforms)
+        stored = dtypes.memory_dtype(handle.dtype)
+        with ctx.in_order():
+            if not target.type.shape:
+                scalar = vals.scalar_value(value)
+                single = convert.convert_value(scalar, handle.dtype, stored)
+                ctx.mark_scope(memref.store(element(single, stored), target, []))
+                return
+            array = as_vector(value, tuple(target.type.shape))
+            dialect.ops.vector_store(elementwise.convert(array, stored).value, target)
+
+    def add(self, a: Any, b: Any) -> Any:
+        if vals.is_scalar(a):
+            total = table.emit("add", a.dtype, a.value, vals.scalar_value(b))
+            return regs.Splat(total, a.dtype, ())
+        return elementwise.emit("add", [a, b], a.dtype, a.shape)
+
+    def layout_cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
+        if vals.is_scalar(x):
+            return x
+        description = to_layout(layout)
+        if isinstance(description, WGSplatLayout):
+            if splat_source(x) is not None:
+                return x
+            raise errors.LayoutError(
+                "Only a splat has a splat layout",
+                expected="a layout with a place for each element",
+                got=f"WG_SPLAT for shape {x.shape}",
+                hint="cast to another layout",
+            )
+        attribute = dialect.to_attribute(description)
+        return vals.Vector(dialect.ops.layout_cast(x.value, attribute), x.dtype)
+
+    def packed(
+        self, dtype: np.dtype, shape: tuple[int, ...], layouts: protocol.Layouts
+    ) -> vals.Packed:
+        return vals.Packed(dtype, shape=shape or None)
+
+    def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
+        return as_vector(value, shape)
+
+    def settled(self, whole: Any) -> Any:
+        held = dialect.ops.optimization_barrier([whole.value])
+        return vals.Vector(held, whole.dtype)
+
+    def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
+        return static_slice(whole, starts, sizes)
+
+    def with_columns(self, whole: Any, starts: Sequence[int], part: Any) -> Any:
+        ones = [1] * len(starts)
+        updated = vector.insert_strided_slice(
+            part.value, whole.value, list(starts), ones
+        )
+        return vals.Vector(updated, whole.dtype)
+
+
+protocol.enter(types.LoweringSemantics.Warpgroup, Warpgroup())
