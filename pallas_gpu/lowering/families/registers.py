@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import values as vals
