@@ -15,6 +15,8 @@ from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.runtime import custom_call, serialize
 from pallas_gpu.runtime import offline_compiler as offline
+from tests.support.everywhere import has_gpu
+from tests.support.lockstep import machine as lockstep
 
 Emit = Callable[..., None]  # (builder, one GMEM view per operand and result)
 
@@ -67,7 +69,9 @@ def compile_kernel() -> Callable[..., offline.CompiledModule]:
 
 @pytest.fixture
 def run_kernel() -> Callable[..., list[np.ndarray]]:
-    """Runs a body on the GPU and gives its results."""
+    """The results of a body: of a run on the GPU, in lockstep where there is none."""
+    if not has_gpu():
+        return lockstep.run
 
     def run(emit: Emit, operands: Sequence, results: Sequence, **spec):
         module = serialize.serialize(emit_kernel(emit, operands, results, **spec))

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from pallas_gpu.mosaic import addressing, gmem, registers
 from pallas_gpu.mosaic.elements import dtypes
@@ -19,7 +18,6 @@ COLUMNS = [
 ]
 
 
-@pytest.mark.gpu
 def test_sums_and_exclusive_ors_of_every_thread(run_kernel, typed):
     def body(kb, out):
         layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))

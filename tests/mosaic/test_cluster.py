@@ -28,7 +28,6 @@ def block_number(kb, grid):
     return arith.addi(arith.muli(row, kb.i32(grid[0])), x)
 
 
-@pytest.mark.gpu
 def test_a_block_knows_its_rank_and_its_groups(run_kernel, typed):
     grid, shape = (4, 4, 1), (2, 2, 1)  # x first
 
@@ -52,7 +51,6 @@ def test_a_block_knows_its_rank_and_its_groups(run_kernel, typed):
     assert (last == 2 + x).all()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("axes", [(0,), (1,), (0, 1)])
 def test_arrivals_reach_every_block_of_the_group(axes, run_kernel, typed):
     def body(kb, out):
@@ -109,7 +107,6 @@ def multicast_copy(tile, dtype, tiling, swizzle, sizes, axes):
     return body
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sizes", "axes"), [((2,), (0,)), ((4,), (0,)), ((2, 2), (0,)), ((2, 2), (1,))]
 )

@@ -78,7 +78,6 @@ def test_waiting_is_a_loop_of_try_wait(compile_kernel, typed):
     assert "mbarrier.try_wait.parity.shared.b64" in ptx
 
 
-@pytest.mark.gpu
 def test_a_producer_hands_values_to_a_consumer(run_kernel, typed):
     steps = 4
 

@@ -107,7 +107,6 @@ def test_invalid_operations_become_compilation_errors():
         kernel.finish()
 
 
-@pytest.mark.gpu
 def test_threads_know_who_they_are(run_kernel, typed):
     def body(kb, warps, groups, lanes):
         layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))
@@ -126,7 +125,6 @@ def test_threads_know_who_they_are(run_kernel, typed):
     assert (groups == np.arange(3)[:, None]).all()
 
 
-@pytest.mark.gpu
 def test_one_thread_of_each_warpgroup_is_elected(run_kernel, typed):
     def body(kb, out):
         i32 = ir.IntegerType.get_signless(32)

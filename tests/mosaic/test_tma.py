@@ -61,7 +61,6 @@ def grid(case):
     return (-(-array[0] // tile[0]), -(-array[1] // tile[1]), 1)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("case", CASES)
 def test_blocks_arrive_where_they_came_from(case, known, run_kernel, typed, sample):
@@ -73,7 +72,6 @@ def test_blocks_arrive_where_they_came_from(case, known, run_kernel, typed, samp
     np.testing.assert_array_equal(out.view(bits), x.view(bits))
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float16", "float32", "bfloat16", "int8"])
 def test_registers_see_what_tma_has_written(dtype, run_kernel, typed, rng):
     dtype = np.dtype(dtype)
@@ -102,7 +100,6 @@ def test_registers_see_what_tma_has_written(dtype, run_kernel, typed, rng):
     np.testing.assert_array_equal(back, x + x)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(
     ("dtype", "reduction", "start"),
     [("float32", "add", 0), ("int32", "max", -5), ("uint32", "min", 7)],

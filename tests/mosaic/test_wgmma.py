@@ -229,7 +229,6 @@ KEPT_BITS = [
 ]
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "acc", "bits"), KEPT_BITS)
 def test_terms_are_cut_to_the_bits_of_the_largest(dtype, acc, bits, run_kernel, typed):
     # Equal terms of the last kept bit count; terms of half that are lost each, though

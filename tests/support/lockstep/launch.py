@@ -79,28 +79,26 @@ class Launch:
         Args:
           arguments: values by slot that the kernel gets.
         """
-        blocks = int(np.prod(shape.grid))
-        if shape.grid[1:] != (1, 1) or shape.cluster[1:] != (1, 1):
-            raise NotModelled("a grid of several dimensions")
-        size = shape.cluster[0]
         before = [x.copy() for x in self._arrays]
         together = WARPGROUP_WARPS
         with np.errstate(all="ignore"):
-            first = 0
-            while first < blocks:
-                try:
-                    self._cluster(program, shape, arguments, first, together)
-                except SplitWarps:
-                    if together == 1:
-                        raise
-                    # Warps go ways of their own: again, with a strand for each.
-                    together, first = 1, -size
-                    for array, old in zip(self._arrays, before, strict=True):
-                        array[...] = old
-                first += size
+            try:
+                self._all(program, shape, arguments, together)
+            except SplitWarps:
+                # Warps go ways of their own: again, with a strand for each.
+                for array, old in zip(self._arrays, before, strict=True):
+                    array[...] = old
+                self._all(program, shape, arguments, 1)
 
-    def _cluster(self, program, shape: Shape, arguments, first: int, together: int):
-        self.scheduler = Scheduler(seed=first)
+    def _all(self, program: Program, shape: Shape, arguments, together: int) -> None:
+        counts = [g // c for g, c in zip(shape.grid, shape.cluster, strict=True)]
+        # x is the fastest, of clusters and of blocks in a cluster.
+        for z, y, x in np.ndindex(*counts[::-1]):
+            first = tuple(i * c for i, c in zip((x, y, z), shape.cluster, strict=True))
+            self._cluster(program, shape, arguments, first, together)
+
+    def _cluster(self, program, shape: Shape, arguments, first, together: int):
+        self.scheduler = Scheduler(seed=sum(first))
         cluster = Cluster(self, shape, first)
         for i, array in enumerate(self._arrays):
             clocks = None if i < self._inputs else cluster.clocks
@@ -131,25 +129,32 @@ class Cluster:
         generation that they wait for.
     """
 
-    def __init__(self, launch: Launch, shape: Shape, first: int) -> None:
+    def __init__(self, launch: Launch, shape: Shape, first: tuple[int, ...]) -> None:
         self.launch = launch
         count = int(np.prod(shape.cluster))
         self.threads = count * shape.threads
         self.clocks = Clocks(self.threads // LANES)
         self.barrier = Barrier()
         self.waiting: dict[int, int] = {}
-        self.ctas = [Cta(self, shape, first + i, i) for i in range(count)]
+        self.ctas = []
+        for rank, (z, y, x) in enumerate(np.ndindex(*shape.cluster[::-1])):
+            position = tuple(a + b for a, b in zip(first, (x, y, z), strict=True))
+            self.ctas.append(Cta(self, shape, position, rank))
 
 
 class Cta:
     """A block of threads and its SMEM, which holds anything at first."""
 
-    def __init__(self, cluster: Cluster, shape: Shape, number: int, rank: int) -> None:
+    def __init__(
+        self, cluster: Cluster, shape: Shape, position: tuple[int, ...], rank: int
+    ) -> None:
         self.cluster = cluster
         self.clocks = cluster.clocks
+        x, y, z = position
+        number = x + shape.grid[0] * (y + shape.grid[1] * z)
         self.number = number
         self.rank = rank
-        self.position = (number, 0, 0)
+        self.position = position
         self.threads = shape.threads
         self.first_row = rank * shape.threads // LANES
         poison = np.full(shape.smem_bytes, 0xA5, np.uint8)

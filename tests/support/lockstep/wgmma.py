@@ -134,10 +134,13 @@ class Product:
         wide = np.int64 if spec.d == "s32" else np.float64
         a, b = (_exact(x, kind).astype(wide) for x, kind in ((a, spec.a), (b, spec.b)))
         with np.errstate(all="ignore"):
-            product = (a * spec.signs[0]) @ (b * spec.signs[1]).T
-            if self._d:
-                product = product + self._old()
-            self.matrix = product.astype(_DTYPES[spec.d])
+            a, b = a * spec.signs[0], b * spec.signs[1]
+            old = self._old().astype(wide) if self._d else wide(0)
+            if spec.a in ("e4m3", "e5m2"):
+                total = _float8_sum(a, b, old)
+            else:
+                total = a @ b.T + old
+            self.matrix = total.astype(_DTYPES[spec.d])
         self._d = []
 
     def _old(self) -> np.ndarray:
@@ -177,6 +180,22 @@ class Product:
         pair = slice(2 * index, 2 * index + 2)
         halves = np.ascontiguousarray(self.matrix[row[:, pair], column[:, pair]])
         return halves.view(np.uint32)[:, 0]
+
+
+# DeepSeek-V3 technical report (arXiv 2412.19437), 3.5.2: the terms of an instruction
+# are aligned to the largest one, and bits below 2**-13 of it are cut.
+_FLOAT8_KEPT_BITS = 13
+
+
+def _float8_sum(a: np.ndarray, b: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """`a @ b.T + old` with the precision that float8 products are summed with."""
+    terms = a[:, None, :] * b[None, :, :]
+    start = np.broadcast_to(old, terms.shape[:2])[..., None]
+    terms = np.concatenate([terms, start], axis=2)
+    _, exponent = np.frexp(np.abs(terms).max(axis=2, keepdims=True))
+    unit = np.ldexp(1.0, exponent - 1 - _FLOAT8_KEPT_BITS)
+    total = (np.trunc(terms / unit) * unit).sum(axis=2)
+    return np.where(np.isfinite(total), total, terms.sum(axis=2))
 
 
 def _exact(x: np.ndarray, kind: str) -> np.ndarray:
