@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, arch, compiler, errors
+from pallas_gpu import arch, compiler, errors
 from pallas_gpu.entry import call
 from pallas_gpu.runtime import offline_compiler as _offline
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import serialize
+from pallas_gpu.walk import walk
 
 __all__ = ["KernelReport", "compile", "lower"]
 
@@ -158,7 +159,11 @@ def _operand_avals(params: call.CallParams) -> list[Any]:
 
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
     closed = jax.make_jaxpr(fn)(*args)
-    found = list(_walk(closed.jaxpr))
+    found = [
+        call.CallParams(**site.eqn.params)
+        for site in walk(closed.jaxpr)
+        if site.eqn.primitive is call.kernel_p
+    ]
     if not found:
         raise errors.ArgumentError(
             "the function calls no kernel of pallas_gpu",
@@ -174,12 +179,3 @@ def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
         if not known:
             unique.append(params)
     return unique
-
-
-def _walk(jaxpr: Any) -> Iterator[call.CallParams]:
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is call.kernel_p:
-            yield call.CallParams(**eqn.params)
-            continue
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            yield from _walk(inner)

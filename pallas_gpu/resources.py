@@ -14,10 +14,10 @@ so that a kernel that does not use it does not have it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu import _jax, arch, errors, types, walk
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives.scoped import run_scoped_p
 
@@ -66,8 +66,8 @@ class Plan:
         that accumulators occupy in each thread.
       scratch_bytes: for reductions and relayouts that cross warps, if there are such.
       barriers: number of barriers.
-      barrier_slots: index of the first barrier of each declaration, by the identity of
-        its scope's equation and its position there.
+      barrier_slots: index of the first barrier of each declaration, by the place of
+        its scope and its position there.
       scratch_room_bytes: how much of it code may use.
       scratch_limit_bytes: to how much that may be raised before code is emitted.
     """
@@ -75,7 +75,7 @@ class Plan:
     stacks: Mapping[types.MemorySpace, Stack]
     scratch_bytes: int
     barriers: int
-    barrier_slots: dict[tuple[int, int], int]
+    barrier_slots: dict[tuple[walk.Place, int], int]
     scratch_room_bytes: int
     scratch_limit_bytes: int
 
@@ -139,31 +139,9 @@ def scope_refs(eqn: _jax.JaxprEqn) -> Sequence[Any]:
     return eqn.params["jaxpr"].invars[len(eqn.invars) :]
 
 
-@dataclasses.dataclass(frozen=True)
-class Scope:
-    """A run_scoped equation and the scopes within it."""
-
-    eqn: _jax.JaxprEqn
-    inner: tuple[Scope, ...]
-
-
-def scopes(jaxpr: Any) -> tuple[Scope, ...]:
-    """Returns the scopes of a jaxpr that no other one surrounds, in program order."""
-    found: list[Scope] = []
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is run_scoped_p:
-            found.append(Scope(eqn, scopes(eqn.params["jaxpr"])))
-            continue
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            found.extend(scopes(inner))
-    return tuple(found)
-
-
-def flatten(outer: Sequence[Scope]) -> Iterator[_jax.JaxprEqn]:
-    """Yields the equations of scopes, each before those of the scopes within it."""
-    for scope in outer:
-        yield scope.eqn
-        yield from flatten(scope.inner)
+def scopes(jaxpr: _jax.Jaxpr) -> list[walk.Site]:
+    """Returns the run_scoped equations of a jaxpr, the outer before the inner ones."""
+    return [s for s in walk.walk(jaxpr) if s.eqn.primitive is run_scoped_p]
 
 
 def place(
@@ -190,27 +168,31 @@ def _what(aval: Any) -> str:
     return aval.memory_space.describe(aval, aval.shape).partition(" ")[2]
 
 
-def _highest(outer: Sequence[Scope], below: Stack) -> Stack:
-    """Returns the highest stack that scopes build on another one."""
-    highest = below
-    for scope in outer:
-        placed, top = place(below.space, scope.eqn, below.top)
+def _highest(found: Sequence[walk.Site], space: types.MemorySpace) -> Stack:
+    """Returns the highest stack that scopes build in a memory space."""
+    highest = Stack(space)
+    opened: list[tuple[walk.Site, Stack]] = []
+    for site in found:
+        while opened and opened[-1][0] not in site.enclosing:
+            opened.pop()
+        below = opened[-1][1] if opened else Stack(space)
+        placed, top = place(space, site.eqn, below.top)
         own = tuple(allocation for allocation in placed if allocation is not None)
-        stack = Stack(below.space, (*below.allocations, *own), top)
-        inner = _highest(scope.inner, stack)
-        highest = max(highest, inner, key=lambda s: s.top)
+        stack = Stack(space, (*below.allocations, *own), top)
+        opened.append((site, stack))
+        highest = max(highest, stack, key=lambda s: s.top)
     return highest
 
 
 def _barrier_slots(
-    outer: Sequence[Scope],
-) -> tuple[dict[tuple[int, int], int], int]:
+    found: Sequence[walk.Site],
+) -> tuple[dict[tuple[walk.Place, int], int], int]:
     """Returns the first barrier of each declaration, and the number of barriers."""
-    slots: dict[tuple[int, int], int] = {}
+    slots: dict[tuple[walk.Place, int], int] = {}
     barriers = 0
-    for eqn in flatten(outer):
-        for i, var in enumerate(scope_refs(eqn)):
-            key = (id(eqn), i)
+    for site in found:
+        for i, var in enumerate(scope_refs(site.eqn)):
+            key = (site.place, i)
             if var.aval.memory_space is types.BARRIERS and key not in slots:
                 slots[key] = barriers
                 barriers += types.BARRIERS.size(var.aval)
@@ -239,10 +221,10 @@ def plan(
       TargetError: the target does not have a memory that a scope declares.
       ArgumentError: a kernel may not have two of its declarations.
     """
-    outer = scopes(jaxpr)
-    _check_scopes(outer, target)
-    stacks = {space: _highest(outer, Stack(space)) for space in types.MemorySpace}
-    slots, barriers = _barrier_slots(outer)
+    found = scopes(jaxpr)
+    _check_scopes(found, target)
+    stacks = {space: _highest(found, space) for space in types.MemorySpace}
+    slots, barriers = _barrier_slots(found)
     result = Plan(stacks, 0, barriers, slots, 0, 0)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
@@ -261,12 +243,12 @@ def plan(
     )
 
 
-def _check_scopes(outer: Sequence[Scope], target: arch.Target) -> None:
+def _check_scopes(found: Sequence[walk.Site], target: arch.Target) -> None:
     """Raises for memory that the target lacks, or declarations that exclude others."""
     seen: dict[types.Resource, list[Any]] = {}
-    for eqn in flatten(outer):
+    for site in found:
         try:
-            for var in scope_refs(eqn):
+            for var in scope_refs(site.eqn):
                 space = var.aval.memory_space
                 if space.feature is not None:
                     target.require(space.feature, f"scratch memory in {space.name}")
@@ -274,7 +256,7 @@ def _check_scopes(outer: Sequence[Scope], target: arch.Target) -> None:
                 space.check_beside(var.aval, earlier)
                 earlier.append(var.aval)
         except errors.PallasGpuError as error:
-            raise error.with_location(_jax.where(eqn)) from None
+            raise error.with_location(site.where) from None
 
 
 def table(result: Plan) -> str:

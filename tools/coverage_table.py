@@ -27,6 +27,9 @@ edit it by hand.
 - *lane*: compiles for a GPU under Lane semantics.
 - *warpgroup*: compiles for a GPU under Warpgroup semantics.
 
+*Scopes* are who can issue an operation: a whole warpgroup, or one warp inside of
+`warp_map`. *Reads* and *writes* name its operands; *needs* is a feature of the target.
+
 Under Warpgroup semantics a kernel passes through a module of operations on arrays:
 
 - *infer*: layout inference knows which layouts the operation permits.
@@ -60,10 +63,42 @@ def coverage_complaints(registry: Any, emitted: Collection[str]) -> list[str]:
                 found.append(f"{name} has no {kind.value} rule and is no known gap")
             if has_rule and gap:
                 found.append(f"{name} has a {kind.value} rule: take it off KNOWN_GAPS")
+    found += _one_sided(registry)
     for name, kind in registry.KNOWN_GAPS:
         if (name, kind.of_operations) not in keys:
             found.append(f"the known gap {name} ({kind.value}) names no operation")
     return found
+
+
+def _one_sided(registry: Any) -> list[str]:
+    """JAX's operations that are described and not lowered, or under one semantics."""
+    ours = {op.primitive for op in registry.PRIMITIVES.values()}
+    needed = {op.primitive for op in registry.JAX_PRIMITIVES.values()}
+    kinds = _lowerings(registry)
+    needed = needed.union(*(registry.rules(kind) for kind in kinds)) - ours
+    return [
+        f"{name} has no {kind.value} rule"
+        for kind in kinds
+        for name in sorted(p.name for p in needed - set(registry.rules(kind)))
+    ]
+
+
+def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
+    """JAX's operations with their families: the file of the rule, if not described."""
+    ours = {op.primitive for op in registry.PRIMITIVES.values()}
+    found = []
+    for primitive, rule in registry.rules(_lowerings(registry)[0]).items():
+        if primitive not in ours:
+            described = registry.JAX_PRIMITIVES.get(primitive.name)
+            stem = rule.__module__.rpartition(".")[2]
+            family = stem if described is None else described.family
+            found.append((family, primitive.name, primitive))
+    return sorted(found, key=lambda row: row[:2])
+
+
+def _lowerings(registry: Any) -> list[Any]:
+    """The kinds that every operation of JAX needs: the emulator leaves most to JAX."""
+    return [k for k in _kinds(registry, of_operations=False) if k.value != "emulate"]
 
 
 def _kinds(registry: Any, of_operations: bool) -> list[Any]:
@@ -78,22 +113,42 @@ def _operations(registry: Any, emitted: Collection[str]) -> list[str]:
 
 def table(registry: Any, emitted: Collection[str]) -> str:
     """The whole text of docs/coverage.md."""
-    kinds = _kinds(registry, of_operations=False)
     reasons = sorted(set(registry.KNOWN_GAPS.values()))
-    titles = " | ".join(kind.value for kind in kinds).replace("emulate", "emulator")
-    lines = [_HEAD, "## Operations of this package", ""]
-    lines += [f"| operation | family | {titles} |", "|---|---|" + "---|" * len(kinds)]
-    entries = registry.PRIMITIVES.items()
-    for name, entry in sorted(entries, key=lambda item: (item[1].family, item[0])):
-        cells = []
-        for kind in kinds:
-            cells.append(_cell(registry, reasons, name, entry.primitive, kind))
-        lines.append(f"| `{name}` | {entry.family} | {' | '.join(cells)} |")
-    lines += ["", *_jax_operations(registry)]
+    lines = [_HEAD, *_our_operations(registry, reasons), ""]
+    lines += _jax_operations(registry)
     lines += _array_operations(registry, emitted, reasons)
     if reasons:
         lines += [*(f"{n}. {reason}" for n, reason in enumerate(reasons, 1)), ""]
     return "\n".join(lines)
+
+
+def _our_operations(registry: Any, reasons: list[str]) -> list[str]:
+    """The table of this package's operations: what is true of each, and its rules."""
+    kinds = _kinds(registry, of_operations=False)
+    titles = ["operation", "family", "scopes", "reads", "writes", "is", "needs"]
+    titles += [kind.value.replace("emulate", "emulator") for kind in kinds]
+    lines = ["## Operations of this package", ""]
+    lines += [f"| {' | '.join(titles)} |", "|---|" + "---|" * (len(titles) - 1)]
+    entries = registry.PRIMITIVES.items()
+    for name, entry in sorted(entries, key=lambda item: (item[1].family, item[0])):
+        cells = [f"`{name}`", *_facts(entry)]
+        cells += [
+            _cell(registry, reasons, name, entry.primitive, kind) for kind in kinds
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _facts(entry: Any) -> list[str]:
+    words = {"atomic": entry.atomic, "asynchronous": entry.asynchronous}
+    return [
+        entry.family,
+        ", ".join(entry.scopes),
+        ", ".join(entry.reads),
+        ", ".join(entry.writes),
+        ", ".join(word for word, is_so in words.items() if is_so),
+        "" if entry.feature is None else entry.feature.value,
+    ]
 
 
 def _cell(registry: Any, reasons: list[str], name: str, key: Any, kind: Any) -> str:
@@ -142,13 +197,7 @@ def _element_kinds() -> dict[str, str]:
 
 def _jax_operations(registry: Any) -> list[str]:
     """The table of JAX's own operations that can stand in a kernel."""
-    ours = {id(entry.primitive) for entry in registry.PRIMITIVES.values()}
-    kinds = [k for k in _kinds(registry, of_operations=False) if k.value != "emulate"]
-    names = {
-        kind: {p.name for p in registry.rules(kind) if id(p) not in ours}
-        for kind in kinds
-    }
-    titles = " | ".join(kind.value for kind in kinds)
+    kinds = _lowerings(registry)
     lines = ["## Operations of JAX", ""]
     lines += [
         "The emulator gives JAX's operations on values to JAX; the check pass refuses",
@@ -157,9 +206,11 @@ def _jax_operations(registry: Any) -> list[str]:
         "",
     ]
     taken = _element_kinds()
-    lines += [f"| operation | {titles} | takes |", "|---|---|" + "---|" * len(kinds)]
-    for name in sorted(set().union(*names.values())):
-        cells = ["yes" if name in names[kind] else "no" for kind in kinds]
+    titles = " | ".join(["family", *(kind.value for kind in kinds), "takes"])
+    lines += [f"| operation | {titles} |", "|---|" + "---|" * (len(kinds) + 2)]
+    for family, name, primitive in _jax_families(registry):
+        rules = [registry.rule(primitive, kind) for kind in kinds]
+        cells = [family, *("no" if rule is None else "yes" for rule in rules)]
         cells.append(taken.get(name, ""))
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return [*lines, ""]

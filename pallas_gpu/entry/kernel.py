@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, resources, types
-from pallas_gpu.entry import call, check_wgmma, scope, trace
+from pallas_gpu.entry import call, check, scope, trace
 from pallas_gpu.entry.scoped import run_scoped
 
 _MISSING: Any = object()
@@ -209,9 +209,9 @@ def _require_resources(
     target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
-        check_wgmma.require_target(traced.jaxpr, target)
+        check.require_features(traced.jaxpr, target)
         if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
-            check_wgmma.require_transforms(traced.jaxpr)
+            check.require_transforms(traced.jaxpr)
         resources.plan(
             traced.jaxpr,
             target,
@@ -224,15 +224,15 @@ def _require_resources(
 
 def _refuse_tmem(jaxpr: _jax.Jaxpr) -> None:
     """Refuses TMEM, which no operation of a kernel can access yet."""
-    for eqn in resources.flatten(resources.scopes(jaxpr)):
-        for var in resources.scope_refs(eqn):
+    for site in resources.scopes(jaxpr):
+        for var in resources.scope_refs(site.eqn):
             if var.aval.memory_space is types.TMEM:
                 raise errors.UnsupportedError(
                     "scratch memory in TMEM is not supported yet",
                     expected="an array in SMEM, an accumulator or a barrier",
                     got=types.describe(var.aval),
                     hint="accumulate with plgpu.wgmma on sm_90a",
-                    where=_jax.where(eqn),
+                    where=site.where,
                 )
 
 

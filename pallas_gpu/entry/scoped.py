@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check_warp, scope
+from pallas_gpu.entry import check, scope
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
@@ -46,7 +46,7 @@ def run_scoped(
     """
     mesh = scope.current_mesh("run_scoped")
     if scope.in_warp():
-        raise check_warp.no_scope().with_location(_jax.where_now())
+        raise check.no_scope().with_location(_jax.where_now())
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
     leaves, tree = jax.tree.flatten(
         (scratch_types, named_scratch_types), is_leaf=lambda x: hasattr(x, "to_ref")

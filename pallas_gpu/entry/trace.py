@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, check_warp, scope
+from pallas_gpu.entry import check, scope
+from pallas_gpu.walk import bodies, walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +60,7 @@ def trace_body(
             closed = _lift(closed, in_avals, out_avals, mesh)
             jaxpr = closed.jaxpr
         check.check_jaxpr(jaxpr, mesh)
-        check_warp.check_waits(jaxpr)
+        check.check_waits(jaxpr)
     return TracedBody(jaxpr, tuple(scalars))
 
 
@@ -125,12 +126,11 @@ def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
 
     JAX keeps them, and scalars, with the function: they are no consts of the body.
     """
-    for eqn in jaxpr.eqns:
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            for var in inner.constvars:
+    for site in walk(jaxpr):
+        for body in bodies(site.eqn):
+            for var in body.jaxpr.constvars:
                 if var.aval.shape:
-                    raise _array_error(inner, var, name)
-            _refuse_arrays_of_calls(inner, name)
+                    raise _array_error(body.jaxpr, var, name)
 
 
 def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
@@ -144,20 +144,16 @@ def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
 
 
 def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
-    for eqn in jaxpr.eqns:
-        for i, operand in enumerate(eqn.invars):
-            if operand is not var:
-                continue
-            # The operands of a call are its body's; a branch lacks the index, a loop
-            # the operands of its condition. Counted from the end they agree.
-            at = i - len(eqn.invars)
-            deeper = (
-                _first_use(j, j.invars[at])
-                for j in _jax.jaxprs_in_params(eqn.params)
-                if -at <= len(j.invars)
-            )
-            return next((w for w in deeper if w), None) or _jax.where(eqn)
-    return None
+    """Returns the first line that uses a variable, in a function that is called too."""
+    uses = [
+        site
+        for site in walk(jaxpr)
+        if any(site.origin(operand) is var for operand in site.eqn.invars)
+    ]
+    # A call that passes it on comes before what uses it inside.
+    direct = (site for site in uses if not bodies(site.eqn))
+    first = next(direct, next(iter(uses), None))
+    return None if first is None else first.where
 
 
 def _lift(closed, in_avals, out_avals, mesh) -> _jax.ClosedJaxpr:

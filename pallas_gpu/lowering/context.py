@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
@@ -26,6 +26,7 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives._accesses import stores_to
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 I32 = np.dtype(np.int32)
@@ -64,23 +65,19 @@ class KernelState:
         Other CTAs see nothing of what this CTA's threads write but GMEM; without such
         writes an arrival has nothing to publish, and its fence would cost much.
         """
-        return "cluster" if _writes_gmem(self.params.jaxpr) else "cta"
+        sites = walk.walk(self.params.jaxpr)
+        writes = any(stores_to(site.eqn, types.GMEM) for site in sites)
+        return "cluster" if writes else "cta"
+
+    @functools.cached_property
+    def jaxpr_numbers(self) -> walk.Numbers:
+        """Numbers of the kernel's jaxprs, as the planner has them."""
+        return walk.number_jaxprs(self.params.jaxpr)
 
     @property
     def semantics(self) -> protocol.Semantics:
         """What the call's semantics decide."""
         return protocol.of(self.params.compiler_params.lowering_semantics)
-
-
-def _writes_gmem(jaxpr: Any) -> bool:
-    """True when threads store to GMEM; TMA copies are no stores of threads."""
-    for eqn in jaxpr.eqns:
-        stores = eqn.primitive in (_jax.swap_p, _jax.addupdate_p)
-        if stores and getattr(eqn.invars[0].aval, "memory_space", 0) is types.GMEM:
-            return True
-        if any(map(_writes_gmem, _jax.jaxprs_in_params(eqn.params))):
-            return True
-    return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +86,7 @@ class RuleContext:
 
     kernel: KernelState
     eqn: _jax.JaxprEqn
+    place: walk.Place
     read: frozenset[Any] = frozenset()
 
     @property
@@ -215,13 +213,15 @@ def lower_jaxpr(
         if not isinstance(v, _jax.Literal)
     )
     rules = registry.rules(kernel.semantics.rule_kind)
-    for eqn in jaxpr.eqns:
+    number = kernel.jaxpr_numbers[jaxpr]
+    for i, eqn in enumerate(jaxpr.eqns):
         rule = rules.get(eqn.primitive)
         if rule is None:
             raise no_rule(kernel, eqn)
         try:
             with _location(kernel, eqn):
-                results = rule(RuleContext(kernel, eqn, used), *map(read, eqn.invars))
+                ctx = RuleContext(kernel, eqn, (number, i), used)
+                results = rule(ctx, *map(read, eqn.invars))
         except errors.PallasGpuError as error:
             raise error.with_location(_jax.where(eqn)) from None
         if not eqn.primitive.multiple_results:
@@ -269,16 +269,11 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {a.key for a in args if isinstance(a, stateful)}
 
-    def visit(inner: Any) -> None:
-        for eqn in inner.eqns:
-            if eqn.primitive is run_scoped_p:
-                for i, var in enumerate(resources.scope_refs(eqn)):
-                    if isinstance(var.aval, types.BarrierRef):
-                        keys.add(kernel.plan.barrier_slots[id(eqn), i])
-            for deeper in _jax.jaxprs_in_params(eqn.params):
-                visit(deeper)
-
-    visit(jaxpr)
+    for site in walk.walk(jaxpr, kernel.jaxpr_numbers):
+        if site.eqn.primitive is run_scoped_p:
+            for i, var in enumerate(resources.scope_refs(site.eqn)):
+                if isinstance(var.aval, types.BarrierRef):
+                    keys.add(kernel.plan.barrier_slots[site.place, i])
     return [key for key in kernel.state if key in keys]
 
 

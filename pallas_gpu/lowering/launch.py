@@ -11,7 +11,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, resources, types
+from pallas_gpu import _jax, arch, resources, types, walk
+from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference
@@ -42,13 +43,15 @@ def lower(
 
     Raises:
       OutOfResources: the kernel does not fit the target.
-      UnsupportedError: an operation has no rule, or not for this target.
+      UnsupportedError: an operation has no rule.
+      TargetError: an operation needs a feature that the target does not have.
       LayoutError: register layouts do not fit.
     """
     options = params.compiler_params
     if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
         options = dataclasses.replace(options, line_info=True)
         params = dataclasses.replace(params, compiler_params=options)
+    check.require_features(params.jaxpr, target)
     warpgroups = params.mesh.warpgroups
     plan = resources.plan(
         params.jaxpr,
@@ -89,7 +92,6 @@ def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None
     warpgroups = kernel.params.mesh.warpgroups
     assignment = inference.infer(
         body,
-        target=kernel.target,
         scratch_bytes=[r // warpgroups for r in kernel.plan.scratch_rooms_bytes],
         cluster=kernel.params.mesh.cluster,
     )
@@ -108,8 +110,8 @@ def _prologue(kernel: ctx_lib.KernelState) -> None:
     """Positions on the axes, and every barrier of the kernel, initialised once."""
     ctx_lib.emit_axes(kernel)
     zero = vals.constant(0, ctx_lib.I32)
-    declarations = list(_barriers(kernel.params.jaxpr, kernel.plan))
-    for slot, barrier in declarations:
+    declarations = _barriers(kernel.params.jaxpr, kernel.plan)
+    for slot, barrier in declarations.items():
         kernel.state[slot] = zero
         for i in range(barrier.size):
             offset = types.BARRIER_BYTES * (slot + i)
@@ -129,21 +131,16 @@ def _arrivals(mesh: types.Mesh, barrier: types.Barrier) -> int:
     return barrier.num_arrivals * math.prod(sizes[a] for a in barrier.collective_axes)
 
 
-def _barriers(jaxpr: Any, plan: resources.Plan):
-    seen = set()
-
-    def visit(inner: Any):
-        for eqn in inner.eqns:
-            if eqn.primitive is ctx_lib.run_scoped_p:
-                for i, var in enumerate(resources.scope_refs(eqn)):
-                    slot = plan.barrier_slots.get((id(eqn), i))
-                    if slot is not None and slot not in seen:
-                        seen.add(slot)
-                        yield slot, var.aval.barrier
-            for deeper in _jax.jaxprs_in_params(eqn.params):
-                yield from visit(deeper)
-
-    yield from visit(jaxpr)
+def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrier]:
+    """Returns the barrier declarations of a kernel by their slots."""
+    found: dict[int, types.Barrier] = {}
+    for site in walk.walk(jaxpr):
+        if site.eqn.primitive is ctx_lib.run_scoped_p:
+            for i, var in enumerate(resources.scope_refs(site.eqn)):
+                slot = plan.barrier_slots.get((site.place, i))
+                if slot is not None:
+                    found.setdefault(slot, var.aval.barrier)
+    return found
 
 
 def _handles(kernel: ctx_lib.KernelState) -> Sequence[Any]:

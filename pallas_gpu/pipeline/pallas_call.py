@@ -312,7 +312,7 @@ def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:
     source = types.resolve(tuple(ref.shape), window.transforms)
     smem = declaration.to_ref()
     try:
-        check.check_tma(
+        check.check_copy(
             types.base_aval(ref), source, smem, Window.whole(declaration.shape)
         )
     except errors.LayoutError as error:

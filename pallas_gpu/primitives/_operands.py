@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _registry as registry
 
 
 @jax.tree_util.register_pytree_node_class
@@ -41,6 +42,10 @@ class RefOperand:
     def window(self, shape: Sequence[int]) -> Window:
         """Returns the part of the reference that the steps name."""
         return types.resolve(shape, self.transforms)
+
+    def array_type(self) -> jax.core.ShapedArray:
+        """Returns the type of the part as an array; `ref` is an abstract value."""
+        return jax.core.ShapedArray(self.window(self.ref.shape).shape, self.ref.dtype)
 
 
 def operand(ref: Any) -> RefOperand:
@@ -68,9 +73,29 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
       operands: pytree of RefOperand, scalars, arrays and None.
       **params: static parameters.
     """
+    _check_accesses(primitive, operands)
     leaves, tree = jax.tree.flatten(operands)
     leaves = [x if _is_value(x) else jnp.asarray(x) for x in leaves]
     return primitive.bind(*leaves, tree=tree, **params)
+
+
+def _check_accesses(primitive: Any, operands: Any) -> None:
+    """Raises unless `define` says of each reference how it is accessed."""
+    operation = registry.operation(primitive)
+    names = set(operands) if isinstance(operands, dict) else set()
+    refs = {name for name in names if isinstance(operands[name], RefOperand)}
+    if operation is None or not set(operation.accesses) <= names:
+        raise errors.InternalError(
+            f"{primitive.name} accesses operands that it does not have",
+            expected=f"some of {sorted(names)}",
+            got=None if operation is None else operation.accesses,
+        )
+    if not refs <= set(operation.accesses):
+        raise errors.InternalError(
+            f"{primitive.name} has references that it neither reads nor writes",
+            expected=f"{sorted(refs)} in `reads` or `writes`",
+            got=operation.accesses,
+        )
 
 
 def _is_value(x: Any) -> bool:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every primitive and every rule, JAX's primitives included.
+"""Every operation, what is true of it, and every rule, JAX's operations included.
 
-A primitive of ours belongs to a family, the stem of its files in every room. A rule has
+`define` makes a primitive of ours and says everything that is true of the operation:
+its family, who can issue it, what it reads and writes, what the target must have.
+Checks, the choice of fences and the coverage table follow from that. A rule has
 one of five kinds: how the emulator runs a primitive, how it is lowered under Lane and
 under Warpgroup semantics; and, for the operations on arrays of the warpgroup-level
 module, which layouts they permit (infer) and what they become (expand). The first three
@@ -16,7 +18,9 @@ import enum
 from collections.abc import Callable
 from typing import Any
 
-from pallas_gpu import _jax, errors
+import jax
+
+from pallas_gpu import _jax, arch, errors
 
 
 class RuleKind(enum.Enum):
@@ -51,15 +55,74 @@ KERNEL_EFFECT = KernelEffect()
 _jax.allow_effect_in_control_flow(KernelEffect)
 
 
+# Who can issue an operation: a whole warpgroup, or one warp inside of `warp_map`.
+SCOPES = ("warpgroup", "warp")
+
+
 @dataclasses.dataclass(frozen=True)
-class Entry:
-    """What the registry knows of one primitive of ours."""
+class Operation:
+    """What is true of an operation, said where it is defined.
+
+    Attributes:
+      primitive: what it binds.
+      family: stem of its files in every room.
+      scopes: who can issue it, of `SCOPES`.
+      reads: names of the operands whose memory it reads. An access of a barrier's state
+        counts too.
+      writes: names of the operands whose memory it writes.
+      atomic: whether its accesses are atomic.
+      asynchronous: whether it returns before its accesses are complete.
+      feature: what the target must have.
+    """
 
     primitive: Any
     family: str
+    scopes: tuple[str, ...] = ("warpgroup",)
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    atomic: bool = False
+    asynchronous: bool = False
+    feature: arch.Feature | None = None
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.scopes) - set(SCOPES))
+        if unknown or not self.scopes or len(set(self.scopes)) < len(self.scopes):
+            raise self._invalid("no such scopes", f"some of {SCOPES}", self.scopes)
+        if not self.family.isidentifier():
+            raise self._invalid("its family is no stem", "a module's name", self.family)
+        for names in (self.reads, self.writes):
+            if isinstance(names, str) or len(set(names)) < len(names):
+                raise self._invalid("no list of operands", "different names", names)
+        accesses = self.reads or self.writes
+        if (self.atomic or self.asynchronous) and not accesses:
+            raise self._invalid(
+                "it is atomic or asynchronous and accesses nothing",
+                "names of operands in reads or writes",
+                "none",
+            )
+        if self.atomic and not self.writes:
+            raise self._invalid("it is atomic and writes nothing", "writes=...", "none")
+
+    def _invalid(self, what: str, expected: str, got: Any) -> errors.InternalError:
+        return errors.InternalError(
+            f"define {self.name}: {what}", expected=expected, got=repr(got)
+        )
+
+    @property
+    def name(self) -> str:
+        """The primitive's name."""
+        return self.primitive.name
+
+    @property
+    def accesses(self) -> tuple[str, ...]:
+        """Names of the operands whose memory it reads or writes."""
+        return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
 
-PRIMITIVES: dict[str, Entry] = {}
+# Operations of ours, and those of JAX that are more than a computation, by name.
+PRIMITIVES: dict[str, Operation] = {}
+JAX_PRIMITIVES: dict[str, Operation] = {}
+_OPERATIONS: dict[Any, Operation] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
 _TMEM_GAP = "tensor memory (Blackwell) is not lowered yet"
@@ -87,22 +150,88 @@ KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
 }
 
 
-def define(name: str, family: str, *, multiple_results: bool = False) -> Any:
-    """Makes a primitive of ours and enters it into the registry.
+def define(
+    name: str,
+    family: str,
+    *,
+    result: Callable[..., Any] | None = None,
+    results: Callable[..., list[Any]] | None = None,
+    **facts: Any,
+) -> Any:
+    """Makes a primitive of ours and enters what is true of it into the registry.
+
+    It has an effect, which keeps JAX from dropping it, unless all it does is to compute
+    its result.
 
     Args:
       name: the public function's name.
-      family: stem of the files that speak of it.
-      multiple_results: whether it binds to a list.
+      family: stem of its files in every room.
+      result: gives the type of the result from the pytree of the operands' types and
+        the parameters; None for an operation without a result.
+      results: for an operation with several results, the list of their types, from the
+        types of the operands one by one.
+      **facts: the other fields of `Operation`: scopes, reads, writes, atomic,
+        asynchronous, feature.
+
+    Raises:
+      InternalError: the name is taken, or the facts contradict each other.
     """
     if name in PRIMITIVES:
         raise errors.InternalError(f"the primitive {name} is defined twice")
     primitive = _jax.Primitive(name)
-    primitive.multiple_results = multiple_results
+    primitive.multiple_results = result is None
     primitive.def_impl(lambda *_, **__: _outside_of_a_kernel(name))
     _jax.batching.fancy_primitive_batchers[primitive] = _refuse_vmap(name)
-    PRIMITIVES[name] = Entry(primitive, family)
+    operation = Operation(primitive, family, **facts)
+    _give_types(operation, result, results)
+    PRIMITIVES[name] = _OPERATIONS[primitive] = operation
     return primitive
+
+
+def _give_types(
+    operation: Operation,
+    result: Callable[..., Any] | None,
+    results: Callable[..., list[Any]] | None,
+) -> None:
+    effects = {KERNEL_EFFECT}
+    primitive = operation.primitive
+    if results is not None:
+        primitive.def_effectful_abstract_eval(
+            lambda *avals, **params: (results(*avals, **params), effects)
+        )
+    elif result is None:
+        primitive.def_effectful_abstract_eval(lambda *_, **__: ([], effects))
+    else:
+
+        def type_of(*avals: Any, tree: Any, **params: Any) -> Any:
+            return result(jax.tree.unflatten(tree, avals), **params)
+
+        if operation.accesses:
+            primitive.def_effectful_abstract_eval(
+                lambda *avals, **params: (type_of(*avals, **params), effects)
+            )
+        else:
+            primitive.def_abstract_eval(type_of)
+
+
+def describe(primitive: Any, family: str, **facts: Any) -> None:
+    """Enters what is true of a primitive of JAX's that accesses memory.
+
+    Args:
+      primitive: the primitive.
+      family: stem of its files, or of the group of operations it belongs to.
+      **facts: the other fields of `Operation`. A single warp may issue it unless
+        `scopes` says otherwise: JAX's operations on scalars are code of a thread.
+    """
+    if primitive in _OPERATIONS:
+        raise errors.InternalError(f"the primitive {primitive.name} is described twice")
+    operation = Operation(primitive, family, **{"scopes": SCOPES, **facts})
+    JAX_PRIMITIVES[primitive.name] = _OPERATIONS[primitive] = operation
+
+
+def operation(primitive: Any) -> Operation | None:
+    """Returns what is true of a primitive; None for JAX's on values."""
+    return _OPERATIONS.get(primitive)
 
 
 def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
@@ -128,6 +257,31 @@ def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
         return rule
 
     return enter
+
+
+_CHECKS: dict[Any, Callable[..., None]] = {}
+
+
+def checks(*primitives: Any) -> Callable[[Callable], Callable]:
+    """Returns a decorator that enters a check of equations: `check(eqn, mesh)`.
+
+    It replaces the check that all operations have: that the references among their
+    operands stay inside of their arrays.
+    """
+
+    def enter(check: Callable) -> Callable:
+        for primitive in primitives:
+            if primitive in _CHECKS:
+                raise errors.InternalError(f"two checks for the primitive {primitive}")
+            _CHECKS[primitive] = check
+        return check
+
+    return enter
+
+
+def check_of(primitive: Any) -> Callable[..., None] | None:
+    """Returns the check of a primitive's equations, or None."""
+    return _CHECKS.get(primitive)
 
 
 def rule(key: Any, kind: RuleKind) -> Callable[..., Any] | None:

@@ -8,18 +8,16 @@ from typing import Any
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
-barrier_arrive_p = registry.define("barrier_arrive", "mbarrier", multiple_results=True)
-barrier_wait_p = registry.define("barrier_wait", "mbarrier", multiple_results=True)
-
-
-@barrier_arrive_p.def_effectful_abstract_eval
-def _barrier_arrive_type(*_, **__):
-    return [], {registry.KERNEL_EFFECT}
-
-
-@barrier_wait_p.def_effectful_abstract_eval
-def _barrier_wait_type(*_, **__):
-    return [], {registry.KERNEL_EFFECT}
+barrier_arrive_p = registry.define(
+    "barrier_arrive",
+    "mbarrier",
+    scopes=registry.SCOPES,
+    writes=("barrier",),
+    atomic=True,
+)
+barrier_wait_p = registry.define(
+    "barrier_wait", "mbarrier", scopes=registry.SCOPES, reads=("barrier",)
+)
 
 
 def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:

@@ -9,23 +9,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
-load_p = registry.define("load", "registers")
-set_max_registers_p = registry.define(
-    "set_max_registers", "registers", multiple_results=True
+load_p = registry.define(
+    "load",
+    "registers",
+    result=lambda operands, **_: operands["src"].array_type(),
+    # One warp can load single elements.
+    scopes=registry.SCOPES,
+    reads=("src",),
 )
-layout_cast_p = registry.define("layout_cast", "registers")
-
-
-@load_p.def_effectful_abstract_eval
-def _load_type(*avals, tree, layout, optimized):
-    src = ops.unflatten(tree, avals)["src"]
-    window = src.window(src.ref.shape)
-    return jax.core.ShapedArray(window.shape, src.ref.dtype), {registry.KERNEL_EFFECT}
+layout_cast_p = registry.define(
+    "layout_cast",
+    "registers",
+    result=lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype),
+)
+set_max_registers_p = registry.define(
+    "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG
+)
 
 
 def _check_layout(layout: Any, who: str) -> Any:
@@ -82,11 +86,6 @@ def load(
         layout=_check_layout(layout, who),
         optimized=bool(optimized),
     )
-
-
-@layout_cast_p.def_abstract_eval
-def _layout_cast_type(x, *, tree, layout):
-    return jax.core.ShapedArray(x.shape, x.dtype)
 
 
 def layout_cast(x: Any, new_layout: Any) -> jax.Array:
@@ -155,11 +154,6 @@ def broadcasted_iota(
         )
     value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))
     return value if layout is None else layout_cast(value, layout)
-
-
-@set_max_registers_p.def_effectful_abstract_eval
-def _set_max_registers_type(*_, **__):
-    return [], {registry.KERNEL_EFFECT}
 
 
 def set_max_registers(n: int, *, action: str) -> None:

@@ -6,28 +6,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
-copy_gmem_to_smem_p = registry.define("copy_gmem_to_smem", "tma", multiple_results=True)
-copy_smem_to_gmem_p = registry.define("copy_smem_to_gmem", "tma", multiple_results=True)
-wait_smem_to_gmem_p = registry.define("wait_smem_to_gmem", "tma", multiple_results=True)
-commit_group_p = registry.define(
-    "commit_smem_to_gmem_group", "tma", multiple_results=True
+copy_gmem_to_smem_p = registry.define(
+    "copy_gmem_to_smem",
+    "tma",
+    scopes=registry.SCOPES,
+    reads=("src",),
+    writes=("dst", "barrier"),
+    asynchronous=True,
+    feature=arch.Feature.TMA,
 )
-commit_smem_p = registry.define("commit_smem", "tma", multiple_results=True)
-
-for _primitive in (
-    copy_gmem_to_smem_p,
-    copy_smem_to_gmem_p,
-    wait_smem_to_gmem_p,
-    commit_group_p,
-    commit_smem_p,
-):
-    _primitive.def_effectful_abstract_eval(
-        lambda *_, **__: ([], {registry.KERNEL_EFFECT})
-    )
+copy_smem_to_gmem_p = registry.define(
+    "copy_smem_to_gmem",
+    "tma",
+    scopes=registry.SCOPES,
+    reads=("src",),
+    writes=("dst",),
+    asynchronous=True,
+    feature=arch.Feature.TMA,
+)
+wait_smem_to_gmem_p = registry.define(
+    "wait_smem_to_gmem", "tma", scopes=registry.SCOPES
+)
+commit_group_p = registry.define(
+    "commit_smem_to_gmem_group", "tma", scopes=registry.SCOPES
+)
+commit_smem_p = registry.define("commit_smem", "tma", scopes=registry.SCOPES)
 
 
 def copy_gmem_to_smem(

@@ -8,28 +8,27 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
-wgmma_p = registry.define("wgmma", "wgmma", multiple_results=True)
-wgmma_wait_p = registry.define("wgmma_wait", "wgmma", multiple_results=True)
-accumulator_load_p = registry.define("wgmma_accumulator_load", "wgmma")
-
-for _primitive in (wgmma_p, wgmma_wait_p):
-    _primitive.def_effectful_abstract_eval(
-        lambda *_, **__: ([], {registry.KERNEL_EFFECT})
-    )
-
-
-@accumulator_load_p.def_effectful_abstract_eval
-def _accumulator_load_type(*avals, tree, wait_n):
-    acc = ops.unflatten(tree, avals)["acc"]
-    window = acc.window(acc.ref.shape)
-    result = jax.core.ShapedArray(window.shape, acc.ref.dtype)
-    return result, {registry.KERNEL_EFFECT}
-
+wgmma_p = registry.define(
+    "wgmma",
+    "wgmma",
+    reads=("acc", "a", "b"),
+    writes=("acc",),
+    asynchronous=True,
+    feature=arch.Feature.WGMMA,
+)
+wgmma_wait_p = registry.define("wgmma_wait", "wgmma", feature=arch.Feature.WGMMA)
+accumulator_load_p = registry.define(
+    "wgmma_accumulator_load",
+    "wgmma",
+    result=lambda operands, **_: operands["acc"].array_type(),
+    reads=("acc",),
+    feature=arch.Feature.WGMMA,
+)
 
 # PTX ISA, wgmma.mma_async: element types of A and B, and of D for each.
 _FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))

@@ -17,7 +17,7 @@ import pytest
 
 from tools.source_tree import ROOT, python_files
 
-_GROUND = ("errors", "arch", "layouts", "_jax")
+_GROUND = ("errors", "arch", "layouts", "_jax", "walk")
 _TYPES = (*_GROUND, "types")
 _PRIMITIVES = (*_TYPES, "primitives", "resources")
 _ENTRY = (*_PRIMITIVES, "entry")
@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "arch": ("errors",),
     "layouts": ("errors",),
     "_jax": ("errors",),
+    "walk": ("_jax",),
     "types": _GROUND,
     "primitives": _TYPES,
     # The planner reads a jaxpr for the scopes that allocate: it knows that primitive.

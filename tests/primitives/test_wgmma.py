@@ -476,6 +476,20 @@ def test_the_emulator_refuses_wgmma_for_blackwell_too():
         run(body, compiler_params=plgpu.CompilerParams(target="sm_100a"))
 
 
+@pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
+def test_every_operation_of_wgmma_needs_it(semantics):
+    def body(x, o):
+        plgpu.wgmma_wait(0)  # HERE
+
+    params = plgpu.CompilerParams(lowering_semantics=semantics)
+    with refused(
+        errors.TargetError, "wgmma_wait needs wgmma, which sm_100a does not have"
+    ):
+        plgpu.offline.lower(
+            make(body, compiler_params=params), numbers(), target="sm_100a"
+        )
+
+
 def test_wgmma_is_part_of_a_kernel():
     with pytest.raises(errors.PallasGpuError):
         plgpu.wgmma_wait(0)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, func, scf, vector
 
-from pallas_gpu import arch
 from pallas_gpu.layouts import to_layout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.lowering import inference, memrefs
@@ -21,7 +20,6 @@ from pallas_gpu.mosaic import dialect, module
 from pallas_gpu.mosaic.elements import scalars
 
 SMEM = "#gpu.address_space<workgroup>"
-TARGET = arch.target("sm_90a")
 
 
 class Body:
@@ -65,9 +63,7 @@ class Body:
 
     def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
         with self.context:
-            return inference.infer(
-                self.block, target=TARGET, scratch_bytes=[scratch_bytes], **kw
-            )
+            return inference.infer(self.block, scratch_bytes=[scratch_bytes], **kw)
 
     # --- memory -----------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.lowering import values as vals
@@ -235,7 +235,6 @@ def _expand_layout_cast(expansion: Expansion, op: Any) -> None:
 
 @uniform(set_max_registers_p)
 def _set_max_registers(ctx: RuleContext) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.SETMAXNREG, "set_max_registers")
     params = ctx.eqn.params
     mosaic_wgmma.set_max_registers(params["n"], params["action"])
     return []

@@ -58,6 +58,6 @@ def kernel_is_one_scope(ctx: RuleContext) -> bool:
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
-    slot = ctx.kernel.plan.barrier_slots[id(ctx.eqn), i]
+    slot = ctx.kernel.plan.barrier_slots[ctx.place, i]
     offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot
     return vals.BarrierHandle(offset, aval.barrier, slot)

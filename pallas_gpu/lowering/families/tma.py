@@ -10,7 +10,6 @@ from typing import Any
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin
 
-from pallas_gpu import arch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import barrier_pointer as pointer_of
 from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
@@ -33,7 +32,6 @@ from pallas_gpu.primitives import tma as primitives
 
 @lane(primitives.copy_gmem_to_smem_p)
 def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.TMA, "copy_gmem_to_smem")
     operands = ctx.operands(invals)
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
@@ -51,7 +49,6 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @warpgroup(primitives.copy_gmem_to_smem_p)
 def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.TMA, "copy_gmem_to_smem")
     operands = ctx.operands(invals)
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
@@ -86,7 +83,6 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
 
 @lane(primitives.copy_smem_to_gmem_p)
 def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.TMA, "copy_smem_to_gmem")
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
     with predicated(predicate_value(operands["predicate"])):
@@ -105,7 +101,6 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @warpgroup(primitives.copy_smem_to_gmem_p)
 def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
-    ctx.kernel.target.require(arch.Feature.TMA, "copy_smem_to_gmem")
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
     target = memory.part(dst.ref, dst.transforms)

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import arch, errors, types
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
@@ -31,9 +31,8 @@ from pallas_gpu.primitives import wgmma as primitives
 
 def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
     """Enters an accumulator of zeros into the register state."""
-    ctx.kernel.target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
-    handle = vals.AccumulatorHandle((id(ctx.eqn), i), shape, dtype)
+    handle = vals.AccumulatorHandle((ctx.place, i), shape, dtype)
     zero = vals.constant(0, dtype)
     ctx.kernel.state[handle.key] = ctx.kernel.semantics.accumulator(zero, shape)
     return handle
@@ -143,7 +142,6 @@ def _accumulate(
       in_registers: returns a left operand in registers as `multiply` uses it.
       multiply: `(accumulator, a, b) -> accumulator`.
     """
-    ctx.kernel.target.require(arch.Feature.WGMMA, "wgmma")
     operands, semantics = ctx.operands(invals), ctx.kernel.semantics
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     if hasattr(a, "ref"):

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from jaxlib.mlir import ir
 
-from pallas_gpu import arch
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.lowering.inference import assembly, explain, solver
 from pallas_gpu.lowering.inference.annotate import annotate
@@ -88,7 +87,6 @@ class Assignment:
 def infer(
     block: ir.Block,
     *,
-    target: arch.Target,
     scratch_bytes: Sequence[int],
     cluster: Sequence[int] = (),
 ) -> Assignment:
@@ -96,7 +94,6 @@ def infer(
 
     Args:
       block: the kernel's body.
-      target: what is compiled for.
       scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps: the
         sizes to try, the first that admits a choice is taken.
       cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
@@ -107,10 +104,6 @@ def infer(
         conflict, with their lines, and what would settle it.
     """
     network = collect(block, cluster)
-    if network.uses_wgmma:
-        target.require(arch.Feature.WGMMA, "wgmma")
-    if network.uses_tmem:
-        target.require(arch.Feature.TMEM, "an array in TMEM")
     for size in scratch_bytes:
         problem = assembly.Assembly(network, size)
         error = explain.domain_error(problem)

@@ -257,7 +257,6 @@ class Network:
       weight: how often the operations that are being collected run: a known trip count
         of each loop around them, at most 8; 8 where it is unknown.
       uses_wgmma: whether the kernel multiplies with wgmma.
-      uses_tmem: whether it has arrays in TMEM.
     """
 
     def __init__(self, cluster: tuple[int, ...] = ()) -> None:
@@ -270,7 +269,6 @@ class Network:
         self.deferred: dict[ir.Value, Deferral] = {}
         self.weight = 1
         self.uses_wgmma = False
-        self.uses_tmem = False
         self._keys: dict[ir.Value, int] = {}
         self._parts: dict[ir.Value, Part | None] = {}
         self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
@@ -437,7 +435,6 @@ class Network:
             key = self._keys.get(base, 0)
             number = len(self.arrays)
             if part.space is types.TMEM:
-                self.uses_tmem = True
                 found = TmemArray(number, base, shape, bits, key)
             else:
                 transforms = memrefs.user_transforms(base)

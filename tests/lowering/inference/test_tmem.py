@@ -9,14 +9,13 @@ import pytest
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import arch, errors
+from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout, TmemLayout, transfers
 from pallas_gpu.lowering import inference
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.registers import place
 from tests.support.inference_bodies import SMEM, Body
 
-TARGET = arch.target("sm_100a")
 TMEM = "#mosaic_gpu.tmem"
 ROWS = (128, 64)
 HALF = (64, 64)
@@ -24,12 +23,6 @@ HALF = (64, 64)
 
 class TmemBody(Body):
     """Adds the operations on TMEM."""
-
-    def infer(self, scratch_bytes: int = 8192, **kw) -> inference.Assignment:
-        with self.context:
-            return inference.infer(
-                self.block, target=TARGET, scratch_bytes=[scratch_bytes], **kw
-            )
 
     def _tmem_type(self, shape: Sequence[int], element: str) -> ir.Type:
         return self.type(f"memref<{'x'.join(map(str, shape))}x{element}, {TMEM}>")
@@ -514,13 +507,3 @@ def test_tiles_travel_from_smem_to_tmem(body):
     assert found.tmem(target) == TmemLayout.default(2)
     assert found.tmem(scales) == TmemLayout.scales()
     assert found.tmem(metadata) == TmemLayout.sparse_metadata()
-
-
-def test_targets_without_tmem():
-    body = Body()
-    other = TmemBody()
-    with other.building() as b:
-        b.tmem(ROWS)
-    body.block, body.context = other.block, other.context
-    with pytest.raises(errors.TargetError, match="an array in TMEM needs"):
-        body.infer()

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulators and operands of wgmma: targets, parts, how SMEM arrays are stored."""
+"""Accumulators and operands of wgmma: parts, how SMEM arrays are stored."""
 
 from __future__ import annotations
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.wgmma import storage_error, wgmma_p
+from pallas_gpu.walk import walk
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
@@ -66,32 +66,14 @@ def _describe(window: Window) -> str:
     return f"[{', '.join(parts)}] of {window.array_shape}{turned}"
 
 
-def require_target(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
-    """Raises TargetError for an accumulator on a target without wgmma."""
-    if target.has(arch.Feature.WGMMA):
-        return
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is run_scoped_p and any(
-            isinstance(var.aval, types.AccumulatorRef)
-            for var in resources.scope_refs(eqn)
-        ):
-            try:
-                target.require(arch.Feature.WGMMA, "an accumulator (ACC)")
-            except errors.TargetError as error:
-                raise error.with_location(_jax.where(eqn)) from None
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            require_target(inner, target)
-
-
 def require_transforms(jaxpr: _jax.Jaxpr) -> None:
     """Raises LayoutError for a product of SMEM arrays without tiling and swizzle."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive is wgmma_p:
-            operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
-            for name in ("a", "b"):
-                ref = getattr(operands[name], "ref", None)
-                if ref is not None and not ref.aval.transforms:
-                    error = storage_error(ref.aval, name)
-                    raise error.with_location(_jax.where(eqn))
-        for inner in _jax.jaxprs_in_params(eqn.params):
-            require_transforms(inner)
+    for site in walk(jaxpr):
+        if site.eqn.primitive is not wgmma_p:
+            continue
+        operands = ops.unflatten(site.eqn.params["tree"], list(site.eqn.invars))
+        for name in ("a", "b"):
+            ref = getattr(operands[name], "ref", None)
+            if ref is not None and not ref.aval.transforms:
+                error = storage_error(ref.aval, name)
+                raise error.with_location(site.where)

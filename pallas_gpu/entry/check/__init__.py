@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one pass over a finished jaxpr: what tracing could not see. A file per family."""
+
+from __future__ import annotations
+
+from pallas_gpu.entry.check import control, positions, shapes, tma
+from pallas_gpu.entry.check.equations import check_jaxpr, require_features
+from pallas_gpu.entry.check.mbarrier import check_waits
+from pallas_gpu.entry.check.positions import require_axis_name
+from pallas_gpu.entry.check.tma import check_copy
+from pallas_gpu.entry.check.warp import no_scope
+from pallas_gpu.entry.check.wgmma import require_transforms
+
+__all__ = [
+    "check_copy",
+    "check_jaxpr",
+    "check_waits",
+    "control",
+    "no_scope",
+    "positions",
+    "require_axis_name",
+    "require_features",
+    "require_transforms",
+    "shapes",
+    "tma",
+]

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The check pass: every equation of a kernel, those of nested jaxprs included.
+
+JAX checks neither bounds of references nor whether an operation exists on a GPU, and
+abstract evaluation is memoised, so it is no place for checks. The pass runs once for a
+traced body, before emulation and lowering alike: what passes the emulator also lowers.
+
+What `define` says of an operation is checked here for all of them; a family adds checks
+of its own with `registry.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu.entry.check import positions, references, warp
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.walk import Site, walk
+
+
+def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
+    """Checks every equation of a body.
+
+    Args:
+      jaxpr: the body.
+      mesh: shape of the launch.
+
+    Raises:
+      OutOfBoundsError: a static index outside of its reference.
+      MemorySpaceError: a barrier is read or written as an array.
+      UnsupportedError: an operation that has no form in a kernel.
+      LayoutError: a copy that TMA cannot carry, or a part of an accumulator that has
+        no registers of its own.
+    """
+    for site in walk(jaxpr):
+        try:
+            _check(site, mesh)
+        except errors.PallasGpuError as error:
+            raise error.with_location(site.where) from None
+
+
+def _check(site: Site, mesh: types.Mesh) -> None:
+    eqn = site.eqn
+    operation = registry.operation(eqn.primitive)
+    if site.is_inside(warp_map_p):
+        warp.check_equation(eqn, operation)
+    if operation is None:
+        positions.refuse_collective(eqn, mesh)
+        if not _has_rules(eqn.primitive):
+            raise _unknown(eqn)
+    if eqn.params.get("accuracy") is not None:
+        raise errors.UnsupportedError(
+            f"{eqn.primitive.name}: accuracy is not supported in a kernel",
+            expected="accuracy=None",
+            got=str(eqn.params["accuracy"]),
+            hint="leave it out; CompilerParams(approx_math=True) asks for fast forms",
+        )
+    check = registry.check_of(eqn.primitive) or references.check_operands
+    check(eqn, mesh)
+
+
+def _has_rules(primitive: Any) -> bool:
+    """True for operations of JAX on values that are lowered."""
+    lane = registry.rules(registry.RuleKind.LANE)
+    # While the lowering has not registered itself there is nothing to compare with.
+    return not lane or primitive in lane
+
+
+def _unknown(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
+    name = eqn.primitive.name
+    return errors.UnsupportedError(
+        f"the operation {name} is not supported in a kernel",
+        expected="an operation of the coverage table (docs/coverage.md)",
+        got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
+        hint="compute it outside of the kernel, or from supported operations",
+    )
+
+
+def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
+    """Raises TargetError for an operation that the target does not have."""
+    for site in walk(jaxpr):
+        for feature, who in _needs(site.eqn):
+            try:
+                target.require(feature, who)
+            except errors.TargetError as error:
+                raise error.with_location(site.where) from None
+
+
+def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
+    """The features that an equation needs, and what needs them."""
+    operation = registry.operation(eqn.primitive)
+    if operation is not None and operation.feature is not None:
+        yield operation.feature, operation.name
+    if eqn.primitive is run_scoped_p:
+        for var in resources.scope_refs(eqn):
+            if isinstance(var.aval, types.AccumulatorRef):
+                yield arch.Feature.WGMMA, "an accumulator (ACC)"

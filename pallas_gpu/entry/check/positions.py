@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Axes of the kernel: names of positions, and JAX's collectives, which need more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.primitives import _registry as registry
+
+# JAX's collectives over a mesh axis: they trace inside a kernel and mean nothing there.
+_COLLECTIVES = {
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather",
+    "all_to_all", "reduce_scatter", "pbroadcast", "pvary", "all_gather_invariant",
+}  # fmt: skip
+
+
+@registry.checks(_jax.primitive_by_name("axis_index"))
+def _check_axis_index(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    require_axis_name(eqn.params["axis_name"], mesh)
+
+
+def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> None:
+    """Raises AxisNameError unless the kernel has an axis of that name."""
+    names = [axis for axis, _ in mesh.axes]
+    if name in names:
+        return
+    raise errors.AxisNameError(
+        f"the kernel has no axis that is called {name!r}",
+        expected=f"one of {names}" if names else "a kernel with grid_names",
+        got=repr(name),
+        hint="name it in grid_names, cluster_names or thread_name",
+        where=where,
+    )
+
+
+def refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    """Raises for an operation that combines values along an axis."""
+    if eqn.primitive.name not in _COLLECTIVES:
+        return
+    axes = eqn.params.get("axes", eqn.params.get("axis_name"))
+    raise errors.UnsupportedError(
+        f"lax.{eqn.primitive.name} over {axes} inside a kernel",
+        expected="operations of one thread; the kernel's axes "
+        f"{[name for name, _ in mesh.axes]} only name positions",
+        got=f"a collective over {axes}",
+        hint="combine values through GMEM or SMEM, or reduce outside of the kernel",
+    )

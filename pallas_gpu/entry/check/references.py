@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads, writes and operands of references: bounds, single elements, layouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+import pallas_gpu.layouts as layouts
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check import wgmma
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.registers import load_p
+
+
+def check_operands(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    """Checks the references among the operands of a primitive of ours."""
+    for operand in _ref_operands(eqn):
+        _operand_window(eqn, operand)
+
+
+def _operand_window(eqn: _jax.JaxprEqn, operand: ops.RefOperand) -> Window:
+    window = window_in_bounds(operand.ref, operand.transforms, eqn.primitive.name)
+    if isinstance(operand.ref.aval, types.AccumulatorRef):
+        wgmma.check_part(window, stored=False)
+    return window
+
+
+@registry.checks(load_p)
+def _check_load(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    for operand in _ref_operands(eqn):
+        window = _operand_window(eqn, operand)
+        _check_layout(operand.ref.aval, window, eqn.params["layout"])
+
+
+@registry.checks(_jax.get_p, _jax.swap_p, _jax.addupdate_p)
+def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    aval = eqn.invars[0].aval
+    name = eqn.primitive.name
+    if isinstance(aval, types.BarrierRef):
+        raise errors.MemorySpaceError(
+            "a barrier is read or written like an array",
+            expected="barrier_wait, barrier_arrive or a copy on the barrier",
+            got="an index expression on a barrier",
+            hint="choose a barrier of an array with barrier.at[i]",
+        )
+    leaves = eqn.invars[1:] if name == "get" else eqn.invars[2:]
+    transforms = jax.tree.unflatten(
+        eqn.params["tree"], [_static_value(v) for v in leaves]
+    )
+    window = window_in_bounds(eqn.invars[0], transforms, name)
+    if isinstance(aval, types.AccumulatorRef):
+        wgmma.check_part(window, stored=name != "get")
+    _check_element(aval, window)
+    if name == "get":
+        _check_layout(aval, window, None)
+
+
+def _check_element(aval: Any, window: Window) -> None:
+    """Refuses single elements of tiled SMEM, whose addresses no emitter computes."""
+    tiled = isinstance(aval, types.KernelRef) and bool(aval.transforms)
+    if window.shape == () and tiled:
+        raise errors.UnsupportedError(
+            "a single element of a tiled or swizzled SMEM array is accessed",
+            expected="whole tiles, or an array declared without transforms",
+            got=f"one element of an array of shape {tuple(aval.shape)}",
+            hint="load the array and use it in registers, or read from GMEM",
+        )
+
+
+def _check_layout(aval: Any, window: Window, layout: Any) -> None:
+    """Raises LayoutError unless the loaded array has a register layout."""
+    if window.shape == () or isinstance(aval, types.AccumulatorRef):
+        return
+    if layout is not None:
+        description = layouts.to_layout(layout)
+        # A strided layout that is not linear in coordinates still has a place for each.
+        if not isinstance(description, layouts.WGStridedLayout):
+            description.linear(window.shape)
+        return
+    tiled = any(isinstance(t, types.TilingTransform) for t in aval.transforms)
+    if tiled and len(window.shape) == 2 and window.shape[0] % types.WGMMA_ROWS == 0:
+        return
+    layouts.default_layout(window.shape, types.itemsize_bits(aval.dtype))
+
+
+def static_operands(eqn: _jax.JaxprEqn) -> Any:
+    """Returns the operands of a primitive of ours, literal indices as numbers."""
+    return ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
+
+
+def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
+    if "tree" not in eqn.params:
+        return []
+    operands = static_operands(eqn)
+    if not isinstance(operands, dict):
+        return []
+    return [x for x in operands.values() if isinstance(x, ops.RefOperand)]
+
+
+def _static_value(var: Any) -> Any:
+    """A literal index becomes its number; everything else stays a variable."""
+    if isinstance(var, _jax.Literal) and getattr(var.aval, "shape", None) == ():
+        return int(var.val)
+    return var
+
+
+def window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
+    """Resolves the steps one by one; each has to stay inside what it is applied to."""
+    shape = tuple(ref.aval.shape)
+    inner = shape
+    for step in transforms:
+        window = types.resolve(inner, (step,))
+        bad = window.over_the_edge()
+        if bad:
+            raise _out_of_bounds(window, bad[0], name)
+        inner = window.shape
+    return types.resolve(shape, transforms)
+
+
+def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsError:
+    start, size, shape = window.starts[axis], window.sizes[axis], window.array_shape
+    n = shape[axis]
+    if axis not in window.axes:
+        expected = f"0 to {n - 1} in dimension {axis} of {shape}"
+        got = f"index {start}"
+    else:
+        expected = f"a range inside of 0 to {n} in dimension {axis} of shape {shape}"
+        known = isinstance(start, int)
+        got = f"{start} to {start + size}" if known else f"a range of {size}"
+    return errors.OutOfBoundsError(
+        f"{_words(name)} outside of the reference",
+        expected=expected,
+        got=got,
+        hint="check the index, or the shape the reference was declared with",
+    )
+
+
+def _words(name: str) -> str:
+    return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(
+        name, name
+    )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies that TMA can carry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pallas_gpu.layouts as layouts
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check import references
+from pallas_gpu.layouts.smem.window import contiguous_layout
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import tma
+
+
+@registry.checks(tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p)
+def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    operands = references.static_operands(eqn)
+    src, dst = operands["src"], operands["dst"]
+    load = eqn.primitive is tma.copy_gmem_to_smem_p
+    gmem, smem = (src, dst) if load else (dst, src)
+    name = eqn.primitive.name
+    smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
+    # A range over the edge of the array is legal: TMA fills with zeros and clips.
+    gmem_window = gmem.window(gmem.ref.aval.shape)
+    pieces = 1
+    if load:
+        axes = eqn.params["collective_axes"]
+        _require_cluster_axes(axes, mesh, name)
+        sizes = dict(mesh.axes)
+        pieces = math.prod(sizes[a] for a in axes)
+    check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
+
+
+def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+    unknown = [a for a in axes if a not in mesh.cluster_names]
+    if unknown:
+        raise errors.AxisNameError(
+            f"{who}: no cluster axis is named {unknown[0]!r}",
+            expected=f"one of {tuple(mesh.cluster_names)}"
+            if mesh.cluster_names
+            else "a kernel with cluster=(...) and cluster_names=(...)",
+            got=tuple(axes),
+            hint="collective_axes names axes of the kernel's cluster",
+        )
+    if len(set(axes)) != len(axes):
+        raise errors.ArgumentError(
+            f"{who}: collective_axes names an axis twice",
+            expected="different cluster axes",
+            got=tuple(axes),
+            hint="name each axis once",
+        )
+
+
+def check_copy(
+    gmem_aval: Any,
+    gmem_window: Window,
+    smem_aval: Any,
+    smem_window: Window,
+    pieces: int = 1,
+) -> None:
+    """Raises LayoutError unless TMA can carry the copy, in as many equal pieces."""
+    for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
+        if window.is_transposed:
+            raise errors.UnsupportedError(
+                f"a copy of a transposed {what} reference is not supported",
+                expected="operands with their dimensions in order",
+                got=f"dimensions in the order {window.order}",
+                hint="copy it as it is, and transpose when loading from SMEM",
+            )
+    if math.prod(gmem_window.shape) == 0:
+        raise errors.ShapeError(
+            "a copy of nothing",
+            expected="at least one element",
+            got=f"shape {gmem_window.shape}",
+            hint="leave the copy out",
+        )
+    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
+    layouts.plan_copy(
+        tuple(gmem_aval.shape),
+        types.itemsize_bits(gmem_aval.dtype),
+        gmem_window.sizes,
+        gmem_window.squeezed,
+        contiguous_layout(layout, smem_window),
+        pieces=pieces,
+    )

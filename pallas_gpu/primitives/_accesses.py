@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which memory an equation reads and writes: the names given to `define`, resolved."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pallas_gpu import _jax, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import references as references  # describes them
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """One reference that an equation reads or writes.
+
+    Attributes:
+      operation: what the equation does.
+      name: the operand's name.
+      ref: the variable of the reference.
+      space: where it lies.
+      reads, writes: what is done to it.
+    """
+
+    operation: registry.Operation
+    name: str
+    ref: Any
+    space: types.Resource
+    reads: bool
+    writes: bool
+
+
+def accesses(eqn: _jax.JaxprEqn) -> list[Access]:
+    """Returns the references that an equation itself reads or writes.
+
+    What the jaxprs inside of a loop or a branch access is left out.
+    """
+    operation = registry.operation(eqn.primitive)
+    if operation is None or not operation.accesses:
+        return []
+    operands = _named_operands(operation, eqn)
+    found = []
+    for name in operation.accesses:
+        operand = operands[name]
+        if not isinstance(operand, ops.RefOperand):
+            continue  # absent, or an array in registers
+        space = operand.ref.aval.memory_space
+        reads, writes = name in operation.reads, name in operation.writes
+        found.append(Access(operation, name, operand.ref, space, reads, writes))
+    return found
+
+
+def _named_operands(operation: registry.Operation, eqn: Any) -> dict[str, Any]:
+    if operation.name in registry.JAX_PRIMITIVES:
+        return {"ref": ops.RefOperand(eqn.invars[0])}
+    return ops.unflatten(eqn.params["tree"], list(eqn.invars))
+
+
+def stores_to(eqn: _jax.JaxprEqn, space: types.MemorySpace) -> bool:
+    """True when threads store to the memory space; asynchronous copies do not count."""
+    return any(
+        access.writes and access.space is space and not access.operation.asynchronous
+        for access in accesses(eqn)
+    )

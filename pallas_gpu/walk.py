@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one iterator over the equations of a jaxpr, those of nested jaxprs included.
+
+Checks, planner and lowering all see a kernel's equations in this order: depth first,
+each equation before those of the jaxprs that it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pallas_gpu import _jax
+
+# An equation's identity: the number of its jaxpr, in the order of `walk`, and its index
+# there. A function that is called twice is one jaxpr, so both calls have the same
+# places: what its scopes declare exists once. Unlike `id(eqn)` a place is the same in
+# every process.
+Place = tuple[int, int]
+Numbers = dict[_jax.Jaxpr, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Body:
+    """A jaxpr that an equation runs.
+
+    Attributes:
+      jaxpr: the jaxpr, open.
+      inputs: the operand that each of its inputs is, for what a loop carries the
+        initial value; None for what the equation makes, such as the references that a
+        scope allocates, and for what is not known.
+    """
+
+    jaxpr: _jax.Jaxpr
+    inputs: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Site:
+    """An equation, where the walk finds it.
+
+    Attributes:
+      eqn: the equation.
+      place: its identity.
+      enclosing: the sites of the equations that run it, outermost first.
+      origins: for inputs of the equation's jaxpr, what they are outside of it.
+    """
+
+    eqn: _jax.JaxprEqn
+    place: Place
+    enclosing: tuple[Site, ...]
+    origins: Mapping[Any, Any]
+
+    @property
+    def where(self) -> str | None:
+        """The line of the equation, or of the innermost call around it that has one.
+
+        Functions of jax.numpy are jitted: their equations have no line of the kernel's.
+        """
+        lines = (_jax.where(site.eqn) for site in (self, *reversed(self.enclosing)))
+        return next((line for line in lines if line is not None), None)
+
+    def is_inside(self, primitive: Any) -> bool:
+        """True when an equation of the primitive runs this one."""
+        return any(site.eqn.primitive is primitive for site in self.enclosing)
+
+    def origin(self, atom: Any) -> Any:
+        """Returns what a variable is in the outermost jaxpr that knows it.
+
+        For a reference that is the input of the walked jaxpr, or the input of the scope
+        that allocates it: loops and branches pass references on as they are.
+        """
+        return atom if isinstance(atom, _jax.Literal) else self.origins.get(atom, atom)
+
+
+def bodies(eqn: _jax.JaxprEqn) -> list[Body]:
+    """Returns the jaxprs that an equation runs."""
+    operands = list(eqn.invars)
+    if eqn.primitive.name == "while":
+        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+        carry = operands[n_cond + n_body :]
+        consts = operands[n_cond : n_cond + n_body]
+        return [
+            _body(eqn.params["cond_jaxpr"].jaxpr, [*operands[:n_cond], *carry]),
+            _body(eqn.params["body_jaxpr"].jaxpr, [*consts, *carry]),
+        ]
+    if eqn.primitive.name == "cond":
+        operands = operands[1:]
+    elif eqn.primitive.name == "scan":
+        operands = operands[: sum(_jax.scan_arity(eqn.params))]
+    return [_body(inner, operands) for inner in _jax.jaxprs_in_params(eqn.params)]
+
+
+def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
+    made = len(jaxpr.invars) - len(operands)
+    if made < 0:  # a primitive that this module does not know, around a kernel
+        return Body(jaxpr, (None,) * len(jaxpr.invars))
+    return Body(jaxpr, (*operands, *(None,) * made))
+
+
+def walk(jaxpr: _jax.Jaxpr, numbers: Numbers | None = None) -> Iterator[Site]:
+    """Iterates over the equations of a jaxpr and of all that they run.
+
+    Args:
+      jaxpr: where to begin.
+      numbers: of the kernel's jaxprs, for a walk over a part of it.
+    """
+    yield from _visit(jaxpr, (), {}, {} if numbers is None else numbers)
+
+
+def number_jaxprs(jaxpr: _jax.Jaxpr) -> Numbers:
+    """Numbers a jaxpr and all that its equations run, in the order of `walk`."""
+    numbers: Numbers = {jaxpr: 0}
+    for _ in walk(jaxpr, numbers):
+        pass
+    return numbers
+
+
+def _visit(
+    jaxpr: _jax.Jaxpr,
+    enclosing: tuple[Site, ...],
+    outer: Mapping[Any, Any],
+    numbers: Numbers,
+) -> Iterator[Site]:
+    number = numbers.setdefault(jaxpr, len(numbers))
+    origins = dict(outer)
+    for i, eqn in enumerate(jaxpr.eqns):
+        site = Site(eqn, (number, i), enclosing, origins)
+        yield site
+        for body in bodies(eqn):
+            inner = {
+                var: site.origin(operand)
+                for var, operand in zip(body.jaxpr.invars, body.inputs, strict=True)
+                if operand is not None
+            }
+            yield from _visit(body.jaxpr, (*enclosing, site), inner, numbers)
+        origins |= _carried_references(site)
+
+
+def _carried_references(site: Site) -> dict[Any, Any]:
+    """References that a loop carries stay the same: its results are its operands."""
+    eqn = site.eqn
+    match eqn.primitive.name:
+        case "scan":
+            n_consts, n_carry = _jax.scan_arity(eqn.params)
+            carried = eqn.invars[n_consts : n_consts + n_carry]
+        case "while":
+            carried = eqn.invars[len(eqn.invars) - len(eqn.outvars) :]
+        case _:
+            return {}
+    return {
+        result: site.origin(operand)
+        for result, operand in zip(eqn.outvars, carried, strict=False)
+        if isinstance(result.aval, _jax.AbstractRef)
+    }
