@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing, reduce, relayout
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import Placement, RegisterArray
+from pallas_gpu.mosaic.registers import RegisterArray
 
 
 def available_bytes(kernel: KernelState) -> int:

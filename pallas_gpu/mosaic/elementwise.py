@@ -6,15 +6,10 @@ from __future__ import annotations
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.mosaic import registers
 from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.registers import (
-    Array,
-    Broadcast,
-    Mapped,
-    RegisterArray,
-    Splat,
-)
+from pallas_gpu.mosaic.registers import Array, Broadcast, Mapped, RegisterArray, Splat
 
 
 def apply(
@@ -100,11 +95,11 @@ def _same_shape(operands: tuple[Array, ...]) -> tuple[Array, ...]:
     )
 
 
-def _common_layout(arrays: list[RegisterArray]) -> registers.Placement:
+def _common_layout(arrays: list[RegisterArray]) -> Placement:
     layout = arrays[0].layout
     for other in arrays[1:]:
         if other.layout != layout:
-            first, second = map(registers.describe, (layout, other.layout))
+            first, second = map(describe, (layout, other.layout))
             raise errors.LayoutError(
                 "Operands of an elementwise operation have different layouts",
                 expected=f"one layout, such as {first} for both",

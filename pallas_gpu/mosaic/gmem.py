@@ -12,11 +12,16 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    default_placement,
+    place_registers,
+)
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, registers, smem
+from pallas_gpu.mosaic import addressing, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 from pallas_gpu.mosaic.smem import (
     add_index,
     check_stored,
@@ -119,9 +124,9 @@ def load(view: GmemView, layout=None) -> RegisterArray:
       layout: the register layout; None takes the strided default.
     """
     if layout is None:
-        placement = registers.default_placement(view.shape, view.dtype)
+        placement = default_placement(view.shape, dtypes.bits(view.dtype))
     else:
-        placement = registers.place_registers(layout, view.shape)
+        placement = place_registers(layout, view.shape)
     plan = _address(view, placement)
     memory = dtypes.memory_dtype(view.dtype)
     type_ = dtypes.vector_type(memory, plan.elements_per_access)
@@ -147,7 +152,8 @@ def store(view: GmemView, value: Array) -> None:
     """
     check_stored(view.shape, view.dtype, value)
     if isinstance(value, Deferred):
-        value = value.materialize(registers.default_placement(view.shape, view.dtype))
+        bits = dtypes.bits(view.dtype)
+        value = value.materialize(default_placement(view.shape, bits))
     plan = _address(view, value.layout)
     memory = dtypes.memory_dtype(view.dtype)
     pieces = [

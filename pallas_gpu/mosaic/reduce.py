@@ -19,10 +19,11 @@ from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.mosaic import addressing, mbarrier, shuffle
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.registers import Placement, RegisterArray, Splat, describe
+from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
 
 Kind = Literal["add", "mul", "max", "min", "and", "or"]

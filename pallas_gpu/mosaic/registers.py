@@ -16,107 +16,18 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
-from pallas_gpu import errors, layouts
+from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
-from pallas_gpu.layouts.registers.linear import THREADS
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    describe,
+    place,
+    place_registers,
+    reshape_placement,
+)
 from pallas_gpu.mosaic import addressing, module
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-
-Placement = LinearLayout | WGStridedLayout  # a strided one only where it is not linear
-
-
-def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
-    """The placement a layout gives an array of `shape`.
-
-    Args:
-      layout: a name of the catalogue, a description, or a placement already.
-    """
-    shape = tuple(shape)
-    if isinstance(layout, LinearLayout):
-        if layout.shape != shape:
-            raise errors.LayoutError(
-                "The layout was made for another shape",
-                expected=f"shape {shape}",
-                got=f"shape {layout.shape}",
-            )
-        return layout
-    description = layouts.to_layout(layout)
-    if isinstance(description, WGSplatLayout):
-        return description
-    if isinstance(description, WGStridedLayout) and not description.is_linear:
-        if description.shape != shape:
-            description.linear(shape)  # raises the error about the shape
-        return description
-    return description.linear(shape)
-
-
-def place_registers(layout, shape: Sequence[int]) -> Placement:
-    """As `place`, for arrays whose elements differ.
-
-    Raises:
-      LayoutError: the layout is a splat's.
-    """
-    placement = place(layout, shape)
-    if isinstance(placement, WGSplatLayout):
-        raise errors.LayoutError(
-            "Only a splat has a splat layout",
-            expected="a layout with a place for each element",
-            got=f"WG_SPLAT for shape {tuple(shape)}",
-            hint="cast to another layout",
-        )
-    return placement
-
-
-def default_placement(shape: Sequence[int], dtype: np.dtype) -> Placement:
-    """The layout of untiled memory: row-major, strided over the threads."""
-    size_bits = 8 * dtypes.memory_dtype(dtype).itemsize
-    return place_registers(layouts.default_layout(shape, size_bits), shape)
-
-
-def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
-    """The placement of the same registers, in their order, seen in another shape.
-
-    Raises:
-      LayoutError: the placement is neither strided nor linear in the new shape.
-    """
-    shape = tuple(shape)
-    if isinstance(layout, LinearLayout):
-        try:
-            return layout.reshape(shape)
-        except errors.LayoutError:
-            if not _is_strided(layout) or math.prod(shape) != layout.size:
-                raise
-    # Strided layouts only know the row-major index, which a reshape keeps.
-    strided = WGStridedLayout(shape, layout.vector_length)
-    return place_registers(strided, shape)
-
-
-def _is_strided(layout: LinearLayout) -> bool:
-    if layout.size % (THREADS * layout.vector_length):
-        return False
-    strided = WGStridedLayout(layout.shape, layout.vector_length)
-    return strided.is_linear and strided.linear() == layout
-
-
-@functools.lru_cache(maxsize=256)
-def describe(layout: Placement) -> str:
-    """A short name of a placement for messages."""
-    if isinstance(layout, WGStridedLayout):
-        return f"WG_STRIDED(shape={layout.shape}, vec_size={layout.vec_size})"
-    for name in layouts.Layout:
-        try:
-            if name.to_layout().linear(layout.shape) == layout:
-                return f"Layout.{name.name}"
-        except errors.PallasGpuError:
-            continue
-    if _is_strided(layout):
-        return f"Layout.WG_STRIDED({layout.shape}, vec_size={layout.vector_length})"
-    return (
-        f"a layout of {layout.num_registers} registers with "
-        f"{layout.vector_length} elements along axis {layout.vector_axis} and thread "
-        f"columns {layout.thread_columns}"
-    )
 
 
 @dataclasses.dataclass(frozen=True)

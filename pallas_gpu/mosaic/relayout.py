@@ -20,21 +20,17 @@ from pallas_gpu.layouts.moves.binary import Slot
 from pallas_gpu.layouts.moves.exchange import Exchange, Side
 from pallas_gpu.layouts.moves.relayout import Rename, RowMajor, filled
 from pallas_gpu.layouts.moves.shuffle import OWN_LANE, Network, Shuffle
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    describe,
+    place,
+    place_registers,
+)
 from pallas_gpu.mosaic import addressing, mbarrier, module, shuffle, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.reduce import SmemScratch
-from pallas_gpu.mosaic.registers import (
-    Array,
-    Deferred,
-    Placement,
-    RegisterArray,
-    Splat,
-    describe,
-    gather,
-    place,
-    place_registers,
-)
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, gather
 
 _WORD_BITS = 32
 

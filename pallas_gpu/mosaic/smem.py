@@ -13,14 +13,19 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    default_placement,
+    place_registers,
+)
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, module, registers
+from pallas_gpu.mosaic import addressing, module
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.registers import Array, Deferred, Placement, RegisterArray
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,9 +156,9 @@ def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArra
       LayoutError: the view and the layout do not fit each other.
     """
     if layout is None:
-        placement = registers.default_placement(view.shape, view.dtype)
+        placement = default_placement(view.shape, dtypes.bits(view.dtype))
     else:
-        placement = registers.place_registers(layout, view.shape)
+        placement = place_registers(layout, view.shape)
     plan, order = _plan(view, placement, "load", optimized)
     pointers = _addresses(plan, slice_pointer(view))
     memory = dtypes.memory_dtype(view.dtype)
@@ -210,7 +215,7 @@ def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArra
     if isinstance(value, RegisterArray):
         return value
     assert isinstance(value, Deferred)
-    return value.materialize(registers.default_placement(view.shape, view.dtype))
+    return value.materialize(default_placement(view.shape, dtypes.bits(view.dtype)))
 
 
 def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:

@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.registers.placement import describe, place
 from pallas_gpu.layouts.smem.wgmma_descriptor import (
     ADDRESS_MASK,
     ADDRESS_SHIFT,
@@ -321,12 +322,12 @@ def _linear(x: RegisterArray) -> LinearLayout:
 
 
 def _check_layout(x: RegisterArray, name: str, *allowed: Layout) -> None:
-    if any(x.layout == registers.place(layout, x.shape) for layout in allowed):
+    if any(x.layout == place(layout, x.shape) for layout in allowed):
         return
     raise errors.LayoutError(
         f"{name} of wgmma lies in other threads than the tensor core's fragment",
         expected=" or ".join(f"Layout.{layout.name}" for layout in allowed),
-        got=registers.describe(x.layout),
+        got=describe(x.layout),
         hint=f"layout_cast it to Layout.{allowed[0].name}, or load it in that layout",
     )
 

@@ -3,7 +3,8 @@
 
 from pallas_gpu.ops import attention_kernel as _attention_kernel
 from pallas_gpu.ops import matmul as _matmul
-from pallas_gpu.ops.attention import AttentionConfig, attention
+from pallas_gpu.ops.attention import attention
+from pallas_gpu.ops.attention_config import AttentionConfig
 from pallas_gpu.ops.matmul import MatmulConfig, matmul
 
 __all__ = ["AttentionConfig", "MatmulConfig", "attention", "clear_cache", "matmul"]

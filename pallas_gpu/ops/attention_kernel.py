@@ -18,21 +18,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.attention_config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.tiles import tiles
 
-if TYPE_CHECKING:
-    from pallas_gpu.ops.attention import AttentionConfig
-
-# Registers a thread of the producer and of a consumer, by the number of consumers; of
-# an SM's 65536 they use 64512 and 65536.
-REGISTERS = {2: (40, 232), 3: (32, 160)}
 # The exponents of a masked score, scaled, and of the largest power of two in float32.
 _MASKED_EXPONENT, _LARGEST_EXPONENT = 100, 127
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)

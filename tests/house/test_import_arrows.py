@@ -156,6 +156,60 @@ def arrow_complaints(root: Path) -> list[str]:
     return found
 
 
+def circles(root: Path) -> list[tuple[str, str]]:
+    """Pairs of files of the package that import each other, also inside functions."""
+    files = [file for file in python_files(root) if file.startswith("pallas_gpu/")]
+    of_module = {
+        file.removesuffix(".py").removesuffix("/__init__").replace("/", "."): file
+        for file in files
+    }
+    imports: set[tuple[str, str]] = set()
+    for file in files:
+        tree = ast.parse((root / file).read_text(), filename=file)
+        for _, name in imported_names(tree, file):
+            # The last part of a name is a module, or something that a module defines.
+            modules = (name, name.rpartition(".")[0])
+            target = next((of_module[m] for m in modules if m in of_module), file)
+            imports.add((file, target))
+    return sorted((a, b) for a, b in imports if a < b and (b, a) in imports)
+
+
+def test_no_two_files_import_each_other():
+    assert circles(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("from pallas_gpu.types import barrier", "from pallas_gpu.types import refs"),
+        ("from pallas_gpu.types.barrier import Barrier", "from . import refs"),
+        ("def f():\n    from pallas_gpu.types import barrier", "from .refs import x"),
+        (
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+            "    from pallas_gpu.types.barrier import Barrier",
+            "import pallas_gpu.types.refs",
+        ),
+    ],
+)
+def test_two_files_that_import_each_other_are_found(tmp_path, first, second):
+    _write(
+        tmp_path / "pallas_gpu/types/__init__.py", "from pallas_gpu.types import refs"
+    )
+    _write(tmp_path / "pallas_gpu/types/refs.py", first)
+    _write(tmp_path / "pallas_gpu/types/barrier.py", second)
+    pair = ("pallas_gpu/types/barrier.py", "pallas_gpu/types/refs.py")
+    assert circles(tmp_path) == [pair]
+
+
+def test_a_file_that_imports_its_own_package_is_in_a_circle_with_it(tmp_path):
+    _write(
+        tmp_path / "pallas_gpu/types/__init__.py", "from pallas_gpu.types import refs"
+    )
+    _write(tmp_path / "pallas_gpu/types/refs.py", "from pallas_gpu import types")
+    pair = ("pallas_gpu/types/__init__.py", "pallas_gpu/types/refs.py")
+    assert circles(tmp_path) == [pair]
+
+
 def test_imports_of_the_package_run_upward_and_use_the_right_doors():
     assert arrow_complaints(ROOT) == []
 

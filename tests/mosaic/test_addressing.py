@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import addressing, gmem, registers
 from pallas_gpu.mosaic.elements import dtypes
 
@@ -20,7 +21,7 @@ COLUMNS = [
 
 def test_sums_and_exclusive_ors_of_every_thread(run_kernel, typed):
     def body(kb, out):
-        layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))
+        layout = place(registers.WGStridedLayout((128,), 1), (128,))
         for i, columns in enumerate(COLUMNS):
             for j, of in enumerate((addressing.thread_sum, addressing.thread_xor)):
                 array = registers.splat(of(columns), dtypes.I32, (128,))

@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import cluster, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.smem import SmemView
 
@@ -17,7 +18,7 @@ I32 = np.dtype(np.int32)
 
 def write_row(kb, out, row, value) -> None:
     """Fills a row of 128 with one i32."""
-    layout = registers.place(WGStridedLayout((128,), 1), (128,))
+    layout = place(WGStridedLayout((128,), 1), (128,))
     array = registers.splat(value, I32, (128,)).materialize(layout)
     gmem.store(out.slice((row, 0), (None, 128)), array)
 

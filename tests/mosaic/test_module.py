@@ -9,6 +9,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import gmem, mbarrier, module, registers
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 
@@ -109,7 +110,7 @@ def test_invalid_operations_become_compilation_errors():
 
 def test_threads_know_who_they_are(run_kernel, typed):
     def body(kb, warps, groups, lanes):
-        layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))
+        layout = place(registers.WGStridedLayout((128,), 1), (128,))
         ids = kb.threads
         pairs = ((warps, ids.warp), (groups, ids.warpgroup), (lanes, ids.lane))
         for out, value in pairs:
@@ -128,7 +129,7 @@ def test_threads_know_who_they_are(run_kernel, typed):
 def test_one_thread_of_each_warpgroup_is_elected(run_kernel, typed):
     def body(kb, out):
         i32 = ir.IntegerType.get_signless(32)
-        layout = registers.place(registers.WGStridedLayout((128,), 1), (128,))
+        layout = place(registers.WGStridedLayout((128,), 1), (128,))
         for i, flag in enumerate((kb.threads.elected, mbarrier.block_leader())):
             value = arith.extui(i32, flag)
             part = out.slice((i, kb.threads.warpgroup, 0), (None, None, 128))

@@ -8,6 +8,9 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.registers.placement import (
+    place,
+)
 from pallas_gpu.mosaic import elementwise, gmem, registers
 from pallas_gpu.mosaic.elements import dtypes
 
@@ -126,33 +129,8 @@ def test_broadcasts_and_reshapes_of_deferred_arrays_stay_deferred(build):
 
 def test_a_register_array_needs_its_registers(build):
     def body(kb):
-        placement = registers.place(Layout.WGMMA, SHAPE)
+        placement = place(Layout.WGMMA, SHAPE)
         with pytest.raises(errors.InternalError, match="one value per register"):
             registers.RegisterArray((), placement, dtypes.F32)
 
     build(body)
-
-
-@pytest.mark.parametrize(
-    ("layout", "shape", "name"),
-    [
-        (Layout.WGMMA, (64, 8), "Layout.WGMMA"),
-        (Layout.WG_STRIDED((256,), vec_size=2), (256,), "WG_STRIDED((256,), vec_size"),
-        (Layout.WG_STRIDED((384, 3), vec_size=1), (384, 3), "WG_STRIDED(shape=(384"),
-    ],
-)
-def test_messages_name_layouts_as_users_do(layout, shape, name):
-    assert name in registers.describe(registers.place(layout, shape))
-
-
-@pytest.mark.parametrize("shape", [(6, 1024), (3, 2048), (48, 128), (6144,)])
-def test_a_strided_array_has_every_shape_of_its_size(shape):
-    layout = registers.default_placement((96, 64), np.dtype(np.float32))
-    reshaped = registers.reshape_placement(layout, shape)
-    assert reshaped == registers.default_placement(shape, np.dtype(np.float32))
-
-
-def test_a_tiled_array_has_no_shape_that_cuts_its_tiles():
-    layout = registers.place_registers(Layout.WGMMA, (64, 24))
-    with pytest.raises(errors.LayoutError, match="not linear"):
-        registers.reshape_placement(layout, (48, 32))

@@ -8,6 +8,7 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import gmem, reduce, registers, relayout
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from tests.support.lockstep import machine as lockstep
@@ -39,7 +40,7 @@ def relayout_body(src, dst, scratch=0):
         x = gmem.load(view, src)
         room = reduce.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
         moved = relayout.layout_cast(x, dst, room)
-        assert moved.layout == registers.place(dst, view.shape)
+        assert moved.layout == place(dst, view.shape)
         gmem.store(out, moved)
 
     return body
@@ -144,7 +145,7 @@ def test_too_little_scratch_says_how_much_is_needed(build, typed):
 
 
 def test_the_scratch_needed_is_what_is_there_or_more():
-    src, dst = (registers.place(y, (64, 64)) for y in (Layout.WGMMA, STRIDED))
+    src, dst = (place(y, (64, 64)) for y in (Layout.WGMMA, STRIDED))
     assert relayout.scratch_bytes_needed(src, src, 32, 0) == 0
     assert relayout.scratch_bytes_needed(src, dst, 32, 8192) == 8192
     assert 0 < relayout.scratch_bytes_needed(src, dst, 32, 0) <= 2048
@@ -154,6 +155,6 @@ def test_a_deferred_array_is_made_in_the_layout(build):
     def body(kb):
         iota = registers.iota(np.int32, (64, 64), 1)
         made = relayout.layout_cast(iota, Layout.WGMMA)
-        assert made.layout == registers.place(Layout.WGMMA, (64, 64))
+        assert made.layout == place(Layout.WGMMA, (64, 64))
 
     build(body)

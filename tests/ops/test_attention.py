@@ -13,7 +13,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.attention import AttentionConfig, attention
+from pallas_gpu.ops.attention import attention
+from pallas_gpu.ops.attention_config import AttentionConfig
 from tests.support import everywhere
 
 SMALL = AttentionConfig(block_kv=64)

@@ -17,7 +17,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.mosaic.registers import place
+from pallas_gpu.layouts.registers.placement import place
 
 Layout = plgpu.Layout
 F32, F16, BF16 = (

@@ -17,10 +17,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import logical, relayout
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _registry as registry
 
 Expander = Callable[["Expansion", Any], None]
@@ -75,7 +77,9 @@ class Expansion:
         """As `operand`, in registers."""
         array = self.operand(op, i, dtype)
         if isinstance(array, regs.Deferred):
-            return array.materialize(regs.default_placement(array.shape, array.dtype))
+            return array.materialize(
+                default_placement(array.shape, dtypes.bits(array.dtype))
+            )
         return array
 
     def in_layout(self, array: regs.Array, wanted: Any) -> regs.Array:

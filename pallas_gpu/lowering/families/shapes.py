@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -80,7 +81,7 @@ def static_slice(x: vals.Vector, starts: Any, sizes: Any) -> vals.Vector:
 def placed(x: Any) -> regs.RegisterArray:
     """A deferred array takes the default layout where there is nothing to meet."""
     if isinstance(x, regs.Deferred):
-        return x.materialize(regs.default_placement(x.shape, x.dtype))
+        return x.materialize(default_placement(x.shape, dtypes.bits(x.dtype)))
     return x
 
 

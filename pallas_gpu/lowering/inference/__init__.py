@@ -20,12 +20,12 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import SmemLayout, TmemLayout
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.inference import assembly, explain, solver
 from pallas_gpu.lowering.inference.annotate import annotate
 from pallas_gpu.lowering.inference.constraints import collect
 from pallas_gpu.lowering.inference.network import Port
 from pallas_gpu.lowering.inference.sources import where
-from pallas_gpu.mosaic.registers import Placement
 
 
 class Assignment:

@@ -9,8 +9,8 @@ from typing import Protocol
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import SmemLayout, TmemLayout
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering.inference.spaces import smem
-from pallas_gpu.mosaic.registers import Placement, describe
 
 # Attributes that stand in the text only.
 _OPERANDS, _RESULTS = "layouts.operands", "layouts.results"

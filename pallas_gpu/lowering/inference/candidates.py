@@ -13,11 +13,11 @@ from collections.abc import Iterator
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
 from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Variable
 from pallas_gpu.lowering.inference.relations import default, spread
 from pallas_gpu.lowering.inference.spaces import tmem
-from pallas_gpu.mosaic.registers import Placement, place_registers
 
 # Candidates of a cell, beyond those that operations demand.
 LIMIT = 12

@@ -22,11 +22,11 @@ from pallas_gpu import types
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
-from pallas_gpu.mosaic.registers import Placement
 
 # Fractions of a cycle, and room for the preferences of many thousand variables.
 _STEPS_PER_CYCLE = 4

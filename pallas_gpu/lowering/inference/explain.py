@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, TmemLayout, default_layout
+from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering.inference import relations, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
 from pallas_gpu.lowering.inference.network import (
@@ -26,7 +27,6 @@ from pallas_gpu.lowering.inference.network import (
 )
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
-from pallas_gpu.mosaic.registers import describe
 
 # Scratch that is tried: more leaves no room for a kernel's own arrays.
 _LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16

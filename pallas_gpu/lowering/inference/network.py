@@ -19,12 +19,12 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import logical
-from pallas_gpu.mosaic.registers import Placement
 
 # "splat": the same element everywhere; "made": an iota, or made of deferred values.
 Deferral = Literal["splat", "made"]

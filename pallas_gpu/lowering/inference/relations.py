@@ -17,8 +17,12 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
 from pallas_gpu.layouts.registers.defaults import spread_layout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    place_registers,
+    reshape_placement,
+)
 from pallas_gpu.lowering.inference import scratch
-from pallas_gpu.mosaic.registers import Placement, place_registers, reshape_placement
 
 # Registers of one array above which a thread spills (255 in all, CUDA C++ Programming
 # Guide, "Compute Capabilities").

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.mosaic import reduce
-from pallas_gpu.mosaic.registers import Placement
 
 
 def for_reduction(layout: Placement, axes: Sequence[int], bits: int) -> int | None:

@@ -12,12 +12,12 @@ from jaxlib.mlir import ir
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.families import elementwise as family
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic.elements import arithmetic, table
 from pallas_gpu.mosaic.elements.row import Case, Row
-from pallas_gpu.mosaic.registers import place
 from pallas_gpu.primitives import _registry as registry
 from tests.support.inference_bodies import Body
 from tests.support.lockstep import kernels as in_lockstep

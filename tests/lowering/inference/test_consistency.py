@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves import costs
-from pallas_gpu.mosaic.registers import place, reshape_placement
+from pallas_gpu.layouts.registers.placement import place, reshape_placement
 from tests.support.inference_bodies import Body
 
 SCRATCH = 2048

@@ -7,7 +7,7 @@ import pytest
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic.registers import Placement, describe, place
+from pallas_gpu.layouts.registers.placement import Placement, describe, place
 from tests.support.inference_bodies import Body
 
 SQUARE = (64, 64)

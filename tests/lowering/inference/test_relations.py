@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.relations import (
     Broadcast,
@@ -19,7 +20,6 @@ from pallas_gpu.lowering.inference.relations import (
     Slice,
     Transpose,
 )
-from pallas_gpu.mosaic.registers import place
 
 SHAPE = (64, 64)
 LAYOUTS = [

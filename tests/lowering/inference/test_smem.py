@@ -8,9 +8,9 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.inference.spaces import smem
-from pallas_gpu.mosaic.registers import place
 from tests.support.inference_bodies import Body
 
 SQUARE = (64, 64)

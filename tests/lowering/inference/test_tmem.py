@@ -11,9 +11,9 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout, TmemLayout, transfers
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import inference
 from pallas_gpu.mosaic import dialect
-from pallas_gpu.mosaic.registers import place
 from tests.support.inference_bodies import SMEM, Body
 
 TMEM = "#mosaic_gpu.tmem"

@@ -20,6 +20,7 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
@@ -32,7 +33,6 @@ from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import dialect
-from pallas_gpu.mosaic.registers import Placement
 
 # Widest first: with more bytes in a row of a tile fewer instructions move the array.
 _SWIZZLES = (128, 64, 32)

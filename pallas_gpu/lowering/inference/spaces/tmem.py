@@ -15,10 +15,10 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, TmemKind, TmemLayout, transfers
 from pallas_gpu.layouts.registers.descriptions import RegisterLayout
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, allocated_columns
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import TmemArray, Use
-from pallas_gpu.mosaic.registers import Placement, place_registers
 
 _HALF_ROWS = 64
 _KINDS = list(TmemKind)

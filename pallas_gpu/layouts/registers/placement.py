@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a layout puts the elements of an array of a given shape."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+from pallas_gpu.errors import LayoutError, PallasGpuError
+from pallas_gpu.layouts.registers.catalogue import Layout, to_layout
+from pallas_gpu.layouts.registers.defaults import default_layout
+from pallas_gpu.layouts.registers.descriptions import WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
+
+# A strided layout only where it is not linear.
+Placement = LinearLayout | WGStridedLayout
+
+
+def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
+    """Returns the placement that a layout gives an array of `shape`.
+
+    Args:
+      layout: a name of the catalogue, a description, or a placement already.
+    """
+    shape = tuple(shape)
+    if isinstance(layout, LinearLayout):
+        if layout.shape != shape:
+            raise LayoutError(
+                "The layout was made for another shape",
+                expected=f"shape {shape}",
+                got=f"shape {layout.shape}",
+            )
+        return layout
+    description = to_layout(layout)
+    if isinstance(description, WGSplatLayout):
+        return description
+    if isinstance(description, WGStridedLayout) and not description.is_linear:
+        if description.shape != shape:
+            description.linear(shape)  # raises the error about the shape
+        return description
+    return description.linear(shape)
+
+
+def place_registers(layout, shape: Sequence[int]) -> Placement:
+    """Returns the placement of an array whose elements differ; see `place`.
+
+    Raises:
+      LayoutError: the layout is a splat's.
+    """
+    placement = place(layout, shape)
+    if isinstance(placement, WGSplatLayout):
+        raise LayoutError(
+            "Only a splat has a splat layout",
+            expected="a layout with a place for each element",
+            got=f"WG_SPLAT for shape {tuple(shape)}",
+            hint="cast to another layout",
+        )
+    return placement
+
+
+def default_placement(shape: Sequence[int], bits: int) -> Placement:
+    """Returns the layout of untiled memory: row-major, strided over the threads.
+
+    Args:
+      shape: shape of the array.
+      bits: width of an element; in memory one of fewer than 8 bits takes a byte.
+    """
+    return place_registers(default_layout(shape, max(bits, 8)), shape)
+
+
+def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
+    """Returns the placement of the same registers, in their order, in another shape.
+
+    Raises:
+      LayoutError: the placement is neither strided nor linear in the new shape.
+    """
+    shape = tuple(shape)
+    if isinstance(layout, LinearLayout):
+        try:
+            return layout.reshape(shape)
+        except LayoutError:
+            if not _is_strided(layout) or math.prod(shape) != layout.size:
+                raise
+    # Strided layouts only know the row-major index, which a reshape keeps.
+    strided = WGStridedLayout(shape, layout.vector_length)
+    return place_registers(strided, shape)
+
+
+def _is_strided(layout: LinearLayout) -> bool:
+    if layout.size % (THREADS * layout.vector_length):
+        return False
+    strided = WGStridedLayout(layout.shape, layout.vector_length)
+    return strided.is_linear and strided.linear() == layout
+
+
+@functools.lru_cache(maxsize=256)
+def describe(layout: Placement) -> str:
+    """Returns a short name of a placement, for messages."""
+    if isinstance(layout, WGStridedLayout):
+        return f"WG_STRIDED(shape={layout.shape}, vec_size={layout.vec_size})"
+    for name in Layout:
+        try:
+            if name.to_layout().linear(layout.shape) == layout:
+                return f"Layout.{name.name}"
+        except PallasGpuError:
+            continue
+    if _is_strided(layout):
+        return f"Layout.WG_STRIDED({layout.shape}, vec_size={layout.vector_length})"
+    return (
+        f"a layout of {layout.num_registers} registers with "
+        f"{layout.vector_length} elements along axis {layout.vector_axis} and thread "
+        f"columns {layout.thread_columns}"
+    )

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention for Hopper: tile sizes, schedule and registers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu import arch, errors
+
+# Registers per thread of the producer and of a consumer, by the number of consumers; of
+# an SM's 65536 they use 64512 and 65536.
+REGISTERS = {2: (40, 232), 3: (32, 160)}
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionConfig:
+    """Tile sizes and schedule of `attention`.
+
+    Attributes:
+      rows: rows of Q of one consumer.
+      block_kv: rows of K and V of one step.
+      stages: SMEM buffers of each ring.
+      consumers: compute warpgroups: 2 or 3.
+      ping_pong: consumers alternate in issuing products.
+      heads_together: heads whose tiles run at the same time, so that their K and V stay
+        in the L2 cache; rounded down to a divisor of batch times heads.
+      blocks: number of persistent blocks; they load the next tile's operands while the
+        last one is being stored. None starts a block for each tile.
+
+    Raises:
+      ArgumentError: sizes that the tensor core does not support.
+    """
+
+    rows: int = 64
+    block_kv: int = 128
+    stages: int = 2
+    consumers: int = 2
+    ping_pong: bool = True
+    heads_together: int = 8
+    blocks: int | None = None
+
+    def __post_init__(self):
+        # wgmma: M is a multiple of 64. A block of K is the N of one product, at most
+        # 256; a block of V is the K of the other, a multiple of 16.
+        if self.rows < 64 or self.rows % 64 or self.block_kv not in range(16, 257, 16):
+            raise errors.ArgumentError(
+                "AttentionConfig: the tensor core has no such tile",
+                expected="rows a multiple of 64, block_kv a multiple of 16 up to 256",
+                got=f"rows={self.rows}, block_kv={self.block_kv}",
+                hint="start from AttentionConfig()",
+            )
+        if self.consumers not in REGISTERS:
+            raise errors.ArgumentError(
+                "AttentionConfig: no such number of consumers",
+                expected="2 or 3",
+                got=self.consumers,
+                hint="2 have 232 registers a thread, 3 have 160",
+            )
+        if self.stages < 1 or self.heads_together < 1:
+            raise errors.ArgumentError(
+                "AttentionConfig: a number is not positive",
+                expected="stages and heads_together of 1 or more",
+                got=f"stages={self.stages}, heads_together={self.heads_together}",
+                hint="two stages hide the latency of copies on an H200",
+            )
+        if self.blocks is not None and self.blocks < 1:
+            raise errors.ArgumentError(
+                "AttentionConfig: there are no blocks",
+                expected="1 or more, or None",
+                got=self.blocks,
+                hint="use one per SM, or None for one per tile",
+            )
+
+    @classmethod
+    def default(cls, head_dim: int, *, causal: bool = False) -> AttentionConfig:
+        """Returns the fastest configuration of `benchmarks/attention.py`."""
+        if head_dim <= 64:
+            return cls(consumers=3, stages=4)
+        if head_dim > 128:
+            return cls(block_kv=64)
+        if causal:
+            return cls()
+        # Without a mask all tiles take the same time: a block for each SM shares them
+        # evenly, and the copies for a tile overlap with the end of the one before.
+        return cls(blocks=arch.SM_90A.sm_count, heads_together=1)
+
+    @property
+    def block_q(self) -> int:
+        """Rows of Q of a block."""
+        return self.consumers * self.rows
+
+    def accumulator_registers(self, head_dim: int) -> int:
+        """Registers per thread for result, scores and probabilities."""
+        words = head_dim + self.block_kv + self.block_kv // 2
+        return self.rows * words // 128
