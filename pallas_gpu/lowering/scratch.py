@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.moves import reduction, relayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.mosaic import addressing, reduce, relayout
+from pallas_gpu.mosaic import addressing, reduce
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.registers import RegisterArray
 
@@ -42,7 +43,7 @@ def for_relayout(
 ) -> reduce.SmemScratch | None:
     """Returns the scratch if the relayout uses it; the emitter checks its size."""
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
-    if not relayout.scratch_bytes_needed(x.layout, target, bits, available):
+    if not relayout.scratch_bytes(x.layout, target, bits, available):
         return None
     return of_warpgroup(kernel)
 
@@ -55,7 +56,7 @@ def for_reduction(
     Raises:
       OutOfResources: there is too little of it.
     """
-    needed = reduce.scratch_bytes(x.layout, axes, x.dtype)
+    needed = reduction.scratch_bytes(x.layout, axes, dtypes.bits(x.dtype))
     got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
     return of_bytes(kernel, needed, "a reduction across warps", got)
 

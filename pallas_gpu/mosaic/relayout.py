@@ -35,19 +35,6 @@ from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, g
 _WORD_BITS = 32
 
 
-def scratch_bytes_needed(
-    src: Placement, dst: Placement, bits: int, available_bytes: int
-) -> int:
-    """SMEM that `relayout` takes; more than what is available where less cannot do.
-
-    Args:
-      bits: width of an element; 1 for a bool.
-    """
-    if src == dst:
-        return 0
-    return plan_relayout(src, dst, bits, available_bytes).scratch_bytes
-
-
 def layout_cast(x: Array, layout, scratch: SmemScratch | None = None) -> Array:
     """Gives an array a layout, as `relayout` does; a deferred array is made in it.
 
@@ -76,7 +63,7 @@ def relayout(
     Args:
       x: bools travel as bytes, float8 as its bits.
       target: the new layout, of the same shape.
-      scratch: SMEM for what crosses warps; see `scratch_bytes_needed`.
+      scratch: SMEM for what crosses warps; see `layouts/moves/relayout.py`.
 
     Raises:
       OutOfResources: the scratch is too small.

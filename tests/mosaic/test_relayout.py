@@ -144,13 +144,6 @@ def test_too_little_scratch_says_how_much_is_needed(build, typed):
     build(enough, [x], [x], smem_bytes=info.value.used_bytes)
 
 
-def test_the_scratch_needed_is_what_is_there_or_more():
-    src, dst = (place(y, (64, 64)) for y in (Layout.WGMMA, STRIDED))
-    assert relayout.scratch_bytes_needed(src, src, 32, 0) == 0
-    assert relayout.scratch_bytes_needed(src, dst, 32, 8192) == 8192
-    assert 0 < relayout.scratch_bytes_needed(src, dst, 32, 0) <= 2048
-
-
 def test_a_deferred_array_is_made_in_the_layout(build):
     def body(kb):
         iota = registers.iota(np.int32, (64, 64), 1)

@@ -8,7 +8,8 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import gmem, reduce, registers, scan
+from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.mosaic import gmem, reduce, scan
 from tests.support.lockstep import machine as lockstep
 
 ACCUMULATE = {
@@ -29,7 +30,7 @@ LAYOUTS = {
 
 def scan_body(kind, layout, axis, reverse=False, scratch=2048):
     def body(kb, view, out):
-        x = gmem.load(view, registers.place(layout, view.shape) if layout else None)
+        x = gmem.load(view, place(layout, view.shape) if layout else None)
         room = reduce.SmemScratch(kb.smem_pointer(0), scratch)
         gmem.store(out, scan.scan(kind, x, axis, reverse=reverse, scratch=room))
 

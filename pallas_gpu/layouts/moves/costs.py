@@ -15,13 +15,11 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.gmem.access import plan_gmem
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.layouts.moves.relayout import plan_relayout
-from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
-from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS, LinearLayout
+from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.layout import SmemLayout
-
-Placement = LinearLayout | WGStridedLayout
 
 
 @functools.lru_cache(maxsize=8192)

@@ -20,11 +20,10 @@ from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
 from pallas_gpu.layouts.moves.shuffle import Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS, LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import Kind
 from pallas_gpu.layouts.smem.layout import SmemLayout
-
-Placement = LinearLayout | WGStridedLayout
 
 # Pieces of most pairs of layouts fit it; see `plan_relayout`.
 _AMPLE_SCRATCH_BYTES = 8192
@@ -269,3 +268,16 @@ def _regrouping(groups: Iterable[Sequence[Slot]], bits: int) -> float:
             # prmt takes the bytes of two words.
             count += max(len(words) - 1, 1)
     return count * rates.PERMUTE
+
+
+def scratch_bytes(
+    src: Placement, dst: Placement, bits: int, available_bytes: int
+) -> int:
+    """Returns the scratch of a relayout; more than is available where less cannot do.
+
+    Args:
+      bits: width of an element; 1 for a bool.
+    """
+    if src == dst:
+        return 0
+    return plan_relayout(src, dst, bits, available_bytes).scratch_bytes

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scan import ScanPlan, plan_scan
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
@@ -22,7 +23,6 @@ from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical, scan
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import Placement
 
 # lax's primitives, and what combines the elements.
 KINDS: dict[str, scan.Kind] = {

@@ -6,11 +6,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import numpy as np
-
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.moves.reduction import scratch_bytes
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.mosaic import reduce
 
 
 def for_reduction(layout: Placement, axes: Sequence[int], bits: int) -> int | None:
@@ -21,6 +19,6 @@ def for_reduction(layout: Placement, axes: Sequence[int], bits: int) -> int | No
 @functools.lru_cache(maxsize=2048)
 def _for_reduction(layout: Placement, axes: tuple[int, ...], bits: int) -> int | None:
     try:
-        return reduce.scratch_bytes(layout, axes, np.dtype(f"uint{bits}"))
+        return scratch_bytes(layout, axes, bits)
     except LayoutError:
         return None

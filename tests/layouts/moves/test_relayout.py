@@ -15,10 +15,17 @@ from pallas_gpu.layouts import Layout, LinearLayout, WGStridedLayout
 from pallas_gpu.layouts.moves import costs
 from pallas_gpu.layouts.moves.binary import binary_layout
 from pallas_gpu.layouts.moves.exchange import Exchange, plan_exchanges
-from pallas_gpu.layouts.moves.relayout import Rename, RowMajor, filled, plan_relayout
+from pallas_gpu.layouts.moves.relayout import (
+    Rename,
+    RowMajor,
+    filled,
+    plan_relayout,
+    scratch_bytes,
+)
 from pallas_gpu.layouts.moves.shuffle import Network, Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.defaults import default_layout
+from pallas_gpu.layouts.registers.placement import place
 
 SHAPE = (128, 64)
 THREADS = np.arange(128)
@@ -310,3 +317,11 @@ def test_a_relayout_keeps_the_shape_and_moves_bytes():
         plan_relayout(src, catalogue.WGMMA.linear((64, 32)), 32)
     with pytest.raises(LayoutError, match="whole bytes"):
         plan_relayout(src, src, 4)
+
+
+def test_the_scratch_needed_is_what_is_there_or_more():
+    strided = Layout.WG_STRIDED((64, 64), vec_size=4)
+    src, dst = (place(y, (64, 64)) for y in (Layout.WGMMA, strided))
+    assert scratch_bytes(src, src, 32, 0) == 0
+    assert scratch_bytes(src, dst, 32, 8192) == 8192
+    assert 0 < scratch_bytes(src, dst, 32, 0) <= 2048

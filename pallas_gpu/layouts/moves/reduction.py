@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plans reductions: within a thread, across the lanes of a warp, across the four warps.
+
+Which of these a reduction needs follows from the layout: registers whose origins differ
+along a reduced axis are combined in the thread, thread bits whose column lies in a
+reduced axis by a butterfly of shuffles (lanes) or through SMEM (warps).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.linear import (
+    LANE_BITS,
+    THREAD_BITS,
+    WARPS,
+    LinearLayout,
+)
+from pallas_gpu.layouts.registers.placement import Placement, describe
+
+
+@dataclasses.dataclass(frozen=True)
+class Reduction:
+    """What a reduction of a layout consists of.
+
+    Attributes:
+      groups: for each register of the result the registers that are combined into it.
+      vector_reduced: whether the elements of a register are combined too.
+      lanes: thread bits to combine by shuffles.
+      warps: thread bits to combine through SMEM.
+      slots: lane bits that tell apart what the lanes of a warp end up with.
+      result: the result's layout; None for a scalar.
+      length: elements per register of the result.
+    """
+
+    groups: tuple[tuple[int, ...], ...]
+    vector_reduced: bool
+    lanes: tuple[int, ...]
+    warps: tuple[int, ...]
+    slots: tuple[int, ...]
+    result: LinearLayout | None
+    length: int
+
+    def slot_bytes(self, bits: int) -> int:
+        """Returns the scratch for one register of one lane.
+
+        Args:
+          bits: width of an element; one of fewer than 8 bits takes a byte.
+        """
+        return self.length * max(bits, 8) // 8
+
+    def round_bytes(self, bits: int) -> int:
+        """Returns the scratch for one register of each thread."""
+        return WARPS * (1 << len(self.slots)) * self.slot_bytes(bits)
+
+
+def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
+    """Returns the scratch with which a reduction needs one round; 0 if it needs none.
+
+    Args:
+      layout: of the array that is reduced.
+      axes: the axes to reduce.
+      bits: width of an element.
+
+    Raises:
+      LayoutError: threads hold mixed parts of kept and reduced axes.
+    """
+    plan = plan_reduction(layout, tuple(axes))
+    return len(plan.groups) * plan.round_bytes(bits) if plan.warps else 0
+
+
+@functools.lru_cache(maxsize=512)
+def plan_reduction(layout: Placement, axes: tuple[int, ...]) -> Reduction:
+    """Plans the reduction of an array in registers.
+
+    Args:
+      layout: linear, or any if all axes are reduced.
+      axes: the axes to reduce.
+
+    Raises:
+      LayoutError: threads hold mixed parts of kept and reduced axes.
+    """
+    if len(axes) == len(layout.shape):
+        return _plan_full(layout)
+    if not isinstance(layout, LinearLayout):
+        layout = layout.linear()  # raises the error that says why
+    kept = [a for a in range(layout.rank) if a not in axes]
+    reduced_bits = []
+    for bit, column in enumerate(layout.thread_columns):
+        in_reduced = any(column[a] for a in axes)
+        if in_reduced and any(column[a] for a in kept):
+            raise LayoutError(
+                "Threads hold mixed parts of kept and reduced axes",
+                expected=f"a layout whose threads move along axes {axes} or along the "
+                "others, not both",
+                got=describe(layout),
+                hint="layout_cast the array first",
+            )
+        if in_reduced:
+            reduced_bits.append(bit)
+    result = layout.reduce(axes)
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for register, origin in enumerate(layout.origins):
+        groups.setdefault(tuple(origin[a] for a in kept), []).append(register)
+    vector_reduced = layout.vector_length > 1 and layout.vector_axis in axes
+    slots = [
+        bit
+        for bit in range(LANE_BITS)
+        if any(layout.thread_columns[bit][a] for a in kept)
+    ]
+    return Reduction(
+        groups=tuple(tuple(groups[key]) for key in sorted(groups)),
+        vector_reduced=vector_reduced,
+        lanes=tuple(b for b in reduced_bits if b < LANE_BITS),
+        warps=tuple(b for b in reduced_bits if b >= LANE_BITS),
+        slots=tuple(slots),
+        result=result,
+        length=result.vector_length,
+    )
+
+
+def _plan_full(layout: Placement) -> Reduction:
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    bits = [b for b in range(THREAD_BITS) if b not in copies]
+    return Reduction(
+        groups=(tuple(range(layout.num_registers)),),
+        vector_reduced=layout.vector_length > 1,
+        lanes=tuple(b for b in bits if b < LANE_BITS),
+        warps=tuple(b for b in bits if b >= LANE_BITS),
+        slots=(),
+        result=None,
+        length=1,
+    )
