@@ -25,7 +25,7 @@ from pallas_gpu.layouts.moves.relayout import (
 from pallas_gpu.layouts.moves.shuffle import Network, Shuffle, plan_shuffles
 from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.layouts.registers.defaults import default_layout
-from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.layouts.registers.placement import place_registers
 
 SHAPE = (128, 64)
 THREADS = np.arange(128)
@@ -321,7 +321,7 @@ def test_a_relayout_keeps_the_shape_and_moves_bytes():
 
 def test_the_scratch_needed_is_what_is_there_or_more():
     strided = Layout.WG_STRIDED((64, 64), vec_size=4)
-    src, dst = (place(y, (64, 64)) for y in (Layout.WGMMA, strided))
+    src, dst = (place_registers(y, (64, 64)) for y in (Layout.WGMMA, strided))
     assert scratch_bytes(src, src, 32, 0) == 0
     assert scratch_bytes(src, dst, 32, 8192) == 8192
     assert 0 < scratch_bytes(src, dst, 32, 0) <= 2048
