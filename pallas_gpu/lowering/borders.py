@@ -19,9 +19,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.layouts.registers.placement import default_placement, describe
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, lower_jaxpr
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 
 # Returns a value in the form in which it crosses.
 Fit = Callable[[Any, vals.Packed], Any]
@@ -96,7 +98,7 @@ def _match(value: Any, spec: vals.Packed) -> Any:
     if isinstance(value, regs.Deferred):
         return value.materialize(spec.layout)
     if value.layout != spec.layout:
-        before, after = regs.describe(spec.layout), regs.describe(value.layout)
+        before, after = describe(spec.layout), describe(value.layout)
         raise errors.LayoutError(
             "an array changes its layout on the way through a loop or a branch",
             expected=before,
@@ -144,7 +146,7 @@ def _has_no_layout(value: Any) -> bool:
 
 
 def _in_default_layout(value: Any) -> Any:
-    return value.materialize(regs.default_placement(value.shape, value.dtype))
+    return value.materialize(default_placement(value.shape, dtypes.bits(value.dtype)))
 
 
 @contextlib.contextmanager

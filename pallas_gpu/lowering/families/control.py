@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import _jax
+from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.borders import Border, Branch, StateBorder
@@ -21,7 +22,7 @@ from pallas_gpu.lowering.inference.network import Network, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import scalars
+from pallas_gpu.mosaic.elements import dtypes, scalars
 
 # A loop counts as this many runs of its body if it has more, or nobody knows; loops
 # inside of each other as the product, up to a limit that keeps sums of costs small.
@@ -382,7 +383,7 @@ def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed:
         return vals.Packed(dtype)
     layout = expansion.assignment.result(value)
     if layout is None:
-        layout = regs.default_placement(tuple(value.type.shape), dtype)
+        layout = default_placement(tuple(value.type.shape), dtypes.bits(dtype))
     return vals.Packed(dtype, layout=layout)
 
 

@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
+from pallas_gpu.layouts.registers.placement import default_placement, place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
@@ -51,7 +52,7 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     source = view(expansion, op.operands[0])
     placement = expansion.assignment.result(op.result)
     if placement is None:
-        placement = regs.default_placement(tuple(source.shape), source.dtype)
+        placement = default_placement(tuple(source.shape), dtypes.bits(source.dtype))
     if isinstance(source, gmem.GmemView):
         array = gmem.load(source, placement)
     else:
@@ -195,7 +196,7 @@ def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
         network.defer(result, "splat")
         return
     try:
-        placement = regs.place(layout, shape)
+        placement = place(layout, shape)
     except errors.LayoutError as error:
         raise errors.LayoutError(
             f"layout_cast: an array of shape {shape} has no such layout",

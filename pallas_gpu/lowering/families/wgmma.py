@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
@@ -23,7 +24,6 @@ from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import dialect, logical, wgmma
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.registers import place
 from pallas_gpu.primitives import wgmma as primitives
 
 # --- accumulators ---------------------------------------------------------------------

@@ -12,6 +12,11 @@ import numpy as np
 
 from pallas_gpu import types
 from pallas_gpu.layouts import Layout, WGSplatLayout
+from pallas_gpu.layouts.registers.placement import (
+    default_placement,
+    place,
+    place_registers,
+)
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext
@@ -19,6 +24,7 @@ from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import elementwise, gmem, relayout, smem, wgmma
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives._registry import RuleKind
 
 # Rows and columns of the smallest tile that the tensor core's layouts cover.
@@ -63,7 +69,7 @@ class Lane:
         placement = (
             _default_layout(handle, view)
             if layout is None
-            else regs.place(layout, tuple(view.shape))
+            else place(layout, tuple(view.shape))
         )
         if module is gmem:
             return gmem.load(view, placement)
@@ -96,7 +102,7 @@ class Lane:
     def layout_cast(self, ctx: RuleContext, x: Any, layout: Any) -> Any:
         if vals.is_scalar(x):
             return x
-        placement = regs.place(layout, x.shape)
+        placement = place(layout, x.shape)
         room = None
         if isinstance(x, regs.RegisterArray) and not isinstance(
             placement, WGSplatLayout
@@ -110,10 +116,10 @@ class Lane:
         if not shape:
             return vals.Packed(dtype)
         found = next((layout for layout in layouts() if layout is not None), None)
-        return vals.Packed(dtype, found or regs.default_placement(shape, dtype))
+        return vals.Packed(dtype, found or default_placement(shape, dtypes.bits(dtype)))
 
     def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
-        placement = regs.place_registers(Layout.WGMMA, shape)
+        placement = place_registers(Layout.WGMMA, shape)
         if isinstance(value, regs.Deferred):
             value = vals.as_shape(value, shape).materialize(placement)
         return regs.regroup(value, placement)
@@ -136,8 +142,8 @@ def _default_layout(handle: Any, view: Any) -> Any:
     shape = tuple(view.shape)
     tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
     if tiled and len(shape) == 2 and _covered_by_wgmma(*shape):
-        return regs.place(Layout.WGMMA, shape)
-    return regs.default_placement(shape, handle.dtype)
+        return place(Layout.WGMMA, shape)
+    return default_placement(shape, dtypes.bits(handle.dtype))
 
 
 def _covered_by_wgmma(rows: int, columns: int) -> bool:
