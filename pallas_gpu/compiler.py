@@ -1,54 +1,219 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The way of a kernel, stage by stage: the table of contents of the lowering.
+"""The compilation pipeline: its stages, in order, as data.
 
-    trace     Python body -> jaxpr over references       (entry.trace)
-    check     bounds, operations, copies                  (entry.check, within trace)
-    plan      SMEM and barriers against the target        (resources, within lower)
-    lower     jaxpr -> Mosaic GPU MLIR, verified          (lowering.launch)
-              under Warpgroup semantics in three steps:
-        rules     jaxpr -> vectors, memrefs, dialect ops  (lowering.families)
-        infer     layouts of registers and of SMEM        (lowering.inference)
-        expand    -> the code of a thread                 (lowering.expansion)
-    serialize MLIR -> stable bytes and their hash         (runtime.serialize)
-    compile   bytes -> PTX, SASS, resources, or a launch  (runtime)
+A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); what
+follows needs a target. Each stage takes a `Build` and returns the next: from the stage
+`rules` on it holds a module, which the stage changes in place and MLIR verifies behind
+it. The first three stages are the same for every machine; the others are passes that
+the target's machine brings, or does without (`lowering.machine`). NVIDIA's are:
 
-Tracing happens when a kernel is called; what follows needs a target. Stages that leave
-a text are shown to an observer under their names: `jaxpr`, `warpgroup` (what the rules
-give), `layouts` (the same with the layouts inferred) and `mlir`.
+    layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
+    expand     whole arrays -> the code of a thread          (lowering.expansion)
+    host       tagged operations -> TMA descriptors          (mosaic.passes)
+    cse        common subexpressions, dead code              (mosaic.passes)
+    barriers   barriers that repeat each other go            (mosaic.barriers)
+    serialize  module -> stable bytes and their hash         (runtime.serialize)
+    compile    bytes -> PTX, SASS, resources, with no GPU    (runtime.offline_compiler)
+
+`layouts` and `expand` do nothing under Lane semantics. On a GPU, XLA takes the place of
+`compile`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping
 
-from pallas_gpu import arch, errors, lowering
+from pallas_gpu import arch, errors
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering.launch import Observer
+from pallas_gpu.lowering import context, launch, machine
+from pallas_gpu.lowering.machine import Build
+from pallas_gpu.mosaic import module as mosaic_module
+
+Text = Callable[[Build], str | None]
+# Called with the name of a text, the kernel's name and a function that gives the text.
+Observer = Callable[[str, str, Callable[[], str | None]], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """One step of the pipeline.
+
+    Attributes:
+      name: what it is called by.
+      run: from the build before to the one after it.
+      texts: what can be kept of it, by name; None where a kernel has no such text.
+      verify: whether to verify the module behind it: not where the stage leaves it as
+        it is, or has MLIR verify it.
+    """
+
+    name: str
+    run: Callable[[Build], Build]
+    texts: Mapping[str, Text] = dataclasses.field(default_factory=dict)
+    verify: bool = True
+
+
+def read_options(build: Build) -> Build:
+    """Settles what environment variables say of the compilation."""
+    options = build.params.compiler_params
+    if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
+        options = dataclasses.replace(options, line_info=True)
+        params = dataclasses.replace(build.params, compiler_params=options)
+        return build.replace(params=params)
+    return build
+
+
+def plan_memory(build: Build) -> Build:
+    """Plans memory and barriers against the target's budgets.
+
+    Raises:
+      OutOfResources: the kernel does not fit the target.
+    """
+    planner = machine.machine_of(build.target)
+    return build.replace(plan=planner.plan(build.params, build.target))
+
+
+def lower_equations(build: Build) -> Build:
+    """Lowers the jaxpr, equation by equation, by the rules of the target's machine.
+
+    Raises:
+      UnsupportedError: an operation has no rule, or not for this target.
+    """
+    params, target = build.params, build.target
+    hardware = machine.machine_of(target)
+    shell = hardware.launch(params, target, build.plan)
+    with shell:
+        state = hardware.state(params, target, build.plan, shell)
+        context.lower_jaxpr(state, params.jaxpr, hardware.prologue(state))
+        hardware.epilogue(state)
+    return build.replace(module=shell.module, launch=shell, plan=state.plan)
+
+
+def machine_pass(name: str) -> Callable[[Build], Build]:
+    """Returns the stage that runs a pass of the target's machine, if it has such."""
+
+    def run(build: Build) -> Build:
+        step = machine.machine_of(build.target).passes.get(name)
+        return build if step is None else step(build)
+
+    run.__name__ = run.__qualname__ = name
+    return run
+
+
+def module_text(build: Build) -> str:
+    """The module as MLIR's text."""
+    return str(build.module)
+
+
+def _warpgroup_text(build: Build) -> str | None:
+    return str(build.module) if launch.infers_layouts(build) else None
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage("options", read_options, {"jaxpr": lambda b: str(b.params.jaxpr)}),
+    Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
+    Stage(
+        "rules",
+        lower_equations,
+        {"rules": module_text, "warpgroup": _warpgroup_text},
+    ),
+    Stage(
+        "layouts",
+        machine_pass("layouts"),
+        {"layouts": launch.layouts_text},
+        verify=False,
+    ),
+    Stage("expand", machine_pass("expand"), {"expand": module_text}),
+    Stage("host", machine_pass("host"), {"host": module_text}),
+    Stage("cse", machine_pass("cse"), {"cse": module_text}, verify=False),
+    Stage("barriers", machine_pass("barriers"), {"mlir": module_text}, verify=False),
+    Stage("serialize", machine_pass("serialize"), verify=False),
+    Stage(
+        "compile",
+        machine_pass("compile"),
+        {
+            "ptx": lambda b: b.compiled.ptx,
+            "ptxas": lambda b: b.compiled.ptxas,
+            "sass": lambda b: b.compiled.sass or "",
+        },
+        verify=False,
+    ),
+)
+# The last stage that gives a module, and the texts of all, in order.
+LOWERED = "barriers"
+TEXTS: tuple[str, ...] = tuple(name for stage in STAGES for name in stage.texts)
+
+
+def run(
+    build: Build,
+    *,
+    after: str | None = None,
+    until: str = STAGES[-1].name,
+    observe: Observer | None = None,
+) -> Build:
+    """Takes a build through a part of the pipeline.
+
+    Args:
+      build: what the stage `after` has left.
+      after: the last stage that has run; None: none has.
+      until: the last stage to run.
+      observe: called with the name of each text, the kernel's name and a function that
+        gives the text.
+
+    Raises:
+      PallasGpuError: the kernel does not compile; the error has the kernel's line.
+    """
+    first = 0 if after is None else _position(after) + 1
+    for stage in STAGES[first : _position(until) + 1]:
+        build = run_stage(stage, build)
+        if observe is not None:
+            _show(observe, stage, build)
+    return build
+
+
+def run_stage(stage: Stage, build: Build) -> Build:
+    """Runs one stage and verifies the module that it leaves.
+
+    Raises:
+      PallasGpuError: the kernel does not compile.
+    """
+    build = stage.run(build)
+    if stage.verify and build.module is not None:
+        mosaic_module.verify(build.module)
+    return build
 
 
 def lower(
     params: CallParams, target: arch.Target, observe: Observer | None = None
-) -> lowering.LoweredKernel:
+) -> Build:
     """Takes a traced kernel to verified MLIR.
-
-    Args:
-      params: the kernel primitive's parameters.
-      target: what to compile for.
-      observe: called with a stage's name, the kernel's name and a function that gives
-        the stage's text.
 
     Raises:
       PallasGpuError: the kernel does not lower; the error has the kernel's line.
     """
-    if observe is not None:
-        observe("jaxpr", params.name, lambda: str(params.jaxpr))
-    lowered = lowering.lower(params, target, observe)
-    if observe is not None:
-        observe("mlir", params.name, lambda: str(lowered.module))
-    return lowered
+    return run(Build(params, target), until=LOWERED, observe=observe)
 
 
-def target_of(params: CallParams, attached: Callable[[], arch.Target]) -> arch.Target:
+def _position(name: str) -> int:
+    names = [stage.name for stage in STAGES]
+    if name not in names:
+        raise errors.ArgumentError(
+            "unknown stage", expected="one of " + ", ".join(names), got=repr(name)
+        )
+    return names.index(name)
+
+
+def _show(observe: Observer, stage: Stage, build: Build) -> None:
+    """Shows a stage's texts; each is made only if the observer asks for it."""
+    for name, text in stage.texts.items():
+        observe(name, build.name, functools.partial(text, build))
+
+
+def target_of(
+    params: CallParams, attached: Callable[[], arch.GpuTarget]
+) -> arch.GpuTarget:
     """Returns the target a kernel asks for, else the attached one.
 
     Raises:
@@ -61,7 +226,9 @@ def target_of(params: CallParams, attached: Callable[[], arch.Target]) -> arch.T
     return target
 
 
-def require_runs_on(target: arch.Target, attached: arch.Target, name: str) -> None:
+def require_runs_on(
+    target: arch.GpuTarget, attached: arch.GpuTarget, name: str
+) -> None:
     """Raises TargetError when a kernel for one target is launched on another."""
     if target != attached:
         raise errors.TargetError(

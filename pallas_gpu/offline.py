@@ -11,11 +11,10 @@ import jax
 
 from pallas_gpu import arch, compiler, errors
 from pallas_gpu.entry import call
-from pallas_gpu.runtime import offline_compiler as _offline
+from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
-from pallas_gpu.runtime.serialize import serialize
 from pallas_gpu.walk import walk
 
 __all__ = ["KernelReport", "compile", "lower"]
@@ -119,42 +118,18 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
             got=repr(target.name),
             hint="leave the target out of CompilerParams",
         )
-    lowered = compiler.lower(params, target, register.observe)
-    mlir_text = str(lowered.module)
-    keep = params.compiler_params.line_info
-    n_in = params.num_inputs
-    compiled = _offline.compile_module(
-        serialize(lowered.module, keep_locations=keep),
-        name=params.name,
-        target=target,
-        operand_avals=_operand_avals(params)[:n_in],
-        result_avals=params.out_avals,
-        smem_bytes=lowered.plan.smem_bytes,
-        num_barriers=lowered.plan.barriers,
-        tmem_columns=lowered.plan.tmem_columns,
-        threads=lowered.threads,
-    )
-    for stage in ("ptx", "ptxas", "sass"):
-        register.observe(stage, params.name, lambda s=stage: getattr(compiled, s) or "")
+    build = compiler.run(Build(params, target), observe=register.observe)
+    compiled = build.compiled
     return KernelReport(
         params.name,
         target.name,
         str(params.jaxpr),
-        mlir_text,
+        str(build.module),
         compiled.ptx,
         compiled.sass,
         compiled.resources,
         compiled.note,
     )
-
-
-def _operand_avals(params: call.CallParams) -> list[Any]:
-    avals = []
-    for i in range(params.num_inputs):
-        aval = params.jaxpr.invars[i].aval
-        lead = tuple(axis.size for axis in params.batch if axis.batched[i])
-        avals.append(jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype))
-    return avals
 
 
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:

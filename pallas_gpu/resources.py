@@ -121,6 +121,10 @@ class Plan:
             rooms.append(min(4 * rooms[-1], self.scratch_limit_bytes))
         return tuple(rooms)
 
+    def table(self) -> str:
+        """Returns the allocations as a table in bytes."""
+        return table(self)
+
     def with_room(self, scratch_room_bytes: int) -> Plan:
         """Returns the plan with another size of scratch."""
         return dataclasses.replace(self, scratch_room_bytes=scratch_room_bytes)
@@ -201,7 +205,7 @@ def _barrier_slots(
 
 def plan(
     jaxpr: _jax.Jaxpr,
-    target: arch.Target,
+    target: arch.GpuTarget,
     name: str,
     reduction_scratch_bytes: int | None,
     warpgroups: int,
@@ -243,7 +247,7 @@ def plan(
     )
 
 
-def _check_scopes(found: Sequence[walk.Site], target: arch.Target) -> None:
+def _check_scopes(found: Sequence[walk.Site], target: arch.GpuTarget) -> None:
     """Raises for memory that the target lacks, or declarations that exclude others."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
@@ -287,7 +291,9 @@ def _table(rows: list[tuple[str, str, str]], total: int, unit: str) -> str:
     return "\n".join(lines)
 
 
-def out_of_smem(result: Plan, target: arch.Target, name: str) -> errors.OutOfResources:
+def out_of_smem(
+    result: Plan, target: arch.GpuTarget, name: str
+) -> errors.OutOfResources:
     """Returns the error for a kernel that asks for more SMEM than there is."""
     limit = types.SMEM.budget(target)
     return errors.OutOfResources(
@@ -301,7 +307,9 @@ def out_of_smem(result: Plan, target: arch.Target, name: str) -> errors.OutOfRes
     )
 
 
-def _out_of_tmem(stack: Stack, target: arch.Target, name: str) -> errors.OutOfResources:
+def _out_of_tmem(
+    stack: Stack, target: arch.GpuTarget, name: str
+) -> errors.OutOfResources:
     limit = types.TMEM.budget(target)
     column_bytes = LANES * COLUMN_BITS // 8
     return errors.OutOfResources(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, lowering, offline, resources, types
+from pallas_gpu import arch, compiler, errors, offline, resources, types
 from pallas_gpu.entry import call, trace
 from tests.support.entry_kernels import f32, make, numbers
 from tests.support.semantics import BOTH, under
@@ -143,7 +143,7 @@ def test_a_kernel_has_scratch_only_if_its_code_uses_it(semantics):
 
     for body, expected in ((within_warps, 0), (across_warps, 2048)):
         (params,) = offline._kernels(under(semantics, make(body)), (numbers(),))
-        assert lowering.lower(params, arch.SM_90A).plan.scratch_bytes == expected
+        assert compiler.lower(params, arch.SM_90A).plan.scratch_bytes == expected
 
 
 def test_the_budget_is_met_to_the_byte():

@@ -236,7 +236,7 @@ def _refuse_tmem(jaxpr: _jax.Jaxpr) -> None:
                 )
 
 
-def _require_cluster(mesh: types.Mesh, target: arch.Target, name: str) -> None:
+def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> None:
     blocks = math.prod(mesh.cluster)
     if blocks <= target.max_cluster_blocks:
         return

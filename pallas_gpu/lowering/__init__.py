@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From a jaxpr over references to Mosaic GPU MLIR; importing it registers the rules."""
 
-from pallas_gpu.lowering import families
-from pallas_gpu.lowering.launch import LoweredKernel, lower
+from pallas_gpu.lowering import families, launch
 from pallas_gpu.lowering.semantics import lane, warpgroup
 
-__all__ = ["LoweredKernel", "families", "lane", "lower", "warpgroup"]
+__all__ = ["families", "lane", "launch", "warpgroup"]

@@ -7,7 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import cluster, elementwise, logical, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
@@ -50,7 +51,7 @@ class KernelState:
     """
 
     params: CallParams
-    target: arch.Target
+    target: arch.GpuTarget
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
     state: dict[Any, Any]
@@ -78,6 +79,24 @@ class KernelState:
     def semantics(self) -> protocol.Semantics:
         """What the call's semantics decide."""
         return protocol.of(self.params.compiler_params.lowering_semantics)
+
+    @property
+    def keeps_lines(self) -> bool:
+        """Whether operations carry the lines of their equations."""
+        return self.semantics.keeps_lines or self.params.compiler_params.line_info
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        """The rule of each primitive under the kernel's semantics."""
+        return registry.rules(self.semantics.rule_kind)
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        """Returns a scalar that is known in advance."""
+        return vals.constant(value, dtype)
+
+    def no_rule(self, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+        """Returns the error for a primitive without a rule."""
+        return no_rule(self, eqn)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +205,7 @@ def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
 
 
 def lower_jaxpr(
-    kernel: KernelState,
+    kernel: Any,
     jaxpr: _jax.Jaxpr,
     args: Sequence[Any],
     consts: Sequence[Any] = (),
@@ -194,16 +213,17 @@ def lower_jaxpr(
     """Lowers the equations of a jaxpr in order; returns its results.
 
     Args:
+      kernel: the machine's state: a `machine.State`, which the machine's rules know.
       args: values of the jaxpr's arguments.
       consts: scalars that it closes over, as JAX's or numpy's arrays of shape ().
     """
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     for var, const in zip(jaxpr.constvars, consts, strict=True):
-        env[var] = _scalar(const, var.aval)
+        env[var] = _scalar(kernel, const, var.aval)
 
     def read(atom: Any) -> Any:
         if isinstance(atom, _jax.Literal):
-            return _scalar(atom.val, atom.aval)
+            return _scalar(kernel, atom.val, atom.aval)
         return env[atom]
 
     used = frozenset(
@@ -212,12 +232,12 @@ def lower_jaxpr(
         for v in atoms
         if not isinstance(v, _jax.Literal)
     )
-    rules = registry.rules(kernel.semantics.rule_kind)
+    rules = kernel.rules
     number = kernel.jaxpr_numbers[jaxpr]
     for i, eqn in enumerate(jaxpr.eqns):
         rule = rules.get(eqn.primitive)
         if rule is None:
-            raise no_rule(kernel, eqn)
+            raise kernel.no_rule(eqn).with_location(_jax.where(eqn))
         try:
             with _location(kernel, eqn):
                 ctx = RuleContext(kernel, eqn, (number, i), used)
@@ -231,16 +251,16 @@ def lower_jaxpr(
     return [read(v) for v in jaxpr.outvars]
 
 
-def _scalar(constant: Any, aval: Any) -> Any:
+def _scalar(kernel: State, constant: Any, aval: Any) -> Any:
     value = np.asarray(constant)
     if value.shape:
         raise errors.InternalError(f"an array constant of shape {value.shape}")
-    return vals.constant(value.item(), vals.numpy_dtype(aval))
+    return kernel.constant(value.item(), vals.numpy_dtype(aval))
 
 
-def _location(kernel: KernelState, eqn: _jax.JaxprEqn) -> ir.Location:
+def _location(kernel: State, eqn: _jax.JaxprEqn) -> ir.Location:
     place = None
-    if kernel.semantics.keeps_lines or kernel.params.compiler_params.line_info:
+    if kernel.keeps_lines:
         place = _jax.file_and_line(eqn)
     if place is None:
         return ir.Location.current or ir.Location.unknown()

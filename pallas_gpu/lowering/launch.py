@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the kernel primitive's parameters to a module of Mosaic GPU MLIR."""
+"""NVIDIA GPUs as a machine: planner, launch, kernel state, passes of a module."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from jaxlib.mlir import ir
 
 from pallas_gpu import _jax, arch, resources, types, walk
 from pallas_gpu.entry import check
@@ -17,88 +13,175 @@ from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
 from pallas_gpu.lowering import expansion, inference
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.mosaic import mbarrier
-from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+from pallas_gpu.lowering.context import KernelState
+from pallas_gpu.lowering.machine import Build, Pass, register_machine
+from pallas_gpu.lowering.semantics import protocol
+from pallas_gpu.mosaic import mbarrier, passes
+from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 
 
-@dataclasses.dataclass(frozen=True)
-class LoweredKernel:
-    """A module and what the planner knows of it."""
+class Nvidia:
+    """NVIDIA GPUs: the machine that compiles for `arch.GpuTarget`."""
 
-    name: str
-    module: ir.Module
-    plan: resources.Plan
-    target: arch.Target
-    threads: int
+    name = "nvidia"
+
+    def __init__(self) -> None:
+        # The stages of `compiler.STAGES` that are this machine's; `runtime/` adds
+        # those that follow the module.
+        self.passes: dict[str, Pass] = {
+            "layouts": infer_layouts,
+            "expand": expand,
+            "host": lower_host_work,
+            "cse": share_subexpressions,
+            "barriers": drop_repeated_barriers,
+        }
+
+    def plan(self, params: CallParams, target: arch.GpuTarget) -> resources.Plan:
+        """Plans SMEM, TMEM and barriers.
+
+        Raises:
+          TargetError: an operation needs a feature that the target does not have.
+          OutOfResources: the kernel does not fit the target.
+        """
+        check.require_features(params.jaxpr, target)
+        return resources.plan(
+            params.jaxpr,
+            target,
+            params.name,
+            params.compiler_params.reduction_scratch_bytes,
+            params.mesh.warpgroups,
+        )
+
+    def launch(
+        self, params: CallParams, target: arch.GpuTarget, plan: resources.Plan
+    ) -> KernelBuilder:
+        """Returns the builder of the kernel's module."""
+        return KernelBuilder(_launch_spec(params, target, plan))
+
+    def state(
+        self,
+        params: CallParams,
+        target: arch.GpuTarget,
+        plan: resources.Plan,
+        launch: KernelBuilder,
+    ) -> KernelState:
+        """Returns a state without registers and axes."""
+        return KernelState(params, target, launch, plan, {})
+
+    def prologue(self, state: KernelState) -> Sequence[Any]:
+        """Emits the positions on the axes and the initialisation of the barriers."""
+        _prologue(state)
+        return _handles(state)
+
+    def epilogue(self, state: KernelState) -> None:
+        """Emits the end of the body, and how much SMEM the block has."""
+        state.builder.sync_before_exit()
+        state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 
-# Called with a stage's name, the kernel's name and a function that gives the text.
-Observer = Callable[[str, str, Callable[[], str]], None]
-
-
-def lower(
-    params: CallParams, target: arch.Target, observe: Observer | None = None
-) -> LoweredKernel:
-    """Lowers one kernel; stages on the way are shown to the observer.
-
-    Raises:
-      OutOfResources: the kernel does not fit the target.
-      UnsupportedError: an operation has no rule.
-      TargetError: an operation needs a feature that the target does not have.
-      LayoutError: register layouts do not fit.
-    """
-    options = params.compiler_params
-    if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
-        options = dataclasses.replace(options, line_info=True)
-        params = dataclasses.replace(params, compiler_params=options)
-    check.require_features(params.jaxpr, target)
-    warpgroups = params.mesh.warpgroups
-    plan = resources.plan(
-        params.jaxpr,
-        target,
-        params.name,
-        options.reduction_scratch_bytes,
-        warpgroups,
-    )
-    spec = LaunchSpec(
+def _launch_spec(
+    params: CallParams, target: arch.GpuTarget, plan: resources.Plan
+) -> LaunchSpec:
+    return LaunchSpec(
         name=_symbol(params.name),
         grid=(ctx_lib.total_blocks(params), 1, 1),
         cluster=(math.prod(params.mesh.cluster), 1, 1),
-        threads=types.mesh.WARPGROUP_THREADS * warpgroups,
+        threads=threads_of(params),
         smem_bytes=plan.smem_bytes,
         num_buffers=len(params.jaxpr.invars),
         arch=target.compute_capability,
     )
-    builder = KernelBuilder(spec)
+
+
+def threads_of(params: CallParams) -> int:
+    """Threads of a block."""
+    return types.mesh.WARPGROUP_THREADS * params.mesh.warpgroups
+
+
+# --- the machine's passes -------------------------------------------------------------
+
+
+def infers_layouts(build: Build) -> bool:
+    """True under Warpgroup semantics: the module has whole arrays in it."""
+    semantics = protocol.of(build.params.compiler_params.lowering_semantics)
+    return build.target.machine == NVIDIA.name and "layouts" in semantics.stages
+
+
+def infer_layouts(build: Build) -> Build:
+    """Chooses the layouts of the arrays in a warpgroup-level module.
+
+    Raises:
+      LayoutError: no choice satisfies all operations.
+    """
+    if not infers_layouts(build):
+        return build
+    warpgroups = build.params.mesh.warpgroups
+    with build.module.context:
+        layouts = inference.infer(
+            launch_of(build.module).regions[0].blocks[0],
+            scratch_bytes=[r // warpgroups for r in build.plan.scratch_rooms_bytes],
+            cluster=build.params.mesh.cluster,
+        )
+    plan = build.plan.with_room(layouts.scratch_bytes * warpgroups)
+    return build.replace(layouts=layouts, plan=plan)
+
+
+def layouts_text(build: Build) -> str | None:
+    """The module with its layouts, None where it has none."""
+    if build.layouts is None:
+        return None
+    with build.module.context:
+        return inference.annotate(
+            launch_of(build.module).regions[0].blocks[0], build.layouts
+        )
+
+
+def expand(build: Build) -> Build:
+    """Turns a warpgroup-level module with layouts into the code of a thread.
+
+    Raises:
+      UnsupportedError: an operation has no expansion for the target.
+    """
+    if build.layouts is None:
+        return build
+    builder = _reopened(build)
     with builder:
-        kernel = ctx_lib.KernelState(params, target, builder, plan, {})
-        _prologue(kernel)
-        ctx_lib.lower_jaxpr(kernel, params.jaxpr, _handles(kernel))
-        builder.sync_before_exit()
-        if "layouts" in kernel.semantics.stages:
-            _give_layouts(kernel, observe)
-        builder.set_smem_bytes(kernel.plan.smem_bytes)
-    module = builder.finish()
-    return LoweredKernel(params.name, module, kernel.plan, target, spec.threads)
+        target = _gpu(build.target)
+        state = KernelState(build.params, target, builder, build.plan, {})
+        expansion.expand(state, builder.body, build.layouts)
+        builder.set_smem_bytes(state.plan.smem_bytes)
+    return build.replace(plan=state.plan, layouts=None)
 
 
-def _give_layouts(kernel: ctx_lib.KernelState, observe: Observer | None) -> None:
-    """Turns the warpgroup-level module into the code of a thread."""
-    name = kernel.params.name
-    kernel.builder.verify()
-    if observe is not None:
-        observe("warpgroup", name, lambda: str(kernel.builder.module))
-    body = kernel.builder.body
-    warpgroups = kernel.params.mesh.warpgroups
-    assignment = inference.infer(
-        body,
-        scratch_bytes=[r // warpgroups for r in kernel.plan.scratch_rooms_bytes],
-        cluster=kernel.params.mesh.cluster,
-    )
-    kernel.plan = kernel.plan.with_room(assignment.scratch_bytes * warpgroups)
-    if observe is not None:
-        observe("layouts", name, lambda: inference.annotate(body, assignment))
-    expansion.expand(kernel, body, assignment)
+def lower_host_work(build: Build) -> Build:
+    """Has the host initialise the TMA descriptors that the body names."""
+    return build.replace(module=passes.lower_host_work(build.module))
+
+
+def share_subexpressions(build: Build) -> Build:
+    """Common subexpression and dead code elimination."""
+    return build.replace(module=passes.share_subexpressions(build.module))
+
+
+def drop_repeated_barriers(build: Build) -> Build:
+    """Drops the barriers that repeat each other."""
+    return build.replace(module=_reopened(build).finish())
+
+
+def _reopened(build: Build) -> KernelBuilder:
+    """Returns the builder of the module, else one that knows as much as it says."""
+    if build.launch is not None:
+        return build.launch
+    spec = _launch_spec(build.params, _gpu(build.target), build.plan)
+    return KernelBuilder.reopen(spec, build.module)
+
+
+def _gpu(target: arch.Target) -> arch.GpuTarget:
+    assert isinstance(target, arch.GpuTarget)
+    return target
+
+
+# --- the body's surroundings ----------------------------------------------------------
 
 
 def _symbol(name: str) -> str:
@@ -106,7 +189,7 @@ def _symbol(name: str) -> str:
     return cleaned if cleaned and not cleaned[0].isdigit() else f"kernel_{cleaned}"
 
 
-def _prologue(kernel: ctx_lib.KernelState) -> None:
+def _prologue(kernel: KernelState) -> None:
     """Positions on the axes, and every barrier of the kernel, initialised once."""
     ctx_lib.emit_axes(kernel)
     zero = vals.constant(0, ctx_lib.I32)
@@ -143,7 +226,7 @@ def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrie
     return found
 
 
-def _handles(kernel: ctx_lib.KernelState) -> Sequence[Any]:
+def _handles(kernel: KernelState) -> Sequence[Any]:
     params = kernel.params
     batch = [kernel.axes["batch", i] for i in range(len(params.batch))]
     handles = []
@@ -158,3 +241,7 @@ def _handles(kernel: ctx_lib.KernelState) -> Sequence[Any]:
         lead = tuple(index for index, _ in levels)
         handles.append(vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead))
     return [kernel.semantics.gmem_handle(kernel, handle) for handle in handles]
+
+
+NVIDIA = Nvidia()
+register_machine(NVIDIA)

@@ -4,6 +4,10 @@
 A `KernelBuilder` opens the launch and sets MLIR's insertion point inside it; emitters
 then find it as `current()`. Everything it emits itself lies in the prologue, which
 dominates the whole body: ids, constants and addresses are emitted once.
+
+What a builder knows stands in the module: a tagged operation at the end of the prologue
+holds the thread's ids, until `passes.lower_host_work` erases it. A later stage goes on
+with any module of an earlier one, also with one that was read from a text: `reopen`.
 """
 
 from __future__ import annotations
@@ -14,21 +18,24 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 from jax.interpreters import mlir as jax_mlir
-from jaxlib.mlir import ir, passmanager
+from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import barriers, tensor_map
+from pallas_gpu.mosaic import barriers
 
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32
 # Constant memory (NVPTX address space 4): the launcher looks the symbol up.
 _SCRATCH_GLOBAL = "global_scratch"
 _FULL_MASK = -1
+# The operation that ends the prologue; `pallas_gpu.` is for those on whole arrays.
+# Its operands are those of `ThreadIds` and the start of the dynamic SMEM, in order.
+PROLOGUE = "shell.prologue"
 
 # Who runs the code that is emitted, and meets at its barriers.
 Scope = Literal["warpgroup", "warp"]
@@ -163,6 +170,8 @@ class KernelBuilder:
     Example:
       with KernelBuilder(LaunchSpec("copy", num_buffers=2)) as kb:
           ...  # emit the body
+      passes.lower_host_work(kb.module)
+      passes.share_subexpressions(kb.module)
       module = kb.finish()
 
     Attributes:
@@ -185,6 +194,19 @@ class KernelBuilder:
         self._finished = False
         self.scope: Scope = "warpgroup"
 
+    @classmethod
+    def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:
+        """A builder that goes on with a complete module, whoever has built it.
+
+        The `with` block of a builder whose body is complete inserts at the body's end.
+        This one emits again what the first has emitted once; CSE joins the two.
+        """
+        builder = cls(spec, module.context)
+        builder.module = module
+        builder._launch = launch_of(module)
+        builder._finished = True
+        return builder
+
     # --- scopes -----------------------------------------------------------------------
 
     def __enter__(self) -> KernelBuilder:
@@ -192,24 +214,30 @@ class KernelBuilder:
         # An ambient location is the caller's wish to keep source lines.
         ambient = ir.Location.current or ir.Location.unknown()
         self._scopes.enter_context(ambient)
-        self.module = ir.Module.create()
-        self._emit_host_function()
-        self._scopes.enter_context(ir.InsertionPoint(self._body))
+        if self._finished:
+            self._recover()
+            end = self.body.operations[len(self.body.operations) - 1]
+            self._scopes.enter_context(ir.InsertionPoint(end))
+        else:
+            self.module = ir.Module.create()
+            self._emit_host_function()
+            self._scopes.enter_context(ir.InsertionPoint(self.body))
         _open_builders.stack.append(self)
         self._scopes.callback(_open_builders.stack.pop)
-        self._emit_prologue()
+        if not self._finished:
+            self._emit_prologue()
         return self
 
     def __exit__(self, kind, value, traceback) -> None:
         try:
-            if kind is None:
+            if kind is None and not self._finished:
                 gpu.terminator()
         finally:
             self._scopes.close()
         self._finished = kind is None
 
     def finish(self) -> ir.Module:
-        """Lowers the TMA descriptors, cleans up and verifies the module.
+        """Drops the barriers that repeat each other, verifies and returns the module.
 
         Raises:
           InternalError: the body was not completed.
@@ -220,44 +248,14 @@ class KernelBuilder:
                 "finish() before the kernel's `with` block has ended"
             )
         with self.context, ir.Location.unknown():
-            try:
-                tensor_map.lower_tensor_maps(
-                    self.module, self._launch.operation, self._body, self.buffers
-                )
-                self.module.operation.verify()
-                # CSE drops dead code, too. The plugin canonicalizes by itself; to do so
-                # here gave the same PTX for a tenth more of the lowering's time.
-                passes = "builtin.module(cse)"
-                passmanager.PassManager.parse(passes).run(self.module.operation)
-                barriers.drop_repeated(self._launch.regions[0].blocks[0])
-            except ir.MLIRError as error:
-                raise errors.CompilationError(
-                    f"MLIR refuses the module of kernel {self.spec.name!r}",
-                    got=str(error),
-                ) from error
+            barriers.drop_repeated(self.body)
+        verify(self.module)
         return self.module
 
     @property
     def body(self) -> ir.Block:
         """The block of the launch, the kernel's code."""
-        return self._body
-
-    def verify(self) -> None:
-        """Verifies the module while its body is open.
-
-        Raises:
-          CompilationError: MLIR refuses it.
-        """
-        end = gpu.TerminatorOp()
-        try:
-            self.module.operation.verify()
-        except ir.MLIRError as error:
-            raise errors.CompilationError(
-                f"MLIR refuses the module of kernel {self.spec.name!r}",
-                got=str(error),
-            ) from error
-        finally:
-            end.operation.erase()
+        return self._launch.regions[0].blocks[0]
 
     # --- what emitters use ------------------------------------------------------------
 
@@ -280,7 +278,8 @@ class KernelBuilder:
     def set_smem_bytes(self, value: int) -> None:
         """Sets the dynamic SMEM of a block: what the body uses is known at its end."""
         i32 = ir.IntegerType.get_signless(32)
-        self._smem_bytes.owner.attributes["value"] = ir.IntegerAttr.get(i32, value)
+        constant = self._launch.dynamicSharedMemorySize.owner
+        constant.attributes["value"] = ir.IntegerAttr.get(i32, value)
 
     def smem_pointer(self, offset_bytes: int) -> ir.Value:
         """Address `offset_bytes` behind the start of the dynamic SMEM."""
@@ -382,7 +381,7 @@ class KernelBuilder:
             def extent(value: int) -> ir.Value:
                 return arith.constant(index, value)
 
-            self._smem_bytes = arith.constant(i32, spec.smem_bytes)
+            smem_bytes = arith.constant(i32, spec.smem_bytes)
             cluster = {}
             if spec.has_cluster:
                 names = ("clusterSizeX", "clusterSizeY", "clusterSizeZ")
@@ -393,14 +392,14 @@ class KernelBuilder:
                 [token],
                 *map(extent, spec.grid),
                 *map(extent, (spec.threads, 1, 1)),
-                dynamicSharedMemorySize=self._smem_bytes,
+                dynamicSharedMemorySize=smem_bytes,
                 **cluster,
             )
             func.return_([])
         # The launch op names the ids of blocks and threads and their extents, three
         # each; with a cluster also its ids and extents.
         arguments = [index] * (18 if spec.has_cluster else 12)
-        self._body = self._launch.regions[0].blocks.append(*arguments)
+        self._launch.regions[0].blocks.append(*arguments)
 
     def _emit_prologue(self) -> None:
         i32 = ir.IntegerType.get_signless(32)
@@ -448,7 +447,73 @@ class KernelBuilder:
         )
         self.smem_base = _smem_base()
         # Whatever is hoisted later goes before this operation.
-        self._anchor = constant(0).owner
+        ids = (in_warpgroup, lane, warp, warpgroup, *block_id, elected, warp_elected)
+        self._anchor = ir.Operation.create(PROLOGUE, operands=[*ids, self.smem_base])
+
+    def _recover(self) -> None:
+        """Finds in the module what the first builder knew of it."""
+        if hasattr(self, "threads"):
+            return
+        host = self._launch.operation.block
+        loads = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
+        self.buffers = loads[: self.spec.num_buffers]
+        found = [
+            o.operation for o in self.body.operations if o.operation.name == PROLOGUE
+        ]
+        if len(found) != 1:
+            raise errors.InternalError(
+                "the module's prologue is gone",
+                expected="a module before its host work is lowered",
+            )
+        (self._anchor,) = found
+        thread, lane, warp, warpgroup, x, y, z, *rest = self._anchor.operands
+        elected, warp_elected, self.smem_base = rest
+        self.threads = ThreadIds(
+            thread, lane, warp, warpgroup, (x, y, z), elected, warp_elected
+        )
+
+
+def launch_of(module: ir.Module) -> Any:
+    """The `gpu.launch` of a module.
+
+    Raises:
+      InternalError: there is none, or more than one.
+    """
+    found = [
+        op
+        for host in module.body.operations
+        if isinstance(host, func.FuncOp) and not host.is_external
+        for op in host.entry_block.operations
+        if isinstance(op, gpu.LaunchOp)
+    ]
+    if len(found) != 1:
+        raise errors.InternalError(
+            "a kernel's module has one gpu.launch", got=f"{len(found)} of them"
+        )
+    return found[0]
+
+
+def verify(module: ir.Module) -> None:
+    """Verifies a module.
+
+    Raises:
+      CompilationError: MLIR refuses it.
+    """
+    with refusals(module):
+        module.operation.verify()
+
+
+@contextlib.contextmanager
+def refusals(module: ir.Module) -> Iterator[None]:
+    """Turns MLIR's refusal of a kernel's module into a CompilationError."""
+    try:
+        yield
+    except ir.MLIRError as error:
+        attributes = module.operation.attributes
+        name = attributes["sym_name"].value if "sym_name" in attributes else ""
+        raise errors.CompilationError(
+            f"MLIR refuses the module of kernel {name!r}", got=str(error)
+        ) from error
 
 
 def _smem_base() -> ir.Value:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kept stages: `PALLAS_GPU_KEEP` names them, `PALLAS_GPU_DUMP_DIR` the folder.
+"""Kept texts of stages: `PALLAS_GPU_KEEP` names them, `PALLAS_GPU_DUMP_DIR` the folder.
 
     PALLAS_GPU_KEEP=mlir,ptx python train.py
 
@@ -15,9 +15,8 @@ import re
 import threading
 from pathlib import Path
 
-from pallas_gpu import errors
+from pallas_gpu import compiler, errors
 
-STAGES = ("jaxpr", "warpgroup", "layouts", "mlir", "ptx", "ptxas", "sass")
 KEEP_VARIABLE = "PALLAS_GPU_KEEP"
 DIRECTORY_VARIABLE = "PALLAS_GPU_DUMP_DIR"
 DEFAULT_DIRECTORY = "pallas_gpu_dump"
@@ -56,7 +55,7 @@ def dump(stage: str, kernel_name: str, text: str) -> Path | None:
     A text that this process has written already is not written again.
 
     Args:
-      stage: one of `STAGES`; the file's ending.
+      stage: one of `compiler.TEXTS`; the file's ending.
       kernel_name: the kernel's name, the beginning of the file's name.
       text: what to write.
 
@@ -82,11 +81,11 @@ def dump(stage: str, kernel_name: str, text: str) -> Path | None:
 
 
 def _check_stage(name: str, what: str) -> None:
-    if name in STAGES:
+    if name in compiler.TEXTS:
         return
     raise errors.ArgumentError(
         what,
-        expected="some of " + ", ".join(STAGES) + ", separated by commas",
+        expected="some of " + ", ".join(compiler.TEXTS) + ", separated by commas",
         got=repr(name),
         hint=f"for example {KEEP_VARIABLE}=mlir,ptx",
     )

@@ -69,7 +69,7 @@ def compile_module(
     serialized: SerializedModule,
     *,
     name: str,
-    target: str | arch.Target,
+    target: str | arch.GpuTarget,
     operand_avals: Sequence[ArrayLike],
     result_avals: Sequence[ArrayLike],
     smem_bytes: int,
@@ -124,7 +124,7 @@ def keep_device_code(
     serialized: SerializedModule,
     *,
     name: str,
-    target: str | arch.Target,
+    target: str | arch.GpuTarget,
     operand_avals: Sequence[ArrayLike],
     result_avals: Sequence[ArrayLike],
 ) -> None:
@@ -169,7 +169,7 @@ def without_control_codes(sass: str) -> str:
 def _compile_once(
     serialized: SerializedModule,
     name: str,
-    target: arch.Target,
+    target: arch.GpuTarget,
     operands: tuple[worker.ArrayType, ...],
     results: tuple[worker.ArrayType, ...],
 ) -> worker.CompilerOutput:

@@ -11,19 +11,21 @@ import jax
 
 from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
+from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import custom_call, dumps
 from pallas_gpu.runtime import offline_compiler as offline
-from pallas_gpu.runtime.serialize import SerializedModule, serialize
+from pallas_gpu.runtime import stages as stages  # adds its stages
+from pallas_gpu.runtime.serialize import SerializedModule
 
 
 def observe(stage: str, name: str, text: Any) -> None:
-    """Keeps a stage's text where PALLAS_GPU_KEEP asks for it."""
-    if dumps.wanted(stage):
-        dumps.dump(stage, name, text())
+    """Keeps a text where PALLAS_GPU_KEEP asks for it and the kernel has it."""
+    if dumps.wanted(stage) and (kept := text()) is not None:
+        dumps.dump(stage, name, kept)
 
 
 @functools.cache
-def attached_target() -> arch.Target:
+def attached_target() -> arch.GpuTarget:
     """Returns the target of the first GPU, or the default where there is none.
 
     Raises:
@@ -48,7 +50,7 @@ class _Compiled:
         self._modules: collections.OrderedDict[Any, tuple[Any, SerializedModule]]
         self._modules = collections.OrderedDict()
 
-    def get(self, params: call.CallParams, target: arch.Target) -> SerializedModule:
+    def get(self, params: call.CallParams, target: arch.GpuTarget) -> SerializedModule:
         key = (
             id(params.jaxpr),
             params.mesh,
@@ -58,11 +60,11 @@ class _Compiled:
         )
         kept = self._modules.get(key)
         if kept is None:
-            lowered = compiler.lower(params, target, observe)
-            keep = params.compiler_params.line_info
-            serialized = serialize(lowered.module, keep_locations=keep)
+            build = compiler.run(
+                Build(params, target), until="serialize", observe=observe
+            )
             # The jaxpr is kept alive, so that its identity stays its own.
-            kept = self._modules[key] = (params.jaxpr, serialized)
+            kept = self._modules[key] = (params.jaxpr, build.serialized)
             if len(self._modules) > _KEPT_MODULES:
                 self._modules.popitem(last=False)
         return kept[1]

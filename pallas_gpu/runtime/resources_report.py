@@ -141,7 +141,7 @@ def parse_ptxas(report: str) -> PtxasReport:
     )
 
 
-def register_limit(target: str | arch.Target, threads_per_block: int) -> int:
+def register_limit(target: str | arch.GpuTarget, threads_per_block: int) -> int:
     """Most registers a thread can have in a block of so many threads."""
     target = arch.target(target)
     share = target.registers_per_sm // max(threads_per_block, 1)
@@ -150,7 +150,7 @@ def register_limit(target: str | arch.Target, threads_per_block: int) -> int:
 
 
 def occupancy_blocks_per_sm(
-    target: str | arch.Target,
+    target: str | arch.GpuTarget,
     *,
     threads_per_block: int,
     registers_per_thread: int,
@@ -181,7 +181,7 @@ def occupancy_blocks_per_sm(
 def resources(
     ptxas: str,
     *,
-    target: str | arch.Target,
+    target: str | arch.GpuTarget,
     threads: int,
     smem_bytes: int,
     num_barriers: int,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pallas_gpu import arch
 
-# What XLA's description of a device has and `arch.Target` does not: equal for every
+# What XLA's description of a device has and `arch.GpuTarget` does not: equal for every
 # supported target. CUDA programming guide, "Technical Specifications per Compute
 # Capability"; 48 KiB is the SMEM a block has without opting in.
 _THREADS_PER_WARP = 32
@@ -14,7 +14,7 @@ _FP32_UNITS_PER_SM = 128
 _GRID_LIMITS = {"x": 2**31 - 1, "y": 65535, "z": 65535}
 
 
-def target_config(target: str | arch.Target) -> str:
+def target_config(target: str | arch.GpuTarget) -> str:
     """Returns XLA's GPU target config of a target, as a text proto.
 
     XLA's own cost model reads most of the figures; for a kernel of ours only the

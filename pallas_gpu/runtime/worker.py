@@ -62,7 +62,7 @@ class Worker:
 
     def __init__(
         self,
-        target: str | arch.Target,
+        target: str | arch.GpuTarget,
         *,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         disassemble: bool = True,
@@ -197,7 +197,7 @@ _workers: dict[tuple[int, str], Worker] = {}
 _workers_lock = threading.Lock()
 
 
-def worker_for(target: str | arch.Target) -> Worker:
+def worker_for(target: str | arch.GpuTarget) -> Worker:
     """Returns this process's worker for a target; it starts at its first kernel."""
     target = arch.target(target)
     # With the process id: after a fork the pipes still belong to the parent.

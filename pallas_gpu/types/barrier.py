@@ -35,7 +35,7 @@ class Barriers(Resource):
     def size(self, aval: Any) -> int:
         return aval.barrier.size
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         return target.smem_bytes_per_block // BARRIER_BYTES
 
     def describe(self, aval: Any, shape: Sequence[int]) -> str:

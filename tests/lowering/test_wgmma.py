@@ -18,9 +18,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, compiler
-from pallas_gpu.runtime import offline_compiler as runtime_offline
-from pallas_gpu.runtime import register
-from pallas_gpu.runtime.serialize import serialize
+from pallas_gpu.lowering.machine import Build
 from tests.support import everywhere
 
 F16, F32 = jnp.float16, jnp.float32
@@ -520,17 +518,7 @@ def test_two_warpgroups_multiply_their_own_rows():
 def compiled(make, *args):
     """Compiles a kernel offline and returns all that ptxas said, too."""
     (params,) = plgpu.offline._kernels(make(None), args)
-    lowered = compiler.lower(params, arch.SM_90A, register.observe)
-    return runtime_offline.compile_module(
-        serialize(lowered.module),
-        name=params.name,
-        target=arch.SM_90A,
-        operand_avals=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in args],
-        result_avals=params.out_avals,
-        smem_bytes=lowered.plan.smem_bytes,
-        num_barriers=lowered.plan.barriers,
-        threads=lowered.threads,
-    )
+    return compiler.run(Build(params, arch.SM_90A)).compiled
 
 
 def assert_clean(report):

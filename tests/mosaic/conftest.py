@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
+from pallas_gpu.mosaic import passes
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.runtime import custom_call, serialize
@@ -34,6 +35,8 @@ def emit_kernel(emit: Emit, operands: Sequence, results: Sequence, **spec) -> ir
             for i, t in enumerate(types)
         ]
         emit(kb, *views)
+    passes.lower_host_work(kb.module)
+    passes.share_subexpressions(kb.module)
     return kb.finish()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from pallas_gpu import errors
+from pallas_gpu import compiler, errors
 from pallas_gpu.runtime import dumps
 
 
@@ -45,7 +45,9 @@ def test_unknown_stage_in_the_variable_lists_the_right_ones(monkeypatch):
     monkeypatch.setenv("PALLAS_GPU_KEEP", "mlir,llvm")
     with pytest.raises(errors.ArgumentError, match="PALLAS_GPU_KEEP") as info:
         dumps.wanted("mlir")
-    assert "jaxpr, warpgroup, layouts, mlir, ptx, ptxas, sass" in str(info.value)
+    assert ", ".join(compiler.TEXTS) in str(info.value)
+    for name in ("jaxpr", "warpgroup", "layouts", "mlir", "ptx", "ptxas", "sass"):
+        assert name in compiler.TEXTS
     assert "'llvm'" in str(info.value)
 
 

@@ -26,7 +26,7 @@ class Machine:
     """
 
     def __init__(
-        self, params: types.InterpretParams, target: arch.Target, devices: int = 1
+        self, params: types.InterpretParams, target: arch.GpuTarget, devices: int = 1
     ):
         self.execution = Execution(
             seed=params.seed,
@@ -63,7 +63,7 @@ class Device:
         self,
         execution: Execution,
         params: types.InterpretParams,
-        target: arch.Target,
+        target: arch.GpuTarget,
         suffix: str = "",
     ):
         self.execution = execution

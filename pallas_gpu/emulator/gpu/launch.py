@@ -138,7 +138,7 @@ class Launch:
         return inputs + [array.at(batch) for array in self.outputs]
 
 
-def _residency(params: call.CallParams, target: arch.Target) -> Residency:
+def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
     mesh = params.mesh
     plan = resources.plan(
         params.jaxpr,

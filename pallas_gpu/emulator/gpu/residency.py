@@ -25,14 +25,14 @@ class Residency:
       ctas_per_cluster: CTAs of a cluster start together or not at all.
     """
 
-    target: arch.Target
+    target: arch.GpuTarget
     ctas_per_sm: int
     ctas_per_cluster: int
 
     @classmethod
     def of(
         cls,
-        target: arch.Target,
+        target: arch.GpuTarget,
         smem_bytes: int,
         threads_per_block: int,
         ctas_per_cluster: int,

@@ -22,7 +22,7 @@ class Gmem(MemorySpace):
     def size(self, aval: Any) -> int:
         return -(-math.prod(aval.shape) * itemsize_bits(aval.dtype) // 8)
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         return target.memory_bytes
 
     def check_scope(self, declaration: ScratchType, mesh: Mesh) -> None:

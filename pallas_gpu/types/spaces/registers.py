@@ -26,7 +26,7 @@ class Regs(MemorySpace):
         bits = math.prod(aval.shape) * itemsize_bits(aval.dtype)
         return -(-bits // (REGISTER_BITS * WARPGROUP_THREADS))
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         # No kernel is refused for it: ptxas spills what does not fit.
         return target.max_registers_per_thread
 

@@ -57,7 +57,7 @@ class Resource:
         """Returns how many units an abstract reference occupies, without padding."""
         raise NotImplementedError
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         """Returns how many units the target has for what shares this resource."""
         raise NotImplementedError
 

@@ -25,7 +25,7 @@ class Smem(MemorySpace):
     def size(self, aval: Any) -> int:
         return smem_layout(aval.shape, aval.dtype, aval.transforms).size_bytes
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         return target.smem_bytes_per_block
 
     def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:

@@ -77,7 +77,7 @@ class Tmem(MemorySpace):
     def size(self, aval: Any) -> int:
         return aval.storage.columns(aval.shape)
 
-    def budget(self, target: arch.Target) -> int:
+    def budget(self, target: arch.GpuTarget) -> int:
         return target.tmem_columns
 
     def storage(

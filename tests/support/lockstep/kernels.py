@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jax.extend import core
 
-from pallas_gpu import arch, compiler, lowering
+from pallas_gpu import arch, compiler
 from pallas_gpu.entry import call
+from pallas_gpu.lowering.machine import Build
 from tests.support.lockstep import machine as lockstep
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.semantics import Warpgroup, under
@@ -40,10 +41,10 @@ class Lowered:
       kernels: the lowered kernels, in the order of the program.
     """
 
-    kernels: list[lowering.LoweredKernel]
+    kernels: list[Build]
     _closed: Any
     _arguments: list[Any]
-    _by_equation: dict[int, lowering.LoweredKernel]
+    _by_equation: dict[int, Build]
 
     def run(self) -> list[np.ndarray]:
         """Returns the results, flat.

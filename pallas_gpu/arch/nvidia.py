@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: what a GPU offers to one block, and which features it has.
+"""NVIDIA's targets: what a GPU offers to one block, and which features it has.
 
-A target is an explicit argument all the way down. Nothing here asks an attached
-device; `runtime/` does that once and picks a target by compute capability.
+Nothing here asks an attached device; `runtime/` does that once and picks a target by
+compute capability.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Mapping
+from typing import overload
 
 from pallas_gpu import errors
+from pallas_gpu.arch.target import Target
 
 
 class Feature(enum.Enum):
@@ -27,8 +30,8 @@ class Feature(enum.Enum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """One compilation target and its limits.
+class GpuTarget:
+    """One compilation target and its limits; implements `arch.Target`.
 
     The limits per block and SM are those of the CUDA programming guide's table
     "Technical Specifications per Compute Capability"; clocks, bandwidth and counts
@@ -71,6 +74,21 @@ class Target:
     l2_bytes: int
     features: frozenset[Feature]
 
+    @property
+    def machine(self) -> str:
+        """The machine whose planner, launch and rules compile for the target."""
+        return "nvidia"
+
+    @property
+    def budgets(self) -> Mapping[str, int]:
+        """What one block may use at most."""
+        return {
+            "SMEM bytes": self.smem_bytes_per_block,
+            "threads": self.max_threads_per_block,
+            "registers of a thread": self.max_registers_per_thread,
+            "TMEM columns": self.tmem_columns,
+        }
+
     def has(self, feature: Feature) -> bool:
         """True when the target has the feature."""
         return feature in self.features
@@ -109,7 +127,7 @@ _BLACKWELL = (_HOPPER - {Feature.WGMMA}) | {
     Feature.CLUSTER_LAUNCH_CONTROL,
 }
 
-SM_90A = Target(
+SM_90A = GpuTarget(
     name="sm_90a",
     compute_capability=(9, 0),
     card="NVIDIA H200",
@@ -143,10 +161,14 @@ SM_100A = dataclasses.replace(
     features=_BLACKWELL,
 )
 
-TARGETS: dict[str, Target] = {t.name: t for t in (SM_90A, SM_100A)}
+TARGETS: dict[str, GpuTarget] = {t.name: t for t in (SM_90A, SM_100A)}
 DEFAULT_TARGET = SM_90A
 
 
+@overload
+def target(name: str) -> GpuTarget: ...
+@overload
+def target[T: Target](name: T) -> T: ...
 def target(name: str | Target) -> Target:
     """Returns the target of that name.
 
@@ -168,7 +190,7 @@ def target(name: str | Target) -> Target:
     )
 
 
-def target_of_capability(major: int, minor: int) -> Target:
+def target_of_capability(major: int, minor: int) -> GpuTarget:
     """Returns the target for a device's compute capability.
 
     Raises:

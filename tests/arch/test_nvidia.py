@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: lookup, features, limits."""
+"""NVIDIA targets: lookup, features, limits."""
 
 from __future__ import annotations
 

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stages behind a finished module: its bytes, and what the offline compiler gives.
+
+Importing this adds them to the passes of NVIDIA's machine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pallas_gpu import arch
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import launch
+from pallas_gpu.lowering.machine import Build
+from pallas_gpu.runtime import offline_compiler
+from pallas_gpu.runtime.serialize import serialize
+
+
+def serialize_module(build: Build) -> Build:
+    """Gives the module's bytes; the module stays as it is."""
+    keep = build.params.compiler_params.line_info
+    return build.replace(serialized=serialize(build.module, keep_locations=keep))
+
+
+def compile_offline(build: Build) -> Build:
+    """Compiles the bytes to PTX and SASS, with no GPU present.
+
+    Raises:
+      OfflineUnavailableError: CUDA packages are missing here.
+      CompilationError: the module does not compile, or not in time.
+    """
+    params, target = build.params, build.target
+    assert isinstance(target, arch.GpuTarget)
+    compiled = offline_compiler.compile_module(
+        build.serialized,
+        name=build.name,
+        target=target,
+        operand_avals=_operand_avals(params),
+        result_avals=params.out_avals,
+        smem_bytes=build.plan.smem_bytes,
+        num_barriers=build.plan.barriers,
+        tmem_columns=build.plan.tmem_columns,
+        threads=launch.threads_of(params),
+    )
+    return build.replace(compiled=compiled)
+
+
+def _operand_avals(params: CallParams) -> list[Any]:
+    avals = []
+    for i in range(params.num_inputs):
+        aval = params.jaxpr.invars[i].aval
+        lead = tuple(axis.size for axis in params.batch if axis.batched[i])
+        avals.append(jax.ShapeDtypeStruct((*lead, *aval.shape), aval.dtype))
+    return avals
+
+
+launch.NVIDIA.passes.update(serialize=serialize_module, compile=compile_offline)

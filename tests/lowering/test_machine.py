@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The seam for a machine: a second one goes through the same stages as NVIDIA's."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, func, memref
+
+import pallas_gpu as plgpu
+from pallas_gpu import _jax, arch, compiler, errors, offline, walk
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.lowering import machine
+from pallas_gpu.lowering.launch import NVIDIA
+from pallas_gpu.mosaic import passes
+from pallas_gpu.mosaic.module import make_context
+
+F32 = jax.ShapeDtypeStruct((1,), jnp.float32)
+
+# --- a machine without warps, SMEM and grid: one function over words of memory --------
+
+
+@dataclasses.dataclass(frozen=True)
+class AbacusTarget:
+    name: str
+    words: int
+    machine: str = "abacus"
+    features: frozenset[str] = frozenset()
+
+    @property
+    def budgets(self) -> Mapping[str, int]:
+        return {"words": self.words}
+
+    def has(self, feature: str) -> bool:
+        return feature in self.features
+
+    def require(self, feature: str, who: str) -> None:
+        raise errors.TargetError(f"{who} needs {feature}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+    """The plan: a word for each reference."""
+
+    used: int
+
+    def table(self) -> str:
+        return f"words {self.used}"
+
+
+class Function:
+    """The launch: a plain function."""
+
+    def __init__(self, name: str, words: int):
+        self._name, self._words = name, words
+        self._scopes = contextlib.ExitStack()
+
+    def __enter__(self) -> Function:
+        self._scopes.enter_context(make_context())
+        self._scopes.enter_context(ir.Location.unknown())
+        self.module = ir.Module.create()
+        word = ir.MemRefType.get([1], ir.F32Type.get())
+        with ir.InsertionPoint(self.module.body):
+            function = func.FuncOp(self._name, ([word] * self._words, []))
+        self.arguments = list(function.add_entry_block().arguments)
+        self._scopes.enter_context(ir.InsertionPoint(function.entry_block))
+        return self
+
+    def __exit__(self, kind, value, traceback) -> None:
+        self._scopes.close()
+
+
+@dataclasses.dataclass
+class Beads:
+    """The state: the rules of the machine, and nothing else."""
+
+    plan: Words
+    launch: Function
+    jaxpr_numbers: walk.Numbers
+    keeps_lines: bool = False
+
+    @property
+    def rules(self) -> Mapping[Any, Callable[..., Any]]:
+        return {_jax.get_p: _load, _jax.swap_p: _store, lax.add_p: _add}
+
+    def constant(self, value: Any, dtype: Any) -> Any:
+        type_ = ir.F32Type.get() if dtype == np.float32 else ir.IndexType.get()
+        return arith.constant(type_, value)
+
+    def no_rule(self, eqn: Any) -> errors.PallasGpuError:
+        return errors.UnsupportedError(f"an abacus has no {eqn.primitive.name}")
+
+
+def _load(ctx, ref, *_):
+    return memref.load(ref, [arith.constant(ir.IndexType.get(), 0)])
+
+
+def _store(ctx, ref, value, *_):
+    memref.store(value, ref, [arith.constant(ir.IndexType.get(), 0)])
+    return value
+
+
+def _add(ctx, x, y):
+    return arith.addf(x, y)
+
+
+class Abacus:
+    name = "abacus"
+
+    def __init__(self) -> None:
+        self.passes: dict[str, machine.Pass] = {"cse": self.share}
+
+    def plan(self, params: CallParams, target: AbacusTarget) -> Words:
+        used = len(params.jaxpr.invars)
+        if used > target.words:
+            raise errors.OutOfResources(
+                f"kernel {params.name} needs more words than {target.name} has",
+                resource="words",
+                limit_bytes=4 * target.words,
+                used_bytes=4 * used,
+            )
+        return Words(used)
+
+    def launch(self, params: CallParams, target: AbacusTarget, plan: Words) -> Function:
+        return Function(params.name, plan.used)
+
+    def state(
+        self, params: CallParams, target: AbacusTarget, plan: Words, launch: Function
+    ) -> Beads:
+        return Beads(plan, launch, walk.number_jaxprs(params.jaxpr))
+
+    def prologue(self, state: Beads) -> Sequence[Any]:
+        return state.launch.arguments
+
+    def epilogue(self, state: Beads) -> None:
+        func.return_([])
+
+    def share(self, build: machine.Build) -> machine.Build:
+        return build.replace(module=passes.share_subexpressions(build.module))
+
+
+# The type checker holds both machines to the protocols.
+MACHINES: list[machine.Machine] = [NVIDIA, Abacus()]
+TARGETS: list[arch.Target] = [arch.SM_90A, AbacusTarget("abacus3", words=3)]
+
+
+@pytest.fixture
+def abacus(monkeypatch) -> AbacusTarget:
+    monkeypatch.setattr(machine, "_MACHINES", dict(machine._MACHINES))
+    machine.register_machine(Abacus())
+    return AbacusTarget("abacus3", words=3)
+
+
+def sum_of_words(x_ref, y_ref, o_ref):
+    o_ref[0] = x_ref[0] + y_ref[0] + (x_ref[0] + y_ref[0]) + 2.0
+
+
+def kernel(body, inputs=2):
+    return plgpu.kernel(body, out_type=F32, name="beads"), [F32] * inputs
+
+
+def test_a_second_machine_lowers_through_the_stages(abacus):
+    f, args = kernel(sum_of_words)
+    (params,) = offline._kernels(f, args)
+    texts = {}
+    build = compiler.lower(params, abacus, lambda n, _, text: texts.update({n: text()}))
+    text = str(build.module)
+    assert "func.func @beads(%arg0: memref<1xf32>" in text
+    assert "gpu." not in text
+    # Its one pass has run, and NVIDIA's have not: x + y is computed once.
+    assert texts["rules"].count("arith.addf") == 4
+    assert text.count("arith.addf") == 3
+    assert texts["plan"] == "words 3"
+    assert texts["warpgroup"] is texts["layouts"] is None
+    assert texts["mlir"] == text
+
+
+def test_the_planner_of_a_second_machine_keeps_to_its_budget(abacus):
+    f, args = kernel(lambda x, y, z, o: o.__setitem__(0, x[0]), inputs=3)
+    with pytest.raises(errors.OutOfResources, match="needs more words than abacus3"):
+        offline.lower(f, *args, target=abacus)
+
+
+def test_a_second_machine_refuses_what_it_has_no_rule_for(abacus):
+    f, args = kernel(lambda x, y, o: o.__setitem__(0, jnp.sin(x[0])))
+    with pytest.raises(errors.UnsupportedError, match="an abacus has no sin") as info:
+        offline.lower(f, *args, target=abacus)
+    assert "test_machine.py" in info.value.where
+
+
+def test_a_target_of_no_machine_is_refused():
+    f, args = kernel(sum_of_words)
+    with pytest.raises(errors.TargetError, match="no machine compiles for abacus3"):
+        offline.lower(f, *args, target=AbacusTarget("abacus3", words=3))
+
+
+def test_two_machines_of_one_name_are_refused(abacus):
+    with pytest.raises(errors.InternalError, match="two machines named 'abacus'"):
+        machine.register_machine(Abacus())
