@@ -35,11 +35,6 @@ def runs(*names: str) -> Callable[[Factory], Factory]:
     return register
 
 
-def modelled() -> frozenset[str]:
-    """The names of all operations that are executed."""
-    return frozenset(_FACTORIES)
-
-
 class Block:
     """A block of operations.
 
