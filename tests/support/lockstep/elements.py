@@ -156,7 +156,30 @@ def _function(program: Program, op: ir.Operation, function: Callable) -> Step:
 
 @runs(*_SAME_TYPE)
 def _same_type(program: Program, op: ir.Operation) -> Step:
-    return _function(program, op, _SAME_TYPE[op.name])
+    function = _SAME_TYPE[op.name]
+    if op.name.startswith(_PARTIAL):
+        return _function(program, op, _where_defined(op.name, function))
+    return _function(program, op, function)
+
+
+# LLVM leaves the results of these undefined for some operands.
+_PARTIAL = ("arith.divsi", "arith.divui", "arith.rem", "arith.shl", "arith.shr")
+
+
+def _where_defined(name: str, function: Callable) -> Callable:
+    def compute(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        if name.startswith("arith.sh"):
+            inside = b < 8 * a.dtype.itemsize
+            assert inside.all(), f"{name} by the width or more"
+            return function(a, b)
+        assert b.all(), f"{name} by zero"
+        if name.endswith("si"):
+            least = np.iinfo(signed(a).dtype).min
+            overflows = (signed(a) == least) & (signed(b) == -1)
+            assert not overflows.any(), f"{name} overflows"
+        return function(a, b)
+
+    return compute
 
 
 @runs(*_CONVERT)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the emitters of mosaic/ compute and move, run in lockstep against NumPy."""
+
+from __future__ import annotations
+
+import pytest
+
+from pallas_gpu.mosaic.elements import table
+from tests.support import element_programs as elements
+from tests.support import movement_programs as movements
+
+MOVES = movements.combinations() | movements.movements()
+
+
+@pytest.mark.parametrize("key", elements.row_programs(), ids="-".join)
+def test_a_row_computes_what_lax_defines(key):
+    for program in elements.row_programs()[key]:
+        assert program.is_right(program.results(program.module()))
+
+
+def test_every_row_has_a_program_for_each_kind_of_dtype():
+    rows = {
+        (name, kind)
+        for name, row in table.TABLE.items()
+        if name not in elements.CONVERSIONS_ONLY
+        for kind in row.kinds
+    }
+    assert {key[:2] for key in elements.row_programs()} == rows
+
+
+@pytest.mark.parametrize("name", elements.approximations())
+def test_an_approximation_is_close(name):
+    program = elements.approximations()[name]
+    assert program.is_right(program.results(program.module()))
+
+
+@pytest.mark.parametrize(("src", "dst"), elements.conversions())
+def test_a_conversion_gives_what_lax_defines(src, dst):
+    program = elements.conversion_program(src, dst)
+    assert program.is_right(program.results(program.module()))
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_movement_loses_no_element(name):
+    program = MOVES[name]
+    assert program.is_right(program.results(program.module()))

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programs that move elements between threads and memory: each gives them all back.
+
+Reductions, scans, relayouts, and transfers with shared memory, in layouts that need
+every kind of shuffle, exchange and matrix instruction.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu.layouts import Layout, SmemLayout
+from pallas_gpu.mosaic import gmem, mbarrier, reduce, registers, relayout, scan, smem
+from tests.support.programs import Program
+
+_RNG = np.random.default_rng(5)
+_FOLD = {
+    "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
+    "and": np.bitwise_and, "or": np.bitwise_or,
+}  # fmt: skip
+
+
+def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    if dtype == "bool":
+        return _RNG.integers(0, 2, shape).astype(bool)
+    if np.dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        return _RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return _RNG.integers(-99, 99, shape).astype(dtype)
+
+
+# --- reductions and scans -------------------------------------------------------------
+
+_KINDS = (
+    *((kind, "int32") for kind in _FOLD),
+    *((kind, "uint32") for kind in ("max", "min")),
+    *((kind, "float32") for kind in ("add", "mul", "max", "min")),
+    *((kind, "bool") for kind in ("and", "or")),
+)
+
+
+def _reduction(kind: Any, dtype: str, layout: Any, shape, axes) -> Program:
+    x = _numbers(shape, dtype)
+    # Of each column two elements decide, so that neither may be left out: they share
+    # a bit, and a float holds their product exactly.
+    rows = (np.arange(shape[1]) * 37 + 5) % shape[0]
+    first = np.arange(shape[0])[:, None] == rows
+    second = np.arange(shape[0])[:, None] == rows ^ 21
+    deciding = np.where(first, 3, np.where(second, 5, 0))
+    if kind == "or":
+        x = deciding.astype(dtype)
+    elif kind == "and":
+        x = ~deciding.astype(dtype)
+    elif kind == "mul":
+        x = np.where(deciding, deciding, 1).astype(dtype)
+    expected = _FOLD[kind].reduce(x, axis=axes, dtype=x.dtype)
+
+    def emit(kb, view, out):
+        room = reduce.SmemScratch(kb.smem_pointer(0), 2048)
+        result = reduce.reduce(kind, gmem.load(view, layout), axes, room)
+        if isinstance(result, registers.Splat):
+            gmem.store_scalar(out, result.value)
+        else:
+            gmem.store(out, result)
+
+    return Program(emit, [x], [np.asarray(expected)], smem_bytes=2048)
+
+
+def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
+    x = _RNG.integers(-9, 9, shape).astype(np.int32)
+    flipped = np.flip(x, axis) if reverse else x
+    expected = _FOLD[kind].accumulate(flipped, axis=axis, dtype=x.dtype)
+    expected = np.flip(expected, axis) if reverse else expected
+
+    def emit(kb, view, out):
+        placed = registers.place(layout, shape) if layout else None
+        room = reduce.SmemScratch(kb.smem_pointer(0), 2048)
+        value = gmem.load(view, placed)
+        gmem.store(out, scan.scan(kind, value, axis, reverse=reverse, scratch=room))
+
+    return Program(emit, [x], [np.ascontiguousarray(expected)], smem_bytes=2048)
+
+
+# --- relayouts ------------------------------------------------------------------------
+
+_STRIDED = Layout.WG_STRIDED((64, 32), vec_size=4)
+# name: (from, to, shape, dtype, scratch)
+_RELAYOUTS = {
+    "shuffles": (Layout.WGMMA, Layout.WGMMA_TRANSPOSED, (64, 16), "float32", 0),
+    "shuffles of halves": (Layout.WGMMA_TRANSPOSED, Layout.WGMMA, (64, 16), "int16", 0),
+    "shuffles of bytes": (Layout.WGMMA, Layout.WGMMA_TRANSPOSED, (64, 16), "int8", 0),
+    "shuffles of bools": (Layout.WGMMA, Layout.WGMMA_TRANSPOSED, (64, 16), "bool", 0),
+    "upcast": (Layout.WGMMA_UPCAST_2X, Layout.WGMMA, (64, 32), "int8", 0),
+    "upcast twice": (Layout.WGMMA_UPCAST_4X, Layout.WGMMA, (64, 32), "int16", 0),
+    "native": (Layout.TCGEN05, Layout.TCGEN05_TMEM_NATIVE, (128, 8), "int32", 0),
+    "rows": (Layout.WGMMA, _STRIDED, (64, 32), "float32", 1 << 13),
+    "rows of bytes": (_STRIDED, Layout.WGMMA, (64, 32), "int8", 1 << 12),
+    "rows in rounds": (Layout.WGMMA, _STRIDED, (64, 32), "float32", 2048),
+    "copies": (Layout.WGMMA_ROW, Layout.WG_STRIDED((256,), 1), (256,), "int32", 2048),
+    "copies made": (
+        Layout.WG_STRIDED((256,), 2), Layout.WGMMA_COL, (256,), "int32", 2048
+    ),
+}  # fmt: skip
+
+
+def _relayout(src: Any, dst: Any, shape, dtype: str, scratch: int) -> Program:
+    x = _numbers(shape, dtype)
+
+    def emit(kb, view, out):
+        room = reduce.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
+        gmem.store(out, relayout.layout_cast(gmem.load(view, src), dst, room))
+
+    return Program(emit, [x], [x], smem_bytes=scratch)
+
+
+# --- shared memory --------------------------------------------------------------------
+
+# name: (layout, shape, dtype, tiling, swizzle, order of a transposed view)
+_TRANSFERS = {
+    "matrices": (Layout.WGMMA, (64, 64), "int16", (8, 64), 128, None),
+    "few matrices": (Layout.WGMMA, (64, 16), "int16", (8, 16), 32, None),
+    "transposed": (Layout.WGMMA, (16, 64), "int16", (8, 64), 128, (1, 0)),
+    "columns": (Layout.WGMMA_TRANSPOSED, (16, 64), "int16", (8, 64), 128, (1, 0)),
+    "staggered": (Layout.WGMMA, (64, 32), "float32", (8, 32), 128, None),
+    "staggered less": (Layout.WGMMA, (64, 16), "float32", (8, 16), 64, None),
+    "bytes": (Layout.WGMMA_8BIT, (64, 64), "int8", (8, 64), 64, None),
+    "plain": (None, (64, 8), "float32", None, 16, None),
+    "bools": (None, (512,), "bool", None, 16, None),
+}
+
+
+def _transfer(layout, shape, dtype: str, tiling, swizzle, order) -> Program:
+    stored = SmemLayout(shape, 8 * np.dtype(dtype).itemsize, tiling, swizzle)
+    x = _numbers(tuple(shape[i] for i in order) if order else shape, dtype)
+    plain_layout = None if tiling is None else Layout.WG_STRIDED(x.shape, 1)
+
+    def emit(kb, view, out, plain):
+        whole = smem.SmemView.whole(kb.smem_pointer(0), stored, np.dtype(dtype))
+        part = whole.transpose(order) if order else whole
+        smem.store(part, gmem.load(view, layout))
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(part, layout))
+        # The same bytes in another layout: where each element is stored counts too.
+        gmem.store(plain, smem.load(part, plain_layout, optimized=False))
+
+    return Program(emit, [x], [x, x], smem_bytes=stored.size_bytes)
+
+
+def kind_of(name: str) -> str:
+    """What combines in one of the combinations."""
+    kinds = {"rows": "add", "rows of halves": "max", "everything": "add"}
+    kinds |= {"scan back": "add", "scan of rows": "add"}
+    return kinds.get(name) or name.removeprefix("scan by ").split(" ")[0]
+
+
+@functools.cache
+def combinations() -> dict[str, Program]:
+    """Reductions and scans."""
+    wgmma, found = Layout.WGMMA, {}
+    for kind, dtype in _KINDS:
+        found[f"{kind} of {dtype}"] = _reduction(kind, dtype, wgmma, (64, 16), (0,))
+    found["rows"] = _reduction("add", "int32", wgmma, (64, 16), (1,))
+    found["rows of halves"] = _reduction("max", "float16", wgmma, (64, 16), (1,))
+    found["everything"] = _reduction("add", "int8", wgmma, (64, 16), (0, 1))
+    for kind in ("add", "mul", "max", "min"):
+        found[f"scan by {kind}"] = _scan(kind, None, (256,), 0, False)
+    found["scan back"] = _scan("add", None, (256,), 0, True)
+    found["scan of rows"] = _scan("add", wgmma, (64, 8), 1, False)
+    return found
+
+
+@functools.cache
+def movements() -> dict[str, Program]:
+    """Relayouts and transfers."""
+    found = {}
+    for name, case in _RELAYOUTS.items():
+        found[f"relayout by {name}"] = _relayout(*case)
+    for name, case in _TRANSFERS.items():
+        found[f"SMEM in {name}"] = _transfer(*case)
+    return found
