@@ -3,9 +3,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+import numpy as np
 import pytest
 
-from pallas_gpu.mosaic.elements import table
+from pallas_gpu.mosaic import reduce, scan
+from pallas_gpu.mosaic.elements import dtypes, table
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 
@@ -38,6 +42,17 @@ def test_an_approximation_is_close(name):
 def test_a_conversion_gives_what_lax_defines(src, dst):
     program = elements.conversion_program(src, dst)
     assert program.is_right(program.results(program.module()))
+
+
+def test_every_dtype_converts_in_a_program():
+    known = {x for x in vars(dtypes).values() if isinstance(x, np.dtype)}
+    sources = {np.dtype(src) for src, _ in elements.conversions()}
+    assert sources == known
+
+
+def test_every_kind_of_reduction_and_scan_has_a_program():
+    kinds = {movements.kind_of(name) for name in movements.combinations()}
+    assert kinds == set(get_args(reduce.Kind)) >= set(get_args(scan.Kind))
 
 
 @pytest.mark.parametrize("name", MOVES)
