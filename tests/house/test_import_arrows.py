@@ -49,7 +49,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Inner rooms that may import less than the room around them: modules by their names.
 # The emulator's engine runs jaxprs with effects on any machine; of ours it knows
-# how rules are registered and how operands are flattened.
+# how rules are registered, how operands are flattened and which jaxprs one runs.
 INNER_ROOMS: dict[str, tuple[str, ...]] = {
     "pallas_gpu.emulator.engine": (
         "pallas_gpu.errors",
@@ -57,6 +57,7 @@ INNER_ROOMS: dict[str, tuple[str, ...]] = {
         "pallas_gpu.layouts.window",
         "pallas_gpu.primitives._operands",
         "pallas_gpu.primitives._registry",
+        "pallas_gpu.walk",
     ),
 }
 PURE_PYTHON_ROOMS = ("errors", "arch", "layouts")
@@ -306,3 +307,13 @@ def test_a_good_tree_has_no_complaints(tmp_path: Path):
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n")
+
+
+def test_one_module_looks_for_jaxprs_in_parameters():
+    users = {
+        path
+        for path in python_files()
+        if path.startswith("pallas_gpu/")
+        and "jaxprs_in_params" in (ROOT / path).read_text(encoding="utf-8")
+    }
+    assert users == {"pallas_gpu/_jax.py", "pallas_gpu/walk.py"}

@@ -32,6 +32,7 @@ from pallas_gpu.emulator.engine.steps import (
 )
 from pallas_gpu.primitives import _operands
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.walk import bodies
 
 # Calls that mean the jaxpr they carry.
 _CALLS = {
@@ -45,11 +46,6 @@ _CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
-
-# Primitives of ours without an effect: they have a lowering for the CPU, so they may
-# stay in a compiled run of equations.
-PURE: set[Any] = set()
-
 
 # By the jaxpr itself: jaxprs are equal only where they are the same object.
 _CACHE: collections.OrderedDict[Any, Plan] = collections.OrderedDict()
@@ -75,25 +71,17 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 
 def is_pure(eqn: Any) -> bool:
     """True for an equation that JAX alone can evaluate."""
-    if eqn.primitive in PURE:
-        return True
-    if eqn.effects or eqn.primitive.name in registry.PRIMITIVES:
+    if registry.operation(eqn.primitive) is not None:
+        # One of ours without an effect has a lowering for the CPU.
+        return not eqn.effects
+    if eqn.effects:
         return False
     if any(isinstance(v.aval, _jax.AbstractRef) for v in eqn.invars):
         return False
-    has_rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE) is not None
-    if has_rule and not has_body(eqn):
+    inner = bodies(eqn)
+    if registry.rule(eqn.primitive, registry.RuleKind.EMULATE) and not inner:
         return False
-    return all(
-        is_pure(inner)
-        for jaxpr in _jax.jaxprs_in_params(eqn.params)
-        for inner in opened(jaxpr)[0].eqns
-    )
-
-
-def has_body(eqn: Any) -> bool:
-    """True for loops, branches and scopes: equations with jaxprs of their own."""
-    return any(True for _ in _jax.jaxprs_in_params(eqn.params))
+    return all(is_pure(inner_eqn) for body in inner for inner_eqn in body.jaxpr.eqns)
 
 
 class _Builder:
@@ -180,7 +168,7 @@ class _Builder:
                 expected="an operation of the coverage table",
                 hint="run the kernel on a GPU, or compute this outside of the kernel",
             )
-        if has_body(eqn):
+        if bodies(eqn):
             return ControlStep(rule, tuple(ins), indices, eqn.params, Location(eqn))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         return EffectStep(

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.engine import plan
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -25,7 +24,6 @@ def _layout_cast(x: Any, **_: Any) -> Any:
 
 
 # A pure loop may hold a layout_cast; with a lowering of its own it compiles as a whole.
-plan.PURE.add(registers.layout_cast_p)
 _jax.mlir.register_lowering(
     registers.layout_cast_p,
     _jax.mlir.lower_fun(_layout_cast, multiple_results=False),

@@ -52,9 +52,8 @@ def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:
     """True when this scope is the only one at the top of the kernel's body."""
-    body = ctx.kernel.params.jaxpr
-    scopes = [eqn for eqn in body.eqns if eqn.primitive is run_scoped_p]
-    return scopes == [ctx.eqn]
+    scopes = resources.scopes(ctx.kernel.params.jaxpr)
+    return [site.place for site in scopes if not site.enclosing] == [ctx.place]
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
