@@ -45,8 +45,8 @@ class Stage:
       name: what it is called by.
       run: from the build before to the one after it.
       texts: what can be kept of it, by name; None where a kernel has no such text.
-      verify: whether to verify the module behind it: not where the stage leaves it as
-        it is, or has MLIR verify it.
+      verify: whether to verify a module that it has changed: `barriers` does so by
+        itself, for `cse` too.
     """
 
     name: str
@@ -179,8 +179,8 @@ def run_stage(stage: Stage, build: Build) -> Build:
     Raises:
       PallasGpuError: the kernel does not compile.
     """
-    build = stage.run(build)
-    if stage.verify and build.module is not None:
+    before, build = build, stage.run(build)
+    if stage.verify and build is not before and build.module is not None:
         mosaic_module.verify(build.module)
     return build
 

@@ -22,10 +22,10 @@ def lower_host_work(module: ir.Module) -> ir.Module:
     buffers = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
     with module.context, ir.Location.unknown():
         tensor_map.lower_tensor_maps(module, launch.operation, body, buffers)
-        for op in list(body.operations):
-            if op.operation.name == module_lib.PROLOGUE:
-                op.operation.erase()
-                break
+        # Near the start: the whole body would be thousands of Python objects.
+        tags = (o for o in body.operations if o.operation.name == module_lib.PROLOGUE)
+        if (tag := next(tags, None)) is not None:
+            tag.operation.erase()
     return module
 
 
@@ -40,5 +40,7 @@ def share_subexpressions(module: ir.Module) -> ir.Module:
     """
     with module.context, ir.Location.unknown(), module_lib.refusals(module):
         passes = passmanager.PassManager.parse("builtin.module(cse)")
+        # `KernelBuilder.finish`, which follows, verifies the module.
+        passes.enable_verifier(False)
         passes.run(module.operation)
     return module
