@@ -43,7 +43,8 @@ class Stage:
 
     Attributes:
       name: what it is called by.
-      run: from the build before to the one after it.
+      run: from the build before to the one after it; the same build means that it has
+        changed nothing.
       texts: what can be kept of it, by name; None where a kernel has no such text.
       verify: whether to verify a module that it has changed: `barriers` does so by
         itself, for `cse` too.
