@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic import passes
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
 from pallas_gpu.runtime import custom_call, serialize
 from pallas_gpu.runtime import offline_compiler as offline
 from tests.support.everywhere import has_gpu
+from tests.support.finished import finished
 from tests.support.lockstep import machine as lockstep
 
 Emit = Callable[..., None]  # (builder, one GMEM view per operand and result)
@@ -35,9 +35,7 @@ def emit_kernel(emit: Emit, operands: Sequence, results: Sequence, **spec) -> ir
             for i, t in enumerate(types)
         ]
         emit(kb, *views)
-    passes.lower_host_work(kb.module)
-    passes.share_subexpressions(kb.module)
-    return kb.finish()
+    return finished(kb)
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ def sample(dtype: str, seed: int, size: int = SIZE) -> np.ndarray:
         narrow = rng.integers(0, 12, size).astype(kind)
         flat = np.where(rng.random(size) < 0.5, wide, narrow)
         ends = (0, 1, 2, 3, limits.max, limits.min, limits.max - 1, 7, 31, 33)
-        special = np.array([min(v, limits.max) for v in ends]).astype(kind)
+        special = np.array([min(v, limits.max) for v in ends], kind)
         if kind.kind == "i":
             special = np.append(special, kind.type(-1))
     else:

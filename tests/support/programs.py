@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+from tests.support.finished import finished
 from tests.support.lockstep import machine as lockstep
 
 
@@ -42,7 +43,7 @@ class Program:
                 for i, x in enumerate(arrays)
             ]
             self.emit(kb, *views)
-        return kb.finish()
+        return finished(kb)
 
     def results(self, module: ir.Module) -> list[np.ndarray]:
         """Runs the module of this program."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic import passes
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec
+from tests.support.finished import finished
 from tests.support.lockstep.launch import Host
 
 
@@ -26,9 +26,7 @@ def run(
             for i, t in enumerate(types)
         ]
         emit(kb, *views)
-    passes.lower_host_work(builder.module)
-    passes.share_subexpressions(builder.module)
-    return run_module(builder.finish(), operands, results)
+    return run_module(finished(builder), operands, results)
 
 
 def run_module(
