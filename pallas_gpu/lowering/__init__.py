@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a jaxpr over references to Mosaic GPU MLIR; importing it registers the rules."""
+"""Lowers a jaxpr to Mosaic GPU MLIR; importing it registers the rules."""
 
 from pallas_gpu.lowering import families, launch
 from pallas_gpu.lowering.semantics import lane, warpgroup

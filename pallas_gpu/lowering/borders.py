@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses the border of a loop's or a branch's region, and in which layouts.
+"""The values that cross the border of a loop's or a branch's region, and their layouts.
 
-Two things cross besides what JAX says: the register state that the body may touch, and
-a layout for every array. A splat or an iota has no layout. A loop that carries one
-needs a trial: the body is emitted once into a block that is thrown away, and the
-layouts of its results decide. A branch's body is emitted once, into a block whose
-operations are moved to their place when the layouts of all results are known.
+Besides the operands and results of the jaxpr, the register state that the body may use
+crosses, and every array needs a layout. A splat or an iota has none. A loop that
+carries one is emitted in a trial: the body is emitted once into a block that is
+discarded, and the layouts of its results are used. A branch's body is emitted once,
+into a block whose operations are moved into place when the layouts of all results are
+known.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Fit = Callable[[Any, vals.Packed], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Border:
-    """How values cross: scalars and vectors as they are, arrays as their registers."""
+    """The SSA values of a border: scalars and vectors as such, arrays as registers."""
 
     specs: tuple[vals.Packed, ...]
     fit: Fit
@@ -58,7 +59,7 @@ class Border:
 
 
 class StateBorder:
-    """A border that register state crosses too, in front of the values."""
+    """A border that register state also crosses, before the values."""
 
     def __init__(
         self, kernel: KernelState, keys: Sequence[Any], specs: Sequence[vals.Packed]
@@ -87,12 +88,12 @@ class StateBorder:
 
 
 def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
-    """Returns how values cross that are in registers or scalars."""
+    """Returns how scalars and values in registers cross a border."""
     return [vals.pack(value)[1] for value in values]
 
 
 def _match(value: Any, spec: vals.Packed) -> Any:
-    """Returns a value in the layout that a border was built for."""
+    """Returns a value in the layout of a border."""
     if spec.layout is None or not isinstance(value, regs.Array):
         return value
     if isinstance(value, regs.Deferred):
@@ -100,7 +101,7 @@ def _match(value: Any, spec: vals.Packed) -> Any:
     if value.layout != spec.layout:
         before, after = describe(spec.layout), describe(value.layout)
         raise errors.LayoutError(
-            "an array changes its layout on the way through a loop or a branch",
+            "a loop or a branch changes the layout of an array",
             expected=before,
             got=after,
             hint=f"use layout_cast(x, {before}) on the result, or layout_cast the "
@@ -151,7 +152,7 @@ def _in_default_layout(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _trial(kernel: KernelState) -> Iterator[None]:
-    """Emits into a block that is thrown away; the register state is restored."""
+    """Emits into a block that is discarded; the register state is restored."""
     state, top, outer = dict(kernel.state), kernel.smem_top_bytes, kernel.trial
     region = scf.ExecuteRegionOp([])
     kernel.trial = region.regions[0].blocks.append()
@@ -164,10 +165,10 @@ def _trial(kernel: KernelState) -> Iterator[None]:
 
 
 def results_in_trial(kernel: KernelState, border: StateBorder) -> list[Any] | None:
-    """Returns results of a loop whose layouts are known, None outside of a trial.
+    """Returns results of a loop whose layouts are known, None outside a trial.
 
-    A trial does not emit the loop: else the innermost of nested loops would be emitted
-    twice as often as the one around it.
+    A trial does not emit nested loops: otherwise each level of nesting would double how
+    often the innermost loop is emitted.
     """
     if kernel.trial is None:
         return None
@@ -181,8 +182,8 @@ def results_in_trial(kernel: KernelState, border: StateBorder) -> list[Any] | No
 class Branch:
     """The body of a branch, emitted once.
 
-    That is ahead of its place if the place cannot be built without the layouts of the
-    results.
+    It is emitted ahead of its position if the position cannot be built without the
+    layouts of the results.
     """
 
     def __init__(self, kernel: KernelState, jaxpr: _jax.Jaxpr, args: Sequence[Any]):
@@ -228,7 +229,7 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True)
 class _Emitted:
-    """An emitted body: its results, the register state at its end, where it is."""
+    """An emitted body: its results, the register state at its end, and its block."""
 
     results: list[Any]
     state: dict[Any, Any]
@@ -236,12 +237,12 @@ class _Emitted:
 
 
 def check_carry(values: Sequence[Any], what: str) -> None:
-    """Refuses loops and branches that change a reference."""
+    """Refuses loops and branches that carry a changing reference."""
     for value in values:
         if not isinstance(value, vals.Array):
             raise errors.UnsupportedError(
                 f"{what} changes which reference it carries",
-                expected="references that stay the same from step to step",
+                expected="the same reference in each iteration",
                 got=type(value).__name__,
                 hint="index one reference with the loop's counter",
             )

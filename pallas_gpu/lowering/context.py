@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lowering rule knows besides its operands, and the equation loop."""
+"""The context of a lowering rule, and the loop over equations."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ I32 = np.dtype(np.int32)
 
 @dataclasses.dataclass
 class KernelState:
-    """What is common to a whole kernel.
+    """The state of a kernel while it is lowered.
 
     Attributes:
-      params: the call.
-      target: what is compiled for.
+      params: parameters of the call.
+      target: the target of the compilation.
       builder: the open module.
-      plan: SMEM and barriers.
+      plan: allocation of SMEM, TMEM and barriers.
       state: register state that loops and branches carry: parity bits of each barrier
-        declaration (a scalar i32), and accumulators in scope (arrays).
+        declaration (a scalar i32), and live accumulators (arrays).
       smem_top_bytes: top of the stack of SMEM arrays.
       axes: index of each named axis, emitted once in the prologue.
-      trial: the block of a trial, which only finds out layouts and is erased; None
+      trial: the block of a trial, which only determines layouts and is erased; None
         while code is emitted.
     """
 
@@ -60,11 +60,11 @@ class KernelState:
     trial: ir.Block | None = None
 
     @functools.cached_property
-    def cluster_scope(self) -> cluster.Scope:
-        """Scope of arrivals between CTAs.
+    def arrival_scope(self) -> cluster.Scope:
+        """Memory scope of arrivals between CTAs.
 
-        Other CTAs see nothing of what this CTA's threads write but GMEM; without such
-        writes an arrival has nothing to publish, and its fence would cost much.
+        Other CTAs can observe only this CTA's writes to GMEM; without such writes an
+        arrival publishes nothing, and its fence would be expensive.
         """
         sites = walk.walk(self.params.jaxpr)
         writes = any(stores_to(site.eqn, types.GMEM) for site in sites)
@@ -72,12 +72,12 @@ class KernelState:
 
     @functools.cached_property
     def jaxpr_numbers(self) -> walk.Numbers:
-        """Numbers of the kernel's jaxprs, as the planner has them."""
+        """Numbers of the kernel's jaxprs, as in the planner."""
         return walk.number_jaxprs(self.params.jaxpr)
 
     @property
     def semantics(self) -> protocol.Semantics:
-        """What the call's semantics decide."""
+        """The call's semantics."""
         return protocol.of(self.params.compiler_params.lowering_semantics)
 
     @property
@@ -101,7 +101,7 @@ class KernelState:
 
 @dataclasses.dataclass(frozen=True)
 class RuleContext:
-    """What one rule gets: the kernel, the equation, and the variables that are read."""
+    """The context of one equation: kernel, equation, and the variables read later."""
 
     kernel: KernelState
     eqn: _jax.JaxprEqn
@@ -114,8 +114,8 @@ class RuleContext:
         return self.kernel.builder
 
     @property
-    def scope(self) -> mosaic_module.Scope:
-        """Who runs the equation: a warpgroup, or one warp by itself."""
+    def issuer(self) -> mosaic_module.Scope:
+        """The threads that execute the equation: a warpgroup, or a single warp."""
         return self.builder.scope
 
     @property
@@ -133,9 +133,9 @@ class RuleContext:
         """Whether anything reads the single result."""
         return self.eqn.outvars[0] in self.read
 
-    def mark_scope(self, op: Any) -> None:
-        """Notes on an operation who runs it, for its expansion."""
-        if self.scope == "warp":
+    def mark_issuer(self, op: Any) -> None:
+        """Records on an operation which threads execute it, for its expansion."""
+        if self.issuer == "warp":
             op.attributes[logical.IN_WARP] = ir.UnitAttr.get()
 
     @contextlib.contextmanager
@@ -155,11 +155,11 @@ class RuleContext:
 
 
 def index_value(value: Any) -> Any:
-    """A constant index becomes a Python number, which stays static in views."""
+    """Returns a constant index as a Python number, so that it is static in views."""
     if vals.is_scalar(value) and dtypes.is_constant(value.value):
         attribute = value.value.owner.attributes["value"]
         if isinstance(attribute, ir.IntegerAttr):
-            # An attribute holds the bits, whatever their sign.
+            # An attribute holds the bits regardless of the sign.
             number = np.array(attribute.value).astype(value.dtype)
             return number.item()
     return value
@@ -191,9 +191,9 @@ def starts(window: Window) -> tuple[Any, ...]:
 
 
 def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
-    """Returns the window of a part of a reference, in the array that the handle names.
+    """Returns the window of a part of a reference, in the handle's array.
 
-    Dynamic starts are i32 values; what they are multiples of is read from the code that
+    Dynamic starts are i32 values; their known multiples are derived from the code that
     computes them.
     """
     window = types.resolve(handle.window, transforms)
@@ -213,9 +213,9 @@ def lower_jaxpr(
     """Lowers the equations of a jaxpr in order; returns its results.
 
     Args:
-      kernel: the machine's state: a `machine.State`, which the machine's rules know.
+      kernel: the state of the machine, a `machine.State`.
       args: values of the jaxpr's arguments.
-      consts: scalars that it closes over, as JAX's or numpy's arrays of shape ().
+      consts: scalars that it closes over, as JAX or NumPy arrays of shape ().
     """
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     for var, const in zip(jaxpr.constvars, consts, strict=True):
@@ -281,10 +281,10 @@ def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
 
 
 def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any]:
-    """Returns the register state that a body may touch.
+    """Returns the register state that a body may use.
 
-    These are the barriers and accumulators it is given, and the barriers that its
-    scopes declare: their phase outlives a scope. An accumulator does not.
+    These are the barriers and accumulators among its arguments, and the barriers that
+    its scopes declare: a barrier's phase outlives its scope. An accumulator does not.
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {a.key for a in args if isinstance(a, stateful)}
@@ -303,8 +303,9 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
 def emit_axes(kernel: KernelState) -> None:
     """Splits the linear block index into the grid's and the batch's axes.
 
-    All axes lie on CUDA's x axis, whose limit is 2**31 - 1. The last is fastest; the
-    cluster's axes are the last, so that a cluster is a run of blocks.
+    All axes are mapped to CUDA's x axis, whose limit is 2**31 - 1. The last axis varies
+    fastest; the cluster's axes are the last, so that a cluster consists of consecutive
+    blocks.
     """
     mesh = kernel.params.mesh
     batch = [(("batch", i), axis.size) for i, axis in enumerate(kernel.params.batch)]

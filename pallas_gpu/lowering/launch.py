@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA GPUs as a machine: planner, launch, kernel state, passes of a module."""
+"""NVIDIA GPUs as a machine: planner, launch, kernel state, passes."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Nvidia:
     name = "nvidia"
 
     def __init__(self) -> None:
-        # The stages of `compiler.STAGES` that are this machine's; `runtime/` adds
-        # those that follow the module.
+        # The stages of `compiler.STAGES` that belong to this machine; `runtime/` adds
+        # those that process the finished module.
         self.passes: dict[str, Pass] = {
             "layouts": infer_layouts,
             "expand": expand,
@@ -74,7 +74,7 @@ class Nvidia:
         return _handles(state)
 
     def epilogue(self, state: KernelState) -> None:
-        """Emits the end of the body, and how much SMEM the block has."""
+        """Emits the end of the body, and sets the SMEM size of the block."""
         state.builder.sync_before_exit()
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
@@ -94,7 +94,7 @@ def _launch_spec(
 
 
 def threads_of(params: CallParams) -> int:
-    """Threads of a block."""
+    """Returns the number of threads of a block."""
     return types.mesh.WARPGROUP_THREADS * params.mesh.warpgroups
 
 
@@ -102,16 +102,16 @@ def threads_of(params: CallParams) -> int:
 
 
 def infers_layouts(build: Build) -> bool:
-    """True under Warpgroup semantics: the module has whole arrays in it."""
+    """True under Warpgroup semantics: the module contains whole arrays."""
     semantics = protocol.of(build.params.compiler_params.lowering_semantics)
     return build.target.machine == NVIDIA.name and "layouts" in semantics.stages
 
 
 def infer_layouts(build: Build) -> Build:
-    """Chooses the layouts of the arrays in a warpgroup-level module.
+    """Infers the layouts of the arrays in a warpgroup-level module.
 
     Raises:
-      LayoutError: no choice satisfies all operations.
+      LayoutError: no assignment satisfies all operations.
     """
     if not infers_layouts(build):
         return build
@@ -127,7 +127,7 @@ def infer_layouts(build: Build) -> Build:
 
 
 def layouts_text(build: Build) -> str | None:
-    """The module with its layouts, None where it has none."""
+    """Returns the module's text with its layouts, None if there are none."""
     if build.layouts is None:
         return None
     with build.module.context:
@@ -137,7 +137,7 @@ def layouts_text(build: Build) -> str | None:
 
 
 def expand(build: Build) -> Build:
-    """Turns a warpgroup-level module with layouts into the code of a thread.
+    """Expands a warpgroup-level module with layouts to the code of a thread.
 
     Raises:
       UnsupportedError: an operation has no expansion for the target.
@@ -154,22 +154,22 @@ def expand(build: Build) -> Build:
 
 
 def lower_host_work(build: Build) -> Build:
-    """Has the host initialise the TMA descriptors that the body names."""
+    """Adds the host code that initialises the TMA descriptors of the body."""
     return build.replace(module=passes.lower_host_work(build.module))
 
 
 def share_subexpressions(build: Build) -> Build:
-    """Common subexpression and dead code elimination."""
+    """Eliminates common subexpressions and dead code."""
     return build.replace(module=passes.share_subexpressions(build.module))
 
 
 def drop_repeated_barriers(build: Build) -> Build:
-    """Drops the barriers that repeat each other."""
+    """Removes redundant consecutive barriers."""
     return build.replace(module=_reopened(build).finish())
 
 
 def _reopened(build: Build) -> KernelBuilder:
-    """Returns the builder of the module, else one that knows as much as it says."""
+    """Returns the builder of the module, or one reconstructed from the module."""
     if build.launch is not None:
         return build.launch
     spec = _launch_spec(build.params, _gpu(build.target), build.plan)
@@ -181,7 +181,7 @@ def _gpu(target: arch.Target) -> arch.GpuTarget:
     return target
 
 
-# --- the body's surroundings ----------------------------------------------------------
+# --- prologue -------------------------------------------------------------------------
 
 
 def _symbol(name: str) -> str:
@@ -190,7 +190,7 @@ def _symbol(name: str) -> str:
 
 
 def _prologue(kernel: KernelState) -> None:
-    """Positions on the axes, and every barrier of the kernel, initialised once."""
+    """Emits the positions on the axes, and the initialisation of every barrier."""
     ctx_lib.emit_axes(kernel)
     zero = vals.constant(0, ctx_lib.I32)
     declarations = _barriers(kernel.params.jaxpr, kernel.plan)
@@ -207,7 +207,7 @@ def _prologue(kernel: KernelState) -> None:
 
 
 def _arrivals(mesh: types.Mesh, barrier: types.Barrier) -> int:
-    """Returns the arrivals of a phase: a cluster barrier gets those of many CTAs."""
+    """Returns the arrivals of a phase: those of all CTAs for a cluster barrier."""
     if not isinstance(barrier, types.ClusterBarrier):
         return barrier.num_arrivals
     sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))

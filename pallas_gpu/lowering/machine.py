@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam for a machine: what one brings to the compilation pipeline.
+"""The interface of a machine: what one implements for the compilation pipeline.
 
-A machine is a planner, a launch, a kernel state and its own passes, all behind the
-protocols of this file. `launch.py` has NVIDIA's; another machine registers its own and
-changes nothing of theirs.
+A machine consists of a planner, a launch, a kernel state and its own passes, behind the
+protocols of this file. `launch.py` implements NVIDIA's; another machine registers its
+own without changes to the rest.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pallas_gpu.entry.call import CallParams
 
 
 class Plan(Protocol):
-    """What a machine's planner says of the memory of a kernel."""
+    """A planner's allocation of the memory of a kernel."""
 
     def table(self) -> str:
-        """The allocations, for people."""
+        """The allocations as readable text."""
 
 
 class Launch(Protocol):
-    """The shell of a kernel's module: rules emit inside its `with` block.
+    """The module of a kernel, empty at first: rules emit inside its `with` block.
 
     Attributes:
-      module: complete when the block has ended.
+      module: complete on exit from the block.
     """
 
     module: ir.Module
@@ -39,21 +39,21 @@ class Launch(Protocol):
 
 
 class State(Protocol):
-    """What is common to a kernel's equations while they are lowered.
+    """The state of a kernel while its equations are lowered.
 
     Attributes:
-      plan: the planner's, as it is by now: rules may find that they need more.
+      plan: the planner's, as extended by rules that need scratch.
     """
 
     plan: Any
 
     @property
     def rules(self) -> Mapping[Any, Callable[..., Any]]:
-        """The rule of each primitive: `rule(context, *operands)` gives its results."""
+        """The rule of each primitive: `rule(context, *operands)`."""
 
     @property
     def jaxpr_numbers(self) -> walk.Numbers:
-        """The number of each jaxpr of the kernel, by which equations are known."""
+        """The number of each jaxpr of the kernel, which identifies equations."""
 
     @property
     def keeps_lines(self) -> bool:
@@ -70,8 +70,8 @@ class Machine[PlanT: Plan, LaunchT: Launch, StateT: State](Protocol):
     """One kind of hardware, as the compilation pipeline sees it.
 
     Attributes:
-      name: what the machine's targets call it.
-      passes: the machine's own stages, by the name of the stage.
+      name: the value of `machine` in its targets.
+      passes: the stages that the machine implements, by name.
     """
 
     name: str
@@ -85,39 +85,39 @@ class Machine[PlanT: Plan, LaunchT: Launch, StateT: State](Protocol):
         """
 
     def launch(self, params: CallParams, target: Any, plan: PlanT) -> LaunchT:
-        """Returns the empty shell of the kernel."""
+        """Returns the launch of the kernel, without a body."""
 
     def state(
         self, params: CallParams, target: Any, plan: PlanT, launch: LaunchT
     ) -> StateT:
-        """Returns the state that the rules begin with; the launch is open."""
+        """Returns the initial state of the rules; the launch is open."""
 
     def prologue(self, state: StateT) -> Sequence[Any]:
-        """Emits what precedes the body; returns what its references have become."""
+        """Emits the code before the body; returns the handles of its references."""
 
     def epilogue(self, state: StateT) -> None:
-        """Emits what follows the body."""
+        """Emits the code after the body."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Build:
-    """A kernel on its way through the stages: what one hands to the next.
+    """A kernel between two stages of the compilation pipeline.
 
-    The module is changed in place, and a stage reads what it needs out of it. Three
-    things travel beside the module: the plan, since code may come to need scratch; the
-    inferred layouts, which name values of this very module; and the launch, which knows
-    what it has emitted once. A module that was read from a text goes without the
-    launch: its prologue may then have another order.
+    The module is modified in place, and a stage reads what it needs from it. Three
+    other things are passed along: the plan, since code may come to need scratch; the
+    inferred layouts, which refer to values of this very module; and the launch, which
+    records what it has emitted once. A module parsed from text has no launch: the order
+    of its prologue may then differ.
 
     Attributes:
       params: the kernel primitive's parameters.
-      target: what is compiled for.
+      target: the target of the compilation.
       plan: from the stage `plan` on.
       module: from the stage `rules` on.
-      launch: the launch that has built this module, if it is at hand.
-      layouts: what the stage `layouts` has inferred, where it infers any.
+      launch: the launch that has built this module, if available.
+      layouts: the result of the stage `layouts`, where it infers any.
       serialized: the module as bytes, from the stage `serialize` on.
-      compiled: the machine's code and figures, from the stage `compile` on.
+      compiled: the machine code and its statistics, from the stage `compile` on.
     """
 
     params: CallParams
@@ -135,7 +135,7 @@ class Build:
         return self.params.name
 
     def replace(self, **fields: Any) -> Build:
-        """Returns the build with other fields."""
+        """Returns the build with some fields replaced."""
         return dataclasses.replace(self, **fields)
 
 
@@ -145,7 +145,7 @@ _MACHINES: dict[str, Machine] = {}
 
 
 def register_machine(machine: Machine) -> None:
-    """Makes a machine known to the compilation pipeline."""
+    """Registers a machine with the compilation pipeline."""
     if machine.name in _MACHINES:
         raise errors.InternalError(f"two machines named {machine.name!r}")
     _MACHINES[machine.name] = machine
@@ -155,7 +155,7 @@ def machine_of(target: arch.Target) -> Machine:
     """Returns the machine that compiles for a target.
 
     Raises:
-      TargetError: none does.
+      TargetError: there is none.
     """
     machine = _MACHINES.get(target.machine)
     if machine is None:

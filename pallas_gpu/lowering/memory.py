@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of references as views, which emitters read and write."""
+"""Views of parts of references, for the emitters."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 """Arrays in memory and parts of them, as memrefs of the warpgroup-level module.
 
 An array is a `slice_smem` in SMEM, a `tmem_alloc` or a `slice_tmem` in TMEM, or a cast
-of a pointer in GMEM. A part of it is a subview, then a transpose where its axes are out
-of order. The type of a subview does not say which axes were squeezed, nor what a
-dynamic start is a multiple of: an attribute does.
+of a pointer in GMEM. A part of it is a subview, followed by a transpose if its axes are
+out of order. The type of a subview contains neither which axes were squeezed nor known
+multiples of dynamic starts: an attribute does.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Part:
 
     Attributes:
       base: the result of the operation that declares the array.
-      space: where it lies: GMEM, SMEM or TMEM.
+      space: memory space:  GMEM, SMEM or TMEM.
       bits: width of an element in memory; a bool takes a byte.
       window: the part; its dynamic starts are i32 values.
     """
@@ -72,7 +72,7 @@ def subview(array: ir.Value, window: Window) -> ir.Value:
 
 
 def transposed(source: ir.Value, permutation: Sequence[int]) -> ir.Value:
-    """Makes a memref whose axis i is axis `permutation[i]` of another."""
+    """Makes a memref whose axis i is axis `permutation[i]` of the source."""
     strides, offset = source.type.get_strides_and_offset()
     result = _strided(
         source.type,
@@ -97,11 +97,11 @@ def _index(value: ir.Value) -> ir.Value:
     return arith.index_cast(ir.IndexType.get(), value)
 
 
-# --- and back -------------------------------------------------------------------------
+# --- resolving memrefs ----------------------------------------------------------------
 
 
 def resolve(ref: ir.Value) -> Part | None:
-    """Returns the part of an array behind a memref; None if it is no array of ours."""
+    """Returns the part of an array behind a memref; None if it has no such array."""
     owner = ref.owner
     if isinstance(owner, ir.Block):
         return None
@@ -141,7 +141,7 @@ def _moved(part: Part, window: Window) -> Part:
 def _subview_window(op: ir.Operation, source: Window) -> Window:
     if not source.is_whole or _WINDOW not in op.attributes:
         raise errors.InternalError(
-            "A subview does not say which part of which array it is",
+            "A subview does not identify its part of an array",
             expected=f"a subview of a whole array, with {_WINDOW}",
             got=str(op),
         )
@@ -162,12 +162,12 @@ def _subview_window(op: ir.Operation, source: Window) -> Window:
 
 
 def _before_cast(index: ir.Value) -> ir.Value:
-    """The i32 that a start was before `subview` made an index of it."""
+    """Returns the i32 start that `subview` converted to an index."""
     return index.owner.operation.operands[0]
 
 
 def user_transforms(base: ir.Value) -> ir.Operation | None:
-    """The `with_transforms` behind an array in SMEM, if there is one."""
+    """Returns the `with_transforms` of an array in SMEM, if there is one."""
     for use in base.uses:
         owner = use.owner
         op = owner.operation if hasattr(owner, "operation") else owner

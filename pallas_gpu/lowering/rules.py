@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a lowering rule enters the registry."""
+"""Registration of lowering rules."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Decorator = Callable[[Callable], Callable]
 
 
 def lane(primitive: Any) -> Decorator:
-    """Returns a decorator that enters a rule for Lane semantics.
+    """Returns a decorator that registers a rule for Lane semantics.
 
     Args:
-      primitive: a primitive, or the name of one of JAX's.
+      primitive: a primitive, or the name of a primitive of JAX.
     """
     return register(find_primitive(primitive), RuleKind.LANE)
 
@@ -27,18 +27,18 @@ def warpgroup(primitive: Any) -> Decorator:
 
 
 def uniform(primitive: Any) -> Decorator:
-    """As `lane`, for both semantics: what touches no array has nothing to infer."""
+    """As `lane`, for both semantics: for rules that do not depend on layouts."""
     by_lane, by_warpgroup = lane(primitive), warpgroup(primitive)
     return lambda rule: by_lane(by_warpgroup(rule))
 
 
 def infers(*names: str) -> Decorator:
-    """Returns a decorator that enters the infer rule of some MLIR operations."""
+    """Returns a decorator that registers the infer rule of MLIR operations."""
     return _enter(RuleKind.INFER, names)
 
 
 def expands(*names: str) -> Decorator:
-    """Returns a decorator that enters the expand rule of some MLIR operations."""
+    """Returns a decorator that registers the expand rule of MLIR operations."""
     return _enter(RuleKind.EXPAND, names)
 
 
@@ -52,10 +52,10 @@ def _enter(kind: RuleKind, names: Sequence[str]) -> Decorator:
 
 
 def find_primitive(primitive: Any) -> Any:
-    """Returns a primitive, or that of JAX's with a name.
+    """Returns a primitive, looked up by name if it is one of JAX.
 
     Raises:
-      InternalError: JAX has none of that name.
+      InternalError: JAX has no primitive of that name.
     """
     if not isinstance(primitive, str):
         return primitive

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The SMEM that reductions and relayouts of a warpgroup work in."""
+"""SMEM scratch of the reductions and relayouts of a warpgroup."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from pallas_gpu.mosaic.registers import RegisterArray
 
 
 def available_bytes(kernel: KernelState) -> int:
-    """What each warpgroup may use."""
+    """Returns the bytes that each warpgroup may use."""
     return kernel.plan.scratch_room_bytes // kernel.params.mesh.warpgroups
 
 
 def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
     """Returns the scratch of the running warpgroup, None where there is none.
 
-    From then on the kernel has it.
+    The first call allocates it.
     """
     bytes_each = available_bytes(kernel)
     if not bytes_each:
@@ -41,7 +41,7 @@ def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
 def for_relayout(
     kernel: KernelState, x: RegisterArray, target: Placement
 ) -> reduce.SmemScratch | None:
-    """Returns the scratch if the relayout uses it; the emitter checks its size."""
+    """Returns the scratch if the relayout needs it; the emitter checks its size."""
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
     if not relayout.scratch_bytes(x.layout, target, bits, available):
         return None
@@ -54,7 +54,7 @@ def for_reduction(
     """Returns the scratch if the reduction crosses warps.
 
     Raises:
-      OutOfResources: there is too little of it.
+      OutOfResources: the scratch is too small.
     """
     needed = reduction.scratch_bytes(x.layout, axes, dtypes.bits(x.dtype))
     got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
@@ -71,7 +71,7 @@ def of_bytes(
       what, got: the operation and its operand, for the message.
 
     Raises:
-      OutOfResources: there is too little of it.
+      OutOfResources: the scratch is too small.
     """
     if not needed:
         return None
@@ -92,5 +92,5 @@ def of_bytes(
 def _more_scratch(kernel: KernelState, needed: int) -> str:
     asked = kernel.params.compiler_params.reduction_scratch_bytes
     if asked is not None and asked >= needed:
-        return "the arrays leave no more SMEM: use smaller ones, or fewer"
+        return "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
     return f"pass CompilerParams(reduction_scratch_bytes={needed})"

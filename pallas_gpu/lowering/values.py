@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the environment of the equation loop holds.
+"""The values in the environment of the equation loop.
 
 Under Lane semantics arrays are `RegisterArray`s or `Deferred`s, under Warpgroup
-semantics `Vector`s. A scalar is a `Splat` of shape (). The handles below stand for
+semantics `Vector`s. A scalar is a `Splat` of shape (). The handles below represent
 references.
 """
 
@@ -154,12 +154,12 @@ def constant(value: Any, dtype: Any) -> regs.Splat:
 def scalar_value(value: Any) -> ir.Value:
     """Returns the SSA value of a scalar."""
     if not is_scalar(value):
-        raise errors.InternalError(f"{type(value).__name__} is no scalar")
+        raise errors.InternalError(f"{type(value).__name__} is not a scalar")
     return value.value
 
 
 def as_shape(value: Any, shape: Sequence[int]) -> Any:
-    """Returns a value with that shape: scalars and axes of size one are repeated."""
+    """Returns a value broadcast to a shape, along axes of size one or from a scalar."""
     shape = tuple(shape)
     if value.shape == shape:
         return value
@@ -174,11 +174,11 @@ def numpy_dtype(aval: Any) -> np.dtype:
 
 @dataclasses.dataclass(frozen=True)
 class Packed:
-    """How a value that crosses a region's border is made of SSA values."""
+    """How a value that crosses a region's border is composed of SSA values."""
 
     dtype: np.dtype
     layout: Any = None  # of a register array
-    shape: tuple[int, ...] | None = None  # of a vector; without both, a scalar
+    shape: tuple[int, ...] | None = None  # of a vector; if both are None, a scalar
 
     @property
     def types(self) -> list[ir.Type]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From memrefs back to views: an array, and the part of it that subviews name."""
+"""Views of memrefs: an array, and the part of it that subviews select."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     """Returns the emitters' view of a memref."""
     part = memrefs.resolve(ref)
     if part is None:
-        raise errors.InternalError("no array in memory", got=str(ref))
+        raise errors.InternalError("not an array in memory", got=str(ref))
     builder, maker = expansion.kernel.builder, part.base.owner
     dtype = logical.dtype_of(part.base.type)
     if part.space is types.SMEM:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The walk over the warpgroup-level module, and what an expander works with.
+"""The walk over the warpgroup-level module, and the state of the expanders.
 
-Operations on whole arrays are replaced where they stand; scalar code around them stays.
-A vector becomes an array in registers, or stays deferred (a splat, an iota) until a
-layout asks for it.
+Operations on whole arrays are replaced in place; scalar code around them is unchanged.
+A vector becomes an array in registers, or stays deferred (a splat, an iota) until a use
+requires a layout.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Expander = Callable[["Expansion", Any], None]
 
 @dataclasses.dataclass
 class Expansion:
-    """What expanders share.
+    """The state that expanders share.
 
     Attributes:
       kernel: the kernel that is lowered.
       assignment: the layouts.
-      arrays: what has become of each vector.
+      arrays: the array of each vector.
       dead: operations to erase, users after what they use.
-      moved: vectors that were moved to a layout, for each block that is open: what a
-        block has moved is not seen behind its end.
+      moved: relayouts that were already emitted, for each open block: a block's
+        relayouts are not visible after its end.
     """
 
     kernel: KernelState
@@ -48,33 +48,33 @@ class Expansion:
     moved: list[dict[Any, regs.Array]] = dataclasses.field(default_factory=list)
 
     def array(self, value: ir.Value, dtype: np.dtype | None = None) -> regs.Array:
-        """Returns a vector's array as it is; `dtype` gives integers their sign."""
+        """Returns a vector's array; `dtype` determines the sign of integers."""
         array = self.arrays[value]
         return array if dtype is None else regs.with_sign(array, dtype)
 
     def operand(self, op: Any, i: int, dtype: np.dtype | None = None) -> regs.Array:
-        """Returns an operand in the layout in which it is wanted.
+        """Returns an operand in its assigned layout.
 
-        A deferred array stays deferred where any layout will do.
+        A deferred array stays deferred where any layout is admitted.
         """
         value = op.operands[i]
         array = self.array(value)
-        wanted = self.assignment.operand(op.operation, i)
-        if wanted is not None:
-            array = self._moved_once(value, array, wanted)
+        layout = self.assignment.operand(op.operation, i)
+        if layout is not None:
+            array = self._moved_once(value, array, layout)
         return array if dtype is None else regs.with_sign(array, dtype)
 
-    def _moved_once(self, value: ir.Value, array: regs.Array, wanted: Any) -> Any:
-        if isinstance(array, regs.Deferred) or array.layout == wanted:
-            return self.in_layout(array, wanted)
-        key = value, wanted
+    def _moved_once(self, value: ir.Value, array: regs.Array, layout: Any) -> Any:
+        if isinstance(array, regs.Deferred) or array.layout == layout:
+            return self.in_layout(array, layout)
+        key = value, layout
         known = next((scope[key] for scope in self.moved if key in scope), None)
         if known is None:
-            known = self.moved[-1][key] = self.in_layout(array, wanted)
+            known = self.moved[-1][key] = self.in_layout(array, layout)
         return known
 
     def placed(self, op: Any, i: int, dtype: np.dtype | None = None) -> Any:
-        """As `operand`, in registers."""
+        """As `operand`, materialized in registers."""
         array = self.operand(op, i, dtype)
         if isinstance(array, regs.Deferred):
             return array.materialize(
@@ -82,24 +82,25 @@ class Expansion:
             )
         return array
 
-    def in_layout(self, array: regs.Array, wanted: Any) -> regs.Array:
+    def in_layout(self, array: regs.Array, layout: Any) -> regs.Array:
         """Moves an array to a layout."""
         if isinstance(array, regs.Deferred):
-            return array.materialize(wanted)
-        if array.layout == wanted:
+            return array.materialize(layout)
+        if array.layout == layout:
             return array
-        room = scratch.for_relayout(self.kernel, array, wanted)
-        return relayout.relayout(array, wanted, room)
+        room = scratch.for_relayout(self.kernel, array, layout)
+        return relayout.relayout(array, layout, room)
 
     def set(self, value: ir.Value, array: regs.Array) -> None:
-        """Enters what a vector has become, moved to the layout it should have.
+        """Records the array of a vector, converted to the vector's assigned layout.
 
-        A repeated array lies where its operand lies: only there can it be made.
+        A broadcast array has the layout of its operand: it can only be materialized
+        there.
         """
-        wanted = self.assignment.result(value)
-        lies = isinstance(array, regs.RegisterArray | regs.Broadcast)
-        if wanted is not None and lies:
-            array = self.in_layout(array, wanted)
+        layout = self.assignment.result(value)
+        placeable = isinstance(array, regs.RegisterArray | regs.Broadcast)
+        if layout is not None and placeable:
+            array = self.in_layout(array, layout)
         self.arrays[value] = array
 
 
@@ -144,7 +145,7 @@ def expand_block(expansion: Expansion, block: Any) -> None:
 
 
 def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[None]:
-    """Lets the emitters issue for whom the rule has emitted the operation."""
+    """Restores the issuer for which the rule has emitted the operation."""
     if logical.IN_WARP in op.operation.attributes:
         return expansion.kernel.builder.in_warp()
     return contextlib.nullcontext()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A file per family: its lane, warpgroup, infer and expand rules together.
+"""One file per family, with its lane, warpgroup, infer and expand rules.
 
 Importing this package imports every file in it, which registers all rules: a new family
 is a new file.

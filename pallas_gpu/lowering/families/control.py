@@ -24,8 +24,8 @@ from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 
-# A loop counts as this many runs of its body if it has more, or nobody knows; loops
-# inside of each other as the product, up to a limit that keeps sums of costs small.
+# Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
+# multiply, up to a limit that keeps sums of costs small.
 MAX_TRIPS = 8
 _MAX_WEIGHT = MAX_TRIPS**4
 
@@ -140,7 +140,7 @@ def _cond(ctx: RuleContext, index, *args):
 
 
 def _branch_results(ctx: RuleContext, branches: Sequence[Branch]) -> list[vals.Packed]:
-    """Returns how each result crosses; an array has the layout a branch gives it."""
+    """Returns how each result crosses; an array has the layout from a branch."""
 
     def packed(i: int, aval: Any) -> vals.Packed:
         return ctx.kernel.semantics.packed(
@@ -158,7 +158,7 @@ def _emit_choice(
     """Emits an scf.if for two branches; more branches nest in its else."""
     condition, first, second = _test(choice), branches[0], branches[1:]
     if condition is not None:
-        # JAX writes a truth value as an index: branch 1 is the true one.
+        # JAX represents a predicate as an index: branch 1 is the true branch.
         first, second = branches[1], branches[:1]
     else:
         zero = scalars.constant(0, np.dtype(np.int32))
@@ -180,7 +180,7 @@ def _emit_choice(
 
 
 def _test(choice: ir.Value) -> ir.Value | None:
-    """Returns the truth value that an index was made of."""
+    """Returns the predicate that was converted to an index."""
     owner = choice.owner
     if isinstance(owner, ir.Operation | ir.OpView) and (
         owner.operation.name == "arith.extui"
@@ -196,7 +196,7 @@ def _test(choice: ir.Value) -> ir.Value | None:
 
 @infers("scf.yield", "scf.condition")
 def _infer_end(network: Network, op: ir.Operation, key: int) -> None:
-    """The operation around has rules for what its regions yield."""
+    """Does nothing: the rule of the parent operation handles the yielded values."""
 
 
 @infers("scf.for")
@@ -276,7 +276,7 @@ def _inside(weight: int, trips: int) -> int:
 def _consume_yields(
     network: Network, end: ir.Operation, carries: dict[int, Variable], trips: int
 ) -> None:
-    """What a loop's body yields arrives in the carries' layouts, once each run."""
+    """Consumes a body's yielded values in the carries' layouts, once per iteration."""
     before = network.weight
     network.weight = _inside(before, trips)
     for i, variable in carries.items():
@@ -284,10 +284,10 @@ def _consume_yields(
     network.weight = before
 
 
-# --- loops and branches of registers --------------------------------------------------
+# --- expansion of loops and branches --------------------------------------------------
 #
-# An operation is entered as dead before those of its regions: what its blocks were
-# given is used until they are gone.
+# An operation is marked dead before those of its regions: the arguments of its blocks
+# are used until they are erased.
 
 
 @expands("scf.for")
@@ -351,7 +351,7 @@ def _expand_if(expansion: Expansion, op: Any) -> None:
 
 @expands("scf.yield", "scf.condition")
 def _expand_terminator(expansion: Expansion, op: Any) -> None:
-    """The operation around it replaces it, once its block is done."""
+    """Does nothing: the rule of the parent operation replaces the terminator."""
 
 
 def _expand_regions(expansion: Expansion, op: Any) -> None:
@@ -369,7 +369,7 @@ def _yield(expansion: Expansion, block: Any, border: Border) -> None:
 
 
 def _border(expansion: Expansion, values: Sequence[ir.Value]) -> Border:
-    """Returns the border that some values cross in the layouts they are assigned."""
+    """Returns the border of values in their assigned layouts."""
 
     def fit(value: Any, spec: vals.Packed) -> Any:
         return value if spec.layout is None else expansion.in_layout(value, spec.layout)
@@ -388,7 +388,7 @@ def _spec(expansion: Expansion, value: ir.Value) -> vals.Packed:
 
 
 def _operands(expansion: Expansion, op: Any, first: int = 0) -> list[regs.Array]:
-    """Returns an operation's operands from the first on."""
+    """Returns an operation's operands from index `first`."""
     return [
         expansion.array(x) if is_array(x) else regs.Splat(x, logical.dtype_of(x.type))
         for x in list(op.operands)[first:]
@@ -396,7 +396,7 @@ def _operands(expansion: Expansion, op: Any, first: int = 0) -> list[regs.Array]
 
 
 def _replace(expansion: Expansion, old: Sequence[ir.Value], new: Sequence[Any]) -> None:
-    """Enters what has become of values."""
+    """Records the arrays of values."""
     for value, array in zip(old, new, strict=True):
         if is_array(value):
             expansion.arrays[value] = array

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lax's elementwise operations: every row of the emitters' table gets its four rules.
+"""lax's elementwise operations: four rules for every row of the emitters' table.
 
-An operation keeps lax's name until its arrays have layouts: the table gives the same
-operation different instructions for different types and parameters, and inference only
-has to know that all of its arrays have one layout.
+An operation keeps lax's name until its arrays have layouts: the table maps one
+operation to different instructions for different types and parameters, and inference
+needs only that all of its arrays have the same layout.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
-from pallas_gpu.lowering.families.shapes import spread
+from pallas_gpu.lowering.families.shapes import broadcast_to
 from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import (
@@ -41,7 +41,7 @@ _DTYPES, _PARAMS = "dtypes", "params"
 
 
 def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
-    """The parameters that the emitter takes, enumerations as numbers."""
+    """Returns the emitter's parameters, with enumerations as numbers."""
     given = ctx.eqn.params
     params = {k: getattr(given[k], "value", given[k]) for k in row.params}
     if ctx.approx_math and row.approx is not None:
@@ -55,7 +55,7 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
 def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
     """The rule for arrays that have layouts, and for scalars."""
     shape = ctx.out_aval.shape
-    # lax lets a scalar predicate or bound stand for a whole array.
+    # lax admits a scalar predicate or bound for a whole array.
     operands = tuple(vals.as_shape(x, shape) for x in operands)
     dtype = vals.numpy_dtype(ctx.out_aval)
     return elementwise.apply(row.name, *operands, to=dtype, **_params_of(ctx, row))
@@ -65,12 +65,12 @@ def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
 
 
 def _on_arrays(row: Row, ctx: RuleContext, *operands: Any) -> Any:
-    """The rule for arrays whose layouts come later."""
+    """The rule for arrays whose layouts are inferred."""
     shape = ctx.out_aval.shape
     if not shape:
         return _on_registers(row, ctx, *operands)
     dtype = vals.numpy_dtype(ctx.out_aval)
-    wide = [spread(x, shape) for x in operands]
+    wide = [broadcast_to(x, shape) for x in operands]
     return emit(row.name, wide, dtype, shape, **_params_of(ctx, row))
 
 
@@ -85,9 +85,9 @@ def emit(
 
     Args:
       name: lax's name.
-      operands: vectors of one shape, and scalars, which stand for splats.
+      operands: vectors of one shape, and scalars, which are broadcast.
       dtype, shape: of the result.
-      params: lax's parameters that matter.
+      params: the parameters of lax that affect the result.
     """
     row = table.lookup(name)
     names = [*(x.dtype.name for x in operands), dtype.name]
@@ -168,11 +168,11 @@ def _params(op: Any) -> dict[str, Any]:
 
 
 def enter_rules(rows: Iterable[Row]) -> None:
-    """Enters the rules of some rows.
+    """Registers the rules of some rows.
 
     Raises:
       InternalError: lax has no such primitive, or the primitive no such parameter; or
-        there are rules for it already.
+        rules are already registered for it.
     """
     for row in rows:
         primitive = _primitive(row)
@@ -189,7 +189,7 @@ def _of(row: Row, rule: Callable[..., Any]) -> Callable[..., Any]:
 
 def _primitive(row: Row) -> Any:
     primitive = find_primitive(row.name)
-    # A parameter is an argument of lax's function that is no operand.
+    # A parameter is an argument of lax's function that is not an operand.
     known = inspect.signature(getattr(lax, row.name)).parameters if row.params else ()
     for param in row.params:
         if param not in known:

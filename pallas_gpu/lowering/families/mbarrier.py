@@ -56,7 +56,7 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
             axes = barrier.ref.barrier.collective_axes
             group = cluster_group(ctx, axes)
-            cluster.arrive(pointer, group, scope=ctx.kernel.cluster_scope)
+            cluster.arrive(pointer, group, scope=ctx.kernel.arrival_scope)
         else:
             mbarrier.arrive(pointer)
     return []
@@ -70,7 +70,7 @@ def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
 
 
 def predicate_value(predicate: Any) -> ir.Value | None:
-    """Returns the predicate operand of an operation as an i1; None is always."""
+    """Returns the predicate operand of an operation as an i1; None means always."""
     if predicate is None:
         return None
     if isinstance(predicate, bool):
@@ -93,7 +93,7 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
         shift, mask = index, arith.shli(one, index)
     parity = arith.andi(arith.shrui(bits, shift), one)
     if isinstance(handle.barrier, types.ClusterBarrier):
-        cluster.wait(pointer, parity, ctx.kernel.cluster_scope)
+        cluster.wait(pointer, parity, ctx.kernel.arrival_scope)
     else:
         mbarrier.wait(pointer, parity)
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)

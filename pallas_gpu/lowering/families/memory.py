@@ -27,7 +27,7 @@ def _infer_smem_array(network: Network, op: ir.Operation, key: int) -> None:
     "builtin.unrealized_conversion_cast",
 )
 def _infer_view(network: Network, op: ir.Operation, key: int) -> None:
-    """Parts are resolved where they are used; a cast of an array gives its pointer."""
+    """Parts are resolved at their uses; a cast of an array yields its pointer."""
     if op.name == "builtin.unrealized_conversion_cast":
         use_as_pointers(network, op)
 

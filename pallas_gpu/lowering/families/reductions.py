@@ -34,7 +34,7 @@ KINDS: dict[str, reduce.Kind] = {
 }
 
 
-# MLIR's names, which tell the sign of integers.
+# MLIR's names, which encode the sign of integers.
 _COMBINING: dict[tuple[str, str], str] = {
     ("max", "float"): "maximumf",
     ("max", "signed"): "maxsi",
@@ -47,7 +47,7 @@ _COMBINING: dict[tuple[str, str], str] = {
 }
 
 
-# MLIR's names: what combines, and whether it takes integers as unsigned.
+# MLIR's names: the kind, and whether integers are unsigned.
 _KINDS: dict[str, tuple[reduce.Kind, bool]] = {
     "add": ("add", False),
     "mul": ("mul", False),
@@ -81,10 +81,10 @@ def _make_warpgroup(kind: reduce.Kind):
             return x
         dtype = x.dtype
         if dtype != dtypes.BOOL:
-            table.lookup(kind).case(dtype)  # refuses types that nothing combines
+            table.lookup(kind).case(dtype)  # refuses unsupported types
         combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
         attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
-        # The op wants a start value; a reduction of ours has none, and ignores it.
+        # The op requires an initial value; our reductions have none and ignore it.
         start: Any = vals.constant(0, dtype)
         if ctx.out_aval.shape:
             start = shapes.splat(start, ctx.out_aval.shape)
@@ -133,6 +133,6 @@ def _expand(expansion: Expansion, op: Any) -> None:
 
 
 def _combining(op: Any) -> tuple[reduce.Kind, bool]:
-    """Returns the reduction's kind, and whether it takes integers as unsigned."""
+    """Returns the reduction's kind, and whether its integers are unsigned."""
     name = str(op.attributes["kind"]).removeprefix("#vector.kind<").removesuffix(">")
     return _KINDS[name]

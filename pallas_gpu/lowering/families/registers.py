@@ -22,7 +22,7 @@ from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
-from pallas_gpu.lowering.semantics.lane import deals_evenly
+from pallas_gpu.lowering.semantics.lane import distributes_evenly
 from pallas_gpu.mosaic import dialect, gmem, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma as mosaic_wgmma
@@ -56,7 +56,7 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     if isinstance(source, gmem.GmemView):
         array = gmem.load(source, placement)
     else:
-        optimized = _is_optimized(op) and deals_evenly(source)
+        optimized = _is_optimized(op) and distributes_evenly(source)
         array = smem.load(source, placement, optimized=optimized)
     expansion.set(op.result, array)
     expansion.dead.append(op.operation)
@@ -87,8 +87,9 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
     if isinstance(target, gmem.GmemView):
         gmem.store(target, array)
     else:
-        # The author chooses no layout for a store and cannot accept bank conflicts: it
-        # has them where no layout is free of them, for inference makes them dear.
+        # The author does not specify the layout of a store and cannot accept bank
+        # conflicts. They occur only if no layout is free of them: the cost model
+        # penalizes them.
         smem.store(target, array, optimized=False)
     expansion.dead.append(op.operation)
 
@@ -202,18 +203,18 @@ def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
             f"layout_cast: an array of shape {shape} has no such layout",
             expected=error.expected,
             got=error.got,
-            hint=f"{error.what}: cast to a layout that fits the shape, or leave the "
-            "layout_cast out",
+            hint=f"{error.what}: cast to a layout that fits the shape, or remove the "
+            "layout_cast",
             where=sources.where(op),
         ) from None
     if isinstance(placement, WGSplatLayout):
         made_by = operand.owner
-        maker = sources.named(made_by.operation) if _is_op(made_by) else "a loop"
+        producer = sources.named(made_by.operation) if _is_op(made_by) else "a loop"
         raise errors.LayoutError(
             "layout_cast to WG_SPLAT: the elements of the array may differ",
             expected="a splat: a scalar broadcast to a shape",
-            got=f"an array of shape {shape} from {maker}",
-            hint="leave the layout_cast out: splats take every layout by themselves",
+            got=f"an array of shape {shape} from {producer}",
+            hint="remove the layout_cast: a splat is broadcast to any layout",
             where=sources.where(op),
         )
     variable = network.variable(op, result.type, key, fixed=placement)
@@ -231,7 +232,7 @@ def _expand_layout_cast(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
-# --- numbers of registers -------------------------------------------------------------
+# --- registers per thread -------------------------------------------------------------
 
 
 @uniform(set_max_registers_p)

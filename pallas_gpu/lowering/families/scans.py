@@ -24,7 +24,7 @@ from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical, scan
 from pallas_gpu.mosaic.elements import dtypes
 
-# lax's primitives, and what combines the elements.
+# lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, scan.Kind] = {
     "cumsum": "add",
     "cumprod": "mul",
@@ -42,9 +42,10 @@ class Scan(relations.Relation):
     axis: int
 
     @property
-    def demand(self) -> str:
+    def requirement(self) -> str:
         return (
-            f"threads move along axis {self.axis} or along the others, never along both"
+            f"each bit of the thread's index moves along axis {self.axis} or along the "
+            "others, never along both"
         )
 
     def forward(self, layout: Placement) -> Placement | None:
@@ -54,11 +55,11 @@ class Scan(relations.Relation):
         return self.forward(layout)
 
     def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
-        """The layouts of a reduction, in which no warp waits for another."""
+        """The layouts of a reduction, in which warps need not synchronize."""
         return relations.Reduce((self.axis,)).natural(shape, bits)
 
     def cost(self, layout: Placement, bits: int) -> float:
-        """An operation for each element and level, shuffles, a way through SMEM."""
+        """An operation for each element and level, shuffles, exchange through SMEM."""
         plan = self._plan(layout)
         if plan is None:
             return 0.0

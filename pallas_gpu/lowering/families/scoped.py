@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scopes: SMEM arrays by the plan, barriers initialised once in the prologue."""
+"""run_scoped: SMEM arrays as planned, barriers initialised once in the prologue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
             zip(resources.scope_refs(eqn), placed, strict=True)
         )
     ]
-    # The scope before this one may have used the same bytes, in another warpgroup too.
+    # A previous scope may use the same bytes, also in another warpgroup.
     shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
     collective = bool(eqn.params["collective_axes"])
     if kernel.params.mesh.warpgroups > 1 and collective and shares_bytes:

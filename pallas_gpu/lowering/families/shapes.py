@@ -27,33 +27,33 @@ from pallas_gpu.mosaic.elements import dtypes
 
 
 def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
-    """Returns the array whose elements all are a scalar."""
+    """Returns the array whose elements are all equal to a scalar."""
     result = logical.vector_type(x.dtype, shape)
     return vals.Vector(vector.broadcast(result, element(x.value, x.dtype)), x.dtype)
 
 
 def element(value: ir.Value, dtype: np.dtype) -> ir.Value:
-    """Returns a scalar as an array's element: a float8 scalar is a byte otherwise."""
+    """Returns a scalar as an array's element: scalars of float8 are bytes."""
     wanted = logical.element_type(dtype)
     return value if value.type == wanted else arith.bitcast(wanted, value)
 
 
 def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
-    """Returns an array; a scalar is repeated."""
+    """Returns an array; a scalar is broadcast."""
     return splat(x, shape) if vals.is_scalar(x) else x
 
 
 def broadcast(x: vals.Vector, shape: tuple[int, ...], dims: Sequence[int]) -> Any:
-    """Repeats an array: axis i of it becomes axis `dims[i]`."""
+    """Broadcasts an array: its axis i becomes axis `dims[i]`."""
     result = logical.vector_type(x.dtype, shape)
     value = dialect.ops.broadcast_in_dim(result, x.value, list(dims))
     return vals.Vector(value, x.dtype)
 
 
-def spread(x: Any, shape: tuple[int, ...]) -> Any:
+def broadcast_to(x: Any, shape: tuple[int, ...]) -> Any:
     """Returns an operand of an elementwise operation in the result's shape.
 
-    lax repeats axes of size one by itself. A scalar stays one.
+    lax broadcasts axes of size one implicitly. A scalar is returned unchanged.
     """
     if vals.is_scalar(x) or x.shape == shape:
         return x
@@ -61,7 +61,7 @@ def spread(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def splat_source(x: vals.Vector) -> ir.Value | None:
-    """Returns the element that an array repeats, None where it is no splat."""
+    """Returns the element of a splat, None for any other array."""
     owner = x.value.owner
     if isinstance(owner, ir.Block) or owner.operation.name != "vector.broadcast":
         return None
@@ -79,7 +79,7 @@ def static_slice(x: vals.Vector, starts: Any, sizes: Any) -> vals.Vector:
 
 
 def placed(x: Any) -> regs.RegisterArray:
-    """A deferred array takes the default layout where there is nothing to meet."""
+    """Materializes a deferred array in the default layout."""
     if isinstance(x, regs.Deferred):
         return x.materialize(default_placement(x.shape, dtypes.bits(x.dtype)))
     return x
@@ -110,9 +110,9 @@ def _refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
     """Refuses shapes that are values."""
     if dynamic:
         raise errors.UnsupportedError(
-            "broadcast_in_dim: the shape is not known when the kernel is compiled",
+            "broadcast_in_dim: the shape is not known at compile time",
             expected="a static shape",
-            got=f"{len(dynamic)} sizes that are values",
+            got=f"{len(dynamic)} dynamic sizes",
             hint="use the sizes of references, which are static",
         )
 
@@ -238,7 +238,7 @@ def _vector_in_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _element(x: vals.Vector) -> Any:
-    """The element of a splat; no other array of one element has a register for it."""
+    """Returns the element of a splat; other arrays distribute it over threads."""
     value = splat_source(x)
     if value is None:
         raise _one_element_error(x.shape)
@@ -246,7 +246,7 @@ def _element(x: vals.Vector) -> Any:
 
 
 def _one_element_error(shape: tuple[int, ...]) -> errors.UnsupportedError:
-    """Returns the error for an array that should become a scalar."""
+    """Returns the error for the conversion of an array to a scalar."""
     return errors.UnsupportedError(
         "an array of one element cannot become a scalar",
         expected="a scalar read from a reference: ref[i]",
@@ -324,7 +324,7 @@ def _slice_warpgroup(ctx: RuleContext, x: Any) -> Any:
 def _infer_slice(network: Network, op: ir.Operation, key: int) -> None:
     shape, _ = network.vector_type(op.operands[0].type)
     starts, sizes = (integers(op.attributes[n]) for n in ("offsets", "sizes"))
-    # Trailing axes that the attributes leave out are taken whole.
+    # Trailing axes that the attributes omit are not sliced.
     starts += (0,) * (len(shape) - len(starts))
     sizes += shape[len(sizes) :]
     _related(network, op, key, relations.Slice(shape, starts, sizes))
@@ -348,7 +348,7 @@ def integers(attribute: ir.Attribute) -> tuple[int, ...]:
 def _related(
     network: Network, op: ir.Operation, key: int, relation: relations.Relation
 ) -> None:
-    """An operation on one array whose operand's layout gives the result's."""
+    """An operation on one array whose operand's layout determines the result's."""
     result = op.results[0]
     if network.deferred.get(op.operands[0]) == "splat":
         network.defer(result, "splat")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcgen05: products with an accumulator in TMEM. Only an infer rule yet."""
+"""tcgen05: products with an accumulator in TMEM. Infer rule only."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
 
 
 def _accumulator(part: Part, collective: bool) -> TmemLayout:
-    """One element to a column; 64 rows lie as one or as two CTAs write them."""
+    """One element per column; the layout of 64 rows depends on one or two CTAs."""
     if part.window.sizes[0] != _HALF_ROWS:
         return TmemLayout.default()
     if collective:
@@ -60,7 +60,7 @@ def _check_left(op: ir.Operation, part: Part) -> None:
     window = part.window
     if window.sizes[0] != _ROWS:
         raise errors.UnsupportedError(
-            f"tcgen05_mma takes no left operand of {window.sizes[0]} rows from TMEM",
+            f"tcgen05_mma: a left operand in TMEM cannot have {window.sizes[0]} rows",
             expected=f"{_ROWS} rows",
             got=f"shape {window.shape}",
             hint="pass the left operand in SMEM",

@@ -61,7 +61,7 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
         predicate=predicate_value(operands["predicate"]),
     )
-    ctx.mark_scope(copy)
+    ctx.mark_issuer(copy)
     return []
 
 
@@ -111,7 +111,7 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         predicate=predicate_value(operands["predicate"]),
         commit_group=False,
     )
-    ctx.mark_scope(copy)
+    ctx.mark_issuer(copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
     if ctx.eqn.params["commit_group"]:
@@ -145,7 +145,7 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
 
 
 def _everything(ctx: RuleContext, part: ir.Value) -> tuple[list[ir.Value], list[int]]:
-    """Indices and lengths of a slice that is the whole memref: it is one already."""
+    """Returns indices and lengths of a slice of the whole memref, already a subview."""
     shape = list(part.type.shape)
     return [ctx.builder.i32(0)] * len(shape), shape
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in TMEM: allocation, loads, stores, copies from SMEM. Only infer rules yet."""
+"""Arrays in TMEM: allocation, loads, stores, copies from SMEM. Infer rules only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pallas_gpu.mosaic import dialect
 @infers("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
 def _infer_array(network: Network, op: ir.Operation, key: int) -> None:
     if op.name == "mosaic_gpu.tmem_alloc":
-        use_as_pointers(network, op)  # the place in SMEM that receives the address
+        use_as_pointers(network, op)  # the SMEM word that receives the address
     part = network.part(op.results[0])
     assert part is not None
     network.use_memory(Use(op, "alloc", part, network.weight))
@@ -29,17 +29,17 @@ def _infer_array(network: Network, op: ir.Operation, key: int) -> None:
 
 @infers("mosaic_gpu.tmem_layout_cast")
 def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
-    def wanted() -> TmemLayout:
+    def admitted() -> TmemLayout:
         return dialect.tmem_from_attribute(op.attributes["new_layout"])
 
-    require(network, op, 0, "", wanted)
+    require(network, op, 0, "", admitted)
 
 
 @infers("mosaic_gpu.async_load_tmem")
 def _infer_load(network: Network, op: ir.Operation, key: int) -> None:
     if "reduce" in op.attributes:
         raise errors.UnsupportedError(
-            "Loads from TMEM that also reduce have no layouts yet",
+            "Loads from TMEM with a reduction are not supported",
             expected="async_load_tmem without a reduction",
             got=op.attributes["reduce"],
             hint="reduce the loaded array",
@@ -75,23 +75,23 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     source, target = array_of(network, op, 0), array_of(network, op, 1)
     match op.name:
         case "mosaic_gpu.async_store_smem_to_tmem":
-            # It takes the tiles that a left operand in SMEM has.
+            # It reads the tiles of a left operand in SMEM.
             network.use_memory(
                 Use(op, "mma", source, network.weight, role="the source")
             )
             require(network, op, 1, "", lambda: packed(target))
             return
         case "mosaic_gpu.async_store_scales_smem_to_tmem":
-            wanted = [TmemLayout.scales(), TmemLayout.scales_m64_collective()]
+            admitted = [TmemLayout.scales(), TmemLayout.scales_m64_collective()]
         case _:
-            wanted = [TmemLayout.sparse_metadata()]
+            admitted = [TmemLayout.sparse_metadata()]
     network.use_memory(Use(op, "pointer", source, network.weight))
-    use = Use(op, "demand", target, network.weight, wanted=tuple(wanted))
+    use = Use(op, "constrain", target, network.weight, admitted=tuple(admitted))
     network.use_memory(use)
 
 
 def packed(part: Part) -> TmemLayout:
-    """Columns full of elements, as operands have them."""
+    """Columns packed with elements, as in operands."""
     return TmemLayout.default(COLUMN_BITS // part.bits)
 
 
@@ -102,9 +102,9 @@ def require(
     role: str,
     make: Callable[[], TmemLayout],
 ) -> None:
-    """Operand `i` lies in TMEM in the layout that `make` gives, or in none."""
+    """Constrains operand `i`, an array in TMEM, to the layout that `make` returns."""
     try:
-        wanted = make()
+        admitted = make()
     except errors.LayoutError as error:
         where = sources.where(op)
         name = f"{role} of {sources.words(op)}" if role else sources.words(op)
@@ -116,5 +116,5 @@ def require(
             where=where,
         ) from None
     view = array_of(network, op, i)
-    use = Use(op, "demand", view, network.weight, role=role, wanted=(wanted,))
+    use = Use(op, "constrain", view, network.weight, role=role, admitted=(admitted,))
     network.use_memory(use)

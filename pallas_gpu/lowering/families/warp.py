@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions of single warps: between two barriers of the warpgroup, emitted once.
+"""warp_map: regions of single warps, between two barriers of the warpgroup.
 
-The parity bits of barriers are register state, so each warp has its own by itself: a
-branch on the warp's number gives threads of different warps different bits.
+The region is emitted once. The parity bits of barriers are register state, so each warp
+has its own: a branch on the warp index sets different bits in threads of different
+warps.
 
-Under Warpgroup semantics copies and stores are expanded when the layouts are known; an
-attribute (`RuleContext.mark_scope`) tells them then that a warp issues.
+Under Warpgroup semantics copies and stores are expanded after inference; an attribute
+(`RuleContext.mark_issuer`) records that a single warp issues them.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from pallas_gpu.primitives.warp import warp_map_p
 
 @uniform(warp_map_p)
 def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
-    # A warp may touch what the others were still using before, and the warpgroup goes
-    # on with what any of them has done.
+    # A warp may access what other warps were using before, and the warpgroup continues
+    # with the effects of all of them.
     mbarrier.warpgroup_barrier()
     number = elementwise.scalar(ctx.builder.threads.warp, I32)
     with ctx.builder.in_warp():

@@ -30,7 +30,7 @@ from pallas_gpu.primitives import wgmma as primitives
 
 
 def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
-    """Enters an accumulator of zeros into the register state."""
+    """Adds an accumulator of zeros to the register state."""
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
     handle = vals.AccumulatorHandle((ctx.place, i), shape, dtype)
     zero = vals.constant(0, dtype)
@@ -48,18 +48,18 @@ def read_accumulator(
     if wait_n is not None:
         wgmma.wait(wait_n)
     kernel = ctx.kernel
-    settled = kernel.semantics.settled(kernel.state[handle.key])
-    kernel.state[handle.key] = settled
+    fenced = kernel.semantics.fenced(kernel.state[handle.key])
+    kernel.state[handle.key] = fenced
     starts, sizes = columns(handle, transforms)
     if sizes == handle.ref_shape:
-        return settled
-    return kernel.semantics.columns(settled, starts, sizes)
+        return fenced
+    return kernel.semantics.columns(fenced, starts, sizes)
 
 
 def write_accumulator(
     ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
 ) -> None:
-    """Stores into a whole accumulator; the check pass refuses a part."""
+    """Stores to a whole accumulator; the check pass refuses a part."""
     wgmma.wait(0)
     stored = ctx.kernel.semantics.accumulator(value, handle.ref_shape)
     ctx.kernel.state[handle.key] = stored
@@ -69,7 +69,7 @@ def columns(
     handle: vals.AccumulatorHandle, transforms: Any
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns starts and sizes of a part of an accumulator."""
-    # The check pass refuses what is not static, and transposes.
+    # The check pass refuses dynamic parts and transposes.
     window = types.resolve(handle.ref_shape, transforms)
     return window.starts, window.sizes
 
@@ -82,7 +82,7 @@ def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
 
 @infers("vector.insert_strided_slice")
 def _infer_update(network: Network, op: ir.Operation, key: int) -> None:
-    """A part replaces registers of the whole, which so keeps its layout."""
+    """A part replaces registers of the whole, whose layout is unchanged."""
     sizes, _ = network.vector_type(op.operands[0].type)
     shape, _ = network.vector_type(op.operands[1].type)
     starts = integers(op.attributes["offsets"])
@@ -139,7 +139,7 @@ def _accumulate(
     """Adds a product to an accumulator or to a part of its columns.
 
     Args:
-      in_registers: returns a left operand in registers as `multiply` uses it.
+      in_registers: converts a left operand in registers to the form for `multiply`.
       multiply: `(accumulator, a, b) -> accumulator`.
     """
     operands, semantics = ctx.operands(invals), ctx.kernel.semantics
@@ -191,14 +191,14 @@ def _infer_wgmma(network: Network, op: ir.Operation, key: int) -> None:
 
 
 def _operand_layout(network: Network, op: ir.Operation, i: int, layout: Layout):
-    """The only layout that wgmma takes an operand in."""
+    """Returns the only layout that wgmma supports for an operand."""
     shape, _ = network.vector_type(op.operands[i].type)
     try:
         return place(layout, shape)
     except errors.LayoutError as error:
         what = "accumulator" if i == 0 else "left operand"
         raise errors.LayoutError(
-            f"wgmma: its {what} has no Layout.{layout.name}",
+            f"wgmma: the {what} does not fit Layout.{layout.name}",
             expected=error.expected,
             got=f"shape {shape}",
             hint="pad the array to whole tiles",
@@ -246,7 +246,7 @@ def _infer_barrier(network: Network, op: ir.Operation, key: int) -> None:
     for i, result in enumerate(op.results):
         if is_vector(result):
             variable = network.variable(op, result.type, key, role=f"operand {i}")
-            # What settles an accumulator reads it before a relayout could.
+            # The barrier orders the accumulator itself: no relayout may precede it.
             network.consume(op, i, variable, rigid=True)
             network.produce(result, variable)
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Layouts for a kernel of the warpgroup level: registers, tilings and swizzles.
 
-`infer` reads the body of a kernel and chooses one register layout per vector value and
-operand, one tiling and swizzle per SMEM array, and one layout per TMEM array, such that
-the kernel is cheapest.
+`infer` reads the body of a kernel and assigns a register layout to each vector value
+and operand, a tiling and swizzle to each SMEM array, and a layout to each TMEM array,
+such that the modelled cost of the kernel is minimal.
 
 * `constraints` runs the infer rule of each operation (in `families`), which adds
   variables, edges and uses of memory.
-* `candidates` finds the layouts that come into question; `spaces`, those of arrays in
-  memory.
-* `costs` and `assembly` make a problem of it, which `solver` solves.
-* `explain` says why where there is no solution.
+* `candidates` finds the candidate layouts of each array in registers; `spaces`, those
+  of arrays in memory.
+* `costs` and `assembly` formulate them as a problem, which `solver` solves.
+* `explain` reports the conflict where there is no solution.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from pallas_gpu.lowering.inference.sources import where
 
 
 class Assignment:
-    """The layouts of a kernel, as `infer` chose them.
+    """The layouts that `infer` assigned in a kernel.
 
     Attributes:
-      scratch_bytes: what a warpgroup may use for relayouts and reductions.
-      exact: whether no cheaper choice exists among the candidates.
-      entries: table entries that were computed: the work, on every machine.
+      scratch_bytes: SMEM that a warpgroup may use for relayouts and reductions.
+      exact: whether the assignment has the least cost among the candidates.
+      entries: number of table entries computed, a machine-independent measure of
+        work.
     """
 
     def __init__(self, problem: assembly.Assembly, solution: solver.Solution):
@@ -53,16 +54,16 @@ class Assignment:
     def result(self, value: ir.Value) -> Placement | None:
         """The layout of a vector: an operation's result or a region's argument.
 
-        None for what has none: splats, iotas, broadcasts of them, elementwise functions
-        of them only. They are made in the layout in which `operand` wants them.
+        None for values without a layout: splats, iotas, and broadcasts and elementwise
+        functions of these only. They are materialized in the layout of `operand`.
         """
         return self._layout(self._assembly.network.results.get(value))
 
     def operand(self, op: ir.Operation, i: int) -> Placement | None:
-        """The layout in which operand `i` must arrive.
+        """The layout that operand `i` must have on entry to the operation.
 
-        None where it is no vector, where the result has no layout either, and for what
-        an operation ignores. Loops and branches: the operands of `scf.for` and
+        None if it is not a vector, if the result has no layout either, or if the
+        operation ignores it. Loops and branches: the operands of `scf.for` and
         `scf.while` that are initial values, those of `scf.yield` and `scf.condition`.
         """
         return self._layout(self._assembly.network.operands.get((op.operation, i)))
@@ -78,7 +79,7 @@ class Assignment:
         return self._storages[value]
 
     def tmem(self, value: ir.Value) -> TmemLayout:
-        """The layout of an array in TMEM, given by any memref of it."""
+        """The layout of an array in TMEM, identified by any memref of it."""
         part = self._assembly.network.part(value)
         assert part is not None
         return self._storages[part.base]
@@ -94,14 +95,14 @@ def infer(
 
     Args:
       block: the kernel's body.
-      scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps: the
-        sizes to try, the first that admits a choice is taken.
-      cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
-        empty, copies are taken to be in one piece.
+        scratch_bytes: SMEM of a warpgroup for relayouts and reductions across warps:
+          the sizes to try in order; the first that admits an assignment is used.
+        cluster: CTAs of a cluster per axis, to which `collective` of a copy refers; if
+          empty, copies are assumed to be in one piece.
 
     Raises:
-      LayoutError: no choice satisfies all operations; the message names those that
-        conflict, with their lines, and what would settle it.
+        LayoutError: no assignment satisfies all operations; the message names those
+          that conflict, with their lines, and a change that would resolve the conflict.
     """
     network = collect(block, cluster)
     for size in scratch_bytes:

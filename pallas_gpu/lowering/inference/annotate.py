@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module with the chosen layouts written beside its operations."""
+"""The module with the inferred layouts as attributes of its operations."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.lowering.inference.spaces import smem
 
-# Attributes that stand in the text only.
+# Attributes that occur in the text only.
 _OPERANDS, _RESULTS = "layouts.operands", "layouts.results"
 _SMEM, _TMEM = "layouts.smem", "layouts.tmem"
 
@@ -29,7 +29,7 @@ class Layouts(Protocol):
 def annotate(block: ir.Block, assignment: Layouts) -> str:
     """The text of the operation around a block, with layouts as attributes.
 
-    The module itself stays as it is.
+    The module itself is unchanged.
     """
     written: list[tuple[ir.Operation, str]] = []
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what was collected to a problem for the solver, and from its labels back."""
+"""From the collected network to a problem for the solver, and from its labels back."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ type Storage = Any
 
 @dataclasses.dataclass(frozen=True)
 class Labels:
-    """What the labels of a variable mean: numbers of layouts in the book.
+    """The layouts that a variable's labels stand for, as numbers in the book.
 
     Attributes:
       source: per label the operand's layout.
@@ -44,23 +44,23 @@ class Labels:
 
 
 class Assembly:
-    """The problem of a kernel, and what its variables and labels stand for.
+    """The problem of a kernel, and the meaning of its variables and labels.
 
     The network's variables come first, with their own numbers, then the arrays.
 
     Args:
-      network: what was collected.
+      network: the collected variables, edges and arrays.
       scratch_bytes: SMEM that relayouts and reductions may use.
 
     Attributes:
       book: the layouts.
       labels: per variable of the network.
       arrays: the arrays in SMEM and TMEM.
-      storages: per array the ways to store it.
-      refusals: per array, use of it and way to store it why not, or None.
+      storages: per array its candidate layouts in memory.
+      refusals: per array, use and storage the error if they are incompatible, or None.
 
     Raises:
-      LayoutError: transforms that the user gives do not fit their array.
+      LayoutError: the user's transforms do not fit their array.
     """
 
     def __init__(self, network: Network, scratch_bytes: int):
@@ -77,7 +77,7 @@ class Assembly:
         ]
         self.costs = Costs(self.book, scratch_bytes)
         self._keys = _keys(network)
-        # A value that an operation takes twice is brought into its layout once.
+        # A value that is two operands of an operation is converted once.
         self._edges = list(
             {(e.producer, e.consumer, e.bits): e for e in network.edges}.values()
         )
@@ -94,7 +94,7 @@ class Assembly:
     # --- the problem ------------------------------------------------------------------
 
     def problem(self) -> Problem:
-        """The problem with the costs that are known so far."""
+        """The problem with the costs computed so far."""
         problem = Problem()
         for variable, labels in zip(self.network.variables, self.labels, strict=True):
             key = self._keys[variable.index]
@@ -164,7 +164,7 @@ class Assembly:
                 yield variable, variable.access
 
     def _transfer_costs(self, variable: Variable, use: Use, array: Array) -> np.ndarray:
-        """Nothing where an instruction carries a pair: all move the same words."""
+        """Zero where an instruction supports the pair: all move the same words."""
         numbers = self.labels[variable.index].source
         layouts = [self.book.layouts[number] for number in numbers]
         fits = [
@@ -181,7 +181,7 @@ class Assembly:
     # --- solutions --------------------------------------------------------------------
 
     def costs_of(self, labels: Sequence[int]) -> Iterator[Key]:
-        """What a solution pays for, as far as it is not computed at once."""
+        """The costs in a solution that may still be lower bounds."""
         for variable in self.network.variables:
             number = self.labels[variable.index].source[labels[variable.index]]
             key = self.costs.gmem_key(variable, number)
@@ -202,7 +202,7 @@ class Assembly:
             yield self.costs.smem_key(use, storage, number, variable.bits)
 
     def solve(self) -> Solution:
-        """The cheapest choice; not feasible where there is none."""
+        """The assignment of least cost; infeasible if there is none."""
         entries = 0
         while True:
             problem = self.problem()
@@ -211,23 +211,23 @@ class Assembly:
             if not solution.feasible and not solution.exact:
                 solution = solver.solve(problem, solver.TABLE_LIMIT << 6)
                 entries += solution.entries
-            settled = solution.feasible and self.costs.settle(
+            refined = solution.feasible and self.costs.refine(
                 self.costs_of(solution.labels)
             )
-            if not settled:
+            if not refined:
                 return dataclasses.replace(solution, entries=entries)
 
-    def settle_all(self) -> None:
-        """Computes every cost, for explanations."""
+    def refine_all(self) -> None:
+        """Replaces every bound by the exact cost, for error messages."""
         for edge in self._edges:
-            self.costs.settle(
+            self.costs.refine(
                 key
                 for a in self.numbers(edge.producer)
                 for b in self.numbers(edge.consumer)
                 if (key := self.costs.relayout_key(a, b, edge.bits)) is not None
             )
         for variable, use in self._accesses():
-            self.costs.settle(
+            self.costs.refine(
                 self.costs.smem_key(use, storage, number, variable.bits)
                 for storage in self.storages[self.network.array(use.part).index]
                 for number in self.labels[variable.index].source
@@ -247,7 +247,7 @@ def _refusal(array: Array, use: Use, storage: Storage) -> errors.LayoutError | N
 
 
 def _keys(network: Network) -> list[int]:
-    """Per variable a number made of its own key and those of its users."""
+    """Per variable a hash of its own key and those of its users."""
     around: list[list[str]] = [[] for _ in network.variables]
     for edge in network.edges:
         consumer = edge.consumer.variable

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which register layouts come into question for the arrays of each cell.
+"""The candidate register layouts of the arrays in each cell.
 
-Each cell starts with the layouts that operations demand there and those that suit its
-loads, stores and neighbours. Then layouts travel through the operations that change
-shapes, in both directions, round by round; a cell stops taking them at a limit. All
-sets are sorted by one canonical order, so that the order of operations plays no role.
+Each cell starts with the layouts that its operations require and those that suit its
+loads, stores and neighbours. Layouts are then propagated through shape-changing
+operations, in both directions, until a round adds none or the cell is at its limit. All
+sets are sorted in one canonical order, so that the order of operations has no
+influence.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Vari
 from pallas_gpu.lowering.inference.relations import default, spread
 from pallas_gpu.lowering.inference.spaces import tmem
 
-# Candidates of a cell, beyond those that operations demand.
+# Candidates of a cell, beyond those that operations require.
 LIMIT = 12
-# A layout's way through operations that change shapes.
+# Rounds of propagation through operations that change shapes.
 _ROUNDS = 24
 _BYTE_BITS, _HALF_BITS = 8, 16
 
 
 class Book:
-    """Numbers layouts, so that they are compared and hashed once."""
+    """Numbers layouts, so that each is compared and hashed once."""
 
     def __init__(self) -> None:
         self.layouts: list[Placement] = []
@@ -80,19 +81,19 @@ def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
         _seed_relation(variable, found, book)
     fresh = {cell: book.ordered(found[cell]) for cell in cells}
     for _ in range(_ROUNDS):
-        fresh = _travel(fresh, around, found, book)
+        fresh = _propagate(fresh, around, found, book)
         if not fresh:
             break
     return {cell: tuple(book.ordered(numbers)) for cell, numbers in found.items()}
 
 
-def _travel(
+def _propagate(
     fresh: dict[Cell, list[int]],
     around: dict[Cell, list[Variable]],
     found: dict[Cell, set[int]],
     book: Book,
 ) -> dict[Cell, list[int]]:
-    """One round: new layouts go through the operations around their cells."""
+    """One round: propagates new layouts through the operations around their cells."""
     arrived: dict[Cell, set[int]] = {}
     for cell, numbers in fresh.items():
         for variable in around.get(cell, ()):
@@ -139,7 +140,7 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
         return
     yield from _transferring(cell, network)
     if layout is not None and not isinstance(layout, LinearLayout):
-        # Broadcasts, transposes and reductions ask for a linear one.
+        # Broadcasts, transposes and reductions need a linear one.
         linear = spread(cell.shape)
         if linear is not None:
             yield linear
@@ -160,7 +161,7 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
 
 
 def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:
-    """Layouts that instructions carry from or to TMEM."""
+    """Layouts in which instructions transfer from or to TMEM."""
     for base in cell.tmem:
         array = network.arrays[base]
         assert isinstance(array, TmemArray)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Collects what the operations of a kernel require of layouts, by a rule each.
+"""Collects the layout constraints of a kernel's operations, by one rule for each.
 
-A rule adds the operation's variables to the network and says which operands they
-consume and which results they produce. Scalar code passes unseen.
+A rule adds the operation's variables to the network and declares which operands they
+consume and which results they produce. Scalar code needs no rule.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ def collect(block: ir.Block, cluster: Sequence[int] = ()) -> Network:
     """
     network = Network(tuple(cluster))
     collect_block(network, block)
-    _pass_on_flight(network)
+    _propagate_in_flight(network)
     return network
 
 
-def _pass_on_flight(network: Network) -> None:
-    """No relayout stands where loops and branches may pass an accumulator in flight."""
+def _propagate_in_flight(network: Network) -> None:
+    """Forbids relayouts where loops and branches may pass an accumulator in flight."""
     changed = True
     while changed:
         changed = False

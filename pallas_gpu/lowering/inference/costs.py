@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Costs of everything that inference weighs, as the integers that the solver adds.
+"""The cost model of inference, as the integers that the solver adds.
 
-The numbers of moving data are those of `layouts.moves.costs`. Computing them takes
-milliseconds each, so a cost starts as a bound that is surely not too high; the costs
-that a solution is made of are then computed, and the problem is solved again until all
-of them are known. The result is as if all had been known from the start.
+Costs of data movement are those of `layouts.moves.costs`. Computing one takes
+milliseconds, so each starts as a cheap lower bound; the costs that occur in a solution
+are then computed exactly, and the problem is solved again until all of them are exact.
+The result is the same as with exact costs from the start.
 
-A cost counts as often as its operation runs. Below it stands a preference that only
-decides between equal costs: the place of a choice in the canonical order, times a small
-number that depends on what is chosen for, so that sums of preferences rarely tie.
+A cost is multiplied by how often its operation runs. Below it, in the low bits, is a
+preference that only decides between equal costs: the position of a choice in the
+canonical order, times a small number that depends on the variable, so that sums of
+preferences rarely tie.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ _STEPS_PER_CYCLE = 4
 _PREFERENCE_BITS = 20
 _PREFERENCE_WEIGHTS = 8
 
-# The elected thread issues a tensor copy while the others go on, and the engine sends a
-# request for each 128 bytes or shorter row of a box: estimates.
+# Estimates: the elected thread issues a tensor copy while the others continue, and the
+# engine issues a request for each row of a box, of 128 bytes or fewer.
 _TENSOR_COPY = 8.0
 _TENSOR_ROW = 0.25
-# Larger than what any array's bank conflicts cost: an access that was asked to be free
-# of them is, if any layout allows it.
+# Exceeds the bank conflicts of any array: an access declared free of bank conflicts is
+# so if any layout permits it.
 _UNWANTED_CONFLICT = 4096.0
 # SMEM serves 32 banks of four bytes a cycle.
 _SMEM_BYTES_PER_CYCLE = 128
@@ -47,14 +48,14 @@ Key = tuple
 
 
 def scaled(cycles: float | None, weight: int) -> int:
-    """The integer for a cost that is paid `weight` times; None is infeasible."""
+    """The integer for a cost that is incurred `weight` times; None is infeasible."""
     if cycles is None:
         return INFEASIBLE
     return math.ceil(cycles * _STEPS_PER_CYCLE) * weight << _PREFERENCE_BITS
 
 
 def preferences(count: int, key: int) -> np.ndarray:
-    """For each choice of a canonically ordered list how little it is preferred."""
+    """A penalty per choice of a canonically ordered list, ascending."""
     return np.arange(count, dtype=np.int64) * (1 + key % _PREFERENCE_WEIGHTS)
 
 
@@ -62,7 +63,7 @@ class Costs:
     """Costs of one kernel.
 
     Args:
-      book: the layouts that numbers stand for.
+      book: the layouts, by number.
       scratch_bytes: SMEM that a relayout or a reduction may use.
     """
 
@@ -74,8 +75,8 @@ class Costs:
         self._tables: dict[tuple, np.ndarray] = {}
         self._alignments: dict[tuple[Use, SmemLayout], int] = {}
 
-    def settle(self, keys: Iterable[Key]) -> bool:
-        """Computes costs that are only bounds yet; returns whether there were any."""
+    def refine(self, keys: Iterable[Key]) -> bool:
+        """Replaces bounds by exact costs; returns whether there were any."""
         fresh = [key for key in keys if key not in self._known]
         for key in fresh:
             self._known[key] = self._exact(key)
@@ -84,7 +85,7 @@ class Costs:
         return bool(fresh)
 
     def cost(self, key: Key) -> int:
-        """A cost paid once, or a bound that is not above it."""
+        """The exact cost of one execution, or a lower bound of it."""
         known = self._known.get(key)
         if known is not None:
             return known
@@ -94,14 +95,14 @@ class Costs:
         return bound
 
     def times(self, key: Key, weight: int) -> int:
-        """The same, paid `weight` times."""
+        """As `cost`, of `weight` executions."""
         cost = self.cost(key)
         return INFEASIBLE if cost >= INFEASIBLE else cost * weight
 
-    # --- what there is to pay for -----------------------------------------------------
+    # --- keys and tables of costs -----------------------------------------------------
 
     def relayout_key(self, a: int, b: int, bits: int) -> Key | None:
-        """The relayout between two layouts; None where there is none to do."""
+        """The relayout between two layouts; None if they are equal."""
         return None if a == b else ("relayout", a, b, bits)
 
     def relayouts(
@@ -139,7 +140,7 @@ class Costs:
         return "smem", storage, window.sizes, window.order, number, bits, how
 
     def operation(self, variable: Variable, number: int) -> int:
-        """Cost of an operation on an operand in a layout, accesses to SMEM aside."""
+        """Cost of an operation on an operand in a layout, without accesses to SMEM."""
         layout = self._book.layouts[number]
         relation, weight = variable.relation, variable.weight
         if relation is not None:
@@ -154,14 +155,14 @@ class Costs:
         return 0 if key is None else self.times(key, weight)
 
     def copy(self, use: Use, storage: SmemLayout) -> int:
-        """Cost of a TMA copy that is possible."""
+        """Cost of a feasible TMA copy."""
         plan = smem.copy_plan(use, storage)
         row = min(plan.dims[-1].box * plan.element_bits // 8, _SMEM_BYTES_PER_CYCLE)
         count = len(plan.instructions)
         rows = count * plan.box_bytes / row
         return scaled(count * _TENSOR_COPY + rows * _TENSOR_ROW, use.weight)
 
-    # --- numbers ----------------------------------------------------------------------
+    # --- bounds and exact costs -------------------------------------------------------
 
     def _bound(self, key: Key) -> float:
         layouts = self._book.layouts
@@ -210,7 +211,7 @@ class Costs:
 def _relayout_bound(
     src: Placement, dst: Placement, bits: int, scratch_bytes: int
 ) -> float:
-    """Less than a relayout costs: half the bytes through SMEM if warps exchange."""
+    """A lower bound: half the bytes through SMEM if warps exchange elements."""
     if not isinstance(src, LinearLayout) or not isinstance(dst, LinearLayout):
         return 0.0
     before, after = _warp_bits(src), _warp_bits(dst)
@@ -222,7 +223,7 @@ def _relayout_bound(
 
 
 def _warp_bits(layout: LinearLayout) -> frozenset[tuple[int, ...]] | None:
-    """The bits of a coordinate that tell an element's warp; None if it is not so."""
+    """The coordinate bits that select the warp; None if it depends on others."""
     columns = layout.thread_columns[LANE_BITS:]
     single = all(
         sum(x != 0 for x in column) == 1 and max(column).bit_count() == 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Why no choice of layouts satisfies a kernel: who conflicts, and what would settle it.
+"""Error messages for kernels that no assignment of layouts satisfies.
 
-An error names the two operations (or the operation and the array), their lines, and
-what each admits. What it suggests is tried first: with more scratch, or without one of
-the user's layout_casts, the kernel is solved again.
+An error names the two operations (or the operation and the array) in conflict, their
+lines, and the layouts that each admits. Its suggestions are verified first: the kernel
+is solved again with more scratch, or without one of the user's layout_casts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pallas_gpu.lowering.inference.network import (
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
 
-# Scratch that is tried: more leaves no room for a kernel's own arrays.
+# Scratch sizes to try: more leaves too little for the kernel's own arrays.
 _LEAST_SCRATCH_BYTES, _MOST_SCRATCH_BYTES = 1 << 9, 1 << 16
 # Layouts of one operation that a message lists.
 _LISTED = 4
@@ -48,7 +48,7 @@ def domain_error(problem: Assembly) -> errors.LayoutError | None:
 
 def conflict(problem: Assembly) -> errors.LayoutError:
     """The error for a kernel whose operations admit layouts, but not together."""
-    problem.settle_all()
+    problem.refine_all()
     found = solver.find_conflict(problem.problem())
     if found is None:
         asking = [v for v in problem.network.variables if v.fixed is not None]
@@ -58,8 +58,8 @@ def conflict(problem: Assembly) -> errors.LayoutError:
             expected="a layout for each array, and relayouts between them",
             got=f"{len(problem.network.variables)} operations on arrays and "
             f"{problem.scratch_bytes} bytes of scratch",
-            hint=_cures(problem, [])
-            or "layout_cast arrays to Layout.WGMMA, or to no layout at all",
+            hint=_remedies(problem, [])
+            or "layout_cast arrays to Layout.WGMMA, or remove the layout_casts",
             where=sources.where(last.op),
         )
     return _conflict_error(problem, found)
@@ -99,13 +99,12 @@ def _transforms_error(
     ]
     hint = error.hint
     if fitting:
-        hint = "leave the transforms out, so that they are inferred: "
+        hint = "omit the transforms, so that they are inferred: "
         hint += _as_transforms(fitting[0])
     return errors.LayoutError(
-        f"{_used(use)} cannot use an SMEM array with the transforms it was given: "
-        f"{error.what}",
+        f"{_used(use)} cannot use an SMEM array with its transforms: {error.what}",
         expected=error.expected,
-        got=f"{smem.describe(storage)}, given to the array {_declared(array)}",
+        got=f"{smem.describe(storage)} of the array {_declared(array)}",
         hint=hint,
         where=sources.where(use.op),
     )
@@ -117,18 +116,18 @@ def _single_use_error(
     use: Use,
     reasons: Sequence[errors.LayoutError | None],
 ) -> errors.LayoutError:
-    """An operation cannot use an array however it is stored."""
-    # wgmma needs tiles, the smallest of which are last; others are free without any.
+    """An operation supports no layout of its array."""
+    # wgmma needs tiles, the smallest of which are last; others need no tiling.
     reason = reasons[-1] if use.kind in ("a", "b", "mma") else reasons[0]
-    if use.wanted:
-        reason = reasons[storages.index(use.wanted[0])]
+    if use.admitted:
+        reason = reasons[storages.index(use.admitted[0])]
     assert reason is not None
     return errors.LayoutError(
-        f"{_used(use)} cannot use its {_space(array)} array, however that is stored: "
+        f"{_used(use)} cannot use its {_space(array)} array in any layout: "
         f"{reason.what}",
         expected=reason.expected,
         got=f"{reason.got}; the array {_declared(array)} of shape {array.shape} "
-        f"could have {_listing(map(_described, storages))}",
+        f"admits {_listing(map(_described, storages))}",
         hint=reason.hint or "use an array of another shape",
         where=sources.where(use.op),
     )
@@ -140,7 +139,7 @@ def _two_uses_error(
     refusals: dict[Use, list[errors.LayoutError | None]],
     uses: Sequence[Use],
 ) -> errors.LayoutError:
-    """Operations need one array stored in different ways."""
+    """Operations need different layouts of one array."""
     admitted = []
     for use in uses:
         fine = [
@@ -152,11 +151,11 @@ def _two_uses_error(
         admitted.append(f"{_used(use)} needs {_listing(fine)}: {because}")
     last = uses[-1]
     return errors.LayoutError(
-        f"{' and '.join(map(_used, uses))} need one {_space(array)} array stored in "
-        "different ways",
+        f"{' and '.join(map(_used, uses))} need different layouts of one "
+        f"{_space(array)} array",
         expected=admitted[0],
         got="\n".join(admitted[1:]),
-        hint="give one of them an array of its own, and copy between the two",
+        hint="use a separate array for one of them, and copy between the two",
         where=sources.where(last.op),
     )
 
@@ -204,8 +203,9 @@ def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
             where=sources.where(variable.op),
         )
     return errors.LayoutError(
-        f"{variable.name}: {_demand(variable)}, and no layout of its operand does that",
-        expected=f"a layout of shape {shape} for which {_demand(variable)}",
+        f"{variable.name}: no layout of its operand satisfies the requirement that "
+        f"{_requirement(variable)}",
+        expected=f"a layout of shape {shape} such that {_requirement(variable)}",
         got=_listing(_neighbours_layouts(problem, variable)),
         hint="layout_cast the operand to a layout made of smaller tiles, slice or "
         "reshape the reference instead, or pad the array",
@@ -213,10 +213,10 @@ def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
     )
 
 
-def _demand(variable: Variable) -> str:
+def _requirement(variable: Variable) -> str:
     """What an operation requires of its operand's layout."""
     relation = variable.relation
-    return relations.Relation().demand if relation is None else relation.demand
+    return (relations.Relation() if relation is None else relation).requirement
 
 
 def _neighbours_layouts(problem: Assembly, variable: Variable) -> Iterator[str]:
@@ -238,8 +238,8 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
             if neighbour is not None
         )
     )
-    # The author's own wishes and the hardware's are what there is to say; how a
-    # conflict came to the place where it was found is not.
+    # The constraints of the author and of the hardware are reported, not the operations
+    # through which they were propagated to the place of the conflict.
     culprits = [*roots, place] if len(roots) < 2 else roots
     culprits = sorted(dict.fromkeys(culprits), key=lambda v: _position(problem, v))
     if len(culprits) == 1:
@@ -256,13 +256,13 @@ def _conflict_error(problem: Assembly, found: solver.Conflict) -> errors.LayoutE
         f"{_name(problem, second)}{_meeting(problem, place, culprits)}",
         expected=f"{_name(problem, first)} admits {_admits(problem, first)}",
         got=f"{_name(problem, second)} admits {_admits(problem, second)}",
-        hint=_cures(problem, casts) or _no_cure(problem),
+        hint=_remedies(problem, casts) or _general_hint(problem),
         where=_where(problem, second),
     )
 
 
 def _root(found: solver.Conflict, variable: int) -> int:
-    """Follows who took labels from whom back to one that lost none."""
+    """Follows removals of labels back to the variable that lost none."""
     seen = {found.variable}
     while variable in found.parents and variable not in seen:
         seen.add(variable)
@@ -271,7 +271,7 @@ def _root(found: solver.Conflict, variable: int) -> int:
 
 
 def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
-    """An operation that no layout of its operand suits, for its own reasons."""
+    """An operation that supports no candidate layout of its operand."""
     variable = problem.network.variables[place]
     layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
     if variable.relation is not None:
@@ -280,18 +280,18 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
         least = min((n for n in needs if n is not None), default=0)
         if least > problem.scratch_bytes:
             return errors.LayoutError(
-                f"{variable.name}: the warps have too little scratch to combine their "
-                "parts",
+                f"{variable.name}: the scratch is too small to combine the partial "
+                "results of the warps",
                 expected=f"{least} bytes of SMEM for an operand in "
                 f"{describe(layouts[needs.index(least)])}",
                 got=f"{problem.scratch_bytes} bytes",
-                hint=_cures(problem, [])
+                hint=_remedies(problem, [])
                 or "pass a larger CompilerParams(reduction_scratch_bytes=...)",
                 where=sources.where(variable.op),
             )
     return errors.LayoutError(
-        f"{variable.name}: none of the layouts in question can be made",
-        expected=f"a layout for which {_demand(variable)}",
+        f"{variable.name}: the operation supports none of the candidate layouts",
+        expected=f"a layout such that {_requirement(variable)}",
         got=_listing(map(describe, layouts)),
         hint="layout_cast the operand to another layout",
         where=sources.where(variable.op),
@@ -301,7 +301,7 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
 def _meeting(problem: Assembly, place: int, culprits: Sequence[int]) -> str:
     if place in culprits:
         return ""
-    return f", which meet in {_name(problem, place)}"
+    return f", whose layouts conflict at {_name(problem, place)}"
 
 
 def _position(problem: Assembly, variable: int) -> int:
@@ -343,23 +343,26 @@ def _listing(texts: Iterator[str] | Sequence[str] | map) -> str:
     return " or ".join(names[:_LISTED]) + more
 
 
-# --- what would settle it -------------------------------------------------------------
+# --- remedies -------------------------------------------------------------------------
 
 
-def _cures(problem: Assembly, casts: Sequence[Variable]) -> str | None:
-    """Changes with which the kernel has layouts, as a sentence."""
+def _remedies(problem: Assembly, casts: Sequence[Variable]) -> str | None:
+    """Changes for which a solution was found, as a sentence."""
     found = [
-        cure
-        for cure in (_more_scratch(problem), *(_other_cast(problem, c) for c in casts))
-        if cure is not None
+        remedy
+        for remedy in (
+            _more_scratch(problem),
+            *(_other_cast(problem, c) for c in casts),
+        )
+        if remedy is not None
     ]
     return "; or ".join(found) or None
 
 
-def _no_cure(problem: Assembly) -> str:
+def _general_hint(problem: Assembly) -> str:
     return (
         "change the layout_cast nearest to them, store the array to SMEM and load it "
-        "in the other layout, or leave the layout_casts out"
+        "in the other layout, or remove the layout_casts"
     )
 
 
@@ -390,17 +393,17 @@ def _more_scratch(problem: Assembly) -> str | None:
 
 
 def _other_cast(problem: Assembly, cast: Variable) -> str | None:
-    """The layout that one of the author's casts should name instead."""
-    wish, cast.fixed = cast.fixed, None
+    """A replacement for one of the author's casts, if one resolves the conflict."""
+    fixed, cast.fixed = cast.fixed, None
     try:
         found = _solved(problem.network, problem.scratch_bytes)
     finally:
-        cast.fixed = wish
+        cast.fixed = fixed
     if found is None:
         return None
     other, solution = found
     number = other.labels[cast.index].source[solution.labels[cast.index]]
     name = describe(other.book.layouts[number])
     if not name.startswith(("Layout.", "WG_STRIDED")):
-        return f"leave the {sources.named(cast.op)} out"
-    return f"let the {sources.named(cast.op)} name {name}"
+        return f"remove the {sources.named(cast.op)}"
+    return f"use {name} in the {sources.named(cast.op)}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What inference knows of a kernel: variables, cells, edges, arrays in memory.
 
-A variable stands for one operation on vectors (or one carry of a loop, one result of a
-branch): its label says in which layout the operation takes its operands and gives its
-result. An edge leads from the variable that makes a value to one that uses it; where
-the two layouts differ, a relayout stands on the edge. Cells are sets of places that
-have one shape and can exchange layouts: they share their candidates.
+A variable represents one operation on vectors (or one carry of a loop, one result of a
+branch): its label determines the layouts in which the operation consumes its operands
+and produces its result. An edge leads from the variable that defines a value to one
+that uses it; where the two layouts differ, the edge is a relayout. Cells are sets of
+values of one shape that can exchange layouts: they share their candidates.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from pallas_gpu.lowering.inference.relations import Relation
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import logical
 
-# "splat": the same element everywhere; "made": an iota, or made of deferred values.
+# "splat": one element, repeated; "made": an iota, or a function of deferred values.
 Deferral = Literal["splat", "made"]
 Side = Literal["source", "target"]
 UseKind = Literal[
-    "load", "store", "a", "b", "copy", "pointer", "mma", "alloc", "demand"
+    "load", "store", "a", "b", "copy", "pointer", "mma", "alloc", "constrain"
 ]
 
 
 @dataclasses.dataclass(eq=False)
 class Cell:
-    """Places of one shape that exchange layouts; `find` gives their representative.
+    """Values of one shape that share their candidates, as a union-find set.
 
     Attributes:
       shape: the arrays' shape.
-      required: layouts that operations demand.
+      required: layouts that operations require.
       loads: widths in memory of what is loaded or stored here, in bits.
       in_smem, in_gmem: whether something is loaded from or stored to there.
       transposed: whether that happens through a transposed view, or an array is
         transposed in registers.
-      tmem: the arrays in TMEM of which something is loaded or stored here.
+      tmem: the arrays in TMEM that loads and stores of the cell access.
       bits: widths of elements.
     """
 
@@ -69,13 +69,13 @@ class Cell:
         return cell
 
     def join(self, other: Cell) -> None:
-        """Makes two cells one."""
+        """Merges two cells."""
         a, b = self.find(), other.find()
         if a is b:
             return
         if a.shape != b.shape:
             raise errors.InternalError(
-                "Arrays of different shapes meet in one operation",
+                "Arrays of different shapes are operands of one operation",
                 got=f"{a.shape} and {b.shape}",
             )
         b.parent = a
@@ -90,7 +90,7 @@ class Cell:
 
 @dataclasses.dataclass(eq=False)
 class Variable:
-    """An operation whose layouts are to be chosen.
+    """An operation whose layouts are to be assigned.
 
     Attributes:
       index: its number.
@@ -100,12 +100,12 @@ class Variable:
       bits: width of the operand's elements, 1 for a bool.
       source, target: cells of operands and of the result; the same without a relation.
       relation: how the result's layout follows from the operand's; None if equal.
-      fixed: the only layout the operation takes.
+      fixed: the only layout that the operation supports.
       access: the part of memory it loads or stores.
-      cycles_per_element: what elementwise work costs for each element that a thread
-        holds; 0 for anything else.
-      in_flight: whether its result may be an accumulator that the tensor core still
-        works on: nothing may read its registers, a relayout neither.
+      cycles_per_element: cost of elementwise work per element that a thread holds; 0
+        for any other operation.
+      in_flight: whether its result may be an accumulator of a WGMMA in flight: nothing
+        may read its registers, not even a relayout.
       key: a number that does not depend on the order of operations.
     """
 
@@ -125,7 +125,7 @@ class Variable:
 
     @property
     def name(self) -> str:
-        """What messages call it: words and line."""
+        """Its name in error messages, with its line."""
         name = sources.named(self.op)
         return f"{self.role} of {name}" if self.role else name
 
@@ -136,16 +136,16 @@ class Use:
 
     Attributes:
       op: the operation.
-      kind: how it uses the array; "pointer" takes its address and sees it as it
-        lies in memory. "mma" is an operand of tcgen05 in
-        SMEM; "alloc" declares an array in TMEM, "demand" takes it in some layouts only.
+      kind: how it uses the array; "pointer" uses its address and sees the array as it
+        is stored in memory. "mma" is an operand of tcgen05 in SMEM; "alloc" declares an
+        array in TMEM, "constrain" restricts its layout.
       part: the part it uses.
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.
       other: the GMEM side of a TMA copy.
-      pieces: equal parts that a TMA copy is dealt out in.
+      pieces: number of equal parts into which a TMA copy is divided.
       role: which operand the array is; empty where that is clear.
-      wanted: the layouts in TMEM that a demand admits.
+      admitted: the layouts in TMEM that a "constrain" admits.
     """
 
     op: ir.Operation
@@ -156,19 +156,19 @@ class Use:
     other: Part | None = None
     pieces: int = 1
     role: str = ""
-    wanted: tuple[TmemLayout, ...] = ()
+    admitted: tuple[TmemLayout, ...] = ()
 
 
 @dataclasses.dataclass(eq=False)
 class SmemArray:
-    """An array in SMEM, whose storage is to be chosen.
+    """An array in SMEM, whose storage is to be assigned.
 
     Attributes:
       index: its number.
       base: the `slice_smem`'s result.
       shape: of the whole array.
       bits: width of an element in memory.
-      uses: who uses it, in program order.
+      uses: its uses, in program order.
       transforms: the `with_transforms` the user gave it, if any.
       key: a number that does not depend on the order of operations.
     """
@@ -189,7 +189,7 @@ class SmemArray:
 
 @dataclasses.dataclass(eq=False)
 class TmemArray:
-    """An array in TMEM, whose layout is to be chosen.
+    """An array in TMEM, whose layout is to be assigned.
 
     Attributes:
       index: its number, among all arrays.
@@ -197,7 +197,7 @@ class TmemArray:
       shape: of the whole array.
       bits: width of an element in memory.
       key: a number that does not depend on the order of operations.
-      uses: who uses it, in program order; the operation that declares it is the first.
+      uses: its uses, in program order; its declaration is the first.
     """
 
     index: int
@@ -218,14 +218,14 @@ Array = SmemArray | TmemArray
 
 @dataclasses.dataclass(frozen=True)
 class Port:
-    """One side of a variable: the layout that its relation starts from, or leads to."""
+    """One side of a variable: the operand or the result of its relation."""
 
     variable: Variable
     side: Side
 
     @property
     def cell(self) -> Cell:
-        """The representative of the side's cell."""
+        """The representative of the cell on this side."""
         variable = self.variable
         cell = variable.source if self.side == "source" else variable.target
         return cell.find()
@@ -233,13 +233,13 @@ class Port:
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """A value's way from the variable that makes it to one that takes it.
+    """A value from the variable that defines it to one that uses it.
 
     Attributes:
       producer, consumer: the two ends.
       bits: width of the value's elements, 1 for a bool.
       weight: how often a relayout between the two would run.
-      rigid: whether no relayout may stand here.
+      rigid: whether a relayout is forbidden here.
     """
 
     producer: Port
@@ -254,8 +254,9 @@ class Network:
 
     Attributes:
       cluster: CTAs of a cluster per axis.
-      weight: how often the operations that are being collected run: a known trip count
-        of each loop around them, at most 8; 8 where it is unknown.
+      weight: how often the operations that are being collected run: the product of the
+        trip counts of the enclosing loops, of which each counts at most 8; 8 where it
+        is unknown.
       uses_wgmma: whether the kernel multiplies with wgmma.
     """
 
@@ -293,9 +294,9 @@ class Network:
     # --- keys -------------------------------------------------------------------------
 
     def key_of(self, op: ir.Operation) -> int:
-        """A number made of name, attributes, types and the operands' numbers.
+        """A hash of name, attributes, types and the operands' keys.
 
-        Scalar code gets its numbers here, when an operation on arrays depends on it.
+        Keys of scalar code are computed on demand, for the operations that use it.
         """
         pending = [op]
         while True:
@@ -319,7 +320,7 @@ class Network:
         return key
 
     def name_arguments(self, block: ir.Block, key: int) -> None:
-        """Gives a region's arguments keys."""
+        """Assigns keys to a region's arguments."""
         for i, argument in enumerate(block.arguments):
             self._keys[argument] = digest(str(key), "argument", str(i))
 
@@ -382,10 +383,10 @@ class Network:
         *,
         rigid: bool = False,
     ) -> None:
-        """Operand `i` of an operation arrives in the layout that a variable says.
+        """Declares that an operation consumes operand `i` in a variable's layout.
 
         Args:
-          rigid: in the very layout in which it was made.
+          rigid: without a relayout: in the layout in which it was produced.
         """
         consumer = Port(variable, side)
         self.operands[op, i] = consumer
@@ -403,18 +404,18 @@ class Network:
     def produce(
         self, value: ir.Value, variable: Variable, side: Side = "target"
     ) -> None:
-        """A value has the layout that a variable gives its result."""
+        """Declares that a value is produced in the layout of a variable."""
         self.results[value] = Port(variable, side)
         self.results[value].cell.bits.add(self.vector_type(value.type)[1])
 
     def defer(self, value: ir.Value, how: Deferral) -> None:
-        """A value has no layout: it is made where it is used."""
+        """Declares that a value has no layout: it is materialized at its uses."""
         self.deferred[value] = how
 
     def _require_known(self, value: ir.Value, op: ir.Operation) -> None:
         if value not in self.deferred:
             raise errors.InternalError(
-                "A vector whose making inference has not seen",
+                "Inference has not collected the definition of a vector",
                 got=f"{value} in {op.name}",
                 where=sources.where(op),
             )
@@ -422,7 +423,7 @@ class Network:
     # --- memory -----------------------------------------------------------------------
 
     def use_memory(self, use: Use) -> None:
-        """An operation uses an array in memory."""
+        """Records the use of an array in memory."""
         if use.part.space is not types.GMEM:
             self.array(use.part).uses.append(use)
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Operations that change a shape, as functions between register layouts.
 
-Such an operation moves nothing between threads: the operand's layout gives the result's
-(for a broadcast the result's gives the operand's). Pure integers, no MLIR.
+Such an operation moves nothing between threads: the operand's layout determines the
+result's (for a broadcast, the result's determines the operand's). Pure integers, no
+MLIR.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ class Relation:
     """How the layouts of an operand and its result depend on each other.
 
     Attributes:
-      from_result: the result's layout gives the operand's, not the other way round.
+      from_result: the result's layout determines the operand's, not vice versa.
     """
 
     from_result = False
 
     @property
-    def demand(self) -> str:
+    def requirement(self) -> str:
         """What the operation requires of its operand's layout, for messages."""
         return "the layout fits the shape"
 
@@ -50,7 +51,7 @@ class Relation:
         return None
 
     def backward(self, layout: Placement) -> Placement | None:
-        """An operand's layout that gives the result this one; None if none is known."""
+        """An operand's layout that maps to this result; None if none is known."""
         return None
 
     def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
@@ -74,8 +75,8 @@ class Reshape(Relation):
     new: tuple[int, ...]
 
     @property
-    def demand(self) -> str:
-        return f"threads and registers line up in shape {self.new} as well"
+    def requirement(self) -> str:
+        return f"the layout can be expressed in shape {self.new}"
 
     def forward(self, layout: Placement) -> Placement | None:
         return _reshaped(layout, self.new)
@@ -92,7 +93,7 @@ class Transpose(Relation):
     permutation: tuple[int, ...]
 
     @property
-    def demand(self) -> str:
+    def requirement(self) -> str:
         return "the layout is linear in the bits of the thread's index"
 
     def forward(self, layout: Placement) -> Placement | None:
@@ -112,7 +113,7 @@ class Slice(Relation):
     sizes: tuple[int, ...]
 
     @property
-    def demand(self) -> str:
+    def requirement(self) -> str:
         return (
             f"the part of {self.sizes} at {self.starts} consists of whole registers of "
             "all threads"
@@ -148,8 +149,8 @@ class Broadcast(Relation):
     from_result = True
 
     @property
-    def demand(self) -> str:
-        return "the result's threads find their elements where they are"
+    def requirement(self) -> str:
+        return "each thread already holds its elements of the result"
 
     def backward(self, layout: Placement) -> Placement | None:
         return _before_broadcast(layout, self)
@@ -162,16 +163,17 @@ class Reduce(Relation):
     axes: tuple[int, ...]
 
     @property
-    def demand(self) -> str:
+    def requirement(self) -> str:
         return (
-            f"threads move along axes {self.axes} or along the others, never along both"
+            f"each bit of the thread's index moves along axes {self.axes} or along the "
+            "others, never along both"
         )
 
     def forward(self, layout: Placement) -> Placement | None:
         return _reduced(layout, self.axes)
 
     def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
-        """Warps along the axes that stay, so that none has to wait for another."""
+        """Warps along the remaining axes, so that they need not synchronize."""
         kept = [a for a in range(len(shape)) if a not in self.axes]
         if kept and math.prod(shape) % (1 << THREAD_BITS) == 0:
             layout = _spread_warps(shape, tuple(kept), bits)
@@ -193,7 +195,7 @@ class Reduce(Relation):
 
 
 def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, int]:
-    """Lane bits and warp bits that lie along the axes, and partial results left."""
+    """Lane bits and warp bits along the axes, and the number of partial results."""
     if not isinstance(layout, LinearLayout):
         return LANE_BITS, THREAD_BITS - LANE_BITS, 1
     along = [any(c[a] for a in axes) for c in layout.thread_columns]
@@ -209,7 +211,7 @@ def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, in
 
 @functools.lru_cache(maxsize=4096)
 def default(shape: tuple[int, ...], bits: int) -> Placement | None:
-    """The layout of an array that asks for none; None if it fits no registers."""
+    """The default layout of an array; None if it does not fit registers."""
     try:
         return place_registers(default_layout(shape, max(bits, 8)), shape)
     except LayoutError:
@@ -218,7 +220,7 @@ def default(shape: tuple[int, ...], bits: int) -> Placement | None:
 
 @functools.lru_cache(maxsize=4096)
 def spread(shape: tuple[int, ...]) -> LinearLayout | None:
-    """A linear layout of any shape; None if it fits no registers."""
+    """A linear layout of any shape; None if it does not fit registers."""
     try:
         return spread_layout(shape)
     except LayoutError:
@@ -227,7 +229,7 @@ def spread(shape: tuple[int, ...]) -> LinearLayout | None:
 
 @functools.lru_cache(maxsize=4096)
 def repeated(layout: Placement, shape: tuple[int, ...]) -> LinearLayout | None:
-    """The layout of a larger array that is made of pieces in this layout."""
+    """The layout of a larger array that consists of pieces in this layout."""
     if not isinstance(layout, LinearLayout):
         return None
     if any(n % piece for n, piece in zip(shape, layout.shape, strict=True)):
@@ -260,8 +262,8 @@ def _spread_warps(
     while vector < min(_DEFAULT_VECTOR, _ACCESS_BITS // bits) and rest[-1] % 2 == 0:
         vector *= 2
         rest[-1] //= 2
-    warps = _take_bits(rest, reversed(kept), THREAD_BITS - LANE_BITS)
-    lanes = _take_bits(rest, reversed(range(len(shape))), LANE_BITS)
+    warps = _distribute_bits(rest, reversed(kept), THREAD_BITS - LANE_BITS)
+    lanes = _distribute_bits(rest, reversed(range(len(shape))), LANE_BITS)
     if sum(warps) + sum(lanes) != THREAD_BITS:
         return None
     step = [1] * len(shape)
@@ -277,8 +279,8 @@ def _spread_warps(
     return LinearLayout.create(shape, columns, origins, vector, last)
 
 
-def _take_bits(rest: list[int], axes: Iterator[int], count: int) -> list[int]:
-    """Deals out up to `count` bits to axes that can be halved; halves `rest`."""
+def _distribute_bits(rest: list[int], axes: Iterator[int], count: int) -> list[int]:
+    """Distributes up to `count` bits over axes of even size; halves `rest`."""
     taken = [0] * len(rest)
     for axis in axes:
         while sum(taken) < count and rest[axis] % 2 == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much SMEM reductions need besides the kernel's own."""
+"""SMEM that reductions need in addition to the kernel's own."""
 
 from __future__ import annotations
 

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the cheapest consistent choice for many variables. Knows nothing of layouts.
+"""Finds the consistent assignment of least cost. Knows nothing of layouts.
 
 A problem has variables with small domains, a cost for each label of a variable, and
-tables of costs for pairs of variables. `solve` eliminates one variable after the other:
-the tables that mention it are added, and its best label for each choice of its
-neighbours is remembered. This is exact, and fast as long as the tables stay small, as
-they do for the graphs that kernels are: nearly trees.
+tables of costs for pairs of variables. `solve` eliminates the variables one by one: the
+tables that mention a variable are added up, and its best label for each combination of
+its neighbours' labels is recorded. This is exact, and fast while the tables stay small,
+as they do for the graphs of kernels, which are nearly trees.
 
-Where every remaining variable would need a table above `table_limit`, the cheapest of
-them is decided early instead: it takes the label of a neighbour it may be merged with,
-or else the label that looks best on its own. The result is then marked as not exact.
+Where every remaining variable would need a table above `table_limit`, the one with the
+smallest table is decided early: it is assigned the label of a neighbour it may be
+merged with, or else the label of least cost on its own. The result is then marked as
+not exact.
 
-Variables carry a key that does not depend on their order in the problem, and costs are
+Variables have a key that does not depend on their order in the problem, and costs are
 integers, so that neither the order nor rounding changes the answer.
 """
 
@@ -22,12 +23,12 @@ import heapq
 
 import numpy as np
 
-# Sums of eight such numbers fit 64 bits; costs stay far below.
 INFEASIBLE = 1 << 59
+# Sums of eight such numbers fit 64 bits; costs stay far below.
 _SAFE_SUMS = 8
 TABLE_LIMIT = 1 << 14
 
-Scope = tuple[int, ...]
+Variables = tuple[int, ...]
 
 
 class Problem:
@@ -119,13 +120,13 @@ class _Elimination:
         self._problem = problem
         self._sizes = [len(costs) for costs in problem.costs]
         count = len(self._sizes)
-        self._factors: list[dict[Scope, np.ndarray]] = [{} for _ in range(count)]
+        self._factors: list[dict[Variables, np.ndarray]] = [{} for _ in range(count)]
         self._neighbours: list[set[int]] = [set() for _ in range(count)]
         # Exact integers: a sum of logarithms would depend on the order of its parts.
         self._table_sizes = list(self._sizes)
         self._alive = [True] * count
         self._merges: list[set[int]] = [set() for _ in range(count)]
-        self._steps: list[tuple[int, Scope, np.ndarray]] = []
+        self._steps: list[tuple[int, Variables, np.ndarray]] = []
         self._queue: list[tuple[int, int, int]] = []
         self.exact = True
         self.entries = 0
@@ -156,8 +157,8 @@ class _Elimination:
 
     def labels(self) -> list[int]:
         result = [0] * len(self._sizes)
-        for variable, scope, best in reversed(self._steps):
-            result[variable] = int(best[tuple(result[v] for v in scope)])
+        for variable, variables, best in reversed(self._steps):
+            result[variable] = int(best[tuple(result[v] for v in variables)])
         return result
 
     # --- the graph --------------------------------------------------------------------
@@ -173,13 +174,13 @@ class _Elimination:
             self._table_sizes[a] *= self._sizes[b]
             self._table_sizes[b] *= self._sizes[a]
 
-    def _remove(self, variable: int) -> list[tuple[Scope, np.ndarray]]:
+    def _remove(self, variable: int) -> list[tuple[Variables, np.ndarray]]:
         """Takes a variable out of the graph; returns the factors that mention it."""
         factors = list(self._factors[variable].items())
-        for scope, _ in factors:
-            for other in scope:
+        for variables, _ in factors:
+            for other in variables:
                 if other != variable:
-                    del self._factors[other][scope]
+                    del self._factors[other][variables]
         self._factors[variable] = {}
         for other in self._neighbours[variable]:
             self._neighbours[other].discard(variable)
@@ -187,15 +188,15 @@ class _Elimination:
         self._alive[variable] = False
         return factors
 
-    def _add(self, scope: Scope, table: np.ndarray) -> None:
-        """Adds a factor whose axes are the scope's variables, ascending."""
-        for i, a in enumerate(scope):
-            for b in scope[i + 1 :]:
+    def _add(self, variables: Variables, table: np.ndarray) -> None:
+        """Adds a factor with an axis per variable, ascending."""
+        for i, a in enumerate(variables):
+            for b in variables[i + 1 :]:
                 self._connect(a, b)
-        old = self._factors[scope[0]].get(scope) if scope else None
+        old = self._factors[variables[0]].get(variables) if variables else None
         new = table if old is None else np.minimum(old + table, INFEASIBLE)
-        for variable in scope:
-            self._factors[variable][scope] = new
+        for variable in variables:
+            self._factors[variable][variables] = new
 
     # --- steps ------------------------------------------------------------------------
 
@@ -207,8 +208,8 @@ class _Elimination:
         factors = self._remove(variable)
         order = (*neighbours, variable)
         total = np.zeros([self._sizes[v] for v in order], dtype=np.int64)
-        for count, (scope, table) in enumerate(factors, 2):
-            total += _spread(scope, table, order)
+        for count, (variables, table) in enumerate(factors, 2):
+            total += _broadcast(variables, table, order)
             if count % _SAFE_SUMS == 0:
                 np.minimum(total, INFEASIBLE, out=total)
         np.minimum(total, INFEASIBLE, out=total)
@@ -222,10 +223,10 @@ class _Elimination:
 
     def _fix(self, variable: int, label: int) -> None:
         neighbours = sorted(self._neighbours[variable])
-        for scope, table in self._remove(variable):
-            rest = tuple(v for v in scope if v != variable)
+        for variables, table in self._remove(variable):
+            rest = tuple(v for v in variables if v != variable)
             if rest:
-                self._add(rest, table.take(label, axis=scope.index(variable)))
+                self._add(rest, table.take(label, axis=variables.index(variable)))
             self.entries += table.size
         self._steps.append((variable, (), np.array(label)))
         for other in neighbours:
@@ -242,20 +243,20 @@ class _Elimination:
                 self._merges[other].add(target)
                 self._merges[target].add(other)
         touched = self._neighbours[variable] | {target}
-        for scope, table in self._remove(variable):
+        for variables, table in self._remove(variable):
             self.entries += table.size
-            self._add(*_renamed(scope, table, variable, target))
+            self._add(*_renamed(variables, table, variable, target))
         same = np.arange(self._sizes[variable])
         self._steps.append((variable, (target,), same))
         for other in sorted(touched):
             self._enqueue(other)
 
     def _merge_target(self, variable: int) -> int | None:
-        """The neighbour that it costs most to differ from."""
+        """The neighbour from which it is most expensive to differ."""
         ranked = []
         for other in self._merges[variable]:
-            scope = (min(variable, other), max(variable, other))
-            table = self._factors[variable].get(scope)
+            variables = (min(variable, other), max(variable, other))
+            table = self._factors[variable].get(variables)
             if not self._alive[other] or table is None:
                 continue
             alone = self._costs(variable) + self._costs(other)
@@ -272,21 +273,21 @@ class _Elimination:
     def _best_alone(self, variable: int) -> int:
         """The label with the least cost if all neighbours comply."""
         total = np.zeros(self._sizes[variable], dtype=np.int64)
-        for scope, table in self._factors[variable].items():
-            axes = tuple(i for i, v in enumerate(scope) if v != variable)
+        for variables, table in self._factors[variable].items():
+            axes = tuple(i for i, v in enumerate(variables) if v != variable)
             total = np.minimum(total + table.min(axis=axes), INFEASIBLE)
             self.entries += table.size
         return int(total.argmin())
 
 
-def _spread(scope: Scope, table: np.ndarray, order: Scope) -> np.ndarray:
-    """A factor with its axes in the places that `order` gives them.
+def _broadcast(variables: Variables, table: np.ndarray, order: Variables) -> np.ndarray:
+    """A factor with its axes at their positions in `order`.
 
     Both are ascending, but for the last variable of `order`, which the factor has too.
     """
-    axis = scope.index(order[-1])
-    last = len(scope) - 1
-    if last == 0 or scope == order:
+    axis = variables.index(order[-1])
+    last = len(variables) - 1
+    if last == 0 or variables == order:
         return table
     if axis != last:
         if last == 1:
@@ -294,22 +295,22 @@ def _spread(scope: Scope, table: np.ndarray, order: Scope) -> np.ndarray:
         else:
             axes = [*range(axis), *range(axis + 1, last + 1), axis]
             table = table.transpose(axes)
-    if len(scope) == len(order):
+    if len(variables) == len(order):
         return table
     sizes = iter(table.shape)
-    return table.reshape([next(sizes) if v in scope else 1 for v in order])
+    return table.reshape([next(sizes) if v in variables else 1 for v in order])
 
 
 def _renamed(
-    scope: Scope, table: np.ndarray, old: int, new: int
-) -> tuple[Scope, np.ndarray]:
+    variables: Variables, table: np.ndarray, old: int, new: int
+) -> tuple[Variables, np.ndarray]:
     """The factor after `old` became another name of `new`."""
-    if new in scope:
-        a, b = scope.index(old), scope.index(new)
+    if new in variables:
+        a, b = variables.index(old), variables.index(new)
         table = np.diagonal(table, axis1=a, axis2=b)  # its axis goes to the end
-        names = [v for v in scope if v not in (old, new)] + [new]
+        names = [v for v in variables if v not in (old, new)] + [new]
     else:
-        names = [new if v == old else v for v in scope]
+        names = [new if v == old else v for v in variables]
     order = sorted(range(len(names)), key=names.__getitem__)
     return tuple(names[i] for i in order), table.transpose(order)
 
@@ -325,8 +326,8 @@ class Conflict:
       variable: that variable.
       refused: per label the neighbour whose remaining labels all refuse it; None
         where the label's own cost refuses it.
-      parents: for each variable that lost labels the neighbours that took them, in
-        the order in which they did.
+      parents: for each variable that lost labels the neighbours that refused them, in
+        order of removal.
     """
 
     variable: int
@@ -335,7 +336,7 @@ class Conflict:
 
 
 def find_conflict(problem: Problem) -> Conflict | None:
-    """Removes labels that a neighbour refuses until none is left for a variable.
+    """Removes labels that a neighbour refuses until a variable has none left.
 
     Returns:
       None if that does not happen: then only several variables together conflict.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How messages name an operation: what the kernel's author calls it, and its line."""
+"""Names of operations in messages: as in the kernel's source, with the line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _WORDS = {
 
 
 def words(op: ir.Operation) -> str:
-    """What the operation is called in a kernel."""
+    """The operation's name in the kernel's source."""
     return _WORDS.get(op.name, op.name.removeprefix(logical.OWN))
 
 

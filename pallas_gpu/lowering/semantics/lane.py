@@ -27,13 +27,13 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives._registry import RuleKind
 
-# Rows and columns of the smallest tile that the tensor core's layouts cover.
+# Rows and columns of the smallest tile of the tensor core's layouts.
 _WGMMA_ROWS, _WGMMA_COLUMNS = 64, 8
 
 
 @dataclasses.dataclass(frozen=True)
 class Lane:
-    """The author is in control of layouts: nothing is inferred."""
+    """The author determines the layouts: none is inferred."""
 
     rule_kind = RuleKind.LANE
     keeps_lines = False
@@ -73,7 +73,7 @@ class Lane:
         )
         if module is gmem:
             return gmem.load(view, placement)
-        optimized = optimized and deals_evenly(view)
+        optimized = optimized and distributes_evenly(view)
         return smem.load(view, placement, optimized=optimized)
 
     def read_for(
@@ -94,7 +94,7 @@ class Lane:
             if module is gmem:
                 gmem.store(view, value)
             else:
-                smem.store(view, value, optimized=deals_evenly(view))
+                smem.store(view, value, optimized=distributes_evenly(view))
 
     def add(self, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)
@@ -124,7 +124,7 @@ class Lane:
             value = vals.as_shape(value, shape).materialize(placement)
         return regs.regroup(value, placement)
 
-    def settled(self, whole: Any) -> Any:
+    def fenced(self, whole: Any) -> Any:
         return wgmma.settle(whole)
 
     def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
@@ -135,9 +135,10 @@ class Lane:
 
 
 def _default_layout(handle: Any, view: Any) -> Any:
-    """Returns the layout of a load that asks for none.
+    """Returns the layout of a load that specifies none.
 
-    An array tiled for the tensor core gives WGMMA, every other a strided layout.
+    An array tiled for the tensor core is loaded in WGMMA layout, any other in a strided
+    one.
     """
     shape = tuple(view.shape)
     tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
@@ -150,8 +151,8 @@ def _covered_by_wgmma(rows: int, columns: int) -> bool:
     return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0
 
 
-def deals_evenly(view: Any) -> bool:
-    """False for odd shapes, whose default layouts may have bank conflicts."""
+def distributes_evenly(view: Any) -> bool:
+    """False for shapes whose default layouts may have bank conflicts."""
     return math.prod(view.shape) % types.mesh.WARPGROUP_THREADS == 0
 
 

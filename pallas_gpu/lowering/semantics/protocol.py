@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the two semantics decide: how references are represented, read and written.
+"""What differs between the semantics: how references are represented, read, written.
 
-Rules that both semantics share ask the kernel's semantics for the rest. A rule that has
-nothing in common with its counterpart is registered for one kind only.
+Rules that both semantics share delegate the differences to the kernel's semantics. A
+rule that has nothing in common with its counterpart is registered for one kind only.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Semantics(Protocol):
 
     @property
     def keeps_lines(self) -> bool:
-        """Whether operations have the kernel's lines even if the output has none."""
+        """Whether operations have source locations even if the output has none."""
 
     @property
     def stages(self) -> tuple[str, ...]:
-        """The stages between the rules and the code of a thread."""
+        """The stages that turn the rules' output into the code of a thread."""
 
     # --- references -------------------------------------------------------------------
 
@@ -40,21 +40,21 @@ class Semantics(Protocol):
         """Returns the handle of an operand or a result of the kernel."""
 
     def smem_handle(self, kernel: Any, aval: Any, offset_bytes: int) -> Any:
-        """Returns the handle of an array at its place in the block's SMEM."""
+        """Returns the handle of an array at its offset in the block's SMEM."""
 
     def part(self, ctx: Any, handle: Any, transforms: Any) -> Any:
-        """Returns a part of a reference as instructions use it."""
+        """Returns a part of a reference in the form that instructions use."""
 
     def read(
         self, ctx: Any, handle: Any, transforms: Any, layout: Any, optimized: bool
     ) -> Any:
-        """Loads a part of a reference, in a layout if there is one."""
+        """Loads a part of a reference, in a layout if one is specified."""
 
     def read_for(self, ctx: Any, handle: Any, transforms: Any, other: Any) -> Any:
         """Loads a part of a reference to combine it with another value, or None."""
 
     def write(self, ctx: Any, handle: Any, transforms: Any, value: Any) -> None:
-        """Stores into a part of a reference, in order with the warpgroup's accesses."""
+        """Stores to a part of a reference, ordered with the warpgroup's accesses."""
 
     # --- values -----------------------------------------------------------------------
 
@@ -79,8 +79,8 @@ class Semantics(Protocol):
     def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
         """Returns a value as the register state of an accumulator."""
 
-    def settled(self, whole: Any) -> Any:
-        """Returns an accumulator behind a wait: no use can be scheduled before it."""
+    def fenced(self, whole: Any) -> Any:
+        """Returns an accumulator after a wait, above which no use can be scheduled."""
 
     def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
         """Returns a part of an accumulator."""
@@ -93,10 +93,10 @@ _SEMANTICS: dict[LoweringSemantics, Semantics] = {}
 
 
 def enter(name: LoweringSemantics, semantics: Semantics) -> None:
-    """Enters what a user's choice stands for."""
+    """Registers the semantics of a value of `LoweringSemantics`."""
     _SEMANTICS[name] = semantics
 
 
 def of(name: LoweringSemantics) -> Semantics:
-    """Returns what a user's choice stands for."""
+    """Returns the semantics of a value of `LoweringSemantics`."""
     return _SEMANTICS[name]

@@ -31,10 +31,10 @@ from pallas_gpu.primitives._registry import RuleKind
 
 @dataclasses.dataclass(frozen=True)
 class Warpgroup:
-    """Operations work on whole arrays; inference chooses layouts and moves arrays."""
+    """Operations work on whole arrays; inference assigns layouts and adds relayouts."""
 
     rule_kind = RuleKind.WARPGROUP
-    keeps_lines = True  # the errors of inference name them
+    keeps_lines = True  # for the error messages of inference
     stages = ("layouts", "expand")
 
     def gmem_handle(
@@ -82,7 +82,7 @@ class Warpgroup:
             if not target.type.shape:
                 scalar = vals.scalar_value(value)
                 single = convert.convert_value(scalar, handle.dtype, stored)
-                ctx.mark_scope(memref.store(element(single, stored), target, []))
+                ctx.mark_issuer(memref.store(element(single, stored), target, []))
                 return
             array = as_vector(value, tuple(target.type.shape))
             dialect.ops.vector_store(elementwise.convert(array, stored).value, target)
@@ -102,7 +102,7 @@ class Warpgroup:
                 return x
             raise errors.LayoutError(
                 "Only a splat has a splat layout",
-                expected="a layout with a place for each element",
+                expected="a layout that distributes the elements",
                 got=f"WG_SPLAT for shape {x.shape}",
                 hint="cast to another layout",
             )
@@ -117,7 +117,7 @@ class Warpgroup:
     def accumulator(self, value: Any, shape: tuple[int, ...]) -> Any:
         return as_vector(value, shape)
 
-    def settled(self, whole: Any) -> Any:
+    def fenced(self, whole: Any) -> Any:
         held = dialect.ops.optimization_barrier([whole.value])
         return vals.Vector(held, whole.dtype)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References of Warpgroup semantics."""
+"""References under Warpgroup semantics."""

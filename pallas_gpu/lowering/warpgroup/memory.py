@@ -27,7 +27,7 @@ def gmem_handle(kernel: KernelState, handle: vals.GmemHandle) -> vals.MemrefHand
 
 
 def smem_handle(aval: Any, offset_bytes: int) -> vals.MemrefHandle:
-    """Makes a memref of an array at its place in the block's SMEM."""
+    """Makes a memref of an array at its offset in the block's SMEM."""
     dtype = vals.numpy_dtype(aval)
     array = dialect.ops.slice_smem(logical.smem_type(dtype, aval.shape), offset_bytes)
     if aval.transforms:

@@ -42,9 +42,8 @@ def test_transforms_that_wgmma_does_not_read():
 
     expect(
         refused(make),
-        "operand b of wgmma (kernel.py:4) cannot use an SMEM array with the transforms "
-        "it was given",
-        "no transforms, given to the array of 16-bit elements at kernel.py:2",
+        "operand b of wgmma (kernel.py:4) cannot use an SMEM array with its transforms",
+        "no transforms of the array of 16-bit elements at kernel.py:2",
         "TilingTransform((8, 64)) and SwizzleTransform(128)",
         "at:        kernel.py:4",
     )
@@ -71,7 +70,7 @@ def test_transforms_that_a_slice_starts_off():
         refused(make),
         "load (kernel.py:2) cannot use an SMEM array",
         "a slice of a tiled reference must start at a tile",
-        "leave the transforms out, so that they are inferred: no transforms",
+        "omit the transforms, so that they are inferred: no transforms",
     )
 
 
@@ -83,7 +82,7 @@ def test_transforms_that_tma_cannot_write():
         refused(make),
         "copy_gmem_to_smem (kernel.py:2)",
         "TMA moves runs of whole 16 bytes",
-        "tiling (4, 4), given to the array",
+        "tiling (4, 4)",
     )
 
 
@@ -102,8 +101,7 @@ def test_a_product_of_bytes_that_lie_along_the_wrong_axis():
 
     expect(
         refused(make),
-        "operand b of wgmma (kernel.py:4) cannot use its SMEM array, however that is "
-        "stored",
+        "operand b of wgmma (kernel.py:4) cannot use its SMEM array in any layout",
         "wgmma reads 8-bit operands only along K",
         "pass a transposed view of it",
     )
@@ -117,7 +115,7 @@ def test_an_operand_that_no_tile_divides():
         refused(make),
         "operand b of wgmma",
         "wgmma reads tiled and swizzled arrays",
-        "of shape (64, 24) could have no transforms",
+        "of shape (64, 24) admits no transforms",
         "pad the array's last two dimensions to multiples of 8 and 16",
     )
 
@@ -139,11 +137,11 @@ def test_wgmma_and_a_slice_inside_of_a_tile():
 
     expect(
         refused(make),
-        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need one SMEM array "
-        "stored in different ways",
+        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need different "
+        "layouts of one SMEM array",
         "load (kernel.py:2) needs no transforms",
         "wgmma (kernel.py:5) needs tiling (8, 64), 128-byte swizzle or",
-        "give one of them an array of its own",
+        "use a separate array for one of them",
     )
 
 
@@ -155,9 +153,8 @@ def test_wgmma_and_a_slice_at_an_unknown_start():
 
     expect(
         refused(make),
-        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need one SMEM array",
-        "load (kernel.py:2) needs no transforms: a slice starts at an index that may "
-        "lie inside of a tile of 8",
+        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need different",
+        "load (kernel.py:2) needs no transforms: a slice may start inside a tile of 8",
     )
 
 
@@ -227,7 +224,7 @@ def test_a_cast_of_an_array_to_a_splat():
         refused(make, verify=False),
         "layout_cast to WG_SPLAT: the elements of the array may differ",
         "an array of shape (64, 64) from load (kernel.py:1)",
-        "leave the layout_cast out",
+        "remove the layout_cast",
     )
 
 
@@ -243,12 +240,12 @@ def test_two_casts_and_no_scratch_between_them():
     expect(
         refused(make, scratch_bytes=0),
         "No layouts satisfy both layout_cast (kernel.py:2) and layout_cast "
-        "(kernel.py:5), which meet in",
+        "(kernel.py:5), whose layouts conflict at",
         "layout_cast (kernel.py:2) admits Layout.WG_STRIDED((64, 64), vec_size=4)",
         "layout_cast (kernel.py:5) admits Layout.WGMMA for shape (64, 64)",
         "CompilerParams(reduction_scratch_bytes=512)",
-        "let the layout_cast (kernel.py:2) name Layout.WGMMA",
-        "let the layout_cast (kernel.py:5) name Layout.WG_STRIDED",
+        "use Layout.WGMMA in the layout_cast (kernel.py:2)",
+        "use Layout.WG_STRIDED",
     )
 
 
@@ -261,7 +258,7 @@ def test_a_cast_and_the_tensor_core_and_no_scratch_between_them():
         refused(make, scratch_bytes=0),
         "layout_cast (kernel.py:2)",
         "left operand of wgmma",
-        "let the layout_cast (kernel.py:2) name Layout.WGMMA",
+        "use Layout.WGMMA in the layout_cast (kernel.py:2)",
     )
 
 
@@ -285,7 +282,7 @@ def test_a_reshape_that_the_layout_of_a_cast_does_not_survive():
     expect(
         refused(make, scratch_bytes=0),
         "No layouts satisfy both layout_cast (kernel.py:2) and reshape (kernel.py:3)",
-        "let the layout_cast (kernel.py:2) name WG_STRIDED(shape=(64, 24), vec_size=4)",
+        "use WG_STRIDED(shape=(64, 24), vec_size=4) in the layout_cast (kernel.py:2)",
     )
 
 
@@ -299,7 +296,7 @@ def test_a_broadcast_whose_operand_is_cast_to_other_threads():
     expect(
         refused(make, scratch_bytes=0),
         "layout_cast (kernel.py:2) and broadcast (kernel.py:5)",
-        "let the layout_cast (kernel.py:2) name Layout.WGMMA_ROW",
+        "use Layout.WGMMA_ROW in the layout_cast (kernel.py:2)",
     )
 
 
@@ -309,7 +306,7 @@ def test_a_reduction_across_warps_without_scratch():
 
     expect(
         refused(make, scratch_bytes=8),
-        "reduction (kernel.py:2): the warps have too little scratch",
+        "reduction (kernel.py:2): the scratch is too small to combine the partial",
         "16 bytes of SMEM",
         "8 bytes",
         "CompilerParams(reduction_scratch_bytes=512)",
@@ -338,6 +335,6 @@ def test_a_left_operand_that_the_tensor_core_has_no_fragment_for():
 
     expect(
         refused(make, verify=False),
-        "wgmma: its left operand has no Layout.WGMMA_8BIT",
+        "wgmma: the left operand does not fit Layout.WGMMA_8BIT",
         "pad the array to whole tiles",
     )

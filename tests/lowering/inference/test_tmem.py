@@ -337,11 +337,11 @@ def test_an_accumulator_of_one_cta_and_of_two():
     expect(
         refused(make),
         "accumulator of tcgen05_mma (kernel.py:4) and accumulator of tcgen05_mma "
-        "(kernel.py:7) need one TMEM array stored in different ways",
+        "(kernel.py:7) need different layouts of one TMEM array",
         "expected:  accumulator of tcgen05_mma (kernel.py:4) needs the half-lane "
         "layout of 64 columns",
         "(kernel.py:7) needs the M64 collective layout of 64 columns",
-        "give one of them an array of its own",
+        "use a separate array for one of them",
         "at:        kernel.py:7",
     )
 
@@ -379,8 +379,8 @@ def test_an_array_beyond_its_allocation():
 
     expect(
         refused(make),
-        "TMEM array (kernel.py:2) cannot use its TMEM array, however that is stored: "
-        "the array reaches over the end of its allocation",
+        "TMEM array (kernel.py:2) cannot use its TMEM array in any layout: "
+        "the array exceeds its allocation",
         "columns 0 to 63",
         "columns 32 to 95 in the default layout",
     )
@@ -426,7 +426,7 @@ def test_metadata_is_not_loaded():
     expect(
         refused(make),
         "async_load_tmem (kernel.py:4)",
-        "no instruction can load from this layout of TMEM",
+        "no instruction can load from this TMEM layout",
     )
 
 
@@ -438,8 +438,8 @@ def test_a_part_that_cuts_halves():
 
     expect(
         refused(make),
-        "async_load_tmem (kernel.py:5) cannot use its TMEM array, however that is "
-        "stored: a part of an array in TMEM must consist of whole tiles",
+        "async_load_tmem (kernel.py:5) cannot use its TMEM array in any layout: "
+        "a part of an array in TMEM must consist of whole tiles",
         "a start and a size that are multiples of 128 columns",
         "64 columns from column 64",
     )
@@ -470,7 +470,7 @@ def test_loads_that_reduce():
         with b.at():
             dialect.ops.async_load_tmem(array, reduce=kind, results=types)
 
-    expect(refused(make), "Loads from TMEM that also reduce", "at:        kernel.py:2")
+    expect(refused(make), "Loads from TMEM with a reduction", "at:        kernel.py:2")
 
 
 @pytest.mark.parametrize(("step", "fits"), [(64, True), (32, False), (1, False)])

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays in a memory space may be stored, and what each use of one requires."""
+"""The layouts of arrays in a memory space, and what each use of one requires."""

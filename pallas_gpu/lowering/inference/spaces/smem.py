@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays in SMEM may be stored, and what each use of one asks for.
+"""The layouts of arrays in SMEM, and what each use of one requires.
 
-An array is stored as it is or in tiles of (8, swizzle bytes), which TMA writes, wgmma
-reads, and registers reach without bank conflicts. Single elements, and operations that
-take an array's address, need it as it is. Transforms that the user gives leave no
-choice.
+An array is stored row-major or in tiles of (8, swizzle bytes), which TMA writes, wgmma
+reads, and registers access without bank conflicts. Accesses to single elements, and
+operations that use an array's address, require it row-major. The user's transforms are
+binding.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import dialect
 
-# Widest first: with more bytes in a row of a tile fewer instructions move the array.
+# Widest first: the wider a row of a tile, the fewer instructions move the array.
 _SWIZZLES = (128, 64, 32)
 
 
 def storages(array: SmemArray) -> list[SmemLayout]:
-    """The ways to store an array, those to prefer first.
+    """The candidate layouts of an array, in order of preference.
 
     Raises:
       LayoutError: the user's transforms do not fit the array.
@@ -61,16 +61,16 @@ def storages(array: SmemArray) -> list[SmemLayout]:
 
 
 def is_plain(storage: SmemLayout) -> bool:
-    """Whether an array lies row-major in memory."""
+    """Whether an array is stored row-major."""
     return not storage.tile and storage.swizzle == NO_SWIZZLE
 
 
 def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
-    """Why a use cannot do with a way of storing its array; None if it can.
+    """The error for a use that does not support a layout of its array, or None.
 
     Args:
       given: whether the user chose it: then an operation that inference does not know
-        is believed to know it too.
+        is assumed to support it.
     """
     try:
         if not given:
@@ -98,10 +98,10 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
 
 def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
     return errors.LayoutError(
-        f"{what} needs an array that lies row-major in memory",
+        f"{what} needs an array that is stored row-major",
         expected="no tiling and no swizzle",
         got=describe(storage),
-        hint="access a slice of whole tiles, or use an array of its own",
+        hint="access a slice of whole tiles, or use a separate array",
     )
 
 
@@ -123,10 +123,11 @@ def _check_part(use: Use, storage: SmemLayout) -> None:
 
 
 def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
-    """A start that only the running kernel knows must be known to be a tile's.
+    """Refuses a dynamic start that is not known to be the start of a tile.
 
-    Who gives transforms promises that; so does who slices an operand of wgmma by a
-    number of which nothing is known, because only tiles can be multiplied.
+    An author who specifies transforms guarantees that it is; so does one who slices an
+    operand of wgmma at an index of which nothing is known, because only whole tiles can
+    be multiplied.
     """
     window = use.part.window
     lead = len(window.sizes) - len(storage.tile)
@@ -135,11 +136,11 @@ def _check_dynamic_starts(use: Use, storage: SmemLayout) -> None:
         promised = use.kind in ("a", "b", "mma") and known == 1
         if axis in window.dynamic and known % tile and not promised:
             raise errors.LayoutError(
-                f"a slice starts at an index that may lie inside of a tile of {tile}",
-                expected=f"a start along axis {axis} that is a number times {tile}",
-                got=f"an index that is known to be a multiple of {known}",
-                hint="write the index as a product with the tile's size, or give the "
-                "array transforms, which promises it",
+                f"a slice may start inside a tile of {tile}",
+                expected=f"a start along axis {axis} known to be a multiple of {tile}",
+                got=f"an index known to be a multiple of {known}",
+                hint="write the index as a product with the tile size, or specify the "
+                "array's transforms, which guarantees it",
             )
 
 
@@ -157,7 +158,7 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
 
 
 def _check_tiles(use: Use, storage: SmemLayout) -> None:
-    """What tcgen05 asks of an array in SMEM: a matrix of swizzled tiles."""
+    """What tcgen05 requires of an array in SMEM: a matrix of swizzled tiles."""
     row = storage.swizzle * 8 // storage.itemsize_bits
     window = use.part.window
     if (
@@ -186,7 +187,7 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
     """The tensor copies of a TMA copy.
 
     Raises:
-      LayoutError: TMA cannot carry it.
+      LayoutError: TMA does not support it.
       UnsupportedError: it would transpose.
     """
     assert use.other is not None
@@ -215,7 +216,7 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
 
 
 def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement | None:
-    """The placement with the array's order of axes; None where it has no such form."""
+    """The placement in the array's order of axes; None if it is not expressible."""
     inverse = [order.index(i) for i in range(len(order))]
     if inverse == sorted(inverse):
         return placement
@@ -223,7 +224,7 @@ def in_memory_order(order: tuple[int, ...], placement: Placement) -> Placement |
 
 
 def alignment_bytes(part: Part, storage: SmemLayout) -> int:
-    """What the address of a part is known to be a multiple of, as far as it matters."""
+    """A known alignment of a part's address, at most the largest that matters."""
     return min(window_alignment_bytes(storage, part.window), MAX_WIDTH_BYTES)
 
 
@@ -235,7 +236,7 @@ def conflict_free(
     store: bool,
     alignment: int,
 ) -> bool:
-    """Whether an access that is possible has no bank conflicts."""
+    """Whether a feasible access has no bank conflicts."""
     plan = plan_access(
         placement,
         storage,
@@ -248,7 +249,7 @@ def conflict_free(
 
 
 def describe(storage: SmemLayout) -> str:
-    """The transforms that store an array this way."""
+    """The transforms that correspond to a layout."""
     if is_plain(storage):
         return "no transforms"
     tiling = "no tiling" if storage.tiling is None else f"tiling {storage.tiling}"

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays in TMEM may be laid out, and what each use of one asks for.
+"""The layouts of arrays in TMEM, and what each use of one requires.
 
-Most uses leave no choice: tcgen05 finds accumulators, operands and scales in one layout
-each. Loads and stores take what an instruction carries from or to registers.
+Most uses admit one layout only: tcgen05 reads accumulators, operands and scales in one
+layout each. Loads and stores support the layouts that an instruction transfers from or
+to registers.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from pallas_gpu.lowering.inference.network import TmemArray, Use
 
 _HALF_ROWS = 64
 _KINDS = list(TmemKind)
-# Elements of a row that a thread holds side by side, the most of 32 bits first.
+# Adjacent elements of a row that a thread holds, up to 32 bits, widest first.
 _NATIVE_VECTORS = (4, 2)
 
 
 def storages(array: TmemArray) -> list[TmemLayout]:
-    """The layouts an array may have, those to prefer first.
+    """The candidate layouts of an array, in order of preference.
 
     Raises:
       LayoutError: there is none for its shape.
@@ -49,8 +50,8 @@ def storages(array: TmemArray) -> list[TmemLayout]:
             found.append(make(packing))
         except errors.LayoutError as error:
             refused = error.with_location(sources.where(op))
-    wanted = {layout for use in array.uses for layout in use.wanted}
-    found += sorted(wanted - set(found), key=_order)
+    admitted = {layout for use in array.uses for layout in use.admitted}
+    found += sorted(admitted - set(found), key=_order)
     if not found and refused is not None:
         raise refused
     return found
@@ -65,14 +66,14 @@ def _flag(op: ir.Operation, name: str) -> bool:
 
 
 def refusal(use: Use, storage: TmemLayout) -> errors.LayoutError | None:
-    """Why a use cannot do with a layout of its array; None if it can."""
+    """The error for a use that does not support a layout of its array, or None."""
     try:
         match use.kind:
             case "alloc":
                 storage.check(use.part.window.array_shape)
                 _check_room(use, storage)
-            case "demand":
-                _check_wanted(use, storage)
+            case "constrain":
+                _check_admitted(use, storage)
                 _check_part(use, storage)
             case "load" | "store":
                 _check_part(use, storage)
@@ -83,7 +84,7 @@ def refusal(use: Use, storage: TmemLayout) -> errors.LayoutError | None:
 
 
 def _check_room(use: Use, storage: TmemLayout) -> None:
-    """The layout fits the columns that the operation takes."""
+    """Refuses a layout that does not fit the columns of the allocation."""
     op = use.op
     if op.name == "mosaic_gpu.tmem_alloc":
         packing = ir.IntegerAttr(op.attributes["packing"]).value
@@ -104,27 +105,27 @@ def _check_room(use: Use, storage: TmemLayout) -> None:
     columns = storage.columns(use.part.window.array_shape)
     if first + columns > reserved:
         raise errors.LayoutError(
-            "the array reaches over the end of its allocation",
+            "the array exceeds its allocation",
             expected=f"columns 0 to {reserved - 1}",
             got=f"columns {first} to {first + columns - 1} in {storage}",
             hint="allocate more columns, or pack the array's elements",
         )
 
 
-def _check_wanted(use: Use, storage: TmemLayout) -> None:
-    if storage not in use.wanted:
+def _check_admitted(use: Use, storage: TmemLayout) -> None:
+    if storage not in use.admitted:
         raise errors.LayoutError(
-            "it takes an array in one layout only"
-            if len(use.wanted) == 1
-            else "it takes an array in some layouts only",
-            expected=" or ".join(map(str, use.wanted)),
+            "it supports one layout of the array only"
+            if len(use.admitted) == 1
+            else "it supports some layouts of the array only",
+            expected=" or ".join(map(str, use.admitted)),
             got=storage,
-            hint="use an array of its own, or leave the array's layout out",
+            hint="use a separate array, or omit the array's layout",
         )
 
 
 def _check_part(use: Use, storage: TmemLayout) -> None:
-    """A part consists of whole tiles of columns, in the array's order."""
+    """Refuses a part that is not of whole tiles of columns, in the array's order."""
     window = use.part.window
     rows, start = window.array_shape[0], window.starts[1]
     storage.check(window.array_shape)
@@ -144,7 +145,7 @@ def _check_part(use: Use, storage: TmemLayout) -> None:
             "a part of an array in TMEM must consist of whole tiles",
             expected=f"a start and a size that are multiples of {tile} columns",
             got=f"{window.sizes[1]} columns from {first}",
-            hint="slice at multiples of the tile, or use an array for each part",
+            hint="slice at multiples of the tile, or use one array per part",
         )
 
 
@@ -153,7 +154,7 @@ def _check_carried(use: Use, storage: TmemLayout) -> None:
         return
     verb, word = ("store", "to") if use.kind == "store" else ("load", "from")
     raise errors.LayoutError(
-        f"no instruction can {verb} {word} this layout of TMEM",
+        f"no instruction can {verb} {word} this TMEM layout",
         expected="elements that fill 32-bit columns, or one of 16 bits to a column",
         got=f"{storage}, elements of {use.part.bits} bits",
         hint="pack the array's elements, or copy it through SMEM",
@@ -164,7 +165,7 @@ def _check_carried(use: Use, storage: TmemLayout) -> None:
 
 
 def carries(use: Use, storage: TmemLayout, placement: Placement) -> bool:
-    """Whether an instruction moves the part between registers and its array."""
+    """Whether an instruction transfers the part between registers and its array."""
     return transfers(placement, storage, use.part.bits)
 
 
