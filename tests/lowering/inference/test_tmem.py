@@ -459,7 +459,7 @@ def test_a_left_operand_of_64_rows_in_tmem():
         left = b.slice_tmem(space, 128, HALF, "f16")
         b.mma(b.slice_tmem(space, 0, HALF), left)
 
-    expect(refused(make), "no left operand of 64 rows from TMEM", "128 rows")
+    expect(refused(make), "a left operand in TMEM cannot have 64 rows", "128 rows")
 
 
 def test_loads_that_reduce():
