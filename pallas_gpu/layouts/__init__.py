@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an element lives, in pure integers. Knows neither JAX nor MLIR."""
+"""Where elements are stored, in pure integers. Depends on neither JAX nor MLIR."""
 
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction as TmaInstruction
 from pallas_gpu.layouts.gmem.tma_plan import TmaPlan as TmaPlan

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of an array in any memory: where it starts, how far it reaches, its axes.
+"""A slice of an array in any memory: its starts, its sizes, its axes.
 
-References, views of SMEM, GMEM and TMEM, and the emulator's memory all name a part of
-an array by one `Window`. A slice or a transpose of a window is a window of the same
-array, so that a chain of such steps needs no intermediate arrays.
+References, views of SMEM, GMEM and TMEM, and the emulator's memory all represent a part
+of an array by a `Window`. A slice or a transpose of a window is a window of the same
+array, so a chain of such operations needs no intermediate arrays.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pallas_gpu.errors import InternalError
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sum:
-    """A start that is known only when the kernel runs: a constant plus opaque terms.
+    """A start that is known only at run time: a constant plus opaque terms.
 
     Attributes:
-      constant: the part that is known in advance.
-      terms: values to add to it; what they are is the caller's business.
+      constant: the static part.
+      terms: values to add to it, opaque to this class.
     """
 
     constant: int
@@ -37,7 +37,7 @@ class Sum:
     __radd__ = __add__
 
     def total(self, add: Callable[[Any, Any], Any]) -> Any:
-        """Adds up the terms, then the constant unless it is 0."""
+        """Sums the terms, then the constant unless it is 0."""
         result = self.terms[0]
         for term in self.terms[1:]:
             result = add(result, term)
@@ -49,16 +49,15 @@ class Window:
     """A slice of an array: a range on each axis, some of them squeezed, and an order.
 
     A start is an int or a dynamic value: a `Sum`, a value of an IR. Windows never
-    compute with dynamic values; where two starts have to be added the caller says how.
+    compute with dynamic values; the caller passes a function to add two starts.
 
     Attributes:
       array_shape: shape of the whole array.
       starts: first index on each axis of the array.
       sizes: number of elements on each axis of the array; 1 on a squeezed one.
-      axes: the axes of the array that the window has, in the window's order. An axis
-        that is missing was indexed by an integer.
-      multiples: for each axis a number that the start is known to be a multiple of;
-        0 for a start of 0.
+      axes: the axes of the array that the window has, in the window's order. A missing
+        axis was indexed by an integer.
+      multiples: for each axis a known divisor of the start; 0 for a start of 0.
 
       >>> Window.whole((4, 64, 128)).slice((2, 8, 0), (None, 16, 128)).transpose((1, 0))
       Window(array_shape=(4, 64, 128), starts=(2, 8, 0), sizes=(1, 16, 128), \
@@ -75,18 +74,18 @@ axes=(2, 1), multiples=(2, 8, 0))
         rank = len(self.array_shape)
         if not rank == len(self.starts) == len(self.sizes) == len(self.multiples):
             raise InternalError(
-                "a window does not have one range for each axis of its array",
+                "a window does not have one range per axis of its array",
                 expected=f"{rank} starts, sizes and multiples",
                 got=f"{len(self.starts)}, {len(self.sizes)}, {len(self.multiples)}",
             )
 
     @classmethod
     def whole(cls, shape: Sequence[int]) -> Window:
-        """Returns the window of all of an array."""
+        """Returns the window of a whole array."""
         shape, rank = tuple(shape), len(shape)
         return cls(shape, (0,) * rank, shape, tuple(range(rank)), (0,) * rank)
 
-    # --- what it looks like -----------------------------------------------------------
+    # --- properties -------------------------------------------------------------------
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -131,7 +130,7 @@ axes=(2, 1), multiples=(2, 8, 0))
 
     @property
     def array_strides(self) -> tuple[int, ...]:
-        """Elements between neighbours on each axis of the array, row-major."""
+        """The row-major stride of each axis of the array, in elements."""
         return row_major_strides(self.array_shape)
 
     @property
@@ -142,7 +141,7 @@ axes=(2, 1), multiples=(2, 8, 0))
 
     @property
     def start_multiple(self) -> int:
-        """A number that the offset of the first element is known to be a multiple of.
+        """A known divisor of the offset of the first element.
 
         The offset counts elements of a row-major array; 0 is an offset of 0.
         """
@@ -152,7 +151,7 @@ axes=(2, 1), multiples=(2, 8, 0))
     # --- bounds -----------------------------------------------------------------------
 
     def over_the_edge(self) -> list[int]:
-        """Returns the axes of the array on which the window is known to leave it."""
+        """Returns the axes of the array on which the window is known to exceed it."""
         ranges = zip(self.starts, self.sizes, self.array_shape, strict=True)
         return [
             a
@@ -161,9 +160,9 @@ axes=(2, 1), multiples=(2, 8, 0))
         ]
 
     def known_inside(self) -> tuple[bool, ...]:
-        """Returns for each axis of the array whether the window surely stays inside.
+        """Returns for each axis of the array whether it is known to be in bounds.
 
-        An integer index lies inside by the author's promise.
+        An integer index must be in bounds.
         """
         ranges = zip(self.starts, self.sizes, self.array_shape, strict=True)
         return tuple(
@@ -172,9 +171,9 @@ axes=(2, 1), multiples=(2, 8, 0))
         )
 
     def box(self) -> tuple[tuple[int, int], ...]:
-        """Returns for each axis first index and end of the part inside of the array.
+        """Returns for each axis the start and end of the part inside of the array.
 
-        The starts have to be ints. Nothing inside gives an end before or at the start.
+        The starts must be ints. The end is at or before the start if it is empty.
         """
         return tuple(
             [
@@ -201,8 +200,8 @@ axes=(2, 1), multiples=(2, 8, 0))
           starts: for each axis of the window, relative to the window.
           sizes: for each axis of the window; None is an integer index, which squeezes
             the axis.
-          multiples: what each start is known to be a multiple of; without it nothing is
-            known of dynamic starts.
+          multiples: a known divisor of each start; without it nothing is known about
+            dynamic starts.
           add: adds two starts, at least one of them dynamic.
         """
         new_starts, new_sizes = list(self.starts), list(self.sizes)
@@ -229,7 +228,7 @@ axes=(2, 1), multiples=(2, 8, 0))
         )
 
     def transpose(self, permutation: Sequence[int]) -> Window:
-        """Returns the window whose axis i is this one's axis `permutation[i]`."""
+        """Returns the window whose axis i is axis `permutation[i]` of this one."""
         axes = tuple([self.axes[p] for p in permutation])
         return Window(self.array_shape, self.starts, self.sizes, axes, self.multiples)
 
@@ -240,8 +239,7 @@ axes=(2, 1), multiples=(2, 8, 0))
 
         Args:
           starts: for each axis of the array, from the array's first element.
-          multiples: what each start is known to be a multiple of; without it what was
-            known of the starts before.
+          multiples: a known divisor of each start; without it, those of this window.
         """
         return Window(
             self.array_shape,
@@ -253,7 +251,7 @@ axes=(2, 1), multiples=(2, 8, 0))
 
 
 def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    """Returns the elements between neighbours on each axis of a row-major array.
+    """Returns the stride of each axis of a row-major array, in elements.
 
     >>> row_major_strides((4, 64, 128))
     (8192, 128, 1)
@@ -265,7 +263,7 @@ def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def is_contiguous(array_shape: Sequence[int], sizes: Sequence[int]) -> bool:
-    """Returns whether the elements of a slice lie without gaps in a row-major array.
+    """Returns whether a slice of a row-major array is contiguous.
 
     Only the outermost axis of more than one element may be shorter than the array's.
 
@@ -280,7 +278,7 @@ def is_contiguous(array_shape: Sequence[int], sizes: Sequence[int]) -> bool:
 def _sum(a: Any, b: Any, add: Callable[[Any, Any], Any]) -> Any:
     if isinstance(a, int) and isinstance(b, int):
         return a + b
-    # A start of 0 adds nothing: no instruction is emitted for it.
+    # No instruction is emitted for a start of 0.
     if isinstance(a, int) and a == 0:
         return b
     if isinstance(b, int) and b == 0:

@@ -60,7 +60,7 @@ class KernelState:
     trial: ir.Block | None = None
 
     @functools.cached_property
-    def arrival_scope(self) -> cluster.Scope:
+    def arrival_scope(self) -> cluster.MemoryScope:
         """Memory scope of arrivals between CTAs.
 
         Other CTAs can observe only this CTA's writes to GMEM; without such writes an
@@ -144,10 +144,10 @@ class RuleContext:
         automatic = not self.kernel.params.compiler_params.unsafe_no_auto_barriers
         if automatic:
             # Another warp may still read what the store overwrites.
-            mbarrier.meet()
+            mbarrier.synchronize()
         yield
         if automatic:
-            mbarrier.meet()
+            mbarrier.synchronize()
 
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""

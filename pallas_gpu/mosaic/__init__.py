@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the hardware does it: emission of MLIR for one kernel, handle by handle."""
+"""Emitters: the MLIR of one kernel, written through handles of MLIR values."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers that depend on the thread alone, and pointers moved by them.
+"""Integers that depend only on the thread index, and pointers offset by them.
 
-A layout says what each of the seven bits of a thread's index contributes. Here that
-becomes the fewest integer operations, emitted once per kernel in the prologue.
+A layout defines what each of the seven bits of the thread index contributes. Here that
+is emitted as few integer operations, once per kernel, in the prologue.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pallas_gpu.mosaic import module
 
 
 def thread_sum(columns: Sequence[int]) -> ir.Value:
-    """i32: the sum of `columns[b]` over the bits b set in the thread's index.
+    """i32: the sum of `columns[b]` over the bits b set in the thread index.
 
     Args:
-      columns: seven integers, none negative.
+      columns: seven non-negative integers.
     """
     kernel = module.current()
     columns = tuple(columns)
@@ -29,10 +29,10 @@ def thread_sum(columns: Sequence[int]) -> ir.Value:
 
 
 def thread_xor(columns: Sequence[int]) -> ir.Value:
-    """i32: the exclusive or of `columns[b]` over the bits b set in the thread's index.
+    """i32: the exclusive or of `columns[b]` over the bits b set in the thread index.
 
     Args:
-      columns: seven integers, none negative.
+      columns: seven non-negative integers.
     """
     kernel = module.current()
     columns = tuple(columns)
@@ -47,7 +47,7 @@ def thread_xor(columns: Sequence[int]) -> ir.Value:
 
 
 def thread_bit(bit: int) -> ir.Value:
-    """i1: a bit of the thread's index in its warpgroup."""
+    """i1: a bit of the thread index within the warpgroup."""
     kernel = module.current()
 
     def emit() -> ir.Value:
@@ -58,7 +58,7 @@ def thread_bit(bit: int) -> ir.Value:
 
 
 def thread_parity(mask: int) -> ir.Value:
-    """i1: an odd number of the bits in the mask are set in the thread's index."""
+    """i1: an odd number of the mask's bits are set in the thread index."""
     if mask & (mask - 1) == 0:
         return thread_bit(mask.bit_length() - 1)
     kernel = module.current()
@@ -71,7 +71,7 @@ def thread_parity(mask: int) -> ir.Value:
 
 
 def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
-    """i1: all of these bits of the thread's index are zero; None for no bits."""
+    """i1: all of these bits of the thread index are zero; None without bits."""
     if not bits:
         return None
     kernel = module.current()
@@ -85,7 +85,7 @@ def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
 
 
 def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Value:
-    """The pointer moved by constants and by i32 or i64 values, in bytes."""
+    """The pointer plus constant and i32 or i64 offsets in bytes."""
     i8 = ir.IntegerType.get_signless(8)
     dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])
     static = 0
@@ -108,11 +108,11 @@ def thread_pointers(
     xor: Sequence[int],
     add: Sequence[int],
 ) -> list[ir.Value]:
-    """Pointers to what a thread accesses; the arguments are those of an `AddressForm`.
+    """The addresses that a thread accesses; the arguments are an `AddressForm`'s.
 
     Returns:
       For each access i `base + (XOR of columns[b] ^ xor[i]) + sum of column_add[b] +
-      add[i]`, over the bits b set in the thread's index.
+      add[i]`, over the bits b set in the thread index.
     """
     kernel = module.current()
     columns, column_add = tuple(columns), tuple(column_add)
@@ -147,7 +147,7 @@ def _fold_or(columns: tuple[int, ...]) -> int:
 
 
 def _diagonals(columns: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(mask, shift): the bits of the index that move by `shift` to their place."""
+    """(mask, shift): the bits of the index that are shifted by the same distance."""
     masks: dict[int, int] = {}
     for bit, column in enumerate(columns):
         for place in range(column.bit_length()):
@@ -157,7 +157,7 @@ def _diagonals(columns: tuple[int, ...]) -> list[tuple[int, int]]:
 
 
 def _runs(columns: tuple[int, ...]) -> list[tuple[int, int, int]]:
-    """(first bit, bits, factor): neighbouring bits whose columns double."""
+    """(first bit, bits, factor): runs of adjacent bits whose columns double."""
     runs: list[tuple[int, int, int]] = []
     for bit, column in enumerate(columns):
         if not column:

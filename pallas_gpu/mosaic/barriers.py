@@ -1,25 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drops barriers of a warpgroup that a later one makes superfluous.
+"""Removes warpgroup barriers that a later barrier makes redundant.
 
-Every emitter that needs its warpgroup together says so by itself: a store before and
-after, a fence, a copy. In a row they meet several times with nothing in between.
+Every emitter that needs its warpgroup synchronized emits a barrier of its own: a store
+before and after, a fence, a copy. In sequence, several follow each other directly.
 """
 
 from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-# What may stand between two barriers without a reason for the first one: arithmetic,
-# and the proxy fence, which each thread issues for its own accesses before.
+# Operations between two barriers that do not need the first one: arithmetic, and the
+# proxy fence, which orders each thread's own earlier accesses.
 _PURE_DIALECTS = ("arith.", "vector.", "math.")
 _PURE = ("llvm.getelementptr", "builtin.unrealized_conversion_cast", "nvvm.fence.proxy")
 
 
 def drop_repeated(block: ir.Block) -> None:
-    """Erases each barrier that another one follows with no memory access in between.
+    """Erases each barrier that another one follows without a memory access in between.
 
     Args:
-      block: where to look, in nested regions too.
+      block: the block to process, nested regions included.
     """
     pending: ir.Operation | None = None
     repeated = []
@@ -40,5 +40,5 @@ def drop_repeated(block: ir.Block) -> None:
 
 
 def _same(a: ir.Operation, b: ir.Operation) -> bool:
-    """True for two barriers of one warpgroup; the block's own has no operands."""
+    """True for two barriers of one warpgroup; that of the whole CTA has no operands."""
     return len(a.operands) > 0 and list(a.operands) == list(b.operands)

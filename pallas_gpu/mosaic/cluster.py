@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: who a block is among its neighbours, and how it reaches them.
+"""Clusters: a block's rank, and accesses to the SMEM of the other blocks.
 
-The blocks (CTAs) of a cluster run at the same time and address each other's SMEM. A
-block must not end while others still write into its SMEM or arrive on its mbarriers:
-`KernelBuilder.sync_before_exit` sees to that.
+The blocks (CTAs) of a cluster are co-scheduled and can address each other's SMEM. A
+block must not exit while others still write to its SMEM or arrive on its mbarriers:
+`KernelBuilder.sync_before_exit` ensures that.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pallas_gpu import errors
 from pallas_gpu.mosaic import mbarrier, module
 from pallas_gpu.mosaic.smem import predicated
 
-# How long one try_wait may suspend the thread, in ns; the wait loops anyway.
+# The suspend time hint of one try_wait, in ns; the wait loops in any case.
 _SUSPEND_HINT_NS = 10_000_000
 
 
-Scope = Literal["cta", "cluster"]  # of a release or an acquire (PTX ISA, Scope)
+# The scope of a release or an acquire (PTX ISA, Memory Consistency Model, Scope).
+MemoryScope = Literal["cta", "cluster"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +33,9 @@ class Group:
     """The blocks of a cluster that differ from this one along some axes only.
 
     Attributes:
-      index: i32, this block's number in the group, row-major over the axes.
-      ranks: i32 each, the ranks of the group's blocks in the order of their numbers.
-      mask: i16, bit r set where the block of rank r belongs to the group.
+      index: i32, this block's index in the group, row-major over the axes.
+      ranks: i32 each, the ranks of the group's blocks, by index.
+      mask: i16, bit r is set if the block of rank r belongs to the group.
     """
 
     index: ir.Value
@@ -43,7 +44,7 @@ class Group:
 
     @property
     def count(self) -> int:
-        """Blocks in the group."""
+        """The number of blocks in the group."""
         return len(self.ranks)
 
 
@@ -59,26 +60,26 @@ def rank() -> ir.Value:
 
 
 def group(sizes: Sequence[int], axes: Sequence[int]) -> Group:
-    """The blocks along some axes of the cluster, this one among them.
+    """The blocks along some axes of the cluster, this one included.
 
     Args:
-      sizes: the cluster's axes, the last one fastest: x of the launch comes last.
-      axes: positions in `sizes`, ascending or not; their order numbers the blocks.
+      sizes: sizes of the cluster's axes, the last one fastest: x of the launch is last.
+      axes: positions in `sizes`, in any order; the order defines the blocks' indices.
 
     Raises:
-      ArgumentError: the sizes are not those of the launch, or no such axes.
+      ArgumentError: the sizes are not those of the launch, or an axis is invalid.
     """
     kernel = module.current()
     sizes, axes = tuple(sizes), tuple(axes)
     if math.prod(sizes) != math.prod(kernel.spec.cluster):
         raise errors.ArgumentError(
-            "The cluster's axes do not make up the launched cluster",
+            "The sizes of the cluster's axes do not match the launched cluster",
             expected=f"sizes with the product {math.prod(kernel.spec.cluster)}",
             got=sizes,
         )
     if len(set(axes)) != len(axes) or any(not 0 <= a < len(sizes) for a in axes):
         raise errors.ArgumentError(
-            "No such axes of the cluster",
+            "Invalid axes of the cluster",
             expected=f"distinct positions below {len(sizes)}",
             got=axes,
         )
@@ -98,23 +99,23 @@ def group(sizes: Sequence[int], axes: Sequence[int]) -> Group:
 
 
 def cluster_sync() -> None:
-    """Waits until all threads of the cluster have come here.
+    """Waits until all threads of the cluster have arrived.
 
     PTX: `barrier.cluster.arrive.release.aligned`, `barrier.cluster.wait.acquire`.
-    Since: sm_90. All threads of all blocks issue it; their SMEM and GMEM accesses
-    before it are visible to each other after it.
+    Since: sm_90. All threads of all blocks issue it. Their SMEM and GMEM accesses
+    before it are visible to all of them after it.
     """
     nvvm.cluster_arrive(aligned=True)
     nvvm.cluster_wait(aligned=True)
 
 
 def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:
-    """The same place in another block's SMEM, `!llvm.ptr<7>`.
+    """The address of the same offset in another block's SMEM, `!llvm.ptr<7>`.
 
     PTX: `mapa.shared::cluster`. Since: sm_90.
 
     Args:
-      pointer: `!llvm.ptr<3>` into this block's SMEM.
+      pointer: `!llvm.ptr<3>`, an address in this block's SMEM.
       block_rank: i32, the rank of the other block in the cluster.
     """
     return nvvm.mapa(module.pointer_type(7), pointer, block_rank)
@@ -126,63 +127,65 @@ def arrive(
     *,
     elected: ir.Value | None = None,
     sync: bool = True,
-    scope: Scope = "cluster",
+    memory_scope: MemoryScope = "cluster",
 ) -> None:
     """Arrives once on the same mbarrier of each block of a group.
 
     PTX: `mbarrier.arrive.release.{cta,cluster}.shared::cluster.b64`. Since: sm_90. The
-    SMEM accesses of the warpgroup, or of the warp, that arrives come before the
-    arrivals. Who waits uses `wait` of this file.
+    SMEM accesses of the arriving warpgroup, or warp, are ordered before the arrivals.
+    Waiters use `wait` of this file.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
-      blocks: who is told; this block is one of them.
-      elected: i1, true in the thread that arrives; the scope's if None.
-      sync: False where the caller has met its threads already.
-      scope: "cluster" makes the threads' writes visible to the other blocks. It costs a
-        fence of the whole GPU for each arrival (MEMBAR.ALL.GPU in SASS, which halves
-        the speed of a matrix product), so "cta" serves where only reads are released.
+      blocks: the blocks to arrive at, this block included.
+      elected: i1, true in the thread that arrives; None: the scope's elected thread.
+      sync: False if the caller has synchronized its threads already.
+      memory_scope: "cluster" makes the threads' writes visible to the other blocks. It
+        costs a fence at GPU scope for each arrival (MEMBAR.ALL.GPU in SASS, which
+        halves the speed of a matrix product); "cta" suffices to release reads.
     """
     if sync:
-        mbarrier.meet()
+        mbarrier.synchronize()
     kernel = module.current()
     with predicated(kernel.elected if elected is None else elected):
         for block_rank in blocks.ranks:
-            emit_arrive_remote(map_shared(pointer, block_rank), scope)
+            emit_arrive_remote(map_shared(pointer, block_rank), memory_scope)
 
 
-def emit_arrive_remote(remote: ir.Value, scope: Scope = "cluster") -> None:
-    """The bare instruction, for code that only the elected thread runs.
+def emit_arrive_remote(remote: ir.Value, memory_scope: MemoryScope = "cluster") -> None:
+    """Emits only the instruction, for code that only the elected thread executes.
 
     Args:
-      remote: `!llvm.ptr<7>` of the mbarrier, as `map_shared` gives it.
-      scope: see `arrive`.
+      remote: `!llvm.ptr<7>` of the mbarrier, a result of `map_shared`.
+      memory_scope: see `arrive`.
     """
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), remote)
     llvm.inline_asm(
         None,
         [address],
-        f"mbarrier.arrive.release.{scope}.shared::cluster.b64 _, [$0];",
+        f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0];",
         "r,~{memory}",
         has_side_effects=True,
     )
 
 
-def wait(pointer: ir.Value, parity: ir.Value, scope: Scope = "cluster") -> None:
-    """Waits for a phase that blocks of the cluster complete by arriving.
+def wait(
+    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope = "cluster"
+) -> None:
+    """Waits for a phase on which blocks of the cluster arrive.
 
     PTX: `mbarrier.try_wait.parity.acquire.{cta,cluster}.shared::cta.b64` in a loop.
-    Since: sm_90. As `mbarrier.wait`, whose acquire reaches no further than the block.
+    Since: sm_90. Unlike `mbarrier.wait`, whose acquire has CTA scope.
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       parity: i32, 0 for the first phase, then alternating.
-      scope: that of the arrivals.
+      memory_scope: that of the arrivals.
     """
-    # Labels inside braces are local to them, so copies of the text do not clash.
+    # Labels inside braces are local, so copies of the text do not collide.
     text = (
         "{ .reg .pred done;\n"
-        f"again: mbarrier.try_wait.parity.acquire.{scope}.shared::cta.b64 "
+        f"again: mbarrier.try_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
         "done, [$0], $1, $2;\n"
         "@!done bra again;\n}"
     )
@@ -200,7 +203,7 @@ def _hoisted(name: str, key, emit) -> ir.Value:
 
 
 def _along(size: int, stride: int) -> ir.Value:
-    """This block's place along one axis."""
+    """This block's position along one axis."""
     kernel = module.current()
     position = rank()
     if stride > 1:

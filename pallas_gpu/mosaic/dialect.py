@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops and attributes of the `mosaic_gpu` dialect: the one place that knows them.
+"""The ops and attributes of the `mosaic_gpu` dialect; only this file imports them.
 
-jaxlib carries the dialect twice: generated builders of its ops, and an extension module
-with its attributes. Both change between versions of jaxlib. What the package uses of
-them is listed here, and everybody else takes it from here:
+jaxlib provides the dialect in two parts: generated builders of its ops, and an
+extension module with its attributes. Both change between versions of jaxlib. What the
+package uses of them is listed here, and all other modules import it from here:
 
 * `ops.slice_smem(type, offset)`, `ops.with_transforms(ref, attributes)`
 * `ops.vector_load(ref, optimized=)`, `ops.vector_store(vector, ref, optimized=)`
-* `ops.layout_cast(vector, attribute)`: takes tiled and strided layouts, no splats
+* `ops.layout_cast(vector, attribute)`: tiled and strided layouts, not splats
 * `ops.broadcasted_iota(type, dimension)`, `ops.broadcast_in_dim(type, x, dims)`
 * `ops.wgmma(acc, a, b)`, `ops.optimization_barrier(values)`
 * `ops.async_load(gmem, smem, indices, slice_lengths, collective, barrier=, predicate=)`
 * `ops.async_store(smem, gmem, indices, slice_lengths, predicate=, commit_group=)`
 * `ops.tmem_alloc(type, smem, collective=, packing=)`
 * `ops.slice_tmem(type, ref, offset)`
-* `ops.tmem_layout_cast(ref, attribute)`: takes tiled layouts
+* `ops.tmem_layout_cast(ref, attribute)`: tiled layouts
 * `ops.async_load_tmem(ref)`, `ops.async_store_tmem(vector, ref)`
 * `ops.tcgen05_mma(acc, a, b, accumulate, a_scale=, b_scale=, a_sparse_metadata=,
   collective=)`
 
-These have one signature in jaxlib 0.11.2 and 0.12. The verifiers need the dialect to be
-registered (`module.make_context`).
+Their signatures agree in jaxlib 0.11.2 and 0.12. The verifiers require the dialect to
+be registered (`module.make_context`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from collections.abc import Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext as _ext
 
-# The generated builders name their attribute classes in this package's namespace.
+# The generated builders look up their attribute classes in this package's namespace.
 from jaxlib.mosaic.dialect.gpu import _mosaic_gpu_gen_ops as ops
 
 from pallas_gpu import errors
@@ -47,9 +47,9 @@ from pallas_gpu.layouts import (
 )
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 
-# The bindings import a module for the dialect of each operation that Python looks at,
-# and if there is none they try again every time: 0.3 ms for each elementwise operation,
-# which has our own, unregistered dialect. An empty module ends the search.
+# The bindings import a module for the dialect of each operation that Python accesses,
+# and if none exists they retry every time: 0.3 ms for each elementwise operation, whose
+# dialect is our own, unregistered one. An empty module ends the search.
 sys.modules.setdefault(
     "jaxlib.mlir.dialects.pallas_gpu", types.ModuleType("pallas_gpu")
 )
@@ -85,11 +85,11 @@ def to_attribute(layout: RegisterLayout) -> ir.Attribute:
 
 
 def from_attribute(attribute: ir.Attribute) -> RegisterLayout:
-    """The register layout behind an attribute of the dialect.
+    """The register layout that an attribute of the dialect describes.
 
     Raises:
-      LayoutError: the attribute describes no layout.
-      InternalError: it is of another kind.
+      LayoutError: the attribute does not describe a valid layout.
+      InternalError: the attribute is of another kind.
     """
     match attribute:
         case _ext.TiledLayoutAttr():
@@ -112,12 +112,12 @@ def from_attribute(attribute: ir.Attribute) -> RegisterLayout:
 
 
 def tmem_from_attribute(attribute: ir.Attribute) -> TmemLayout:
-    """The layout in TMEM behind the attribute of a `tmem_layout_cast`.
+    """The layout in TMEM that the attribute of a `tmem_layout_cast` describes.
 
-    The other way is `to_attribute(layout.tiled)`.
+    The inverse is `to_attribute(layout.tiled)`.
 
     Raises:
-      LayoutError: TMEM has no such layout.
+      LayoutError: it is not a layout of TMEM.
       InternalError: the attribute is of another kind.
     """
     tiled = from_attribute(attribute)
@@ -141,10 +141,10 @@ def transforms_to_attributes(
 def transforms_from_attribute(
     transforms: ir.ArrayAttr,
 ) -> tuple[tuple[int, ...] | None, int]:
-    """Tiling and swizzle in bytes (16 for none) that `with_transforms` gives.
+    """The tiling and the swizzle in bytes (16 for none) that `with_transforms` states.
 
     Raises:
-      InternalError: there are two of a kind, or another kind.
+      InternalError: a kind of transform is repeated or unknown.
     """
     tilings, swizzles = [], []
     for attribute in transforms:
@@ -157,7 +157,7 @@ def transforms_from_attribute(
                 tilings = [(), ()]
     if len(tilings) > 1 or len(swizzles) > 1:
         raise errors.InternalError(
-            "with_transforms holds more than a tiling and a swizzle",
+            "with_transforms has more than a tiling and a swizzle",
             got=str(transforms),
         )
     return (

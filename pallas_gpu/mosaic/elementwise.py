@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Elementwise operations on arrays: one rule for layouts, one table for arithmetic."""
+"""Elementwise operations on arrays; `elements/table.py` has their arithmetic."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ def apply(
 ) -> Array:
     """Applies an operation of the table in `elements/table.py`.
 
-    Register arrays must have equal layouts; what is deferred takes theirs. Without a
-    register array the result stays deferred.
+    Register arrays must have equal layouts; deferred operands are materialized in it.
+    If all operands are deferred, so is the result.
 
     Args:
-      name: lax's, e.g. `add`, `exp`, `select_n`, `clamp`, `integer_pow`.
-      operands: of one shape; scalars (splats of shape ()) go with any shape.
-      to: dtype of the result, of an operation that leaves it open.
-      approx_math: allow the hardware's approximations of f32.
-      params: lax's parameters that matter, e.g. `y=2`.
+      name: lax's name, e.g. `add`, `exp`, `select_n`, `clamp`, `integer_pow`.
+      operands: of equal shapes; scalars (splats of shape ()) match any shape.
+      to: dtype of the result, if the operation does not determine it.
+      approx_math: allow the hardware's approximations for f32.
+      params: the lax parameters that the operation uses, e.g. `y=2`.
 
     Raises:
       LayoutError: two operands have different layouts.
-      DTypeError: the operation does not exist for the dtype.
+      DTypeError: the operation does not support the dtype.
     """
     row = table.lookup(name)
     dtype = operands[row.typed_by].dtype
@@ -45,12 +45,12 @@ def apply(
 
 
 def astype(x: Array, dtype: np.dtype) -> Array:
-    """Converts the elements as lax's `convert_element_type` does; the layout stays."""
+    """Converts the elements as lax's `convert_element_type`; keeps the layout."""
     return apply("convert_element_type", x, to=np.dtype(dtype))
 
 
 def _retyped(x: Array, dtype: np.dtype) -> Array | None:
-    """The array with another dtype where that takes no instruction, else None."""
+    """The array with another dtype if that needs no instruction, else None."""
     if x.dtype == dtype:
         return x
     if isinstance(x, registers.Iota):
@@ -85,7 +85,7 @@ def _same_shape(operands: tuple[Array, ...]) -> tuple[Array, ...]:
     if len(shapes) > 1:
         raise errors.ShapeError(
             "Elementwise operands have different shapes",
-            expected="one shape, or scalars",
+            expected="equal shapes, or scalars",
             got=[x.shape for x in operands],
         )
     shape = shapes.pop() if shapes else ()
@@ -102,16 +102,16 @@ def _common_layout(arrays: list[RegisterArray]) -> Placement:
             first, second = map(describe, (layout, other.layout))
             raise errors.LayoutError(
                 "Operands of an elementwise operation have different layouts",
-                expected=f"one layout, such as {first} for both",
+                expected=f"equal layouts, e.g. {first} for both",
                 got=f"{first} and {second}",
-                hint=f"load one operand with the other's layout, or use "
+                hint=f"load one operand in the layout of the other, or use "
                 f"layout_cast(x, {first})",
             )
     return layout
 
 
 def _before_broadcast(operands: tuple[Array, ...]) -> tuple[Array, ...] | None:
-    """The small operands when all are broadcast alike, so that work is done once."""
+    """The operands before a broadcast that all share: the work is done on them."""
     broadcasts = [x for x in operands if isinstance(x, Broadcast)]
     if not broadcasts:
         return None

@@ -37,7 +37,7 @@ class GmemView:
 
     Attributes:
       pointer: `!llvm.ptr` or `!llvm.ptr<1>`, start of the whole array, 16-byte aligned.
-      buffer_index: which of the kernel's buffers it is, for TMA. None for memory that
+      buffer_index: the index among the kernel's buffers, for TMA; None for memory that
         is not a kernel buffer.
       dtype: element type.
       window: the slice; its dynamic starts are i32 values.
@@ -56,12 +56,12 @@ class GmemView:
         shape: Sequence[int],
         dtype: np.dtype,
     ) -> GmemView:
-        """Returns the view of all of an array."""
+        """Returns the view of a whole array."""
         return cls(pointer, buffer_index, np.dtype(dtype), Window.whole(shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that a load of the view has."""
+        """The shape of a load of the view."""
         return self.window.shape
 
     def slice(
@@ -75,7 +75,7 @@ class GmemView:
         return dataclasses.replace(self, window=window)
 
     def transpose(self, permutation: Sequence[int]) -> GmemView:
-        """Returns the view whose axis i is this one's axis `permutation[i]`."""
+        """Returns the view whose axis i is axis `permutation[i]` of this one."""
         return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
@@ -99,7 +99,7 @@ def slice_pointer(view: GmemView) -> ir.Value:
         if isinstance(start, int):
             static += start * stride
             continue
-        # Arrays may exceed 4 GiB, so that the product needs 64 bits.
+        # Arrays may exceed 4 GiB, so the product needs 64 bits.
         wide = arith.extsi(i64, start)
         step = dtypes.constant(stride * itemsize_bytes, dtypes.I64)
         pointer = addressing.offset_pointer(pointer, arith.muli(wide, step))
@@ -116,12 +116,12 @@ def _pointers(view: GmemView, plan: GmemAccess) -> list[ir.Value]:
 def load(view: GmemView, layout=None) -> RegisterArray:
     """Loads a view into registers.
 
-    PTX: `ld.global`, up to 16 bytes per thread where the alignment is known. All
-    threads of the warpgroup issue it; the values are there when it returns.
+    PTX: `ld.global`, up to 16 bytes per thread if the alignment is known. All threads
+    of the warpgroup issue it. The load is synchronous.
 
     Args:
-      view: inside of the array.
-      layout: the register layout; None takes the strided default.
+      view: within the bounds of the array.
+      layout: the register layout; None selects the strided default.
     """
     if layout is None:
         placement = default_placement(view.shape, dtypes.bits(view.dtype))
@@ -140,15 +140,15 @@ def load(view: GmemView, layout=None) -> RegisterArray:
 
 
 def store(view: GmemView, value: Array) -> None:
-    """Stores an array into a view; of threads with copies one stores.
+    """Stores an array into a view; one thread stores each replicated element.
 
-    PTX: `st.global`, up to 16 bytes per thread where the alignment is known. All
-    threads of the warpgroup issue it.
+    PTX: `st.global`, up to 16 bytes per thread if the alignment is known. All threads
+    of the warpgroup issue it.
 
     Args:
-      view: inside of the array.
-      value: of the view's shape and dtype; a deferred array is made in the strided
-        default layout.
+      view: within the bounds of the array.
+      value: of the view's shape and dtype; a deferred array is materialized in the
+        strided default layout.
     """
     check_stored(view.shape, view.dtype, value)
     if isinstance(value, Deferred):
@@ -177,10 +177,10 @@ def _element_pointer(view: GmemView) -> ir.Value:
 
 
 def load_scalar(view: GmemView) -> ir.Value:
-    """Loads one element; every thread gets it. PTX: `ld.global`."""
+    """Loads one element into every thread. PTX: `ld.global`."""
     return smem.load_element(_element_pointer(view), view.dtype)
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
-    """Stores one element by the elected thread. PTX: `st.global`."""
+    """Stores one element from the elected thread. PTX: `st.global`."""
     smem.store_element(_element_pointer(view), value, view.dtype)

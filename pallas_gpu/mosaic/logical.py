@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warpgroup-level module: types of whole arrays, a vector or a memref; names.
+"""The warpgroup-level module: the types of whole arrays, vectors and memrefs; names.
 
-Here a vector has an array's shape, and nothing says yet which thread holds what. Unlike
-registers, arrays keep float8 as a type; integers have no sign either way.
+A vector has the array's shape here, not yet distributed over threads. Unlike registers,
+arrays keep float8 as a type; integers are signless in both.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pallas_gpu.mosaic.elements import dtypes
 _FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
-# Operations of our own have this prefix; elementwise ones have lax's names behind it.
+# The prefix of our own operations; elementwise ones append lax's names to it.
 OWN = "pallas_gpu."
-# Operations of these dialects are code of a thread already: they take no arrays. To
-# `gpu` the block's SMEM is bytes.
+# Operations of these dialects are per-thread code already: their operands are not
+# arrays. For `gpu` the block's SMEM is a memref of bytes.
 SCALAR = ("arith.", "gpu.", "llvm.", "nvvm.")
-# On the cast that makes a memref of a buffer: the buffer's position.
+# On the cast from a buffer to a memref: the buffer's index.
 BUFFER = "pallas_gpu.buffer"
-# On an operation that one warp runs by itself.
+# On an operation that a single warp executes.
 IN_WARP = "pallas_gpu.in_warp"
 
 
@@ -54,15 +54,15 @@ def gmem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
 
 
 def element_bits(element: ir.Type) -> int:
-    """The width of an element of a vector or memref; 1 for a bool."""
+    """The width in bits of an element of a vector or memref; 1 for a bool."""
     width = getattr(element, "width", None)
     if width is None:
-        raise errors.InternalError("not an element of an array", got=str(element))
+        raise errors.InternalError("not an array's element type", got=str(element))
     return int(width)
 
 
 def dtype_of(type_: ir.Type) -> np.dtype:
-    """The element type of a vector, a memref or a scalar; integers become signed."""
+    """The dtype of a vector, a memref or a scalar; integers map to signed dtypes."""
     if isinstance(type_, ir.ShapedType):
         type_ = type_.element_type
     return _dtype_of(str(type_))

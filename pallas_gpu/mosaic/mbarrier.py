@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers: mbarriers in SMEM, and the named barriers that threads meet at.
+"""Barriers: mbarriers in SMEM, and the hardware barriers of warps, warpgroups and CTAs.
 
-An mbarrier here counts one arrival per warpgroup, not per thread: after a barrier of
-the warpgroup its elected thread arrives for all. Where warps run by themselves, the
-same holds for each warp. So an mbarrier is initialised with the
-number of arrivals the kernel's author states.
+An mbarrier here counts one arrival per warpgroup, not per thread: after a warpgroup
+barrier the elected thread arrives for all. In code that each warp executes on its own,
+the same holds for each warp. So an mbarrier is initialized with the number of arrivals
+that the kernel states.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.smem import predicated
 
 MBARRIER_BYTES = 8
-# How long one try_wait may suspend the thread, in ns; the wait loops anyway.
+# The suspend time hint of one try_wait, in ns; the wait loops in any case.
 _SUSPEND_HINT_NS = 10_000_000
 _FULL_MASK = -1
 
 
-def meet() -> None:
-    """Waits until all threads have come here: the warpgroup's, or those of one warp.
-
-    Who meets is who runs the code, the open builder's scope.
-    """
+def synchronize() -> None:
+    """Synchronizes the threads of the builder's scope: a warpgroup's or a warp's."""
     if module.current().scope == "warp":
         warp_barrier()
     else:
@@ -34,27 +31,27 @@ def meet() -> None:
 
 
 def warp_barrier() -> None:
-    """Waits until all lanes of the warp have come here.
+    """Waits until all lanes of the warp have arrived.
 
-    PTX: `bar.warp.sync`. Their accesses to memory before it are visible to each other
+    PTX: `bar.warp.sync`. Their memory accesses before it are visible to all of them
     after it.
     """
     nvvm.bar_warp_sync(module.current().i32(_FULL_MASK))
 
 
 def warpgroup_barrier() -> None:
-    """Waits until all threads of the warpgroup have come here.
+    """Waits until all threads of the warpgroup have arrived.
 
-    PTX: `barrier.sync 1 + warpgroup, 128`. All threads of the warpgroup issue it; their
-    SMEM and GMEM accesses before it are visible to each other after it. Barrier 0 stays
-    for the whole block.
+    PTX: `barrier.sync 1 + warpgroup, 128`. All threads of the warpgroup issue it. Their
+    SMEM and GMEM accesses before it are visible to all of them after it. Barrier 0 is
+    reserved for the whole block.
 
     Raises:
-      InternalError: a single warp runs the code; the others would never come.
+      InternalError: a single warp executes the code; the others would never arrive.
     """
     kernel = module.current()
     if kernel.scope == "warp":
-        raise errors.InternalError("a barrier of the warpgroup in code of one warp")
+        raise errors.InternalError("a warpgroup barrier in code of a single warp")
 
     def identifier() -> ir.Value:
         if kernel.spec.warpgroups == 1:
@@ -68,7 +65,7 @@ def warpgroup_barrier() -> None:
 
 
 def block_barrier() -> None:
-    """Waits until all threads of the block have come here. PTX: `barrier.sync 0`."""
+    """Waits until all threads of the block have arrived. PTX: `barrier.sync 0`."""
     nvvm.barrier()
 
 
@@ -88,14 +85,14 @@ def block_leader() -> ir.Value:
 
 
 def init(pointer: ir.Value, count: int) -> None:
-    """Initialises an mbarrier; one thread of the block does.
+    """Initializes an mbarrier; one thread of the block issues it.
 
     PTX: `mbarrier.init.shared.b64`. Since: sm_80. `KernelBuilder.sync_after_init` makes
-    it known to the others.
+    it visible to the others.
 
     Args:
       pointer: `!llvm.ptr<3>`, 8-byte aligned.
-      count: arrivals that complete a phase.
+      count: number of arrivals that complete a phase.
     """
     kernel = module.current()
     nvvm.mbarrier_init(pointer, kernel.i32(count), predicate=block_leader())
@@ -104,26 +101,26 @@ def init(pointer: ir.Value, count: int) -> None:
 def arrive(
     pointer: ir.Value, *, elected: ir.Value | None = None, sync: bool = True
 ) -> None:
-    """Arrives once for the warpgroup, or for the warp that runs by itself.
+    """Arrives once for the warpgroup, or for the warp in code of single warps.
 
     PTX: `barrier.sync` or `bar.warp.sync`, then
     `mbarrier.arrive.release.cta.shared.b64` by one thread. Since: sm_90. The SMEM
-    accesses of who arrives come before the arrival.
+    accesses of all threads of the scope are ordered before the arrival.
 
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
-      elected: i1, true in the thread that arrives; the scope's if None.
-      sync: False where the caller has met its threads already.
+      elected: i1, true in the thread that arrives; None: the scope's elected thread.
+      sync: False if the caller has synchronized its threads already.
     """
     if sync:
-        meet()
+        synchronize()
     with predicated(_elected(elected)):
         _emit_arrive(pointer)
 
 
 def _emit_arrive(pointer: ir.Value) -> None:
-    # nvvm.mbarrier.arrive without a use of its result crashes the CUDA plugin of jax
-    # 0.11.2 when it compiles; the sink `_` needs no result.
+    # nvvm.mbarrier.arrive with an unused result crashes the CUDA plugin of jax 0.11.2
+    # during compilation; the sink `_` needs no result.
     llvm.inline_asm(
         None,
         [pointer],
@@ -136,7 +133,7 @@ def _emit_arrive(pointer: ir.Value) -> None:
 def arrive_expect_tx(
     pointer: ir.Value, num_bytes: int, *, elected: ir.Value | None = None
 ) -> None:
-    """Arrives once and makes the phase wait for bytes of asynchronous copies.
+    """Arrives once and adds bytes of asynchronous copies to the phase's tx-count.
 
     PTX: `mbarrier.arrive.expect_tx.release.cta.shared.b64`. Since: sm_90. One thread
     issues it, before the copies.
@@ -151,16 +148,16 @@ def arrive_expect_tx(
 
 
 def emit_arrive_expect_tx(pointer: ir.Value, num_bytes: int) -> None:
-    """The bare instruction, for code that only the elected thread runs."""
+    """Emits only the instruction, for code that only the elected thread executes."""
     count = module.current().i32(num_bytes)
     nvvm.mbarrier_arrive_expect_tx(pointer, count, results=[_i64()])
 
 
 def wait(pointer: ir.Value, parity: ir.Value) -> None:
-    """Waits until the phase of a parity has completed.
+    """Waits until the phase with the given parity has completed.
 
     PTX: `mbarrier.try_wait.parity.acquire.cta.shared.b64` in a loop. Since: sm_90. Any
-    threads may wait; all of a warpgroup do, so that all see the copied data.
+    thread may wait; all threads of a warpgroup do, so that all observe the copied data.
 
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
@@ -171,7 +168,7 @@ def wait(pointer: ir.Value, parity: ir.Value) -> None:
 
 
 def test(pointer: ir.Value, parity: ir.Value) -> ir.Value:
-    """i1: the phase of a parity has completed; does not wait.
+    """i1: the phase with the given parity has completed; does not wait.
 
     PTX: `mbarrier.test_wait.parity.acquire.cta.shared.b64`. Since: sm_80.
     """

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shell of a kernel: module, host function, launch, thread ids, SMEM base.
+"""The frame of a kernel: module, host function, launch, thread ids, SMEM base.
 
 A `KernelBuilder` opens the launch and sets MLIR's insertion point inside it; emitters
-then find it as `current()`. Everything it emits itself lies in the prologue, which
+then find it as `current()`. What it emits itself is placed in the prologue, which
 dominates the whole body: ids, constants and addresses are emitted once.
 
-What a builder knows stands in the module: a tagged operation at the end of the prologue
-holds the thread's ids, until `passes.lower_host_work` erases it. A later stage goes on
-with any module of an earlier one, also with one that was read from a text: `reopen`.
+The state of a builder is stored in the module: a tagged operation at the end of the
+prologue has the thread's ids as operands, until `passes.lower_host_work` erases it. A
+later stage can continue any module of an earlier one, even a parsed one: `reopen`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from pallas_gpu.mosaic import barriers
 
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32
-# Constant memory (NVPTX address space 4): the launcher looks the symbol up.
+# Constant memory (NVPTX address space 4); the launcher looks up the symbol.
 _SCRATCH_GLOBAL = "global_scratch"
 _FULL_MASK = -1
-# The operation that ends the prologue; `pallas_gpu.` is for those on whole arrays.
-# Its operands are those of `ThreadIds` and the start of the dynamic SMEM, in order.
+# The operation that ends the prologue; `pallas_gpu.` is reserved for array operations.
+# Its operands are the fields of `ThreadIds` and the start of the dynamic SMEM.
 PROLOGUE = "shell.prologue"
 
-# Who runs the code that is emitted, and meets at its barriers.
+# The threads that execute the emitted code and that its barriers synchronize.
 Scope = Literal["warpgroup", "warp"]
 
 
@@ -49,9 +49,9 @@ class LaunchSpec:
       name: the kernel's symbol name.
       grid: blocks per axis, x first.
       cluster: blocks of one cluster per axis, x first; divides the grid.
-      threads: threads of a block, a multiple of 128.
-      smem_bytes: dynamic SMEM of a block.
-      num_buffers: operands and results that the kernel gets.
+      threads: threads per block, a multiple of 128.
+      smem_bytes: dynamic SMEM per block.
+      num_buffers: number of operands and results of the kernel.
       arch: compute capability, e.g. (9, 0).
     """
 
@@ -66,7 +66,7 @@ class LaunchSpec:
     def __post_init__(self) -> None:
         if self.threads < 1 or self.threads % WARPGROUP_THREADS:
             raise errors.ArgumentError(
-                "A block consists of whole warpgroups",
+                "The number of threads is not a multiple of a warpgroup's",
                 expected=f"a multiple of {WARPGROUP_THREADS} threads",
                 got=self.threads,
             )
@@ -75,25 +75,25 @@ class LaunchSpec:
         ):
             if cluster < 1 or blocks % cluster:
                 raise errors.ArgumentError(
-                    f"The grid does not consist of whole clusters along axis {axis}",
+                    f"The grid is not a multiple of the cluster along axis {axis}",
                     expected=f"a multiple of {cluster} blocks",
                     got=blocks,
                 )
 
     @property
     def has_cluster(self) -> bool:
-        """True when a cluster holds more than one block."""
+        """True if a cluster has more than one block."""
         return self.cluster != (1, 1, 1)
 
     @property
     def warpgroups(self) -> int:
-        """Warpgroups of a block."""
+        """The number of warpgroups per block."""
         return self.threads // WARPGROUP_THREADS
 
 
 @dataclasses.dataclass(frozen=True)
 class ThreadIds:
-    """Who a thread is; all values but the first two are equal within a warp.
+    """The ids of a thread; all but `warpgroup_thread` and `lane` are warp-uniform.
 
     Attributes:
       warpgroup_thread: i32, 0 to 127, the thread's index in its warpgroup.
@@ -114,14 +114,14 @@ class ThreadIds:
     warp_elected: ir.Value
 
 
-# The process whose threads JAX's thread pool has.
+# The process that owns the threads of JAX's thread pool.
 _IMPORTED_BY = os.getpid()
 
 
 class _OpenBuilders(threading.local):
-    """The builders that a thread has open, innermost last.
+    """The builders that are open in a thread, innermost last.
 
-    MLIR's current context and insertion point belong to a thread, and so does this.
+    MLIR's current context and insertion point are thread-local, so this is too.
     """
 
     def __init__(self) -> None:
@@ -132,10 +132,10 @@ _open_builders = _OpenBuilders()
 
 
 def current() -> KernelBuilder:
-    """The innermost builder whose `with` block this thread has open."""
+    """The innermost builder whose `with` block is open in this thread."""
     if not _open_builders.stack:
         raise errors.InternalError(
-            "Kernel code is emitted outside of a KernelBuilder",
+            "No KernelBuilder is open",
             hint="emit inside `with KernelBuilder(spec) as kb:`",
         )
     return _open_builders.stack[-1]
@@ -144,12 +144,12 @@ def current() -> KernelBuilder:
 def make_context() -> ir.Context:
     """An MLIR context with JAX's dialects and the `mosaic_gpu` dialect."""
     context = jax_mlir.make_ir_context()
-    # The warpgroup-level module has elementwise operations of our own.
+    # The elementwise operations of the warpgroup-level module are our own dialect's.
     context.allow_unregistered_dialects = True
     _mosaic_gpu_ext.register_dialect(context)
     if os.getpid() != _IMPORTED_BY:
-        # JAX's contexts share one thread pool, whose threads a forked child lacks:
-        # MLIR's verifier would wait for them forever.
+        # JAX's contexts share one thread pool, whose threads do not exist in a forked
+        # child: MLIR's verifier would wait for them forever.
         context.enable_multithreading(False)
     return context
 
@@ -178,8 +178,8 @@ class KernelBuilder:
       spec: how the kernel is launched.
       buffers: the kernel's operands and results, `!llvm.ptr` in GMEM.
       smem_base: start of the dynamic SMEM, `!llvm.ptr<3>`.
-      threads: the ids of the running thread.
-      scope: who runs what is emitted now.
+      threads: the ids of the executing thread.
+      scope: the threads that execute the code that is being emitted.
     """
 
     buffers: list[ir.Value]
@@ -196,10 +196,10 @@ class KernelBuilder:
 
     @classmethod
     def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:
-        """A builder that goes on with a complete module, whoever has built it.
+        """A builder that continues a complete module, however it was built.
 
         The `with` block of a builder whose body is complete inserts at the body's end.
-        This one emits again what the first has emitted once; CSE joins the two.
+        This builder emits hoisted values a second time; CSE merges the duplicates.
         """
         builder = cls(spec, module.context)
         builder.module = module
@@ -211,7 +211,7 @@ class KernelBuilder:
 
     def __enter__(self) -> KernelBuilder:
         self._scopes.enter_context(self.context)
-        # An ambient location is the caller's wish to keep source lines.
+        # An enclosing location means that the caller keeps source lines.
         ambient = ir.Location.current or ir.Location.unknown()
         self._scopes.enter_context(ambient)
         if self._finished:
@@ -237,16 +237,14 @@ class KernelBuilder:
         self._finished = kind is None
 
     def finish(self) -> ir.Module:
-        """Drops the barriers that repeat each other, verifies and returns the module.
+        """Removes redundant barriers, verifies and returns the module.
 
         Raises:
-          InternalError: the body was not completed.
-          CompilationError: MLIR refuses the module.
+          InternalError: the body is incomplete.
+          CompilationError: the module does not verify.
         """
         if not self._finished:
-            raise errors.InternalError(
-                "finish() before the kernel's `with` block has ended"
-            )
+            raise errors.InternalError("finish() inside the kernel's `with` block")
         with self.context, ir.Location.unknown():
             barriers.drop_repeated(self.body)
         verify(self.module)
@@ -254,14 +252,14 @@ class KernelBuilder:
 
     @property
     def body(self) -> ir.Block:
-        """The block of the launch, the kernel's code."""
+        """The block of the launch: the kernel's code."""
         return self._launch.regions[0].blocks[0]
 
     # --- what emitters use ------------------------------------------------------------
 
     @contextlib.contextmanager
     def in_warp(self) -> Iterator[None]:
-        """Marks the extent of code that each warp runs by itself."""
+        """Sets the scope to the warp, for code that each warp executes on its own."""
         outer, self.scope = self.scope, "warp"
         try:
             yield
@@ -270,19 +268,19 @@ class KernelBuilder:
 
     @property
     def elected(self) -> ir.Value:
-        """i1: true in the one thread that issues for who runs the code."""
+        """i1: true in the one thread that issues instructions for its scope."""
         if self.scope == "warp":
             return self.threads.warp_elected
         return self.threads.elected
 
     def set_smem_bytes(self, value: int) -> None:
-        """Sets the dynamic SMEM of a block: what the body uses is known at its end."""
+        """Sets the dynamic SMEM per block, which is known once the body is emitted."""
         i32 = ir.IntegerType.get_signless(32)
         constant = self._launch.dynamicSharedMemorySize.owner
         constant.attributes["value"] = ir.IntegerAttr.get(i32, value)
 
     def smem_pointer(self, offset_bytes: int) -> ir.Value:
-        """Address `offset_bytes` behind the start of the dynamic SMEM."""
+        """The address at `offset_bytes` from the start of the dynamic SMEM."""
         if offset_bytes == 0:
             return self.smem_base
         return self.hoisted(
@@ -298,11 +296,11 @@ class KernelBuilder:
         )
 
     def hoisted(self, key: object, emit: Callable[[], ir.Value]) -> ir.Value:
-        """The value that `emit` makes, emitted once, in the prologue.
+        """The result of `emit`, emitted once, in the prologue.
 
         Args:
-          key: hashable; equal keys mean equal values.
-          emit: emits operations on constants and on earlier prologue values only.
+          key: hashable; equal keys imply equal values.
+          emit: emits operations on constants and earlier prologue values only.
         """
         value = self._hoisted.get(key)
         if value is None:
@@ -319,33 +317,33 @@ class KernelBuilder:
         )
 
     def sync_after_init(self) -> None:
-        """Makes initialised mbarriers visible before anybody uses them.
+        """Makes initialized mbarriers visible to all threads before their first use.
 
         PTX: `fence.mbarrier_init.release.cluster`, then `barrier.sync 0` or, in a
         cluster, `barrier.cluster.arrive.relaxed` and `.wait`. Since: sm_90. All threads
-        of the block issue it, after the elected thread has initialised the mbarriers.
+        of the block issue it, after the elected thread has initialized the mbarriers.
         """
         nvvm.fence_mbarrier_init()
         if self.spec.has_cluster:
-            # The fence has released the initialisation (PTX ISA, membar / fence); an
-            # arrival that releases too becomes a MEMBAR of the whole GPU in SASS.
+            # The fence has released the initialization (PTX ISA, membar / fence); an
+            # arrival with release semantics becomes a MEMBAR at GPU scope in SASS.
             nvvm.cluster_arrive_relaxed(aligned=True)
             nvvm.cluster_wait(aligned=True)
         else:
             nvvm.barrier()
 
     def sync_before_exit(self) -> None:
-        """Keeps a block of a cluster until all of them have finished.
+        """Blocks the exit of a CTA until all CTAs of its cluster have finished.
 
-        PTX: `barrier.cluster.arrive`, `barrier.cluster.wait`; nothing without a
-        cluster. Since: sm_90. All threads of the block issue it last: a block may not
-        end while others copy into its SMEM or arrive on its mbarriers.
+        PTX: `barrier.cluster.arrive`, `barrier.cluster.wait`; none without a cluster.
+        Since: sm_90. All threads of the block issue it last: a block must not exit
+        while others copy into its SMEM or arrive on its mbarriers.
         """
         if self.spec.has_cluster:
             nvvm.cluster_arrive(aligned=True)
             nvvm.cluster_wait(aligned=True)
 
-    # --- the shell --------------------------------------------------------------------
+    # --- the frame --------------------------------------------------------------------
 
     def _emit_host_function(self) -> None:
         spec = self.spec
@@ -396,8 +394,8 @@ class KernelBuilder:
                 **cluster,
             )
             func.return_([])
-        # The launch op names the ids of blocks and threads and their extents, three
-        # each; with a cluster also its ids and extents.
+        # The block arguments of the launch op are the ids and extents of blocks and
+        # threads, three each; with a cluster also its ids and extents.
         arguments = [index] * (18 if spec.has_cluster else 12)
         self._launch.regions[0].blocks.append(*arguments)
 
@@ -415,7 +413,7 @@ class KernelBuilder:
             ),
         ).result
         lane = arith.andi(thread, constant(WARP_THREADS - 1))
-        # Reading lane 0's value tells the compiler that a warp agrees.
+        # A shuffle from lane 0 tells the compiler that the value is warp-uniform.
         warp_in_block = nvvm.shfl_sync(
             constant(_FULL_MASK),
             arith.shrui(thread, constant(5)),
@@ -446,12 +444,12 @@ class KernelBuilder:
             in_warpgroup, lane, warp, warpgroup, block_id, elected, warp_elected
         )
         self.smem_base = _smem_base()
-        # Whatever is hoisted later goes before this operation.
+        # Values hoisted later are inserted before this operation.
         ids = (in_warpgroup, lane, warp, warpgroup, *block_id, elected, warp_elected)
         self._anchor = ir.Operation.create(PROLOGUE, operands=[*ids, self.smem_base])
 
     def _recover(self) -> None:
-        """Finds in the module what the first builder knew of it."""
+        """Restores the first builder's state from the module."""
         if hasattr(self, "threads"):
             return
         host = self._launch.operation.block
@@ -462,7 +460,7 @@ class KernelBuilder:
         ]
         if len(found) != 1:
             raise errors.InternalError(
-                "the module's prologue is gone",
+                "the module does not have a prologue",
                 expected="a module before its host work is lowered",
             )
         (self._anchor,) = found
@@ -488,7 +486,7 @@ def launch_of(module: ir.Module) -> Any:
     ]
     if len(found) != 1:
         raise errors.InternalError(
-            "a kernel's module has one gpu.launch", got=f"{len(found)} of them"
+            "a kernel's module must have one gpu.launch", got=f"{len(found)} of them"
         )
     return found[0]
 
@@ -497,7 +495,7 @@ def verify(module: ir.Module) -> None:
     """Verifies a module.
 
     Raises:
-      CompilationError: MLIR refuses it.
+      CompilationError: the module does not verify.
     """
     with refusals(module):
         module.operation.verify()
@@ -505,14 +503,14 @@ def verify(module: ir.Module) -> None:
 
 @contextlib.contextmanager
 def refusals(module: ir.Module) -> Iterator[None]:
-    """Turns MLIR's refusal of a kernel's module into a CompilationError."""
+    """Converts MLIR's errors about a kernel's module to a CompilationError."""
     try:
         yield
     except ir.MLIRError as error:
         attributes = module.operation.attributes
         name = attributes["sym_name"].value if "sym_name" in attributes else ""
         raise errors.CompilationError(
-            f"MLIR refuses the module of kernel {name!r}", got=str(error)
+            f"MLIR rejects the module of kernel {name!r}", got=str(error)
         ) from error
 
 

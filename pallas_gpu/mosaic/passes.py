@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes over a kernel's complete module, in place: what no emitter can do by itself.
+"""Passes over a kernel's complete module, in place.
 
-They need nothing but the module: an emitter that finds work for the host or for the
-whole kernel leaves a tagged operation behind.
+They depend only on the module: emitters represent work for the host or for the whole
+kernel by tagged operations.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pallas_gpu.mosaic import tensor_map
 
 
 def lower_host_work(module: ir.Module) -> ir.Module:
-    """Has the host initialise the TMA descriptors, and drops the prologue's tag."""
+    """Emits host code to initialize the TMA descriptors, erases the prologue's tag."""
     launch = module_lib.launch_of(module)
     body = launch.regions[0].blocks[0]
     host = launch.operation.block
     buffers = [op.result for op in host.operations if isinstance(op, llvm.LoadOp)]
     with module.context, ir.Location.unknown():
         tensor_map.lower_tensor_maps(module, launch.operation, body, buffers)
-        # Near the start: the whole body would be thousands of Python objects.
+        # It is near the start; walking the whole body creates thousands of objects.
         tags = (o for o in body.operations if o.operation.name == module_lib.PROLOGUE)
         if (tag := next(tags, None)) is not None:
             tag.operation.erase()
@@ -30,13 +30,13 @@ def lower_host_work(module: ir.Module) -> ir.Module:
 
 
 def share_subexpressions(module: ir.Module) -> ir.Module:
-    """Common subexpression elimination, which drops dead code, too.
+    """Common subexpression elimination, which also removes dead code.
 
-    The plugin canonicalizes by itself; to do so here gave the same PTX for a tenth more
-    of the lowering's time.
+    The plugin canonicalizes; doing so here too gave the same PTX and took 10% more of
+    the lowering's time.
 
     Raises:
-      CompilationError: MLIR refuses the module.
+      CompilationError: the module does not verify.
     """
     with module.context, ir.Location.unknown(), module_lib.refusals(module):
         passes = passmanager.PassManager.parse("builtin.module(cse)")

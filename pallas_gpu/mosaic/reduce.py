@@ -27,11 +27,11 @@ _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
 @dataclasses.dataclass(frozen=True)
 class SmemScratch:
-    """SMEM that one warpgroup may use while a reduction or a relayout runs.
+    """SMEM reserved for one warpgroup during a reduction or a relayout.
 
     Attributes:
       pointer: `!llvm.ptr<3>`, 16-byte aligned.
-      size_bytes: how much there is.
+      size_bytes: its size.
     """
 
     pointer: ir.Value
@@ -44,28 +44,28 @@ def reduce(
     axes: Sequence[int],
     scratch: SmemScratch | None = None,
 ) -> RegisterArray | Splat:
-    """Reduces an array over axes; every thread ends with what its layout says.
+    """Reduces an array over axes; the result has the reduced layout.
 
     PTX: `shfl.sync.bfly`; across warps `st.shared`, `barrier.sync`, `ld.shared`. All
-    threads of the warpgroup issue it. All copies of an element are equal to the bit.
+    threads of the warpgroup issue it. All copies of an element are bitwise equal.
 
     Args:
-      kind: `max` and `min` hand NaN on; `and`, `or` take integers and bools.
+      kind: `max` and `min` propagate NaN; `and`, `or` are for integers and bools.
       x: in a linear layout; in any layout if all axes are reduced.
-      axes: the axes that go away.
-      scratch: needed where warps hold different parts, see `Reduction`.
+      axes: the axes to reduce.
+      scratch: required if warps hold different parts, see `Reduction`.
 
     Returns:
-      An array in `x.layout.reduce(axes)`, or a splat of shape () when no axis is left.
+      An array in `x.layout.reduce(axes)`, or a splat of shape () if no axis remains.
 
     Raises:
-      LayoutError: threads hold mixed parts of kept and reduced axes.
-      OutOfResources: the scratch has no room for a register of each thread.
+      LayoutError: a thread bit moves along reduced and along remaining axes.
+      OutOfResources: the scratch is smaller than a register of each thread.
     """
     steps = plan_reduction(x.layout, tuple(sorted(a % len(x.shape) for a in axes)))
     dtype, values, name = x.dtype, list(x.values), str(kind)
     if dtype == dtypes.BOOL:
-        # Neither shuffles nor memory hold single bits.
+        # Shuffles and memory have no single-bit elements.
         dtype, name = dtypes.U8, _BOOL_KINDS.get(name, name)
         values = [convert_value(v, dtypes.BOOL, dtype) for v in values]
     combine = table.lookup(name).emitter(dtype)
@@ -86,7 +86,7 @@ def reduce(
 
 
 def _fold(combine: Callable, values: Sequence[ir.Value]) -> ir.Value:
-    """A balanced tree: short chains, and rounding errors that grow with its depth."""
+    """Folds in a balanced tree: the depth bounds latency and rounding errors."""
     values = list(values)
     while len(values) > 1:
         pairs = zip(values[::2], values[1::2], strict=False)
@@ -112,9 +112,9 @@ def _across_warps(
     steps: Reduction,
     scratch: SmemScratch | None,
 ) -> list[ir.Value]:
-    """Each warp writes its part, then each thread reads those it needs, in one order.
+    """Each warp stores its part; each thread loads what it combines, in a fixed order.
 
-    With scratch for fewer registers than there are, it goes in rounds.
+    If the scratch does not hold all registers, this takes several rounds.
     """
     round_bytes = steps.round_bytes(dtypes.bits(dtype))
     available = 0 if scratch is None else scratch.size_bytes
@@ -153,7 +153,7 @@ def _one_round(
         columns[bit] = warp_bytes << i
     own = addressing.offset_pointer(pointer, addressing.thread_sum(columns))
     idle = [b for b in range(LANE_BITS) if b not in steps.slots]
-    # The threads may still read what an earlier round left here.
+    # Threads may still be reading what an earlier round stored here.
     mbarrier.warpgroup_barrier()
     with predicated(addressing.thread_bits_clear(idle)):
         for r, value in enumerate(partial):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in the registers of a warpgroup, and arrays that are not made yet.
+"""Arrays in the registers of a warpgroup, and arrays that are not materialized yet.
 
-A `RegisterArray` has a layout. A `Deferred` has none: a splat, an iota, a broadcast, or
-an elementwise function of these takes the layout of whatever it meets.
+A `RegisterArray` has a layout. A `Deferred` does not: a splat, an iota, a broadcast, or
+an elementwise function of these adopts the layout of the array it is combined with.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from pallas_gpu.mosaic.elements.convert import convert_value
 
 @dataclasses.dataclass(frozen=True)
 class RegisterArray:
-    """An array that a warpgroup holds.
+    """An array in the registers of a warpgroup.
 
     Attributes:
       values: one `vector<vec x T>` per register.
-      layout: where each element lies.
-      dtype: element type, with the sign that MLIR's integers lack.
+      layout: where each element is stored.
+      dtype: element type, with the signedness that MLIR's integers lack.
     """
 
     values: tuple[ir.Value, ...]
@@ -47,7 +47,7 @@ class RegisterArray:
     def __post_init__(self) -> None:
         if len(self.values) != self.layout.num_registers:
             raise errors.InternalError(
-                "A register array needs one value per register of its layout",
+                "The number of values is not the layout's number of registers",
                 expected=self.layout.num_registers,
                 got=len(self.values),
             )
@@ -60,18 +60,18 @@ class RegisterArray:
     def with_values(
         self, values: Sequence[ir.Value], dtype: np.dtype | None = None
     ) -> RegisterArray:
-        """The same layout with other registers: how loops carry an array."""
+        """The same layout and dtype with other registers, e.g. a loop's carries."""
         return RegisterArray(tuple(values), self.layout, dtype or self.dtype)
 
 
 class Deferred:
-    """An array without a layout yet; `materialize` makes it in any."""
+    """An array without a layout; `materialize` emits it in a given one."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
 
     def materialize(self, layout) -> RegisterArray:
-        """Emits the registers of this array in a layout."""
+        """Emits the registers of the array in a layout."""
         return self._materialize(place_registers(layout, self.shape))
 
     def _materialize(self, layout: Placement) -> RegisterArray:
@@ -80,7 +80,7 @@ class Deferred:
 
 @dataclasses.dataclass(frozen=True)
 class Splat(Deferred):
-    """Every element is the same value; with shape () it is a scalar."""
+    """All elements have the same value; with shape () it is a scalar."""
 
     value: ir.Value
     dtype: np.dtype
@@ -93,7 +93,7 @@ class Splat(Deferred):
 
 @dataclasses.dataclass(frozen=True)
 class Iota(Deferred):
-    """Every element is its own index along one dimension."""
+    """Each element is its index along one dimension."""
 
     dtype: np.dtype
     shape: tuple[int, ...]
@@ -136,7 +136,7 @@ class Broadcast(Deferred):
             sources = _broadcast_sources(layout, operand.layout, self.dims)
         if sources is None:
             raise errors.LayoutError(
-                "A broadcast operand lies in other threads than its result",
+                "The operand of a broadcast is in other threads than the result",
                 expected=f"a layout that matches {describe(layout)} reduced to axes "
                 f"{self.dims}",
                 got=describe(operand.layout),
@@ -169,7 +169,7 @@ Array = RegisterArray | Deferred
 def map_registers(
     emit: Callable[..., ir.Value], columns: Sequence[Sequence[ir.Value]]
 ) -> tuple[ir.Value, ...]:
-    """Applies an emitter register by register; equal operands are computed once."""
+    """Applies an emitter to each register; equal operands are computed once."""
     done: dict[tuple, ir.Value] = {}
     result = []
     for values in zip(*columns, strict=True):
@@ -180,9 +180,9 @@ def map_registers(
 
 
 def with_sign(x: Array, dtype: np.dtype) -> Array:
-    """The same bits as elements of a dtype of the same width: integers of either sign.
+    """The same bits with another dtype of the same width: signed or unsigned integers.
 
-    The warpgroup-level module has integers without signs; operations bring them.
+    Integers of the warpgroup-level module are signless; operations state the sign.
     """
     match x:
         case _ if x.dtype == dtype:
@@ -199,7 +199,7 @@ def with_sign(x: Array, dtype: np.dtype) -> Array:
 
 
 def splat(value: ir.Value, dtype: np.dtype, shape: Sequence[int] = ()) -> Splat:
-    """The array whose elements all are `value`."""
+    """The array whose elements are all `value`."""
     return Splat(value, np.dtype(dtype), tuple(shape))
 
 
@@ -234,7 +234,7 @@ def broadcast_in_dim(x: Array, shape: Sequence[int], dims: Sequence[int]) -> Arr
 
 
 def reshape(x: Array, shape: Sequence[int]) -> Array:
-    """Gives an array another shape, row-major, where no data has to move.
+    """Reshapes an array, row-major, without data movement.
 
     Raises:
       LayoutError: the placement would not be linear in the new shape.
@@ -268,7 +268,7 @@ def transpose(x: RegisterArray, permutation: Sequence[int]) -> RegisterArray:
     Raises:
       LayoutError: the array is strided without a linear form.
     """
-    # Where there is no linear form, asking for it raises the error that says why.
+    # Without a linear form, this raises an error that states the reason.
     layout = x.layout if isinstance(x.layout, LinearLayout) else x.layout.linear()
     values = tuple(x.values[r] for r in layout.transpose_registers(permutation))
     return RegisterArray(values, layout.transpose(permutation), x.dtype)
@@ -277,7 +277,7 @@ def transpose(x: RegisterArray, permutation: Sequence[int]) -> RegisterArray:
 def static_slice(
     x: Array, starts: Sequence[int], sizes: Sequence[int]
 ) -> RegisterArray | Splat:
-    """A slice whose registers are some of the array's.
+    """A slice that is a subset of the array's registers.
 
     Raises:
       LayoutError: threads would have to exchange data.
@@ -298,10 +298,10 @@ def static_slice(
 
 
 def regroup(x: Array, layout) -> Array:
-    """Gives an array a layout where nothing has to move between threads.
+    """Converts an array to a layout without data movement between threads.
 
-    A deferred array is made in it; a register array may change how a thread groups its
-    own elements. `relayout.layout_cast` moves data too.
+    A deferred array is materialized in it; in a register array each thread may regroup
+    its own elements. `relayout.layout_cast` exchanges data too.
 
     Raises:
       LayoutError: threads would have to exchange data.
@@ -318,7 +318,7 @@ def regroup(x: Array, layout) -> Array:
         sources = _broadcast_sources(target, x.layout, tuple(range(len(x.shape))))
     if sources is None:
         raise errors.LayoutError(
-            "The array lies in other threads than it should",
+            "The array's elements are in other threads than the layout requires",
             expected=describe(target),
             got=describe(x.layout),
             hint=f"layout_cast it to {describe(target)}",
@@ -342,11 +342,11 @@ def _broadcast_sources(
 def gather(
     values: Sequence[ir.Value], sources: Sequence[Sequence[tuple[int, int]]]
 ) -> tuple[ir.Value, ...]:
-    """Vectors put together from elements of others.
+    """Vectors assembled from elements of other vectors.
 
     Args:
       values: vectors of one length.
-      sources: for each result its elements, as (value, element of it).
+      sources: for each result its elements, as (index of the value, element in it).
     """
     whole = list(range(dtypes.length(values[0]) or 1))
     done: dict[tuple, ir.Value] = {}
@@ -371,13 +371,13 @@ def _reshape_array(x: RegisterArray, shape: tuple[int, ...]) -> RegisterArray:
 
 
 def _reshape_units(x: Iota | Broadcast, shape: tuple[int, ...]) -> Array:
-    """Adds or drops axes of size one."""
+    """Inserts or removes axes of size 1."""
     kept = [a for a, s in enumerate(x.shape) if s != 1]
     places = [a for a, s in enumerate(shape) if s != 1]
     if [x.shape[a] for a in kept] != [shape[a] for a in places]:
         raise errors.LayoutError(
-            "Only axes of size one can be added to or dropped from this array",
-            expected=f"the sizes of {x.shape} besides 1",
+            "A reshape of this array can only insert or remove axes of size 1",
+            expected=f"the sizes of {x.shape} other than 1",
             got=shape,
             hint="layout_cast the array before the reshape",
         )
@@ -393,7 +393,7 @@ def _reshape_units(x: Iota | Broadcast, shape: tuple[int, ...]) -> Array:
 
 
 def _linear_coordinate(layout: LinearLayout, axis: int) -> list[ir.Value]:
-    """i32 vectors: the coordinate of every element along an axis."""
+    """i32 vectors: the coordinate of each element along an axis."""
     kernel = module.current()
     base = addressing.thread_sum([c[axis] for c in layout.thread_columns])
     length = layout.vector_length
@@ -414,7 +414,7 @@ def _counting(length: int) -> ir.Value:
 
 
 def _strided_coordinate(layout: WGStridedLayout, axis: int) -> list[ir.Value]:
-    """The same where coordinates are not linear: by division of the flat index."""
+    """The same if coordinates are not linear: by division of the flat index."""
     step = math.prod(layout.shape[axis + 1 :])
     size = layout.shape[axis]
     length = layout.vec_size

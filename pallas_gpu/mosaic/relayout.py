@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves arrays between register layouts: the emitter of `layouts/moves/`'s plans.
+"""Converts arrays between register layouts: the emitter of `layouts/moves/`'s plans.
 
-Whatever the way, elements are first regrouped into the words or units that travel, and
-at last into the registers of the new layout.
+In every strategy, elements are first regrouped into the words or units to exchange, and
+finally into the registers of the new layout.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _WORD_BITS = 32
 
 
 def layout_cast(x: Array, layout, scratch: SmemScratch | None = None) -> Array:
-    """Gives an array a layout, as `relayout` does; a deferred array is made in it.
+    """Converts an array to a layout by `relayout`; materializes a deferred array in it.
 
     Raises:
-      LayoutError: the layout does not fit the shape, or is that of a splat.
-      OutOfResources: data crosses warps, and there is too little scratch.
+      LayoutError: the layout does not match the shape, or is a splat layout.
+      OutOfResources: data crosses warps, and the scratch is too small.
     """
     if isinstance(x, Splat) and isinstance(place(layout, x.shape), WGSplatLayout):
         return x
@@ -54,16 +54,16 @@ def layout_cast(x: Array, layout, scratch: SmemScratch | None = None) -> Array:
 def relayout(
     x: RegisterArray, target: Placement, scratch: SmemScratch | None = None
 ) -> RegisterArray:
-    """Moves an array to another layout in the cheapest way.
+    """Converts an array to another layout at the lowest cost.
 
-    PTX: nothing where registers get other names; `shfl.sync` inside of warps; across
-    them, or where it is cheaper, `st.shared`, `barrier.sync`, `ld.shared`. All threads
-    of the warpgroup issue it.
+    PTX: none if registers are only renamed; `shfl.sync` within warps; across warps, or
+    if it is cheaper, `st.shared`, `barrier.sync`, `ld.shared`. All threads of the
+    warpgroup issue it.
 
     Args:
-      x: bools travel as bytes, float8 as its bits.
+      x: bools are exchanged as bytes, float8 as its bits.
       target: the new layout, of the same shape.
-      scratch: SMEM for what crosses warps; see `layouts/moves/relayout.py`.
+      scratch: SMEM for data that crosses warps; see `layouts/moves/relayout.py`.
 
     Raises:
       OutOfResources: the scratch is too small.
@@ -98,7 +98,7 @@ def _too_little_scratch(
     x: RegisterArray, target: Placement, needed: int, available: int
 ) -> errors.OutOfResources:
     return errors.OutOfResources(
-        "Moving an array between layouts needs more scratch in SMEM",
+        "Converting an array between layouts needs more scratch in SMEM",
         resource="SMEM",
         limit_bytes=available,
         used_bytes=needed,
@@ -112,7 +112,7 @@ def _too_little_scratch(
 def _regroup(
     values: Sequence[ir.Value], sources: Sequence[Sequence[Slot]]
 ) -> tuple[ir.Value, ...]:
-    """As `gather`, by words where elements stay together: bytes cost a prmt each."""
+    """As `gather`, by words if elements stay adjacent: bytes cost a prmt each."""
     length = values[0].type.shape[0]
     width = values[0].type.element_type.width
     run = min(length, len(sources[0]), max(_WORD_BITS // width, 1))
@@ -132,7 +132,7 @@ def _regroup(
 def _by_bytes(
     values: Sequence[ir.Value], sources: Sequence[Sequence[Slot]]
 ) -> tuple[ir.Value, ...]:
-    """As `gather`, for bytes. LLVM would take each byte out and put it in again."""
+    """As `gather`, for bytes. LLVM would extract and insert each byte separately."""
     words = [_to_words(value) for value in values]
 
     def build(source: Sequence[Slot]) -> ir.Value:
@@ -147,15 +147,15 @@ def _by_bytes(
     return tuple(done[tuple(source)] for source in sources)
 
 
-def _merge(taken: Sequence[tuple[ir.Value, int]]) -> ir.Value:
+def _merge(parts: Sequence[tuple[ir.Value, int]]) -> ir.Value:
     """A word of up to four bytes (word, byte in it). PTX: `prmt.b32`, of two words."""
-    distinct = list(dict.fromkeys(word for word, _ in taken))
+    distinct = list(dict.fromkeys(word for word, _ in parts))
     i32 = ir.IntegerType.get_signless(_WORD_BITS)
     kernel = module.current()
-    # Where each byte is: in the merged word, once that has it, or in its own.
-    merged, places = distinct[0], [b if w == distinct[0] else -1 for w, b in taken]
+    # The position of each byte: in the merged word once it is there, else in its own.
+    merged, places = distinct[0], [b if w == distinct[0] else -1 for w, b in parts]
     for other in distinct[1:] or distinct:
-        for i, (word, byte) in enumerate(taken):
+        for i, (word, byte) in enumerate(parts):
             if word == other and places[i] < 0:
                 places[i] = 4 + byte
         if places != list(range(len(places))):
@@ -168,14 +168,14 @@ def _merge(taken: Sequence[tuple[ir.Value, int]]) -> ir.Value:
 
 
 def _in_runs(source: Sequence[Slot], run: int) -> bool:
-    """Whether the elements are aligned runs of neighbours."""
+    """Whether the elements form aligned runs of adjacent elements."""
     return all(
         v % run == 0 and list(source[i : i + run]) == [(r, v + k) for k in range(run)]
         for i, (r, v) in ((i, source[i]) for i in range(0, len(source), run))
     )
 
 
-# --- inside of a warp -----------------------------------------------------------------
+# --- within a warp --------------------------------------------------------------------
 
 
 def _by_shuffles(
@@ -183,7 +183,7 @@ def _by_shuffles(
 ) -> tuple[ir.Value, ...]:
     packed = _regroup(x.values, plan.packs)
     type_ = packed[0].type
-    # For each part of 32 bits: that of every word.
+    # For each 32-bit part: that part of every word.
     parts = list(zip(*map(_to_words, packed), strict=True))
     placed = [_exchange_words(plan, words) for words in parts]
     filling = [_from_words(words, type_) for words in zip(*placed, strict=True)]
@@ -211,7 +211,7 @@ def _receive(word: ir.Value, lane_columns: tuple[int, ...], shift: int) -> ir.Va
 def _rename_words(
     network: Network, words: Sequence[ir.Value], wanted: Iterable[int]
 ) -> list[ir.Value]:
-    """The wanted words behind the stages of a network."""
+    """The requested words after the stages of a network."""
     done: dict[tuple[int, int], ir.Value] = {}
 
     def word(index: int, stage: int) -> ir.Value:
@@ -228,7 +228,7 @@ def _rename_words(
 
 
 def _to_words(value: ir.Value) -> list[ir.Value]:
-    """A vector as words of 32 bits; a shorter one fills the low bits of one word."""
+    """A vector as 32-bit words; a shorter one occupies the low bits of one word."""
     total_bits = _total_bits(value)
     if total_bits % _WORD_BITS == 0:
         words = dtypes.bitcast(value, dtypes.I32)
@@ -239,7 +239,7 @@ def _to_words(value: ir.Value) -> list[ir.Value]:
 
 
 def _from_words(words: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
-    """The vector of a type whose words these are."""
+    """The vector of the given type that these words make up."""
     total_bits = type_.shape[0] * type_.element_type.width
     if total_bits % _WORD_BITS:
         narrow = ir.IntegerType.get_signless(total_bits)
@@ -258,20 +258,20 @@ def _total_bits(value: ir.Value) -> int:
 def _through_smem(
     plan: Exchange | RowMajor, x: RegisterArray, target: Placement, pointer: ir.Value
 ) -> tuple[ir.Value, ...]:
-    # The threads may still read what another use left in the scratch.
+    # Threads may still be reading what an earlier use stored in the scratch.
     mbarrier.warpgroup_barrier()
     if isinstance(plan, RowMajor):
         view = smem.SmemView.whole(pointer, plan.smem, x.dtype)
         smem.store(view, x, optimized=False)
         mbarrier.warpgroup_barrier()
         return smem.load(view, target, optimized=False).values
-    meet = mbarrier.warp_barrier if plan.within_warps else mbarrier.warpgroup_barrier
+    barrier = mbarrier.warp_barrier if plan.within_warps else mbarrier.warpgroup_barrier
     loaded: dict[tuple[Slot, ...], ir.Value] = {}
     for parts in plan.rounds:
         if parts.start:
-            meet()
+            barrier()
         _store_parts(plan, parts, x, pointer)
-        meet()
+        barrier()
         _load_parts(plan, parts, x.dtype, pointer, loaded)
     return _regroup(list(loaded.values()), filled(loaded, target))
 
@@ -290,7 +290,7 @@ def _store_parts(
             for part in together
         ]
         first_copy = addressing.thread_bits_clear(plan.idle_bits)
-        with smem.predicated(_all_met(needed, first_copy)):
+        with smem.predicated(_conjunction(needed, first_copy)):
             for values, places in zip(units, pointers, strict=True):
                 for value, place_ in zip(values, places, strict=True):
                     llvm.store(value, place_)
@@ -306,7 +306,7 @@ def _load_parts(
     for part in parts:
         units = plan.load.units[part]
         start_bytes = (part - parts.start) * plan.part_bytes
-        own = _all_met(plan.load.conditions[part])
+        own = _conjunction(plan.load.conditions[part])
         type_ = dtypes.vector_type(dtype, len(units[0]))
         places = _pointers(plan.load, pointer, start_bytes)
         for unit, place_ in zip(units, places, strict=True):
@@ -324,10 +324,10 @@ def _pointers(side: Side, pointer: ir.Value, start_bytes: int) -> list[ir.Value]
     )
 
 
-def _all_met(
+def _conjunction(
     conditions: Sequence[tuple[int, bool]], result: ir.Value | None = None
 ) -> ir.Value | None:
-    """i1: the thread meets all conditions (mask, odd), and `result`; None for none."""
+    """i1: all conditions (mask, odd) and `result` hold; None without conditions."""
     for mask, odd in conditions:
         met = addressing.thread_parity(mask)
         if not odd:

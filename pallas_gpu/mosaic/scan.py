@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cumulative operations: within a thread, across the lanes of a warp, across warps.
 
-The emitter of the plans of `layouts/moves/scan.py`. Beside the prefix of every element
-it keeps the total of every unit, which is what threads exchange.
+The emitter of the plans of `layouts/moves/scan.py`. Besides the prefix of each element
+it keeps the total of each unit; threads exchange these totals.
 """
 
 from __future__ import annotations
@@ -34,28 +34,28 @@ def scan(
     reverse: bool = False,
     scratch: reduce.SmemScratch | None = None,
 ) -> RegisterArray:
-    """Combines each element with all elements before it along an axis.
+    """Combines each element with all preceding elements along an axis.
 
     PTX: arithmetic in a thread, `shfl.sync.bfly` across lanes; across warps
     `st.shared`, `barrier.sync`, `ld.shared`. All threads of the warpgroup issue it.
 
     Args:
-      kind: what combines.
-      x: in a linear layout whose thread columns lie along the axis or along others.
+      kind: the operation that combines elements.
+      x: in a linear layout; each thread column is along the axis or along other axes.
       axis: 0 to rank - 1.
-      reverse: combine each element with all after it.
+      reverse: combine each element with all following ones.
       scratch: SMEM for totals that cross warps; see `ScanPlan.scratch_bytes`.
 
     Returns:
       An array in the layout of `x`.
 
     Raises:
-      LayoutError: the layout does not admit the scan.
-      OutOfResources: warps exchange totals, and there is too little scratch.
+      LayoutError: the layout does not support the scan.
+      OutOfResources: warps exchange totals, and the scratch is too small.
     """
     layout = x.layout
     if not isinstance(layout, LinearLayout):
-        layout = layout.linear()  # raises the error that says why
+        layout = layout.linear()  # raises an error that states the reason
     plan = plan_scan(layout, axis)
     combine = table.lookup(kind).emitter(x.dtype)
     order = -1 if reverse else 1
@@ -103,7 +103,7 @@ def _merge(combine: Callable, prefixes: _Line, totals: _Line, units: int) -> _Li
         for unit in range(first + 1, first + units):
             for i in range(unit * held, (unit + 1) * held):
                 prefixes[i] = combine(running, prefixes[i])
-            # With one element a unit this is the prefix; CSE drops the second one.
+            # With one element per unit this is the prefix; CSE removes the duplicate.
             running = combine(running, totals[unit])
         merged.append(running)
     return merged
@@ -143,9 +143,9 @@ def _from_other_warp(
     bit: int,
     scratch: reduce.SmemScratch | None,
 ) -> list[ir.Value]:
-    """The same values of the warp whose number differs in one bit.
+    """The same values of the warp whose index differs in one bit.
 
-    With scratch for fewer values than there are, it goes in rounds.
+    If the scratch does not hold all values, this takes several rounds.
     """
     itemsize = dtypes.memory_dtype(x.dtype).itemsize
     row_bytes = THREADS * itemsize
@@ -168,7 +168,7 @@ def _from_other_warp(
     per_round, result = available // row_bytes, []
     for first in range(0, len(values), per_round):
         chunk = values[first : first + per_round]
-        # The threads may still read what an earlier use left in the scratch.
+        # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.warpgroup_barrier()
         for i, value in enumerate(chunk):
             llvm.store(value, addressing.offset_pointer(own, i * row_bytes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Words that the lanes of a warp exchange. PTX: `shfl.sync`."""
+"""Exchange of words between the lanes of a warp. PTX: `shfl.sync`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pallas_gpu.mosaic import module
 from pallas_gpu.mosaic.elements import dtypes
 
 _FULL_MASK = -1
-# Segments are the whole warp (PTX ISA, shfl: operand c).
+# The segment is the whole warp (PTX ISA, shfl: operand c).
 _LAST_LANE = 31
 
 
 def from_distance(word: ir.Value, lane_mask: int) -> ir.Value:
-    """The word of the lane whose number differs in `lane_mask`.
+    """The word of the lane whose index differs in the bits of `lane_mask`.
 
     PTX: `shfl.sync.bfly.b32`. All threads of the warp issue it.
     """
@@ -24,7 +24,7 @@ def from_distance(word: ir.Value, lane_mask: int) -> ir.Value:
 
 
 def from_lane(word: ir.Value, lane: ir.Value) -> ir.Value:
-    """The word of a lane, an i32 that may differ from thread to thread.
+    """The word of the given lane, an i32 that may differ between threads.
 
     PTX: `shfl.sync.idx.b32`. All threads of the warp issue it.
     """
@@ -32,7 +32,7 @@ def from_lane(word: ir.Value, lane: ir.Value) -> ir.Value:
 
 
 def exchange(value: ir.Value, dtype: np.dtype, lane_mask: int) -> ir.Value:
-    """The vector of the lane whose number differs in `lane_mask`, of any element type.
+    """The vector, of any dtype, of the lane whose index differs in `lane_mask`.
 
     PTX: `shfl.sync.bfly.b32` for each word. All threads of the warp issue it.
     """

@@ -46,12 +46,12 @@ class SmemView:
 
     @classmethod
     def whole(cls, pointer: ir.Value, layout: SmemLayout, dtype: np.dtype) -> SmemView:
-        """Returns the view of all of an array."""
+        """Returns the view of a whole array."""
         return cls(pointer, layout, np.dtype(dtype), Window.whole(layout.shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape that a load of the view has."""
+        """The shape of a load of the view."""
         return self.window.shape
 
     def slice(
@@ -65,7 +65,7 @@ class SmemView:
         return dataclasses.replace(self, window=window)
 
     def transpose(self, permutation: Sequence[int]) -> SmemView:
-        """Returns the view whose axis i is this one's axis `permutation[i]`."""
+        """Returns the view whose axis i is axis `permutation[i]` of this one."""
         return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
@@ -93,7 +93,7 @@ def slice_pointer(view: SmemView) -> ir.Value:
         if isinstance(start, int):
             static += (start // tile) * between + (start % tile) * within
             continue
-        # Starts are multiples of the tile, so that its count needs no remainder.
+        # Starts are multiples of the tile, so there is no remainder.
         if between % tile == 0:
             index, step = start, between // tile
         else:
@@ -104,13 +104,13 @@ def slice_pointer(view: SmemView) -> ir.Value:
 
 
 def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[int]]:
-    """The layout with the array's axis order, and its registers as indices."""
+    """The layout with the axes in memory order, and its registers as indices."""
     order = view.window.order
     inverse = [order.index(i) for i in range(len(order))]
     if inverse == sorted(inverse):
         return layout, list(range(layout.num_registers))
     if isinstance(layout, WGStridedLayout):
-        layout.linear()  # raises the error that says why
+        layout.linear()  # raises an error that states the reason
         raise AssertionError("a placement is strided only where it is not linear")
     return layout.transpose(inverse), layout.transpose_registers(inverse)
 
@@ -144,16 +144,16 @@ def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
 def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArray:
     """Loads a view into registers.
 
-    PTX: `ld.shared`, `ldmatrix`. All threads of the warpgroup issue it; the values are
-    there when it returns. Whoever wrote the memory must have been waited for.
+    PTX: `ld.shared`, `ldmatrix`. All threads of the warpgroup issue it. The load is
+    synchronous; writes to the memory must have completed and be visible.
 
     Args:
-      view: of whole tiles where the array is tiled.
-      layout: the register layout; None takes the strided default.
-      optimized: refuse accesses with bank conflicts.
+      view: consists of whole tiles if the array is tiled.
+      layout: the register layout; None selects the strided default.
+      optimized: reject accesses with bank conflicts.
 
     Raises:
-      LayoutError: the view and the layout do not fit each other.
+      LayoutError: the view and the layout are incompatible.
     """
     if layout is None:
         placement = default_placement(view.shape, dtypes.bits(view.dtype))
@@ -182,17 +182,18 @@ def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArra
 def store(view: SmemView, value: Array, *, optimized: bool = True) -> None:
     """Stores an array into a view.
 
-    PTX: `st.shared`, `stmatrix`. All threads of the warpgroup issue it. Other threads
-    see the data after a barrier, asynchronous copies after `fence.proxy.async` too.
+    PTX: `st.shared`, `stmatrix`. All threads of the warpgroup issue it. The data is
+    visible to other threads after a barrier, and to asynchronous copies after
+    `fence.proxy.async` and a barrier.
 
     Args:
-      view: of whole tiles where the array is tiled.
-      value: of the view's shape and dtype; a deferred array is made in the strided
-        default layout.
-      optimized: refuse accesses with bank conflicts.
+      view: consists of whole tiles if the array is tiled.
+      value: of the view's shape and dtype; a deferred array is materialized in the
+        strided default layout.
+      optimized: reject accesses with bank conflicts.
 
     Raises:
-      LayoutError: the view and the layout do not fit each other.
+      LayoutError: the view and the layout are incompatible.
     """
     array = _in_registers(view, value, optimized)
     plan, order = _plan(view, array.layout, "store", optimized)
@@ -219,16 +220,16 @@ def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArra
 
 
 def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:
-    """Raises unless a value has the shape and dtype of the view it goes to."""
+    """Raises unless a value has the shape and dtype of the view it is stored to."""
     if value.shape != shape:
         raise errors.ShapeError(
-            "The stored array has another shape than the reference",
+            "The shapes of the stored array and the reference differ",
             expected=shape,
             got=value.shape,
         )
     if value.dtype != dtype:
         raise errors.DTypeError(
-            "The stored array has another dtype than the reference",
+            "The dtypes of the stored array and the reference differ",
             expected=dtype,
             got=value.dtype,
             hint="convert it with astype",
@@ -236,7 +237,7 @@ def check_stored(shape: tuple[int, ...], dtype: np.dtype, value: Array) -> None:
 
 
 def predicated(condition: ir.Value | None):
-    """A context whose code runs only where the i1 holds; None runs it always."""
+    """A context whose code executes only if the i1 holds; None means always."""
     return _Predicated(condition)
 
 
@@ -261,7 +262,7 @@ class _Predicated:
 
 
 def _exchange(plan: AccessPlan, pieces: list[ir.Value]) -> None:
-    """Swaps paired accesses in the threads that visited them in the other order."""
+    """Swaps paired accesses in the threads that issued them in reverse order."""
     for stagger in plan.staggers:
         swap = addressing.thread_bit(stagger.thread_bit)
         for a, b in stagger.pairs:
@@ -271,7 +272,7 @@ def _exchange(plan: AccessPlan, pieces: list[ir.Value]) -> None:
 
 
 def _join(plan: AccessPlan, pieces: list[ir.Value], count: int) -> list[ir.Value]:
-    """Registers from the accesses that make them up."""
+    """The registers, concatenated from the pieces of the accesses."""
     parts: list[list[ir.Value]] = [[] for _ in range(count)]
     for (register, _), piece in zip(plan.accesses, pieces, strict=True):
         parts[register].append(piece)
@@ -279,7 +280,7 @@ def _join(plan: AccessPlan, pieces: list[ir.Value], count: int) -> list[ir.Value
 
 
 def concatenate(parts: Sequence[ir.Value]) -> ir.Value:
-    """One vector of several, in order."""
+    """The concatenation of vectors, in order."""
     if len(parts) == 1:
         return parts[0]
     return dtypes.pack(
@@ -288,7 +289,7 @@ def concatenate(parts: Sequence[ir.Value]) -> ir.Value:
 
 
 def split(value: ir.Value, length: int) -> list[ir.Value]:
-    """A vector as vectors of `length`, in order."""
+    """A vector split into vectors of `length`, in order."""
     lanes = dtypes.length(value) or 0
     if lanes == length:
         return [value]
@@ -338,7 +339,7 @@ def _stmatrix(pointer: ir.Value, pieces: list[ir.Value], transpose: bool) -> Non
 
 
 def require_one_element(shape: tuple[int, ...]) -> None:
-    """Raises ShapeError unless a view names a single element."""
+    """Raises ShapeError unless a view is a single element."""
     if math.prod(shape) != 1:
         raise errors.ShapeError(
             "A scalar access needs the index of one element",
@@ -348,13 +349,13 @@ def require_one_element(shape: tuple[int, ...]) -> None:
 
 
 def load_element(pointer: ir.Value, dtype: np.dtype) -> ir.Value:
-    """Loads one element of shared or global memory; every thread gets it."""
+    """Loads one element of shared or global memory into every thread."""
     memory = dtypes.memory_dtype(dtype)
     return convert_value(llvm.load(dtypes.mlir_type(memory), pointer), memory, dtype)
 
 
 def store_element(pointer: ir.Value, value: ir.Value, dtype: np.dtype) -> None:
-    """Stores one element by the elected thread of the warpgroup or warp."""
+    """Stores one element from the elected thread of the warpgroup or warp."""
     stored = convert_value(value, dtype, dtypes.memory_dtype(dtype))
     with predicated(module.current().elected):
         llvm.store(stored, pointer)
@@ -371,10 +372,10 @@ def _element_pointer(view: SmemView) -> ir.Value:
 
 
 def load_scalar(view: SmemView) -> ir.Value:
-    """Loads one element; every thread gets it. PTX: `ld.shared`."""
+    """Loads one element into every thread. PTX: `ld.shared`."""
     return load_element(_element_pointer(view), view.dtype)
 
 
 def store_scalar(view: SmemView, value: ir.Value) -> None:
-    """Stores one element by the elected thread. PTX: `st.shared`."""
+    """Stores one element from the elected thread. PTX: `st.shared`."""
     store_element(_element_pointer(view), value, view.dtype)

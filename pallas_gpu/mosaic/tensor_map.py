@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TMA descriptors: tagged operations in the kernel, host code that initialises them.
+"""TMA descriptors: tagged operations in the kernel, and host code to initialize them.
 
-A kernel body names a descriptor by a tagged operation without operands. Before the
-module is serialised, `lower_tensor_maps` gives equal descriptors one slot in a host
-array, has the host initialise each slot through the launcher's runtime function, and
-hands the array to the kernel by value (a `.param` that TMA can read).
+A kernel body refers to a descriptor by a tagged operation without operands. Before the
+module is serialized, `lower_tensor_maps` assigns equal descriptors one slot in a host
+array, emits host code that initializes each slot through the launcher's runtime
+function, and passes the array to the kernel by value (a `.param` that TMA can read).
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from pallas_gpu import errors
 
 TAG = "tensor_map"
 INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
-# CUtensorMap is an opaque struct of 128 bytes, aligned to 64 (CUDA driver API).
+# CUtensorMap is an opaque struct of 128 bytes, 64-byte aligned (CUDA driver API).
 DESCRIPTOR_BYTES = 128
 DESCRIPTOR_ALIGNMENT_BYTES = 64
 
-# Element types as the launcher's runtime function numbers them (read off the modules
-# that JAX's own GPU kernels compile to). A copy cares about the bits alone.
+# Element types as encoded by the launcher's runtime function (observed in the modules
+# that JAX's own GPU kernels compile to). A copy depends only on the width.
 _FLOAT_CODES = {"float16": 5, "float32": 6, "bfloat16": 7}
 _BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
-# TMA reductions tell signed from unsigned: min and max differ.
+# TMA reductions distinguish signed from unsigned: min and max differ.
 _SIGNED_CODES = {"int32": 9, "int64": 10}
 _SWIZZLES = (16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
 class TensorMap:
-    """What one TMA descriptor says.
+    """The contents of one TMA descriptor.
 
     Attributes:
-      buffer_index: which buffer of the kernel it describes.
-      dtype: element type, as numpy's name.
+      buffer_index: the index of the kernel's buffer that it describes.
+      dtype: numpy's name of the element type.
       sizes: elements per dimension, outermost first, at most five.
-      strides: elements between neighbours, outermost first; the last is 1.
-      box: elements one instruction moves per dimension, outermost first.
+      strides: in elements per dimension, outermost first; the last is 1.
+      box: elements that one instruction copies per dimension, outermost first.
       swizzle: 16 (none), 32, 64 or 128.
-      offset_elems: elements between the buffer's start and the described array.
+      offset_elems: offset of the described array in the buffer, in elements.
     """
 
     buffer_index: int
@@ -58,7 +58,7 @@ class TensorMap:
         rank = len(self.sizes)
         if not 1 <= rank <= 5 or len(self.strides) != rank or len(self.box) != rank:
             raise errors.InternalError(
-                "A tensor map needs one size, stride and box entry per dimension",
+                "A tensor map requires one size, stride and box entry per dimension",
                 expected="1 to 5 dimensions (PTX ISA, Tensors)",
                 got=f"sizes {self.sizes}, strides {self.strides}, box {self.box}",
             )
@@ -81,13 +81,13 @@ class TensorMap:
 
     @property
     def element_code(self) -> int:
-        """The runtime function's number for the element type."""
+        """The runtime function's code for the element type."""
         itemsize = np.dtype(self.dtype).itemsize
         named = {**_FLOAT_CODES, **_SIGNED_CODES}
         return named.get(self.dtype) or _BITS_CODES[itemsize]
 
     def to_attribute(self) -> ir.DictAttr:
-        """The tag that carries this descriptor in the IR."""
+        """The tag that represents this descriptor in the IR."""
         i64 = ir.IntegerType.get_signless(64)
         entries: dict[str, ir.Attribute] = {"dtype": ir.StringAttr.get(self.dtype)}
         for name in ("buffer_index", "swizzle", "offset_elems"):
@@ -98,7 +98,7 @@ class TensorMap:
 
     @classmethod
     def from_attribute(cls, attribute: ir.Attribute) -> TensorMap:
-        """The descriptor a tag carries."""
+        """The descriptor that a tag represents."""
         entries = ir.DictAttr(attribute)
         scalars = {
             name: ir.IntegerAttr(entries[name]).value
@@ -113,7 +113,7 @@ class TensorMap:
 
 
 def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
-    """Emits the tagged operation that stands for the descriptor's address.
+    """Emits the tagged operation that represents the descriptor's address.
 
     Returns:
       `!llvm.ptr`, the operand of `cp.async.bulk.tensor`.
@@ -125,7 +125,7 @@ def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
 
 
 def find_tensor_maps(root: ir.Operation) -> list[ir.Operation]:
-    """Every tagged operation below `root`, in the order of the text."""
+    """All tagged operations nested in `root`, in program order."""
     found: list[ir.Operation] = []
 
     def visit(op: ir.Operation) -> ir.WalkResult:
@@ -143,16 +143,16 @@ def lower_tensor_maps(
     body: ir.Block,
     buffers: list[ir.Value],
 ) -> int:
-    """Replaces the tagged operations of a launch by initialised descriptors.
+    """Replaces the tagged operations of a launch by initialized descriptors.
 
     Args:
       module: receives the declaration of the runtime function.
-      launch: the `gpu.launch`; the host code is placed before it.
-      body: the launch's block; the array's address is placed at its start.
+      launch: the `gpu.launch`; the host code is inserted before it.
+      body: the launch's block; the array's address is inserted at its start.
       buffers: the kernel's buffers, as host values.
 
     Returns:
-      The number of different descriptors.
+      The number of distinct descriptors.
     """
     tagged = find_tensor_maps(launch)
     if not tagged:

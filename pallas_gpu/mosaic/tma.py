@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """TMA: asynchronous tensor copies between GMEM and SMEM.
 
-One thread issues a copy for its warpgroup, or for its warp where warps run by
-themselves: which of them is the builder's scope. A load completes on an mbarrier, which
-then also says that the data is visible; stores are waited for in groups.
+One thread issues a copy for its warpgroup or its warp, depending on the builder's
+scope. A load completes on an mbarrier; a thread that observes the completed phase also
+observes the data. Stores complete in bulk async-groups.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
 
 Reduction = Literal["add", "min", "max", "inc", "dec", "and", "or", "xor"]
-# More copies than this become a loop: code size, and the time to build the module.
+# More copies than this are emitted as a loop, for code size and lowering time.
 _MAX_UNROLLED = 8
 
 
 def transfer_bytes(view: SmemView | GmemView) -> int:
-    """Bytes that a copy of the view counts on its mbarrier, padding included."""
+    """The tx-count of a copy of the view on its mbarrier, padding included."""
     return math.prod(view.window.sizes) * dtypes.memory_dtype(view.dtype).itemsize
 
 
@@ -46,24 +46,24 @@ def copy_gmem_to_smem(
     arrive: bool = True,
     multicast: Group | None = None,
 ) -> None:
-    """Starts a copy of a GMEM slice into SMEM; elements over the edge become zero.
+    """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
     PTX: `mbarrier.arrive.expect_tx`, `cp.async.bulk.tensor.shared::cluster.global`.
-    Since: sm_90. The threads of the warpgroup meet, then the elected one arrives on the
-    mbarrier and issues the copy. It is complete when the mbarrier's phase is.
+    Since: sm_90. The threads of the warpgroup synchronize, then the elected one arrives
+    on the mbarrier and issues the copy. It completes with the mbarrier's phase.
 
     Args:
       kb: the open builder.
       gmem: a slice of a kernel buffer.
       smem_view: of the same shape, contiguous in SMEM.
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival.
-      elected: i1, true in the one thread that issues; the scope's if None.
-      sync: False where nobody else may still use the SMEM.
-      arrive: False where the caller has announced the bytes already.
+      elected: i1, true in the thread that issues; None: the scope's elected thread.
+      sync: False if no other thread can still be accessing the SMEM.
+      arrive: False if the caller has added the bytes to the tx-count already.
       multicast: blocks of the cluster that all call this with the same slice and the
-        same places in their SMEM: each copies its part to all of them, and the bytes
-        of the whole count on the mbarrier of each (`.multicast::cluster`). Their SMEM
-        must be free and their mbarriers initialised before any of them calls.
+        same SMEM offsets: each copies its part to all of them, and the mbarrier of each
+        counts the bytes of the whole (`.multicast::cluster`). Their SMEM must be free
+        and their mbarriers initialized before any of them issues its part.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
@@ -74,10 +74,10 @@ def copy_gmem_to_smem(
     descriptor = _descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
-        mbarrier.meet()
+        mbarrier.synchronize()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
-        # A CTA's own SMEM is part of its cluster's: address space 7 of NVPTX.
+        # A CTA's own SMEM is part of the cluster's: address space 7 of NVPTX.
         target = llvm.addrspacecast(module.pointer_type(7), pointer)
         nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
             target,
@@ -108,21 +108,21 @@ def copy_smem_to_gmem(
     sync: bool = True,
     commit: bool = True,
 ) -> None:
-    """Starts a copy of SMEM into a GMEM slice; what lies over the edge is dropped.
+    """Starts a copy of SMEM into a GMEM slice; drops out-of-bounds elements.
 
     PTX: `cp.async.bulk.tensor.global.shared::cta`, or `cp.reduce.async.bulk.tensor`,
     then `cp.async.bulk.commit_group`. Since: sm_90. Each thread that wrote the SMEM
-    issues `fence_proxy_async` before. The threads of the warpgroup meet, then the
-    elected one issues. `wait_group` waits for it.
+    issues `fence_proxy_async` before. The threads of the warpgroup synchronize, then
+    the elected one issues the copy. `wait_group` waits for its completion.
 
     Args:
       kb: the open builder.
       smem_view: contiguous in SMEM.
       gmem: a slice of a kernel buffer, of the same shape.
-      reduction: combine with what is in GMEM, atomically per element.
-      elected: i1, true in the one thread that issues; the scope's if None.
-      sync: False where the writers of the SMEM have met already.
-      commit: close the group; False to join the next copy's.
+      reduction: combine with the contents of GMEM, atomically per element.
+      elected: i1, true in the thread that issues; None: the scope's elected thread.
+      sync: False if the threads that wrote the SMEM have synchronized already.
+      commit: commit the group; False adds the copy to the next copy's group.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
@@ -131,7 +131,7 @@ def copy_smem_to_gmem(
     descriptor = _descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
-        mbarrier.meet()
+        mbarrier.synchronize()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         if reduction is None:
@@ -153,7 +153,7 @@ def _reduce_tensor(
 ) -> None:
     """PTX: `cp.reduce.async.bulk.tensor`.
 
-    As text, since the plugin's serialisation loses the attribute of nvvm's operation.
+    Inline assembly, since the plugin's serialization drops the attribute of nvvm's op.
     """
     rank = len(coordinates)
     at = ", ".join(f"${i + 2}" for i in range(rank))
@@ -172,7 +172,7 @@ def _reduce_tensor(
 
 
 def commit_group() -> None:
-    """Closes the group of the thread's stores since the last one.
+    """Commits the thread's stores since the last commit to a new group.
 
     PTX: `cp.async.bulk.commit_group`. Since: sm_90.
     """
@@ -180,27 +180,27 @@ def commit_group() -> None:
 
 
 def wait_group(n: int, read_only: bool = False, *, sync: bool = True) -> None:
-    """Waits until at most the `n` latest groups of stores are under way.
+    """Waits until at most the `n` most recent groups of stores are pending.
 
     PTX: `cp.async.bulk.wait_group{.read}`. Since: sm_90. All threads of the warpgroup,
-    or of the warp, issue it and meet, so that all know. Groups belong to the thread
-    that issued their copies: each warp has its own.
+    or of the warp, issue it and then synchronize. Groups belong to the thread that
+    issued their copies: each warp has its own.
 
     Args:
       n: 0 waits for all.
-      read_only: wait only until the SMEM was read and may be written again.
-      sync: False where the caller meets its threads.
+      read_only: wait only until the SMEM has been read and may be overwritten.
+      sync: False if the caller synchronizes its threads.
     """
     nvvm.cp_async_bulk_wait_group(n, read=read_only)
     if sync:
-        mbarrier.meet()
+        mbarrier.synchronize()
 
 
 def fence_proxy_async() -> None:
     """Makes the thread's SMEM writes visible to asynchronous copies and wgmma.
 
-    PTX: `fence.proxy.async.shared::cta`. Since: sm_90. Each thread that wrote issues
-    it, then the threads meet.
+    PTX: `fence.proxy.async.shared::cta`. Since: sm_90. Each writing thread issues it,
+    then the threads synchronize.
     """
     nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
 
@@ -212,11 +212,11 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
     """The tensor map and instructions of a copy between two views.
 
     Args:
-      pieces: equal parts that the instructions can be dealt out in.
+      pieces: the number of equal parts that the instructions must divide into.
     """
     if gmem.shape != smem_view.shape or gmem.dtype != smem_view.dtype:
         raise errors.ShapeError(
-            "The two sides of a copy differ",
+            "Source and destination of the copy differ",
             expected=f"{smem_view.dtype}{list(smem_view.shape)} as in SMEM",
             got=f"{gmem.dtype}{list(gmem.shape)} in GMEM",
         )
@@ -240,7 +240,7 @@ def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
         return
     raise errors.UnsupportedError(
         "A tensor copy cannot transpose",
-        expected="views with their axes in the same order on both sides",
+        expected="axes in the same order in GMEM and SMEM",
         got=f"axes {orders[0]} in GMEM, {orders[1]} in SMEM",
         hint="load the SMEM reference through the transposed view instead",
     )
@@ -249,9 +249,9 @@ def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
 def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:
     if gmem.buffer_index is None:
         raise errors.MemorySpaceError(
-            "A tensor copy needs an operand or result of the kernel",
-            expected="a slice of a GMEM reference that the kernel was given",
-            got="another GMEM address",
+            "A tensor copy requires an operand or result of the kernel",
+            expected="a slice of a GMEM reference that is a kernel parameter",
+            got="an address that is not in a kernel buffer",
         )
     itemsize_bytes = plan.element_bits // 8
     strides = [dim.stride_bytes // itemsize_bytes for dim in plan.dims[:-1]]
@@ -275,7 +275,7 @@ Copy = Callable[[ir.Value, list[ir.Value]], None]
 def _issue(
     plan: TmaPlan, starts: Sequence[int | ir.Value], base: ir.Value, copy: Copy
 ) -> None:
-    """Emits the copies; coordinates go innermost first, as PTX wants them."""
+    """Emits the copies; coordinates are innermost first, as in PTX."""
     origin = [_coordinate(dim.sources, starts) for dim in plan.dims]
     steps = plan.instructions
     period = _period(steps) if len(steps) > _MAX_UNROLLED else None
@@ -293,7 +293,7 @@ def _issue_piece(
     copy: Copy,
     blocks: Group,
 ) -> None:
-    """Emits this block's run of the copies, of as many runs as there are blocks."""
+    """Emits this block's share of the copies: one of as many runs as blocks."""
     kernel = module.current()
     origin = [_coordinate(dim.sources, starts) for dim in plan.dims]
     steps = plan.instructions
@@ -331,7 +331,7 @@ def _issue_each(
 
 @contextlib.contextmanager
 def _counting(count: int) -> Iterator[ir.Value]:
-    """A loop of the kernel; gives its counter, an i32 from 0."""
+    """A loop in the kernel; yields its counter, an i32 from 0."""
     index = ir.IndexType.get()
     low, high, one = (arith.constant(index, n) for n in (0, count, 1))
     loop = scf.ForOp(low, high, one)
@@ -370,9 +370,9 @@ def _issue_one(
 
 
 def _period(steps: Sequence[TmaInstruction]) -> int | None:
-    """The p for which instruction n lies n // p outer and n % p inner steps away.
+    """The p such that instruction n is n // p outer and n % p inner steps away.
 
-    len(steps) stands for a single loop; None when the copies follow no such rule.
+    len(steps) means a single loop; None means that the copies are irregular.
     """
     count, box_bytes = len(steps), steps[1].smem_offset_bytes
     if any(s.smem_offset_bytes != n * box_bytes for n, s in enumerate(steps)):
@@ -400,7 +400,7 @@ def _coordinate(sources, starts: Sequence[int | ir.Value]) -> int | ir.Value:
             if source.multiplier != 1:
                 term = arith.muli(term, kernel.i32(source.multiplier))
             if source.divisor != 1:
-                # Exact: the plan divides only starts that are multiples.
+                # Exact: the plan divides only multiples of the divisor.
                 term = arith.divsi(term, kernel.i32(source.divisor))
         total = smem.add_index(total, term)
     return total

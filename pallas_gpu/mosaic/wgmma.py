@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""wgmma: a warpgroup's asynchronous matrix multiplications into its registers.
+"""wgmma: asynchronous matrix multiplications of a warpgroup, accumulated in registers.
 
-One call of `mma` is one volatile piece of assembly: fence, instructions, commit. So
-nothing comes between the instructions that would make ptxas run them one by one, and
-the offsets of their descriptors are constants.
+One call of `mma` is one volatile inline assembly: fence, instructions, commit. So no
+code is placed between the instructions, which would make ptxas serialize them, and the
+offsets of their descriptors are constants.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pallas_gpu.mosaic.elements import dtypes, words
 from pallas_gpu.mosaic.registers import Array, RegisterArray, Splat
 from pallas_gpu.mosaic.smem import SmemView
 
-# Rows of one instruction, and the most columns (PTX ISA, wgmma.mma_async shapes).
+# Rows of one instruction, and its maximum of columns (PTX ISA, wgmma.mma_async shapes).
 M_ROWS = 64
 MAX_N = 256
 N_GRANULE = 8
-# Integer shapes beyond n32 come in steps of 16.
+# Integer shapes above n32 are multiples of 16.
 _INT_STEP, _INT_FREE_N = 16, 32
 # setmaxnreg's operand (PTX ISA): 24 to 256, a multiple of 8.
 MIN_REGISTERS, MAX_REGISTERS, REGISTER_STEP = 24, 256, 8
 
-# dtype of an operand: its name in PTX, and the accumulators it may go to.
+# dtype of an operand: its name in PTX, and the supported accumulators.
 _TYPES: dict[np.dtype, tuple[str, tuple[np.dtype, ...]]] = {
     dtypes.F16: ("f16", (dtypes.F32, dtypes.F16)),
     dtypes.BF16: ("bf16", (dtypes.F32,)),
@@ -56,10 +56,10 @@ _ACCUMULATORS = {dtypes.F32: "f32", dtypes.F16: "f16", dtypes.I32: "s32"}
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
-    """An accumulator of zeros in `Layout.WGMMA`.
+    """A zero accumulator in `Layout.WGMMA`.
 
     Args:
-      shape: (M, N), M a multiple of 64, N of 8.
+      shape: (M, N); M is a multiple of 64, N of 8.
       dtype: float32, float16 or int32.
     """
     zero = registers.splat(dtypes.constant(0, np.dtype(dtype)), dtype, shape)
@@ -67,21 +67,21 @@ def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
 
 
 def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> RegisterArray:
-    """Starts `acc += a @ b` and gives the accumulator that will hold it.
+    """Starts `acc += a @ b` and returns the accumulator that will hold the result.
 
     PTX: `wgmma.fence`, `wgmma.mma_async.sync.aligned.m64nNkK`, `wgmma.commit_group`.
-    Since: sm_90a. All threads of the warpgroup issue it. It is complete after `wait`;
-    until then SMEM operands must stay as they are and the result goes nowhere but to
-    another `mma`. SMEM written by threads needs `tma.fence_proxy_async` before.
+    Since: sm_90a. All threads of the warpgroup issue it. It completes with `wait`;
+    until then SMEM operands must not be modified, and only another `mma` may use the
+    result. SMEM written by threads requires `tma.fence_proxy_async` before.
 
     Args:
-      acc: (M, N) in Layout.WGMMA: float32, float16 or int32.
+      acc: (M, N) in Layout.WGMMA; float32, float16 or int32.
       a: (M, K) in SMEM, tiled and swizzled, or in registers: 16-bit elements in
         Layout.WGMMA, 8-bit elements in Layout.WGMMA_8BIT.
       b: (K, N) in SMEM.
 
     Raises:
-      ShapeError, DTypeError, LayoutError: no instruction multiplies these.
+      ShapeError, DTypeError, LayoutError: the operands do not match any instruction.
     """
     _check_shapes(acc, a, b)
     _check_dtypes(acc.dtype, a.dtype, b.dtype)
@@ -96,7 +96,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
         assert isinstance(a, SmemView)
         operands.append(_descriptor(a, plan.a))
     operands += [*a_words, _descriptor(b, plan.b)]
-    # Inputs are numbered behind the results, and the tied ones among them come first.
+    # Inputs are numbered after the results; the tied inputs come first.
     text = _text(plan, order, first_input=2 * count, a_words=len(a_words))
     kinds = [words.constraint(word) for word in operands]
     constraints = [f"={kind}" for kind in kinds[:count]]
@@ -107,10 +107,10 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
 
 
 def wait(n: int) -> None:
-    """Waits until at most the `n` latest groups of the warpgroup are under way.
+    """Waits until at most the `n` most recent groups of the warpgroup are pending.
 
     PTX: `wgmma.wait_group.sync.aligned n`. Since: sm_90a. All threads of the warpgroup
-    issue it. Pass the accumulators through `settle` before reading them.
+    issue it. Pass the accumulators through `fence_accumulator` before reading them.
 
     Args:
       n: 0 waits for all; at most 7.
@@ -118,17 +118,16 @@ def wait(n: int) -> None:
     nvvm.WgmmaWaitGroupSyncOp(n)
 
 
-def settle(acc: RegisterArray) -> RegisterArray:
-    """The accumulator after a wait: no read of it moves to before this point."""
+def fence_accumulator(acc: RegisterArray) -> RegisterArray:
+    """The accumulator after a wait: the compiler moves no read of it above the wait."""
     return optimization_barrier([acc])[0]  # type: ignore[return-value]
 
 
 def optimization_barrier(arrays: Sequence[Array]) -> tuple[Array, ...]:
-    """The same arrays, which the compiler takes for new ones.
+    """The same arrays, as new values to the compiler.
 
-    Nothing that uses the results moves to before this point, and nothing that makes
-    the operands to behind it. Of arrays that are not in registers yet only splats have
-    a value to hold.
+    Uses of the results are not moved above this point, and definitions of the operands
+    are not moved below it. Of the deferred arrays only splats have a value to order.
     """
     held = [_registers_of(x) for x in arrays]
     pieces = words.to_words([value for values in held for value in values])
@@ -164,21 +163,21 @@ def _with_registers(x: Array, values: list[ir.Value]) -> Array:
 
 
 def set_max_registers(n: int, action: Literal["increase", "decrease"]) -> None:
-    """Changes how many registers a thread of the warpgroup may use.
+    """Changes the maximum number of registers per thread of the warpgroup.
 
     PTX: `setmaxnreg.inc/dec.sync.aligned.u32`. Since: sm_90a. All threads of the
-    warpgroup issue it; an increase waits until others have given up enough.
+    warpgroup issue it; an increase blocks until enough registers have been released.
 
     Args:
       n: 24 to 256, a multiple of 8.
-      action: which way it goes.
+      action: whether n is above or below the current maximum.
 
     Raises:
-      ArgumentError: not such a number.
+      ArgumentError: n is not such a number.
     """
     if not MIN_REGISTERS <= n <= MAX_REGISTERS or n % REGISTER_STEP:
         raise errors.ArgumentError(
-            "No such number of registers can be set",
+            "Invalid number of registers per thread",
             expected=f"{MIN_REGISTERS} to {MAX_REGISTERS}, "
             f"a multiple of {REGISTER_STEP}",
             got=n,
@@ -189,7 +188,7 @@ def set_max_registers(n: int, action: Literal["increase", "decrease"]) -> None:
 def accumulator_slice(
     acc: RegisterArray, starts: Sequence[int], sizes: Sequence[int]
 ) -> RegisterArray:
-    """The registers of a static slice of an accumulator, itself an accumulator.
+    """A static slice of an accumulator, itself an accumulator in the same registers.
 
     Args:
       starts, sizes: multiples of 64 along M and of 8 along N.
@@ -203,7 +202,7 @@ def accumulator_slice(
 def accumulator_update(
     acc: RegisterArray, starts: Sequence[int], part: RegisterArray
 ) -> RegisterArray:
-    """The accumulator with a slice, as `accumulator_slice` gives it, replaced."""
+    """The accumulator with the slice of `accumulator_slice` replaced."""
     _check_slice(acc, starts, part.shape)
     values = list(acc.values)
     chosen = _linear(acc).slice_registers(starts, part.shape)
@@ -224,7 +223,7 @@ def _check_slice(
         x % g for x, g in zip(numbers, (*granules, *granules), strict=True)
     ):
         raise errors.LayoutError(
-            "A slice of an accumulator consists of whole instruction tiles",
+            "The slice of the accumulator does not consist of whole instruction tiles",
             expected=f"starts and sizes that are multiples of {granules}",
             got=f"starts {tuple(starts)}, sizes {tuple(sizes)} of {acc.shape}",
         )
@@ -236,14 +235,14 @@ def _check_shapes(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) 
         shapes[0] != (a.shape[0], b.shape[1]) or a.shape[1] != b.shape[0]
     ):
         raise errors.ShapeError(
-            "The operands of wgmma do not multiply into the accumulator",
+            "The shapes of wgmma's operands and accumulator do not match",
             expected="accumulator (M, N), operands (M, K) and (K, N)",
             got=f"accumulator {shapes[0]}, operands {shapes[1]} and {shapes[2]}",
         )
     m, n = acc.shape
     if m % M_ROWS or n % N_GRANULE or not m or not n:
         raise errors.ShapeError(
-            "wgmma multiplies whole tiles",
+            "The accumulator's shape is not a multiple of wgmma's tile",
             expected=f"M a multiple of {M_ROWS}, N of {N_GRANULE}",
             got=f"accumulator {acc.shape}",
         )
@@ -253,20 +252,20 @@ def _check_dtypes(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
     names = f"{a} @ {b} into {acc}"
     if a not in _TYPES or b not in _TYPES:
         raise errors.DTypeError(
-            "wgmma does not multiply these element types",
+            "wgmma does not support these element types",
             expected=f"operands of {', '.join(str(d) for d in _TYPES)}",
             got=names,
         )
     if a != b and not any({a, b} <= mixable for mixable in _MIXABLE):
         raise errors.DTypeError(
-            "Both operands of wgmma need one element type",
+            "The operands of wgmma have different element types",
             expected="equal types; float8 types, and 8-bit integers, may be mixed",
             got=names,
             hint="convert one operand with astype",
         )
     if acc not in _TYPES[a][1]:
         raise errors.DTypeError(
-            f"wgmma of {a} operands has no such accumulator",
+            f"wgmma of {a} operands does not support this accumulator",
             expected=" or ".join(str(d) for d in _TYPES[a][1]),
             got=acc,
         )
@@ -277,7 +276,7 @@ def _check_dtypes(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What the instructions of one call are made of; `a` is None for registers."""
+    """The parameters of one call's instructions; `a` is None for registers."""
 
     shape: tuple[int, int, int]  # M, N, K
     n: int  # columns of one instruction
@@ -302,14 +301,14 @@ def _operand(view: SmemView, side: Literal["a", "b"]) -> WgmmaOperand:
 
 
 def _columns(n: int, b: WgmmaOperand, *, integer: bool) -> int:
-    """The most columns of an instruction that divide N and start at atoms of b."""
+    """The largest number of columns per instruction that divides N and b's atoms."""
     for columns in range(min(n, MAX_N), 0, -N_GRANULE):
         whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
         legal = not integer or columns <= _INT_FREE_N or columns % _INT_STEP == 0
         if whole and legal and columns % N_GRANULE == 0:
             return columns
     raise errors.ShapeError(
-        "No shape of a wgmma instruction divides N",
+        "N is not divisible by the N of any wgmma instruction",
         expected=f"a multiple of {max(N_GRANULE, b.mn_granule)}",
         got=n,
     )
@@ -325,7 +324,7 @@ def _check_layout(x: RegisterArray, name: str, *allowed: Layout) -> None:
     if any(x.layout == place(layout, x.shape) for layout in allowed):
         return
     raise errors.LayoutError(
-        f"{name} of wgmma lies in other threads than the tensor core's fragment",
+        f"{name} of wgmma is not in the layout of the tensor core's fragment",
         expected=" or ".join(f"Layout.{layout.name}" for layout in allowed),
         got=describe(x.layout),
         hint=f"layout_cast it to Layout.{allowed[0].name}, or load it in that layout",
@@ -335,10 +334,10 @@ def _check_layout(x: RegisterArray, name: str, *allowed: Layout) -> None:
 def _accumulator_order(
     acc: RegisterArray, inputs: Sequence[Sequence[ir.Value]]
 ) -> dict[tuple[int, int], list[int]]:
-    """(M block, N block of 8) -> where the words of its fragment are among the tied.
+    """(M block, N block of 8) -> positions of its fragment's words in the tied words.
 
-    PTX ISA, "Accumulator D": row `lane / 4`, then that row plus 8; in each the columns
-    `2 * (lane % 4)` and the next.
+    PTX ISA, "Accumulator D": row `lane / 4`, then that row plus 8; in both the columns
+    `2 * (lane % 4)` and `2 * (lane % 4) + 1`.
     """
     _check_layout(acc, "The accumulator", Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
     position, places = 0, []
@@ -354,15 +353,15 @@ def _accumulator_order(
 
 
 def _a_fragments(a: RegisterArray) -> list[ir.Value]:
-    """The words of A: for each M block and K step its four registers, in order.
+    """The words of A: four registers for each M block and K step, in order.
 
-    PTX ISA, "Matrix A fragments": rows `lane / 4` and that plus 8 of the lower half of
-    the step's K, then both of the upper half.
+    PTX ISA, "Matrix A fragments": rows `lane / 4` and `lane / 4 + 8` in the lower half
+    of the step's K, then both rows in the upper half.
     """
     bits = dtypes.bits(a.dtype)
     if bits not in (8, 16):
         raise errors.DTypeError(
-            "wgmma takes this left operand only from SMEM",
+            "wgmma reads a left operand of this dtype only from SMEM",
             expected="16-bit or 8-bit elements for an operand in registers",
             got=a.dtype,
             hint="store it to SMEM, or convert it",
@@ -380,7 +379,7 @@ def _a_fragments(a: RegisterArray) -> list[ir.Value]:
     return [word for _, register in keyed for word in register]
 
 
-# --- the text -------------------------------------------------------------------------
+# --- the assembly ---------------------------------------------------------------------
 
 
 def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
@@ -432,7 +431,7 @@ def _mnemonic(plan: _Plan) -> str:
 
 
 def _immediates(plan: _Plan) -> str:
-    """Signs of both operands, and for 16-bit ones in SMEM their transpose bits."""
+    """The operands' sign immediates, and the transpose bits of 16-bit ones in SMEM."""
     kind = plan.types[1]
     if kind in ("s8", "u8"):
         return ""

@@ -14,7 +14,7 @@ from tests.support.refusal import refused
 
 TILE = plgpu.TMEM((128, 64), jnp.bfloat16, packed=True)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
-LAYOUT = "the default layout with 2 elements to a column"
+LAYOUT = "the default layout with 2 elements per column"
 
 
 def test_a_scope_with_tmem_is_traced_with_its_declaration():

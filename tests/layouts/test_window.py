@@ -198,5 +198,5 @@ def test_row_major_strides_are_numpys(shape):
 
 
 def test_a_window_has_one_range_for_each_axis():
-    with pytest.raises(errors.InternalError, match="one range for each axis"):
+    with pytest.raises(errors.InternalError, match="one range per axis"):
         Window((64, 8), (0,), (64, 8), (0, 1), (0, 0))

@@ -47,7 +47,7 @@ def test_float8_is_not_reduced(semantics, axis):
 
     error = error_of(body, semantics, FLOAT8)
     assert type(error) is errors.DTypeError
-    assert error.what == "max does not take float8_e4m3fn operands"
+    assert error.what == "max does not support float8_e4m3fn operands"
 
 
 @pytest.mark.parametrize("semantics", BOTH)
@@ -75,7 +75,7 @@ def test_a_loops_array_is_no_splat(semantics):
 
     error = error_of(body, semantics)
     assert type(error) is errors.LayoutError
-    assert error.what == "Only a splat has a splat layout"
+    assert error.what == "Only a splat can have a splat layout"
 
 
 @pytest.mark.parametrize("semantics", BOTH)

@@ -180,9 +180,9 @@ def test_a_group_of_one_copies_without_multicast(build, typed):
 
 def test_the_axes_are_those_of_the_launch(build):
     spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1)}
-    with pytest.raises(errors.ArgumentError, match="do not make up"):
+    with pytest.raises(errors.ArgumentError, match="do not match"):
         build(lambda kb: cluster.group((4,), (0,)), **spec)
-    with pytest.raises(errors.ArgumentError, match="No such axes"):
+    with pytest.raises(errors.ArgumentError, match="Invalid axes"):
         build(lambda kb: cluster.group((2,), (1,)), **spec)
 
 

@@ -53,7 +53,7 @@ def test_a_warp_by_itself_never_waits_for_its_warpgroup(build):
         with kb.in_warp():
             mbarrier.warpgroup_barrier()
 
-    with pytest.raises(errors.InternalError, match="in code of one warp"):
+    with pytest.raises(errors.InternalError, match="in code of a single warp"):
         build(body)
 
 

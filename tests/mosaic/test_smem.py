@@ -178,7 +178,7 @@ def test_a_store_of_another_shape_is_refused(build):
         view = view_of(kb.smem_pointer(0), "row")
         smem.store(view, registers.iota(np.float32, (64,), 0))
 
-    with pytest.raises(errors.ShapeError, match="another shape"):
+    with pytest.raises(errors.ShapeError, match="shapes of the stored array"):
         build(body, smem_bytes=1 << 14)
 
 

@@ -145,7 +145,7 @@ def product(case):
         acc = wgmma.zeros((case.m, case.n), np.dtype(case.acc))
         acc = wgmma.mma(acc, a, b)
         wgmma.wait(0)
-        gmem.store(out, wgmma.settle(acc))
+        gmem.store(out, wgmma.fence_accumulator(acc))
 
     return body
 
@@ -279,7 +279,7 @@ def loop_over_k(case, *, pending=1, groups=1):
             wgmma.wait(pending)
             scf.yield_(list(new.values))
         wgmma.wait(0)
-        done = wgmma.settle(acc.with_values(loop.results))
+        done = wgmma.fence_accumulator(acc.with_values(loop.results))
         gmem.store(out.slice((start, 0), (rows, case.n)), done)
 
     return body
@@ -315,7 +315,7 @@ def test_slices_of_an_accumulator_take_their_own_products(run_kernel, typed, rng
             )
             acc = wgmma.accumulator_update(acc, (m, n), part)
         wgmma.wait(0)
-        gmem.store(out, wgmma.settle(acc))
+        gmem.store(out, wgmma.fence_accumulator(acc))
 
     (out,) = run_kernel(body, [x, y], [typed((128, 128), np.float32)], smem_bytes=SMEM)
     check(out[:, 64:], np.float16(2) * a, b[:, 64:], np.float32)
@@ -336,10 +336,10 @@ def test_an_operand_computed_in_registers_may_be_one(run_kernel, typed, rng):
         acc = wgmma.mma(wgmma.zeros((64, 64)), value, right)
         wgmma.wait(0)
         # The first product becomes the left operand of the second: attention's way.
-        first = elementwise.astype(wgmma.settle(acc), dtypes.F16)
+        first = elementwise.astype(wgmma.fence_accumulator(acc), dtypes.F16)
         again = wgmma.mma(wgmma.zeros((64, 64)), first, right)
         wgmma.wait(0)
-        gmem.store(out, wgmma.settle(again))
+        gmem.store(out, wgmma.fence_accumulator(again))
 
     (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
     middle = 2 * a.astype(np.float64) @ b.astype(np.float64)
@@ -358,7 +358,7 @@ def test_accumulators_may_have_registers_of_one_element(run_kernel, typed, rng):
         zero = registers.splat(dtypes.constant(0, dtypes.F32), dtypes.F32, (64, 64))
         acc = wgmma.mma(zero.materialize(Layout.WGMMA_ACC_32BIT), left, right)
         wgmma.wait(0)
-        gmem.store(out, registers.regroup(wgmma.settle(acc), Layout.WGMMA))
+        gmem.store(out, registers.regroup(wgmma.fence_accumulator(acc), Layout.WGMMA))
 
     (out,) = run_kernel(body, [x, y], [typed((64, 64), np.float32)], smem_bytes=SMEM)
     check(out, a, b, np.float32)
@@ -396,7 +396,7 @@ def test_a_read_before_the_wait_shows_in_the_report(compile_kernel, typed):
         early = elementwise.apply("add", acc, acc)
         acc = wgmma.mma(early, left, right)
         wgmma.wait(0)
-        gmem.store(out.slice((0, 0), (64, 128)), wgmma.settle(acc))
+        gmem.store(out.slice((0, 0), (64, 128)), wgmma.fence_accumulator(acc))
 
     compiled = compile_kernel(body, *operand_types(LOOP, typed), smem_bytes=1 << 17)
     assert LATENCY.search(compiled.ptxas)
@@ -438,7 +438,7 @@ def attention_like(case, *, overlapped):
         first = scores() if overlapped else None
         if first is not None:
             wgmma.wait(0)
-            first = elementwise.astype(wgmma.settle(first), dtypes.F16)
+            first = elementwise.astype(wgmma.fence_accumulator(first), dtypes.F16)
         carried = [*acc.values, *(first.values if first else ())]
         loop = scf.ForOp(*bounds, carried)
         with ir.InsertionPoint(loop.body):
@@ -449,16 +449,16 @@ def attention_like(case, *, overlapped):
             ahead = scores()
             if first is None:
                 wgmma.wait(0)
-                weights = elementwise.astype(wgmma.settle(ahead), dtypes.F16)
+                weights = elementwise.astype(wgmma.fence_accumulator(ahead), dtypes.F16)
                 mine = wgmma.mma(mine, weights, value)
                 wgmma.wait(0)
-                scf.yield_(list(wgmma.settle(mine).values))
+                scf.yield_(list(wgmma.fence_accumulator(mine).values))
             else:
                 mine = wgmma.mma(mine, first.with_values(values[count:]), value)
                 wgmma.wait(1)
-                weights = elementwise.astype(wgmma.settle(ahead), dtypes.F16)
+                weights = elementwise.astype(wgmma.fence_accumulator(ahead), dtypes.F16)
                 wgmma.wait(0)
-                scf.yield_([*wgmma.settle(mine).values, *weights.values])
+                scf.yield_([*wgmma.fence_accumulator(mine).values, *weights.values])
         gmem.store(out, acc.with_values(list(loop.results)[: len(acc.values)]))
 
     return body

@@ -143,7 +143,7 @@ def test_a_copy_to_smem_fills_one_piece():
 
     with refused(
         errors.LayoutError,
-        "a part of an SMEM array is not in one piece",
+        "a part of an SMEM array is not contiguous",
         got="sizes (64, 32) of an array of shape (64, 128)",
     ):
         run(body, scratch_types=(TILED, BARRIER))

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Global memory: how TMA and how threads reach a slice of an array."""
+"""Global memory: accesses to a slice of an array, by TMA and by threads."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the threads of a warpgroup reach a slice of an array in global memory."""
+"""Plans how the threads of a warpgroup access a slice of an array in global memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class GmemAccess:
     Attributes:
       columns: seven constants.
       starts: one per access.
-      elements_per_access: neighbours in memory that one access moves.
+      elements_per_access: contiguous elements in memory per access.
     """
 
     columns: tuple[int, ...]
@@ -35,7 +35,7 @@ class GmemAccess:
     elements_per_access: int
 
     def offsets(self) -> np.ndarray:
-        """Where each access starts: int64 [128, accesses], in elements."""
+        """The start of each access: int64 [128, accesses], in elements."""
         bits = (np.arange(THREADS)[:, None] >> np.arange(THREAD_BITS)) & 1
         threads = bits @ np.array(self.columns, dtype=np.int64)
         return threads[:, None] + np.array(self.starts, dtype=np.int64)
@@ -50,11 +50,11 @@ def plan_gmem(
     """Plans the widest accesses whose alignment is known.
 
     Args:
-      layout: where the registers' elements belong; its shape is that of the slice.
-      strides: elements of memory between neighbours along each axis of the slice.
+      layout: the layout in registers; its shape is that of the slice.
+      strides: the slice's stride along each axis, in elements.
       bits: width of an element in memory.
-      base_divisor_elems: what the slice's start is a multiple of; 0 for the start of
-        the array, which is aligned to 16 bytes.
+      base_divisor_elems: a known divisor of the slice's start; 0 for the start of the
+        array, which is aligned to 16 bytes.
 
     Raises:
       LayoutError: the layout has no linear form and the slice is not contiguous.
@@ -77,7 +77,7 @@ def _plan(
             step = strides[layout.vector_axis]
     else:
         if not _is_contiguous(layout.shape, strides):
-            layout.linear()  # raises the error that says why
+            layout.linear()  # raises an error that states the reason
         columns = [layout.vec_size << b for b in range(THREAD_BITS)]
         starts = [layout.flat_offset(0, r) for r in range(layout.num_registers)]
     length = layout.vector_length

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans how a slice of a GMEM array travels by TMA to or from a placement in SMEM.
+"""Plans TMA copies between a slice of a GMEM array and a placement in SMEM.
 
-A tensor copy moves a box of a strided view of the array (the tensor map) and lays it
-down in SMEM densely, row-major. Elements outside of the view read as zero and are not
-stored, so a plan is exact at the array's edges only if the view ends where the array
-does. Limits: PTX ISA "cp.async.bulk.tensor", CUDA driver "cuTensorMapEncodeTiled".
+A tensor copy transfers a box of a strided view of the array (the tensor map), which is
+dense and row-major in SMEM. Elements outside of the view are read as zero and are not
+stored, so a plan is exact at the array's bounds only if the view has the same bounds.
+Limits: PTX ISA "cp.async.bulk.tensor", CUDA driver "cuTensorMapEncodeTiled".
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SMEM_ALIGNMENT_BYTES = 128
 
 
 class SmemWindow(NamedTuple):
-    """A slice of an array in SMEM: whole tiles, at a start the emitter adds."""
+    """A slice of an array in SMEM: whole tiles; the emitter adds the start."""
 
     smem: SmemLayout
     window: tuple[int, ...]
@@ -48,8 +48,8 @@ class TmaInstruction:
     """One tensor copy.
 
     Attributes:
-      smem_offset_bytes: where the box starts in the SMEM array.
-      addends: for each dim of the view what is added to its coordinate.
+      smem_offset_bytes: offset of the box in the SMEM array.
+      addends: for each dim of the view the offset added to its coordinate.
     """
 
     smem_offset_bytes: int
@@ -60,15 +60,15 @@ class TmaInstruction:
 class TmaPlan:
     """A tensor map and the copies that use it.
 
-    Dims are listed outermost first; cuTensorMapEncodeTiled and PTX coordinates want
-    them innermost first. The innermost dim has stride one element.
+    Dims are listed outermost first; cuTensorMapEncodeTiled and PTX coordinates have
+    them innermost first. The innermost dim has a stride of one element.
 
     Attributes:
       element_bits: width of an element.
       swizzle: the tensor map's swizzle mode, 16 for none.
-      dims: the view: size, stride, box and where the coordinate comes from.
-      instructions: the copies, in the order of their SMEM offsets; equal pieces for
-        several CTAs are runs of this list.
+      dims: the view: size, stride, box and the sources of the coordinate.
+      instructions: the copies, ordered by SMEM offset; equal pieces for several CTAs
+        are runs of this list.
       smem_bytes: size of the SMEM array.
     """
 
@@ -80,20 +80,20 @@ class TmaPlan:
 
     @property
     def box_bytes(self) -> int:
-        """Bytes one instruction moves, those outside of the array included."""
+        """Bytes per instruction, those outside of the array included."""
         return math.prod(d.box for d in self.dims) * self.element_bits // 8
 
     def coordinates(
         self, instruction: TmaInstruction, starts: Sequence[int]
     ) -> tuple[int, ...]:
-        """Where an instruction's box starts in the view, for given slice starts."""
+        """The start of an instruction's box in the view, for given slice starts."""
         return tuple(
             dim.coordinate(starts) + addend
             for dim, addend in zip(self.dims, instruction.addends, strict=True)
         )
 
     def _transfers(self, starts: Sequence[int]):
-        """For each instruction: SMEM byte offsets, GMEM elements, which are inside."""
+        """For each instruction: SMEM byte offsets, GMEM elements, whether in bounds."""
         boxes = [np.arange(d.box) for d in self.dims]
         grid = np.stack(np.meshgrid(*boxes, indexing="ij"), axis=-1)
         grid = grid.reshape(-1, len(self.dims))
@@ -107,7 +107,7 @@ class TmaPlan:
             yield swizzle_bytes(offset, self.swizzle), element, inside
 
     def simulate(self, gmem: np.ndarray, starts: Sequence[int]) -> np.ndarray:
-        """The bytes of SMEM after a load, as the hardware does it.
+        """The bytes of SMEM after a load, as executed by the hardware.
 
         Args:
           gmem: the array, with elements of `element_bits` (8 or more) bits.
@@ -124,7 +124,7 @@ class TmaPlan:
     def simulate_store(
         self, smem: np.ndarray, gmem: np.ndarray, starts: Sequence[int]
     ) -> np.ndarray:
-        """The array after a store from the bytes `smem`; `gmem` is what it was."""
+        """The array after a store of the bytes `smem` into `gmem`."""
         item = self.element_bits // 8
         flat = np.ascontiguousarray(gmem).reshape(-1).copy()
         target = flat.view(np.uint8).reshape(-1, item)
@@ -145,27 +145,27 @@ def plan_copy(
     pieces: int = 1,
     window: Sequence[int] | None = None,
 ) -> TmaPlan:
-    """Finds the fewest tensor copies that move a slice exactly.
+    """Finds the smallest number of tensor copies that transfer a slice exactly.
 
     Args:
       gmem_shape: shape of the row-major array in GMEM; its base is 16-byte aligned.
       element_bits: width of an element.
       slice_shape: static size in every dimension, 1 in squeezed ones.
       squeezed: dimensions indexed by an integer, absent from SMEM. Their index must be
-        inside of the array.
+        in bounds.
       smem: placement of the array in SMEM.
-      start_multiples: for each dimension a number that is known to divide the
-        slice's start, 0 if the start is 0; all 1 (nothing known) if None. Tiles in two
-        dimensions need fewer copies when starts are multiples of the tile.
-      inside: for each dimension whether the slice is known not to reach over the
-        array's edge; all False if None. Makes up for unknown multiples.
+      start_multiples: for each dimension a known divisor of the slice's start, 0 if
+        the start is 0; all 1 (nothing known) if None. Tiles in two dimensions need
+        fewer copies if starts are multiples of the tile.
+      inside: for each dimension whether the slice is known to be in bounds; all False
+        if None. Compensates for unknown multiples.
       pieces: the number of instructions must be a multiple of this.
-      window: shape of the slice of SMEM, in the array's rank; all of it if None. Its
-        start is a multiple of the tile, and of the swizzle's atom in bytes. Without
-        axes of size one it is the slice's shape without the squeezed dimensions.
+      window: shape of the slice of SMEM, in the array's rank; the whole array if None.
+        Its start is a multiple of the tile, and of the swizzle's atom in bytes. Except
+        for axes of size 1 it is the slice's shape without the squeezed dimensions.
 
     Raises:
-      LayoutError: the shapes do not fit, or no tensor map can describe the copy.
+      LayoutError: the shapes do not match, or no tensor map can describe the copy.
 
       >>> plan = plan_copy((512, 512), 16, (128, 128), (), smem_tiled_8_64,
       ...                  start_multiples=(128, 128))
@@ -200,7 +200,7 @@ def _plan_copy(
 def _plan_as_it_is(
     array: SlicedArray, target: SmemWindow, axes: dict[int, int], pieces: int
 ) -> TmaPlan | None:
-    """Tries the ways to cut the slice of SMEM into equal boxes, fewest first."""
+    """Tries to split the slice of SMEM into equal boxes, fewest first."""
     smem = target.smem
     physical = _physical_dims(target, axes)
     candidates = sorted(
@@ -223,7 +223,7 @@ def _plan_as_it_is(
 
 
 def _is_dense(box: Sequence[PhysicalDim]) -> bool:
-    """Whether the box has no gaps in SMEM, as the hardware fills it."""
+    """Whether the box is contiguous in SMEM, as the hardware requires."""
     expected = 1
     for dim in reversed(box):
         if dim.size > 1 and dim.smem_stride != expected:
@@ -244,9 +244,9 @@ def _are_aligned(loops: Sequence[PhysicalDim], smem: SmemLayout) -> bool:
 def _plan_joined(
     array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
 ) -> TmaPlan | None:
-    """Joins the two minor dimensions when the slice takes whole rows.
+    """Joins the two minor dimensions if the slice consists of whole rows.
 
-    So rows that are no multiple of 16 bytes can travel, several at a time.
+    So rows that are not a multiple of 16 bytes can be copied, several at a time.
     """
     rank = len(array.shape)
     whole = rank > 1 and slice_shape[-1] == array.shape[-1] and array.known[-1] == 0
@@ -279,8 +279,8 @@ def _plan_joined(
 def _physical_dims(target: SmemWindow, axes: dict[int, int]) -> list[PhysicalDim]:
     """The dims of the slice of SMEM in memory order, in terms of GMEM dims.
 
-    Dims of size one are dropped; those that a box cannot hold are split, because a
-    view may have two dims for them.
+    Dims of size one are dropped; those that exceed a box are split, since a view may
+    have two dims for them.
     """
     tile, between, within = (x.tolist() for x in target.smem.axis_strides)
     size = target.window
@@ -314,7 +314,7 @@ def _instructions(
 def _match_slice(
     array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow
 ) -> dict[int, int]:
-    """Checks the shapes; gives the GMEM dimension of each axis of SMEM that has one."""
+    """Checks the shapes; returns the GMEM dimension of each SMEM axis that has one."""
     rank, smem = len(array.shape), target.smem
     if not len(slice_shape) == len(array.known) == len(array.inside) == rank:
         raise LayoutError(
@@ -354,7 +354,7 @@ def _impossible(
     got = f"slice {slice_shape} of {gmem_shape} with {element_bits}-bit elements"
     if slice_shape[-1] == 1 or inner_bits % (8 * INNER_BOX_BYTES):
         return LayoutError(
-            "TMA moves runs of whole 16 bytes",
+            "TMA copies multiples of 16 bytes",
             expected="a minor dimension (of the tile) that is a multiple of 16 bytes",
             got=f"{inner_bits / 8:g} bytes: {got}",
             hint="pad the slice's minor dimension, or load without TMA",

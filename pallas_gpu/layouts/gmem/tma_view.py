@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The strided views of a GMEM array that a tensor map can describe.
 
-A dimension of the array is seen whole, or split in two and more at tile boundaries.
-Whole is exact for every start and every size; split is exact only if the array and the
-start are multiples of the tile, else the box would reach over the edge unnoticed.
+A dimension of the array is either one dim of the view, or split at tile boundaries into
+several. The former is exact for every start and size; the latter only if the array and
+the start are multiples of the tile, else out-of-bounds elements would not be detected.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PhysicalDim:
         return dataclasses.replace(self, size=self.size // parts)
 
     def split(self, multiple: int) -> list[PhysicalDim]:
-        """Two dims where one box side is too short, the inner a `multiple`."""
+        """Two dims if one box side is too short; the inner is a `multiple`."""
         if self.size <= MAX_BOX:
             return [self]
         chunks = [d for d in divisors(self.size) if d <= MAX_BOX and d % multiple == 0]
@@ -66,7 +66,7 @@ class PhysicalDim:
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A slice start that enters a coordinate as `start * multiplier // divisor`."""
+    """A slice start: `start * multiplier // divisor` is added to a coordinate."""
 
     gmem_dim: int
     multiplier: int = 1
@@ -78,11 +78,11 @@ class ViewDim:
     """One dim of a tensor map.
 
     Attributes:
-      size: elements; coordinates outside of it are outside of the array.
-      stride_elems: elements of the array between neighbours.
-      stride_bytes: the same in bytes (for the innermost dim: not used by the hardware).
-      box: how many elements a copy moves along it.
-      sources: the dynamic slice starts that the coordinate is the sum of.
+      size: in elements; larger coordinates are out of the array's bounds.
+      stride_elems: the stride in elements of the array.
+      stride_bytes: the stride in bytes (the hardware ignores the innermost dim's).
+      box: the number of elements per copy.
+      sources: the dynamic slice starts whose sum is the coordinate.
     """
 
     size: int
@@ -114,7 +114,7 @@ class ViewDim:
 
 @dataclasses.dataclass(frozen=True)
 class _Group:
-    """Neighbouring physical dims that are one side of the box."""
+    """Adjacent physical dims that form one side of the box."""
 
     gmem_dim: int
     box: int
@@ -123,14 +123,14 @@ class _Group:
 
 @dataclasses.dataclass(frozen=True)
 class SlicedArray:
-    """An array in GMEM and what is known of the slice's starts.
+    """An array in GMEM and the known facts about the slice's starts.
 
     Attributes:
       shape: of the whole array.
       element_bits: width of an element.
       squeezed: dimensions indexed by an integer.
       known: for each dimension a divisor of the start; 0 is a start of 0.
-      inside: for each dimension whether the slice cannot reach over the edge.
+      inside: for each dimension whether the slice is known to be in bounds.
     """
 
     shape: tuple[int, ...]
@@ -141,7 +141,7 @@ class SlicedArray:
 
     @property
     def strides(self) -> list[int]:
-        """Elements between neighbours, per dimension."""
+        """The stride of each dimension, in elements."""
         return [math.prod(self.shape[g + 1 :]) for g in range(len(self.shape))]
 
 
@@ -187,7 +187,7 @@ def build_view(
 def _split_dims(
     array: SlicedArray, stride: int, sides: Sequence[_Group]
 ) -> list[ViewDim]:
-    """The dimension cut at multiples of each side's stride."""
+    """The dimension split at multiples of each side's stride."""
     g, size, dims = sides[0].gmem_dim, array.shape[sides[0].gmem_dim], []
     for i, side in enumerate(sides):
         sources = () if i else (Source(g, 1, side.stride),)
@@ -200,9 +200,9 @@ def _split_dims(
 def _overlapping_dims(
     array: SlicedArray, stride: int, sides: Sequence[_Group]
 ) -> list[ViewDim]:
-    """The dimension seen at any start: the outer dims only add multiples of a tile.
+    """The dimension viewed from any start: the outer dims only add multiples of a tile.
 
-    Nothing ends them at the array's edge, so the slice must lie inside.
+    They are not bounded by the array, so the slice must be in bounds.
     """
     *outer, inner = sides
     size, dims = array.shape[inner.gmem_dim], []
@@ -214,7 +214,7 @@ def _overlapping_dims(
 
 
 def _merge(dims: Sequence[PhysicalDim], swizzle: int) -> list[_Group]:
-    """Joins neighbours that continue each other, as far as a box can hold them."""
+    """Joins adjacent dims that are contiguous, up to the size of a box."""
     groups: list[_Group] = []
     for dim in reversed(dims):
         if dim.size == 1 and groups:
@@ -250,7 +250,7 @@ def _view_dim(
 ) -> ViewDim:
     stride_bits = elems * array.element_bits
     if size == 1:
-        # Only element 0 exists, so any stride will do; take one that can be encoded.
+        # Only element 0 exists, so any stride is correct; use one that can be encoded.
         unit = 8 * STRIDE_BYTES
         stride_bits = max(unit, -(-stride_bits // unit) * unit)
     whole = stride_bits % 8 == 0
@@ -266,10 +266,10 @@ def _encodable(dim: ViewDim) -> bool:
 
 
 def _idle_dims(array: SlicedArray, busy: set[int], room: int) -> list[ViewDim] | None:
-    """View dims for dimensions along which a box holds one element.
+    """View dims for dimensions along which a box has one element.
 
-    Where there are too many, those that are indexed by integers share one: an index is
-    inside of the array, so the shared dim needs no edge between them.
+    If there are too many, those indexed by integers share one: an index is in bounds,
+    so the shared dim need not represent the bounds between them.
     """
     shape, strides = array.shape, array.strides
     idle = [g for g in range(len(shape)) if g not in busy]

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How arrays get from one register layout into another, and what that costs."""
+"""Conversions between register layouts, and the cost model of data movement."""

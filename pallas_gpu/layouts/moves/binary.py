@@ -2,9 +2,9 @@
 """Register layouts as linear maps over GF(2).
 
 An axis of 2**k * odd elements is `odd` tiles of 2**k; tiles of an array are products of
-those of its axes. Inside a tile an element is a vector of bits, the minor axis lowest.
-Where no carries occur it is the sum over GF(2) of a column for each bit of the thread
-and a vector for the slot, which is a place in a thread's registers. Relayouts between
+those of its axes. Within a tile an element is a vector of bits, the minor axis lowest.
+Without carries it is the sum over GF(2) of a column for each bit of the thread and a
+vector for the slot, which is a position in a thread's registers. Relayouts between
 such layouts are linear algebra.
 """
 
@@ -26,12 +26,12 @@ Slot = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class BinaryLayout:
-    """Where the elements of every tile of an array lie.
+    """The placement of the elements of every tile of an array.
 
     Attributes:
-      bits: bits of an element's vector.
+      bits: number of bits of an element's vector.
       thread_columns: for each of the seven bits of the thread the vector it adds.
-      vector: what the bits of the place inside of a register add, lowest first.
+      vector: the vectors that the bits of the position in a register add, lowest first.
       slots: for each tile, in row-major order, the slot at each vector of the slot
         space.
       slot_space: a basis of the slots' vectors, those of `vector` first.
@@ -44,13 +44,13 @@ class BinaryLayout:
     slot_space: tuple[int, ...]
 
     def copies(self, first: int, last: int) -> list[int]:
-        """Bits of the thread, from `first` to below `last`, between copies."""
+        """The replication bits of the thread, from `first` up to `last` (exclusive)."""
         return [b for b in range(first, last) if not self.thread_columns[b]]
 
 
 @functools.lru_cache(maxsize=2048)
 def binary_layout(layout: LinearLayout) -> BinaryLayout | None:
-    """The binary form, None where there is none."""
+    """The binary form, None if there is none."""
     widths = [(n & -n).bit_length() - 1 for n in layout.shape]
     masks = np.array([(1 << w) - 1 for w in widths], dtype=np.int64)
     columns = np.array(layout.thread_columns, dtype=np.int64).reshape(
@@ -58,7 +58,7 @@ def binary_layout(layout: LinearLayout) -> BinaryLayout | None:
     )
     joined = np.bitwise_or.reduce(columns, axis=0)
     slots = layout.coordinates(0)
-    # No carries: the columns meet neither each other nor a slot nor the next tile.
+    # No carries: the columns overlap neither each other nor a slot nor the next tile.
     if (
         (columns.sum(axis=0) != joined).any()
         or (joined & ~masks).any()
@@ -91,9 +91,9 @@ def binary_layout(layout: LinearLayout) -> BinaryLayout | None:
 
 
 def common_slots(src: BinaryLayout, dst: BinaryLayout) -> list[int]:
-    """A basis of what threads hold together in both layouts.
+    """A basis of the elements that one thread holds in both layouts.
 
-    Neighbours in a register come first, so that runs of it stay together.
+    Adjacent elements of a register come first, so that runs of them stay adjacent.
     """
     shared = intersection(src.slot_space, dst.slot_space, src.bits)
     both = [v for v in src.vector if v in dst.vector]
@@ -105,14 +105,14 @@ def common_slots(src: BinaryLayout, dst: BinaryLayout) -> list[int]:
 
 
 def within_warps(src: BinaryLayout, dst: BinaryLayout) -> bool:
-    """Whether every warp already holds what it gets."""
+    """Whether every warp already holds the elements that it receives."""
     owned = [b for b in range(THREAD_BITS) if src.thread_columns[b]]
     basis = Basis((*(src.thread_columns[b] for b in owned), *src.slot_space))
     held = [basis.coordinates(v) for v in (*dst.thread_columns, *dst.slot_space)]
     for place, bit in enumerate(owned):
         if bit < LANE_BITS:
             continue
-        # The source's warp is the thread's own, whatever its lane and the slot.
+        # The source's warp is the thread's own, for every lane and slot.
         if [x >> place & 1 for x in held] != [int(i == bit) for i in range(len(held))]:
             return False
     return True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What it costs to move an array: between layouts, from and to SMEM and GMEM.
+"""The cost model of data movement: between layouts, from and to SMEM and GMEM.
 
-In cycles of issue of one warpgroup; `moves/rates.py` has the numbers. Every function is
-cached: inference asks thousands of times.
+Costs are issue cycles of one warpgroup; `moves/rates.py` has the rates. All functions
+are cached: inference calls them thousands of times.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pallas_gpu.layouts.smem.layout import SmemLayout
 def relayout_cost(
     src: Placement, dst: Placement, bits: int, scratch_bytes: int | None = None
 ) -> float | None:
-    """Cycles to bring an array from one layout into another.
+    """Cycles to convert an array from one layout to another.
 
     Args:
-      src: the layout it has.
-      dst: the layout it gets, of the same shape.
+      src: the current layout.
+      dst: the new layout, of the same shape.
       bits: width of an element; 1 for a bool.
-      scratch_bytes: SMEM that may be used; None for as much as is reasonable.
+      scratch_bytes: SMEM that may be used; None for the default.
 
     Returns:
-      0 where registers only get other names; None where the shapes differ, or that
-      scratch is not enough.
+      0 if registers are only renamed; None if the shapes differ or the scratch is too
+      small.
     """
     if src == dst:
         return rates.RENAME
@@ -66,11 +66,11 @@ def smem_access_cost(
       placement: the layout in registers.
       bits: width of an element in registers; 1 for a bool, a byte in memory.
       store: registers to SMEM.
-      base_alignment_bytes: what the slice's address is a multiple of.
+      base_alignment_bytes: a known divisor of the slice's address.
 
     Returns:
-      None where no instructions reach the slice. Bank conflicts cost their replays;
-      `plan_access(...).conflict_free` tells whether there are any.
+      None if no instructions can access the slice. Bank conflicts cost their replays;
+      `plan_access(...).conflict_free` states whether there are any.
     """
     try:
         plan = plan_access(
@@ -102,14 +102,14 @@ def gmem_access_cost(
 
     Args:
       shape: of the slice, as the registers have it.
-      strides: elements between neighbours along each axis of the slice.
+      strides: the slice's stride along each axis, in elements.
       placement: the layout in registers.
       bits: width of an element in registers; 1 for a bool, a byte in memory.
-      base_divisor_elems: what the slice's start is a multiple of, in elements; 0 for
-        the start of the array.
+      base_divisor_elems: a known divisor of the slice's start, in elements; 0 for the
+        start of the array.
 
     Returns:
-      None where the shapes differ or no instructions reach the slice.
+      None if the shapes differ or no instructions can access the slice.
     """
     if placement.shape != shape:
         return None

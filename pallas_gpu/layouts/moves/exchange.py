@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relayouts across warps: a round trip through scratch in SMEM.
 
-Elements that a thread holds together before and after travel in units of up to 16
-bytes. What the threads span, together with a unit, is a piece: a part of the array that
-both layouts have in whole slots. As many as fit the scratch make a round. A piece that
-does not fit is split into parts to which only some of the threads store, or from which
-only some of them load.
+Elements that one thread holds both before and after are exchanged in units of up to 16
+bytes. The span of the threads and a unit is a piece: a part of the array that consists
+of whole slots in both layouts. As many pieces as fit the scratch form a round. A piece
+that does not fit is split into parts to which only some of the threads store, or from
+which only some of them load.
 
-An address is linear over GF(2) in the element's vector. Bank conflicts are avoided by
-choice: the lanes that one wavefront serves, together with their units, span a space of
-one line of the 32 banks, one for the stores and one for the loads. Two spaces of one
-dimension have a common complement, spanned by sums of a vector of each; the place in
-the line is the part along the spaces, the line's number that along the complement. So
-both kinds of access meet every bank once.
+An address is linear over GF(2) in the element's vector. It is chosen such that there
+are no bank conflicts: the lanes that one wavefront serves, together with their units,
+span a space of one line of the 32 banks, one for the stores and one for the loads. Two
+spaces of equal dimension have a common complement, spanned by sums of a vector of each;
+the position in the line is the component along the spaces, the line's index that along
+the complement. So both kinds of access use every bank once.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class Side:
 
     Attributes:
       form: byte addresses relative to the part, one for each access.
-      units: for each part and access the slots that the access moves.
-      conditions: for each part which threads have it: those of which, for each pair
-        (mask, odd), an odd number of the bits in the mask are set, or an even one.
-      wavefronts: of one access of a warp.
+      units: for each part and access the slots that the access transfers.
+      conditions: for each part the threads that access it: for each pair (mask, odd),
+        an odd, or else an even, number of the mask's bits are set.
+      wavefronts: per access of a warp.
     """
 
     form: AddressForm
@@ -59,12 +59,12 @@ class Exchange:
 
     Attributes:
       store: from the source's registers.
-      load: to the destination's.
-      part_bytes: SMEM of one part.
-      parts_per_round: how many lie in the scratch at once.
-      idle_bits: bits of the thread between copies in the source: only threads that
-        have none of them set store.
-      within_warps: no warp loads what another one stores.
+      load: to the destination's registers.
+      part_bytes: SMEM per part.
+      parts_per_round: number of parts in the scratch at once.
+      idle_bits: the source's replication bits of the thread: only threads with all of
+        them clear store.
+      within_warps: each warp loads only what it stored itself.
     """
 
     store: Side
@@ -82,21 +82,21 @@ class Exchange:
 
     @property
     def scratch_bytes(self) -> int:
-        """SMEM of one round."""
+        """SMEM per round."""
         return self.part_bytes * self.parts_per_round
 
 
 def plan_exchanges(
     src: BinaryLayout, dst: BinaryLayout, bits: int, available_bytes: int
 ) -> list[Exchange]:
-    """A plan for each size of the units whose parts fit what is available.
+    """A plan for each unit size whose parts fit the available scratch.
 
-    Where nothing fits, the plan with the smallest parts, which needs more. Empty where
-    the two layouts have no pieces of one kind.
+    If none fits, the plan with the smallest parts, which needs more. Empty if the
+    pieces of the two layouts differ.
     """
     common = common_slots(src, dst)
     most = min(len(common), (_MAX_UNIT_BITS // bits).bit_length() - 1)
-    # Units narrower than a word would waste what the banks can deliver.
+    # Units narrower than a word would waste bandwidth of the banks.
     least = min(most, _word_elements_log2(bits))
     plans: list[Exchange] = []
     for count in range(most, -1, -1):
@@ -118,11 +118,11 @@ def _plan(
 ) -> Exchange | None:
     address = _address_basis(src, dst, bits, unit)
     piece_bits = len(address)
-    # What is left over numbers the pieces; both layouts have it in slots.
+    # The rest enumerates the pieces; both layouts have it in slots.
     for vector in (*common_slots(src, dst), *src.slot_space):
         address.add(vector)
     plan = None
-    # As few splits as the scratch allows; at least a unit remains.
+    # As few splits as the scratch permits; at least a unit remains.
     for part_bits in range(piece_bits, min(piece_bits - 1, len(unit)), -1):
         store = _side(src, bits, unit, address, piece_bits, part_bits)
         load = _side(dst, bits, unit, address, piece_bits, part_bits)
@@ -136,7 +136,7 @@ def _plan(
             part_bytes=part_bytes,
             parts_per_round=min(max(available // part_bytes, 1), len(store.units)),
             idle_bits=idle,
-            # Of copies only one warp's are stored, for all warps.
+            # Of replicated elements only one warp's are stored, for all warps.
             within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
         )
         if part_bytes <= available:
@@ -145,7 +145,7 @@ def _plan(
 
 
 def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:
-    """What the lanes span that one wavefront serves, and their units."""
+    """The span of the lanes that one wavefront serves, and their units."""
     lanes = phase_lanes((bits << len(unit)) // 8).bit_length() - 1
     return Basis((*unit, *layout.thread_columns[:lanes]))
 
@@ -153,11 +153,11 @@ def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:
 def _address_basis(
     src: BinaryLayout, dst: BinaryLayout, bits: int, unit: list[int]
 ) -> Basis:
-    """Basis of a piece: vector i is the element at place 2**i."""
+    """Basis of a piece: vector i is the element at position 2**i."""
     stored, loaded = _phase(src, bits, unit), _phase(dst, bits, unit)
     both = Basis(unit)
     meet = intersection(stored.vectors, loaded.vectors, src.bits).vectors
-    # Columns of threads come first: their addresses then lie on whole units.
+    # Columns of threads come first: their addresses are then multiples of a unit.
     for vector in (*stored.vectors, *loaded.vectors, *meet):
         if vector in stored and vector in loaded:
             both.add(vector)
@@ -168,19 +168,19 @@ def _address_basis(
         a ^ b for a, b in zip(only_stored[:paired], only_loaded[:paired], strict=True)
     ]
     line = (*both.vectors[len(unit) :], *only_stored, *only_loaded[paired:])
-    # Pieces split at the top, best where threads store from which all threads load.
+    # Pieces are split at the top, preferably along bits of the storing threads.
     slots = Basis(dst.slot_space)
     threads = sorted(
         (*src.thread_columns, *dst.thread_columns), key=lambda column: column in slots
     )
-    # Elements narrower than a bank share it with some that no wavefront mixes.
+    # Elements narrower than a bank share it with elements of other wavefronts.
     others = _added(Basis((*unit, *line, *lines)), threads)
     fillers = others[: max(_word_elements_log2(bits) - len(unit), 0)]
     return Basis((*unit, *fillers, *line, *lines, *threads))
 
 
 def _added(basis: Basis, vectors: tuple[int, ...] | list[int]) -> list[int]:
-    """The vectors that a copy of the basis grows by."""
+    """The vectors that extend a copy of the basis."""
     grown = basis.copy()
     return [vector for vector in vectors if grown.add(vector)]
 
@@ -193,7 +193,7 @@ def _side(
     piece_bits: int,
     part_bits: int,
 ) -> Side | None:
-    """The accesses of one side; None where the splits cut units or mix threads."""
+    """The accesses of one side; None if the splits cut units or mix threads."""
     columns = [address.coordinates(c) for c in layout.thread_columns]
     inside, part = (1 << len(unit)) - 1, (1 << part_bits) - 1
     found: list[dict[int, int]] = [{} for _ in range(1 << (len(address) - part_bits))]
@@ -201,10 +201,10 @@ def _side(
     for first in span(_added(Basis(unit), list(layout.slot_space))):
         place = address.coordinates(first)
         varied |= place
-        # The slot whose element lies at the start of the unit.
+        # The slot of the element at the start of the unit.
         own = first ^ span(unit)[place & inside]
         found[place >> part_bits][place & part & ~inside] = own
-    # Parts are numbered by bits that belong either to slots or to threads.
+    # The bits of a part's index belong either to slots or to threads.
     threads = 0
     for column in columns:
         threads |= column & ~part
@@ -244,6 +244,6 @@ def _side(
 
 
 def _bits(mask: int, number: int) -> list[tuple[int, int]]:
-    """(place, bit of the number) for each place in the mask."""
+    """(position, bit of the number) for each position in the mask."""
     places = [p for p in range(mask.bit_length()) if mask >> p & 1]
     return [(place, number >> place & 1) for place in places]

@@ -18,7 +18,7 @@ class Basis:
 
     def __init__(self, vectors: Iterable[int] = ()) -> None:
         self.vectors: list[int] = []
-        # By the top bit of each row: the row, and which vectors it is the sum of.
+        # By the top bit of each row: the row, and the mask of the vectors it sums.
         self._rows: dict[int, tuple[int, int]] = {}
         for vector in vectors:
             self.add(vector)
@@ -37,7 +37,7 @@ class Basis:
         return vector, used
 
     def add(self, vector: int) -> bool:
-        """Adds a vector; False, and nothing is added, where it is a sum of others."""
+        """Adds a vector; returns False, without adding it, if it is dependent."""
         rest, used = self._reduce(vector)
         if not rest:
             return False
@@ -46,13 +46,13 @@ class Basis:
         return True
 
     def coordinates(self, vector: int) -> int:
-        """Which basis vectors the vector is the sum of, as a mask."""
+        """The mask of the basis vectors that sum to the vector."""
         rest, used = self._reduce(vector)
         assert not rest, "the vector lies outside of the span"
         return used
 
     def copy(self) -> Basis:
-        """A basis that grows on its own."""
+        """An independent copy."""
         return Basis(self.vectors)
 
 
@@ -66,7 +66,7 @@ def combine(vectors: Sequence[int], mask: int) -> int:
 
 
 def span(vectors: Sequence[int]) -> list[int]:
-    """All sums; entry i is that of the vectors whose bits are set in i."""
+    """All sums; entry i is the sum of the vectors whose bits are set in i."""
     result = [0]
     for vector in vectors:
         result += [x ^ vector for x in result]
@@ -74,12 +74,12 @@ def span(vectors: Sequence[int]) -> list[int]:
 
 
 def intersection(a: Iterable[int], b: Iterable[int], bits: int) -> Basis:
-    """The vectors in the spans of both.
+    """The intersection of two spans.
 
     Args:
-      bits: no vector has a bit at or above it.
+      bits: an upper bound of the vectors' lengths in bits.
     """
-    # Zassenhaus: rows (x, x) and (y, 0); what is left where the first half vanishes.
+    # Zassenhaus: rows (x, x) and (y, 0); the second halves of rows whose first is zero.
     rows: dict[int, int] = {}
     found = Basis()
     for vector in [*(x << bits | x for x in a), *(y << bits for y in b)]:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plans reductions: within a thread, across the lanes of a warp, across the four warps.
 
-Which of these a reduction needs follows from the layout: registers whose origins differ
-along a reduced axis are combined in the thread, thread bits whose column lies in a
-reduced axis by a butterfly of shuffles (lanes) or through SMEM (warps).
+Which of these a reduction needs follows from the layout. Registers whose origins differ
+along a reduced axis are combined within the thread. Thread bits whose column is along a
+reduced axis are combined by a butterfly of shuffles (lanes) or through SMEM (warps).
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pallas_gpu.layouts.registers.placement import Placement, describe
 
 @dataclasses.dataclass(frozen=True)
 class Reduction:
-    """What a reduction of a layout consists of.
+    """The steps of a reduction of a layout.
 
     Attributes:
       groups: for each register of the result the registers that are combined into it.
-      vector_reduced: whether the elements of a register are combined too.
+      vector_reduced: whether the elements within a register are combined too.
       lanes: thread bits to combine by shuffles.
       warps: thread bits to combine through SMEM.
-      slots: lane bits that tell apart what the lanes of a warp end up with.
+      slots: lane bits that distinguish the results within a warp.
       result: the result's layout; None for a scalar.
       length: elements per register of the result.
     """
@@ -48,7 +48,7 @@ class Reduction:
         """Returns the scratch for one register of one lane.
 
         Args:
-          bits: width of an element; one of fewer than 8 bits takes a byte.
+          bits: width of an element; elements of fewer than 8 bits occupy a byte.
         """
         return self.length * max(bits, 8) // 8
 
@@ -58,7 +58,7 @@ class Reduction:
 
 
 def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
-    """Returns the scratch with which a reduction needs one round; 0 if it needs none.
+    """Returns the scratch for a reduction in a single round; 0 if it uses none.
 
     Args:
       layout: of the array that is reduced.
@@ -66,7 +66,7 @@ def scratch_bytes(layout: Placement, axes: Sequence[int], bits: int) -> int:
       bits: width of an element.
 
     Raises:
-      LayoutError: threads hold mixed parts of kept and reduced axes.
+      LayoutError: a thread bit moves along reduced and along remaining axes.
     """
     plan = plan_reduction(layout, tuple(axes))
     return len(plan.groups) * plan.round_bytes(bits) if plan.warps else 0
@@ -81,21 +81,21 @@ def plan_reduction(layout: Placement, axes: tuple[int, ...]) -> Reduction:
       axes: the axes to reduce.
 
     Raises:
-      LayoutError: threads hold mixed parts of kept and reduced axes.
+      LayoutError: a thread bit moves along reduced and along remaining axes.
     """
     if len(axes) == len(layout.shape):
         return _plan_full(layout)
     if not isinstance(layout, LinearLayout):
-        layout = layout.linear()  # raises the error that says why
+        layout = layout.linear()  # raises an error that states the reason
     kept = [a for a in range(layout.rank) if a not in axes]
     reduced_bits = []
     for bit, column in enumerate(layout.thread_columns):
         in_reduced = any(column[a] for a in axes)
         if in_reduced and any(column[a] for a in kept):
             raise LayoutError(
-                "Threads hold mixed parts of kept and reduced axes",
-                expected=f"a layout whose threads move along axes {axes} or along the "
-                "others, not both",
+                "The layout mixes reduced and remaining axes across threads",
+                expected=f"thread columns along axes {axes} or along the others, not "
+                "both",
                 got=describe(layout),
                 hint="layout_cast the array first",
             )

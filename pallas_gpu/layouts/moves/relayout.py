@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans how an array gets from one register layout into another.
+"""Plans the conversion of an array from one register layout to another.
 
-Three ways, the cheapest wins: registers of a thread get other names, lanes of a warp
-exchange words (`shuffle.py`), or the array goes through scratch in SMEM
-(`exchange.py`, in any order of rows where layouts are not linear over GF(2)).
+The plan with the lowest cost is selected among three strategies: the registers of a
+thread are renamed, lanes of a warp exchange words (`shuffle.py`), or the array is
+stored to scratch in SMEM and loaded again (`exchange.py`; row-major for layouts that
+are not linear over GF(2)).
 """
 
 from __future__ import annotations
@@ -25,36 +26,36 @@ from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import Kind
 from pallas_gpu.layouts.smem.layout import SmemLayout
 
-# Pieces of most pairs of layouts fit it; see `plan_relayout`.
+# Large enough for the pieces of most pairs of layouts; see `plan_relayout`.
 _AMPLE_SCRATCH_BYTES = 8192
 _WORD_BITS = 32
 
-# For each register of the destination where its elements come from.
+# For each register of the destination the sources of its elements.
 Sources = tuple[tuple[Slot, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Rename:
-    """Every thread has what it needs, in the same slots: registers are regrouped."""
+    """Every thread holds its elements already, in the same slots: registers regroup."""
 
     sources: Sources
 
 
 @dataclasses.dataclass(frozen=True)
 class RowMajor:
-    """All of the array lies in SMEM, row by row: for layouts without a binary form."""
+    """The whole array is stored in SMEM, row-major: for layouts without binary form."""
 
     smem: SmemLayout
 
 
 @dataclasses.dataclass(frozen=True)
 class RelayoutPlan:
-    """How to get from one layout into another.
+    """The conversion of one layout to another.
 
     Attributes:
-      method: what to do.
-      cost: cycles of issue of the warpgroup; see `rates.py`.
-      scratch_bytes: SMEM it takes; more than was available where less is not enough.
+      method: the strategy and its plan.
+      cost: issue cycles of the warpgroup; see `rates.py`.
+      scratch_bytes: SMEM that it uses; more than available if that does not suffice.
     """
 
     method: Rename | Shuffle | Exchange | RowMajor
@@ -68,18 +69,18 @@ def plan_relayout(
     """Plans a relayout.
 
     Args:
-      src: the layout the array has. Of copies any may be read.
-      dst: the layout it gets; copies are made.
+      src: the current layout. Any copy of a replicated element may be read.
+      dst: the new layout; replicated elements are copied.
       bits: width of an element, 8, 16, 32 or 64; a bool's, 1, counts as a byte.
-      scratch_bytes: SMEM that may be used; None for 8 KiB, or more where that is not
-        enough.
+      scratch_bytes: SMEM that may be used; None for 8 KiB, or more if that does not
+        suffice.
 
     Raises:
-      LayoutError: the shapes differ, or elements have another width.
+      LayoutError: the shapes differ, or the width is not one of these.
     """
     if src.shape != dst.shape or bits not in (1, 8, 16, 32, 64):
         raise LayoutError(
-            "a relayout keeps the shape and moves whole bytes",
+            "a relayout must keep the shape, and elements must be whole bytes",
             expected=f"shape {src.shape}, elements of 1, 8, 16, 32 or 64 bits",
             got=f"shape {dst.shape}, elements of {bits} bits",
         )
@@ -96,7 +97,7 @@ def _plan(
     sources = _rename_sources(src, dst)
     if sources is not None:
         return RelayoutPlan(Rename(sources), _regrouping(sources, bits))
-    # Neither lanes nor memory exchange single bits.
+    # Shuffles and memory have no single-bit elements.
     bools = bits == 1
     bits = max(bits, 8)
     conversions = 0.0
@@ -120,7 +121,7 @@ def _elements(layout: Placement) -> int:
 
 
 def _in_one_row(src: Placement, dst: Placement) -> tuple[Placement, Placement]:
-    """The two layouts with all elements in one row, if they have binary forms there."""
+    """The two layouts reshaped to a single row, if they have binary forms there."""
     size = (math.prod(src.shape),)
     try:
         rows = [
@@ -143,7 +144,7 @@ def _rename_sources(src: Placement, dst: Placement) -> Sources | None:
     return tuple(tuple((r, v) for r, v in row) for row in elements.tolist())
 
 
-# --- inside of a warp -----------------------------------------------------------------
+# --- within a warp --------------------------------------------------------------------
 
 
 def _shuffles(src: Placement, dst: Placement, bits: int) -> list[Shuffle]:
@@ -161,7 +162,7 @@ def _binary_forms(
 
 
 def _shuffle_cost(plan: Shuffle, src: Placement, dst: Placement, bits: int) -> float:
-    # The elements of 64 bits travel in two words.
+    # Elements of 64 bits are exchanged as two words.
     each = max(bits // _WORD_BITS, 1)
     cost = each * (plan.moves * rates.SHUFFLE + plan.selects * rates.SELECT)
     cost += _regrouping(plan.packs, bits)
@@ -187,11 +188,11 @@ def _exchange_cost(exchange: Exchange, dst: Placement, bits: int) -> float:
     store, load = exchange.store, exchange.load
     cost = 0.0
     for units, conditions in zip(store.units, store.conditions, strict=True):
-        # Whole warps that have nothing to store issue no stores.
+        # Warps whose threads all have nothing to store issue no stores.
         masks = [*(1 << b for b in exchange.idle_bits), *(m for m, _ in conditions)]
         storing = WARPS >> sum(mask % (1 << LANE_BITS) == 0 for mask in masks)
         cost += len(units) * storing * store.wavefronts * rates.SMEM_WAVEFRONT
-    # Every thread loads from every part, and keeps what is its own.
+    # Every thread loads from every part, and selects its own elements.
     loads = sum(map(len, load.units))
     cost += loads * WARPS * load.wavefronts * rates.SMEM_WAVEFRONT
     kept = sum(
@@ -200,7 +201,7 @@ def _exchange_cost(exchange: Exchange, dst: Placement, bits: int) -> float:
         if conditions
     )
     cost += kept * rates.SELECT
-    cost += _waiting(len(exchange.rounds), exchange.within_warps)
+    cost += _barrier_cost(len(exchange.rounds), exchange.within_warps)
     for units in store.units:
         cost += _regrouping(units, bits)
     places = [unit for units in load.units for unit in units]
@@ -208,10 +209,10 @@ def _exchange_cost(exchange: Exchange, dst: Placement, bits: int) -> float:
     return cost
 
 
-def _waiting(rounds: int, within_warps: bool = False) -> float:
-    """Before the stores nobody may read any more, before the loads all are done."""
+def _barrier_cost(rounds: int, within_warps: bool = False) -> float:
+    """Barriers: all earlier reads precede the stores, all stores precede the loads."""
     if within_warps:
-        # What was there before may still be read by any warp.
+        # Any warp may still be reading the earlier contents.
         meetings = rates.BARRIER + (2 * rounds - 1) * rates.WARP_BARRIER
     else:
         meetings = 2 * rounds * rates.BARRIER
@@ -220,7 +221,7 @@ def _waiting(rounds: int, within_warps: bool = False) -> float:
 
 def _row_major(src: Placement, dst: Placement, bits: int) -> RelayoutPlan:
     smem = SmemLayout(src.shape, bits)
-    cost = _waiting(1)
+    cost = _barrier_cost(1)
     accesses: tuple[tuple[Placement, Kind], ...] = ((src, "store"), (dst, "load"))
     for layout, kind in accesses:
         plan = plan_access(layout, smem, kind=kind, optimized=False)
@@ -233,14 +234,14 @@ def _row_major(src: Placement, dst: Placement, bits: int) -> RelayoutPlan:
 
 
 def filled(places: Iterable[Sequence[Slot]], dst: Placement) -> Sources:
-    """Where the elements of each register come from.
+    """The sources of the elements of each register.
 
     Args:
-      places: for each word or unit, in order, the slots of `dst` that it fills.
+      places: for each word or unit, in order, the slots of `dst` that it holds.
       dst: the layout.
 
     Returns:
-      For each register its elements as (number of the word, place in it).
+      For each register its elements as (index of the word, position in it).
     """
     table: list[list[Slot]] = [
         [(0, 0)] * dst.vector_length for _ in range(dst.num_registers)
@@ -252,7 +253,7 @@ def filled(places: Iterable[Sequence[Slot]], dst: Placement) -> Sources:
 
 
 def _regrouping(groups: Iterable[Sequence[Slot]], bits: int) -> float:
-    """Cycles to put vectors together from elements of other vectors."""
+    """Cycles to assemble vectors from elements of other vectors."""
     per_word = max(_WORD_BITS // max(bits, 8), 1)
     if per_word == 1:
         return rates.RENAME
@@ -265,7 +266,7 @@ def _regrouping(groups: Iterable[Sequence[Slot]], bits: int) -> float:
             if first % per_word == 0 and list(part) == run:
                 continue
             words = {(r, v // per_word) for r, v in part}
-            # prmt takes the bytes of two words.
+            # prmt selects from the bytes of two words.
             count += max(len(words) - 1, 1)
     return count * rates.PERMUTE
 

@@ -6,7 +6,7 @@ that the register determines, and every position occurs once. Such a decompositi
 interval is nested: sorted by stride, the bits of the thread's index that move along the
 axis alternate with runs of registers. So a scan consists of levels. At each level units
 of equal length, whose prefixes and totals are known, are merged: first the consecutive
-units that one thread holds, then two neighbouring units that differ in one thread bit.
+units that one thread holds, then two adjacent units that differ in one thread bit.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Slot = tuple[int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """One merge of neighbouring units.
+    """One merge of adjacent units.
 
     Attributes:
-      units: consecutive units of a thread that become one.
-      bit: the thread bit in which the two halves of the merged unit differ then; None
-        at the last level.
+      units: number of consecutive units of a thread that are merged.
+      bit: the thread bit in which the two halves of the next merge differ; None at the
+        last level.
     """
 
     units: int
@@ -40,9 +40,9 @@ class ScanPlan:
     """A scan of an array in one layout along one axis.
 
     Attributes:
-      lines: for each line along the axis of which a thread holds a part the slots of
+      lines: for each line along the axis of which a thread holds a part, the slots of
         that part, in the order of the axis.
-      levels: the merges, from neighbouring elements to the whole axis.
+      levels: the merges, from adjacent elements to the whole axis.
     """
 
     lines: tuple[tuple[Slot, ...], ...]
@@ -72,7 +72,7 @@ class ScanPlan:
         return len(self.lines) * len(self.lines[0]) // held
 
     def scratch_bytes(self, itemsize_bytes: int) -> int:
-        """SMEM without which the scan cannot work: one total of each thread."""
+        """The smallest scratch in SMEM for the scan: one total of each thread."""
         return THREADS * itemsize_bytes if self.warp_bits else 0
 
 
@@ -81,18 +81,18 @@ def plan_scan(layout: LinearLayout, axis: int) -> ScanPlan:
     """Plans the scan of an array.
 
     Args:
-      layout: where the elements lie.
-      axis: the axis along which they accumulate, 0 or more.
+      layout: the layout of the array.
+      axis: the axis of the operation, 0 or more.
 
     Raises:
-      LayoutError: threads move along this axis and another at once.
+      LayoutError: a thread bit moves along this axis and another one.
     """
     strides = []
     for bit, column in enumerate(layout.thread_columns):
         others = any(x for a, x in enumerate(column) if a != axis)
         if column[axis] and others:
             raise LayoutError(
-                "threads move along the scanned axis and another one at once",
+                "a thread bit moves along the scanned axis and another one",
                 expected=f"thread columns along axis {axis} or along the others",
                 got=f"column {column} of thread bit {bit}",
                 hint="layout_cast the array first, e.g. to Layout.WGMMA",

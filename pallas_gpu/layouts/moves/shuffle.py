@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Relayouts by exchanging words between the lanes of a warp.
 
-Elements that a thread holds together before and after travel in words of 32 bits. In
-each step every lane sends one word and receives one (PTX ISA, shfl.sync). Which of its
-words a lane sends, from which lane it receives and where it puts the word, all are
-linear over GF(2) in the bits of the thread, so that selects in stages do for it:
+Elements that one thread holds both before and after are exchanged in words of 32 bits.
+In each step every lane sends one word and receives one (PTX ISA, shfl.sync). The word
+that a lane sends, the lane it receives from and the position of the received word are
+linear over GF(2) in the bits of the thread, so stages of selects implement them:
 
   sent word i of thread t      = word `i ^ send(t)`
   step q, word that t receives = sent word `sources[q]` of lane `lanes(t) ^ shift[q]`
@@ -36,8 +36,8 @@ class Network:
     """Renames words differently in each thread: out[i] = in[i ^ f(t)], f linear.
 
     Attributes:
-      stages: (mask, distance): threads of which an odd number of the bits in the mask
-        are set take the word at that XOR distance.
+      stages: (mask, distance): threads in which an odd number of the mask's bits are
+        set select the word at that XOR distance.
     """
 
     stages: tuple[tuple[int, int], ...]
@@ -53,9 +53,9 @@ class Network:
                 masks[i] |= (used >> i & 1) << bit
         return cls(tuple(zip(masks, basis.vectors, strict=True)))
 
-    def selects(self, wanted: Iterable[int]) -> int:
-        """How many selects give the wanted words."""
-        needed, count = set(wanted), 0
+    def selects(self, outputs: Iterable[int]) -> int:
+        """The number of selects that produce the given words."""
+        needed, count = set(outputs), 0
         for _, distance in reversed(self.stages):
             count += len(needed)
             needed |= {i ^ distance for i in needed}
@@ -64,16 +64,16 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class Shuffle:
-    """A relayout inside of the warps; see the module's text for the formulas.
+    """A relayout within warps; see the module's docstring for the formulas.
 
     Attributes:
-      packs: for each word of a thread the slots it is made of.
+      packs: for each word of a thread the slots it consists of.
       send: applied to the words before the steps.
-      sources: per step the word that is sent.
-      shifts: per step the XOR distance of lanes.
-      lane_columns: what each bit of the thread adds to the lane to receive from.
+      sources: the word that is sent, per step.
+      shifts: the XOR distance of lanes, per step.
+      lane_columns: for each bit of the thread its contribution to the source lane.
       place: applied to the received words.
-      places: for each placed word the slots it fills.
+      places: for each placed word the slots it holds.
     """
 
     packs: tuple[tuple[Slot, ...], ...]
@@ -86,20 +86,20 @@ class Shuffle:
 
     @property
     def moves(self) -> int:
-        """Words that change lanes."""
+        """The number of words that are exchanged between lanes."""
         if self.lane_columns != OWN_LANE:
             return len(self.sources)
         return sum(1 for shift in self.shifts if shift)
 
     @property
     def selects(self) -> int:
-        """Selects per thread."""
+        """The number of selects per thread."""
         after = self.place.selects(range(len(self.places)))
         return after + self.send.selects(self.sources)
 
 
 def plan_shuffles(src: BinaryLayout, dst: BinaryLayout, bits: int) -> list[Shuffle]:
-    """Every plan there is; none when warps must exchange data."""
+    """All plans; none if warps must exchange data."""
     if not within_warps(src, dst):
         return []
     common = common_slots(src, dst)
@@ -114,10 +114,10 @@ def plan_shuffles(src: BinaryLayout, dst: BinaryLayout, bits: int) -> list[Shuff
 
 
 class _Receivers:
-    """Per bit of the lane: the lane it receives from, and in what order.
+    """For each bit of the lane: the lane it receives from, and the order.
 
-    A lane must know from its own number which word to send. So bits that receive from
-    one lane must want one word of it.
+    The word that a lane sends must be a function of its own index. So bits that receive
+    from the same lane must receive the same word.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class _Receivers:
         self.orders: dict[int, int] = {}
 
     def add(self, bit: int, lane: int, word: int, order: int) -> bool:
-        """Lets a bit receive a word; False where the lane would send two."""
+        """Lets a bit receive a word; returns False if the lane would send two."""
         if self.lanes.add(lane):
             self.sent.append(word)
         elif combine(self.sent, self.lanes.coordinates(lane)) != word:
@@ -140,7 +140,7 @@ class _Planner:
     """The two layouts with threads and words as coordinates.
 
     A vector decomposes over the source's thread columns and its words. The first part,
-    as a mask of thread bits, says who holds an element, the second in which word.
+    a mask of thread bits, is the thread that holds an element, the second is the word.
     """
 
     def __init__(self, src: BinaryLayout, dst: BinaryLayout, word: list[int]) -> None:
@@ -152,14 +152,14 @@ class _Planner:
         for vector in (*self.src_words, *word):
             basis.add(vector)
         self.basis = basis
-        # A word of the destination may start at any element of it: at the source's.
+        # A word of the destination may start at any of its elements: use the source's.
         self.dst_words = [v ^ combine(word, self._locate(v)[2]) for v in self.dst_words]
         # Per bit of the destination's thread and word: the source's thread and word.
         self.threads = [self._locate(v) for v in dst.thread_columns]
         self.words = [self._locate(v) for v in self.dst_words]
 
     def _locate(self, vector: int) -> tuple[int, int, int]:
-        """(thread bits, word, rest inside of the word) that hold a vector."""
+        """(thread bits, word, position in the word) of a vector."""
         used = self.basis.coordinates(vector)
         count = len(self.owned)
         thread = sum(1 << b for i, b in enumerate(self.owned) if used >> i & 1)
@@ -167,10 +167,10 @@ class _Planner:
         return thread, word, used >> (count + len(self.src_words))
 
     def plan(self, stay: bool) -> Shuffle | None:
-        """A plan, None where this way there is none.
+        """A plan, None if there is none with this choice.
 
         Args:
-          stay: lanes keep as many words as possible, for more selects.
+          stay: lanes keep as many words as possible, at the cost of more selects.
         """
         if any(rest for _, _, rest in (*self.threads, *self.words)):
             return None
@@ -199,7 +199,7 @@ class _Planner:
         return self._receive(to, bit, self._order(away), (lane ^ 1 << bit) & held)
 
     def _any_choice(self, to: _Receivers, bit: int) -> bool:
-        """Receives from another copy or takes words in another order."""
+        """Receives from another copy, or the words in another order."""
         copies = self.src.copies(0, LANE_BITS)
         orders = [0, *map(self._order, self._shifts().vectors)]
         if bit in copies:
@@ -211,11 +211,11 @@ class _Planner:
         return any(self._receive(to, bit, o, c) for c in others for o in orders)
 
     def _shifts(self) -> Basis:
-        """The distances of lanes at which words of one thread come from."""
+        """The distances of the lanes from which one thread receives words."""
         return Basis(thread & _LANES for thread, _, _ in self.words)
 
     def _order(self, shift: int) -> int:
-        """A word of the destination, as a mask, that lies `shift` lanes away."""
+        """A word of the destination, as a mask, that is `shift` lanes away."""
         pivots, basis = [], Basis()
         for i, (thread, _, _) in enumerate(self.words):
             if basis.add(thread & _LANES):
@@ -233,7 +233,7 @@ class _Planner:
             [column[b] for b in range(LANE_BITS)]
             for column in (receivers.lane_columns, receivers.orders)
         )
-        # What lanes send that nobody receives from does not matter.
+        # The words sent by lanes from which no lane receives are arbitrary.
         senders, known = receivers.lanes.copy(), list(receivers.sent)
         for bit in range(LANE_BITS):
             if senders.add(1 << bit):

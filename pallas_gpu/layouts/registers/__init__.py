@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Register layouts: which thread keeps which element of an array, and where."""
+"""Register layouts: the thread and the register of each element of an array."""

@@ -38,9 +38,9 @@ WGMMA = _tiled((64, 8), (16, 8), (8, 8), (2,), warp=(-7,), lane=(-3, -2))
 WGMMA_ACC_32BIT = _tiled(
     (64, 8), (16, 8), (8, 8), (2,), (1,), warp=(-8,), lane=(-4, -3)
 )
-# The A fragment of wgmma with 8-bit elements: four neighbours to a register.
+# The A fragment of wgmma with 8-bit elements: four adjacent elements per register.
 WGMMA_8BIT = _tiled((64, 16), (16, 16), (8, 16), (4,), warp=(-7,), lane=(-3, -2))
-# 8-bit data such that widening to 16 bits gives WGMMA after one exchange of lanes.
+# 8-bit data such that widening to 16 bits yields WGMMA after one exchange of lanes.
 WGMMA_UPCAST_2X = _tiled(
     (64, 16), (16, 16), (8, 16), (8,), (4,), warp=(-8,), lane=(-4, -2, -3)
 )
@@ -53,7 +53,7 @@ WGMMA_TRANSPOSED = _tiled(
 WGMMA_ROW = WGMMA.reduce(1)
 WGMMA_COL = WGMMA.reduce(0)
 
-# As WGMMA, with 32 rows to a warp: tcgen05.ld.16x256b, twice.
+# As WGMMA, with 32 rows per warp: tcgen05.ld.16x256b, twice.
 TCGEN05 = _tiled((128, 8), (32, 8), (8, 8), (2,), warp=(-7,), lane=(-3, -2))
 TCGEN05_TRANSPOSED = _tiled(
     (128, 8), (32, 8), (8, 8), (2, 2), (2, 1), warp=(-10,), lane=(-6, -3, -5), vector=-2
@@ -61,29 +61,29 @@ TCGEN05_TRANSPOSED = _tiled(
 TCGEN05_ROW = TCGEN05.reduce(1)
 TCGEN05_COL = TCGEN05.reduce(0)
 
-# Row indices of gather4 and scatter4: four to a warp, or the same four in each.
+# Row indices of gather4 and scatter4: four per warp, or the same four in each.
 TMA_INDICES = _tiled((16,), (4,), warp=(-2,), lane=(Replicated(32),))
 TMA_INDICES_4 = _tiled((4,), warp=(Replicated(4),), lane=(Replicated(32),))
 
 
 def wg_strided(shape: Sequence[int], vec_size: int) -> WGStridedLayout:
-    """Row-major element i lies in thread `(i // vec_size) % 128`."""
+    """Row-major element i is in thread `(i // vec_size) % 128`."""
     return WGStridedLayout(tuple(shape), vec_size)
 
 
 def wg_splat(shape: Sequence[int] = ()) -> WGSplatLayout:
-    """All elements are equal and held by every thread."""
+    """All elements are equal, and every thread holds them."""
     return WGSplatLayout(tuple(shape))
 
 
 def tcgen05_tmem_native(vector_length: int = 2) -> TiledLayout:
-    """One row to a thread, as `tcgen05.ld.32x32b` gives it."""
+    """One row per thread, as loaded by `tcgen05.ld.32x32b`."""
     v = vector_length
     return _tiled((128, v), (32, v), warp=(-4,), lane=(-2,))
 
 
 def tcgen05_m64_collective(columns: int) -> TiledLayout:
-    """The half of a two-CTA M=128 accumulator that one CTA holds (64 rows)."""
+    """One CTA's half (64 rows) of an M=128 accumulator of two CTAs."""
     _check_columns(columns)
     return _tiled(
         (64, columns), (32, columns // 2), (8, 8), (2,), warp=(-6, -7), lane=(-3, -2)
@@ -91,7 +91,7 @@ def tcgen05_m64_collective(columns: int) -> TiledLayout:
 
 
 def tcgen05_m64_collective_native(columns: int, vector_length: int = 2) -> TiledLayout:
-    """The same half with one row to a thread."""
+    """The same half with one row per thread."""
     _check_columns(columns)
     tiles = ((64, columns), (32, columns // 2), (vector_length,))
     return _tiled(*tiles, warp=(-4, -5), lane=(-3,))
@@ -102,7 +102,7 @@ def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
 
     Args:
       dtype: element type, or its width in bits; a register holds 32 bits.
-      m_warps: 1, 2 or 4; the remaining factor of the four warps holds copies.
+      m_warps: 1, 2 or 4; the array is replicated over the remaining factor of warps.
     """
     e, rest = _elements_per_word(dtype), _other_warps(m_warps)
     k = 8 * e
@@ -130,10 +130,11 @@ def mma_acc(m_warps: int = 4) -> TiledLayout:
 
 
 def smem_gmem_copy(shape: Sequence[int], dtype: Any, swizzle: int) -> TiledLayout:
-    """A layout for copies by hand between SMEM tiled (8, `swizzle` bytes) and GMEM.
+    """A layout for copies through registers between GMEM and tiled SMEM.
 
-    Each warp takes whole tiles and each thread at most 16 bytes at a time, so both
-    sides move in runs of `swizzle` bytes. Warps lie 4x1, 2x2 or 1x4 over the tiles.
+    The tile is 8 rows of `swizzle` bytes. Each warp accesses whole tiles, each thread
+    at most 16 bytes at a time, so accesses on both sides are runs of `swizzle` bytes.
+    The warps are arranged 4x1, 2x2 or 1x4 over the tiles.
 
     Raises:
       LayoutError: the tiles do not divide the shape.
@@ -164,12 +165,12 @@ def smem_gmem_copy(shape: Sequence[int], dtype: Any, swizzle: int) -> TiledLayou
 
 
 def element_bits(dtype: Any) -> int:
-    """Width of an element type; an int is taken as the width itself."""
+    """The width of an element type in bits; an int is the width itself."""
     if isinstance(dtype, int) and not isinstance(dtype, bool):
         return dtype
     name = np.dtype(dtype).name
     digits = re.search(r"\d+", name)
-    # NumPy and XLA store a bool in a byte, and its name carries no width.
+    # NumPy and XLA store a bool in a byte, and its name does not state a width.
     return int(digits.group()) if digits else 8
 
 
@@ -193,7 +194,7 @@ def _other_warps(m_warps: int) -> int:
 def _check_columns(columns: int) -> None:
     if columns < 16 or columns % 16:
         raise LayoutError(
-            "this layout needs whole 8-column tiles in both halves",
+            "this layout requires whole 8-column tiles in both halves",
             expected="a multiple of 16 columns",
             got=columns,
         )
@@ -239,12 +240,12 @@ class Layout(enum.Enum):
         """The layout with parameters.
 
         Raises:
-          LayoutError: the layout takes none, or not these.
+          LayoutError: the layout does not have these parameters.
         """
         make = _definitions()[self.name]
         if not callable(make):
             raise LayoutError(
-                f"Layout.{self.name} takes no parameters", got=f"{args} {kwargs}"
+                f"Layout.{self.name} has no parameters", got=f"{args} {kwargs}"
             )
         try:
             return make(*args, **kwargs)
@@ -254,7 +255,7 @@ class Layout(enum.Enum):
             ) from None
 
     def to_layout(self) -> RegisterLayout:
-        """The description behind the name.
+        """The description with this name.
 
         Raises:
           LayoutError: the layout has parameters without defaults.
@@ -272,7 +273,7 @@ class Layout(enum.Enum):
         if not isinstance(layout, TiledLayout):
             raise LayoutError(
                 "only tiled layouts can be reduced",
-                expected="a layout made of tiles, such as Layout.WGMMA",
+                expected="a tiled layout, e.g. Layout.WGMMA",
                 got=f"Layout.{self.name}",
             )
         return layout.reduce(axes)
@@ -280,7 +281,7 @@ class Layout(enum.Enum):
 
 @functools.cache
 def _definitions() -> dict[str, RegisterLayout | Callable[..., RegisterLayout]]:
-    """Fixed layouts stand under their name, the others under their maker's."""
+    """Layouts without parameters, and functions for the others, by name."""
     makers: dict[str, RegisterLayout | Callable[..., RegisterLayout]] = {
         "TILED": TiledLayout,
         "WG_STRIDED": wg_strided,
@@ -298,7 +299,7 @@ def _definitions() -> dict[str, RegisterLayout | Callable[..., RegisterLayout]]:
 
 
 def to_layout(layout: Layout | RegisterLayout) -> RegisterLayout:
-    """Resolves a name of the catalogue; a description stays as it is."""
+    """Resolves a name of the catalogue; returns a description unchanged."""
     match layout:
         case Layout():
             return layout.to_layout()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The layout of an array that asks for none, whatever its shape."""
+"""The default layout of arrays of any shape."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from pallas_gpu.layouts.registers.linear import THREAD_BITS, LinearLayout
 
 _THREADS = 1 << THREAD_BITS
 # A thread has at most 255 registers (CUDA programming guide, compute capability 9.0 and
-# 10.0); an array of one element each leaves room for nothing else beyond that.
+# 10.0); an array of more elements per thread would leave none for anything else.
 _MAX_REGISTERS = 128
 
 
 def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearLayout:
-    """Returns the layout of an array that asks for none.
+    """Returns the default layout of an array.
 
-    Strided where every thread gets the same number of elements. Any other shape is
-    spread over as many threads as its powers of two allow, minor dimension first; the
-    other threads hold copies: (4, 3) has four owners with three registers each, and 32
-    copies of it.
+    It is strided if all threads have the same number of elements. Any other shape is
+    spread over as many threads as its powers of two allow, minor dimension first, and
+    replicated over the rest: (4, 3) is held by four threads with three registers each,
+    and has 32 copies.
 
     Args:
       shape: the array's shape.
       bits: width of an element.
 
     Raises:
-      LayoutError: too many elements for a thread's registers.
+      LayoutError: a thread does not have enough registers.
     """
     shape = tuple(shape)
     if math.prod(shape) % _THREADS == 0:
@@ -44,7 +44,7 @@ def spread_layout(shape: tuple[int, ...]) -> LinearLayout:
     """Returns a linear layout of any shape: threads along its powers of two.
 
     Raises:
-      LayoutError: too many elements for a thread's registers.
+      LayoutError: a thread does not have enough registers.
     """
     columns: list[tuple[int, ...]] = []
     blocks = list(shape)

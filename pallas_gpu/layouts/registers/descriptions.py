@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How users describe where a warpgroup keeps an array: tiled, strided or splat.
+"""Descriptions of register layouts by users: tiled, strided or splat.
 
 Each description is a frozen value; `.linear(shape)` turns it into the canonical
 `LinearLayout`. Two descriptions of the same placement have equal linear forms.
@@ -21,7 +21,7 @@ from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES, WARPS, Line
 
 
 class TiledDim(NamedTuple):
-    """One dimension of the shape that tiling gives: `size` steps of `stride` elements
+    """One dimension of the tiled shape: `size` steps of `stride` elements
     along logical axis `axis` (negative, counted from the minor one)."""
 
     axis: int
@@ -31,10 +31,10 @@ class TiledDim(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """Splits the trailing dimensions by one tile after the other.
+    """Splits the trailing dimensions by a sequence of tiles.
 
     A tile of rank k replaces the k minor dimensions by their tile counts followed by
-    the tile itself; the next tile then works on that tile.
+    the tile itself; the next tile then splits that tile.
 
       >>> Tiling(((64, 8), (2,))).tile_shape((128, 32))
       (2, 4, 64, 4, 2)
@@ -72,7 +72,7 @@ class Tiling:
 
     @property
     def rank(self) -> int:
-        """How many trailing dimensions the tiling reaches."""
+        """The number of trailing dimensions that the tiling splits."""
         return len(self.tiles[0])
 
     def tile_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ class Tiling:
         return (*grid, *(dim.size for dim in self.dims))
 
     def grid(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Leading dimensions as they are, then the count of first tiles."""
+        """The untiled leading dimensions, then the counts of first tiles."""
         shape = tuple(shape)
         lead = len(shape) - self.rank
         base = self.tiles[0]
@@ -120,7 +120,7 @@ class Tiling:
 
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """Stands among warp or lane dims for threads that hold copies of the same data."""
+    """A warp or lane dim along which threads hold copies of the same data."""
 
     times: int
 
@@ -139,20 +139,20 @@ PartitionDim = int | Replicated
 
 @dataclasses.dataclass(frozen=True)
 class TiledLayout:
-    """Spreads the dimensions of a tiling over warps, lanes and one register.
+    """Distributes the dimensions of a tiling over warps, lanes and one register.
 
-    Dimensions of the tiled shape are named by negative index. Those that nobody takes
-    count the registers.
+    Dimensions of the tiled shape are given by negative index. The remaining dimensions
+    enumerate the registers.
 
     Args:
       tiling: the tiles.
-      warp_dims: dims spread over the 4 warps, major to minor, or `Replicated(n)`.
-      lane_dims: dims spread over the 32 lanes, major to minor, or `Replicated(n)`.
+      warp_dims: dims partitioned over the 4 warps, major to minor, or `Replicated(n)`.
+      lane_dims: dims partitioned over the 32 lanes, major to minor, or `Replicated(n)`.
       vector_dim: the dim whose elements share a register.
 
     Raises:
-      LayoutError: a dim is named twice, is not negative or lies outside of the tiles,
-        or the products are not 4 and 32.
+      LayoutError: a dim is repeated, not negative or out of range, or the products are
+        not 4 and 32.
 
       >>> wgmma = TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))),
       ...                     warp_dims=(-7,), lane_dims=(-3, -2), vector_dim=-1)
@@ -190,10 +190,10 @@ class TiledLayout:
         vector = self.tiling.dims[self.vector_dim]
         if vector.size > 1 and vector.stride != 1:
             raise LayoutError(
-                "the elements of a register must be neighbours",
+                "the elements of a register must be adjacent",
                 expected="a vector dim of stride 1",
                 got=f"stride {vector.stride}",
-                hint="take the innermost dim of an axis as the vector dim",
+                hint="use the innermost dim of an axis as the vector dim",
             )
 
     @property
@@ -227,14 +227,14 @@ class TiledLayout:
         Threads that differed along a dropped axis hold copies.
 
         Raises:
-          LayoutError: an axis is outside of the tiles, or none would be left.
+          LayoutError: an axis is outside of the tiles, or no axis would remain.
         """
         rank = self.tiling.rank
         given = (axes,) if isinstance(axes, int) else tuple(axes)
         dropped = {a if a < 0 else a - rank for a in given}
         if any(not -rank <= a < 0 for a in dropped) or len(dropped) == rank:
             raise LayoutError(
-                "a tiled layout can lose only some of the axes its tiles reach",
+                "a reduction of a tiled layout must keep at least one of its axes",
                 expected=f"fewer than {rank} axes of rank {rank}",
                 got=given,
             )
@@ -295,7 +295,7 @@ def _reduce_tiled(layout: TiledLayout, dropped: frozenset[int]) -> TiledLayout:
     kept = [i for i, dim in enumerate(dims) if dim.axis not in dropped]
     vector = layout.vector_dim + len(dims)
     if vector not in kept:
-        # The register keeps one element, which needs a dim of its own to be named.
+        # The register keeps one element, which needs a dim of its own as vector dim.
         tiles.append((1,))
         kept.append(vector)
     new_index = {old: position - len(kept) for position, old in enumerate(kept)}
@@ -324,7 +324,7 @@ def _drop_idle_tiles(
     lane_dims: tuple[PartitionDim, ...],
     vector_dim: int,
 ) -> TiledLayout:
-    """Leaves out tiles equal to the end of the one before: they only add unit dims."""
+    """Removes tiles equal to the end of the preceding one: they only add unit dims."""
     for i in range(1, len(tiles)):
         tile, before = tiles[i], tiles[i - 1]
         if before[len(before) - len(tile) :] != tile:
@@ -349,9 +349,9 @@ def _drop_idle_tiles(
 
 @dataclasses.dataclass(frozen=True)
 class WGStridedLayout:
-    """Deals the row-major elements to the threads in runs of `vec_size`.
+    """Distributes the row-major elements cyclically over threads, `vec_size` at a time.
 
-    Element i lies in thread `(i // vec_size) % 128`. The layout of arrays that come
+    Element i is in thread `(i // vec_size) % 128`. It is the default layout of loads
     from untiled references.
 
     Args:
@@ -369,7 +369,7 @@ class WGStridedLayout:
         object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
         if self.vec_size < 1 or math.prod(self.shape) % (THREADS * self.vec_size):
             raise LayoutError(
-                "a strided layout deals every thread the same number of whole vectors",
+                "a strided layout requires equally many whole vectors per thread",
                 expected=f"a multiple of {THREADS} * {self.vec_size} elements",
                 got=f"{math.prod(self.shape)} elements in shape {self.shape}",
                 hint=_STRIDED_HINT,
@@ -377,10 +377,10 @@ class WGStridedLayout:
 
     @classmethod
     def default(cls, shape: Sequence[int], bits: int) -> WGStridedLayout:
-        """Vectors of four elements, or fewer where the size asks for it.
+        """Vectors of four elements, or fewer if the size requires it.
 
-        The same for every element type that fits 16 bytes four times: arrays of one
-        shape and different types, loaded without a layout, then meet in one layout.
+        It is the same for all element types of at most 32 bits, so that arrays of equal
+        shapes and different types, loaded without a layout, have equal layouts.
 
         Args:
           shape: the array's shape.
@@ -392,13 +392,13 @@ class WGStridedLayout:
         size = math.prod(shape)
         if size % THREADS:
             raise LayoutError(
-                "a strided layout deals every thread the same number of elements",
+                "a strided layout requires equally many elements per thread",
                 expected=f"a multiple of {THREADS} elements",
                 got=f"{size} elements in shape {tuple(shape)}",
                 hint=_STRIDED_HINT,
             )
         vec_size = 1
-        # PTX ISA, ld: one access moves at most 16 bytes.
+        # PTX ISA, ld: one access transfers at most 16 bytes.
         widest = min(4, 128 // bits)
         while vec_size < widest and size % (2 * vec_size * THREADS) == 0:
             vec_size *= 2
@@ -419,7 +419,7 @@ class WGStridedLayout:
         return (register * THREADS + thread) * self.vec_size
 
     def all_coordinates(self) -> np.ndarray:
-        """Coordinates of everything: int64 [128, registers, vector, rank]."""
+        """The coordinates of all elements: int64 [128, registers, vector, rank]."""
         vector = np.arange(self.vec_size)
         register = np.arange(self.num_registers) * THREADS * self.vec_size
         thread = np.arange(THREADS) * self.vec_size
@@ -435,7 +435,7 @@ class WGStridedLayout:
         """The placement in canonical form.
 
         Raises:
-          LayoutError: rows and threads do not line up at powers of two, or `shape` is
+          LayoutError: rows and threads are not aligned at powers of two, or `shape` is
             not the layout's.
         """
         _check_same_shape(self, shape)
@@ -443,7 +443,7 @@ class WGStridedLayout:
         if layout is None:
             raise LayoutError(
                 "this strided layout has no linear form",
-                expected="rows and threads that line up at powers of two",
+                expected="rows and threads that are aligned at powers of two",
                 got=f"shape {self.shape}, vectors of {self.vec_size}",
                 hint="use it for elementwise work, or choose a tiled layout",
             )
@@ -463,7 +463,7 @@ def _strided_linear(layout: WGStridedLayout) -> LinearLayout | None:
 
 @dataclasses.dataclass(frozen=True)
 class WGSplatLayout:
-    """One register per thread that stands for every element: all are equal."""
+    """One register per thread that represents all elements: they are equal."""
 
     shape: tuple[int, ...] = ()
 
@@ -484,13 +484,13 @@ class WGSplatLayout:
         """The placement in canonical form, for a single element.
 
         Raises:
-          LayoutError: there is more than one element. One register that stands for
-            many has no placement: give the splat the layout it meets.
+          LayoutError: there is more than one element. A register that represents
+            several has no placement: give the splat the layout it is used with.
         """
         _check_same_shape(self, shape)
         if math.prod(self.shape) != 1:
             raise LayoutError(
-                "a splat of several elements has no placement of its own",
+                "a splat of several elements does not have a placement",
                 expected="one element",
                 got=f"shape {self.shape}",
                 hint="copy the register into each one of the layout it is used with",
@@ -507,7 +507,7 @@ def _check_same_shape(
 ) -> None:
     if shape is not None and tuple(shape) != layout.shape:
         raise LayoutError(
-            "the layout was made for another shape",
+            "the layout is for a different shape",
             expected=f"shape {layout.shape}",
             got=f"shape {tuple(shape)}",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws a layout as text: who owns each element of a small array."""
+"""Draws a layout as text: the owner of each element of a small array."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pallas_gpu.layouts.registers.descriptions import (
 )
 from pallas_gpu.layouts.registers.linear import WARP_LANES, LinearLayout
 
-# Wider drawings wrap on every screen.
+# Wider drawings wrap in a terminal.
 _MAX_COLUMNS = 64
 _MAX_ROWS = 256
 
 
 def draw(layout: Layout | RegisterLayout | LinearLayout, shape: Sequence[int]) -> str:
-    """Writes the owner of each element: warp, lane, register and place in it.
+    """Formats the owner of each element: warp, lane, register and position in it.
 
     A cell reads `warp:lane rR.V`. A `+` marks elements that more than one thread holds;
     the first is shown.
@@ -32,7 +32,7 @@ def draw(layout: Layout | RegisterLayout | LinearLayout, shape: Sequence[int]) -
       shape: one or two dimensions, at most 256 by 64 elements.
 
     Raises:
-      LayoutError: the shape is too large to read, or does not fit the layout.
+      LayoutError: the shape is too large, or does not match the layout.
 
       >>> print(draw(Layout.WGMMA, (64, 8)).splitlines()[1])
        0 | 0:0 r0.0   0:0 r0.1   0:1 r0.0   0:1 r0.1   0:2 r0.0 ...
@@ -55,12 +55,12 @@ def draw(layout: Layout | RegisterLayout | LinearLayout, shape: Sequence[int]) -
 def _owners(
     layout: LinearLayout | RegisterLayout, shape: tuple[int, ...]
 ) -> list[tuple[int, int, int, int]]:
-    """For each element, row-major: first thread, register, place, number of threads."""
+    """For each element, row-major: first thread, register, position, thread count."""
     if not isinstance(layout, LinearLayout | WGStridedLayout):
         layout = layout.linear(shape)
     if layout.shape != shape:
         raise LayoutError(
-            "the layout was made for another shape", expected=layout.shape, got=shape
+            "the layout is for a different shape", expected=layout.shape, got=shape
         )
     coordinates = layout.all_coordinates()
     flat = np.ravel_multi_index(tuple(np.moveaxis(coordinates, -1, 0)), shape)

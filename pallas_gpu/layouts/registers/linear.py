@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The canonical form of a register layout: where every element lives, as integers.
+"""The canonical form of a register layout: where every element is stored, as integers.
 
-A warpgroup holds an array in registers. Whatever notation describes the placement, it
-comes down to this: a thread's index has seven bits, each bit that is set moves the
-thread's data by a constant coordinate, and each register starts at a constant one.
+A warpgroup holds an array in registers. Every description of the placement is converted
+to this form: a thread index has seven bits, each bit that is set offsets the thread's
+data by a constant coordinate, and each register starts at a constant coordinate.
 Shared-memory addresses, iota, broadcasts, reductions and the comparison of two layouts
-are computed from this form alone.
+are computed from this form.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class LinearLayout:
         a register holds one element.
 
     Raises:
-      LayoutError: an element has no owner or not the same number as its neighbours.
+      LayoutError: the elements do not all have the same, nonzero number of owners.
 
-    The accumulator of a wgmma, 64 rows by 8 columns, two registers a thread:
+    The accumulator of a wgmma, 64 rows by 8 columns, two registers per thread:
 
       >>> Layout.WGMMA.to_layout().linear((64, 8)).thread_columns
       ((0, 2), (0, 4), (1, 0), (2, 0), (4, 0), (16, 0), (32, 0))
@@ -69,7 +69,7 @@ class LinearLayout:
         owners = np.bincount(flat, minlength=self.size)
         if not (owners == 1 << len(self.replication_bits)).all():
             raise LayoutError(
-                "a register layout must own every element equally often",
+                "a register layout must hold every element equally often",
                 expected=f"{1 << len(self.replication_bits)} owners of each element",
                 got=f"between {owners.min()} and {owners.max()} owners in {self}",
             )
@@ -78,7 +78,7 @@ class LinearLayout:
         ranks = {len(c) for c in (*self.thread_columns, *self.origins)}
         if len(self.thread_columns) != THREAD_BITS or ranks != {self.rank}:
             raise LayoutError(
-                "a linear layout needs one coordinate per thread bit and per register",
+                "a linear layout requires a coordinate per thread bit and per register",
                 expected=f"{THREAD_BITS} columns, coordinates of rank {self.rank}",
                 got=f"{len(self.thread_columns)} columns, ranks {sorted(ranks)}",
             )
@@ -90,13 +90,11 @@ class LinearLayout:
             )
         if self.vector_length < 1 or (self.vector_length == 1 and self.vector_axis):
             raise LayoutError(
-                "a register must hold at least one element; one alone has axis 0",
+                "a register must hold at least one element; a single one has axis 0",
                 got=f"length {self.vector_length}, axis {self.vector_axis}",
             )
         if (self.all_coordinates() >= np.array(self.shape, dtype=np.int64)).any():
-            raise LayoutError(
-                "a register layout reaches outside of its shape", got=self
-            )
+            raise LayoutError("a register layout exceeds its shape", got=self)
 
     @classmethod
     def create(
@@ -107,7 +105,7 @@ class LinearLayout:
         vector_length: int = 1,
         vector_axis: int = 0,
     ) -> LinearLayout:
-        """Builds the canonical object: registers sorted, duplicates dropped."""
+        """Builds the canonical object: sorts the registers, drops duplicates."""
         unique = sorted({tuple(int(x) for x in origin) for origin in origins})
         return cls(
             tuple(int(s) for s in shape),
@@ -162,7 +160,7 @@ class LinearLayout:
 
     @functools.cached_property
     def replication_bits(self) -> tuple[int, ...]:
-        """The bits of the thread index that do not matter for what a thread holds."""
+        """The bits of the thread index on which a thread's elements do not depend."""
         return tuple(b for b, c in enumerate(self.thread_columns) if not any(c))
 
     # --- coordinates -----------------------------------------------------------------
@@ -182,18 +180,18 @@ class LinearLayout:
         return result
 
     def all_coordinates(self) -> np.ndarray:
-        """Coordinates of all: int64 [128, registers, vector, rank], read-only."""
+        """All coordinates: int64 [128, registers, vector, rank], read-only."""
         return self._coordinates
 
     def coordinates(self, thread: int) -> np.ndarray:
-        """Coordinates of what one thread holds: int64 [registers, vector, rank]."""
+        """The coordinates of one thread's elements: int64 [registers, vector, rank]."""
         return self._coordinates[thread]
 
     def flat_indices(self) -> np.ndarray:
-        """Row-major index of everything: int64 [128, registers, vector]."""
+        """The row-major index of all elements: int64 [128, registers, vector]."""
         return _flatten(self._coordinates, self.shape)
 
-    # --- layouts made from this one --------------------------------------------------
+    # --- derived layouts -------------------------------------------------------------
 
     def reduce(self, axes: int | Sequence[int]) -> LinearLayout:
         """Drops axes; threads that differed only along them become replicas."""
@@ -240,7 +238,7 @@ class LinearLayout:
         )
 
     def transpose_registers(self, permutation: Sequence[int]) -> list[int]:
-        """For each register of the transposed layout its index in this one."""
+        """For each register of the transposed layout its index in this layout."""
         perm = _normalize_permutation(permutation, self.rank)
         return sorted(
             range(self.num_registers), key=lambda r: _pick(self.origins[r], perm)
@@ -250,12 +248,12 @@ class LinearLayout:
         """The registers that make up a static slice, in the order of `slice`.
 
         Raises:
-          LayoutError: a register lies partly inside, so that threads would have to
+          LayoutError: a register is partly in the slice, so threads would have to
             exchange data.
         """
         if len(starts) != self.rank or len(sizes) != self.rank:
             raise LayoutError(
-                "a slice needs a start and a size for each axis",
+                "a slice requires a start and a size for each axis",
                 expected=f"{self.rank} of each",
                 got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
             )
@@ -267,8 +265,8 @@ class LinearLayout:
             or min(sizes, default=1) < 1
         ):
             raise LayoutError(
-                "a slice reaches outside of the array",
-                expected=f"inside of {self.shape}",
+                "a slice is out of bounds",
+                expected=f"a part of {self.shape}",
                 got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
             )
         inside = ((self._coordinates >= low) & (self._coordinates < high)).all(-1)
@@ -283,7 +281,7 @@ class LinearLayout:
         return np.flatnonzero(whole).tolist()
 
     def slice(self, starts: Sequence[int], sizes: Sequence[int]) -> LinearLayout:
-        """The layout of a static slice whose registers are some of this layout's."""
+        """The layout of a static slice that is a subset of this layout's registers."""
         origins = [self.origins[r] for r in self.slice_registers(starts, sizes)]
         return LinearLayout.create(
             sizes,
@@ -294,7 +292,7 @@ class LinearLayout:
         )
 
     def reshape(self, shape: Sequence[int]) -> LinearLayout:
-        """The layout of the same registers seen in another shape, row-major.
+        """The layout of the same registers in another shape, row-major.
 
         Registers keep their order.
 
@@ -326,10 +324,10 @@ class LinearLayout:
     def broadcast_elements(
         self, operand: LinearLayout, dims: Sequence[int]
     ) -> np.ndarray | None:
-        """Where each element of a broadcast comes from, or None when threads differ.
+        """The source of each element of a broadcast, or None if threads differ.
 
         Args:
-          operand: the layout of what is broadcast to `self.shape`.
+          operand: the layout of the operand that is broadcast to `self.shape`.
           dims: operand axis i becomes axis `dims[i]` of the result; its size is the
             result's or 1. Axes of the result that are missing are new.
 
@@ -354,25 +352,25 @@ class LinearLayout:
         return np.stack(np.divmod(source, operand.vector_length), axis=-1)
 
     def broadcast_matches(self, operand: LinearLayout, dims: Sequence[int]) -> bool:
-        """Whether every thread already holds what it needs of `operand`."""
+        """Whether every thread already holds its elements of `operand`."""
         return self.broadcast_elements(operand, dims) is not None
 
     def broadcast_registers(
         self, operand: LinearLayout, dims: Sequence[int]
     ) -> list[tuple[int, int | None]]:
-        """For each register: the operand's register and which element of it.
+        """For each register: the operand's register and the element in it.
 
-        The element is None where the whole register is taken as it is, otherwise the
-        one that fills the register.
+        The element is None if the whole register is used unchanged, otherwise it fills
+        the register.
 
         Raises:
-          LayoutError: threads would have to exchange data, or a register would mix
-            several (`broadcast_elements` tells which).
+          LayoutError: threads would have to exchange data, or a register would combine
+            several (`broadcast_elements` has them).
         """
         sources = self.broadcast_elements(operand, dims)
         if sources is None:
             raise LayoutError(
-                "the operand of a broadcast lies in other threads than the result",
+                "the operand of a broadcast is in other threads than the result",
                 expected=f"the result's layout reduced to axes {tuple(dims)}",
                 got=f"operand {operand.shape}, result {self.shape}",
                 hint="layout_cast the operand to the result's layout.reduce(axes)",
@@ -388,7 +386,7 @@ class LinearLayout:
                 result.append((int(register[0, 0]), int(register[0, 1])))
             else:
                 raise LayoutError(
-                    "a register of the broadcast mixes elements of several registers",
+                    "a register of the broadcast combines several registers",
                     expected=f"vectors of {self.vector_length} elements",
                     got=f"vectors of {operand.vector_length} in the operand",
                 )
@@ -430,7 +428,7 @@ def _normalize_axes(axes: int | Sequence[int], rank: int) -> set[int]:
     result = {a + rank if a < 0 else a for a in given}
     if len(result) != len(given) or any(not 0 <= a < rank for a in result):
         raise LayoutError(
-            "axes must be distinct and inside of the array",
+            "axes must be distinct and in range",
             expected=f"axes of rank {rank}",
             got=given,
         )
@@ -441,7 +439,7 @@ def _normalize_permutation(permutation: Sequence[int], rank: int) -> list[int]:
     perm = [p + rank if p < 0 else p for p in permutation]
     if sorted(perm) != list(range(rank)):
         raise LayoutError(
-            "a transpose needs a permutation of the axes",
+            "a transpose requires a permutation of the axes",
             expected=f"a permutation of {tuple(range(rank))}",
             got=tuple(permutation),
         )

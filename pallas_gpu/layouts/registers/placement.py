@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a layout puts the elements of an array of a given shape."""
+"""The placement of an array of a given shape in a layout."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from pallas_gpu.layouts.registers.defaults import default_layout
 from pallas_gpu.layouts.registers.descriptions import WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
 
-# A strided layout only where it is not linear.
+# Strided only if it is not linear.
 Placement = LinearLayout | WGStridedLayout
 
 
 def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
-    """Returns the placement that a layout gives an array of `shape`.
+    """Returns the placement of an array of `shape` in a layout.
 
     Args:
-      layout: a name of the catalogue, a description, or a placement already.
+      layout: a name of the catalogue, a description, or already a placement.
     """
     shape = tuple(shape)
     if isinstance(layout, LinearLayout):
         if layout.shape != shape:
             raise LayoutError(
-                "The layout was made for another shape",
+                "The layout is for a different shape",
                 expected=f"shape {shape}",
                 got=f"shape {layout.shape}",
             )
@@ -43,16 +43,16 @@ def place(layout, shape: Sequence[int]) -> Placement | WGSplatLayout:
 
 
 def place_registers(layout, shape: Sequence[int]) -> Placement:
-    """Returns the placement of an array whose elements differ; see `place`.
+    """Returns the placement of an array that is not a splat; see `place`.
 
     Raises:
-      LayoutError: the layout is a splat's.
+      LayoutError: the layout is a splat layout.
     """
     placement = place(layout, shape)
     if isinstance(placement, WGSplatLayout):
         raise LayoutError(
-            "Only a splat has a splat layout",
-            expected="a layout with a place for each element",
+            "Only a splat can have a splat layout",
+            expected="a layout that distributes the elements",
             got=f"WG_SPLAT for shape {tuple(shape)}",
             hint="cast to another layout",
         )
@@ -60,17 +60,17 @@ def place_registers(layout, shape: Sequence[int]) -> Placement:
 
 
 def default_placement(shape: Sequence[int], bits: int) -> Placement:
-    """Returns the layout of untiled memory: row-major, strided over the threads.
+    """Returns the layout for untiled memory: row-major, strided over the threads.
 
     Args:
       shape: shape of the array.
-      bits: width of an element; in memory one of fewer than 8 bits takes a byte.
+      bits: width of an element; elements of fewer than 8 bits occupy a byte in memory.
     """
     return place_registers(default_layout(shape, max(bits, 8)), shape)
 
 
 def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
-    """Returns the placement of the same registers, in their order, in another shape.
+    """Returns the placement in another shape that keeps the registers and their order.
 
     Raises:
       LayoutError: the placement is neither strided nor linear in the new shape.
@@ -82,7 +82,7 @@ def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
         except LayoutError:
             if not _is_strided(layout) or math.prod(shape) != layout.size:
                 raise
-    # Strided layouts only know the row-major index, which a reshape keeps.
+    # Strided layouts depend only on the row-major index, which a reshape preserves.
     strided = WGStridedLayout(shape, layout.vector_length)
     return place_registers(strided, shape)
 

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans how a warpgroup moves an array between registers and shared memory.
+"""Plans how a warpgroup transfers an array between registers and shared memory.
 
-Two ways are tried: plain loads and stores of up to 16 bytes per lane, and ldmatrix /
-stmatrix where the registers look like the fragments of those. Either must be free of
-bank conflicts, if need be by staggering (see `stagger.py`); the one with fewer
-instructions wins.
+Two methods are tried: plain loads and stores of up to 16 bytes per lane, and ldmatrix /
+stmatrix if the registers match their fragments. Both must be free of bank conflicts,
+if necessary by staggering (see `stagger.py`); the one with fewer instructions is
+selected.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ def plan_access(
     """Plans the accesses for an array in registers and a slice of shared memory.
 
     Args:
-      layout: where the registers' elements belong. Its shape is that of the window, or
-        that with axes of size one left out.
+      layout: the layout in registers. Its shape is that of the window, except that
+        axes of size 1 may be missing.
       smem: the whole array in shared memory. For a transposed view transpose the
         layout instead.
       kind: "load" or "store".
-      window: shape of the slice in the array's rank; all of the array if None. Its
+      window: shape of the slice in the array's rank; the whole array if None. Its
         start is a multiple of the tile, and of the swizzle's atom in bytes.
-      optimized: refuse plans with bank conflicts.
-      base_alignment_bytes: what the slice's address is a multiple of; 16 if None.
-      methods: which ways may be used.
+      optimized: reject plans with bank conflicts.
+      base_alignment_bytes: a known divisor of the slice's address; 16 if None.
+      methods: the methods that may be used.
 
     Raises:
-      LayoutError: the shapes do not fit, elements of one thread share bytes with those
-        of another, or, if `optimized`, every plan has bank conflicts.
+      LayoutError: the shapes do not match, elements of different threads share bytes,
+        or, if `optimized`, every plan has bank conflicts.
     """
     return _plan(
         layout,
@@ -86,7 +86,7 @@ def _plan(
         plans += plan_vector(offsets, smem, kind, alignment, replication)
     if not plans:
         raise LayoutError(
-            "the layout cannot be moved by the allowed instructions",
+            "the allowed instructions do not support the layout",
             expected="fragments of 8x8 matrices with 16-byte rows",
             got=f"methods {methods}",
         )
@@ -131,7 +131,7 @@ def _bit_offsets(
 
 def _wrong_window(shape: tuple[int, ...], window: tuple[int, ...]) -> LayoutError:
     return LayoutError(
-        "the array in registers has another shape than the slice of shared memory",
-        expected=f"shape {window}, axes of size one may be missing",
+        "the shapes of the array in registers and the slice of shared memory differ",
+        expected=f"shape {window}, axes of size 1 may be missing",
         got=f"shape {shape}",
     )

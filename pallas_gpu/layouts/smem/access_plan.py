@@ -22,30 +22,30 @@ MAX_WIDTH_BYTES = 16
 
 @dataclasses.dataclass(frozen=True)
 class AccessPlan:
-    """How each thread reaches its registers' elements in shared memory.
+    """The accesses of each thread to its registers' elements in shared memory.
 
     Instruction i of thread t uses the byte address
     `base + (XOR_b bit_b(t)*thread_columns[b] ^ xor[i]) + SUM_b bit_b(t)*thread_add[b]
-    + add[i]`, where `base` is that of the slice. For "vector" this is where the
-    thread's own elements start; for "matrix" it is the row that lane t % 32 supplies.
+    + add[i]`, where `base` is that of the slice. For "vector" this is the address of
+    the thread's own elements; for "matrix" that of the row that lane t % 32 supplies.
 
     Attributes:
       method: "vector" is ld / st, "matrix" is ldmatrix / stmatrix.
       kind: "load" or "store".
       width_bytes: bytes per lane and address (16, a row, for "matrix").
-      elements_per_access: elements that one access moves for a thread.
+      elements_per_access: elements per access of a thread.
       accesses: for each access (register, first element in it). All accesses together
         are the thread's array, in order.
-      instructions: for each instruction the accesses it moves: one for "vector"; one,
-        two or four (.x1, .x2, .x4; in the order of the matrices) for "matrix".
+      instructions: for each instruction its accesses: one for "vector"; one, two or
+        four (.x1, .x2, .x4; in the order of the matrices) for "matrix".
       transpose: "matrix" with .trans.
       thread_columns: seven constants, joined by XOR.
       thread_add: seven constants, added; zero unless sizes are not powers of two.
       xor: per instruction.
       add: per instruction; fits the immediate offset of the instruction.
-      staggers: exchanges to do after a load, or before a store (any order).
-      predicate_bits: bits of the thread index between copies. A store needs only the
-        threads that have none of them set ("matrix" stores have no such bits).
+      staggers: exchanges after a load, or before a store (in any order).
+      predicate_bits: the replication bits of the thread index. Only threads with all of
+        them clear have to store ("matrix" stores have no such bits).
       wavefronts_per_access: of the worst instruction.
       ideal_wavefronts: without bank conflicts.
     """
@@ -74,12 +74,12 @@ class AccessPlan:
 
     @property
     def conflict_free(self) -> bool:
-        """Whether no instruction takes more wavefronts than it must."""
+        """Whether no instruction needs more than the ideal number of wavefronts."""
         return self.wavefronts_per_access <= self.ideal_wavefronts
 
 
 def split_threads(offsets: np.ndarray) -> tuple[list[int], list[int]]:
-    """Separates offsets [128, accesses] into seven columns and a static per access.
+    """Decomposes offsets [128, accesses] into seven columns and a static per access.
 
     Raises:
       LayoutError: the offsets are not such sums.
@@ -94,8 +94,8 @@ def split_threads(offsets: np.ndarray) -> tuple[list[int], list[int]]:
 
 def not_linear_error() -> LayoutError:
     return LayoutError(
-        "addresses in shared memory do not follow the bits of the thread index",
-        expected="a tile with power-of-two sizes that fits the layout's own tiles, or "
-        "an untiled, contiguous reference for a strided layout",
+        "addresses in shared memory are not linear in the bits of the thread index",
+        expected="a tile with power-of-two sizes that matches the layout's own tiles, "
+        "or an untiled, contiguous reference for a strided layout",
         hint="choose the tiling (8, swizzle bytes) or another register layout",
     )

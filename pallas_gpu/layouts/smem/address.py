@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Splits shared-memory addresses into what threads and what registers contribute.
+"""Splits shared-memory addresses into the contributions of threads and registers.
 
 Before swizzling an address is a sum: a constant for each bit of the thread index that
 is set and a constant for the register. A swizzle is linear over XOR but not over sums,
-so the low part, where no carries occur, is kept as XOR terms and swizzled term by term;
-what lies above is added.
+so the low part, where no carries occur, consists of XOR terms that are swizzled one by
+one; the high part is added.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
 
-# No shared memory is larger than 2**18 bytes.
+# Shared memory never exceeds 2**18 bytes.
 _MAX_REGION_BITS = 18
 
 
@@ -25,7 +25,7 @@ class AddressForm:
     """`(XOR of columns[b] ^ xor[a]) + sum of column_add[b] + add[a]`, in bytes.
 
     Both `columns` sums run over the set bits of an index. Every entry of `column_add`
-    and `add` is a multiple of `region_bytes`, every XOR term lies below it.
+    and `add` is a multiple of `region_bytes`, every XOR term is below it.
     """
 
     columns: tuple[int, ...]
@@ -44,9 +44,9 @@ class AddressForm:
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
     def with_few_xors(self) -> AddressForm:
-        """Turns XOR into addition where the thread's part has no set bits.
+        """Replaces XOR by addition where the thread's part has no set bits.
 
-        Additions of constants cost nothing in the address of a load, XORs do.
+        The address of a load has an immediate offset; an XOR costs an instruction.
         """
         mask = 0
         for column in self.columns:
@@ -82,7 +82,7 @@ def address_form(
       swizzle: the swizzle mode.
 
     Returns:
-      None when carries reach into the bits that the swizzle permutes.
+      None if carries propagate into the bits that the swizzle permutes.
     """
     smallest = 0 if swizzle == NO_SWIZZLE else atom_bytes(swizzle).bit_length() - 1
     static_bits = 0

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an access of a warp to shared memory costs.
+"""The cost of a warp's access to shared memory.
 
 Shared memory has 32 banks of 4 bytes; one wavefront serves one word of each bank. Lanes
-that ask for the same word share it (CUDA C++ Programming Guide, "Shared Memory"). An
+that access the same word share it (CUDA C++ Programming Guide, "Shared Memory"). An
 access wider than 4 bytes is served in phases of 16 lanes (8 bytes) or 8 lanes (16
 bytes), as is each 8-row matrix of ldmatrix. The guide does not describe the phases for
-current GPUs: they are a model, which a profiler's wavefront counts can confirm.
+current GPUs: they are a model, which wavefront counts of a profiler can confirm.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ BANK_BYTES = 4
 
 
 def phase_lanes(width_bytes: int) -> int:
-    """How many lanes one wavefront can serve at best."""
+    """The maximum number of lanes that one wavefront can serve."""
     return 32 // max(1, width_bytes // BANK_BYTES)
 
 
 def wavefronts_of(addresses: np.ndarray, width_bytes: int) -> np.ndarray:
-    """Wavefronts of many accesses at once.
+    """The wavefronts of many accesses at once.
 
     Args:
       addresses: byte addresses, integers of shape [..., lanes]; lanes is a multiple of
@@ -48,16 +48,16 @@ def wavefronts_of(addresses: np.ndarray, width_bytes: int) -> np.ndarray:
 
 
 def wavefronts(addresses: np.ndarray, width_bytes: int) -> int:
-    """Wavefronts that one warp's access takes; see `wavefronts_of`."""
+    """The wavefronts of one warp's access; see `wavefronts_of`."""
     return int(wavefronts_of(np.asarray(addresses), width_bytes))
 
 
 def ideal_wavefronts(lanes: int, width_bytes: int) -> int:
-    """Wavefronts without any bank conflict."""
+    """The wavefronts without bank conflicts."""
     return max(1, lanes // phase_lanes(width_bytes))
 
 
 def conflict_degree(addresses: np.ndarray, width_bytes: int) -> float:
-    """How many times slower than without conflicts an access is: 1 is free of them."""
+    """The slowdown of an access due to bank conflicts; 1 means none."""
     lanes = np.asarray(addresses).shape[-1]
     return wavefronts(addresses, width_bytes) / ideal_wavefronts(lanes, width_bytes)

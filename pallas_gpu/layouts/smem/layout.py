@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an element of a shared-memory array lies: suffix tiling, then swizzle."""
+"""Where an element of a shared-memory array is stored: suffix tiling, then swizzle."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class SmemLayout:
         tail = self.shape[len(self.shape) - len(tile) :]
         if len(tile) > len(self.shape) or any(t < 1 for t in tile):
             raise LayoutError(
-                "a tiling reaches at most as many dimensions as the array has",
+                "a tiling has at most as many dimensions as the array",
                 expected=f"positive sizes for up to {len(self.shape)} dimensions",
                 got=f"tiling {self.tiling}",
             )
@@ -72,7 +72,7 @@ class SmemLayout:
         )
         if minor_bits != self.swizzle * 8:
             raise LayoutError(
-                "a swizzled array needs a minor dimension of exactly the swizzle",
+                "the minor dimension of a swizzled array must equal the swizzle",
                 expected=f"{self.swizzle * 8 // self.itemsize_bits} elements "
                 f"({self.swizzle} bytes)",
                 got=f"{self.physical_shape[-1:]} elements of {self.itemsize_bits} bits",
@@ -81,7 +81,7 @@ class SmemLayout:
 
     @property
     def tile(self) -> tuple[int, ...]:
-        """The tile, empty when there is none."""
+        """The tile, empty if there is none."""
         return self.tiling or ()
 
     @functools.cached_property
@@ -95,12 +95,12 @@ class SmemLayout:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes the array takes, a partial last byte included."""
+        """The size of the array in bytes, a partial last byte included."""
         return -(-math.prod(self.shape) * self.itemsize_bits // 8)
 
     @property
     def alignment_bytes(self) -> int:
-        """What the array's base must be aligned to (16: TMA, PTX ISA "Bulk copy")."""
+        """The required alignment of the base (16: TMA, PTX ISA "Bulk copy")."""
         return atom_bytes(self.swizzle)
 
     @functools.cached_property
@@ -126,9 +126,9 @@ class SmemLayout:
         return elements * self.itemsize_bits
 
     def byte_offset(self, coordinate: Sequence[int]) -> int:
-        """Where the element at `coordinate` starts, swizzled.
+        """The swizzled byte offset of the element at `coordinate`.
 
-        An element of fewer than 8 bits shares its byte with neighbours.
+        An element of fewer than 8 bits shares its byte with adjacent ones.
         """
         bits = self.linear_bit_offset(np.asarray(coordinate, dtype=np.int64))
         return swizzle_bytes(int(bits) // 8, self.swizzle)

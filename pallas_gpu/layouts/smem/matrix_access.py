@@ -2,7 +2,7 @@
 """ldmatrix and stmatrix: four 8x8 matrices of 16-bit elements per instruction.
 
 PTX ISA, "Warp-level matrix load instruction: ldmatrix": lane i supplies the address of
-row i % 8 of matrix i // 8, a row is 16 bytes, and thread t gets 32 bits: those at bytes
+row i % 8 of matrix i // 8, a row is 16 bytes, and thread t receives 32 bits: bytes
 4 * (t % 4) of row t // 4; with .trans the 16-bit elements at byte 2 * (t // 4) of rows
 2 * (t % 4) and 2 * (t % 4) + 1.
 """
@@ -52,7 +52,7 @@ class _Grouping(NamedTuple):
 def plan_matrix(
     bit_offsets: np.ndarray, smem: SmemLayout, kind: Kind
 ) -> list[AccessPlan]:
-    """Every plan by ldmatrix or stmatrix, none when the registers are no fragments."""
+    """All plans with ldmatrix or stmatrix; none if the registers are not fragments."""
     found = [
         _straight_fragment(bit_offsets, smem.itemsize_bits),
         _transposed_fragment(bit_offsets, smem.itemsize_bits),
@@ -95,8 +95,8 @@ def _transposed_fragment(bit_offsets: np.ndarray, bits: int) -> _Fragment | None
     outside = [step, *columns[:2], *columns[5:], *statics]
     if columns[2:5] != [2, 4, 8] or not _on_rows(outside):
         return None
-    # The two elements of a register lie in neighbouring rows, so no exchange between
-    # registers can tell these rows apart: their thread bit is None.
+    # The two elements of a register are in adjacent rows, so an exchange of registers
+    # cannot separate these rows: their thread bit is None.
     rows = (step, columns[0], columns[1])
     warps = (columns[5], columns[6])
     return _Fragment(True, 2, rows, (None, 0, 1), warps, statics)
@@ -148,7 +148,7 @@ def _plan_fragment(
 
 
 def _with_matrix_bits(form: AddressForm, grouping: _Grouping) -> AddressForm:
-    """Lane bits 3 and 4 choose the matrix; one address per instruction remains."""
+    """Lane bits 3 and 4 select the matrix; one address per instruction remains."""
     deltas = grouping.deltas + [(0, 0)] * (2 - len(grouping.deltas))
     xors, adds = (list(x) for x in zip(*deltas, strict=True))
     first = [group[0] for group in grouping.groups]

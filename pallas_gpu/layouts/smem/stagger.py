@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finds the exchange of registers that frees an access of bank conflicts.
+"""Finds an exchange of registers that eliminates the bank conflicts of an access.
 
 Addresses are linear over XOR in the bits of the lane, so an access is free of conflicts
-when the bank numbers of the lane bits that take part in one phase are linearly
-independent over GF(2). Where a bit depends on the others, its lanes can visit the
-registers in another order: they access register r ^ d when the others access r. That
-adds the address of d to the bit's column. It costs a select per register.
+if the bank numbers of the lane bits that participate in one phase are linearly
+independent over GF(2). If a bit depends on the others, its lanes can access the
+registers in another order: register r ^ d when the others access r. That adds the
+address of d to the bit's column. It costs a select per register.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LINE_BYTES = BANKS * BANK_BYTES
 class Stagger:
     """Threads with `thread_bit` set exchange the values of paired accesses.
 
-    After a load, before a store. The addresses already contain the exchange.
+    After a load, before a store. The addresses already include the exchange.
 
     Attributes:
       thread_bit: bit of the thread index.
@@ -35,19 +35,19 @@ class Stagger:
 
 
 class _Span:
-    """A subspace of GF(2)^n, grown vector by vector."""
+    """A subspace of GF(2)^n, extended vector by vector."""
 
     def __init__(self) -> None:
         self._by_top_bit: dict[int, int] = {}
 
     def reduce(self, vector: int) -> int:
-        """What is left of `vector`; zero when it lies in the subspace."""
+        """The remainder of `vector`; zero if it is in the subspace."""
         while vector and vector.bit_length() in self._by_top_bit:
             vector ^= self._by_top_bit[vector.bit_length()]
         return vector
 
     def add(self, vector: int) -> bool:
-        """Adds `vector`; False when the subspace has it already."""
+        """Adds `vector`; returns False if the subspace contains it already."""
         rest = self.reduce(vector)
         if rest:
             self._by_top_bit[rest.bit_length()] = rest
@@ -66,12 +66,12 @@ def find_staggers(
       form: the addresses.
       phase_bits: the columns of `form` whose lanes are served together.
       width_bytes: bytes per lane.
-      data_bits: for each column of `form` the thread bit that tells apart the threads
-        which receive the data, or None where one thread receives both.
+      data_bits: for each column of `form` the thread bit that distinguishes the threads
+        that receive the data, or None if one thread receives both.
 
     Returns:
-      The changed addresses and the exchanges (none when nothing depends), or None when
-      registers do not help.
+      The changed addresses and the exchanges (none if the banks are independent), or
+      None if no exchange makes them independent.
     """
     active = [b for b in phase_bits if form.columns[b] or form.column_add[b]]
     if any(form.column_add[b] % _LINE_BYTES for b in active):
@@ -113,7 +113,7 @@ def _distances(form: AddressForm) -> list[int]:
 
 
 def _pair_up(form: AddressForm, delta: int) -> tuple[tuple[int, int], ...]:
-    """The accesses in pairs at XOR distance `delta`; empty if one has no partner."""
+    """The accesses in pairs at XOR distance `delta`; empty if one is unpaired."""
     index = {key: a for a, key in enumerate(form.keys)}
     pairs = []
     for a, (xor, add) in enumerate(form.keys):

@@ -32,13 +32,13 @@ def plan_vector(
     alignment: int,
     replication: tuple[int, ...],
 ) -> list[AccessPlan]:
-    """The plan with the widest accesses, and narrower ones while banks conflict."""
+    """The plan with the widest accesses, and narrower ones if there are conflicts."""
     bits = smem.itemsize_bits
     elements = _elements_per_access(bit_offsets, bits, alignment)
     plans = []
     while True:
         plans.append(_plan_width(bit_offsets, smem, kind, elements, replication))
-        # Accesses of less than a bank gain nothing over those of a whole one.
+        # Accesses narrower than a bank are not faster than those of a whole bank.
         if (
             plans[-1].conflict_free
             or elements == 1
@@ -103,7 +103,7 @@ def _elements_per_access(offsets: np.ndarray, bits: int, alignment: int) -> int:
         count //= 2
     raise LayoutError(
         "the elements of a register do not fill whole bytes of shared memory",
-        expected="at least 8 neighbouring bits per access",
+        expected="at least 8 contiguous bits per access",
         got=f"elements of {bits} bits in vectors of {vector}",
         hint="choose a layout with longer vectors along the minor dimension",
     )

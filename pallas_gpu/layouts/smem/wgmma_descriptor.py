@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How wgmma finds a matrix in shared memory: the fields of its descriptor, as integers.
+"""The matrix descriptor of wgmma for an operand in shared memory, as integers.
 
 PTX ISA, "Asynchronous Warpgroup Level Matrix Multiply-Accumulate", "Shared Memory
 Matrix Layout" and "Matrix Descriptor". Memory tiled (8, `swizzle` bytes) is a grid of
-atoms. The axis that runs along the bytes of an atom is the operand's major axis: K, or
-M (N for the right operand), called MN here.
+atoms. The axis along the bytes of an atom is the operand's major axis: K, or M (N for
+the right operand), called MN here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pallas_gpu.layouts.window import Window
 Major = Literal["K", "MN"]
 Side = Literal["a", "b"]
 
-# One instruction reads this much of K from each row or column.
+# Bytes along K that one instruction reads from each row or column.
 K_STEP_BYTES = 32
 # Rows of an atom.
 ATOM_ROWS = 8
@@ -31,13 +31,13 @@ _TRANSPOSABLE_BITS = 16
 # 32-45 stride dimension byte offset, 62-63 swizzling mode.
 _LEADING_SHIFT, _STRIDE_SHIFT, _SWIZZLE_SHIFT = 16, 32, 62
 _SWIZZLE_CODES = {NO_SWIZZLE: 0, 128: 1, 64: 2, 32: 3}
-# Addresses and offsets are 18 bits, of which the descriptor drops the lowest four.
+# Addresses and offsets are 18 bits; the descriptor omits the lowest four.
 ADDRESS_MASK, ADDRESS_SHIFT = 0x3FFFF, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class WgmmaOperand:
-    """A matrix in shared memory as wgmma's instructions read it.
+    """A matrix in shared memory as an operand of wgmma instructions.
 
     Attributes:
       major: the axis along the bytes of an atom.
@@ -63,12 +63,12 @@ class WgmmaOperand:
 
     @property
     def k_step(self) -> int:
-        """Elements along K that one instruction takes."""
+        """Elements along K per instruction."""
         return K_STEP_BYTES * 8 // self.itemsize_bits
 
     @property
     def mn_granule(self) -> int:
-        """Elements of an atom along MN: blocks of the matrix start at multiples."""
+        """Elements of an atom along MN: blocks of the matrix start at its multiples."""
         return ATOM_ROWS if self.major == "K" else self.row_elems
 
     @property
@@ -78,7 +78,7 @@ class WgmmaOperand:
 
     @property
     def leading_offset_bytes(self) -> int:
-        """The leading dimension byte offset; 16 where the hardware ignores it."""
+        """The leading dimension byte offset; 16 if the hardware ignores it."""
         if self.major == "MN":
             return self.k_atom_bytes if self.swizzle == NO_SWIZZLE else self._mn_stride
         return self.k_atom_bytes if self.swizzle == NO_SWIZZLE else 16
@@ -92,7 +92,7 @@ class WgmmaOperand:
 
     @property
     def _mn_stride(self) -> int:
-        # With a single atom along MN there is no next one.
+        # With a single atom along MN there is no stride.
         return self.mn_atom_bytes if self.mn > self.row_elems else 16
 
     @property
@@ -105,14 +105,14 @@ class WgmmaOperand:
         )
 
     def offset_bytes(self, mn: int, k: int) -> int:
-        """What an instruction for the block at (mn, k) adds to the start address.
+        """The offset of the block at (mn, k) from the start address.
 
         Args:
           mn: a multiple of `mn_granule`.
           k: a multiple of `k_step`.
 
         Raises:
-          LayoutError: no instruction can start there.
+          LayoutError: an instruction cannot start there.
         """
         if mn % self.mn_granule or k % self.k_step:
             raise LayoutError(
@@ -133,7 +133,7 @@ class WgmmaOperand:
         )
 
     def offset_units(self, mn: int, k: int) -> int:
-        """`offset_bytes` as it is added to a descriptor, in units of 16 bytes."""
+        """`offset_bytes` in the descriptor's units of 16 bytes."""
         return self.offset_bytes(mn, k) >> ADDRESS_SHIFT
 
 
@@ -175,7 +175,7 @@ def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand
             expected=f"a {name} operand whose {axis} is the minor axis in memory",
             got=f"an array {layout.shape} whose minor axis is {'MN'[side == 'b']}",
             hint="store the operand transposed and pass a transposed view of it; "
-            "16-bit operands may lie either way",
+            "16-bit operands may have either major axis",
         )
     if minor_is_k:
         shape, atoms = (rows, columns), (row_atom, column_atom)
@@ -190,7 +190,7 @@ def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand
     )
     if operand.k % operand.k_step:
         raise LayoutError(
-            f"The {name} operand of wgmma has a part of a K step",
+            f"K of the {name} operand of wgmma is not a multiple of the instruction's",
             expected=f"a multiple of {operand.k_step} elements along K "
             f"({K_STEP_BYTES} bytes)",
             got=operand.k,
@@ -217,7 +217,7 @@ def _check_tile(layout: SmemLayout, name: str) -> None:
         f"{layout.itemsize_bits} bits and a swizzle of {layout.swizzle} bytes",
         got=f"tiling {layout.tiling}, swizzle {layout.swizzle}",
         hint="give the reference TilingTransform((8, n)) and SwizzleTransform(s), "
-        "where n elements take s bytes",
+        "where n elements occupy s bytes",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Slices of arrays in shared memory: whole tiles, one piece, aligned addresses."""
+"""Slices of arrays in shared memory: whole tiles, contiguity, alignment."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.window import Window, is_contiguous
 
-# What allocations in SMEM are aligned to at least: TMA needs it (PTX ISA, bulk copy).
+# The minimum alignment of allocations in SMEM, required by TMA (PTX ISA, bulk copy).
 ALLOCATION_ALIGNMENT_BYTES = 128
 
 
 def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
-    """Returns the placement of a slice by itself, which has to be in one piece.
+    """Returns the placement of a slice as an array; the slice must be contiguous.
 
     Args:
       layout: placement of the whole array.
       window: the slice, its axes in the array's order.
 
     Raises:
-      LayoutError: the slice cuts through tiles, or there are gaps between its elements.
+      LayoutError: the slice cuts through tiles, or is not contiguous.
     """
     tile, _, _ = (x.tolist() for x in layout.axis_strides)
     tiles = [divmod(size, t) for size, t in zip(window.sizes, tile, strict=True)]
@@ -33,17 +33,17 @@ def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
             got=f"a part of sizes {window.sizes}",
             hint="use whole tiles",
         )
-    # Rows of tiles lie row-major, and within a slice each tile is whole.
+    # Tiles are row-major, and a slice consists of whole tiles.
     all_tiles = [n // t for n, t in zip(layout.shape, tile, strict=True)]
     if not is_contiguous(all_tiles, [count for count, _ in tiles]):
         raise LayoutError(
-            "a part of an SMEM array is not in one piece",
-            expected="a range of the leading dimension, and everything of the others",
+            "a part of an SMEM array is not contiguous",
+            expected="a range of the leading dimension, and all of the others",
             got=f"sizes {window.sizes} of an array of shape {layout.shape}, tiling "
             f"{layout.tiling}",
             hint="copy it in several pieces, or make that dimension the leading one",
         )
-    # The tiling counts trailing dimensions: those stay, even if they are squeezed.
+    # The tiling applies to trailing dimensions: those are kept, even if squeezed.
     first_tiled = len(layout.shape) - len(layout.tile)
     shape = tuple(
         size
@@ -54,7 +54,7 @@ def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
 
 
 def alignment_bytes(layout: SmemLayout, window: Window) -> int:
-    """Returns what the address of a slice is a multiple of, at most 128.
+    """Returns a known divisor of a slice's address, at most 128.
 
     Args:
       layout: placement of the whole array.
@@ -67,7 +67,7 @@ def alignment_bytes(layout: SmemLayout, window: Window) -> int:
             tiles, rest = divmod(start, tile[axis])
             elements = tiles * between[axis] + rest * within[axis]
         else:
-            # It is a multiple of the tile too, because the slice is of whole tiles.
+            # It is a multiple of the tile too: the slice consists of whole tiles.
             multiple = math.lcm(window.multiples[axis], tile[axis])
             elements = between[axis] * (multiple // tile[axis])
         result_bits = math.gcd(result_bits, elements * layout.itemsize_bits)
@@ -83,16 +83,16 @@ def check_window(smem: SmemLayout, window: tuple[int, ...]) -> None:
     if not fits or any(w % t for w, t in zip(window[lead:], smem.tile, strict=True)):
         raise LayoutError(
             "a slice of a tiled reference must consist of whole tiles",
-            expected=f"a window inside of {smem.shape}, multiples of tile {smem.tile}",
+            expected=f"a part of {smem.shape}, multiples of the tile {smem.tile}",
             got=f"window {window}",
-            hint="slice along whole tiles, or leave the transforms out",
+            hint="slice whole tiles, or omit the transforms",
         )
 
 
 def match_axes(shape: tuple[int, ...], window: tuple[int, ...]) -> list[int] | None:
-    """The window's axis of each axis of `shape`; the window's others have size one.
+    """For each axis of `shape` its axis in the window; the others have size 1.
 
-    None when the two do not fit.
+    None if the two do not match.
     """
     axes: list[int] = []
     position = len(window)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor memory: where arrays lie in it, and how registers meet them."""
+"""Tensor memory: placement of arrays, and transfers from and to registers."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which register layouts `tcgen05.ld` and `tcgen05.st` carry from and to TMEM.
+"""The register layouts that `tcgen05.ld` and `tcgen05.st` support.
 
-Nothing moves between threads: a pair of layouts either is what an instruction does or
-it cannot be carried at all.
+Data does not move between threads: a pair of layouts either matches an instruction or
+is not supported.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PAIRED_BITS = 16
 
 @dataclasses.dataclass(frozen=True)
 class TmemAccess:
-    """The instruction that carries an array.
+    """The instruction that transfers an array.
 
     Attributes:
       shape: its `.shape`.
-      paired: whether a register takes two columns (`.pack::16b`, `.unpack::16b`).
+      paired: whether a register holds two columns (`.pack::16b`, `.unpack::16b`).
     """
 
     shape: Literal["32x32b", "16x128b", "16x256b"]
@@ -42,7 +42,7 @@ def transfers(
     """Whether one instruction, repeated, loads (and stores) an array.
 
     Args:
-      registers: the placement in registers; it knows the array's shape.
+      registers: the placement in registers; it has the array's shape.
       tmem: the layout in TMEM.
       bits: width of an element.
 
@@ -59,12 +59,12 @@ def find_access(
 ) -> TmemAccess | None:
     """The instruction for a pair of layouts; None if there is none.
 
-    A register of the hardware has 32 bits, and what it takes must fill it. All threads
-    of all warps find column and lane of a register by one rule.
+    A hardware register has 32 bits, which must be filled. Column and lane of a register
+    are the same function of the thread in all warps.
     """
     if not isinstance(registers, LinearLayout) or COLUMN_BITS % bits:
         return None
-    # Its tiles only name what tcgen05.cp and tcgen05.mma agree on.
+    # Its tiles only represent the format that tcgen05.cp and tcgen05.mma share.
     if tmem.kind is TmemKind.SPARSE_METADATA:
         return None
     try:
@@ -77,7 +77,7 @@ def find_access(
     lanes, columns, paired = words
     all_lanes = lanes + WARP_LANES * np.arange(WARPS)[:, None, None]
     reached = np.unique(all_lanes * total + columns).size
-    # A store must write every copy, and all threads together hold everything once.
+    # A store must write every copy, and each element is in exactly one register.
     if reached != lanes.size or reached != LANES * total // (1 + paired):
         return None
     if (lanes != lanes[0]).any() or (columns != columns[0]).any():
@@ -91,8 +91,8 @@ def _words(
     """Lane within the warp's 32 and column of each 32-bit register.
 
     Returns:
-      int64 [warps, lanes, registers] twice, and whether a register takes two columns:
-      then these are counted in pairs.
+      int64 [warps, lanes, registers] twice, and whether a register holds two columns:
+      then columns are counted in pairs.
     """
     per_word = COLUMN_BITS // bits
     if registers.vector_length % per_word:
@@ -123,11 +123,11 @@ def _words(
 def _instruction(
     lanes: np.ndarray, columns: np.ndarray, *, paired: bool
 ) -> TmemAccess | None:
-    """The shape that deals lanes and columns [lanes, registers] to a warp's threads.
+    """The shape that assigns lanes and columns [lanes, registers] to a warp's threads.
 
-    PTX ISA, "tcgen05 Data movement", "Matrix fragments". 16x256b gives a thread two
-    neighbouring columns, which are one register if it is paired. Shapes with 16 lanes
-    come twice, for the two halves of a warp's lanes, and each in two groups of 8 rows.
+    PTX ISA, "tcgen05 Data movement", "Matrix fragments". 16x256b assigns two adjacent
+    columns to a thread, which are one register if it is paired. Shapes with 16 lanes
+    occur twice, for the two halves of a warp's lanes, each in two groups of 8 rows.
     """
     thread = np.arange(WARP_LANES)[:, None]
     if (lanes == thread).all() and (columns == columns[0]).all():

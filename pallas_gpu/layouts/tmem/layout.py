@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an element of an array in tensor memory (TMEM) lies.
+"""Where an element of an array in tensor memory (TMEM) is stored.
 
 TMEM is 128 lanes by 512 columns of 32 bits (PTX ISA, "Tensor Memory", "Tensor Memory
 Addressing"). An array in it has two axes. Warp w of a warpgroup reaches lanes 32 * w to
-32 * w + 31 only ("tcgen05.ld", "Access restrictions"), so a placement is written like
-one in registers: what a `TiledLayout` deals to warps and lanes are the lanes of TMEM,
-what it counts as registers are columns, and its vector lies inside of one column.
+32 * w + 31 only ("tcgen05.ld", "Access restrictions"), so a placement has the form of
+one in registers: the warp and lane dims of a `TiledLayout` are the lanes of TMEM, its
+registers are columns, and its vector is within one column.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from pallas_gpu.layouts.registers.linear import WARP_LANES, WARPS
 LANES = WARP_LANES * WARPS
 COLUMNS = 512
 COLUMN_BITS = 32
-# PTX ISA, tcgen05.alloc: the number of columns is a power of two from here on.
+# PTX ISA, tcgen05.alloc: the number of columns is a power of two, at least this.
 LEAST_COLUMNS = 32
-# Elements of 4 bits are the narrowest that accumulators and operands have.
+# The narrowest elements of accumulators and operands have 4 bits.
 _MOST_PACKED = 8
-# A quarter of TMEM's lanes takes rows in runs of 8 columns, in two halves.
+# Layouts with two halves store rows in runs of 8 columns.
 _HALVED_COLUMNS = 16
 
 
 class TmemKind(enum.Enum):
-    """The ways in which `tcgen05.mma` finds a matrix in TMEM."""
+    """The layouts of a matrix in TMEM that `tcgen05.mma` supports."""
 
     DEFAULT = "default"
     HALF_LANE = "half-lane"
@@ -51,11 +51,11 @@ class TmemKind(enum.Enum):
     SPARSE_METADATA = "sparse metadata"
 
 
-# Kinds whose tile has as many columns as the author says.
+# Kinds whose tile has a number of columns that the user specifies.
 _WITH_COLUMNS = (TmemKind.HALF_LANE, TmemKind.M64_COLLECTIVE)
-# Kinds of which rows may follow rows; the others are one tile high.
+# Kinds with any number of tiles along the rows; the others have one.
 _WITH_ROW_TILES = (TmemKind.SCALES, TmemKind.SCALES_M64_COLLECTIVE)
-# Elements to a column where the kind leaves no choice: 8-bit scales, 2-bit metadata.
+# Elements per column of kinds with a fixed packing: 8-bit scales, 2-bit metadata.
 _FIXED_PACKING = {
     TmemKind.SCALES: 4,
     TmemKind.SCALES_M64_COLLECTIVE: 4,
@@ -64,8 +64,8 @@ _FIXED_PACKING = {
 
 
 class TmemPlace(NamedTuple):
-    """Where one element lies: its lanes (one for each copy), its column, and which of
-    the elements in that column it is, counted from the least significant bit."""
+    """The place of one element: its lanes (one per copy), its column, and its position
+    among the elements in that column, counted from the least significant bit."""
 
     lanes: tuple[int, ...]
     column: int
@@ -87,13 +87,13 @@ class TmemPlaces(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TmemLayout:
-    """Places an array in TMEM. Made by the method that has the kind's name.
+    """The placement of an array in TMEM, created by the method named after the kind.
 
     Args:
-      kind: which of the hardware's placements.
-      packing: elements to a 32-bit column.
-      tile_columns: half-lane and M64 collective only: columns of the array that are
-        halved together, those of one accumulator; 0 otherwise.
+      kind: the kind of hardware layout.
+      packing: elements per 32-bit column.
+      tile_columns: half-lane and M64 collective only: the columns of one accumulator,
+        which are halved together; 0 otherwise.
 
     Raises:
       LayoutError: the packing is not a power of two up to 8, or not the kind's; the
@@ -112,19 +112,19 @@ class TmemLayout:
         packings = [1 << i for i in range(_MOST_PACKED.bit_length())]
         if self.packing not in ([fixed] if fixed else packings):
             raise LayoutError(
-                f"the {self.kind.value} layout of TMEM does not pack so many elements "
-                "into a column",
+                f"the {self.kind.value} layout of TMEM does not support this many "
+                "elements per column",
                 expected=fixed or f"a power of two up to {_MOST_PACKED}",
                 got=self.packing,
-                hint="pack as many elements as 32 bits hold, or 1",
+                hint="pack as many elements as fit 32 bits, or 1",
             )
         columns = self.tile_columns
         if self.kind not in _WITH_COLUMNS:
             if columns:
                 raise LayoutError(
-                    f"the {self.kind.value} layout of TMEM has no width of its own",
+                    f"the {self.kind.value} layout of TMEM has a fixed tile width",
                     got=f"{columns} columns",
-                    hint="leave tile_columns out",
+                    hint="omit tile_columns",
                 )
             return
         if columns < _HALVED_COLUMNS or columns % _HALVED_COLUMNS:
@@ -158,11 +158,11 @@ class TmemLayout:
 
     @classmethod
     def half_lane(cls, columns: int, packing: int = 1) -> TmemLayout:
-        """64 rows, 16 to a warp's lanes: accumulators of one CTA with M = 64.
+        """64 rows, 16 per warp: accumulators of one CTA with M = 64.
 
-        An instruction fills only the first 16 lanes of each 32 (PTX ISA, tcgen05 "Data
+        An instruction writes only the first 16 lanes of each 32 (PTX ISA, tcgen05 "Data
         path layout organization", M = 64, cta_group::1). The right half of the columns
-        goes to the others.
+        is stored in the others.
 
           >>> TmemLayout.half_lane(32).place((64, 32), 20, 18)
           TmemPlace(lanes=(52,), column=2, position=0)
@@ -171,9 +171,9 @@ class TmemLayout:
 
     @classmethod
     def m64_collective(cls, columns: int, packing: int = 1) -> TmemLayout:
-        """64 rows: one CTA's part of an accumulator that two CTAs have, M = 128.
+        """64 rows: one CTA's part of an accumulator of two CTAs, M = 128.
 
-        Its right half lies in lanes 64 to 127 (PTX ISA, tcgen05 "Data path layout
+        Its right half is in lanes 64 to 127 (PTX ISA, tcgen05 "Data path layout
         organization", M = 128, cta_group::2).
 
           >>> TmemLayout.m64_collective(32).place((64, 32), 20, 18)
@@ -183,10 +183,10 @@ class TmemLayout:
 
     @classmethod
     def scales(cls) -> TmemLayout:
-        """8-bit scales of blocks along K: 32 rows to a column, a copy for each warp.
+        """8-bit scales of blocks along K: 32 rows per column, a copy for each warp.
 
-        PTX ISA, tcgen05 "Scale factor A", "Scale factor B"; as `tcgen05.cp.32x128b`
-        with `.warpx4` writes it.
+        PTX ISA, tcgen05 "Scale factor A", "Scale factor B"; as written by
+        `tcgen05.cp.32x128b` with `.warpx4`.
 
           >>> TmemLayout.scales().place((128, 8), 40, 5)
           TmemPlace(lanes=(8, 40, 72, 104), column=5, position=1)
@@ -195,10 +195,10 @@ class TmemLayout:
 
     @classmethod
     def scales_m64_collective(cls) -> TmemLayout:
-        """Scales of the right operand where two CTAs have M = 128 together.
+        """Scales of the right operand for two CTAs with M = 128.
 
-        Rows 128 to 255 lie in the lanes of warps 1 and 3, as the columns of the
-        accumulator that they scale do.
+        Rows 128 to 255 are in the lanes of warps 1 and 3, like the columns of the
+        accumulator that they scale.
 
           >>> TmemLayout.scales_m64_collective().place((256, 4), 168, 1)
           TmemPlace(lanes=(40, 104), column=1, position=1)
@@ -208,10 +208,10 @@ class TmemLayout:
 
     @classmethod
     def sparse_metadata(cls) -> TmemLayout:
-        """2-bit indices of the elements that a 2:4 sparse left operand keeps.
+        """2-bit indices of the nonzero elements of a 2:4 sparse left operand.
 
-        It names what `tcgen05.cp` writes and `tcgen05.mma` reads (PTX ISA, tcgen05
-        "Sparse matrices"); registers never meet it, see `transfers`.
+        It represents the format that `tcgen05.cp` writes and `tcgen05.mma` reads (PTX
+        ISA, tcgen05 "Sparse matrices"); it cannot be loaded to registers.
 
           >>> TmemLayout.sparse_metadata().place((128, 64), 9, 17)
           TmemPlace(lanes=(6,), column=1, position=1)
@@ -221,7 +221,7 @@ class TmemLayout:
 
     @functools.cached_property
     def tiled(self) -> TiledLayout:
-        """The placement as tiles, in which users and the dialect write it."""
+        """The placement as tiles, the notation of users and of the dialect."""
         p, c = self.packing, self.tile_columns
         half = c // 2
         match self.kind:
@@ -245,10 +245,10 @@ class TmemLayout:
 
     @classmethod
     def from_tiled(cls, tiled: TiledLayout) -> TmemLayout:
-        """The kind that tiles describe, however they are written.
+        """The layout that tiles describe, in any notation.
 
         Raises:
-          LayoutError: they describe none.
+          LayoutError: they do not describe a layout of TMEM.
         """
         base = tiled.base_tile_shape
         if len(base) == 2:
@@ -259,22 +259,22 @@ class TmemLayout:
                 if all(np.array_equal(a, b) for a, b in same):
                     return layout
         raise LayoutError(
-            "the tiles describe no layout that the tensor core finds in TMEM",
+            "the tiles do not describe a layout of TMEM",
             expected=" or ".join(kind.value for kind in TmemKind),
             got=tiled,
-            hint="use a layout made by TmemLayout",
+            hint="use a layout created by TmemLayout",
         )
 
     # --- arrays -----------------------------------------------------------------------
 
     @property
     def base_tile_shape(self) -> tuple[int, ...]:
-        """Rows and columns that arrays, and parts of arrays, are multiples of."""
+        """The tile: shapes of arrays, and of their parts, are multiples of it."""
         return self.tiled.base_tile_shape
 
     @property
     def copies(self) -> int:
-        """In how many lanes each element lies."""
+        """The number of lanes that store each element."""
         dims = self.tiled.warp_dims
         return math.prod(d.times for d in dims if isinstance(d, Replicated))
 
@@ -287,7 +287,7 @@ class TmemLayout:
         )
         if not high or shape[1] < 1 or shape[1] % columns:
             raise LayoutError(
-                f"an array in TMEM has no {self.kind.value} layout with this shape",
+                f"the {self.kind.value} layout of TMEM does not support this shape",
                 expected=f"{'a multiple of ' * several}{rows} rows and a multiple of "
                 f"{columns} columns",
                 got=f"shape {tuple(shape)}",
@@ -299,12 +299,12 @@ class TmemLayout:
                 "an array has more columns than TMEM",
                 expected=f"up to {COLUMNS} columns of {COLUMN_BITS} bits",
                 got=f"{needed} columns for shape {tuple(shape)} with "
-                f"{self.packing} elements to a column",
+                f"{self.packing} elements per column",
                 hint="split the array, or pack its elements",
             )
 
     def columns(self, shape: Sequence[int]) -> int:
-        """Columns of 32 bits that an array takes.
+        """The number of 32-bit columns of an array.
 
         Raises:
           LayoutError: see `check`.
@@ -339,12 +339,12 @@ class TmemLayout:
         if self.tile_columns:
             text += f" of {self.tile_columns} columns"
         if self.kind not in _FIXED_PACKING and self.packing > 1:
-            text += f" with {self.packing} elements to a column"
+            text += f" with {self.packing} elements per column"
         return text
 
 
 def allocated_columns(columns: int) -> int:
-    """The columns of the allocation that holds so many: a power of two from 32 on."""
+    """The size of an allocation for this many columns: a power of two, at least 32."""
     return max(LEAST_COLUMNS, 1 << (columns - 1).bit_length())
 
 
@@ -376,7 +376,7 @@ def _kinds_of_tile(base: tuple[int, ...], packing: int) -> list[TmemLayout]:
 
 @functools.lru_cache(maxsize=64)
 def _places(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemPlaces:
-    """Deals the digits of each coordinate to lanes, columns and positions."""
+    """Distributes the digits of each coordinate over lanes, columns and positions."""
     dims = tiled.tiling.dims
     grid = zip(tiled.tiling.grid(shape), tiled.base_tile_shape, strict=True)
     outer = [TiledDim(i - 2, n, s) for i, (n, s) in enumerate(grid)]

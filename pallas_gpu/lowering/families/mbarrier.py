@@ -56,7 +56,7 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
             axes = barrier.ref.barrier.collective_axes
             group = cluster_group(ctx, axes)
-            cluster.arrive(pointer, group, scope=ctx.kernel.arrival_scope)
+            cluster.arrive(pointer, group, memory_scope=ctx.kernel.arrival_scope)
         else:
             mbarrier.arrive(pointer)
     return []

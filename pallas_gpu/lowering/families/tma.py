@@ -180,5 +180,5 @@ def _wait_smem_to_gmem(ctx: RuleContext) -> list[Any]:
 @uniform(primitives.commit_smem_p)
 def _commit_smem(ctx: RuleContext) -> list[Any]:
     tma.fence_proxy_async()
-    mbarrier.meet()
+    mbarrier.synchronize()
     return []

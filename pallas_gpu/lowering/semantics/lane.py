@@ -125,7 +125,7 @@ class Lane:
         return regs.regroup(value, placement)
 
     def fenced(self, whole: Any) -> Any:
-        return wgmma.settle(whole)
+        return wgmma.fence_accumulator(whole)
 
     def columns(self, whole: Any, starts: Sequence[int], sizes: Sequence[int]) -> Any:
         return wgmma.accumulator_slice(whole, starts, sizes)

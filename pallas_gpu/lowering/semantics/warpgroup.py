@@ -101,7 +101,7 @@ class Warpgroup:
             if splat_source(x) is not None:
                 return x
             raise errors.LayoutError(
-                "Only a splat has a splat layout",
+                "Only a splat can have a splat layout",
                 expected="a layout that distributes the elements",
                 got=f"WG_SPLAT for shape {x.shape}",
                 hint="cast to another layout",

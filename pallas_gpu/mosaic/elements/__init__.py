@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One element, or the vector of one register: types, arithmetic, conversions, words."""
+"""Single elements and register vectors: types, arithmetic, conversions, words."""

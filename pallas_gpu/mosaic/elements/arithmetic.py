@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instructions of elementwise operations: the emitters of the table's rows.
 
-Every emitter works on one element and on a vector alike, and takes the operands' dtype
-first. Semantics are lax's: integer division truncates and never traps, shifts by the
-width or more shift everything out. A product that is added may be contracted to one
-fma, as in XLA's own kernels.
+Every emitter accepts single elements and vectors; its first argument is the operands'
+dtype. Semantics are lax's: integer division truncates and never traps, shifts by the
+width or more shift out all bits. A product and a sum may be contracted to one fma, as
+in XLA's own kernels.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def resize_float(op: Callable, dtype: np.dtype, value: ir.Value) -> ir.Value:
 
 
 def plain(op: Callable[..., ir.Value]) -> Emitter:
-    """One MLIR operation, whatever the dtype."""
+    """A single MLIR operation, for any dtype."""
     return lambda dtype, *values, **_: op(*values)
 
 
@@ -97,9 +97,9 @@ def bitwise_not(dtype, x):
 def guarded(op: Callable, if_zero: Callable, if_minus_one: Callable | None) -> Emitter:
     """An integer division whose divisor may be zero or -1.
 
-    Division by zero and INT_MIN / -1 are undefined in LLVM; lax gives -1 and INT_MIN
-    for the quotient, the dividend and 0 for the remainder. Only divisors that the
-    compiler cannot see need the guard.
+    Division by zero and INT_MIN / -1 are undefined in LLVM. lax defines the quotient as
+    -1 and INT_MIN, the remainder as the dividend and 0. Only dynamic divisors need the
+    guard.
     """
 
     def divide(dtype, x, y):
@@ -139,7 +139,7 @@ def all_ones(dtype, x):
 
 
 def shift(op: Callable, *, keeps_sign: bool = False) -> Emitter:
-    """A shift by any distance; LLVM's are undefined from the width on."""
+    """A shift by any distance; LLVM's are undefined at the width and above."""
 
     def emit(dtype, x, y):
         width = dtypes.bits(dtype)
@@ -177,16 +177,16 @@ def is_finite(dtype, x):
 def abs_float(dtype, x):
     if dtypes.bits(dtype) != 16:
         return math.absf(x)
-    # libdevice has no 16-bit form and would go through f32; the sign is one bit.
+    # libdevice has no 16-bit form and would convert to f32; clear the sign bit instead.
     mask = dtypes.constant(0x7FFF, dtypes.I16, x)
     return dtypes.bitcast(arith.andi(dtypes.bitcast(x, dtypes.I16), mask), dtype)
 
 
 def rem_float(dtype, x, y):
-    """C's fmod, exact while the quotient is below 2**24.
+    """C's fmod, exact for quotients below 2**24.
 
-    The pipeline has no legal form of LLVM's frem. The rounded quotient may be off by
-    one, which one correction of the remainder mends.
+    The compilation pipeline cannot legalize LLVM's frem. The rounded quotient may be
+    off by one, which one correction of the remainder compensates.
     """
     quotient = math.trunc(arith.divf(x, y))
     rest = math.fma(arith.negf(quotient), y, x)
@@ -203,7 +203,7 @@ def rem_float(dtype, x, y):
 
 
 def round_float(dtype, x, *, rounding_method=0):
-    # lax.RoundingMethod: 0 rounds halves away from zero, 1 to the nearest even.
+    # lax.RoundingMethod: 0 rounds ties away from zero, 1 to nearest even.
     return math.roundeven(x) if int(rounding_method) == 1 else math.round(x)
 
 
@@ -261,9 +261,9 @@ def square(multiply: Callable) -> Emitter:
 
 
 def contracting(op: Callable) -> Callable:
-    """A sum or product as the author wrote it, which may join others in one fma.
+    """A sum or product of the kernel, which may be contracted to an fma.
 
-    The emitters above that rely on a rounded product or sum use the plain operations.
+    The emitters above that require a rounded product or sum use the plain operations.
     """
     return functools.partial(op, fastmath=arith.FastMathFlags.contract)
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Conversions between element types, on one element or on a register's vector.
+"""Conversions between element types, of single elements or register vectors.
 
-As lax does: float to integer truncates towards zero, clamps at the ends of the range
-and gives 0 for NaN; integers wrap; anything but zero (NaN too) becomes True.
+As in lax: float to integer truncates towards zero, saturates, and maps NaN to 0;
+integers wrap; every nonzero value, NaN included, converts to True.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _CmpI = arith.CmpIPredicate
 
 
 def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
-    """Converts a value; its length stays.
+    """Converts a value; keeps its length.
 
-    PTX: `cvt`, packed (`cvt.rn.bf16x2.f32`) where two neighbours allow it.
+    PTX: `cvt`, packed (`cvt.rn.bf16x2.f32`) for pairs of adjacent elements.
 
     Args:
       value: one element or a vector of `src`.
@@ -30,7 +30,7 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         float8_e4m3fn and float8_e5m2 convert from and to the other floats.
 
     Raises:
-      UnsupportedError: no conversion between the two.
+      UnsupportedError: there is no conversion between the two.
     """
     if src == dst:
         return value
@@ -39,8 +39,8 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
             return _convert_float8(value, src, dst)
         case ("float8", _) | (_, "float8"):
             raise errors.UnsupportedError(
-                f"No conversion from {src} to {dst}",
-                hint="convert to float32 in between",
+                f"Conversion from {src} to {dst} is not supported",
+                hint="convert through float32",
             )
         case "float", "float":
             return _float_to_float(value, src, dst)
@@ -92,7 +92,7 @@ def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
 
 
 def _round_to_zero(element: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
-    """PTX: `cvt.rzi`, which clamps by itself; LLVM's own fptosi leaves it undefined."""
+    """PTX: `cvt.rzi`, which saturates; LLVM's fptosi is undefined out of range."""
     letter = "d" if src == dtypes.F64 else "f"
     sign = "" if dtypes.kind(dst) == "signed" else "u"
     size = "ll" if dtypes.bits(dst) == 64 else "i"
@@ -101,7 +101,7 @@ def _round_to_zero(element: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     )
     if src == dtypes.F32 and dtypes.bits(dst) == 32:
         return result
-    # NaN gives 0 only from f32 to 32 bits (PTX ISA, cvt, integer notes).
+    # NaN converts to 0 only from f32 to 32 bits (PTX ISA, cvt, integer notes).
     is_nan = arith.cmpf(_CmpF.UNO, element, element)
     return arith.select(is_nan, dtypes.constant(0, dst, element), result)
 

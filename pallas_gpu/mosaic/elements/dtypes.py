@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Element types: numpy's dtype to MLIR's type, constants, lanes of a vector.
 
-MLIR integers have no sign; it comes from the numpy dtype that accompanies each value.
+MLIR integers are signless; the numpy dtype that accompanies each value has the sign.
 A value is one element (`f32`) or the vector of one register (`vector<2xf32>`).
 """
 
@@ -40,10 +40,10 @@ _FLOAT8 = (F8_E4M3, F8_E5M2)
 
 @functools.cache
 def kind(dtype: np.dtype) -> Kind:
-    """Which arithmetic a dtype has.
+    """The kind of arithmetic of a dtype.
 
     Raises:
-      DTypeError: kernels cannot hold the dtype.
+      DTypeError: kernels do not support the dtype.
     """
     if dtype in _FLOATS:
         return "float"
@@ -57,7 +57,7 @@ def kind(dtype: np.dtype) -> Kind:
         case "u":
             return "unsigned"
     raise errors.DTypeError(
-        "Kernels cannot hold this element type",
+        "Kernels do not support this element type",
         expected="bool, (u)int8 to (u)int64, bfloat16, float8 to float64",
         got=dtype,
     )
@@ -65,18 +65,18 @@ def kind(dtype: np.dtype) -> Kind:
 
 @functools.cache
 def bits(dtype: np.dtype) -> int:
-    """Bits of one element in a register; a bool has one."""
+    """The width in bits of an element in a register; 1 for a bool."""
     return 1 if kind(dtype) == "bool" else 8 * dtype.itemsize
 
 
 @functools.cache
 def named(name: str) -> np.dtype:
-    """The dtype of a name, ml_dtypes' included."""
+    """The dtype with a name, ml_dtypes' dtypes included."""
     return np.dtype(name)
 
 
 def mlir_type(dtype: np.dtype) -> ir.Type:
-    """The element type of a dtype; float8 travels as the i8 of its bits."""
+    """The element type of a dtype; float8 is represented as an i8 of its bits."""
     make = _FLOATS.get(dtype)
     return make() if make else ir.IntegerType.get_signless(bits(dtype))
 
@@ -87,12 +87,12 @@ def vector_type(dtype: np.dtype, length: int) -> ir.Type:
 
 
 def memory_dtype(dtype: np.dtype) -> np.dtype:
-    """How an element lies in memory: a bool is one byte, 0 or 1."""
+    """The dtype of an element in memory: a bool is stored as one byte, 0 or 1."""
     return U8 if dtype == BOOL else dtype
 
 
 def length(value: ir.Value) -> int | None:
-    """Elements of a vector value, None for a single element."""
+    """The number of elements of a vector value; None for a single element."""
     type_ = value.type
     return type_.shape[0] if isinstance(type_, ir.VectorType) else None
 
@@ -101,11 +101,11 @@ def constant(value: object, dtype: np.dtype, like: ir.Value | None = None) -> ir
     """A constant, emitted once per kernel.
 
     Args:
-      value: a Python or numpy scalar; it is converted to `dtype` as numpy does.
-      like: makes a vector of the same length as this value.
+      value: a Python or numpy scalar; converted to `dtype` as numpy does.
+      like: if given, the constant is a vector of the same length as this value.
     """
     lanes = None if like is None else length(like)
-    # repr tells 0.0 from -0.0 and 1 from True, which compare equal.
+    # repr distinguishes 0.0 from -0.0 and 1 from True, which compare equal.
     key = ("constant", dtype, lanes, repr(value))
     return module.current().hoisted(key, lambda: _emit_constant(value, dtype, lanes))
 
@@ -122,7 +122,7 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
         case "bool":
             attribute = ir.IntegerAttr.get(type_, int(exact))
         case _:
-            # Attributes hold the bit pattern, so unsigned values wrap into the sign.
+            # Attributes store the bit pattern; large unsigned values become negative.
             signed = exact.view(np.dtype(f"int{bits(dtype)}"))
             attribute = ir.IntegerAttr.get(type_, int(signed))
     if lanes is None:
@@ -132,7 +132,7 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
 
 
 def is_constant(value: ir.Value) -> bool:
-    """True when a constant operation made the value."""
+    """True if the value is defined by a constant operation."""
     owner = value.owner
     return isinstance(owner, ir.Operation | ir.OpView) and (
         owner.operation.name == "arith.constant"
@@ -150,16 +150,16 @@ def extract(value: ir.Value, lane: int) -> ir.Value:
 
 
 def pack(elements: Sequence[ir.Value]) -> ir.Value:
-    """The vector of the elements."""
+    """The vector of the given elements."""
     type_ = ir.VectorType.get([len(elements)], elements[0].type)
     return vector.from_elements(type_, list(elements))
 
 
 def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
-    """Applies a one-element emitter to every lane.
+    """Applies an emitter of single elements to every lane.
 
     Args:
-      emit: takes one element of each value.
+      emit: its arguments are one element of each value.
       values: all single elements, or all vectors of one length.
     """
     lanes = length(values[0])
@@ -169,7 +169,7 @@ def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
 
 
 def bitcast(value: ir.Value, dtype: np.dtype) -> ir.Value:
-    """The value's bits as elements of another dtype, as many lanes as fit."""
+    """The value's bits as elements of another dtype, with as many lanes as fit."""
     lanes = length(value)
     if lanes is None:
         target = mlir_type(dtype)

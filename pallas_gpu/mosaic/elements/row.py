@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A row of the table of elementwise operations, and what follows from it."""
+"""A row of the table of elementwise operations, and the facts derived from it."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Case:
     """An operation for one kind of dtype.
 
     Attributes:
-      emit: takes the dtype, a value for each operand, and the row's parameters.
-      cycles: cycles of issue for an element of each thread, as inference weighs the
-        work that an array costs which several threads hold; see `layouts/moves/rates`.
+      emit: called with the dtype, a value per operand, and the row's parameters.
+      cycles: issue cycles for one element in each thread, used by the cost model of
+        layout inference for replicated elements; see `layouts/moves/rates`.
     """
 
     emit: Emitter
@@ -33,17 +33,17 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One operation; None for the kinds of dtype that it does not exist for.
+    """One operation; its case is None for unsupported kinds of dtype.
 
     Attributes:
       name: lax's name of the primitive.
-      floating, signed, unsigned, boolean, float8: the operation for such operands.
-      params: those of the primitive's parameters that the emitters take.
+      floating, signed, unsigned, boolean, float8: the case for such operands.
+      params: the primitive's parameters that the emitters use.
       typed_by: the operand whose dtype selects the case.
-      result: the dtype of the result: that of the operands, bool, or any, which the
-        emitter gets as `to`.
+      result: the dtype of the result: that of the operands, bool, or any, which is
+        passed to the emitter as `to`.
       widen: f16 and bf16 are computed in f32 and rounded once.
-      approx: what f32 uses instead under `approx_math`.
+      approx: the emitter for f32 under `approx_math`.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Row:
             if self.floating is None:
                 raise errors.InternalError(
                     f"The row {self.name!r} of the elementwise table has an "
-                    "approximation and no emitter for floats"
+                    "approximation but no emitter for floats"
                 )
         for case in given:
             if not callable(case.emit):
@@ -91,19 +91,19 @@ class Row:
 
     @property
     def kinds(self) -> list[dtypes.Kind]:
-        """The kinds of dtype that the operation exists for."""
+        """The kinds of dtype that the operation supports."""
         return [kind for kind, case in self.cases.items() if case is not None]
 
     def case(self, dtype: np.dtype, approx_math: bool = False) -> Case:
         """The case of a dtype.
 
         Raises:
-          DTypeError: there is none.
+          DTypeError: the operation does not support the dtype.
         """
         case = self._find(dtype, approx_math)
         if case is None:
             raise errors.DTypeError(
-                f"{self.name} does not take {dtype} operands",
+                f"{self.name} does not support {dtype} operands",
                 expected=self.kinds,
                 got=dtype,
                 hint="convert the operands with astype first",
@@ -111,7 +111,7 @@ class Row:
         return case
 
     def cost(self, dtype: np.dtype, approx_math: bool = False) -> float:
-        """What one element costs; nothing where there is no case, which is refused."""
+        """The cost of one element; 0 for unsupported dtypes, which `case` rejects."""
         case = self._find(dtype, approx_math)
         return 0.0 if case is None else case.cycles
 
@@ -125,10 +125,10 @@ class Row:
         return self.widen and dtype in (dtypes.F16, dtypes.BF16)
 
     def result_dtype(self, dtype: np.dtype, to: np.dtype | None = None) -> np.dtype:
-        """The dtype that the operation gives for a dtype of its operands."""
+        """The dtype of the result for a dtype of the operands."""
         if self.result == "any":
             if to is None:
-                raise errors.InternalError(f"{self.name} needs the result's dtype")
+                raise errors.InternalError(f"{self.name} requires the result's dtype")
             return to
         return dtypes.BOOL if self.result == "bool" else dtype
 
@@ -140,7 +140,7 @@ class Row:
         approx_math: bool = False,
         **params,
     ) -> Callable[..., ir.Value]:
-        """The function from values to value; see `emit`."""
+        """The function from operand values to the result value; see `emit`."""
         chosen = self.case(dtype, approx_math).emit
         if self.result == "any":
             params["to"] = self.result_dtype(dtype, to)

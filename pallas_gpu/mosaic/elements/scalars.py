@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Typed operations on single values: loop counters, indices, conditions.
 
-The sign of an integer comes from the numpy dtype; MLIR's integers have none.
+The sign of an integer comes from the numpy dtype; MLIR's integers are signless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def compare(name: str, dtype: np.dtype, a: ir.Value, b: ir.Value) -> ir.Value:
 
 
 def select(condition: ir.Value, if_true: ir.Value, if_false: ir.Value) -> ir.Value:
-    """Chooses by an i1."""
+    """Selects one of two values by an i1."""
     return arith.select(condition, if_true, if_false)
 
 
@@ -38,10 +38,10 @@ def convert(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
 
 
 def known(index: int | ir.Value) -> int | None:
-    """Returns the number that an index is, None if only the running kernel knows."""
+    """Returns the value of a static index, None for a dynamic one."""
     if isinstance(index, int):
         return index
-    name, operands = _made_by(index)
+    name, operands = _definition(index)
     match name:
         case "arith.constant":
             return _number(index)
@@ -55,20 +55,20 @@ def known(index: int | ir.Value) -> int | None:
 
 
 def divisor(index: int | ir.Value) -> int:
-    """Returns a number that an index is known to be a multiple of; 0 for 0.
+    """Returns a known divisor of an index; 0 for the index 0.
 
-    Vector accesses to memory and tiles need it: the products of block sizes and
-    positions that kernels index with say so by themselves.
+    Vector accesses and accesses to tiles depend on it. Kernels usually index with
+    products of block sizes and grid positions, whose factors are visible.
     """
     number = known(index)
     if number is not None or isinstance(index, int):
         return abs(number or 0)
-    name, operands = _made_by(index)
+    name, operands = _definition(index)
     match name:
         case "arith.index_cast":
             return divisor(operands[0])
         case "arith.extsi" | "arith.extui":
-            # A narrow product may have wrapped: powers of two still divide it.
+            # A narrow product may have wrapped; powers of two still divide it.
             inner = divisor(operands[0])
             return inner & -inner
         case "arith.muli":
@@ -78,8 +78,8 @@ def divisor(index: int | ir.Value) -> int:
     return 1
 
 
-def _made_by(value: ir.Value) -> tuple[str | None, Sequence[ir.Value]]:
-    """The operation that makes a value and its operands; no name for an argument."""
+def _definition(value: ir.Value) -> tuple[str | None, Sequence[ir.Value]]:
+    """The name and operands of a value's defining operation; (None, ()) if none."""
     owner = value.owner
     if isinstance(owner, ir.Block):
         return None, ()

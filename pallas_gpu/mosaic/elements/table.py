@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one table of elementwise operations: a row is all that an operation is known by.
+"""The table of elementwise operations: a row defines all facts of one operation.
 
-A row has lax's name, the parameters that matter, and for each kind of dtype the emitter
-and what it costs. The lowering's rules, inference's costs, the dtypes that errors name
-and the documentation's table of coverage follow from it.
+A row has lax's name, the relevant parameters, and for each kind of dtype an emitter and
+its cost. The lowering rules, the cost model of layout inference, the dtypes in error
+messages and the documentation's coverage table are derived from it.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LOG2_E = pymath.log2(pymath.e)
 
 
 def by_name(rows: Iterable[Row]) -> dict[str, Row]:
-    """The rows under their names.
+    """The rows by name.
 
     Raises:
-      InternalError: two rows have one name.
+      InternalError: two rows have the same name.
     """
     table: dict[str, Row] = {}
     for row in rows:
         if row.name in table:
-            raise errors.InternalError(f"two rows of the elementwise table: {row.name}")
+            raise errors.InternalError(f"duplicate row of the table: {row.name}")
         table[row.name] = row
     return table
 
@@ -45,12 +45,13 @@ def lookup(name: str) -> Row:
     """The row of an operation.
 
     Raises:
-      UnsupportedError: no such operation.
+      UnsupportedError: there is no such operation.
     """
     row = TABLE.get(name)
     if row is None:
         raise errors.UnsupportedError(
-            f"No elementwise operation {name!r} in GPU kernels", expected=sorted(TABLE)
+            f"GPU kernels have no elementwise operation {name!r}",
+            expected=sorted(TABLE),
         )
     return row
 
@@ -62,13 +63,13 @@ def emit(name: str, dtype: np.dtype, *values: ir.Value, **params) -> ir.Value:
       name: lax's name of the primitive.
       dtype: of the operands (of the cases, for `select_n`).
       values: single elements, or vectors of one length.
-      params: `approx_math` allows the hardware's approximations of f32; `to` is the
-        dtype of the result where the row leaves it open; the others are lax's
+      params: `approx_math` allows the hardware's approximations for f32; `to` is the
+        dtype of the result if the row does not determine it; the others are lax's
         (`y` of `integer_pow`, `rounding_method`).
 
     Raises:
-      UnsupportedError: no such operation.
-      DTypeError: it does not exist for the dtype.
+      UnsupportedError: there is no such operation.
+      DTypeError: the operation does not support the dtype.
     """
     return lookup(name).emitter(dtype, **params)(*values)
 
@@ -86,7 +87,7 @@ class _Ints(TypedDict):
 
 
 def _ints(emit: Emitter) -> _Ints:
-    """One emitter serves integers of both signs."""
+    """One emitter for signed and unsigned integers."""
     return {"signed": Case(emit), "unsigned": Case(emit)}
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Registers of a layout as the words that inline assembly takes, and back.
+"""Conversion of a layout's registers to the words of inline assembly, and back.
 
-A register of a layout is a vector; PTX names registers of 16, 32 or 64 bits. Floats of
-32 and 64 bits keep their type, since a change of type would cost a move.
+A register of a layout is a vector; PTX has registers of 16, 32 or 64 bits. Floats of 32
+and 64 bits keep their type, since a bitcast would cost a move.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def constraint(word: ir.Value) -> str:
 
 
 def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
-    """The words of each register, lowest first."""
+    """The words of each register, least significant first."""
     done: dict[ir.Value, list[ir.Value]] = {}
     for value in values:
         if value not in done:
@@ -33,7 +33,7 @@ def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
 
 
 def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir.Value]:
-    """Registers of the same types as `like`, from all their words in order."""
+    """Registers of the same types as `like`, assembled from their words in order."""
     values, position = [], 0
     for register in like:
         count = _count(register)
@@ -48,7 +48,7 @@ def assemble(
     text: str,
     constraints: Sequence[str],
 ) -> list[ir.Value]:
-    """Volatile assembly with one result of the type of each tied word."""
+    """Volatile inline assembly; each result has the type of a tied word."""
     types = [word.type for word in tied]
     joined = ",".join(constraints)
     if len(types) == 1:
@@ -62,7 +62,7 @@ def assemble(
 
 
 def _bits(value: ir.Value) -> tuple[int, int]:
-    """Lanes of a register, and bits of each."""
+    """The number of lanes of a register, and the bits of each."""
     return dtypes.length(value) or 1, value.type.element_type.width
 
 
@@ -88,7 +88,7 @@ def _split(value: ir.Value) -> list[ir.Value]:
     if total % word.width == 0:
         packed = vector.bitcast(ir.VectorType.get([total // word.width], word), value)
         return [dtypes.extract(packed, i) for i in range(total // word.width)]
-    # Less than 16 bits: a single byte, a bool, or a few of them.
+    # Less than 16 bits: a single byte, or a few bools.
     whole = vector.bitcast(
         ir.VectorType.get([1], ir.IntegerType.get_signless(total)), value
     )

@@ -242,7 +242,7 @@ def test_pieces_share_the_copies_equally():
 
 
 def test_a_short_minor_dimension_names_sixteen_bytes():
-    with pytest.raises(LayoutError, match="whole 16 bytes") as caught:
+    with pytest.raises(LayoutError, match="multiples of 16 bytes") as caught:
         plan_copy((64, 64), 16, (64, 4), (), SmemLayout((64, 4), 16))
     assert "pad" in str(caught.value)
 

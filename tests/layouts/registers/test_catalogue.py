@@ -98,7 +98,7 @@ def test_parameters_are_given_by_calling():
 
 
 def test_wrong_parameters_are_an_error_that_names_the_layout():
-    with pytest.raises(LayoutError, match=r"Layout\.WGMMA takes no parameters"):
+    with pytest.raises(LayoutError, match=r"Layout\.WGMMA has no parameters"):
         Layout.WGMMA(3)
     with pytest.raises(LayoutError, match=r"Layout\.WG_STRIDED"):
         Layout.WG_STRIDED.to_layout()

@@ -19,7 +19,7 @@ from pallas_gpu.layouts.registers.placement import (
 def test_a_placement_is_its_own_placement():
     linear = place(Layout.WGMMA, (64, 64))
     assert place(linear, (64, 64)) is linear
-    with pytest.raises(errors.LayoutError, match="made for another shape"):
+    with pytest.raises(errors.LayoutError, match="for a different shape"):
         place(linear, (64, 128))
 
 

@@ -245,7 +245,7 @@ def test_conflicts_are_an_error_that_names_the_degree_and_the_way_out():
 
 
 def test_the_array_and_the_slice_must_have_one_shape():
-    with pytest.raises(LayoutError, match="another shape"):
+    with pytest.raises(LayoutError, match="the shapes of the array"):
         plan_access(
             catalogue.WGMMA.linear((64, 64)), SmemLayout((64, 128), 16), kind="load"
         )

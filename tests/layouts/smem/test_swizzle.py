@@ -42,7 +42,7 @@ def test_the_line_number_is_xored_into_the_chunk_number(swizzle, offset, moved):
 
 
 def test_an_unknown_swizzle_is_refused():
-    with pytest.raises(LayoutError, match="no such swizzle"):
+    with pytest.raises(LayoutError, match="invalid swizzle"):
         swizzle_bytes(0, 48)
 
 
@@ -96,6 +96,6 @@ def test_the_tile_must_divide():
 
 
 def test_the_minor_tile_must_be_the_swizzle():
-    with pytest.raises(LayoutError, match="exactly the swizzle") as caught:
+    with pytest.raises(LayoutError, match="must equal the swizzle") as caught:
         SmemLayout((8, 64), 16, (8, 32), 128)
     assert "tile with (8, 64)" in str(caught.value)

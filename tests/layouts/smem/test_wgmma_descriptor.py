@@ -150,7 +150,7 @@ def test_an_operand_is_the_last_two_axes():
 
 def test_k_consists_of_whole_steps():
     layout = tiled((8, 64), 16, 128)
-    with pytest.raises(errors.LayoutError, match="part of a K step"):
+    with pytest.raises(errors.LayoutError, match="not a multiple of the instruction's"):
         plan_operand(layout, Window.whole((8, 64)).transpose((1, 0)), "a")
 
 

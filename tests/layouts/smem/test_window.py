@@ -98,7 +98,7 @@ def test_a_slice_drops_untiled_dimensions_that_are_indexed():
 
 @pytest.mark.parametrize(
     ("rows", "columns", "what"),
-    [(4, 128, "cuts through its tiles"), (64, 64, "not in one piece")],
+    [(4, 128, "cuts through its tiles"), (64, 64, "not contiguous")],
 )
 def test_a_slice_that_is_copied_is_one_piece_of_whole_tiles(rows, columns, what):
     window = Window.whole((64, 128)).slice((0, 0), (rows, columns))

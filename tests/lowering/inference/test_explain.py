@@ -81,7 +81,7 @@ def test_transforms_that_tma_cannot_write():
     expect(
         refused(make),
         "copy_gmem_to_smem (kernel.py:2)",
-        "TMA moves runs of whole 16 bytes",
+        "TMA copies multiples of 16 bytes",
         "tiling (4, 4)",
     )
 
@@ -191,7 +191,7 @@ def test_a_copy_into_part_of_the_rows_that_tiles_would_carry_but_the_slice_cuts(
         array = b.smem(SQUARE, "f16")
         b.copy_in(b.gmem((64, 8), "f16"), b.part(array, [0, 0], [64, 8]))
 
-    expect(refused(make), "copy_gmem_to_smem", "not in one piece")
+    expect(refused(make), "copy_gmem_to_smem", "not contiguous")
 
 
 # --- layout_cast ----------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_a_cast_to_a_layout_of_another_shape():
     def make(b):
         b.cast(b.load(b.gmem(SQUARE)), Layout.WG_STRIDED((64, 32), 4))
 
-    expect(refused(make), "the layout was made for another shape")
+    expect(refused(make), "the layout is for a different shape")
 
 
 def test_a_cast_of_an_array_to_a_splat():

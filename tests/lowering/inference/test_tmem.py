@@ -357,7 +357,7 @@ def test_a_layout_that_the_tensor_core_does_not_read():
         refused(make),
         "TMEM layout (kernel.py:3) and left operand of tcgen05_mma (kernel.py:6)",
         "TMEM layout (kernel.py:3) needs the default layout:",
-        "needs the default layout with 2 elements to a column",
+        "needs the default layout with 2 elements per column",
         "at:        kernel.py:6",
     )
 
@@ -400,7 +400,7 @@ def test_rows_that_tmem_does_not_have(rows):
 
     expect(
         refused(make),
-        "an array in TMEM has no default layout with this shape",
+        "the default layout of TMEM does not support this shape",
         "expected:  128 rows",
         "at:        kernel.py:1",
     )

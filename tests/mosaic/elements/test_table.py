@@ -30,7 +30,7 @@ def test_an_approximation_of_nothing_is_an_error():
 
 
 def test_two_rows_of_one_name_are_an_error():
-    with pytest.raises(errors.InternalError, match=r"two rows .*: twice"):
+    with pytest.raises(errors.InternalError, match="duplicate row of the table: twice"):
         table.by_name([Row("twice", floating=CASE), Row("twice", signed=CASE)])
 
 
@@ -41,7 +41,9 @@ def test_an_unknown_operation_is_unsupported():
 
 def test_an_error_names_the_kinds_of_dtype_that_a_row_has_emitters_for():
     row = Row("twice", floating=CASE, unsigned=CASE)
-    with pytest.raises(errors.DTypeError, match="twice does not take int32") as error:
+    with pytest.raises(
+        errors.DTypeError, match="twice does not support int32"
+    ) as error:
         row.case(dtypes.I32)
     assert error.value.expected == ["float", "unsigned"]
 
@@ -51,7 +53,7 @@ def test_the_dtype_of_the_result_follows_from_the_row():
     assert table.lookup("lt").result_dtype(dtypes.F16) == dtypes.BOOL
     convert = table.lookup("convert_element_type")
     assert convert.result_dtype(dtypes.F16, dtypes.I8) == dtypes.I8
-    with pytest.raises(errors.InternalError, match="needs the result's dtype"):
+    with pytest.raises(errors.InternalError, match="requires the result's dtype"):
         convert.result_dtype(dtypes.F16)
 
 

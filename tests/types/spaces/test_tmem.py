@@ -60,7 +60,7 @@ def test_an_update_keeps_the_declaration():
 
 def test_the_declaration_shows_in_jaxprs_and_messages():
     ref = plgpu.TMEM((128, 64), BF16, packed=True, collective=True).to_ref()
-    layout = "the default layout with 2 elements to a column, collective"
+    layout = "the default layout with 2 elements per column, collective"
     assert str(ref) == f"Ref<tmem>{{bfloat16[128,64], {layout}}}"
     assert describe(ref) == f"TMEM bfloat16[128, 64] in {layout}"
 
@@ -152,7 +152,7 @@ def test_an_array_has_rows_and_columns(options):
 def test_a_layout_fits_the_shape(shape, layout):
     with refused(
         errors.LayoutError,
-        f"an array in TMEM has no {layout.kind.value} layout with this shape",
+        f"the {layout.kind.value} layout of TMEM does not support this shape",
         got=str(shape),
     ):
         plgpu.TMEM(shape, F32, layout=layout)  # HERE

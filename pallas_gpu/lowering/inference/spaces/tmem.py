@@ -91,7 +91,7 @@ def _check_room(use: Use, storage: TmemLayout) -> None:
         if storage.packing != packing:
             raise errors.LayoutError(
                 f"the allocation reserves a column for {packing} elements",
-                expected=f"a layout with {packing} elements to a column",
+                expected=f"a layout with {packing} elements per column",
                 got=storage,
                 hint=f"allocate it with packing {storage.packing}",
             )
