@@ -62,7 +62,7 @@ from pallas_gpu.types import (
     find_swizzle,
 )
 
-# The name that users of upstream's emulator know.
+# The name in upstream's interpreter.
 InterpretGPUParams = InterpretParams
 
 __version__ = "0.1.0"

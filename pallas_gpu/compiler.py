@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """The compilation pipeline: its stages, in order, as data.
 
-A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); what
-follows needs a target. Each stage takes a `Build` and returns the next: from the stage
-`rules` on it holds a module, which the stage changes in place and MLIR verifies behind
-it. The first three stages are the same for every machine; the others are passes that
-the target's machine brings, or does without (`lowering.machine`). NVIDIA's are:
+A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
+stages after that depend on a target. Each stage maps a `Build` to the next: from the
+stage `rules` on it contains a module, which the stage modifies in place and MLIR
+verifies afterwards. The first three stages are the same for every machine; the others
+are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
+are:
 
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
     expand     whole arrays -> the code of a thread          (lowering.expansion)
     host       tagged operations -> TMA descriptors          (mosaic.passes)
     cse        common subexpressions, dead code              (mosaic.passes)
-    barriers   barriers that repeat each other go            (mosaic.barriers)
+    barriers   redundant consecutive barriers removed         (mosaic.barriers)
     serialize  module -> stable bytes and their hash         (runtime.serialize)
     compile    bytes -> PTX, SASS, resources, with no GPU    (runtime.offline_compiler)
 
-`layouts` and `expand` do nothing under Lane semantics. On a GPU, XLA takes the place of
+`layouts` and `expand` do nothing under Lane semantics. On a GPU, XLA runs instead of
 `compile`.
 """
 
@@ -33,7 +34,7 @@ from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
 
 Text = Callable[[Build], str | None]
-# Called with the name of a text, the kernel's name and a function that gives the text.
+# Called with a text's name, the kernel's name and a function that returns the text.
 Observer = Callable[[str, str, Callable[[], str | None]], None]
 
 
@@ -42,12 +43,13 @@ class Stage:
     """One step of the pipeline.
 
     Attributes:
-      name: what it is called by.
-      run: from the build before to the one after it; the same build means that it has
-        changed nothing.
-      texts: what can be kept of it, by name; None where a kernel has no such text.
-      verify: whether to verify a module that it has changed: `barriers` does so by
-        itself, for `cse` too.
+      name: the stage's name.
+      run: maps the build before the stage to the one after; returns the same build if
+        it has changed nothing.
+      texts: the texts that can be dumped, by name; None where a kernel has no such
+        text.
+      verify: whether to verify a changed module: `barriers` does so itself, also for
+        `cse`.
     """
 
     name: str
@@ -57,7 +59,7 @@ class Stage:
 
 
 def read_options(build: Build) -> Build:
-    """Settles what environment variables say of the compilation."""
+    """Resolves the options that environment variables set."""
     options = build.params.compiler_params
     if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
         options = dataclasses.replace(options, line_info=True)
@@ -80,7 +82,7 @@ def lower_equations(build: Build) -> Build:
     """Lowers the jaxpr, equation by equation, by the rules of the target's machine.
 
     Raises:
-      UnsupportedError: an operation has no rule, or not for this target.
+      UnsupportedError: an operation has no rule, or none for this target.
     """
     params, target = build.params, build.target
     hardware = machine.machine_of(target)
@@ -93,7 +95,7 @@ def lower_equations(build: Build) -> Build:
 
 
 def machine_pass(name: str) -> Callable[[Build], Build]:
-    """Returns the stage that runs a pass of the target's machine, if it has such."""
+    """Returns the stage that runs a pass of the target's machine, if it has one."""
 
     def run(build: Build) -> Build:
         step = machine.machine_of(build.target).passes.get(name)
@@ -104,7 +106,7 @@ def machine_pass(name: str) -> Callable[[Build], Build]:
 
 
 def module_text(build: Build) -> str:
-    """The module as MLIR's text."""
+    """Returns the module as MLIR text."""
     return str(build.module)
 
 
@@ -142,7 +144,7 @@ STAGES: tuple[Stage, ...] = (
         verify=False,
     ),
 )
-# The last stage that gives a module, and the texts of all, in order.
+# The last stage that produces a module, and the texts of all, in order.
 LOWERED = "barriers"
 TEXTS: tuple[str, ...] = tuple(name for stage in STAGES for name in stage.texts)
 
@@ -154,14 +156,14 @@ def run(
     until: str = STAGES[-1].name,
     observe: Observer | None = None,
 ) -> Build:
-    """Takes a build through a part of the pipeline.
+    """Runs a part of the pipeline.
 
     Args:
-      build: what the stage `after` has left.
-      after: the last stage that has run; None: none has.
+      build: the result of the stage `after`.
+      after: the last stage that has run; None before the first.
       until: the last stage to run.
       observe: called with the name of each text, the kernel's name and a function that
-        gives the text.
+        returns the text.
 
     Raises:
       PallasGpuError: the kernel does not compile; the error has the kernel's line.
@@ -175,7 +177,7 @@ def run(
 
 
 def run_stage(stage: Stage, build: Build) -> Build:
-    """Runs one stage and verifies the module that it leaves.
+    """Runs one stage and verifies the resulting module.
 
     Raises:
       PallasGpuError: the kernel does not compile.
@@ -189,7 +191,7 @@ def run_stage(stage: Stage, build: Build) -> Build:
 def lower(
     params: CallParams, target: arch.Target, observe: Observer | None = None
 ) -> Build:
-    """Takes a traced kernel to verified MLIR.
+    """Lowers a traced kernel to verified MLIR.
 
     Raises:
       PallasGpuError: the kernel does not lower; the error has the kernel's line.
@@ -207,7 +209,7 @@ def _position(name: str) -> int:
 
 
 def _show(observe: Observer, stage: Stage, build: Build) -> None:
-    """Shows a stage's texts; each is made only if the observer asks for it."""
+    """Passes a stage's texts to the observer, which generates those it needs."""
     for name, text in stage.texts.items():
         observe(name, build.name, functools.partial(text, build))
 
@@ -215,7 +217,7 @@ def _show(observe: Observer, stage: Stage, build: Build) -> None:
 def target_of(
     params: CallParams, attached: Callable[[], arch.GpuTarget]
 ) -> arch.GpuTarget:
-    """Returns the target a kernel asks for, else the attached one.
+    """Returns the target that a kernel specifies, else that of the attached GPU.
 
     Raises:
       TargetError: the attached GPU is not supported.
@@ -233,9 +235,9 @@ def require_runs_on(
     """Raises TargetError when a kernel for one target is launched on another."""
     if target != attached:
         raise errors.TargetError(
-            f"kernel {name} is compiled for {target.name} and this GPU is another",
+            f"kernel {name}: compiled for {target.name}, not for the attached GPU",
             expected=f"a GPU of compute capability {target.compute_capability}",
             got=f"{attached.name}",
-            hint="leave CompilerParams(target=...) out to run, or use "
+            hint="omit CompilerParams(target=...) to run, or use "
             "pallas_gpu.offline.compile",
         )

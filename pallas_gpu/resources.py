@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEM, TMEM, registers and barriers of a kernel against the target's budget.
+"""SMEM, TMEM, registers and barriers of a kernel within the target's budgets.
 
-Scopes allocate in each memory space like a stack: the arrays of a scope lie above those
-of the scopes around it, and scopes that follow each other reuse the space. Barriers are
-never reused: their phase outlives a scope. Planner, lowering and emulator visit the
-scopes in the same order.
+Each memory space is a stack: the arrays of a scope are allocated above those of the
+enclosing scopes, and consecutive scopes reuse the space. Barriers are never reused: a
+barrier's phase outlives its scope. Planner, lowering and emulator visit the scopes in
+the same order.
 
-A block's dynamic SMEM, in this order: arrays, barriers, scratch of reductions and
-relayouts. Whether the scratch is used is known when the code is emitted; it comes last,
-so that a kernel that does not use it does not have it.
+A block's dynamic SMEM consists of arrays, barriers, and scratch of reductions and
+relayouts, in this order. Whether the scratch is used is known only when the code is
+emitted; it is last, so that a kernel that does not use it does not allocate it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _DEFAULT_SCRATCH_BYTES = 2048
 
 @dataclasses.dataclass(frozen=True)
 class Allocation:
-    """One array; numbers count the unit of its space: bytes, columns or registers.
+    """One array; in the unit of its space: bytes, columns or registers.
 
     Attributes:
       what: dtype, shape and the storage if it is part of the size, for reports.
-      offset: from the start of what the block has of the space.
+      offset: from the start of the block's part of the space.
       size: without padding.
     """
 
@@ -44,10 +44,10 @@ class Allocation:
 
 @dataclasses.dataclass(frozen=True)
 class Stack:
-    """Arrays of nested scopes in one memory space, one above the other.
+    """Arrays of nested scopes in one memory space, bottom to top.
 
     Attributes:
-      space: where they lie.
+      space: the memory space.
       allocations: from the bottom up.
       top: end of the last one, with padding before each.
     """
@@ -59,17 +59,17 @@ class Stack:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What a block needs.
+    """The memory and barriers of a block.
 
     Attributes:
-      stacks: for each memory space, the stack with the highest top. Registers are those
-        that accumulators occupy in each thread.
-      scratch_bytes: for reductions and relayouts that cross warps, if there are such.
+      stacks: for each memory space, the stack with the highest top. For registers it
+        holds the accumulators of each thread.
+      scratch_bytes: for reductions and relayouts that cross warps, if any.
       barriers: number of barriers.
-      barrier_slots: index of the first barrier of each declaration, by the place of
-        its scope and its position there.
-      scratch_room_bytes: how much of it code may use.
-      scratch_limit_bytes: to how much that may be raised before code is emitted.
+      barrier_slots: index of the first barrier of each declaration, by the place of its
+        scope and its position there.
+      scratch_room_bytes: the part of the scratch that code may use.
+      scratch_limit_bytes: the maximum of `scratch_room_bytes`.
     """
 
     stacks: Mapping[types.MemorySpace, Stack]
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
-        """The SMEM arrays that are live together when they need the most bytes."""
+        """The SMEM arrays that are live at the peak of SMEM usage."""
         return self.stacks[types.SMEM].allocations
 
     @property
@@ -97,12 +97,12 @@ class Plan:
 
     @property
     def barrier_offset_bytes(self) -> int:
-        """Where the barriers begin."""
+        """The offset of the barriers."""
         return _align(self.arrays_bytes, types.BARRIER_BYTES)
 
     @property
     def scratch_offset_bytes(self) -> int:
-        """Where the scratch of reductions and relayouts begins."""
+        """The offset of the scratch of reductions and relayouts."""
         end = self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
         return _align(end, _SCRATCH_START_BYTES)
 
@@ -115,7 +115,7 @@ class Plan:
 
     @property
     def scratch_rooms_bytes(self) -> tuple[int, ...]:
-        """Sizes of scratch to try: each is four times the one before."""
+        """Sizes of scratch to try, each four times the previous one."""
         rooms = [self.scratch_room_bytes]
         while rooms[-1] < self.scratch_limit_bytes:
             rooms.append(min(4 * rooms[-1], self.scratch_limit_bytes))
@@ -154,7 +154,7 @@ def place(
     """Places a scope's arrays in a memory space above `top`.
 
     Returns:
-      An allocation for each declaration, None for those elsewhere; and the new top.
+      An allocation per declaration, None for those in other spaces; and the new top.
     """
     placed: list[Allocation | None] = []
     for var in scope_refs(eqn):
@@ -173,7 +173,7 @@ def _what(aval: Any) -> str:
 
 
 def _highest(found: Sequence[walk.Site], space: types.MemorySpace) -> Stack:
-    """Returns the highest stack that scopes build in a memory space."""
+    """Returns the stack of nested scopes with the highest top in a memory space."""
     highest = Stack(space)
     opened: list[tuple[walk.Site, Stack]] = []
     for site in found:
@@ -210,20 +210,19 @@ def plan(
     reduction_scratch_bytes: int | None,
     warpgroups: int,
 ) -> Plan:
-    """Plans what a kernel's scopes declare, and scratch in the SMEM that remains.
+    """Plans the declarations of a kernel's scopes, and scratch in the remaining SMEM.
 
     Args:
       jaxpr: the kernel's body.
-      target: whose budgets apply.
+      target: the target, with its budgets.
       name: of the kernel, for messages.
-      reduction_scratch_bytes: scratch of each warpgroup; None leaves it to the
-        compiler.
+      reduction_scratch_bytes: scratch of each warpgroup; None lets the compiler choose.
       warpgroups: of a block.
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
       TargetError: the target does not have a memory that a scope declares.
-      ArgumentError: a kernel may not have two of its declarations.
+      ArgumentError: two of its declarations exclude each other.
     """
     found = scopes(jaxpr)
     _check_scopes(found, target)
@@ -248,7 +247,7 @@ def plan(
 
 
 def _check_scopes(found: Sequence[walk.Site], target: arch.GpuTarget) -> None:
-    """Raises for memory that the target lacks, or declarations that exclude others."""
+    """Raises for memory that the target lacks and for conflicting declarations."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
         try:
@@ -294,7 +293,7 @@ def _table(rows: list[tuple[str, str, str]], total: int, unit: str) -> str:
 def out_of_smem(
     result: Plan, target: arch.GpuTarget, name: str
 ) -> errors.OutOfResources:
-    """Returns the error for a kernel that asks for more SMEM than there is."""
+    """Returns the error for a kernel that exceeds the target's SMEM."""
     limit = types.SMEM.budget(target)
     return errors.OutOfResources(
         f"kernel {name}: the block needs more SMEM than {target.name} has",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one iterator over the equations of a jaxpr, those of nested jaxprs included.
 
-Checks, planner and lowering all see a kernel's equations in this order: depth first,
+Checks, planner and lowering all visit a kernel's equations in this order: depth first,
 each equation before those of the jaxprs that it runs.
 """
 
@@ -15,8 +15,8 @@ from pallas_gpu import _jax
 
 # An equation's identity: the number of its jaxpr, in the order of `walk`, and its index
 # there. A function that is called twice is one jaxpr, so both calls have the same
-# places: what its scopes declare exists once. Unlike `id(eqn)` a place is the same in
-# every process.
+# places: the declarations of its scopes are allocated once. Unlike `id(eqn)`, a place
+# is the same in every process.
 Place = tuple[int, int]
 Numbers = dict[_jax.Jaxpr, int]
 
@@ -27,9 +27,9 @@ class Body:
 
     Attributes:
       jaxpr: the jaxpr, open.
-      inputs: the operand that each of its inputs is, for what a loop carries the
-        initial value; None for what the equation makes, such as the references that a
-        scope allocates, and for what is not known.
+      inputs: for each of its inputs the corresponding operand, the initial value for a
+        loop's carry; None for what the equation creates, such as the references that a
+        scope allocates, and where unknown.
     """
 
     jaxpr: _jax.Jaxpr
@@ -38,13 +38,13 @@ class Body:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Site:
-    """An equation, where the walk finds it.
+    """An equation and its context in the walk.
 
     Attributes:
       eqn: the equation.
       place: its identity.
       enclosing: the sites of the equations that run it, outermost first.
-      origins: for inputs of the equation's jaxpr, what they are outside of it.
+      origins: for inputs of the equation's jaxpr, the corresponding outer variables.
     """
 
     eqn: _jax.JaxprEqn
@@ -54,7 +54,7 @@ class Site:
 
     @property
     def where(self) -> str | None:
-        """The line of the equation, or of the innermost call around it that has one.
+        """The line of the equation, or of the innermost enclosing call that has one.
 
         Functions of jax.numpy are jitted: their equations have no line of the kernel's.
         """
@@ -66,10 +66,10 @@ class Site:
         return any(site.eqn.primitive is primitive for site in self.enclosing)
 
     def origin(self, atom: Any) -> Any:
-        """Returns what a variable is in the outermost jaxpr that knows it.
+        """Returns the variable in the outermost jaxpr to which a variable corresponds.
 
-        For a reference that is the input of the walked jaxpr, or the input of the scope
-        that allocates it: loops and branches pass references on as they are.
+        For a reference, that is an input of the walked jaxpr, or of the scope that
+        allocates it: loops and branches pass references unchanged.
         """
         return atom if isinstance(atom, _jax.Literal) else self.origins.get(atom, atom)
 
@@ -94,7 +94,7 @@ def bodies(eqn: _jax.JaxprEqn) -> list[Body]:
 
 def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     made = len(jaxpr.invars) - len(operands)
-    if made < 0:  # a primitive that this module does not know, around a kernel
+    if made < 0:  # a primitive unknown to this module, which encloses a kernel
         return Body(jaxpr, (None,) * len(jaxpr.invars))
     return Body(jaxpr, (*operands, *(None,) * made))
 
@@ -103,8 +103,8 @@ def walk(jaxpr: _jax.Jaxpr, numbers: Numbers | None = None) -> Iterator[Site]:
     """Iterates over the equations of a jaxpr and of all that they run.
 
     Args:
-      jaxpr: where to begin.
-      numbers: of the kernel's jaxprs, for a walk over a part of it.
+      jaxpr: the jaxpr to iterate over.
+      numbers: those of the kernel's jaxprs, to walk a part of the kernel.
     """
     yield from _visit(jaxpr, (), {}, {} if numbers is None else numbers)
 
@@ -139,7 +139,7 @@ def _visit(
 
 
 def _carried_references(site: Site) -> dict[Any, Any]:
-    """References that a loop carries stay the same: its results are its operands."""
+    """Maps the references that a loop returns to its operands, which are the same."""
     eqn = site.eqn
     match eqn.primitive.name:
         case "scan":

@@ -27,7 +27,7 @@ edit it by hand.
 - *lane*: compiles for a GPU under Lane semantics.
 - *warpgroup*: compiles for a GPU under Warpgroup semantics.
 
-*Scopes* are who can issue an operation: a whole warpgroup, or one warp inside of
+*Issuers* are the threads that can issue an operation: a warpgroup, or one warp inside
 `warp_map`. *Reads* and *writes* name its operands; *needs* is a feature of the target.
 
 Under Warpgroup semantics a kernel passes through a module of operations on arrays:
@@ -125,7 +125,7 @@ def table(registry: Any, emitted: Collection[str]) -> str:
 def _our_operations(registry: Any, reasons: list[str]) -> list[str]:
     """The table of this package's operations: what is true of each, and its rules."""
     kinds = _kinds(registry, of_operations=False)
-    titles = ["operation", "family", "scopes", "reads", "writes", "is", "needs"]
+    titles = ["operation", "family", "issuers", "reads", "writes", "is", "needs"]
     titles += [kind.value.replace("emulate", "emulator") for kind in kinds]
     lines = ["## Operations of this package", ""]
     lines += [f"| {' | '.join(titles)} |", "|---|" + "---|" * (len(titles) - 1)]
@@ -143,7 +143,7 @@ def _facts(entry: Any) -> list[str]:
     words = {"atomic": entry.atomic, "asynchronous": entry.asynchronous}
     return [
         entry.family,
-        ", ".join(entry.scopes),
+        ", ".join(entry.issuers),
         ", ".join(entry.reads),
         ", ".join(entry.writes),
         ", ".join(word for word, is_so in words.items() if is_so),

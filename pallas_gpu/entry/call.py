@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel primitive: one launch, as JAX sees it.
+"""The kernel primitive: one launch, as an operation of JAX.
 
-Everything that decides what is compiled is a parameter of the primitive, because JAX's
-caches see nothing else. `jax.vmap` adds a batch axis to the parameters and leaves the
-body as it is: the batch axis is one more grid axis, and the leading index of each
+Everything that affects compilation is a parameter of the primitive, because JAX's cache
+keys contain nothing else. `jax.vmap` adds a batch axis to the parameters and leaves the
+body unchanged: the batch axis is another grid axis, and the leading index of each
 batched operand is applied where the launch binds operands to references.
 """
 
@@ -40,7 +40,7 @@ class BatchAxis:
 
 @dataclasses.dataclass(frozen=True)
 class CallParams:
-    """The parameters of the kernel primitive, with names.
+    """The parameters of the kernel primitive, by name.
 
     Attributes:
       jaxpr: the body over references, inputs first, then outputs; no consts.
@@ -62,7 +62,7 @@ class CallParams:
     name: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Returns the parameters as the primitive takes them."""
+        """Returns the parameters as keyword arguments of the primitive."""
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     @property
@@ -77,7 +77,7 @@ def _kernel_types(*_, out_avals, **__):
 
 
 def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
-    """Turns the `interpret` argument and PALLAS_GPU_INTERPRET into a parameter."""
+    """Returns the parameter for `interpret` and PALLAS_GPU_INTERPRET."""
     if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
         interpret = True
     if interpret is True:
@@ -87,10 +87,10 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
     if isinstance(interpret, types.InterpretParams):
         return interpret
     raise errors.ArgumentTypeError(
-        "interpret has no such value",
+        "invalid value of interpret",
         expected="None, True, False or InterpretParams(...)",
         got=repr(interpret),
-        hint="None runs in the emulator on a CPU and on the GPU where there is one",
+        hint="None runs in the emulator on a CPU and on the GPU if there is one",
         where=scope.called_at(),
     )
 
@@ -102,19 +102,19 @@ _EMULATOR_LOWERING: list[Callable[..., Any]] = []
 
 
 def register_emulator_lowering(rule: Callable[..., Any]) -> None:
-    """Gives every platform the emulator's MLIR lowering of the kernel primitive."""
+    """Registers the emulator's MLIR lowering of the primitive for all platforms."""
     _EMULATOR_LOWERING[:] = [rule]
 
 
 def emulator_lowering() -> Callable[..., Any]:
-    """Returns the emulator's MLIR lowering, for platforms with one of their own."""
+    """Returns the emulator's MLIR lowering, for platforms that override it."""
     return _EMULATOR_LOWERING[0]
 
 
 def register_eager_emulator(run: Callable[..., Any]) -> None:
-    """Gives eager calls the emulator: `run(params, arrays) -> arrays`.
+    """Registers the emulator of eager calls: `run(params, arrays) -> arrays`.
 
-    Without the detour through a callback its errors reach the caller as they are.
+    It runs without a callback, so that its errors reach the caller unwrapped.
     """
     _EAGER[:] = [run]
 
@@ -144,7 +144,7 @@ def _kernel_impl(*args, **params):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Identity:
-    """Makes call parameters a cache key by the identity of their jaxpr."""
+    """A cache key of call parameters that compares jaxprs by identity."""
 
     call: CallParams
 
@@ -167,12 +167,12 @@ def _jitted(identity: _Identity) -> Callable[..., Any]:
 
 
 def no_gpu(name: str) -> errors.NoGpuError:
-    """Returns the error for a call that insists on a GPU where there is none."""
+    """Returns the error for a call that requires a GPU where there is none."""
     return errors.NoGpuError(
-        f"kernel {name}: interpret=False needs a GPU, and JAX runs on the CPU here",
+        f"kernel {name}: interpret=False needs a GPU, and JAX runs on the CPU",
         expected="a CUDA device",
         got=f"JAX's default backend {jax.default_backend()!r}",
-        hint="leave interpret out to run in the emulator, or use "
+        hint="omit interpret to run in the emulator, or use "
         "pallas_gpu.offline.compile to compile without a GPU",
         where=scope.called_at(),
     )
@@ -202,10 +202,10 @@ _jax.batching.fancy_primitive_batchers[kernel_p] = _batch_kernel
 
 def _refuse_derivative(*_, **params):
     raise errors.DifferentiationError(
-        f"kernel {params['name']}: a kernel has no derivative of its own",
-        expected="a function whose derivative JAX knows",
+        f"kernel {params['name']}: a kernel has no derivative",
+        expected="a function with a derivative in JAX",
         got="jax.grad, jax.jvp or jax.vjp of a kernel",
-        hint="wrap the call in a function decorated with jax.custom_vjp and give its "
+        hint="wrap the call in a function decorated with jax.custom_vjp and define its "
         "backward pass, as a second kernel or in plain JAX, with f.defvjp(fwd, bwd)",
         where=scope.called_at(),
     )

@@ -20,7 +20,7 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     PTX: a branch; the condition is uniform in the warpgroup. Since: sm_90.
 
     Args:
-      condition: scalar bool. A Python bool decides while the kernel is traced.
+      condition: scalar bool. A Python bool is evaluated at trace time.
 
     Raises:
       KernelError: the function returns a value.
@@ -50,7 +50,7 @@ def _require_none(who: str, body: Callable[..., Any], result: Any) -> None:
             f"{who}: the body returns a value",
             expected="None",
             got=repr(result),
-            hint="store into a reference, or carry it: lax.cond, loop(init_carry=...)",
+            hint="store to a reference, or carry it: lax.cond, loop(init_carry=...)",
             where=scope.location(body),
         )
 
@@ -65,21 +65,22 @@ def loop(
 ) -> Callable[[Callable[..., Any]], Any]:
     """Runs the decorated function for each index of a range.
 
-    PTX: a branch back. Since: sm_90.
+    PTX: a backward branch. Since: sm_90.
 
     Args:
       lower: first index.
       upper: end of the range, not included.
-      init_carry: pytree of values passed from step to step as `carry`; without it the
-        function takes the index alone.
-      step: distance of the indices, positive.
-      unroll: copies of the body a trip; it has to divide a static number of trips.
+      init_carry: pytree of values passed from iteration to iteration as `carry`;
+        without it the function's only argument is the index.
+      step: increment of the index, positive.
+      unroll: number of iterations per branch; it must divide a static number of
+        iterations.
 
     Returns:
-      The carry after the last step.
+      The carry after the last iteration.
 
     Raises:
-      ArgumentError: a static step that is not positive.
+      ArgumentError: the step is static and not positive.
       KernelError: without `init_carry` the function returns a value.
 
     Example:
@@ -124,10 +125,10 @@ def program_id(axis: int) -> jax.Array:
     PTX: %ctaid. Since: sm_90.
 
     Args:
-      axis: number of the grid axis.
+      axis: index of the grid axis.
 
     Raises:
-      ArgumentError: there is no such axis.
+      ArgumentError: the axis does not exist.
     """
     mesh = scope.current_mesh("program_id")
     _require_axis(mesh, axis, "program_id")
@@ -140,10 +141,10 @@ def num_programs(axis: int) -> int:
     PTX: none, it is a constant. Since: sm_90.
 
     Args:
-      axis: number of the grid axis.
+      axis: index of the grid axis.
 
     Raises:
-      ArgumentError: there is no such axis.
+      ArgumentError: the axis does not exist.
     """
     mesh = scope.current_mesh("num_programs")
     _require_axis(mesh, axis, "num_programs")
@@ -153,12 +154,12 @@ def num_programs(axis: int) -> int:
 def _require_axis(mesh: Any, axis: int, who: str) -> None:
     if not isinstance(axis, int) or not 0 <= axis < len(mesh.grid):
         raise errors.ArgumentError(
-            f"{who}: there is no such grid axis",
+            f"{who}: invalid grid axis",
             expected=f"0 to {len(mesh.grid) - 1}"
             if mesh.grid
             else "a kernel with a grid",
             got=axis,
-            hint="give the kernel a grid, or count its axes from 0",
+            hint="specify a grid; its axes are numbered from 0",
             where=_jax.where_now(),
         )
 

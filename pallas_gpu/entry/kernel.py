@@ -39,28 +39,28 @@ def kernel(
 ) -> Any:
     """Turns a function over references into a function over arrays.
 
-    The body runs once for each position on the grid, cluster and thread axes; it asks
-    for its position with `lax.axis_index(name)`. Arguments and results are references
-    in GMEM, scratch follows them. Composes with `jax.jit`, `jax.vmap`, `lax.scan` and
-    `lax.cond`.
+    The body runs once for each position on the grid, cluster and thread axes;
+    `lax.axis_index(name)` returns its position. Arguments and results are references in
+    GMEM, followed by scratch references. Composes with `jax.jit`, `jax.vmap`,
+    `lax.scan` and `lax.cond`.
 
-    Issued by: the host. It completes as any JAX operation does.
+    Issued by: the host. It completes like any JAX operation.
 
     Args:
-      body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. Left out, `kernel`
-        returns a decorator.
-      out_type: pytree of `jax.ShapeDtypeStruct` for the results. A result nobody writes
-        has undefined contents.
+      body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. If omitted,
+        `kernel` returns a decorator.
+      out_type: pytree of `jax.ShapeDtypeStruct` for the results. A result that is not
+        written has undefined contents.
       scratch_types: sequence of declarations for positional scratch references, or a
         dict for keyword ones.
       grid, grid_names: sizes and names of the grid axes.
       cluster, cluster_names: sizes and names of the cluster axes: the grid counts
-        clusters, and CTAs of one cluster reach each other's SMEM and barriers.
-      num_threads, thread_name: warpgroups a block and the name of their axis.
+        clusters, and CTAs of one cluster can access each other's SMEM and barriers.
+      num_threads, thread_name: warpgroups per block and the name of their axis.
       compiler_params: see `CompilerParams`.
-      interpret: None: the emulator on a CPU, the GPU where there is one. True or
+      interpret: None: the emulator on a CPU, the GPU if there is one. True or
         `InterpretParams`: the emulator. False: never the emulator.
-      debug: print the traced body.
+      debug: whether to print the traced body.
       name, kernel_name: name of the kernel; default: that of the body.
       out_shape, scratch_shapes: older spellings of out_type and scratch_types.
 
@@ -68,8 +68,8 @@ def kernel(
       A function from arrays to results, or a decorator.
 
     Raises:
-      KernelError and its classes: the body is wrong.
-      OutOfResources: the body does not fit the target (sm_90a where none is given).
+      KernelError and its subclasses: the body is invalid.
+      OutOfResources: the body does not fit the target (sm_90a if none is specified).
       NoGpuError: interpret=False without a GPU.
 
     Example:
@@ -128,7 +128,7 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) 
 def _with_scratch(
     body: Callable[..., None], scratch: Any, mesh: types.Mesh, who: str
 ) -> Callable[..., None]:
-    """Puts the body into one scope that holds its scratch memory."""
+    """Wraps the body in one scope that allocates its scratch memory."""
     called = functools.partial(scope.call, who, body)
     if not jax.tree.leaves(scratch, is_leaf=lambda x: hasattr(x, "to_ref")):
         return functools.wraps(body)(called)
@@ -205,7 +205,7 @@ def _require_resources(
     name: str,
     body: Callable[..., None],
 ) -> None:
-    """Refuses what the target cannot run, in the emulator too."""
+    """Refuses kernels that exceed the target's resources, also in the emulator."""
     target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
@@ -223,12 +223,12 @@ def _require_resources(
 
 
 def _refuse_tmem(jaxpr: _jax.Jaxpr) -> None:
-    """Refuses TMEM, which no operation of a kernel can access yet."""
+    """Refuses TMEM, which no operation of a kernel supports."""
     for site in resources.scopes(jaxpr):
         for var in resources.scope_refs(site.eqn):
             if var.aval.memory_space is types.TMEM:
                 raise errors.UnsupportedError(
-                    "scratch memory in TMEM is not supported yet",
+                    "scratch memory in TMEM is not supported",
                     expected="an array in SMEM, an accumulator or a barrier",
                     got=types.describe(var.aval),
                     hint="accumulate with plgpu.wgmma on sm_90a",
@@ -241,7 +241,7 @@ def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> Non
     if blocks <= target.max_cluster_blocks:
         return
     raise errors.ArgumentError(
-        f"kernel {name}: a cluster has more blocks than {target.name} starts together",
+        f"kernel {name}: the cluster exceeds the maximum cluster size of {target.name}",
         expected=f"at most {target.max_cluster_blocks} blocks a cluster",
         got=f"{blocks}, cluster={mesh.cluster}",
         hint="use a smaller cluster and a larger grid",
@@ -251,7 +251,7 @@ def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> Non
 def _out_aval(x: Any, name: str) -> Any:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise errors.ArgumentTypeError(
-            f"kernel {name}: out_type holds something else than types",
+            f"kernel {name}: out_type contains a leaf that is not a type",
             expected="a pytree of jax.ShapeDtypeStruct(shape, dtype)",
             got=repr(x),
             hint="write jax.ShapeDtypeStruct(shape, dtype)",
@@ -261,7 +261,7 @@ def _out_aval(x: Any, name: str) -> Any:
 
 
 def _over_flat_refs(body, in_tree, out_tree, out_type):
-    """Restores the pytrees of arguments; a tuple of results is spread, as upstream."""
+    """Restores the pytrees of arguments; flattens a tuple of results, as upstream."""
     spread = isinstance(out_type, tuple | list)
 
     @functools.wraps(body)

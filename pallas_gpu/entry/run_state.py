@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_state`: from values to references and back."""
+"""`run_state`: accumulators with initial and final values."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
 def run_state(f: Callable[..., None]) -> Callable[..., Any]:
     """Turns a function over accumulators into a function over values.
 
-    PTX: none of its own. Since: sm_90a.
+    PTX: none. Since: sm_90a.
 
     Issued by a warpgroup. The result is read after all `wgmma` of the warpgroup.
 
     Args:
-      f: takes a pytree of references and returns None.
+      f: function of a pytree of references that returns None.
 
     Returns:
-      A function that takes the same pytree with `plgpu.ACC.init(array)` at its leaves,
-      or declarations `plgpu.ACC(...)` that start as zeros, and returns the final
-      values.
+      A function of the same pytree with `plgpu.ACC.init(array)` at its leaves, or
+      declarations `plgpu.ACC(...)`, which are initialized with zeros, that returns the
+      final values.
 
     Raises:
-      ArgumentTypeError: a leaf is no accumulator.
+      ArgumentTypeError: a leaf is not an accumulator.
       KernelError: `f` returns a value.
 
     Example:
@@ -53,7 +53,7 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
                     "run_state: the function returns a value",
                     expected="None; the final state is what run_state returns",
                     got="a value",
-                    hint="store results into the references",
+                    hint="store results to the references",
                     where=scopes.location(f),
                 )
             return [wgmma_accumulator_load(ref) for ref in refs]
@@ -70,7 +70,7 @@ def _is_leaf(x: Any) -> bool:
 def _require_accumulator(leaf: Any) -> None:
     if not _is_leaf(leaf):
         raise errors.ArgumentTypeError(
-            "run_state: a leaf is no accumulator",
+            "run_state: a leaf is not an accumulator",
             expected="plgpu.ACC.init(array), or plgpu.ACC(shape, dtype)",
             got=type(leaf).__name__,
             hint="carry plain values through lax.fori_loop instead",

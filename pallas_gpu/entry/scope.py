@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel is being traced; read by functions that ask for its grid."""
+"""The kernel that is being traced, for functions that use its grid."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
 
 @contextlib.contextmanager
 def tracing(mesh: Mesh) -> Iterator[None]:
-    """Marks the extent in which a kernel's body is traced."""
+    """Sets the current mesh while a kernel's body is traced."""
     token = _MESH.set(mesh)
     try:
         yield
@@ -38,7 +38,7 @@ def tracing(mesh: Mesh) -> Iterator[None]:
 
 @contextlib.contextmanager
 def one_warp() -> Iterator[None]:
-    """Marks the extent in which the function of a warp_map is traced."""
+    """Records that the function of a warp_map is being traced."""
     token = _IN_WARP.set(True)
     try:
         yield
@@ -60,9 +60,9 @@ def current_mesh(who: str) -> Mesh:
     mesh = _MESH.get()
     if mesh is None:
         raise errors.KernelError(
-            f"{who} is called outside of a kernel",
+            f"{who} is called outside a kernel",
             expected="a call from a body that kernel() or pallas_call() traces",
-            got="a call while no body is traced",
+            got="a call outside a body",
             hint="move the call into the body",
             where=_jax.where_now(),
         )
@@ -70,10 +70,10 @@ def current_mesh(who: str) -> Mesh:
 
 
 def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> Any:
-    """Calls an author's body.
+    """Calls the author's body.
 
     Raises:
-      ArgumentTypeError: it does not take these references.
+      ArgumentTypeError: its signature does not match the references.
     """
     signature = inspect.signature(body)
     try:
@@ -81,8 +81,8 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
     except TypeError as error:
         named = f", and {sorted(named_refs)} by name" if named_refs else ""
         raise errors.ArgumentTypeError(
-            f"{who}: the body does not take the references it gets",
-            expected=f"a body of {len(refs)} references in order{named}",
+            f"{who}: the body's signature does not match its references",
+            expected=f"a body with {len(refs)} positional references{named}",
             got=f"{getattr(body, '__name__', 'body')}{signature}: {error}",
             hint="the order is inputs, outputs, scratch",
             where=location(body),
@@ -93,8 +93,8 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
 def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
     """Gives a function over arrays the name and docstring of its body.
 
-    The signature stays its own: the body's parameters are references, and JAX binds
-    arguments to the signature it sees (`jax.custom_vjp`, `static_argnames`).
+    The signature is unchanged: the body's parameters are references, and JAX binds
+    arguments to the signature it finds (`jax.custom_vjp`, `static_argnames`).
     """
     signature = inspect.signature(function)
     functools.update_wrapper(function, body)
@@ -104,7 +104,7 @@ def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
 
 @contextlib.contextmanager
 def locating(body: Callable[..., Any]) -> Iterator[None]:
-    """Gives errors without a line that of the body's definition."""
+    """Adds the line of the body's definition to errors without a line."""
     try:
         yield
     except errors.PallasGpuError as error:
@@ -117,10 +117,10 @@ def raised_at(error: BaseException) -> str | None:
 
 
 def called_at() -> str | None:
-    """Returns `file:line (name)` of the user's line that runs now.
+    """Returns `file:line (name)` of the user's line that is being executed.
 
-    While JAX traces or lowers, it knows only the lines of the function it works on; the
-    stack has those of the caller too.
+    While JAX traces or lowers, it records only the lines of the current function; the
+    stack contains those of the caller as well.
     """
     return _jax.where_now() or _innermost(traceback.extract_stack())
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_scoped`: scratch memory for a part of a kernel."""
+"""`run_scoped`: scratch memory within a part of a kernel."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ def run_scoped(
 ) -> Any:
     """Calls `f` with freshly allocated scratch references.
 
-    PTX: none; SMEM is planned when the kernel is compiled. Since: sm_90.
+    PTX: none; SMEM is allocated at compile time. Since: sm_90.
 
     Issued by a warpgroup, or by all of them together: with several warpgroups in a
-    block, SMEM and barriers belong to all, and `collective_axes` has to name the thread
-    axis. The contents are undefined at the start.
+    block, SMEM and barriers are shared by all, and `collective_axes` must name the
+    thread axis. The contents are initially undefined.
 
     Args:
-      f: takes one reference for each declaration.
+      f: function of one reference per declaration.
       *scratch_types: declarations: `SMEM(...)`, `Barrier(...)`, or pytrees of them.
-      collective_axes: the thread axis name, if the scope is entered by all warpgroups.
+      collective_axes: the name of the thread axis, if all warpgroups enter the scope.
       **named_scratch_types: the same, passed by name.
 
     Returns:
-      What `f` returns: values, no references.
+      The result of `f`: values, not references.
 
     Raises:
-      ArgumentTypeError: something else than a declaration.
+      ArgumentTypeError: an argument is not a declaration.
       UnsupportedError: SMEM or barriers for one of several warpgroups; a call inside
-        of warp_map.
+        warp_map.
 
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
@@ -72,10 +72,10 @@ def _require_values(outvars: Sequence[Any]) -> None:
     escaped = [v.aval for v in outvars if isinstance(v.aval, _jax.AbstractRef)]
     if escaped:
         raise errors.KernelError(
-            "run_scoped: a reference leaves its scope",
+            "run_scoped: the function returns a reference",
             expected="values as results",
             got=types.describe(escaped[0]),
-            hint="return what it holds: ref[...]",
+            hint="return its contents: ref[...]",
             where=_jax.where_now(),
         )
 
@@ -87,7 +87,7 @@ def _check_axes(
     if own and axes:
         raise errors.ArgumentError(
             "an accumulator is allocated by all warpgroups together",
-            expected="a scope of its own for each warpgroup: its registers",
+            expected="a separate scope for each warpgroup, whose registers it uses",
             got=f"collective_axes={axes}",
             hint="declare the ACC in a run_scoped without collective_axes, in the code "
             "of the warpgroup that multiplies",
@@ -109,10 +109,10 @@ def _check_axes(
         )
     if axes:
         raise errors.ArgumentError(
-            "run_scoped: collective_axes names another axis than the thread axis",
+            "run_scoped: collective_axes does not name the thread axis",
             expected=repr(mesh.thread_name) if expected else "no axis: one warpgroup",
             got=axes,
-            hint="pass the kernel's thread_name, or leave collective_axes out",
+            hint="pass the kernel's thread_name, or omit collective_axes",
             where=_jax.where_now(),
         )
 

@@ -23,7 +23,7 @@ class TracedBody:
 
     Attributes:
       jaxpr: without consts and results.
-      scalars: values the body closed over; each became an input of shape (1,).
+      scalars: values that the body closes over; each became an input of shape (1,).
     """
 
     jaxpr: _jax.Jaxpr
@@ -47,7 +47,7 @@ def trace_body(
     Raises:
       KernelError: the body returns a value.
       ClosureError: the body uses an array from the enclosing function.
-      Whatever the check pass finds.
+      Errors of the check pass.
     """
     with scope.tracing(mesh), scope.locating(body):
         with _typed_errors(mesh):
@@ -66,7 +66,7 @@ def trace_body(
 
 @contextlib.contextmanager
 def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
-    """Turns what JAX says of axis names and of escaping references into our errors."""
+    """Converts JAX's errors on axis names and escaping references to ours."""
     try:
         yield
     except NameError as error:
@@ -84,7 +84,7 @@ def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
             f"{escaped[1]}: a branch returns a reference",
             expected="values as results",
             got="a reference",
-            hint="return what it holds, ref[...], or use the reference in the branches",
+            hint="return its contents, ref[...], or use the reference in the branches",
             where=scope.raised_at(error),
         ) from None
 
@@ -100,7 +100,7 @@ def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> No
         f"kernel {name}: the body returns a value",
         expected="None",
         got=f"a result of structure {out_tree}",
-        hint="store results into the output references: out_ref[...] = value",
+        hint="store results to the output references: out_ref[...] = value",
         where=scope.location(body),
     )
 
@@ -124,7 +124,7 @@ def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
 def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
     """Raises for arrays that a jitted function in the body closes over.
 
-    JAX keeps them, and scalars, with the function: they are no consts of the body.
+    JAX stores them, and scalars, in the function: they are not consts of the body.
     """
     for site in walk(jaxpr):
         for body in bodies(site.eqn):
@@ -144,20 +144,20 @@ def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
 
 
 def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
-    """Returns the first line that uses a variable, in a function that is called too."""
+    """Returns the first line that uses a variable, also in called functions."""
     uses = [
         site
         for site in walk(jaxpr)
         if any(site.origin(operand) is var for operand in site.eqn.invars)
     ]
-    # A call that passes it on comes before what uses it inside.
+    # A call that passes it precedes the use inside the called function.
     direct = (site for site in uses if not bodies(site.eqn))
     first = next(direct, next(iter(uses), None))
     return None if first is None else first.where
 
 
 def _lift(closed, in_avals, out_avals, mesh) -> _jax.ClosedJaxpr:
-    """Turns closed-over scalars into reads of (1,)-shaped inputs."""
+    """Replaces closed-over scalars by reads of (1,)-shaped inputs."""
     scalar_avals = [
         jax.core.ShapedArray((1,), v.aval.dtype) for v in closed.jaxpr.constvars
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warp_map`: a part of a kernel that each warp runs by itself."""
+"""`warp_map`: a part of a kernel that each warp executes independently."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     PTX: barrier.sync of the warpgroup before and after, bar.warp.sync inside. Since:
     sm_90.
 
-    Issued by a warpgroup. Its warps meet, run `f` independently of each other, and the
-    warpgroup goes on when all four are done. Inside, the warp is who issues: one
-    elected lane of it starts a copy, stores an element, or arrives, which counts as one
-    arrival; `commit_smem` fences what this warp has written. There are scalars only:
+    Issued by a warpgroup. Its warps synchronize, run `f` independently of each other,
+    and the warpgroup continues when all four are done. Inside, the issuer is a warp:
+    one elected lane starts a copy, stores an element, or arrives, which counts as one
+    arrival; `commit_smem` fences this warp's writes. Only scalars are supported:
     elements of references, copies, barriers, control flow, positions.
 
-    Each warp keeps the parity of the barriers that it waits for, from one `warp_map` to
-    the next, as a warpgroup does for its own waits. So a barrier that warps wait for is
-    not waited for outside of `warp_map`, anywhere in the kernel.
+    Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
+    the next, as a warpgroup does for its own waits. A barrier that warps wait for must
+    not be waited for outside `warp_map`, anywhere in the kernel.
 
-    Copies to GMEM have groups of their own in each warp; what the warpgroup copies
-    itself is issued by warp 0. `wait_smem_to_gmem(n)` of the warpgroup leaves at most n
-    groups of each warp under way.
+    Copies to GMEM have separate groups in each warp; copies of the warpgroup itself are
+    issued by warp 0. `wait_smem_to_gmem(n)` of the warpgroup leaves at most n groups of
+    each warp pending.
 
     Args:
-      f: takes the number of the warp, a scalar int32 from 0 to 3, uniform in the warp,
-        and returns None.
+      f: function of the warp's index, a scalar int32 from 0 to 3, uniform in the warp,
+        that returns None.
 
     Raises:
-      ArgumentTypeError: `f` does not take one argument.
-      KernelError: `f` returns a value, or the call is outside of a kernel.
-      UnsupportedError: `f` handles arrays, accumulators or scopes, issues what takes a
-        whole warpgroup, or calls `warp_map`.
+      ArgumentTypeError: `f` does not have exactly one parameter.
+      KernelError: `f` returns a value, or the call is outside a kernel.
+      UnsupportedError: `f` handles arrays, accumulators or scopes, issues an operation
+        of a whole warpgroup, or calls `warp_map`.
       BarrierError: a barrier is waited for both inside and outside.
 
     Example:
@@ -61,8 +61,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
             raise errors.KernelError(
                 "warp_map: the function returns a value",
                 expected="None",
-                got="a value for each warp",
-                hint="store it into a reference: ref[warp_id] = value",
+                got="a value per warp",
+                hint="store it to a reference: ref[warp_id] = value",
                 where=scope.location(f),
             )
 
@@ -78,8 +78,8 @@ def _require_one_argument(f: Any) -> None:
         inspect.signature(f).bind(0)
     except TypeError as error:
         raise errors.ArgumentTypeError(
-            "warp_map: the function does not take the number of its warp",
-            expected="a function of one argument, the warp's number from 0 to 3",
+            "warp_map: the function does not have exactly one parameter",
+            expected="a function of the warp's index, 0 to 3",
             got=f"{getattr(f, '__name__', type(f).__name__)}: {error}",
             hint="write def f(warp_id): ...",
             where=_jax.where_now(),

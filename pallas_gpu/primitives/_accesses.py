@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which memory an equation reads and writes: the names given to `define`, resolved."""
+"""The memory that an equation reads and writes, as declared by `define`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Access:
     """One reference that an equation reads or writes.
 
     Attributes:
-      operation: what the equation does.
+      operation: the operation of the equation.
       name: the operand's name.
       ref: the variable of the reference.
-      space: where it lies.
-      reads, writes: what is done to it.
+      space: its memory space.
+      reads, writes: the kinds of access.
     """
 
     operation: registry.Operation
@@ -35,7 +35,7 @@ class Access:
 def accesses(eqn: _jax.JaxprEqn) -> list[Access]:
     """Returns the references that an equation itself reads or writes.
 
-    What the jaxprs inside of a loop or a branch access is left out.
+    Accesses of jaxprs inside a loop or a branch are not included.
     """
     operation = registry.operation(eqn.primitive)
     if operation is None or not operation.accesses:

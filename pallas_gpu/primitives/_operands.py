@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operands of our primitives: one pytree, flattened in one place.
+"""Operands of our primitives, as one pytree that is flattened here.
 
 A reference operand is the reference and the steps that JAX recorded on it; an absent
-operand is None. Rules get the tree back with their own values at the leaves.
+operand is None. Rules restore the tree with their own values at the leaves.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class RefOperand:
 
     Attributes:
       ref: the reference: a tracer, an abstract value, or a rule's own handle.
-      transforms: steps as JAX records them, with values at their leaves.
+      transforms: steps as recorded by JAX, with values at their leaves.
     """
 
     ref: Any
@@ -40,7 +40,7 @@ class RefOperand:
         return cls(*children)
 
     def window(self, shape: Sequence[int]) -> Window:
-        """Returns the part of the reference that the steps name."""
+        """Returns the part of the reference that the steps select."""
         return types.resolve(shape, self.transforms)
 
     def array_type(self) -> jax.core.ShapedArray:
@@ -49,7 +49,7 @@ class RefOperand:
 
 
 def operand(ref: Any) -> RefOperand:
-    """Splits a reference or a view of one into reference and steps."""
+    """Splits a reference, transformed or not, into reference and steps."""
     steps: tuple[Any, ...] = ()
     while isinstance(ref, _jax.TransformedRef):
         if ref.multiref:
@@ -69,7 +69,7 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
     """Binds a primitive to a pytree of operands.
 
     Args:
-      primitive: what to bind.
+      primitive: the primitive to bind.
       operands: pytree of RefOperand, scalars, arrays and None.
       **params: static parameters.
     """
@@ -80,7 +80,7 @@ def bind(primitive: Any, operands: Any, **params: Any) -> Any:
 
 
 def _check_accesses(primitive: Any, operands: Any) -> None:
-    """Raises unless `define` says of each reference how it is accessed."""
+    """Raises unless `define` declares how each reference is accessed."""
     operation = registry.operation(primitive)
     names = set(operands) if isinstance(operands, dict) else set()
     refs = {name for name in names if isinstance(operands[name], RefOperand)}
@@ -125,11 +125,11 @@ def require_ref(ref: Any, who: str, what: str) -> Any:
 
 
 def require_space(ref: Any, space: types.MemorySpace, who: str, what: str) -> None:
-    """Raises unless the reference lives in the memory space."""
+    """Raises unless the reference is in the memory space."""
     aval = require_ref(ref, who, what)
     if aval.memory_space is not space:
         raise errors.MemorySpaceError(
-            f"{who}: {what} lies in the wrong memory space",
+            f"{who}: {what} is in the wrong memory space",
             expected=f"a reference in {space.name}",
             got=types.describe(ref),
             hint=f"{space.declared_by}, or swap the operands",
@@ -152,13 +152,13 @@ def require_same(src: Any, dst: Any, who: str) -> None:
             f"{who}: source and destination have different element types",
             expected=f"{types.describe(dst)} (the destination)",
             got=f"{types.describe(src)} (the source)",
-            hint="a copy converts nothing: load, astype and store instead",
+            hint="a copy cannot convert: load, astype and store instead",
             where=_jax.where_now(),
         )
 
 
 def require_one_barrier(barrier: Any, who: str) -> None:
-    """Raises unless the operand names exactly one barrier."""
+    """Raises unless the operand is exactly one barrier."""
     aval = require_ref(barrier, who, "the barrier")
     if aval.memory_space is not types.BARRIERS:
         raise errors.MemorySpaceError(
@@ -170,10 +170,10 @@ def require_one_barrier(barrier: Any, who: str) -> None:
         )
     if tuple(barrier.shape) != ():
         raise errors.ShapeError(
-            f"{who}: the operand names an array of barriers",
+            f"{who}: the operand is an array of barriers",
             expected="one barrier",
             got=f"barriers of shape {tuple(barrier.shape)}",
-            hint="choose one with barrier.at[i]",
+            hint="select one with barrier.at[i]",
             where=_jax.where_now(),
         )
 
@@ -183,7 +183,7 @@ def require_scalar_bool(predicate: Any, who: str) -> Any:
     predicate = jnp.asarray(predicate)
     if predicate.shape != () or predicate.dtype != jnp.bool_:
         raise errors.ShapeError(
-            f"{who}: the predicate is not one truth value",
+            f"{who}: the predicate is not a scalar bool",
             expected="a scalar bool",
             got=f"{predicate.dtype}{list(predicate.shape)}",
             hint="compare scalars: lax.axis_index(name) == 0, ref[i] > 0",

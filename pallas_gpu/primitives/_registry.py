@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every operation, what is true of it, and every rule, JAX's operations included.
+"""The registry of operations, including JAX's: their properties and their rules.
 
-`define` makes a primitive of ours and says everything that is true of the operation:
-its family, who can issue it, what it reads and writes, what the target must have.
-Checks, the choice of fences and the coverage table follow from that. A rule has
-one of five kinds: how the emulator runs a primitive, how it is lowered under Lane and
-under Warpgroup semantics; and, for the operations on arrays of the warpgroup-level
-module, which layouts they permit (infer) and what they become (expand). The first three
-are keyed by the primitive, the others by the MLIR operation's name. The completeness
-test and the coverage table read this registry.
+`define` creates a primitive of ours and declares the properties of the operation: its
+family, the threads that can issue it, its reads and writes, the required features.
+Checks, the choice of fences and the coverage table are derived from them. There are
+five kinds of rules: how the emulator executes a primitive, how it is lowered under Lane
+and under Warpgroup semantics; and, for the operations on arrays of the warpgroup-level
+module, the layouts that they admit (infer) and their expansion (expand). The first
+three are keyed by the primitive, the others by the MLIR operation's name. The
+completeness test and the coverage table read this registry.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pallas_gpu import _jax, arch, errors
 
 
 class RuleKind(enum.Enum):
-    """What a rule is for."""
+    """The kinds of rules."""
 
     EMULATE = "emulate"
     LANE = "lane"
@@ -39,7 +39,7 @@ class RuleKind(enum.Enum):
 
 
 class KernelEffect(_jax.Effect):
-    """Keeps a primitive that touches state: JAX drops what has no effect."""
+    """Keeps a primitive that accesses state: JAX drops primitives without effects."""
 
     def __str__(self) -> str:
         return "kernel"
@@ -55,29 +55,29 @@ KERNEL_EFFECT = KernelEffect()
 _jax.allow_effect_in_control_flow(KernelEffect)
 
 
-# Who can issue an operation: a whole warpgroup, or one warp inside of `warp_map`.
-SCOPES = ("warpgroup", "warp")
+# The issuers of an operation: a whole warpgroup, or one warp inside `warp_map`.
+ISSUERS = ("warpgroup", "warp")
 
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """What is true of an operation, said where it is defined.
+    """The properties of an operation, as declared by `define` or `describe`.
 
     Attributes:
-      primitive: what it binds.
-      family: stem of its files in every room.
-      scopes: who can issue it, of `SCOPES`.
-      reads: names of the operands whose memory it reads. An access of a barrier's state
-        counts too.
+      primitive: the primitive.
+      family: name of its files in every package.
+      issuers: the threads that can issue it, of `ISSUERS`.
+      reads: names of the operands whose memory it reads. An access to a barrier's state
+        also counts.
       writes: names of the operands whose memory it writes.
       atomic: whether its accesses are atomic.
       asynchronous: whether it returns before its accesses are complete.
-      feature: what the target must have.
+      feature: the feature that the target must have.
     """
 
     primitive: Any
     family: str
-    scopes: tuple[str, ...] = ("warpgroup",)
+    issuers: tuple[str, ...] = ("warpgroup",)
     reads: tuple[str, ...] = ()
     writes: tuple[str, ...] = ()
     atomic: bool = False
@@ -85,14 +85,16 @@ class Operation:
     feature: arch.Feature | None = None
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.scopes) - set(SCOPES))
-        if unknown or not self.scopes or len(set(self.scopes)) < len(self.scopes):
-            raise self._invalid("no such scopes", f"some of {SCOPES}", self.scopes)
+        unknown = sorted(set(self.issuers) - set(ISSUERS))
+        if unknown or not self.issuers or len(set(self.issuers)) < len(self.issuers):
+            raise self._invalid("invalid issuers", f"some of {ISSUERS}", self.issuers)
         if not self.family.isidentifier():
-            raise self._invalid("its family is no stem", "a module's name", self.family)
+            raise self._invalid(
+                "its family is not a module's name", "a module's name", self.family
+            )
         for names in (self.reads, self.writes):
             if isinstance(names, str) or len(set(names)) < len(names):
-                raise self._invalid("no list of operands", "different names", names)
+                raise self._invalid("not a list of operands", "different names", names)
         accesses = self.reads or self.writes
         if (self.atomic or self.asynchronous) and not accesses:
             raise self._invalid(
@@ -119,13 +121,13 @@ class Operation:
         return tuple(dict.fromkeys((*self.reads, *self.writes)))
 
 
-# Operations of ours, and those of JAX that are more than a computation, by name.
+# Our operations, and those of JAX that access memory, by name.
 PRIMITIVES: dict[str, Operation] = {}
 JAX_PRIMITIVES: dict[str, Operation] = {}
 _OPERATIONS: dict[Any, Operation] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-_TMEM_GAP = "tensor memory (Blackwell) is not lowered yet"
+_TMEM_GAP = "tensor memory (Blackwell) is not lowered"
 _TRIAL_GAP = "the trial of a body is erased before inference"
 
 # Holes in the table, with the reason: by the name of a primitive or an MLIR operation,
@@ -156,25 +158,24 @@ def define(
     *,
     result: Callable[..., Any] | None = None,
     results: Callable[..., list[Any]] | None = None,
-    **facts: Any,
+    **properties: Any,
 ) -> Any:
-    """Makes a primitive of ours and enters what is true of it into the registry.
+    """Creates a primitive of ours and registers the properties of its operation.
 
-    It has an effect, which keeps JAX from dropping it, unless all it does is to compute
-    its result.
+    It has an effect, which keeps JAX from dropping it, unless it only computes its
+    result.
 
     Args:
       name: the public function's name.
-      family: stem of its files in every room.
-      result: gives the type of the result from the pytree of the operands' types and
-        the parameters; None for an operation without a result.
-      results: for an operation with several results, the list of their types, from the
-        types of the operands one by one.
-      **facts: the other fields of `Operation`: scopes, reads, writes, atomic,
+      family: name of its files in every package.
+      result: maps the pytree of the operands' types, and the parameters, to the type of
+        the result; None for an operation without a result.
+      results: for an operation with several results, maps the types of the operands,
+        one by one, to the list of the results' types.
+      **properties: the other fields of `Operation`: issuers, reads, writes, atomic,
         asynchronous, feature.
-
     Raises:
-      InternalError: the name is taken, or the facts contradict each other.
+      InternalError: the name is defined twice, or the properties contradict each other.
     """
     if name in PRIMITIVES:
         raise errors.InternalError(f"the primitive {name} is defined twice")
@@ -182,13 +183,13 @@ def define(
     primitive.multiple_results = result is None
     primitive.def_impl(lambda *_, **__: _outside_of_a_kernel(name))
     _jax.batching.fancy_primitive_batchers[primitive] = _refuse_vmap(name)
-    operation = Operation(primitive, family, **facts)
-    _give_types(operation, result, results)
+    operation = Operation(primitive, family, **properties)
+    _define_types(operation, result, results)
     PRIMITIVES[name] = _OPERATIONS[primitive] = operation
     return primitive
 
 
-def _give_types(
+def _define_types(
     operation: Operation,
     result: Callable[..., Any] | None,
     results: Callable[..., list[Any]] | None,
@@ -214,33 +215,33 @@ def _give_types(
             primitive.def_abstract_eval(type_of)
 
 
-def describe(primitive: Any, family: str, **facts: Any) -> None:
-    """Enters what is true of a primitive of JAX's that accesses memory.
+def describe(primitive: Any, family: str, **properties: Any) -> None:
+    """Registers the properties of a primitive of JAX that accesses memory.
 
     Args:
       primitive: the primitive.
-      family: stem of its files, or of the group of operations it belongs to.
-      **facts: the other fields of `Operation`. A single warp may issue it unless
-        `scopes` says otherwise: JAX's operations on scalars are code of a thread.
+      family: name of its files, or of its group of operations.
+      **properties: the other fields of `Operation`. A single warp may issue it unless
+        `issuers` excludes it: JAX's operations on scalars are executed by each thread.
     """
     if primitive in _OPERATIONS:
         raise errors.InternalError(f"the primitive {primitive.name} is described twice")
-    operation = Operation(primitive, family, **{"scopes": SCOPES, **facts})
+    operation = Operation(primitive, family, **{"issuers": ISSUERS, **properties})
     JAX_PRIMITIVES[primitive.name] = _OPERATIONS[primitive] = operation
 
 
 def operation(primitive: Any) -> Operation | None:
-    """Returns what is true of a primitive; None for JAX's on values."""
+    """Returns the operation of a primitive; None for JAX's operations on values."""
     return _OPERATIONS.get(primitive)
 
 
 def register(key: Any, kind: RuleKind) -> Callable[[Callable], Callable]:
-    """Returns a decorator that enters a rule; entering twice is an error.
+    """Returns a decorator that registers a rule; registering twice is an error.
 
     Args:
       key: a primitive, or the name of an MLIR operation for the kinds `INFER` and
         `EXPAND`.
-      kind: what the rule is for.
+      kind: the kind of rule.
     """
     if isinstance(key, str) is not kind.of_operations:
         raise errors.InternalError(
@@ -263,10 +264,9 @@ _CHECKS: dict[Any, Callable[..., None]] = {}
 
 
 def checks(*primitives: Any) -> Callable[[Callable], Callable]:
-    """Returns a decorator that enters a check of equations: `check(eqn, mesh)`.
+    """Returns a decorator that registers a check of equations: `check(eqn, mesh)`.
 
-    It replaces the check that all operations have: that the references among their
-    operands stay inside of their arrays.
+    It replaces the default check, that the references among the operands are in bounds.
     """
 
     def enter(check: Callable) -> Callable:
@@ -296,9 +296,9 @@ def rules(kind: RuleKind) -> dict[Any, Callable[..., Any]]:
 
 def _outside_of_a_kernel(name: str) -> None:
     raise errors.KernelError(
-        f"{name} is called outside of a kernel",
+        f"{name} is called outside a kernel",
         expected="a call from a body that kernel() or pallas_call() traces",
-        got="a call while no body is traced",
+        got="a call outside a body",
         hint="move the call into the body",
         where=_jax.where_now(),
     )

@@ -11,12 +11,12 @@ from pallas_gpu.primitives import _registry as registry
 barrier_arrive_p = registry.define(
     "barrier_arrive",
     "mbarrier",
-    scopes=registry.SCOPES,
+    issuers=registry.ISSUERS,
     writes=("barrier",),
     atomic=True,
 )
 barrier_wait_p = registry.define(
-    "barrier_wait", "mbarrier", scopes=registry.SCOPES, reads=("barrier",)
+    "barrier_wait", "mbarrier", issuers=registry.ISSUERS, reads=("barrier",)
 )
 
 
@@ -25,19 +25,19 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
 
     PTX: mbarrier.arrive.release.cta. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp: all its earlier accesses
-    to memory come before the arrival; one elected lane arrives. The phase completes
-    when all arrivals that the barrier was declared with, and all bytes of copies on it,
-    have come.
+    Issued by a warpgroup, or inside `warp_map` by a warp: all its earlier memory
+    accesses are ordered before the arrival; one elected lane arrives. The phase
+    completes when all arrivals with which the barrier was declared, and all bytes of
+    copies on it, have arrived.
 
     Args:
-      barrier: one barrier; choose it from an array with `barrier.at[i]`.
+      barrier: one barrier; index an array with `barrier.at[i]`.
       predicate: scalar bool, uniform in the warpgroup or warp; False skips the
         arrival.
 
     Raises:
-      MemorySpaceError: the operand is no barrier.
-      ShapeError: the operand names several barriers.
+      MemorySpaceError: the operand is not a barrier.
+      ShapeError: the operand is an array of barriers.
     """
     who = "barrier_arrive"
     ops.require_one_barrier(barrier, who)
@@ -53,16 +53,16 @@ def barrier_wait(barrier: Any) -> None:
 
     PTX: mbarrier.try_wait.parity.acquire.cta in a loop. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp. Each keeps the parity of
-    the phase it waits for in a register and flips it here, so it has to wait for every
-    phase, in order; and a barrier is waited for by warpgroups or by warps, not by both.
+    Issued by a warpgroup, or inside `warp_map` by a warp. Each keeps the parity of the
+    phase it waits for in a register and flips it here, so it must wait for every phase,
+    in order; and a barrier is waited for either by warpgroups or by warps, not by both.
 
     Args:
-      barrier: one barrier; choose it from an array with `barrier.at[i]`.
+      barrier: one barrier; index an array with `barrier.at[i]`.
 
     Raises:
-      MemorySpaceError: the operand is no barrier.
-      ShapeError: the operand names several barriers.
+      MemorySpaceError: the operand is not a barrier.
+      ShapeError: the operand is an array of barriers.
     """
     ops.require_one_barrier(barrier, "barrier_wait")
     ops.bind(barrier_wait_p, {"barrier": ops.operand(barrier)})

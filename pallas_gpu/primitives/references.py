@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's own reads and writes of references: what `define` would say of them.
+"""JAX's own reads and writes of references, described to the registry.
 
-The other operations of JAX that a kernel may have compute values: they have rules, and
-nothing more is to be said of them.
+The other operations of JAX that a kernel supports compute values: they have rules, and
+need no description.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ load_p = registry.define(
     "registers",
     result=lambda operands, **_: operands["src"].array_type(),
     # One warp can load single elements.
-    scopes=registry.SCOPES,
+    issuers=registry.ISSUERS,
     reads=("src",),
 )
 layout_cast_p = registry.define(
@@ -47,25 +47,27 @@ def _check_layout(layout: Any, who: str) -> Any:
 def load(
     src: Any, idx: Any = (), *, layout: Any = None, optimized: bool = True
 ) -> jax.Array:
-    """Loads a reference into registers with a chosen layout.
+    """Loads a reference into registers in a given layout.
 
     PTX: ld.shared, ldmatrix or ld.global. Since: sm_90.
 
-    Issued by a warpgroup; the values are there when it returns.
+    Issued by a warpgroup; complete when it returns.
 
     Args:
       src: SMEM or GMEM reference, or a part of one.
       idx: an index applied to `src` first, as in `src[idx]`.
       layout: register layout of the result; None chooses WGMMA for a reference tiled
-        for the tensor core and a strided layout otherwise.
-      optimized: refuse accesses with bank conflicts instead of emitting them.
+        layout: register layout of the result; None means WGMMA for a reference tiled
+          for the tensor core and a strided layout otherwise.
+        optimized: whether to refuse accesses with bank conflicts instead of emitting
+          them.
 
     Returns:
       An array of the reference's shape and dtype.
 
     Raises:
-      MemorySpaceError: the reference is a barrier, or lies in TMEM or registers.
-      LayoutError: the layout does not fit the shape or the storage of the reference.
+      MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
+      LayoutError: the layout does not fit the shape or the transforms of the reference.
     """
     who = "load"
     if idx is not None and idx != ():
@@ -89,12 +91,12 @@ def load(
 
 
 def layout_cast(x: Any, new_layout: Any) -> jax.Array:
-    """Gives an array a register layout.
+    """Converts an array to a register layout.
 
-    PTX: no instruction where the value has no layout yet (a constant, an iota) or each
-    thread only regroups what it has; `shfl.sync` where data moves inside of warps; else
-    `st.shared`, `barrier.sync` and `ld.shared`, in scratch that
-    `CompilerParams.reduction_scratch_bytes` sets aside.
+    PTX: no instruction where the value has no layout (a constant, an iota) or each
+    thread only rearranges its own registers; `shfl.sync` where data moves within warps;
+    otherwise `st.shared`, `barrier.sync` and `ld.shared`, in scratch that
+    `CompilerParams.reduction_scratch_bytes` reserves.
     Since: sm_90.
 
     Issued by a warpgroup; complete when it returns.
@@ -107,14 +109,14 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
       The same values.
 
     Raises:
-      ArgumentTypeError: the layout is no layout.
+      ArgumentTypeError: `new_layout` is not a register layout.
       LayoutError: the layout does not fit the shape.
-      OutOfResources: there is too little scratch; the message says how much it takes.
+      OutOfResources: the scratch is too small; the message contains the required size.
     """
     layout = _check_layout(new_layout, "layout_cast")
     if layout is None:
         raise errors.ArgumentTypeError(
-            "layout_cast: there is no layout",
+            "layout_cast: not a register layout",
             expected="a member of plgpu.Layout, or a TiledLayout",
             got="None",
             hint="e.g. plgpu.Layout.WGMMA",
@@ -126,7 +128,7 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
 def broadcasted_iota(
     dtype: Any, shape: Sequence[int], dimension: int, *, layout: Any = None
 ) -> jax.Array:
-    """Makes an array that counts along one dimension.
+    """Creates an array of indices along one dimension.
 
     PTX: integer arithmetic on %tid; no memory. Since: sm_90.
 
@@ -135,18 +137,18 @@ def broadcasted_iota(
     Args:
       dtype: element type.
       shape: static shape.
-      dimension: the dimension along which values count 0, 1, 2 …
-      layout: register layout; None takes that of the values it meets.
+      dimension: the dimension along which the values are 0, 1, 2 …
+      layout: register layout; None uses that of the other operands.
 
     Returns:
       An array of that shape and dtype.
 
     Raises:
-      ArgumentError: there is no such dimension.
+      ArgumentError: the dimension does not exist.
     """
     if not -len(shape) <= dimension < len(shape):
         raise errors.ArgumentError(
-            "broadcasted_iota: there is no such dimension",
+            "broadcasted_iota: invalid dimension",
             expected=f"0 to {len(shape) - 1} for shape {tuple(shape)}",
             got=dimension,
             hint="choose a dimension of the shape",
@@ -157,32 +159,32 @@ def broadcasted_iota(
 
 
 def set_max_registers(n: int, *, action: str) -> None:
-    """Gives registers of this warpgroup back, or takes more.
+    """Releases registers of this warpgroup, or requests more.
 
     PTX: setmaxnreg.inc.sync.aligned, setmaxnreg.dec.sync.aligned. Since: sm_90a.
 
-    Issued by a warpgroup. `"increase"` waits until other warpgroups of the block have
-    given back enough.
+    Issued by a warpgroup. `"increase"` blocks until other warpgroups of the block have
+    released enough.
 
     Args:
-      n: registers a thread, a multiple of 8 from 24 to 256.
+      n: registers per thread, a multiple of 8 from 24 to 256.
       action: `"increase"` or `"decrease"`.
 
     Raises:
-      ArgumentError: a number or an action that the instruction does not have.
+      ArgumentError: an invalid number or action.
     """
     # PTX ISA, setmaxnreg: the immediate is in the range 24 to 256, a multiple of 8.
     if not isinstance(n, int) or not 24 <= n <= 256 or n % 8:
         raise errors.ArgumentError(
-            "set_max_registers: no such number of registers",
+            "set_max_registers: invalid number of registers",
             expected="a multiple of 8 from 24 to 256",
             got=n,
-            hint="a block of W warpgroups has 65536 / (128 W) registers a thread",
+            hint="a block of W warpgroups has 65536 / (128 W) registers per thread",
             where=_jax.where_now(),
         )
     if action not in ("increase", "decrease"):
         raise errors.ArgumentError(
-            "set_max_registers: no such action",
+            "set_max_registers: invalid action",
             expected="'increase' or 'decrease'",
             got=repr(action),
             hint="producers decrease, consumers increase",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pallas_gpu.primitives import _registry as registry
 
-# Its `jaxpr` has as inputs what it captured, then one reference for each allocation.
+# The inputs of its `jaxpr` are the captured values, then one reference per allocation.
 run_scoped_p = registry.define(
     "run_scoped",
     "scoped",

@@ -13,7 +13,7 @@ from pallas_gpu.primitives import _registry as registry
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
     "tma",
-    scopes=registry.SCOPES,
+    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst", "barrier"),
     asynchronous=True,
@@ -22,19 +22,19 @@ copy_gmem_to_smem_p = registry.define(
 copy_smem_to_gmem_p = registry.define(
     "copy_smem_to_gmem",
     "tma",
-    scopes=registry.SCOPES,
+    issuers=registry.ISSUERS,
     reads=("src",),
     writes=("dst",),
     asynchronous=True,
     feature=arch.Feature.TMA,
 )
 wait_smem_to_gmem_p = registry.define(
-    "wait_smem_to_gmem", "tma", scopes=registry.SCOPES
+    "wait_smem_to_gmem", "tma", issuers=registry.ISSUERS
 )
 commit_group_p = registry.define(
-    "commit_smem_to_gmem_group", "tma", scopes=registry.SCOPES
+    "commit_smem_to_gmem_group", "tma", issuers=registry.ISSUERS
 )
-commit_smem_p = registry.define("commit_smem", "tma", scopes=registry.SCOPES)
+commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
 
 
 def copy_gmem_to_smem(
@@ -51,26 +51,26 @@ def copy_gmem_to_smem(
 
     PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
-    the copy. It arrives on the barrier once and adds the copy's bytes to the current
-    phase; `barrier_wait` on that barrier makes the data visible. What lies outside of
-    the array reads as zero.
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
+    copy. It arrives on the barrier once and adds the copy's bytes to the current phase;
+    `barrier_wait` on that barrier makes the data visible. Elements outside the array
+    are read as zero.
 
     Args:
       src: GMEM reference or a part of one.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier.
       collective_axes: cluster axes of a multicast: all CTAs along them call this with
-        the same source; each loads a part and sends it to all of them, at the same
-        place in their SMEM, and every CTA's barrier counts all the bytes.
-      leader_tracked: not supported yet.
-      oob_mode: ZEROS (default) allows parts outside of the array; PROMISE_IN_BOUNDS
-        makes them an error in the emulator.
+        the same source; each loads a part and multicasts it to all of them, at the same
+        offset in their SMEM, and every CTA's barrier counts all the bytes.
+      leader_tracked: not supported.
+      oob_mode: ZEROS (default) admits parts outside the array; PROMISE_IN_BOUNDS makes
+        them an error in the emulator.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy, its
         arrival and its bytes.
 
     Raises:
-      MemorySpaceError: an operand lies elsewhere, or no barrier is given.
+      MemorySpaceError: an operand is in another space, or there is no barrier.
       ShapeError, DTypeError: source and destination differ.
       UnsupportedError: leader_tracked.
 
@@ -84,7 +84,7 @@ def copy_gmem_to_smem(
     ops.require_same(src, dst, who)
     if barrier is None:
         raise errors.MemorySpaceError(
-            f"{who}: there is no barrier",
+            f"{who}: the barrier is missing",
             expected="a barrier that the copy completes on",
             got="barrier=None",
             hint="declare plgpu.Barrier() in scratch_types and pass it",
@@ -93,10 +93,10 @@ def copy_gmem_to_smem(
     ops.require_one_barrier(barrier, who)
     if leader_tracked is not None:
         raise errors.UnsupportedError(
-            f"{who}: leader_tracked is not supported yet",
+            f"{who}: leader_tracked is not supported",
             expected="leader_tracked=None",
             got=repr(leader_tracked),
-            hint="leave it out",
+            hint="omit it",
             where=_jax.where_now(),
         )
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
@@ -127,19 +127,19 @@ def copy_smem_to_gmem(
 
     PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp; one elected lane starts
-    the copy. Values written to `src` by threads need a `commit_smem()` before it.
-    `wait_smem_to_gmem` waits for it. What lies outside of the array is not written.
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
+    copy. Values written to `src` by threads need a `commit_smem()` before it.
+    `wait_smem_to_gmem` waits for it. Elements outside the array are not written.
 
     Args:
       src: SMEM reference or a part of one.
       dst: GMEM reference of the same shape and dtype.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
-      commit_group: close the current group of copies after this one.
-      reduction_op: not supported yet.
+      commit_group: whether to close the current group of copies after this one.
+      reduction_op: not supported.
 
     Raises:
-      MemorySpaceError: an operand lies elsewhere.
+      MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: source and destination differ.
       UnsupportedError: a reduction.
     """
@@ -149,7 +149,7 @@ def copy_smem_to_gmem(
     ops.require_same(src, dst, who)
     if reduction_op is not None:
         raise errors.UnsupportedError(
-            f"{who}: reduction_op is not supported yet",
+            f"{who}: reduction_op is not supported",
             expected="reduction_op=None",
             got=repr(reduction_op),
             hint="load, combine and store instead",
@@ -165,25 +165,25 @@ def copy_smem_to_gmem(
 
 
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
-    """Waits until at most `n` groups of copies to GMEM are under way.
+    """Waits until at most `n` groups of copies to GMEM are pending.
 
     PTX: cp.async.bulk.wait_group[.read]. Since: sm_90.
 
     Issued by the warpgroup, or warp, that started the copies; afterwards all its
-    threads may overwrite the copies' SMEM sources. Inside of `warp_map` each warp has
-    groups of its own; a warpgroup waits for those of its warps too.
+    threads may overwrite the copies' SMEM sources. Inside `warp_map` each warp has its
+    own groups; a warpgroup also waits for those of its warps.
 
     Args:
-      n: groups that may still be under way.
-      wait_read_only: wait only until the sources have been read, not until the
-        destinations are written.
+      n: maximum number of pending groups.
+      wait_read_only: whether to wait only until the sources have been read, not until
+        the destinations have been written.
 
     Raises:
-      ArgumentError: `n` is no non-negative integer.
+      ArgumentError: `n` is not a non-negative integer.
     """
     if not isinstance(n, int) or isinstance(n, bool) or n < 0:
         raise errors.ArgumentError(
-            "wait_smem_to_gmem: n is no number of groups",
+            "wait_smem_to_gmem: invalid number of groups",
             expected="a Python integer, 0 or more",
             got=repr(n),
             hint="wait_smem_to_gmem(0) waits for all of them",
@@ -197,11 +197,11 @@ def commit_smem_to_gmem_group() -> None:
 
     PTX: cp.async.bulk.commit_group. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp, after copies started with
+    Issued by a warpgroup, or inside `warp_map` by a warp, after copies started with
     `commit_group=False`.
 
     Raises:
-      KernelError: called outside of a kernel.
+      KernelError: called outside a kernel.
     """
     ops.bind(commit_group_p, {})
 
@@ -209,13 +209,12 @@ def commit_smem_to_gmem_group() -> None:
 def commit_smem() -> None:
     """Makes the threads' writes to SMEM visible to TMA and the tensor cores.
 
-    PTX: fence.proxy.async.shared::cta and a barrier of who issues it. Since: sm_90.
+    PTX: fence.proxy.async.shared::cta and a barrier of the issuer. Since: sm_90.
 
-    Issued by a warpgroup, or inside of `warp_map` by a warp for what it has written
-    itself: call it after storing to SMEM and before a copy or an MMA
-    reads what was stored.
+    Issued by a warpgroup, or inside `warp_map` by a warp for its own writes: call it
+    after storing to SMEM and before a copy or an MMA reads the stored values.
 
     Raises:
-      KernelError: called outside of a kernel.
+      KernelError: called outside a kernel.
     """
     ops.bind(commit_smem_p, {})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that each warp of a warpgroup runs by itself: the primitive of `warp_map`."""
+"""The primitive of `warp_map`: a region that each warp executes independently."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from pallas_gpu.primitives import _registry as registry
 
 WARPS = 4  # of a warpgroup (PTX ISA, "warpgroup")
 
-# Its `jaxpr` has as inputs what it captured, then the warp's number; no results.
+# The inputs of its `jaxpr` are the captured values, then the warp's index; no results.
 warp_map_p = registry.define("warp_map", "warp")

@@ -59,15 +59,15 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
       a: (M, K) SMEM reference, or an array in registers (16-bit types in
         `Layout.WGMMA`, 8-bit types in `Layout.WGMMA_8BIT`).
       b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
-        and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics add them
-        where an array is declared without. A reference stored the other way
-        round is passed as `ref.T`; 8-bit types and float32 need K in the minor
-        dimension: `a` as it is, `b` as the `.T` of an (N, K) reference.
+        and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics infers them
+        for arrays declared without. A reference stored transposed is passed as `ref.T`;
+        8-bit types and float32 require K in the minor dimension: `a` not transposed,
+        `b` as the `.T` of an (N, K) reference.
 
     Raises:
-      ArgumentTypeError: `acc` is no accumulator.
-      MemorySpaceError: an operand lies elsewhere.
-      ShapeError, DTypeError: shapes or types that the tensor core lacks.
+      ArgumentTypeError: `acc` is not an accumulator.
+      MemorySpaceError: an operand is in another space.
+      ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an SMEM operand without the tiling and swizzle.
     """
     who = "wgmma"
@@ -99,7 +99,7 @@ def _require_accumulator(acc: Any, who: str) -> None:
     if isinstance(types.base_aval(acc), types.AccumulatorRef):
         return
     raise errors.ArgumentTypeError(
-        f"{who}: the accumulator is none",
+        f"{who}: not an accumulator",
         expected="a reference declared with plgpu.ACC((M, N), dtype)",
         got=types.describe(acc),
         hint="declare it in scratch_types, run_scoped or run_state",
@@ -121,7 +121,7 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
     accumulators = _ACCUMULATORS.get(a_type)
     if accumulators is None:
         raise errors.DTypeError(
-            "wgmma: the tensor core does not multiply this type",
+            "wgmma: the tensor core does not support this operand type",
             expected=", ".join(d.name for d in _ACCUMULATORS),
             got=a_type.name,
             hint="convert the operands",
@@ -129,7 +129,7 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
         )
     if jnp.dtype(acc.dtype) not in map(jnp.dtype, accumulators):
         raise errors.DTypeError(
-            f"wgmma: {a_type.name} operands do not accumulate in this type",
+            f"wgmma: {a_type.name} operands cannot accumulate in this type",
             expected=" or ".join(jnp.dtype(d).name for d in accumulators),
             got=jnp.dtype(acc.dtype).name,
             hint="declare the accumulator with that type: plgpu.ACC(shape, dtype)",
@@ -141,7 +141,7 @@ def _check_register_type(a: Any) -> None:
     if jnp.dtype(a.dtype).itemsize <= 2:
         return
     raise errors.DTypeError(
-        f"wgmma: {jnp.dtype(a.dtype).name} is multiplied from SMEM only",
+        f"wgmma: {jnp.dtype(a.dtype).name} is supported in SMEM only",
         expected="16-bit or 8-bit elements for an operand in registers",
         got=f"a, {jnp.dtype(a.dtype).name}{list(a.shape)} in registers",
         hint="store it to SMEM, call commit_smem() and pass the reference",
@@ -159,13 +159,13 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
             "wgmma: the shapes do not form a product",
             expected="acc (M, N), a (M, K), b (K, N)",
             got="acc {}, a {}, b {}".format(*shapes),
-            hint="pass an operand that is stored transposed as ref.T",
+            hint="pass an operand stored transposed as ref.T",
             where=_jax.where_now(),
         )
     k_step = _K_BYTES // jnp.dtype(a.dtype).itemsize
     if shapes[1][1] % k_step:
         raise errors.ShapeError(
-            "wgmma: K is no multiple of one instruction's",
+            "wgmma: K is not a multiple of the instruction's K",
             expected=f"a multiple of {k_step} ({_K_BYTES} bytes)",
             got=shapes[1][1],
             hint="pad K with zeros",
@@ -199,12 +199,12 @@ def _check_storage(operand: Any, name: str) -> None:
 def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
     """Returns the error for an operand without the transforms of the tensor core.
 
-    Under Lane semantics the author gives them; under Warpgroup semantics an array that
-    has none gets what its users need.
+    Under Lane semantics the author specifies them; under Warpgroup semantics they are
+    inferred for an array that has none.
     """
     wanted = 128 * 8 // types.itemsize_bits(aval.dtype)
     return errors.LayoutError(
-        f"wgmma: {name} is not stored as the tensor core reads it",
+        f"wgmma: {name} is not stored in a layout that the tensor core reads",
         expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or 128 "
         "bytes and n elements s bytes wide",
         got=", ".join(t.describe() for t in aval.transforms) or "no transforms",
@@ -223,21 +223,21 @@ def _check_whole_tiles(window: Window, tile: tuple[int, int], name: str) -> None
     kept = sorted(window.axes)
     if kept != [rank - 2, rank - 1]:
         raise errors.LayoutError(
-            f"wgmma: {name} is not made of the last two dimensions of its array",
+            f"wgmma: {name} is not a matrix of the last two dimensions of its array",
             expected="an integer index in all dimensions before them",
             got=f"dimensions {kept} of {window.array_shape}",
             hint="declare the array with the matrix in its last two dimensions",
             where=_jax.where_now(),
         )
     ranges = [
-        # Starts that are values are multiples of a tile by the author's promise.
+        # Dynamic starts are multiples of a tile, as the author guarantees.
         (start if isinstance(start, int) else 0, size)
         for start, size in zip(window.starts[-2:], window.sizes[-2:], strict=True)
     ]
     if all(s % t == 0 and n % t == 0 for (s, n), t in zip(ranges, tile, strict=True)):
         return
     raise errors.LayoutError(
-        f"wgmma: {name} is not made of whole tiles",
+        f"wgmma: {name} does not consist of whole tiles",
         expected=f"starts and sizes that are multiples of {tile}, the tiling",
         got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
         f" of {window.array_shape}",
@@ -253,7 +253,7 @@ def _check_major(operand: Any, window: Window, name: str) -> None:
     raise errors.LayoutError(
         f"wgmma: {name} is stored with K in the major dimension",
         expected="K in the minor dimension: the hardware transposes 16-bit types only",
-        got=f"{types.describe(operand)}, a view of {window.array_shape}",
+        got=f"{types.describe(operand)}, a part of {window.array_shape}",
         hint="store it as (N, K) and pass ref.T"
         if name == "b"
         else "store it as (M, K)",
@@ -262,7 +262,7 @@ def _check_major(operand: Any, window: Window, name: str) -> None:
 
 
 def wgmma_wait(n: int) -> None:
-    """Waits until at most `n` calls of `wgmma` are under way.
+    """Waits until at most `n` calls of `wgmma` are pending.
 
     PTX: wgmma.wait_group.sync.aligned. Since: sm_90a.
 
@@ -270,10 +270,10 @@ def wgmma_wait(n: int) -> None:
     calls may be overwritten.
 
     Args:
-      n: calls that may still be under way.
+      n: maximum number of pending calls.
 
     Raises:
-      ArgumentError: `n` is no non-negative integer.
+      ArgumentError: `n` is not a non-negative integer.
     """
     _check_groups(n, "wgmma_wait")
     ops.bind(wgmma_wait_p, {}, n=n)
@@ -283,7 +283,7 @@ def _check_groups(n: Any, who: str) -> None:
     if isinstance(n, int) and not isinstance(n, bool) and n >= 0:
         return
     raise errors.ArgumentError(
-        f"{who}: n is no number of groups",
+        f"{who}: invalid number of groups",
         expected="a Python integer, 0 or more",
         got=repr(n),
         hint="0 waits for all",
@@ -301,14 +301,14 @@ def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
 
     Args:
       acc: an accumulator, or a part of its columns.
-      wait_n: calls of `wgmma` that may still be under way, on other accumulators. None
+      wait_n: maximum number of pending calls of `wgmma`, on other accumulators. None
         does not wait: the author has waited before.
 
     Returns:
       The values, in `Layout.WGMMA`.
 
     Raises:
-      ArgumentTypeError: `acc` is no accumulator.
+      ArgumentTypeError: `acc` is not an accumulator.
       ArgumentError: `wait_n` is negative.
     """
     who = "wgmma_accumulator_load"

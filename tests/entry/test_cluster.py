@@ -42,7 +42,7 @@ def test_a_cluster_fits_the_target(cluster):
     names = "abc"[: len(cluster)]
     with refused(
         errors.ArgumentError,
-        "kernel body: a cluster has more blocks than sm_90a starts together",
+        "kernel body: the cluster exceeds the maximum cluster size of sm_90a",
         expected="at most 8 blocks",
         got=f"{np.prod(cluster)}, cluster={cluster}",
         hint="smaller cluster",

@@ -74,9 +74,7 @@ def test_loop_visits_a_range(lower, upper, step, dynamic):
 
 @pytest.mark.parametrize("function", [plgpu.program_id, plgpu.num_programs])
 def test_positions_are_those_of_a_kernel(function):
-    with refused(
-        errors.KernelError, f"{function.__name__} is called outside of a kernel"
-    ):
+    with refused(errors.KernelError, f"{function.__name__} is called outside a kernel"):
         function(0)  # HERE
 
 
@@ -88,7 +86,7 @@ def test_positions_are_those_of_a_grid_axis(function, axis):
 
     with refused(
         errors.ArgumentError,
-        f"{function.__name__}: there is no such grid axis",
+        f"{function.__name__}: invalid grid axis",
         expected="0 to 0",
         got=str(axis),
     ):

@@ -43,7 +43,7 @@ def test_the_leaves_of_a_state_are_accumulators():
 
     with refused(
         errors.ArgumentTypeError,
-        "run_state: a leaf is no accumulator",
+        "run_state: a leaf is not an accumulator",
         expected="plgpu.ACC.init(array)",
         hint="lax.fori_loop",
     ):
@@ -54,7 +54,7 @@ def test_a_state_is_in_registers():
     def body(x, o):
         plgpu.run_state(lambda ref: None)(TILE)  # HERE
 
-    with refused(errors.ArgumentTypeError, "run_state: a leaf is no accumulator"):
+    with refused(errors.ArgumentTypeError, "run_state: a leaf is not an accumulator"):
         run(body)
 
 
@@ -102,7 +102,7 @@ def test_a_start_value_belongs_to_run_state(where):
 
 
 def test_a_state_is_part_of_a_kernel():
-    with refused(errors.KernelError, "run_scoped is called outside of a kernel"):
+    with refused(errors.KernelError, "run_scoped is called outside a kernel"):
         plgpu.run_state(lambda ref: None)(ACC)  # HERE
 
 
@@ -116,7 +116,7 @@ def test_an_accumulator_does_not_leave_its_scope(escape):
 
     with refused(
         errors.KernelError,
-        "run_scoped: a reference leaves its scope",
+        "run_scoped: the function returns a reference",
         expected="values",
         got="REGS float32[64, 128]",
         hint="ref[...]",
@@ -182,7 +182,7 @@ def test_an_accumulator_is_not_allocated_collectively():
     with refused(
         errors.ArgumentError,
         TOGETHER,
-        expected="a scope of its own for each warpgroup",
+        expected="a separate scope for each warpgroup",
         got="collective_axes=('wg',)",
         hint="without collective_axes",
     ):

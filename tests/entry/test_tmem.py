@@ -44,7 +44,7 @@ def test_no_operation_accesses_tmem_yet(semantics, how):
     params = plgpu.CompilerParams(target="sm_100a", lowering_semantics=semantics)
     with refused(
         errors.UnsupportedError,
-        "scratch memory in TMEM is not supported yet",
+        "scratch memory in TMEM is not supported",
         expected="SMEM",
         got=f"TMEM bfloat16[128, 64] in {LAYOUT}",
         hint="wgmma",

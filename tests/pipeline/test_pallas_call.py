@@ -402,7 +402,7 @@ def test_a_body_takes_the_references_it_gets():
     call = plgpu.pallas_call(body, f32())
     with refused(
         errors.ArgumentTypeError,
-        "pallas_call body: the body does not take the references it gets",
+        "pallas_call body: the body's signature does not match its references",
         got="too many positional arguments",
     ):
         call(numbers())

@@ -36,7 +36,7 @@ def test_the_operand_is_one_barrier(operation):
 
     with refused(
         errors.ShapeError,
-        f"{operation.__name__}: the operand names an array of barriers",
+        f"{operation.__name__}: the operand is an array of barriers",
         got="barriers of shape (2,)",
         hint="barrier.at[i]",
     ):
@@ -96,7 +96,7 @@ def test_the_predicate_of_an_arrival_is_a_bool():
 
     with refused(
         errors.ShapeError,
-        "barrier_arrive: the predicate is not one truth value",
+        "barrier_arrive: the predicate is not a scalar bool",
         expected="a scalar bool",
         got="int32[]",
     ):

@@ -27,10 +27,10 @@ def define(monkeypatch):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"scopes": ("thread",)}, "no such scopes"),
-        ({"scopes": ()}, "no such scopes"),
-        ({"reads": ("src", "src")}, "no list of operands"),
-        ({"reads": "src"}, "no list of operands"),
+        ({"issuers": ("thread",)}, "invalid issuers"),
+        ({"issuers": ()}, "invalid issuers"),
+        ({"reads": ("src", "src")}, "not a list of operands"),
+        ({"reads": "src"}, "not a list of operands"),
         ({"asynchronous": True}, "accesses nothing"),
         ({"atomic": True, "reads": ("src",)}, "it is atomic and writes nothing"),
     ],
@@ -42,7 +42,7 @@ def test_facts_that_contradict_each_other_are_refused(define, facts, message):
 
 
 def test_a_family_is_the_stem_of_a_file(define):
-    with pytest.raises(errors.InternalError, match="its family is no stem"):
+    with pytest.raises(errors.InternalError, match="its family is not a module's name"):
         define("probe", "two words")
 
 

@@ -19,7 +19,7 @@ def test_the_count_is_one_that_the_instruction_has(n):
 
     with refused(
         errors.ArgumentError,
-        "set_max_registers: no such number of registers",
+        "set_max_registers: invalid number of registers",
         expected="a multiple of 8 from 24 to 256",
         got=str(n),
         hint="65536",
@@ -33,7 +33,7 @@ def test_the_action_is_one_of_two():
 
     with refused(
         errors.ArgumentError,
-        "set_max_registers: no such action",
+        "set_max_registers: invalid action",
         expected="'increase' or 'decrease'",
         got="'dec'",
         hint="producers decrease",

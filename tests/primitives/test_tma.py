@@ -28,7 +28,7 @@ def test_a_load_takes_its_source_from_gmem():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_gmem_to_smem: the source lies in the wrong memory space",
+        "copy_gmem_to_smem: the source is in the wrong memory space",
         expected="GMEM",
         got="SMEM float32[64, 128]",
         hint="swap the operands",
@@ -42,7 +42,7 @@ def test_a_load_goes_to_smem():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_gmem_to_smem: the destination lies in the wrong memory space",
+        "copy_gmem_to_smem: the destination is in the wrong memory space",
         got="GMEM float32[64, 128]",
         hint="plgpu.SMEM(shape, dtype)",
     ):
@@ -55,7 +55,7 @@ def test_a_store_takes_its_source_from_smem():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_smem_to_gmem: the source lies in the wrong memory space",
+        "copy_smem_to_gmem: the source is in the wrong memory space",
         expected="SMEM",
     ):
         run(body, scratch_types=SCRATCH)
@@ -79,7 +79,7 @@ def test_a_barrier_is_no_place_to_copy_to():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_gmem_to_smem: the destination lies in the wrong memory space",
+        "copy_gmem_to_smem: the destination is in the wrong memory space",
         got="a barrier of shape ()",
     ):
         run(body, scratch_types=SCRATCH)
@@ -118,7 +118,7 @@ def test_a_load_needs_a_barrier():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_gmem_to_smem: there is no barrier",
+        "copy_gmem_to_smem: the barrier is missing",
         hint="plgpu.Barrier()",
     ):
         run(body, scratch_types=(TILE,))
@@ -156,7 +156,7 @@ def test_a_copy_stays_inside_of_smem():
 
     with refused(
         errors.OutOfBoundsError,
-        "copy_gmem_to_smem outside of the reference",
+        "copy_gmem_to_smem outside the reference",
         got="60 to 68",
     ):
         run(body, scratch_types=SCRATCH)
@@ -199,7 +199,7 @@ def test_reductions_are_not_supported_yet():
 
     with refused(
         errors.UnsupportedError,
-        "copy_smem_to_gmem: reduction_op is not supported yet",
+        "copy_smem_to_gmem: reduction_op is not supported",
         got="'add'",
     ):
         run(body, scratch_types=SCRATCH)
@@ -212,7 +212,7 @@ def test_a_predicate_is_one_truth_value():
 
     with refused(
         errors.ShapeError,
-        "copy_gmem_to_smem: the predicate is not one truth value",
+        "copy_gmem_to_smem: the predicate is not a scalar bool",
         got="bool[2]",
     ):
         run(body, scratch_types=SCRATCH)
@@ -224,13 +224,13 @@ def test_a_wait_counts_groups(n):
         plgpu.wait_smem_to_gmem(n)  # HERE
 
     with refused(
-        errors.ArgumentError, "wait_smem_to_gmem: n is no number of groups", got=repr(n)
+        errors.ArgumentError, "wait_smem_to_gmem: invalid number of groups", got=repr(n)
     ):
         run(body)
 
 
 def test_a_copy_outside_of_a_kernel_is_refused():
-    with refused(errors.KernelError, "commit_smem is called outside of a kernel"):
+    with refused(errors.KernelError, "commit_smem is called outside a kernel"):
         plgpu.commit_smem()  # HERE
 
 

@@ -23,7 +23,7 @@ def test_the_accumulator_is_one():
 
     with refused(
         errors.ArgumentTypeError,
-        "wgmma: the accumulator is none",
+        "wgmma: not an accumulator",
         expected="plgpu.ACC",
         got="SMEM float16[64, 64]",
         hint="scratch_types, run_scoped or run_state",
@@ -35,7 +35,7 @@ def test_the_accumulator_is_a_reference_not_its_value():
     def multiply(acc, sa, sb, x):
         plgpu.wgmma(acc[...], sa, sb)  # HERE
 
-    with refused(errors.ArgumentTypeError, "wgmma: the accumulator is none"):
+    with refused(errors.ArgumentTypeError, "wgmma: not an accumulator"):
         attempt(multiply)
 
 
@@ -57,7 +57,7 @@ def test_operands_in_memory_lie_in_smem(side):
 
     with refused(
         errors.MemorySpaceError,
-        f"wgmma: {side} lies in the wrong memory space",
+        f"wgmma: {side} is in the wrong memory space",
         expected="SMEM",
         got="GMEM float32[64, 64]",
         hint="plgpu.SMEM(shape, dtype)",
@@ -71,7 +71,7 @@ def test_an_accumulator_is_no_operand():
 
     with refused(
         errors.MemorySpaceError,
-        "wgmma: a lies in the wrong memory space",
+        "wgmma: a is in the wrong memory space",
         got="REGS float32[64, 64]",
     ):
         attempt(multiply)
@@ -115,7 +115,7 @@ def test_the_tensor_core_has_the_type(dtype):
     shape = (64, 128 // jnp.dtype(dtype).itemsize)
     with refused(
         errors.DTypeError,
-        "wgmma: the tensor core does not multiply this type",
+        "wgmma: the tensor core does not support this operand type",
         expected="float16, bfloat16, float32, float8_e4m3fn, float8_e5m2, int8",
         got=jnp.dtype(dtype).name,
     ):
@@ -140,7 +140,7 @@ def test_the_accumulator_has_a_type_of_the_operands(dtype, acc, expected):
     operands = [tiles((64, 128 // jnp.dtype(dtype).itemsize), dtype)] * 2
     with refused(
         errors.DTypeError,
-        f"wgmma: {name} operands do not accumulate in this type",
+        f"wgmma: {name} operands cannot accumulate in this type",
         expected=expected,
         got=jnp.dtype(acc).name,
         hint="plgpu.ACC(shape, dtype)",
@@ -154,7 +154,7 @@ def test_float32_is_multiplied_from_smem_only():
 
     with refused(
         errors.DTypeError,
-        "wgmma: float32 is multiplied from SMEM only",
+        "wgmma: float32 is supported in SMEM only",
         expected="16-bit or 8-bit",
         got="a, float32[64, 32] in registers",
         hint="commit_smem()",
@@ -194,7 +194,7 @@ def test_k_comes_in_steps_of_an_instruction():
 
     with refused(
         errors.ShapeError,
-        "wgmma: K is no multiple of one instruction's",
+        "wgmma: K is not a multiple of the instruction's K",
         expected="a multiple of 16 (32 bytes)",
         got="8",
         hint="pad K",
@@ -256,7 +256,7 @@ def test_operands_are_tiled_and_swizzled(stored, got, side):
         return
     with refused(
         errors.LayoutError,
-        f"wgmma: {side} is not stored as the tensor core reads it",
+        f"wgmma: {side} is not stored in a layout that the tensor core reads",
         expected="TilingTransform((8, n)) and SwizzleTransform(s)",
         got=got,
         hint="plgpu.TilingTransform((8, 64))",
@@ -289,7 +289,7 @@ def test_parts_of_operands_are_whole_tiles():
 
     with refused(
         errors.LayoutError,
-        "wgmma: a is not made of whole tiles",
+        "wgmma: a does not consist of whole tiles",
         expected="multiples of (8, 64)",
         got="starts (0, 32), sizes (64, 32) of (64, 64)",
         hint="narrower swizzle",
@@ -306,7 +306,7 @@ def test_parts_with_a_start_that_is_a_value_have_the_size_of_whole_tiles():
 
     with refused(
         errors.LayoutError,
-        "wgmma: a is not made of whole tiles",
+        "wgmma: a does not consist of whole tiles",
         got="sizes (64, 32)",
     ):
         attempt(multiply)
@@ -318,7 +318,7 @@ def test_operands_are_the_last_two_dimensions_of_their_array():
 
     with refused(
         errors.LayoutError,
-        "wgmma: a is not made of the last two dimensions of its array",
+        "wgmma: a is not a matrix of the last two dimensions of its array",
         got="dimensions [0, 2] of (64, 8, 64)",
     ):
         attempt(multiply, tiles((64, 8, 64)))
@@ -331,7 +331,7 @@ def test_a_part_of_an_accumulator_stays_inside():
     def multiply(acc, sa, sb, x):
         plgpu.wgmma(acc.at[:, plgpu.ds(32, 64)], sa, sb)  # HERE
 
-    with refused(errors.OutOfBoundsError, "wgmma outside of the reference"):
+    with refused(errors.OutOfBoundsError, "wgmma outside the reference"):
         attempt(multiply)
 
 
@@ -348,7 +348,7 @@ def test_an_accumulator_is_not_indexed_with_a_value(use):
 
     with pytest.raises(errors.UnsupportedError) as caught:
         attempt(multiply, acc=plgpu.ACC((64, 128)), grid=(2,), grid_names=("i",))
-    assert caught.value.what == ("an accumulator is indexed with a value or transposed")
+    assert caught.value.what == ("an accumulator is transposed or indexed dynamically")
     assert caught.value.got == "[0 to 64, a value] of (64, 128)"
     assert "acc[...]" in caught.value.hint
     assert "test_wgmma.py" in caught.value.where
@@ -367,7 +367,7 @@ def test_an_accumulator_is_not_transposed_or_read_row_by_row(part, got):
 
     with refused(
         errors.UnsupportedError,
-        "an accumulator is indexed with a value or transposed",
+        "an accumulator is transposed or indexed dynamically",
         expected="acc.at[:, 0:64]",
         got=got,
         hint="store the value to SMEM",
@@ -381,7 +381,7 @@ def test_a_part_of_an_accumulator_is_made_of_tiles():
 
     with refused(
         errors.LayoutError,
-        "a part of an accumulator cuts a tile of the tensor core",
+        "a part of an accumulator does not consist of whole tiles",
         expected="multiples of (64, 8)",
         got="[0 to 64, 4 to 12]",
     ):
@@ -394,7 +394,7 @@ def test_a_part_of_an_accumulator_is_not_stored_into():
 
     with refused(
         errors.UnsupportedError,
-        "a part of an accumulator is stored into",
+        "a store to a part of an accumulator",
         expected="acc[...] = value",
         got="a part of shape (64, 32) of (64, 64)",
         hint="one accumulator for each part",
@@ -406,7 +406,9 @@ def test_a_part_of_an_accumulator_is_not_added_to():
     def multiply(acc, sa, sb, x):
         jax.ref.addupdate(acc, (slice(None), slice(0, 32)), jnp.zeros((64, 32)))
 
-    with pytest.raises(errors.UnsupportedError, match="accumulator is stored into"):
+    with pytest.raises(
+        errors.UnsupportedError, match="a store to a part of an accumulator"
+    ):
         attempt(multiply)
 
 
@@ -443,7 +445,7 @@ def test_a_copy_does_not_take_an_accumulator():
 
     with refused(
         errors.MemorySpaceError,
-        "copy_smem_to_gmem: the source lies in the wrong memory space",
+        "copy_smem_to_gmem: the source is in the wrong memory space",
         got="REGS float32[64, 64]",
     ):
         attempt(multiply)

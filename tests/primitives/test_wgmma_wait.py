@@ -20,7 +20,7 @@ def test_a_wait_names_a_number_of_groups(n):
 
     with refused(
         errors.ArgumentError,
-        "wgmma_wait: n is no number of groups",
+        "wgmma_wait: invalid number of groups",
         expected="0 or more",
         got=repr(n),
         hint="0 waits for all",
@@ -34,7 +34,7 @@ def test_a_read_names_a_number_of_groups(n):
         plgpu.wgmma_accumulator_load(acc, wait_n=n)  # HERE
 
     with refused(
-        errors.ArgumentError, "wgmma_accumulator_load: n is no number of groups"
+        errors.ArgumentError, "wgmma_accumulator_load: invalid number of groups"
     ):
         attempt(multiply)
 
@@ -45,7 +45,7 @@ def test_a_read_is_one_of_an_accumulator():
 
     with refused(
         errors.ArgumentTypeError,
-        "wgmma_accumulator_load: the accumulator is none",
+        "wgmma_accumulator_load: not an accumulator",
         got="SMEM float16[64, 64]",
     ):
         attempt(multiply)

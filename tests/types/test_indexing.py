@@ -90,7 +90,7 @@ def test_a_static_range_of_a_read_lies_inside():
 
     with refused(
         errors.OutOfBoundsError,
-        "a read outside of the reference",
+        "a read outside the reference",
         got="62 to 66",
     ):
         run(body)
@@ -100,7 +100,7 @@ def test_a_static_range_of_a_write_lies_inside():
     def body(x, o):
         o[plgpu.ds(-1, 4)] = x[0:4]  # HERE
 
-    with refused(errors.OutOfBoundsError, "a write outside of the reference"):
+    with refused(errors.OutOfBoundsError, "a write outside the reference"):
         run(body)
 
 
@@ -110,7 +110,7 @@ def test_an_index_in_a_nested_body_is_checked_too():
         def _():
             o[plgpu.ds(0, 65)] = jnp.zeros((65, 128), jnp.float32)  # HERE
 
-    with refused(errors.OutOfBoundsError, "a write outside of the reference"):
+    with refused(errors.OutOfBoundsError, "a write outside the reference"):
         run(body)
 
 

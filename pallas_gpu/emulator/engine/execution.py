@@ -29,7 +29,7 @@ class Execution:
       asynchrony: when asynchronous work completes: `"eager"`, `"late"` or `"random"`.
       max_steps: the step budget.
       detect_races: also compare threads with threads.
-      lenient_reads: reads outside of an array return poison instead of raising.
+      lenient_reads: reads outside an array return poison instead of raising.
 
     Attributes:
       rng: all choices come from here.

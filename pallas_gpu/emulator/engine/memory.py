@@ -155,7 +155,7 @@ class Region:
         return None if self._inside else self.window.over_the_edge()[0]
 
     def box(self) -> ordering.Box:
-        """Returns the part that lies inside of the array; empty where nothing does."""
+        """Returns the part that lies inside the array; empty where nothing does."""
         if self._box is None:
             window = self.window
             ranges = zip(window.starts, window.sizes, strict=True)
@@ -262,7 +262,7 @@ class Region:
     # --- elements of a region that may reach outside ----------------------------------
 
     def load_clipped(self, fill: Any) -> np.ndarray:
-        """Returns a copy; elements outside of the array have the value `fill`."""
+        """Returns a copy; elements outside the array have the value `fill`."""
         if self.outside() is None:
             return self.load()
         result = np.full(self.window.sizes, fill, self.dtype)
@@ -271,13 +271,13 @@ class Region:
         return self._squeeze(result)
 
     def inside_mask(self) -> np.ndarray:
-        """Returns which elements of the region lie inside of the array."""
+        """Returns which elements of the region lie inside the array."""
         result = np.zeros(self.window.sizes, np.bool_)
         result[self._clip()[0]] = True
         return self._squeeze(result)
 
     def store_clipped(self, value: np.ndarray, written: Any) -> None:
-        """Writes the elements that lie inside of the array."""
+        """Writes the elements that lie inside the array."""
         inner, outer = self._clip()
         value = self._expand(np.asarray(value))
         self.memory.data[outer] = value[inner]

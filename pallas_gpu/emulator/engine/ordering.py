@@ -133,7 +133,7 @@ class History:
     def add(self, new: Access, clock: Clock, everyone: list[Clock]) -> None:
         """Records an access and forgets those that it supersedes.
 
-        A write hides what lies inside of it: whoever is ordered after the write is
+        A write hides what lies inside it: whoever is ordered after the write is
         ordered after them too.
         """
         if self.records and extend(self.records[-1], new):

@@ -166,7 +166,7 @@ class _Builder:
             raise errors.NotModelledError(
                 f"the emulator has no model of {eqn.primitive.name}",
                 expected="an operation of the coverage table",
-                hint="run the kernel on a GPU, or compute this outside of the kernel",
+                hint="run the kernel on a GPU, or compute this outside the kernel",
             )
         if bodies(eqn):
             return ControlStep(rule, tuple(ins), indices, eqn.params, Location(eqn))

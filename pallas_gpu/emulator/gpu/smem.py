@@ -74,7 +74,7 @@ class SharedArray(Memory):
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises LayoutError unless the window consists of whole tiles.
 
-        An address is computed from the start of a tile: a start inside of one, known
+        An address is computed from the start of a tile: a start inside one, known
         only when the kernel runs, would silently name other elements on a GPU.
         """
         if not self._tiled or math.prod(window.sizes) <= 1:
@@ -82,7 +82,7 @@ class SharedArray(Memory):
         if all(s % t == 0 for s, t in zip(window.starts, self.tile, strict=True)):
             return
         raise errors.LayoutError(
-            f"{self.name} is {verb} from inside of a tile",
+            f"{self.name} is {verb} from inside a tile",
             expected=f"starts that are multiples of {self.tile}, the tiling",
             got=f"starts {window.starts}",
             hint="index whole tiles, or declare the array with smaller ones",

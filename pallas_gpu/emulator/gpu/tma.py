@@ -54,7 +54,7 @@ class Load:
 
 
 def _bytes(region: Region) -> int:
-    """Returns the size of a region, parts outside of the array included."""
+    """Returns the size of a region, parts outside the array included."""
     return math.prod(region.window.sizes) * _bits(region.dtype) // 8
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one pass over a finished jaxpr: what tracing could not see. A file per family."""
+"""The check pass over a complete jaxpr; one file per family."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops: what they may carry."""
+"""Loops: their carries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pallas_gpu.primitives import _registry as registry
 
 @registry.checks(_jax.primitive_by_name("scan"))
 def _check_scan(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    """Loops carry values; arrays that a scan would slice or stack have no registers."""
+    """Checks a scan: arrays to slice or stack have no registers."""
     consts, carries = _jax.scan_arity(eqn.params)
     sliced, stacked = len(eqn.invars) - consts - carries, len(eqn.outvars) - carries
     if sliced or stacked:
@@ -45,7 +45,7 @@ def _check_carried_refs(before: Sequence[Any], after: Sequence[Any]) -> None:
         if isinstance(old.aval, _jax.AbstractRef) and new is not old:
             raise errors.UnsupportedError(
                 "a loop changes which reference it carries",
-                expected="references that stay the same from step to step",
-                got=f"another reference than the {types.describe(old.aval)} before",
+                expected="the same reference in each iteration",
+                got=f"a reference other than the initial {types.describe(old.aval)}",
                 hint="index one reference with the loop's counter",
             )

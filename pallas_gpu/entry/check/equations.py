@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check pass: every equation of a kernel, those of nested jaxprs included.
+"""The check pass over all equations of a kernel, including those of nested jaxprs.
 
 JAX checks neither bounds of references nor whether an operation exists on a GPU, and
-abstract evaluation is memoised, so it is no place for checks. The pass runs once for a
-traced body, before emulation and lowering alike: what passes the emulator also lowers.
+abstract evaluation is memoised, so checks cannot be there. The pass runs once for a
+traced body, before emulation and lowering alike: a kernel that the emulator accepts
+also lowers.
 
-What `define` says of an operation is checked here for all of them; a family adds checks
-of its own with `registry.checks`.
+The properties that `define` declares are checked here for all operations; a family
+registers further checks with `registry.checks`.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       mesh: shape of the launch.
 
     Raises:
-      OutOfBoundsError: a static index outside of its reference.
+      OutOfBoundsError: a static index is out of bounds..
       MemorySpaceError: a barrier is read or written as an array.
-      UnsupportedError: an operation that has no form in a kernel.
-      LayoutError: a copy that TMA cannot carry, or a part of an accumulator that has
-        no registers of its own.
+      UnsupportedError: an operation is not supported in a kernel.
+      LayoutError: a copy that TMA does not support, or a part of an accumulator that
+        does not consist of whole registers.
     """
     for site in walk(jaxpr):
         try:
@@ -57,7 +58,7 @@ def _check(site: Site, mesh: types.Mesh) -> None:
             f"{eqn.primitive.name}: accuracy is not supported in a kernel",
             expected="accuracy=None",
             got=str(eqn.params["accuracy"]),
-            hint="leave it out; CompilerParams(approx_math=True) asks for fast forms",
+            hint="omit it, or use CompilerParams(approx_math=True)",
         )
     check = registry.check_of(eqn.primitive) or references.check_operands
     check(eqn, mesh)
@@ -66,7 +67,7 @@ def _check(site: Site, mesh: types.Mesh) -> None:
 def _has_rules(primitive: Any) -> bool:
     """True for operations of JAX on values that are lowered."""
     lane = registry.rules(registry.RuleKind.LANE)
-    # While the lowering has not registered itself there is nothing to compare with.
+    # Before the lowering has registered its rules, there is nothing to compare with.
     return not lane or primitive in lane
 
 
@@ -76,12 +77,12 @@ def _unknown(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
         f"the operation {name} is not supported in a kernel",
         expected="an operation of the coverage table (docs/coverage.md)",
         got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
-        hint="compute it outside of the kernel, or from supported operations",
+        hint="compute it outside the kernel, or from supported operations",
     )
 
 
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
-    """Raises TargetError for an operation that the target does not have."""
+    """Raises TargetError for an operation that the target does not support."""
     for site in walk(jaxpr):
         for feature, who in _needs(site.eqn):
             try:
@@ -91,7 +92,7 @@ def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
 
 
 def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
-    """The features that an equation needs, and what needs them."""
+    """The features that an equation needs, with the operations that need them."""
     operation = registry.operation(eqn.primitive)
     if operation is not None and operation.feature is not None:
         yield operation.feature, operation.name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which barriers are waited for by warps, and which by whole warpgroups."""
+"""Barriers: waited for either by warps or by whole warpgroups."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pallas_gpu.walk import walk
 def check_waits(jaxpr: _jax.Jaxpr) -> None:
     """Raises BarrierError for a barrier that warps and whole warpgroups wait for.
 
-    A wait flips the parity in the registers of who waits. After a wait of some warps
-    only, the warps of a warpgroup would wait together for different phases: some would
-    go on before the data has come, or hang.
+    A wait flips the parity in the registers of the waiting threads. After a wait of
+    single warps, the warps of a warpgroup would wait for different phases: some would
+    continue before the data has arrived, or deadlock.
     """
-    # Where each declaration is waited for, by the variable of its scope.
+    # The sites of waits for each declaration, by the variable of its scope.
     seen: dict[tuple[Any, bool], str | None] = {}
     for site in walk(jaxpr):
         if site.eqn.primitive is not barrier_wait_p:
@@ -35,8 +35,8 @@ def check_waits(jaxpr: _jax.Jaxpr) -> None:
 
 def _both(inside: str | None, outside: str | None) -> errors.BarrierError:
     return errors.BarrierError(
-        "a barrier is waited for both inside and outside of warp_map",
-        expected="a barrier for the waits of warps, another for those of the "
+        "a barrier is waited for both inside and outside warp_map",
+        expected="one barrier for the waits of warps, another for those of the "
         "warpgroup: each warp keeps the parity of its own waits",
         got=f"waits inside at {inside} and outside at {outside}",
         hint="declare two barriers, or move the wait out of the warp_map or into it",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Axes of the kernel: names of positions, and JAX's collectives, which need more."""
+"""Axes of the kernel: names of positions; collectives of JAX are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
 
-# JAX's collectives over a mesh axis: they trace inside a kernel and mean nothing there.
+# JAX's collectives over a mesh axis: they trace inside a kernel but have no meaning.
 _COLLECTIVES = {
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather",
     "all_to_all", "reduce_scatter", "pbroadcast", "pvary", "all_gather_invariant",
@@ -26,7 +26,7 @@ def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> 
     if name in names:
         return
     raise errors.AxisNameError(
-        f"the kernel has no axis that is called {name!r}",
+        f"the kernel has no axis named {name!r}",
         expected=f"one of {names}" if names else "a kernel with grid_names",
         got=repr(name),
         hint="name it in grid_names, cluster_names or thread_name",
@@ -41,8 +41,8 @@ def refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     raise errors.UnsupportedError(
         f"lax.{eqn.primitive.name} over {axes} inside a kernel",
-        expected="operations of one thread; the kernel's axes "
+        expected="operations within a thread; the kernel's axes "
         f"{[name for name, _ in mesh.axes]} only name positions",
         got=f"a collective over {axes}",
-        hint="combine values through GMEM or SMEM, or reduce outside of the kernel",
+        hint="combine values through GMEM or SMEM, or reduce outside the kernel",
     )

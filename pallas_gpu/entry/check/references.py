@@ -45,7 +45,7 @@ def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
             "a barrier is read or written like an array",
             expected="barrier_wait, barrier_arrive or a copy on the barrier",
             got="an index expression on a barrier",
-            hint="choose a barrier of an array with barrier.at[i]",
+            hint="index an array of barriers with barrier.at[i]",
         )
     leaves = eqn.invars[1:] if name == "get" else eqn.invars[2:]
     transforms = jax.tree.unflatten(
@@ -60,14 +60,14 @@ def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
 
 
 def _check_element(aval: Any, window: Window) -> None:
-    """Refuses single elements of tiled SMEM, whose addresses no emitter computes."""
+    """Refuses single elements of tiled SMEM, which no emitter can address."""
     tiled = isinstance(aval, types.KernelRef) and bool(aval.transforms)
     if window.shape == () and tiled:
         raise errors.UnsupportedError(
             "a single element of a tiled or swizzled SMEM array is accessed",
             expected="whole tiles, or an array declared without transforms",
             got=f"one element of an array of shape {tuple(aval.shape)}",
-            hint="load the array and use it in registers, or read from GMEM",
+            hint="load the whole array into registers, or read from GMEM",
         )
 
 
@@ -77,7 +77,7 @@ def _check_layout(aval: Any, window: Window, layout: Any) -> None:
         return
     if layout is not None:
         description = layouts.to_layout(layout)
-        # A strided layout that is not linear in coordinates still has a place for each.
+        # A strided layout that is not linear in coordinates still covers each element.
         if not isinstance(description, layouts.WGStridedLayout):
             description.linear(window.shape)
         return
@@ -88,7 +88,7 @@ def _check_layout(aval: Any, window: Window, layout: Any) -> None:
 
 
 def static_operands(eqn: _jax.JaxprEqn) -> Any:
-    """Returns the operands of a primitive of ours, literal indices as numbers."""
+    """Returns the operands of a primitive of ours, with literal indices as numbers."""
     return ops.unflatten(eqn.params["tree"], list(map(_static_value, eqn.invars)))
 
 
@@ -102,14 +102,14 @@ def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
 
 
 def _static_value(var: Any) -> Any:
-    """A literal index becomes its number; everything else stays a variable."""
+    """Returns the number of a literal index, and any other variable unchanged."""
     if isinstance(var, _jax.Literal) and getattr(var.aval, "shape", None) == ():
         return int(var.val)
     return var
 
 
 def window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
-    """Resolves the steps one by one; each has to stay inside what it is applied to."""
+    """Resolves the steps one by one; each must be in bounds of its operand."""
     shape = tuple(ref.aval.shape)
     inner = shape
     for step in transforms:
@@ -128,14 +128,14 @@ def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsEr
         expected = f"0 to {n - 1} in dimension {axis} of {shape}"
         got = f"index {start}"
     else:
-        expected = f"a range inside of 0 to {n} in dimension {axis} of shape {shape}"
+        expected = f"a range within 0 to {n} in dimension {axis} of shape {shape}"
         known = isinstance(start, int)
         got = f"{start} to {start + size}" if known else f"a range of {size}"
     return errors.OutOfBoundsError(
-        f"{_words(name)} outside of the reference",
+        f"{_words(name)} outside the reference",
         expected=expected,
         got=got,
-        hint="check the index, or the shape the reference was declared with",
+        hint="check the index, or the declared shape of the reference",
     )
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on shapes of arrays in registers."""
+"""Shape operations on arrays in registers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies that TMA can carry."""
+"""Copies that TMA supports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     gmem, smem = (src, dst) if load else (dst, src)
     name = eqn.primitive.name
     smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
-    # A range over the edge of the array is legal: TMA fills with zeros and clips.
+    # A range may exceed the array: TMA reads zeros and clips writes.
     gmem_window = gmem.window(gmem.ref.aval.shape)
     pieces = 1
     if load:
@@ -44,7 +44,7 @@ def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> No
             if mesh.cluster_names
             else "a kernel with cluster=(...) and cluster_names=(...)",
             got=tuple(axes),
-            hint="collective_axes names axes of the kernel's cluster",
+            hint="collective_axes must be axes of the kernel's cluster",
         )
     if len(set(axes)) != len(axes):
         raise errors.ArgumentError(
@@ -62,21 +62,21 @@ def check_copy(
     smem_window: Window,
     pieces: int = 1,
 ) -> None:
-    """Raises LayoutError unless TMA can carry the copy, in as many equal pieces."""
+    """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
     for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
         if window.is_transposed:
             raise errors.UnsupportedError(
                 f"a copy of a transposed {what} reference is not supported",
                 expected="operands with their dimensions in order",
                 got=f"dimensions in the order {window.order}",
-                hint="copy it as it is, and transpose when loading from SMEM",
+                hint="copy it untransposed, and transpose when loading from SMEM",
             )
     if math.prod(gmem_window.shape) == 0:
         raise errors.ShapeError(
-            "a copy of nothing",
+            "a copy of no elements",
             expected="at least one element",
             got=f"shape {gmem_window.shape}",
-            hint="leave the copy out",
+            hint="omit the copy",
         )
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
     layouts.plan_copy(

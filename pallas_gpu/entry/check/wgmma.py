@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Accumulators and operands of wgmma: parts, how SMEM arrays are stored."""
+"""Accumulators and operands of wgmma: parts, layouts of SMEM arrays."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)
 
 
 def check_part(window: Window, *, stored: bool) -> None:
-    """Raises unless the part consists of registers known when the kernel is compiled.
+    """Raises unless the part consists of registers known at compile time.
 
     Args:
       window: the part.
-      stored: whether it is written by threads.
+      stored: whether threads store to it.
 
     Raises:
-      UnsupportedError: a transpose, an index that is a value, a store into a part.
-      LayoutError: the part cuts an instruction's tile.
+      UnsupportedError: a transpose, a dynamic index, a store to a part.
+      LayoutError: the part does not consist of whole tiles.
     """
     if window.dynamic or window.axes != (0, 1):
         raise errors.UnsupportedError(
-            "an accumulator is indexed with a value or transposed",
+            "an accumulator is transposed or indexed dynamically",
             expected="static ranges, e.g. of columns: acc.at[:, 0:64]",
             got=_describe(window),
             hint="registers have no addresses: read it with acc[...], and store the "
@@ -33,7 +33,7 @@ def check_part(window: Window, *, stored: bool) -> None:
         )
     if stored and not window.is_whole:
         raise errors.UnsupportedError(
-            "a part of an accumulator is stored into",
+            "a store to a part of an accumulator",
             expected="a store of the whole accumulator: acc[...] = value",
             got=f"a part of shape {window.shape} of {window.array_shape}",
             hint="declare one accumulator for each part",
@@ -46,7 +46,7 @@ def check_part(window: Window, *, stored: bool) -> None:
     )
     if not whole:
         raise errors.LayoutError(
-            "a part of an accumulator cuts a tile of the tensor core",
+            "a part of an accumulator does not consist of whole tiles",
             expected=f"starts and sizes that are multiples of {_GRANULE}",
             got=_describe(window),
             hint="read the whole accumulator and mask, or store it to SMEM and slice",

@@ -460,4 +460,4 @@ def test_a_start_inside_of_a_tile_is_an_error_also_when_it_is_dynamic():
 
     error, text = failing(inner)
     assert isinstance(error, errors.LayoutError)
-    assert "from inside of a tile" in text and "starts (4, 0)" in text
+    assert "from inside a tile" in text and "starts (4, 0)" in text
