@@ -148,7 +148,7 @@ def test_a_body_takes_the_references_it_gets():
     with refused(
         errors.ArgumentTypeError,
         "kernel body: the body's signature does not match its references",
-        expected="2 references",
+        expected="2 positional references",
         got="missing a required argument: 'tile'",
         hint="inputs, outputs, scratch",
     ):
