@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measurements with the peer in the same run."""
+"""Benchmarks; each measures a comparable implementation in the same run."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention forward on a GPU: ours, upstream's and cuDNN's, in one run.
+"""Forward attention on a GPU: ours, upstream's and cuDNN's, in one run.
 
 python -m benchmarks.attention [--json] [--tune] [--shape NAME ...] [--rounds N]
 
-`--tune` measures many configurations of ours instead, and prints the fastest first.
+`--tune` measures many of our configurations instead, and prints the fastest first.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks import timing
 from pallas_gpu import ops
 
 INPUTS = 3
-# Rows of Q whose results are compared with float32; the last ones see all of K.
+# Rows of Q whose results are compared with float32; the last ones attend to all of K.
 CHECKED_ROWS = 512
 LARGEST_ERROR = 5e-3
 SMS = 132
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def flops(self) -> float:
-        """Operations of both products; a causal mask leaves half of them."""
+        """Operations of both products; a causal mask halves them."""
         products = 4 * self.batch * self.heads * self.length**2 * self.head_dim
         return products / 2 if self.causal else products
 
@@ -61,14 +61,14 @@ SHAPES = {
     "d64": Shape(4, 4096, 32, 64),
 }
 Function = Callable[..., Any]
-# The default is Warpgroup, as upstream's kernel has it.
+# The default is Warpgroup, as in upstream's kernel.
 LANE = plgpu.CompilerParams(
     approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
 )
 
 
 # --- candidates -----------------------------------------------------------------------
-# All take (q, k, v, scaled q): upstream's kernel leaves the scale to its caller.
+# The arguments are (q, k, v, scaled q): upstream's kernel does not apply the scale.
 
 
 def cudnn(s: Shape) -> Function:
@@ -136,7 +136,7 @@ def _best(s: Shape) -> ops.AttentionConfig:
 
 
 def variants(s: Shape) -> Iterator[ops.AttentionConfig]:
-    """Yields configurations that may suit a shape; not all of them fit."""
+    """Yields candidate configurations for a shape; not all of them fit."""
     wide = s.head_dim > 64
     sizes = (96, 128, 144, 160, 176) if wide else (96, 112, 128, 176, 192)
     for consumers, block_kv, stages in itertools.product((2, 3), sizes, (2, 3, 4)):
@@ -192,7 +192,7 @@ def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
 
 
 def relative_error(s: Shape, f: Function, inputs: tuple[Any, ...]) -> float:
-    """Returns the error of a candidate against float32, as a part of the result."""
+    """Returns the relative error of a candidate against float32."""
     expected = reference(*inputs[:3], s.causal)
     got = f(*inputs)[0, -CHECKED_ROWS:, 0].astype(jnp.float32)
     return float(jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected))
@@ -201,7 +201,7 @@ def relative_error(s: Shape, f: Function, inputs: tuple[Any, ...]) -> float:
 def accurate(
     s: Shape, candidates: Mapping[str, Function], inputs: tuple[Any, ...]
 ) -> tuple[dict[str, tuple[Function, float]], list[str]]:
-    """Returns the candidates that work with their errors, and why others do not."""
+    """Returns the working candidates with their errors, and the others' failures."""
     working, failures = {}, []
     for name, f in candidates.items():
         compiled = jax.jit(f)
@@ -248,7 +248,7 @@ def measure(
 
 
 def main() -> None:
-    """Prints the table, and below it what did not work."""
+    """Prints the table, followed by the failures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tune", action="store_true")
@@ -276,7 +276,7 @@ def main() -> None:
     if rows:
         timing.report("Attention forward", rows, notes, options.json)
     if failures and not options.json:
-        print("\nDid not work:\n\n" + "\n".join(f"- {text}" for text in failures))
+        print("\nFailed:\n\n" + "\n".join(f"- {text}" for text in failures))
 
 
 if __name__ == "__main__":

@@ -23,12 +23,12 @@ SIZE, TILE_M, TILE_N, TILE_K = 512, 128, 128, 64
 
 
 def matmul(api: Any, blocks: Any, interpret: Any) -> Any:
-    """Returns the same kernel, written once, under either package.
+    """Returns the same kernel, written once, for either package.
 
     Args:
       api: pallas_gpu, or upstream's module.
-      blocks: where `run_scoped` and `ds` are.
-      interpret: the package's parameters of interpretation.
+      blocks: the module with `run_scoped` and `ds`.
+      interpret: the package's interpretation parameters.
     """
     transforms = (api.TilingTransform((8, 64)), api.SwizzleTransform(128))
 

@@ -12,8 +12,8 @@ from tests.support.inference_bodies import large_body
 
 
 def main() -> None:
-    """Prints a row per size. Seconds are of this process's CPU time."""
-    large_body(10).infer()  # what is computed once and kept
+    """Prints a row per size. Seconds are CPU time of this process."""
+    large_body(10).infer()  # fills the caches
     print(f"{'operations':>10} {'seconds':>8} {'entries':>9} {'per op':>7}  exact")
     for count in (500, 1000, 2000, 4000):
         body = large_body(count)

@@ -25,7 +25,7 @@ HEADS = [jax.ShapeDtypeStruct((4, 4096, 16, 128), jnp.float16)] * 3
 
 
 def trace_and_lower(f: Callable[..., Any], avals: Sequence[Any]) -> Callable[[], Any]:
-    """Returns a function that traces and lowers `f` for CUDA, with nothing cached."""
+    """Returns a function that traces and lowers `f` for CUDA without caches."""
 
     def run() -> Any:
         fresh = functools.partial(f)
@@ -36,7 +36,7 @@ def trace_and_lower(f: Callable[..., Any], avals: Sequence[Any]) -> Callable[[],
 
 
 def on_h200(f: Callable[..., Any]) -> Callable[..., Any]:
-    """Tells upstream's kernel how many SMs there are; it asks the device."""
+    """Provides upstream's kernel, which queries the device, with the number of SMs."""
     device = jax.sharding.AbstractDevice(
         "NVIDIA H200", num_cores=arch.SM_90A.sm_count, platform="cuda"
     )
@@ -50,7 +50,7 @@ def on_h200(f: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ours(f: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
-    """Returns a function of `ops` under each semantics, without traced kernels."""
+    """Returns a function of `ops` under each semantics, without cached traces."""
 
     def under(semantics: Any) -> Callable[..., Any]:
         params = plgpu.CompilerParams(approx_math=True, lowering_semantics=semantics)

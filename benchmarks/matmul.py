@@ -26,13 +26,13 @@ STEPS = {
     "cluster of 2": ops.MatmulConfig(cluster="n"),
     "64x256, no cluster": ops.MatmulConfig(tile_m=64, tile_n=256, cluster=None),
 }
-# Ours runs under Warpgroup semantics, the default, as upstream's does; and under Lane.
+# Ours is under Warpgroup semantics, the default, as upstream's, and under Lane.
 LANE = ", Lane"
 LANE_PARAMS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def upstream_config(config: ops.MatmulConfig) -> Any:
-    """Returns upstream's configuration of the same tiles and schedule."""
+    """Returns upstream's configuration with the same tiles and schedule."""
     dimensions = upstream.MatmulDimension
     return upstream.TuningConfig(
         tile_m=config.tile_m,

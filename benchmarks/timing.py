@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the benchmarks measure and print: medians, ratios, card, versions."""
+"""Measurement and output of the benchmarks: medians, ratios, card, versions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def on_device(
 ) -> dict[str, float]:
     """Returns the median seconds of one call of each candidate on the device.
 
-    CUPTI takes the time of every kernel on the device, so that neither the host nor the
-    launch has a share in it. A round is a pause and then one call of each candidate in
-    a shuffled order: what the card's clock does meets all of them alike. Inputs take
-    turns too, so that none of them is in the cache.
+    CUPTI measures the time of each kernel on the device, which excludes the host and
+    the launch. A round is a pause followed by one call of each candidate in a shuffled
+    order, so changes of the card's clock affect all of them equally. Inputs alternate
+    too, so that they are not cached.
     """
     compiled = {name: jax.jit(f) for name, f in candidates.items()}
     for f in compiled.values():
@@ -65,9 +65,9 @@ def _kernel_times(run: Callable[[], Any]) -> list[float]:
 def interleaved(
     candidates: Mapping[str, Callable[[], Any]], *, rounds: int
 ) -> dict[str, float]:
-    """Returns the median seconds of each candidate on the host; they take turns.
+    """Returns the median seconds of each candidate on the host, interleaved.
 
-    Two rounds of warm-up come first.
+    Two warm-up rounds precede the measurement.
     """
     times: dict[str, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds + 2):
@@ -79,7 +79,7 @@ def interleaved(
 
 
 def environment() -> dict[str, str]:
-    """Returns card and versions."""
+    """Returns the card and the versions."""
     device = jax.devices()[0]
     return {
         "device": device.device_kind,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of tutorials/02_matmul on a GPU, beside cuBLAS through JAX, in one run.
+"""The steps of tutorials/02_matmul on a GPU, and cuBLAS through JAX, in one run.
 
 python -m benchmarks.tutorial_matmul [--json]
 
-The kernels are the notebook's own: its text form is executed, checks and all.
+The kernels are the notebook's own: its text form is executed, checks included.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ NOTES = (
 
 
 def notebook() -> dict[str, Any]:
-    """Executes the notebook on this process's JAX devices and returns its names."""
-    # jax is imported already, so the notebook's choice of the CPU comes too late.
+    """Executes the notebook on this process's JAX devices; returns its namespace."""
+    # jax is imported already, so the notebook's selection of the CPU has no effect.
     return runpy.run_path(str(NOTEBOOK), run_name="notebook")
 
 
@@ -70,9 +70,9 @@ def measure(
         error = np.linalg.norm(np.asarray(f(a, b)[:256], np.float32) - exact)
         relative = float(error / np.linalg.norm(exact))
         tflops = 2 * m * n * k / seconds[name] / 1e12
-        # Rounding to bfloat16 costs about 2**-9.
+        # Rounding to bfloat16 has an error of about 2**-9.
         assert relative < 1e-2, f"{name}: relative error {relative}"
-        assert tflops < PEAK_TFLOPS, f"{name}: {tflops} TFLOP/s, which no card does"
+        assert tflops < PEAK_TFLOPS, f"{name}: {tflops} TFLOP/s exceeds the peak"
         rows.append(
             {
                 "step": name,

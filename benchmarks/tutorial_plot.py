@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Puts measured speeds into tutorial 2: a plot of bars, and the rows of its table.
+"""Writes measured speeds into tutorial 2: a bar plot, and the rows of its table.
 
 python -m benchmarks.tutorial_matmul --json > tutorials/02_matmul_speed.json  # on a GPU
 python -m benchmarks.tutorial_plot
@@ -15,10 +15,10 @@ from typing import Any
 
 TUTORIAL = Path(__file__).resolve().parents[1] / "tutorials" / "02_matmul.py"
 SPEEDS = TUTORIAL.with_name("02_matmul_speed.json")
-# Pixels. SVG scales; what counts is how they relate.
+# In pixels. SVG scales; only the proportions matter.
 WIDTH = 680
-LABELS = 170  # room for the names, left of the bars
-NUMBERS = 60  # room for the speeds, right of the bars
+LABELS = 170  # width of the names, left of the bars
+NUMBERS = 60  # width of the speeds, right of the bars
 TOP = 34
 ROW = 30
 BAR = 20
@@ -93,7 +93,7 @@ def with_table(text: str, record: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Draws the plot and fills in the table."""
+    """Draws the plot and updates the table."""
     record = json.loads(SPEEDS.read_text())
     SPEEDS.with_suffix(".svg").write_text(draw(record))
     TUTORIAL.write_text(with_table(TUTORIAL.read_text(), record))

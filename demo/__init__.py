@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""First light: the three kernels that `make demo` shows and the tests hold."""
+"""The three kernels of `make demo`, which the tests check too."""

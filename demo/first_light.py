@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Three kernels in the emulator, compiled offline, and on a GPU.
 
-Compilation is shown under both semantics: with the layouts that Lane takes from the
-author, and with those that Warpgroup infers.
+Each kernel is compiled under both semantics: with layouts chosen by the user (Lane),
+and with inferred layouts (Warpgroup).
 
-`make demo` runs it. What cannot run on this machine is left out with the reason; a
-check that fails makes the exit status 1.
+`make demo` runs it. Parts that cannot run on this machine are skipped with the reason;
+the exit status is 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-# Linux's driver, and WSL's. Without either JAX need not try its CUDA plugin, which the
-# extra `offline` installs without cuDNN: that attempt would print a long traceback.
+# Linux's driver, and WSL's. Without either JAX should not try its CUDA plugin, which
+# the extra `offline` installs without cuDNN: that would print a long traceback.
 _GPU_DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg")
 if not any(Path(file).exists() for file in _GPU_DEVICE_FILES):
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -35,7 +35,7 @@ from demo.kernels import Job, scale_and_add_job, shifted_exp_job  # noqa: E402
 from demo.matmul import matmul_job  # noqa: E402
 
 TARGET = "sm_90a"
-# The families of PTX instructions that tell how a kernel moves data and computes.
+# The families of PTX instructions that show how a kernel moves data and computes.
 FAMILIES = (
     "wgmma",
     "cp.async.bulk.tensor",
@@ -78,26 +78,26 @@ def main() -> int:
                 failed += not attempt(semantics.name, compiled)
             except plgpu.errors.OfflineUnavailableError as error:
                 offline_note = str(error)
-                say(semantics.name, "offline compilation left out, see below")
+                say(semantics.name, "offline compilation skipped, see below")
             if gpu is not None:
                 on_gpu = functools.partial(run, job, gpu, semantics)
                 failed += not attempt("", on_gpu)
         if gpu is None:
-            say("GPU", f"left out: {no_gpu}")
+            say("GPU", f"skipped: {no_gpu}")
         print()
     if offline_note:
-        print(f"offline was left out: {offline_note}\n")
+        print(f"offline compilation was skipped: {offline_note}\n")
     verdict = f"checks FAILED: {failed}," if failed else "all checks passed"
     print(f"{verdict} in {time.perf_counter() - started:.1f} s")
     return 1 if failed else 0
 
 
 def find_gpu() -> tuple[jax.Device | None, str]:
-    """Returns the GPU that JAX puts first, or None and why the kernels cannot run."""
+    """Returns JAX's first GPU, or None and the reason why kernels cannot run."""
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError:
-        return None, "JAX has no CUDA device here"
+        return None, "JAX has no CUDA device"
     major, minor = map(int, device.compute_capability.split("."))
     try:
         plgpu.arch.target_of_capability(major, minor)
@@ -118,13 +118,13 @@ def type_of(x: np.ndarray | jax.ShapeDtypeStruct) -> str:
 
 
 def attempt(label: str, part: Callable[[], Sequence[str]]) -> bool:
-    """Prints what a part says; a part that raises has failed."""
+    """Prints the output of a part; a part that raises has failed."""
     try:
         lines = part()
     except plgpu.errors.OfflineUnavailableError:
         raise
     except Exception as error:
-        # The demo goes on: what the other parts say helps to find the cause.
+        # The demo continues: the output of other parts helps to find the cause.
         say(label, f"FAILED: {type(error).__name__}: {error}")
         return False
     say(label, *lines)
@@ -132,7 +132,7 @@ def attempt(label: str, part: Callable[[], Sequence[str]]) -> bool:
 
 
 def say(label: str, *lines: str) -> None:
-    """Prints lines behind a label."""
+    """Prints lines after a label."""
     for line in "\n".join(lines).splitlines():
         print(f"  {label:<9} {line}")
         label = ""
@@ -143,14 +143,14 @@ def run(
 ) -> Sequence[str]:
     """Runs a job under jax.jit, on a GPU or, without one, in the emulator.
 
-    Its error has to be one that rounding explains.
+    Its error must not exceed the tolerance for rounding.
     """
     with jax.default_device(device):
         result = job.jitted(device is None, semantics)(*job.arguments)
     if device is not None and result.device != device:
         raise AssertionError(f"it ran on {result.device}, not on {device}")
     error = job.error(result)
-    # Written this way round, NaN fails.
+    # In this form, NaN fails.
     if not error <= job.tolerance:
         raise AssertionError(f"max error {error:.2e}, {job.tolerance:.2e} allowed")
     where = "" if device is None else f"{device.device_kind}: "
@@ -161,13 +161,13 @@ def run(
 
 
 def compile_offline(job: Job, semantics: Any) -> Sequence[str]:
-    """Compiles a job under some semantics with no GPU and says what it became."""
+    """Compiles a job offline under given semantics and summarizes the result."""
     function = job.jitted(semantics=semantics)
     (report,) = plgpu.offline.compile(function, *job.arguments, target=TARGET)
     counts = report.instruction_counts
     used = report.resources
     if not counts.get("cp.async.bulk.tensor"):
-        raise AssertionError("the PTX holds no TMA copy (cp.async.bulk.tensor)")
+        raise AssertionError("the PTX has no TMA copy (cp.async.bulk.tensor)")
     if used.spill_store_bytes or used.spill_load_bytes:
         raise AssertionError(f"registers spill:\n{used}")
     shown = [f"{name} {counts[name]}" for name in FAMILIES if name in counts]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The two kernels of the demo, with data and a reference for each.
 
-Tests import them from here, so what the demo shows is what the tests hold.
+Tests import them from here, so the demo runs the tested kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 import pallas_gpu as plgpu
 
-ROWS = 64  # rows of a tile: what one warpgroup holds in registers
+ROWS = 64  # rows of a tile, which one warpgroup holds in registers
 COLUMNS = 128
 SWIZZLE_BYTES = 128  # the widest of TMA's swizzles
 SCALE = 0.7
@@ -29,9 +29,9 @@ SCALE = 0.7
 def scale_and_add(
     x: Any, y: Any, *, compiler_params: Any = None, interpret: Any = None
 ) -> jax.Array:
-    """Computes `SCALE * x + y` for two matrices of one shape, a block at a time.
+    """Computes `SCALE * x + y` for two matrices of equal shape, block by block.
 
-    The grid covers the matrix; blocks may reach over its edges.
+    The grid covers the matrix; blocks may exceed its bounds.
     """
     block = plgpu.BlockSpec((ROWS, COLUMNS), lambda i, j: (i, j))
     call = plgpu.pallas_call(
@@ -51,7 +51,7 @@ def _scale_and_add_body(x_ref, y_ref, o_ref):
     o_ref[...] = SCALE * x_ref[...] + y_ref[...]
 
 
-# --- (b) every step by hand -----------------------------------------------------------
+# --- (b) explicit copies --------------------------------------------------------------
 
 
 def shifted_exp(
@@ -59,7 +59,7 @@ def shifted_exp(
 ) -> jax.Array:
     """Computes `exp(x - max(x))` of each row; x has COLUMNS columns.
 
-    Each block brings its rows to swizzled SMEM by TMA, computes in registers in
+    Each block copies its rows to swizzled SMEM by TMA, computes in registers in
     float32, and stores them back by TMA.
     """
     itemsize = jnp.dtype(x.dtype).itemsize
@@ -96,21 +96,21 @@ def _shifted_exp_body(x_gmem, o_gmem, x_smem, loaded):
     plgpu.wait_smem_to_gmem(0)
 
 
-# --- what is computed on, and what should come out ------------------------------------
+# --- data and references --------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A kernel, arguments for it, and what it should compute.
+    """A kernel, arguments for it, and a reference.
 
     Attributes:
       name: the kernel's name.
-      what: what it is, in a line.
+      what: a one-line description.
       function: `function(*arguments, compiler_params=..., interpret=...)` calls the
         kernel.
       arguments: NumPy arrays.
       reference: computes the result with NumPy, in float64.
-      tolerance: largest absolute error that rounding explains.
+      tolerance: maximum absolute error due to rounding.
     """
 
     name: str
@@ -134,7 +134,7 @@ class Job:
         )
 
     def error(self, result: Any) -> float:
-        """Returns the largest absolute error; NaN where a result is NaN."""
+        """Returns the maximum absolute error; NaN if a result is NaN."""
         expected = self.reference(*self.arguments)
         result = np.asarray(result)
         if result.shape != expected.shape:
@@ -143,7 +143,7 @@ class Job:
 
 
 def scale_and_add_job(shape: tuple[int, int] = (300, 1000)) -> Job:
-    """A job for `scale_and_add`; the default's blocks reach over both edges."""
+    """A job for `scale_and_add`; the default's blocks exceed both bounds."""
     rng = np.random.default_rng(0)
     x, y = (rng.standard_normal(shape, np.float32) for _ in range(2))
     return Job(
@@ -152,7 +152,7 @@ def scale_and_add_job(shape: tuple[int, int] = (300, 1000)) -> Job:
         scale_and_add,
         (x, y),
         lambda x, y: SCALE * x.astype(np.float64) + y,
-        # Sums stay below 16, where float32 numbers are 2**-20 apart.
+        # Sums are below 16, where the spacing of float32 is 2**-20.
         tolerance=2.0**-20,
     )
 
@@ -171,7 +171,7 @@ def shifted_exp_job(rows: int = 512, dtype: Any = np.float16) -> Job:
         shifted_exp,
         (x.astype(dtype),),
         reference,
-        # Results are 1 at most: rounding to dtype costs half of eps, float32's exp the
-        # rest.
+        # Results are at most 1: rounding to dtype contributes half of eps, float32's
+        # exp the rest.
         tolerance=float(jnp.finfo(dtype).eps) / 2 + 1e-6,
     )

@@ -27,7 +27,7 @@ def matmul_job(m: int = 512, n: int = 512, k: int = 256) -> Job:
         ops.matmul,
         (a, b),
         reference,
-        # The result is rounded to float16, which costs half of the distance between
-        # two such numbers; the sums are in float32.
+        # The result is rounded to float16, with an error of half a unit in the last
+        # place; the sums are in float32.
         tolerance=float(np.spacing(largest)) / 2 + 1e-4,
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one door to JAX's private modules; differences between JAX versions end here.
+"""The only file that uses JAX's private modules, and that depends on the JAX version.
 
-What has a public form is used in that form, here too. Everything else in the package
-imports these names instead of `jax._src`.
+Public forms are used where they exist. All other modules import these names instead of
+`jax._src`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ swap_p = _state_primitives.swap_p
 addupdate_p = _state_primitives.addupdate_p
 
 Primitive = jex_core.Primitive
-# Classes that isinstance asks for, and types: `type` statements would be neither.
+# Used in isinstance and as types: a `type` statement would not permit the former.
 Jaxpr: TypeAlias = jex_core.Jaxpr  # noqa: UP040
 ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr  # noqa: UP040
 JaxprEqn: TypeAlias = jex_core.JaxprEqn  # noqa: UP040
@@ -93,10 +93,10 @@ source_info_util.register_exclusion(_PACKAGE_DIR)
 
 @contextlib.contextmanager
 def trace_without_ref_rules() -> Iterator[None]:
-    """Lets kernels do what JAX refuses at top level.
+    """Disables JAX's restrictions on references, which do not apply to kernels.
 
-    Inside a kernel one reference may be passed twice, be a loop carry, or be both
-    closed over and passed: references there name hardware memory, not JAX values.
+    In a kernel one reference may be passed twice, be a loop carry, or be both closed
+    over and passed: references there are hardware memory, not JAX values.
     """
     with _config.mutable_array_checks(False):
         yield
@@ -118,8 +118,8 @@ def trace(
         out_tree.append(tree)
         return leaves
 
-    # make_jaxpr memoises by function identity; `flat` is new each time. The name shows
-    # in the debug info of what JAX reports.
+    # make_jaxpr caches by function identity; `flat` is new each time. The name appears
+    # in the debug info of JAX's messages.
     flat.__name__ = getattr(fn, "__name__", "kernel")
     with trace_without_ref_rules():
         closed = jax.make_jaxpr(flat, axis_env=list(axis_sizes) or None)(*avals)
@@ -127,12 +127,12 @@ def trace(
 
 
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
-    """Evaluates a jaxpr under the current trace; equations keep their source lines."""
+    """Evaluates a jaxpr in the current trace; equations keep their source lines."""
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
 def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates one equation under the current trace."""
+    """Evaluates one equation in the current trace."""
     params = eqn.primitive.get_bind_params(eqn.params)
     results = eqn.primitive.bind(*operands, **params)
     return results if eqn.primitive.multiple_results else [results]
@@ -144,7 +144,7 @@ def is_tracer(x: Any) -> bool:
 
 
 def allow_effect_in_control_flow(effect_type: type) -> None:
-    """Registers an effect class as legal in loops, branches and jit."""
+    """Registers an effect class as allowed in loops, branches and jit."""
     _hijax.control_flow_allowed_effects.add_type(effect_type)
     mlir.lowerable_effects.add_type(effect_type)
 
@@ -164,7 +164,7 @@ def where(eqn_or_source_info: Any) -> str | None:
 
 
 def where_now() -> str | None:
-    """Returns `file:line (function)` of the user code that runs now."""
+    """Returns `file:line (function)` of the user code that is running."""
     return where(_source_info_util.current())
 
 
@@ -180,8 +180,7 @@ def file_and_line(eqn_or_source_info: Any) -> tuple[str, int, str] | None:
 def indexer(indices: Sequence[Any], shape: Sequence[int]) -> Any:
     """Builds an index transform without JAX's own bounds check.
 
-    A block over the edge of an array is legal for a TMA copy, and JAX's validation
-    would refuse it.
+    A TMA copy may exceed the bounds of an array, which JAX's validation would reject.
     """
     return NDIndexer(tuple(indices), tuple(shape), (), validate=False)
 
@@ -189,8 +188,8 @@ def indexer(indices: Sequence[Any], shape: Sequence[int]) -> Any:
 def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     """Returns (number of consts, number of carries) of a scan equation.
 
-    JAX 0.11.2 and later keep the grouping of operands as flat trees (`ft_in`); older
-    equations have the two numbers themselves.
+    JAX 0.11.2 and later represent the groups of operands as flat trees (`ft_in`); older
+    equations have the two numbers as parameters.
     """
     if "num_consts" in params:
         return params["num_consts"], params["num_carry"]
@@ -221,7 +220,7 @@ def _primitives_by_name() -> dict[str, Any]:
 
 
 def primitive_by_name(name: str) -> Any:
-    """Returns a primitive of JAX's by its name, whatever module defines it."""
+    """Returns a primitive of JAX by its name, in whichever module it is defined."""
     found = _primitives_by_name()
     if name not in found and name == "jit":
         name = "pjit"

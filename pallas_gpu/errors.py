@@ -186,7 +186,7 @@ class NotModelledError(UnsupportedError):
 
 
 class OfflineUnavailableError(UnsupportedError, RuntimeError):
-    """Offline compilation needs CUDA packages that are not installed here."""
+    """Offline compilation requires CUDA packages that are not installed."""
 
 
 # --- our bug ------------------------------------------------------------------------

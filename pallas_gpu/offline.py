@@ -22,17 +22,17 @@ __all__ = ["KernelReport", "compile", "lower"]
 
 @dataclasses.dataclass(frozen=True)
 class KernelReport:
-    """What one kernel becomes.
+    """The result of compiling one kernel.
 
     Attributes:
       name: the kernel's name.
       target: the target's name.
       jaxpr: the traced body.
-      mlir: the module, before JAX's CUDA plugin compiles it.
+      mlir: the module that JAX's CUDA plugin compiles.
       ptx: PTX text.
-      sass: disassembled machine code; None where nvdisasm is missing (see `note`).
+      sass: disassembled machine code; None if nvdisasm is missing (see `note`).
       resources: registers, spills, SMEM, barriers, occupancy.
-      note: why something is missing.
+      note: the reason if something is missing.
     """
 
     name: str
@@ -46,7 +46,7 @@ class KernelReport:
 
     @property
     def instruction_counts(self) -> dict[str, int]:
-        """Number of PTX instructions by family."""
+        """The number of PTX instructions by family."""
         return instruction_counts(self.ptx)
 
     def __str__(self) -> str:
@@ -55,7 +55,7 @@ class KernelReport:
 
 @dataclasses.dataclass(frozen=True)
 class LoweredReport:
-    """A kernel as MLIR: what `lower` returns."""
+    """A kernel as MLIR: the result of `lower`."""
 
     name: str
     target: str
@@ -66,15 +66,15 @@ class LoweredReport:
 def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
-    """Compiles every kernel that a function calls, with no GPU present.
+    """Compiles every kernel that a function calls, without a GPU.
 
     Args:
       fn: a function of arrays, jitted or not, that calls kernels.
-      *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes matter.
+      *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes are used.
       target: `"sm_90a"` or `"sm_100a"`.
 
     Returns:
-      One report for each kernel, in the order of the program.
+      One report per kernel, in program order.
 
     Raises:
       OfflineUnavailableError: the CUDA wheels are missing:
@@ -93,9 +93,9 @@ def compile(
 def lower(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[LoweredReport]:
-    """Lowers every kernel that a function calls to MLIR; needs no CUDA wheels.
+    """Lowers every kernel that a function calls to MLIR; requires no CUDA wheels.
 
-    Args and errors are those of `compile`, without the compilation.
+    Arguments and errors are those of `compile`, except for the errors of compilation.
     """
     chosen = arch.target(target)
     reports = []
@@ -113,10 +113,10 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
     wanted = params.compiler_params.target
     if wanted is not None and arch.target(wanted) != target:
         raise errors.TargetError(
-            f"kernel {params.name} asks for another target",
+            f"kernel {params.name} is declared for another target",
             expected=f"target={wanted!r}, as in its CompilerParams",
             got=repr(target.name),
-            hint="leave the target out of CompilerParams",
+            hint="omit the target in CompilerParams",
         )
     build = compiler.run(Build(params, target), observe=register.observe)
     compiled = build.compiled
@@ -141,7 +141,7 @@ def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
     ]
     if not found:
         raise errors.ArgumentError(
-            "the function calls no kernel of pallas_gpu",
+            "the function does not call a kernel of pallas_gpu",
             expected="a function that calls a kernel() or pallas_call()",
             got=getattr(fn, "__name__", repr(fn)),
         )

@@ -232,7 +232,7 @@ def test_a_wrong_result_fails_the_demo(
     assert first_light.main() == 1
     said = capsys.readouterr().out
     assert "emulator  FAILED: AssertionError: max error" in said
-    assert "offline was left out: the wheels are missing" in said
+    assert "offline compilation was skipped: the wheels are missing" in said
     assert "checks FAILED: 1" in said
 
 

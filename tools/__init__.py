@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scripts of this repository. None of them is part of the distribution."""
+"""Scripts of this repository, which are not part of the distribution."""

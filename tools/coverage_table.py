@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes docs/coverage.md, which operation works where: `make coverage-table`.
+"""Writes docs/coverage.md, the table of supported operations: `make coverage-table`.
 
-Everything in it comes from the registry of primitives and rules, the same one that the
-emulator and the lowering look their rules up in. Which MLIR operations the lowering
-emits is read from its source, whether or not a test runs the line.
+It is generated from the registry of primitives and rules in which the emulator and the
+lowering look up their rules. The MLIR operations that the lowering emits are read from
+its source, whether or not a test executes the line.
 """
 
 from __future__ import annotations
@@ -28,28 +28,29 @@ edit it by hand.
 - *warpgroup*: compiles for a GPU under Warpgroup semantics.
 
 *Issuers* are the threads that can issue an operation: a warpgroup, or one warp inside
-`warp_map`. *Reads* and *writes* name its operands; *needs* is a feature of the target.
+`warp_map`. *Reads* and *writes* name its operands; *needs* is a required feature of the
+target.
 
-Under Warpgroup semantics a kernel passes through a module of operations on arrays:
+Under Warpgroup semantics a kernel is first lowered to a module of operations on arrays:
 
-- *infer*: layout inference knows which layouts the operation permits.
-- *expand*: the operation becomes code of a thread.
+- *infer*: layout inference has the constraints of the operation.
+- *expand*: the operation is expanded to code of one thread.
 """
 
 
 def filled_registry() -> ModuleType:
-    """The registry, after every room has entered its rules."""
-    import pallas_gpu  # noqa: F401 - importing it enters the rules
+    """The registry, after every room has registered its rules."""
+    import pallas_gpu  # noqa: F401 - the import registers the rules
     from pallas_gpu.primitives import _registry
 
     return _registry
 
 
 def coverage_complaints(registry: Any, emitted: Collection[str]) -> list[str]:
-    """Holes that are not known gaps, and known gaps that no longer are gaps.
+    """Missing rules that are not known gaps, and known gaps that are closed.
 
     Args:
-      registry: the module of primitives and rules, or one of its form.
+      registry: the module of primitives and rules, or one with its interface.
       emitted: names of the MLIR operations that the lowering emits.
     """
     found = []
@@ -71,7 +72,7 @@ def coverage_complaints(registry: Any, emitted: Collection[str]) -> list[str]:
 
 
 def _one_sided(registry: Any) -> list[str]:
-    """JAX's operations that are described and not lowered, or under one semantics."""
+    """JAX's operations without a lowering under one or both semantics."""
     ours = {op.primitive for op in registry.PRIMITIVES.values()}
     needed = {op.primitive for op in registry.JAX_PRIMITIVES.values()}
     kinds = _lowerings(registry)
@@ -84,7 +85,7 @@ def _one_sided(registry: Any) -> list[str]:
 
 
 def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
-    """JAX's operations with their families: the file of the rule, if not described."""
+    """JAX's operations with their families: the rule's file, if not described."""
     ours = {op.primitive for op in registry.PRIMITIVES.values()}
     found = []
     for primitive, rule in registry.rules(_lowerings(registry)[0]).items():
@@ -97,7 +98,7 @@ def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
 
 
 def _lowerings(registry: Any) -> list[Any]:
-    """The kinds that every operation of JAX needs: the emulator leaves most to JAX."""
+    """The kinds required of JAX's operations: the emulator leaves most to JAX."""
     return [k for k in _kinds(registry, of_operations=False) if k.value != "emulate"]
 
 
@@ -106,13 +107,13 @@ def _kinds(registry: Any, of_operations: bool) -> list[Any]:
 
 
 def _operations(registry: Any, emitted: Collection[str]) -> list[str]:
-    """Names of all MLIR operations that some rule emits or handles."""
+    """The names of all MLIR operations that a rule emits or handles."""
     handled = (registry.rules(kind) for kind in _kinds(registry, of_operations=True))
     return sorted(set(emitted).union(*handled))
 
 
 def table(registry: Any, emitted: Collection[str]) -> str:
-    """The whole text of docs/coverage.md."""
+    """The text of docs/coverage.md."""
     reasons = sorted(set(registry.KNOWN_GAPS.values()))
     lines = [_HEAD, *_our_operations(registry, reasons), ""]
     lines += _jax_operations(registry)
@@ -123,7 +124,7 @@ def table(registry: Any, emitted: Collection[str]) -> str:
 
 
 def _our_operations(registry: Any, reasons: list[str]) -> list[str]:
-    """The table of this package's operations: what is true of each, and its rules."""
+    """The table of this package's operations: their properties and rules."""
     kinds = _kinds(registry, of_operations=False)
     titles = ["operation", "family", "issuers", "reads", "writes", "is", "needs"]
     titles += [kind.value.replace("emulate", "emulator") for kind in kinds]
@@ -169,7 +170,7 @@ def _array_operations(
     titles = " | ".join(kind.value for kind in kinds)
     lines = ["## Operations of the warpgroup-level module", ""]
     lines += [
-        "Elementwise operations are left out: each has the name of JAX's operation,",
+        "Elementwise operations are omitted: each has the name of JAX's operation,",
         f"with the prefix `{prefix}`, and both rules.",
         "",
     ]
@@ -189,24 +190,24 @@ def _prefix() -> str:
 
 
 def _element_kinds() -> dict[str, str]:
-    """For each elementwise operation the kinds of dtype that it takes."""
+    """For each elementwise operation the kinds of dtype that it supports."""
     from pallas_gpu.mosaic.elements.table import TABLE
 
     return {name: ", ".join(row.kinds) for name, row in TABLE.items()}
 
 
 def _jax_operations(registry: Any) -> list[str]:
-    """The table of JAX's own operations that can stand in a kernel."""
+    """The table of JAX's own operations that kernels can contain."""
     kinds = _lowerings(registry)
     lines = ["## Operations of JAX", ""]
     lines += [
-        "The emulator gives JAX's operations on values to JAX; the check pass refuses",
-        "what is not in this table before either of them sees it. Elementwise",
-        "operations name the kinds of dtype that they take.",
+        "The emulator evaluates JAX's operations on values with JAX; the check pass",
+        "rejects operations that are not in this table. For elementwise operations the",
+        "kinds of dtype are given.",
         "",
     ]
     taken = _element_kinds()
-    titles = " | ".join(["family", *(kind.value for kind in kinds), "takes"])
+    titles = " | ".join(["family", *(kind.value for kind in kinds), "dtypes"])
     lines += [f"| operation | {titles} |", "|---|" + "---|" * (len(kinds) + 2)]
     for family, name, primitive in _jax_families(registry):
         rules = [registry.rule(primitive, kind) for kind in kinds]

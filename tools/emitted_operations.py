@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which MLIR operations the lowering's rules build, read from their source.
+"""The MLIR operations that the lowering's rules build, read from their source.
 
 A rule builds an operation through jaxlib's builders (`vector.transpose`,
-`memref.SubViewOp`, `dialect.ops.wgmma`). Reading the source finds each of them, also on
-lines that no test runs. Elementwise operations are built from their names; they are
-entered into the registry by the table that has those names.
+`memref.SubViewOp`, `dialect.ops.wgmma`). Reading the source finds all of them, even on
+lines that no test executes. Elementwise operations are built from their names; the
+table with these names registers them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def lowering_sources() -> list[str]:
 
 
 def emitted_operations(sources: Iterable[str]) -> set[str]:
-    """Names of the operations that some sources build, but for scalar code.
+    """The names of the operations that sources build, except for scalar code.
 
     Raises:
-      ValueError: a source builds an operation whose name cannot be told.
+      ValueError: the name of an operation cannot be determined.
     """
     from pallas_gpu.mosaic import logical
 
@@ -50,7 +50,7 @@ def emitted_operations(sources: Iterable[str]) -> set[str]:
 
 
 def _created_by_name(call: ast.Call) -> set[str]:
-    """The operation of a call of `ir.Operation.create`, which takes a name."""
+    """The operation of a call of `ir.Operation.create`, whose argument is a name."""
     if ast.unparse(call.func) != "ir.Operation.create":
         return set()
     name = call.args[0]
@@ -63,7 +63,7 @@ def _created_by_name(call: ast.Call) -> set[str]:
 
 
 def _dialects(tree: ast.Module) -> Iterable[tuple[str, ModuleType]]:
-    """How a source calls the modules of builders, and these modules."""
+    """The modules of builders that a source imports, with their local names."""
     from pallas_gpu.mosaic import dialect
 
     yield "dialect.ops", dialect.ops
@@ -75,13 +75,13 @@ def _dialects(tree: ast.Module) -> Iterable[tuple[str, ModuleType]]:
 
 
 def _operation(dialect: Any, attribute: str) -> set[str]:
-    """The operation that an attribute of a module of builders stands for."""
+    """The operation of an attribute of a module of builders."""
     value = getattr(dialect, attribute, None)
     if isinstance(value, type):
         name = getattr(value, "OPERATION_NAME", None)
         return set() if name is None else {str(name)}
-    # The builder of `memref.extract_metadata` is `extract_metadata`; a name that Python
-    # reserves gets an underscore: `scf.yield_`.
+    # The builder of `memref.extract_metadata` is `extract_metadata`; reserved words of
+    # Python have an underscore appended: `scf.yield_`.
     wanted = attribute.rstrip("_")
     for other in vars(dialect).values():
         name = str(getattr(other, "OPERATION_NAME", ""))

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes the project's virtual environment and installs the package into it.
+"""Creates the project's virtual environment and installs the package into it.
 
-`make setup` runs this with any Python >= 3.12; it uses the standard library alone. A
-stamp in the environment holds a hash of everything that decides what is installed, so
-that a second run with nothing changed only compares the two.
+`make setup` runs this with any Python >= 3.12; it uses only the standard library. A
+stamp in the environment has a hash of everything that determines what is installed, so
+a second run without changes only compares the two.
 
-Two ways:
+There are two modes:
 
-* by pip, as its own configuration says, with pinned versions (the default);
-* `--system-site`: nothing is fetched. The environment sees the packages of the Python
-  that made it, and this package from its source. For a machine without a network that
-  already has jax.
+* pip, with its own configuration and pinned versions (the default);
+* `--system-site`: nothing is downloaded. The environment uses the packages of the
+  Python that created it, and this package from its source. For a machine without a
+  network that already has jax.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CUDA_WHEELS = {("Linux", "x86_64"), ("Linux", "aarch64")}
 
 
 class SetupError(Exception):
-    """The environment cannot be made; the text says why and what to do."""
+    """The environment cannot be created; the message has the reason and a remedy."""
 
 
 def say(text: str) -> None:
@@ -42,12 +42,12 @@ def say(text: str) -> None:
 
 
 def base_interpreter() -> str:
-    """The Python that made the running one, when that is in a virtual environment."""
+    """The base interpreter of the running Python's virtual environment, if any."""
     return os.path.realpath(getattr(sys, "_base_executable", None) or sys.executable)
 
 
 def constraint_files(path: Path) -> list[Path]:
-    """A constraints file and those it includes by a line `-c other.txt`."""
+    """A constraints file and those that it includes by a line `-c other.txt`."""
     files = [path]
     for line in path.read_text().splitlines():
         if line.startswith("-c "):
@@ -56,10 +56,10 @@ def constraint_files(path: Path) -> list[Path]:
 
 
 def setup_key(constraints: Path, extras: list[str], system_site: bool) -> str:
-    """A hash of everything that decides what is installed."""
+    """A hash of everything that determines what is installed."""
     digest = hashlib.sha256()
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    # The tools' settings in that file change nothing that is installed.
+    # The tools' settings in that file do not affect what is installed.
     built_from = [settings["build-system"], settings["project"]]
     digest.update(json.dumps(built_from).encode())
     for path in (Path(__file__), *constraint_files(constraints)):
@@ -77,7 +77,7 @@ def read_stamp(venv: Path) -> dict[str, str]:
 
 
 def python_runs(python: Path) -> bool:
-    """Whether an environment's interpreter still works and is new enough."""
+    """Whether an environment's interpreter runs and is recent enough."""
     if not python.exists():
         return False
     check = "import sys; sys.exit(sys.version_info < (3, 12))"
@@ -86,15 +86,15 @@ def python_runs(python: Path) -> bool:
 
 
 def make_environment(venv: Path, system_site: bool) -> None:
-    """Creates the environment, over an unusable one if need be."""
+    """Creates the environment, replacing an unusable one."""
     if venv.exists() and any(venv.iterdir()) and not (venv / "pyvenv.cfg").exists():
         raise SetupError(
-            f"{venv} exists and is no virtual environment: move it away, or name "
+            f"{venv} exists and is not a virtual environment: move it away, or choose "
             "another place with VENV=..."
         )
     arguments = ["--clear"]
     if system_site:
-        # Nothing is installed, so pip is not needed, nor the module that brings it.
+        # Nothing is installed, so neither pip nor ensurepip is needed.
         arguments += ["--system-site-packages", "--without-pip"]
     command = [sys.executable, "-m", "venv", *arguments, str(venv)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,8 +109,8 @@ def make_environment(venv: Path, system_site: bool) -> None:
             return
         result = fallback
     raise SetupError(
-        f"{sys.executable} could not make a virtual environment, and uv did not help "
-        "(on some systems venv is a package of its own, e.g. python3-venv):\n"
+        f"{sys.executable} could not create a virtual environment, nor could uv "
+        "(on some systems venv is a separate package, e.g. python3-venv):\n"
         + (result.stderr or result.stdout)[-600:]
     )
 
@@ -129,7 +129,7 @@ def has_gpu() -> bool:
 def pip_install(
     venv: Path, constraints: Path, extras: list[str]
 ) -> subprocess.CompletedProcess[str]:
-    """Installs the package from its source with some extras; appends to the log."""
+    """Installs the package from its source with extras; appends to the log."""
     target = f"{ROOT}[{','.join(extras)}]" if extras else str(ROOT)
     command = [str(venv / "bin" / "python"), "-m", "pip", "install"]
     command += ["-c", str(constraints), "-e", target]
@@ -147,7 +147,7 @@ def pip_install(
 
 
 def install_from_index(venv: Path, constraints: Path, extras: list[str]) -> str:
-    """Installs with pip; returns why offline compilation is left out, or nothing."""
+    """Installs with pip; returns why offline compilation is omitted, or nothing."""
     say(
         f"installing {constraints.stem.replace('constraints-', 'jax ')} with "
         f"{', '.join(extras)} into {venv.name} (one or two minutes)"
@@ -157,14 +157,14 @@ def install_from_index(venv: Path, constraints: Path, extras: list[str]) -> str:
         reason = f"no CUDA wheels for {platform.system()} on {platform.machine()}"
     result = pip_install(venv, constraints, extras)
     if result.returncode != 0:
-        # The CUDA wheels are the largest and the rarest part: go on without them.
+        # The CUDA wheels are large and not available everywhere: continue without.
         required = [extra for extra in extras if extra not in ("offline", "cuda13")]
         if required != extras:
             reason = "the CUDA wheels could not be installed"
             result = pip_install(venv, constraints, required)
     if result.returncode != 0:
         raise SetupError(
-            f"pip failed (all of it is in {venv / LOG}):\n{result.stdout[-1500:]}\n"
+            f"pip failed (full output in {venv / LOG}):\n{result.stdout[-1500:]}\n"
             "Without a network, a Python that already has jax can be used: "
             "make SYSTEM_SITE=1 PYTHON=/path/to/that/python"
         )
@@ -172,10 +172,10 @@ def install_from_index(venv: Path, constraints: Path, extras: list[str]) -> str:
 
 
 def link_source(venv: Path) -> str:
-    """Lets the environment see this source and its maker's packages; fetches nothing.
+    """Adds this source and its creator's packages to the environment; no downloads.
 
-    `--system-site-packages` shows the packages of the base interpreter. Where the
-    maker is itself a virtual environment, its own packages need a line more.
+    `--system-site-packages` adds the packages of the base interpreter. If the creator
+    is itself in a virtual environment, its packages require an additional line.
     """
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     site_packages = venv / "lib" / version / "site-packages"
@@ -195,8 +195,8 @@ def link_source(venv: Path) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode != 0:
         raise SetupError(
-            f"{sys.executable} has no jax that can be imported: name a Python that has "
-            f"with PYTHON=..., or leave SYSTEM_SITE out to install one.\n"
+            f"{sys.executable} cannot import jax: select a Python that can with "
+            f"PYTHON=..., or omit SYSTEM_SITE to install jax.\n"
             f"{result.stderr[-600:]}"
         )
     jax_version, *missing = result.stdout.split()
@@ -207,7 +207,7 @@ def link_source(venv: Path) -> str:
 
 
 def set_up(args: argparse.Namespace) -> None:
-    """Brings the environment up to date, and says what it did."""
+    """Updates the environment, and reports what it did."""
     venv, constraints = args.venv.absolute(), args.constraints.absolute()
     extras = [name for name in args.extras.split(",") if name]
     if not args.system_site and has_gpu() and "cuda13" not in extras:
@@ -222,7 +222,7 @@ def set_up(args: argparse.Namespace) -> None:
     if not (works and stamp.get("key") == key and not other_python):
         started = time.monotonic()
         if not works or other_python:
-            say(f"making {venv.name} with {sys.executable}")
+            say(f"creating {venv.name} with {sys.executable}")
             make_environment(venv, args.system_site)
         (venv / STAMP).unlink(missing_ok=True)
         if args.system_site:
@@ -237,7 +237,7 @@ def set_up(args: argparse.Namespace) -> None:
         (venv / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
         say(f"done in {time.monotonic() - started:.0f} s")
     if stamp.get("offline_left_out"):
-        say(f"offline compilation is left out: {stamp['offline_left_out']}")
+        say(f"offline compilation is omitted: {stamp['offline_left_out']}")
 
 
 def main() -> int:

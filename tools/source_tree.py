@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files are the project's source: the list that the house checks and the map use.
+"""The project's source files, as used by the house checks and the map.
 
-In a git checkout these are the files git tracks or would track; in any other folder
-(an unpacked archive, a tree that a test made) all files there.
+In a git checkout these are the files that git tracks or would track; in any other
+folder (an unpacked archive, a test's tree) all files.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ SOURCE_SUFFIXES = (".py", ".sh")
 
 
 def project_files(root: Path = ROOT) -> list[str]:
-    """Every file of the project, relative to its root, with forward slashes."""
+    """All files of the project, relative to its root, with forward slashes."""
     if (root / ".git").exists():
         command = ["git", "ls-files", "-z", "--cached", "--others"]
         command.append("--exclude-standard")
         listing = subprocess.run(command, cwd=root, capture_output=True, check=True)
         names = {name for name in listing.stdout.decode().split("\0") if name}
-        # A file deleted but not yet committed as such is still in git's index.
+        # A deleted file is in git's index until the deletion is committed.
         return sorted(name for name in names if (root / name).is_file())
     paths = (path for path in root.rglob("*") if path.is_file())
     return sorted(path.relative_to(root).as_posix() for path in paths)
 
 
 def source_files(root: Path = ROOT) -> list[str]:
-    """The source among the project's files."""
+    """The source files of the project."""
     return [
         name
         for name in project_files(root)
@@ -39,5 +39,5 @@ def source_files(root: Path = ROOT) -> list[str]:
 
 
 def python_files(root: Path = ROOT) -> list[str]:
-    """The Python files among the project's source."""
+    """The Python source files of the project."""
     return [name for name in source_files(root) if name.endswith(".py")]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings MAP.md's list of files up to date: `make map`.
+"""Updates MAP.md's list of files: `make map`.
 
-The text above the marker is written by hand and left alone. Below it stands one line a
-source file, with the first sentence of the file's own docstring, so what a file is for
-is said once, in the file.
+The text above the marker is written by hand and kept. Below it is one line per source
+file, with the first sentence of the file's docstring, so the purpose of a file is
+stated once, in the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def purpose(path: Path) -> str:
 
 
 def file_list(root: Path) -> str:
-    """The generated half of the map: a heading a folder, a line a file."""
+    """The generated part of the map: a heading per folder, a line per file."""
     lines = []
     by_folder: dict[str, list[str]] = {}
     for file in source_files(root):
@@ -47,7 +47,7 @@ def file_list(root: Path) -> str:
 
 
 def map_complaints(root: Path) -> list[str]:
-    """What is wrong with MAP.md: a file it lacks, names twice, or that is not there."""
+    """Errors in MAP.md: missing files, duplicates, and files that do not exist."""
     listed = ENTRY.findall((root / "MAP.md").read_text(encoding="utf-8"))
     files = source_files(root)
     found = [f"MAP.md lacks {file}" for file in files if file not in listed]

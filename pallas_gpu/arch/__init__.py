@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets: what hardware offers to a kernel, and which features it has.
+"""Targets: the resources and the features of the hardware.
 
-`target.py` has what any target says of itself, and each machine a file of its own.
+`target.py` has the interface of all targets; each machine has a file of its own.
 """
 
 from pallas_gpu.arch.nvidia import (

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""NVIDIA's targets: what a GPU offers to one block, and which features it has.
+"""NVIDIA's targets: the limits per block and SM, and the features of each GPU.
 
-Nothing here asks an attached device; `runtime/` does that once and picks a target by
+Nothing here queries an attached device; `runtime/` does so once and selects a target by
 compute capability.
 """
 
@@ -17,7 +17,7 @@ from pallas_gpu.arch.target import Target
 
 
 class Feature(enum.Enum):
-    """Hardware features that a primitive may need."""
+    """Hardware features that a primitive may require."""
 
     TMA = "TMA copies"
     MBARRIER_TX = "mbarrier transaction counts"
@@ -35,24 +35,23 @@ class GpuTarget:
 
     The limits per block and SM are those of the CUDA programming guide's table
     "Technical Specifications per Compute Capability"; clocks, bandwidth and counts
-    describe the card that the target's name usually means and serve XLA's cost model
-    only.
+    describe the usual card of the target and are only for XLA's cost model.
 
     Attributes:
       name: PTX target, e.g. `sm_90a`.
       compute_capability: (major, minor).
       card: the card that the figures describe.
-      smem_bytes_per_block: most dynamic SMEM one block can opt in to.
-      smem_bytes_per_sm: SMEM of one SM, 1 KiB of it reserved for each block.
-      registers_per_sm: 32-bit registers of one SM.
+      smem_bytes_per_block: maximum of dynamic SMEM that a block can opt in to.
+      smem_bytes_per_sm: SMEM per SM, of which 1 KiB is reserved for each block.
+      registers_per_sm: 32-bit registers per SM.
       max_registers_per_thread: hardware limit.
       max_threads_per_block: hardware limit.
       max_threads_per_sm: hardware limit.
       max_blocks_per_sm: hardware limit.
       max_cluster_blocks: largest portable cluster.
-      tmem_columns: 32-bit columns of TMEM of one SM; 0 where there is none.
+      tmem_columns: 32-bit columns of TMEM per SM; 0 without TMEM.
       sm_count: number of SMs of the card.
-      features: what the target has.
+      features: the features of the target.
     """
 
     name: str
@@ -81,7 +80,7 @@ class GpuTarget:
 
     @property
     def budgets(self) -> Mapping[str, int]:
-        """What one block may use at most."""
+        """The limits of one block."""
         return {
             "SMEM bytes": self.smem_bytes_per_block,
             "threads": self.max_threads_per_block,
@@ -90,15 +89,15 @@ class GpuTarget:
         }
 
     def has(self, feature: Feature) -> bool:
-        """True when the target has the feature."""
+        """True if the target has the feature."""
         return feature in self.features
 
     def require(self, feature: Feature, who: str) -> None:
         """Raises TargetError unless the target has the feature.
 
         Args:
-          feature: what is needed.
-          who: the operation that needs it; it opens the message.
+          feature: the required feature.
+          who: the operation that requires it; the message starts with it.
         """
         if self.has(feature):
             return
@@ -108,7 +107,7 @@ class GpuTarget:
             expected=f"one of the targets {owners}",
             got=f"{self.name} (compute capability "
             f"{self.compute_capability[0]}.{self.compute_capability[1]})",
-            hint=f"choose another target, or write the step without {who}",
+            hint=f"choose another target, or avoid {who}",
         )
 
 
@@ -173,10 +172,10 @@ def target(name: str | Target) -> Target:
     """Returns the target of that name.
 
     Args:
-      name: `sm_90a`, `sm_100a`, or a `Target`, which is returned as it is.
+      name: `sm_90a`, `sm_100a`, or a `Target`, which is returned unchanged.
 
     Raises:
-      TargetError: no such target.
+      TargetError: the target is unknown.
     """
     if isinstance(name, Target):
         return name
@@ -194,7 +193,7 @@ def target_of_capability(major: int, minor: int) -> GpuTarget:
     """Returns the target for a device's compute capability.
 
     Raises:
-      TargetError: the device is of no supported architecture.
+      TargetError: the device's architecture is not supported.
     """
     for candidate in TARGETS.values():
         if candidate.compute_capability == (major, minor):

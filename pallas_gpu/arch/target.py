@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What any target says of itself: its name, its machine, its budgets, its features."""
+"""The interface of all targets: name, machine, budgets, features."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class Target(Protocol):
-    """What a kernel is compiled for; each machine has a class of its own.
+    """A compilation target; each machine has a class of its own.
 
-    A target is an explicit argument all the way down. What depends on the machine's
-    kind of hardware stands in the machine's class, as in `arch.GpuTarget`.
+    A target is an explicit argument of every stage. Attributes that are specific to a
+    machine belong to the machine's class, e.g. `arch.GpuTarget`.
     """
 
     @property
@@ -21,18 +21,18 @@ class Target(Protocol):
 
     @property
     def machine(self) -> str:
-        """The machine, whose planner, launch and rules compile for the target."""
+        """The machine, which provides planner, launch and rules for the target."""
 
     @property
     def budgets(self) -> Mapping[str, int]:
-        """What one instance of a kernel may use at most, by resource and unit."""
+        """The limits of one instance of a kernel, by resource and unit."""
 
     @property
     def features(self) -> frozenset[Any]:
-        """What the hardware can do."""
+        """The features of the hardware."""
 
     def has(self, feature: Any) -> bool:
-        """True when the target has the feature."""
+        """True if the target has the feature."""
 
     def require(self, feature: Any, who: str) -> None:
         """Raises TargetError unless the target has the feature."""

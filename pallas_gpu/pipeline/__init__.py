@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Loops and pipelines written on the public names."""
+"""Loops and pipelines, implemented with the public names."""

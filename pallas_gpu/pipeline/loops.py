@@ -18,11 +18,11 @@ from pallas_gpu.entry.control import cdiv
 
 @dataclasses.dataclass(frozen=True)
 class NDLoopInfo:
-    """Where a step of `nd_loop` is.
+    """The position of a step of `nd_loop`.
 
     Attributes:
       index: position on the loop's grid, one i32 scalar per axis.
-      local_index: number of this step among those of this instance.
+      local_index: index of this step among those of this instance.
       num_local_steps: number of steps of this instance.
     """
 
@@ -38,7 +38,7 @@ def nd_loop(
     tiling: Sequence[int] | None = None,
     init_carry: Any = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Runs the decorated function over a grid that some instances share.
+    """Runs the decorated function over a grid that several instances share.
 
     Instance i of n along `collective_axes` executes the steps i, i + n, i + 2n … of the
     grid in row-major order: a persistent kernel with one instance per SM and any number
@@ -50,7 +50,7 @@ def nd_loop(
     Args:
       grid: sizes of the loop's axes.
       collective_axes: names of the axes that share it, most significant first.
-      tiling: visit the grid tile by tile; one size per axis, each divides its axis.
+      tiling: iterate over the grid by tiles; one size per axis, each divides its axis.
       init_carry: pytree of values passed from step to step as `carry=`.
 
     Returns:
@@ -98,16 +98,16 @@ def _check_tiling(grid: tuple[int, ...], tiling: tuple[int, ...]) -> None:
     )
     if not fits:
         raise errors.ArgumentError(
-            "nd_loop: the tiling does not fit the grid",
+            "nd_loop: the tiling does not divide the grid",
             expected=f"{len(grid)} sizes that divide {grid}",
             got=tiling,
-            hint="choose divisors, or leave tiling out",
+            hint="use divisors, or omit tiling",
             where=_jax.where_now(),
         )
 
 
 def _unravel(linear: Any, grid: Sequence[int], tiling: Any) -> tuple[Any, ...]:
-    """Turns a row-major position into indices, tile by tile where there are tiles."""
+    """Converts a row-major position to indices, by tiles if there are tiles."""
     if tiling is None:
         return _digits(linear, grid)
     outer = [n // t for n, t in zip(grid, tiling, strict=True)]
@@ -131,10 +131,10 @@ def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
 def planar_snake(
     lin_idx: Any, shape: tuple[int, int], minor_dim: int, tile_width: int
 ) -> tuple[Any, Any]:
-    """Turns a linear index into a position on a plane, keeping neighbours together.
+    """Converts a linear index to a position on a plane, with locality.
 
-    The plane is cut into strips of `tile_width` along `minor_dim`. A strip is walked
-    row by row, every second strip backwards, so that consecutive positions share rows
+    The plane is split into strips of `tile_width` along `minor_dim`. A strip is visited
+    row by row, every second strip in reverse, so that consecutive positions share rows
     and columns, and the data they read stays in the L2 cache.
 
     PTX: integer arithmetic. Since: sm_90. Issued by a warpgroup.
@@ -142,21 +142,21 @@ def planar_snake(
     Args:
       lin_idx: scalar i32 from 0 to the size of the plane.
       shape: sizes of the plane.
-      minor_dim: 0 or 1, the dimension that is cut.
+      minor_dim: 0 or 1, the dimension that is split.
       tile_width: width of a strip; the last one may be narrower.
 
     Returns:
       The position, two scalars.
 
     Raises:
-      ArgumentError: no such dimension, or a width below one.
+      ArgumentError: the dimension is invalid, or the width is below 1.
 
     Example:
       >>> mi, ni = plgpu.planar_snake(i, (m_tiles, n_tiles), 1, 8)
     """
     if minor_dim not in (0, 1) or tile_width < 1:
         raise errors.ArgumentError(
-            "planar_snake: no such strips",
+            "planar_snake: invalid strips",
             expected="minor_dim 0 or 1 and a positive tile_width",
             got=f"minor_dim={minor_dim}, tile_width={tile_width}",
             hint="tile_width is a number of tiles, e.g. 8",

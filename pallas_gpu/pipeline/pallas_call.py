@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pallas_call`: a body over blocks, with a parallel grid and block specs.
 
-It is a `kernel` whose body is written here, on the public primitives: copy each input
-block to SMEM by TMA, run the author's body, copy each output block back.
+It is a `kernel` whose body is implemented here with the public primitives: it copies
+the input blocks to SMEM by TMA, runs the user's body, and copies output blocks back.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ def pallas_call(
     cost_estimate: Any = None,
     metadata: dict[str, str] | None = None,
 ) -> Callable[..., Any]:
-    """Turns a function over blocks into a function over arrays.
+    """Transforms a function over blocks to a function over arrays.
 
     Each instance of the grid is one block (CTA) of one warpgroup. Its input blocks are
-    copied to SMEM by TMA before the body runs, its output blocks back afterwards. A
-    block over the edge of its array holds zeros there and stores only what lies inside.
+    copied to SMEM by TMA before the body runs, its output blocks back afterwards.
+    Elements of a block that are out of bounds are read as zeros and are not stored.
 
-    Issued by: the host. It completes as any JAX operation does.
+    Issued by: the host. It completes like any JAX operation.
 
     Args:
       kernel: `kernel(*input_refs, *output_refs, *scratch_refs) -> None`.
       out_shape: pytree of `jax.ShapeDtypeStruct`.
-      grid_spec: grid, specs and scratch in one object, instead of the next four.
+      grid_spec: grid, specs and scratch in one object; replaces the next four.
       grid: sizes of the parallel grid axes.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
       out_specs: the same for the results.
@@ -62,7 +62,7 @@ def pallas_call(
       interpret: see `kernel`.
       name: name of the kernel.
       compiler_params: see `CompilerParams`.
-      cost_estimate, metadata: accepted, not used.
+      cost_estimate, metadata: accepted and ignored.
 
     Returns:
       A function from arrays to results.
@@ -85,7 +85,7 @@ def pallas_call(
             f"pallas_call {name}: input_output_aliases is not supported yet",
             expected="no aliases",
             got=dict(input_output_aliases),
-            hint="leave it out; the result is a new array",
+            hint="omit it; the result is a new array",
             where=scope.location(kernel),
         )
     params = compiler_params or types.CompilerParams()
@@ -129,7 +129,7 @@ def _check_semantics(params: types.CompilerParams, name: str) -> None:
                 f"pallas_call {name}: only parallel grid axes are supported",
                 expected="'parallel' for each axis",
                 got=params.dimension_semantics,
-                hint="loop inside of the body with plgpu.loop",
+                hint="loop in the body with plgpu.loop",
                 where=_jax.where_now(),
             )
 
@@ -144,7 +144,7 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     wrong = [x for x in leaves if not is_spec(x)]
     if wrong or len(leaves) != structure.num_leaves:
         raise errors.ArgumentError(
-            f"{what} does not fit",
+            f"{what} does not match the arrays",
             expected=f"{structure.num_leaves} BlockSpecs, one for each array",
             got=f"{wrong[0]!r}" if wrong else f"{len(leaves)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
@@ -155,10 +155,10 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-    """One argument or result: its reference, its block and how the body sees it."""
+    """One argument or result: its reference, its block and the body's reference."""
 
     window: Any  # the part of the GMEM reference
-    declaration: types.ScratchType | None  # None: the body gets the GMEM reference
+    declaration: types.ScratchType | None  # None: the GMEM reference is passed
     transfer_shape: tuple[int, ...]
 
 
@@ -249,10 +249,10 @@ class _Blocks:
             return _Block(ref, None, shape)
         if spec.memory_space not in (None, types.SMEM):
             raise errors.MemorySpaceError(
-                f"BlockSpec of {what}: blocks live in SMEM or GMEM",
+                f"BlockSpec of {what}: blocks must be in SMEM or GMEM",
                 expected="memory_space SMEM (default) or GMEM",
                 got=f"memory_space {spec.memory_space.name}",
-                hint="leave memory_space out",
+                hint="omit memory_space",
             )
         sizes = spec.sizes(shape, what)
         starts = self._starts(spec, sizes, len(shape), what)
@@ -271,8 +271,8 @@ class _Blocks:
             if spec.transforms or not divides:
                 error.what = f"{what}: {error.what}"
                 raise error
-            # The body reads and writes the block in GMEM: TMA cannot carry it, and it
-            # never reaches over the edge.
+            # The body accesses the block in GMEM: TMA cannot copy it, and it is always
+            # in bounds.
             return _Block(window, None, kept)
         return _Block(window, declaration, kept)
 
@@ -287,16 +287,16 @@ class _Blocks:
                 f"BlockSpec of {what}: the index map cannot be called",
                 expected=f"a function of {len(ids)} grid indices",
                 got=str(error),
-                hint="give the index map one argument for each grid axis",
+                hint="define the index map with one argument per grid axis",
                 where=scope.location(spec.index_map),
             ) from None
         index = spec.index_map(*ids)
         index = index if isinstance(index, tuple | list) else (index,)
         if len(index) != rank:
             raise errors.ArgumentError(
-                f"BlockSpec of {what}: the index map returns too few or too many "
+                f"BlockSpec of {what}: the index map returns the wrong number of "
                 "indices",
-                expected=f"{rank}, one for each dimension of the array",
+                expected=f"{rank}, one per dimension of the array",
                 got=f"{len(index)}",
                 hint="return an index for squeezed dimensions too",
                 where=scope.location(spec.index_map),
@@ -308,7 +308,7 @@ class _Blocks:
 
 
 def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:
-    """Returns what keeps TMA from carrying the block, if anything does."""
+    """Returns the reason why TMA cannot copy the block, None if it can."""
     source = types.resolve(tuple(ref.shape), window.transforms)
     smem = declaration.to_ref()
     try:

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a finished module to XLA's custom call, or to PTX and SASS with no GPU."""
+"""From a complete module to XLA's custom call, or to PTX and SASS without a GPU."""

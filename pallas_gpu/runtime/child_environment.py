@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variables that the offline compiler's child process starts with."""
+"""The environment variables of the offline compiler's child process."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from pallas_gpu.runtime import environment
 
-# These would change what the child compiles or prints, or start it on a device.
+# These would change the child's code or output, or make it use a device.
 _DROPPED_PREFIXES = ("JAX_", "MOSAIC_GPU_DUMP", "MOSAIC_GPU_LLVM_DEBUG", "PALLAS_GPU_")
 _DROPPED_NAMES = ("XLA_FLAGS",)
 
-# The plugin leaves a folder /tmp/mosaic-gpu-XXXXXX behind for each kernel that it
-# disassembles, whatever TMPDIR says; once nvdisasm is done nobody reads it again.
+# The plugin leaves a folder /tmp/mosaic-gpu-XXXXXX for each disassembled kernel,
+# regardless of TMPDIR; it is unused once nvdisasm has exited.
 _TIDY_NVDISASM = """\
 #!/bin/sh
 {nvdisasm} "$@"
@@ -35,24 +35,24 @@ def child_environment(
     *,
     disassemble: bool = True,
 ) -> dict[str, str]:
-    """The parent's variables, less what would change the child's output.
+    """The parent's variables, except those that would change the child's output.
 
     Args:
       base: the parent's variables.
-      folder: an empty folder for a CUDA root whose `nvdisasm` clears away the files
-        that the plugin leaves; without it they stay.
-      disassemble: the child shows SASS, where there is nvdisasm.
+      folder: an empty folder for a CUDA root whose `nvdisasm` removes the files that
+        the plugin leaves; without it they are kept.
+      disassemble: the child prints SASS, if there is nvdisasm.
     """
     env = {
         name: value
         for name, value in base.items()
         if not name.startswith(_DROPPED_PREFIXES) and name not in _DROPPED_NAMES
     }
-    # On CPU the CUDA plugin registers without looking for a device.
+    # On CPU the CUDA plugin registers without searching for a device.
     env["JAX_PLATFORMS"] = "cpu"
-    # A kernel found in JAX's own cache would print nothing.
+    # Nothing is printed for a kernel that is found in JAX's own cache.
     env["JAX_ENABLE_COMPILATION_CACHE"] = "false"
-    # One by one and to standard output: with MOSAIC_GPU_DUMP_TO the plugin also prints
+    # Separately, and to standard output: with MOSAIC_GPU_DUMP_TO the plugin also prints
     # the IR after every pass, 24 MB and 0.5 s for a matmul.
     for stage in ("PTX", "PTXAS", "SASS_CTRL"):
         env[f"MOSAIC_GPU_DUMP_{stage}"] = "1"
@@ -60,7 +60,7 @@ def child_environment(
     if found.nvdisasm is None or not disassemble:
         del env["MOSAIC_GPU_DUMP_SASS_CTRL"]
     elif folder is not None and (root := env.get(environment.CUDA_ROOT_VARIABLE)):
-        # The plugin looks for nvdisasm in the CUDA root before it looks on PATH.
+        # The plugin searches the CUDA root for nvdisasm before PATH.
         (folder / "nvvm").symlink_to(Path(root).resolve() / "nvvm")
         if _write_tidy_nvdisasm(found.nvdisasm, folder / "bin"):
             env[environment.CUDA_ROOT_VARIABLE] = str(folder)
@@ -68,7 +68,7 @@ def child_environment(
 
 
 def _write_tidy_nvdisasm(nvdisasm: Path, folder: Path) -> bool:
-    """Writes the script; False where the folder's files may not be executed."""
+    """Writes the script; returns False if files in the folder cannot be executed."""
     folder.mkdir(exist_ok=True)
     script = folder / "nvdisasm"
     script.write_text(_TIDY_NVDISASM.format(nvdisasm=shlex.quote(str(nvdisasm))))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The call of a compiled-by-XLA kernel: `mosaic_gpu_v2` through JAX's public FFI."""
+"""The call of a kernel that XLA compiles: `mosaic_gpu_v2` through JAX's public FFI."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def call(
     """Runs a serialized module on the GPU as one XLA custom call.
 
     The module's host function receives the operands' buffers, then the results', all
-    row-major. The call traces: under `jax.jit` it becomes one operation, and XLA's
-    CUDA plugin compiles the module when it compiles the program.
+    row-major. The call can be traced: under `jax.jit` it is one operation, and XLA's
+    CUDA plugin compiles the module together with the program.
 
     Args:
       arrays: operands, in the order of the module's first buffers.
       result_types: shape and dtype of each result.
-      serialized: what `serialize` made.
+      serialized: the result of `serialize`.
       has_side_effect: keep the call even if no result is used.
-      input_output_aliases: operand index to result index, for results written in
-        place of an operand.
+      input_output_aliases: operand index to result index, for results that reuse the
+        buffer of an operand.
 
     Returns:
-      One array a result type.
+      One array per result type.
     """
     prepare_once()
     results = jax.ffi.ffi_call(
@@ -58,5 +58,5 @@ def call(
 
 @functools.cache
 def prepare_once() -> None:
-    """`prepare_environment()` of this process, at the first call only."""
+    """Calls `prepare_environment()` once per process."""
     environment.prepare_environment()

@@ -21,7 +21,7 @@ KEEP_VARIABLE = "PALLAS_GPU_KEEP"
 DIRECTORY_VARIABLE = "PALLAS_GPU_DUMP_DIR"
 DEFAULT_DIRECTORY = "pallas_gpu_dump"
 
-# Texts written so far by (folder, kernel, stage): a text's place is its number.
+# Texts written so far by (folder, kernel, stage): a text's index is its number.
 _written: dict[tuple[Path, str, str], list[str]] = {}
 _lock = threading.Lock()
 
@@ -30,7 +30,7 @@ def wanted_stages() -> frozenset[str]:
     """The stages that `PALLAS_GPU_KEEP` names.
 
     Raises:
-      ArgumentError: it names something that is no stage.
+      ArgumentError: a name is not a stage.
     """
     words = os.environ.get(KEEP_VARIABLE, "").split(",")
     names = [word.strip() for word in words if word.strip()]
@@ -40,10 +40,10 @@ def wanted_stages() -> frozenset[str]:
 
 
 def wanted(stage: str) -> bool:
-    """True when `PALLAS_GPU_KEEP` names the stage.
+    """True if `PALLAS_GPU_KEEP` names the stage.
 
     Raises:
-      ArgumentError: `stage`, or a name in the variable, is no stage.
+      ArgumentError: `stage`, or a name in the variable, is not a stage.
     """
     _check_stage(stage, "unknown stage")
     return stage in wanted_stages()
@@ -52,23 +52,23 @@ def wanted(stage: str) -> bool:
 def dump(stage: str, kernel_name: str, text: str) -> Path | None:
     """Writes one stage of one kernel, if `PALLAS_GPU_KEEP` names the stage.
 
-    A text that this process has written already is not written again.
+    A text that this process has already written is not written again.
 
     Args:
       stage: one of `compiler.TEXTS`; the file's ending.
-      kernel_name: the kernel's name, the beginning of the file's name.
-      text: what to write.
+      kernel_name: the kernel's name, the prefix of the file's name.
+      text: the text of the stage.
 
     Returns:
-      The file, None when the stage is not wanted.
+      The file, None if the stage is not to be kept.
 
     Raises:
-      ArgumentError: no such stage.
+      ArgumentError: the stage does not exist.
     """
     if not wanted(stage):
         return None
     folder = Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).resolve()
-    # Kernel names come from users: a slash in one must not leave the folder.
+    # Kernel names are chosen by users: a slash must not lead out of the folder.
     kernel = re.sub(r"[^\w.-]", "_", kernel_name)
     with _lock:
         texts = _written.setdefault((folder, kernel, stage), [])

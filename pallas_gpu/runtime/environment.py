@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where JAX's CUDA plugin and the CUDA tools are, and telling the plugin so.
+"""Finds JAX's CUDA plugin and the CUDA tools, and sets the plugin's variables.
 
-The plugin compiles kernels by itself and learns from environment variables where its
-launcher, libdevice and the CUDA tools are. Nothing here imports the plugin or touches
-a GPU: packages are found by their files.
+The plugin compiles kernels and reads the locations of its launcher, libdevice and the
+CUDA tools from environment variables. This module does not import the plugin or use a
+GPU: packages are found by their files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pallas_gpu import errors
 
-# CUDA 13 first: a machine that has both runs the plugin of the newer one.
+# CUDA 13 first: with both installed, the newer plugin is used.
 _CUDA_MAJORS = (13, 12)
 _LIBDEVICE = Path("nvvm/libdevice/libdevice.10.bc")
 _INSTALL = "pip install 'pallas-gpu[offline]'"
@@ -28,15 +28,15 @@ CUDA_ROOT_VARIABLE = "MOSAIC_GPU_CUDA_ROOT"
 
 @dataclasses.dataclass(frozen=True)
 class CudaInstallation:
-    """What was found of JAX's CUDA plugin and of CUDA itself; None where nothing was.
+    """The parts of JAX's CUDA plugin and of CUDA that were found, None if missing.
 
     Attributes:
       plugin: the folder of `jax_cuda13_plugin` or `jax_cuda12_plugin`.
       runtime_library: the plugin's launcher library.
       pjrt: the folder of the matching PJRT plugin, which holds the compiler.
-      cuda_root: a folder with libdevice in it.
-      wheel_bin: the folder of programs of pip's CUDA packages.
-      ptxas: the assembler, pip's before the one on PATH.
+      cuda_root: a folder that contains libdevice.
+      wheel_bin: the folder with the programs of pip's CUDA packages.
+      ptxas: the assembler; pip's is preferred to the one on PATH.
       nvdisasm: the disassembler, likewise.
     """
 
@@ -50,7 +50,7 @@ class CudaInstallation:
 
 
 def find_cuda() -> CudaInstallation:
-    """Looks for the plugin and the CUDA tools; starts and imports nothing of them."""
+    """Finds the plugin and the CUDA tools, without importing or running them."""
     plugin = library = pjrt = None
     for major in _CUDA_MAJORS:
         plugin = _package_folder(f"jax_cuda{major}_plugin")
@@ -85,7 +85,7 @@ def require_offline(found: CudaInstallation) -> None:
     if not missing:
         return
     raise errors.OfflineUnavailableError(
-        "compiling a kernel without a GPU needs CUDA packages that are not installed",
+        "compiling a kernel without a GPU requires CUDA packages that are missing",
         expected=", ".join(parts),
         got="not found: " + ", ".join(missing),
         hint=f"{_INSTALL} (Linux on x86-64 or arm64)",
@@ -95,21 +95,21 @@ def require_offline(found: CudaInstallation) -> None:
 def prepare_environment(
     environ: MutableMapping[str, str] | None = None, *, pinned_tools: bool = False
 ) -> CudaInstallation:
-    """Sets what JAX's CUDA plugin reads before it compiles its first kernel.
+    """Sets the variables that JAX's CUDA plugin reads when it compiles a kernel.
 
-    Sets `MOSAIC_GPU_RUNTIME_LIB_PATH` (the launcher; without it the first compile ends
-    in "Symbols not found: mosaic_gpu_launch_kernel") and `MOSAIC_GPU_CUDA_ROOT`
-    (libdevice), each only where it is not set yet, and adds the folders of `ptxas` and
-    `nvdisasm` to `PATH` where `PATH` has none. Calling it again changes nothing.
+    Sets `MOSAIC_GPU_RUNTIME_LIB_PATH` (the launcher; without it the first compilation
+    fails with "Symbols not found: mosaic_gpu_launch_kernel") and `MOSAIC_GPU_CUDA_ROOT`
+    (libdevice), unless they are set, and adds the folders of `ptxas` and `nvdisasm` to
+    `PATH` unless they are on it. The function is idempotent.
 
     Args:
-      environ: the variables to write into, `os.environ` by default.
-      pinned_tools: put pip's CUDA programs in front of those on PATH, so that the
-        PTX version and the registers do not depend on the machine's toolkit.
+      environ: the variables to set, `os.environ` by default.
+      pinned_tools: prepend pip's CUDA programs to PATH, so that the PTX version and the
+        registers do not depend on the machine's toolkit.
 
     Returns:
-      What was found. Missing parts are no error here: on a machine without a GPU
-      nothing of this is needed until something is compiled.
+      The parts that were found. Missing parts are not an error: on a machine without a
+      GPU they are not needed until a kernel is compiled.
     """
     environ = os.environ if environ is None else environ
     found = find_cuda()
@@ -117,7 +117,7 @@ def prepare_environment(
         environ.setdefault(RUNTIME_LIB_VARIABLE, str(found.runtime_library))
     if found.cuda_root is not None:
         environ.setdefault(CUDA_ROOT_VARIABLE, str(found.cuda_root))
-    # An unset PATH must not become an empty entry, which means the current folder.
+    # An unset PATH must not become an empty entry, which is the current folder.
     path = environ["PATH"].split(os.pathsep) if environ.get("PATH") else []
     if pinned_tools and found.wheel_bin is not None:
         path = [str(found.wheel_bin), *(p for p in path if p != str(found.wheel_bin))]
@@ -135,7 +135,7 @@ def _existing(path: Path) -> Path | None:
 
 
 def _package_folder(name: str, *inner: str) -> Path | None:
-    """The folder of a package, regular or namespace, without importing it."""
+    """The folder of a regular or namespace package, without importing it."""
     spec = importlib.util.find_spec(name)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder, *inner)
@@ -145,7 +145,7 @@ def _package_folder(name: str, *inner: str) -> Path | None:
 
 
 def _wheel_roots() -> list[Path]:
-    """The CUDA folders of pip's packages: one for CUDA 13, one a package before it."""
+    """The CUDA folders of pip's packages: one for CUDA 13, one per package before."""
     spec = importlib.util.find_spec("nvidia")
     folders = (spec.submodule_search_locations or []) if spec else []
     roots = []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a serialized module to PTX, SASS and a resource report, with no GPU present."""
+"""From a serialized module to PTX, SASS and a resource report, without a GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from pallas_gpu.runtime.serialize import SerializedModule
 
 # Texts of a large kernel are about 1 MB.
 _CACHED_MODULES = 128
-# What nvdisasm's scheduling view puts before an instruction: barriers waited for (`2&1`
-# are two), read barrier, write barrier, yield, stall cycles.
+# The prefix of an instruction in nvdisasm's scheduling view: barriers to wait for
+# (`2&1` are two), read barrier, write barrier, yield, stall cycles.
 _CONTROL_CODES = re.compile(
     r"^\s*[-\w&]+:[-\d]:[-\d]:[-Y]:\w\w(?=\s+/\*)", re.MULTILINE
 )
@@ -31,7 +31,7 @@ _NO_SASS = (
 
 
 class ArrayLike(Protocol):
-    """Anything with a shape and a dtype: arrays, avals, ShapeDtypeStructs."""
+    """An object with a shape and a dtype: arrays, avals, ShapeDtypeStructs."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -47,12 +47,12 @@ class CompiledModule:
       name: the kernel's name.
       target: the target's name.
       ptx: PTX text.
-      sass: disassembled machine code; None where nvdisasm is missing.
+      sass: disassembled machine code; None if nvdisasm is missing.
       sass_with_control: the same with each instruction's control codes (barriers to
         wait for, barriers set, yield, stall cycles).
       ptxas: ptxas's report.
-      resources: registers, spills, SMEM and the rest.
-      note: why something is missing, None when nothing is.
+      resources: registers, spills, SMEM and other resources.
+      note: the reason if something is missing, else None.
     """
 
     name: str
@@ -77,25 +77,25 @@ def compile_module(
     threads: int,
     tmem_columns: int = 0,
 ) -> CompiledModule:
-    """Compiles a serialized module for a target; needs no GPU.
+    """Compiles a serialized module for a target; requires no GPU.
 
-    The same module for the same target compiles once a process.
+    Equal modules for the same target are compiled once per process.
 
     Args:
-      serialized: what `serialize` made.
+      serialized: the result of `serialize`.
       name: the kernel's name, for reports and errors.
       target: e.g. `sm_90a`.
       operand_avals: shape and dtype of each operand.
       result_avals: shape and dtype of each result.
-      smem_bytes: dynamic SMEM of a block.
-      num_barriers: mbarriers of a block.
-      threads: threads of a block.
-      tmem_columns: TMEM columns of a block.
+      smem_bytes: dynamic SMEM per block.
+      num_barriers: mbarriers per block.
+      threads: threads per block.
+      tmem_columns: TMEM columns per block.
 
     Raises:
-      OfflineUnavailableError: CUDA packages are missing here.
-      CompilationError: the module does not compile, or not in time.
-      TargetError: no such target.
+      OfflineUnavailableError: CUDA packages are missing.
+      CompilationError: the module does not compile, or exceeds the time limit.
+      TargetError: the target is unknown.
     """
     target = arch.target(target)
     output = _compile_once(
@@ -128,11 +128,11 @@ def keep_device_code(
     operand_avals: Sequence[ArrayLike],
     result_avals: Sequence[ArrayLike],
 ) -> None:
-    """Writes PTX, ptxas's report and SASS where `PALLAS_GPU_KEEP` names them.
+    """Writes PTX, ptxas's report and SASS if `PALLAS_GPU_KEEP` names them.
 
-    On a GPU machine XLA compiles the kernel and keeps these to itself, so the offline
-    worker compiles it once more. That nothing can be written is a warning: the kernel
-    itself may run all the same.
+    On a GPU machine XLA compiles the kernel and does not expose these, so the offline
+    worker compiles it a second time. A failure to write them is a warning: the kernel
+    may still run.
     """
     stages = dumps.wanted_stages() & {"ptx", "ptxas", "sass"}
     if not stages:
@@ -147,7 +147,7 @@ def keep_device_code(
         )
     except (errors.OfflineUnavailableError, errors.CompilationError) as error:
         warnings.warn(
-            f"{', '.join(sorted(stages))} of kernel {name!r} not kept: {error}",
+            f"cannot keep {', '.join(sorted(stages))} of kernel {name!r}: {error}",
             stacklevel=2,
         )
         return
@@ -161,7 +161,7 @@ def keep_device_code(
 
 
 def without_control_codes(sass: str) -> str:
-    """SASS as nvdisasm prints it plainly: without barriers, yields and stalls."""
+    """SASS without control codes: barriers, yields and stalls."""
     return _CONTROL_CODES.sub("", sass)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which instructions a kernel's PTX holds, counted by family.
+"""The instructions of a kernel's PTX, counted by family.
 
 PTX is text with one instruction before each semicolon (PTX ISA section 4.3.2), so
-counting needs no compiler: it shows at a glance whether a kernel uses wide shared
-memory accesses, TMA or the tensor core. An instruction inside a loop counts once.
+counting requires no compiler. The counts show whether a kernel uses wide shared memory
+accesses, TMA or the tensor core. An instruction in a loop counts once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import re
 from collections.abc import Iterator
 
-# Instructions whose cost depends on the memory: the state space joins the family.
+# Instructions whose cost depends on the memory: the family includes the state space.
 _MEMORY_OPERATIONS = frozenset({"ld", "st", "atom", "red", "ldu"})
 _STATE_SPACES = frozenset({"shared", "global", "local", "param", "const"})
 # Families of more than one word; every other family is the mnemonic's first word.
@@ -40,8 +40,8 @@ _FAMILIES = (
 )
 _LONGEST_FIRST = sorted(_FAMILIES, key=len, reverse=True)
 
-# What stands for what in a comparison of two kernels. The first pattern that a mnemonic
-# begins with counts, so a wait of a family goes before the family.
+# The classes in a comparison of two kernels. The first pattern that is a prefix of a
+# mnemonic applies, so the waits of a family precede the family.
 _CLASSES = (
     (
         "waits",
@@ -76,10 +76,10 @@ def mnemonics(ptx: str) -> Iterator[str]:
 
 
 def family(mnemonic: str) -> str:
-    """The family that `instruction_counts` counts a mnemonic under.
+    """The family of a mnemonic in `instruction_counts`.
 
-    Loads, stores and atomics keep their state space (`ld.shared.v4.b32` is
-    `ld.shared`), `generic` where none is named; a few families have several words
+    Loads, stores and atomics include the state space (`ld.shared.v4.b32` is
+    `ld.shared`), `generic` if none is given; a few families have several words
     (`cp.async.bulk.tensor`); any other is the first word (`ex2`, `wgmma`).
     """
     words = mnemonic.split(".")
@@ -107,13 +107,13 @@ def instruction_counts(ptx: str) -> dict[str, int]:
 
 
 def class_counts(ptx: str) -> dict[str, int]:
-    """Counts a kernel's instructions by what they are for: one number for each class.
+    """Counts a kernel's instructions by purpose: one number per class.
 
     The classes are `waits` (of every kind), `wgmma` (products, without fences and
-    groups), `tma` (copies in bulk and their prefetches), `matrix` (ldmatrix and
-    stmatrix), `barriers` (arrivals and initialisation), `fences`, `shuffles`, `memory`
-    (loads, stores and atomics, without those of parameters) and `total`: everything,
-    what no class counts too.
+    groups), `tma` (bulk copies and their prefetches), `matrix` (ldmatrix and
+    stmatrix), `barriers` (arrivals and initialization), `fences`, `shuffles`, `memory`
+    (loads, stores and atomics, except those of parameters) and `total`: all
+    instructions, including those in no class.
 
     Example:
       >>> class_counts(compiled.ptx)["waits"]
@@ -130,7 +130,7 @@ def class_counts(ptx: str) -> dict[str, int]:
 
 
 def count(ptx: str, prefix: str) -> int:
-    """Counts the instructions whose mnemonic is `prefix` or goes on after a dot.
+    """Counts the instructions whose mnemonic is `prefix` or continues it after a dot.
 
     Example:
       >>> count(compiled.ptx, "ld.shared.v4")
@@ -144,12 +144,12 @@ def _begins_with(mnemonic: str, prefix: str) -> bool:
 
 
 def _statements(text: str) -> Iterator[str]:
-    """What stands before each semicolon, without labels and the braces of blocks."""
+    """The text before each semicolon, without labels and the braces of blocks."""
     statement = ""
     in_vector = False
     for piece in re.split(r"([;{}])", text):
         if piece == "{" and statement:
-            # A brace behind a mnemonic holds a vector operand: `mov.b64 {lo, hi}, %rd`.
+            # A brace after a mnemonic is a vector operand: `mov.b64 {lo, hi}, %rd`.
             in_vector = True
         elif piece == "}" and in_vector:
             in_vector = False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives the kernel primitive its CUDA lowering: the custom call, or the emulator."""
+"""Registers the CUDA lowering of the kernel primitive: custom call or emulator."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pallas_gpu.runtime.serialize import SerializedModule
 
 
 def observe(stage: str, name: str, text: Any) -> None:
-    """Keeps a text where PALLAS_GPU_KEEP asks for it and the kernel has it."""
+    """Keeps a text if PALLAS_GPU_KEEP names it and the kernel has it."""
     if dumps.wanted(stage) and (kept := text()) is not None:
         dumps.dump(stage, name, kept)
 
 
 @functools.cache
 def attached_target() -> arch.GpuTarget:
-    """Returns the target of the first GPU, or the default where there is none.
+    """Returns the target of the first GPU, or the default if there is none.
 
     Raises:
       TargetError: the GPU is not supported.
@@ -39,7 +39,7 @@ def attached_target() -> arch.GpuTarget:
     return arch.target_of_capability(int(major), int(minor))
 
 
-# A program has tens of kernels; a body that is traced anew each call must not pile up.
+# A program has tens of kernels; bodies that are retraced in each call must not pile up.
 _KEPT_MODULES = 256
 
 
@@ -63,7 +63,7 @@ class _Compiled:
             build = compiler.run(
                 Build(params, target), until="serialize", observe=observe
             )
-            # The jaxpr is kept alive, so that its identity stays its own.
+            # The jaxpr is kept alive, so that its id is not reused.
             kept = self._modules[key] = (params.jaxpr, build.serialized)
             if len(self._modules) > _KEPT_MODULES:
                 self._modules.popitem(last=False)

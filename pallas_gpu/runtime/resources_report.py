@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiled kernel uses: ptxas's registers and spills, the planner's SMEM.
+"""The resources of a compiled kernel: ptxas's registers and spills, the planner's SMEM.
 
-ptxas sees neither dynamic SMEM nor mbarriers nor TMEM, so those figures come from the
-caller, who planned them.
+ptxas does not report dynamic SMEM, mbarriers and TMEM, so the caller, which has planned
+them, passes those figures.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _REMARK = re.compile(r"ptxas (?:warning|info)\s*:\s*(.*)")
 
 @dataclasses.dataclass(frozen=True)
 class PtxasReport:
-    """What ptxas prints about one kernel.
+    """ptxas's report about one kernel.
 
     Attributes:
-      registers_per_thread: registers a thread starts with.
-      spill_store_bytes: bytes a thread writes to local memory for want of registers.
-      spill_load_bytes: bytes it reads back.
-      stack_bytes: local memory a thread has, spills included.
+      registers_per_thread: registers per thread at launch.
+      spill_store_bytes: bytes that a thread spills to local memory.
+      spill_load_bytes: bytes that it reloads.
+      stack_bytes: local memory per thread, spills included.
       remarks: warnings, and notes on lost performance such as serialized wgmma.
     """
 
@@ -51,21 +51,21 @@ class PtxasReport:
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one kernel uses on one target. `str()` gives a short table.
+    """The resources of one kernel on one target. `str()` returns a short table.
 
     Attributes:
       target: the target's name.
-      registers_per_thread: registers a thread starts with.
-      register_limit: most registers a thread of such a block can have.
-      spill_store_bytes: bytes a thread spills to local memory.
-      spill_load_bytes: bytes it reads back.
-      stack_bytes: local memory a thread has.
-      smem_bytes: dynamic SMEM of a block.
-      smem_limit_bytes: most SMEM a block can have.
-      num_barriers: mbarriers of a block.
-      tmem_columns: TMEM columns of a block.
-      threads_per_block: threads of a block.
-      occupancy_blocks_per_sm: blocks that fit on an SM at once; 0 when not one does.
+      registers_per_thread: registers per thread at launch.
+      register_limit: maximum of registers per thread for this block size.
+      spill_store_bytes: bytes that a thread spills to local memory.
+      spill_load_bytes: bytes that it reloads.
+      stack_bytes: local memory per thread.
+      smem_bytes: dynamic SMEM per block.
+      smem_limit_bytes: maximum of SMEM per block.
+      num_barriers: mbarriers per block.
+      tmem_columns: TMEM columns per block.
+      threads_per_block: threads per block.
+      occupancy_blocks_per_sm: number of resident blocks per SM; 0 if none fits.
       remarks: ptxas's warnings and notes on lost performance.
     """
 
@@ -109,16 +109,16 @@ class Resources:
 
 
 def parse_ptxas(report: str) -> PtxasReport:
-    """Reads ptxas's report (`-v`) of a module with one kernel.
+    """Parses ptxas's report (`-v`) of a module with one kernel.
 
     Raises:
-      InternalError: the report names no kernel or not its registers.
+      InternalError: the report lacks the kernel or its registers.
     """
     entry = _ENTRY.search(report)
     registers = _REGISTERS.search(report)
     if entry is None or registers is None:
         raise errors.InternalError(
-            "ptxas's report cannot be read",
+            "ptxas's report cannot be parsed",
             expected="'Compiling entry function' and 'Used N registers'",
             got=report[:500] or "nothing",
         )
@@ -142,7 +142,7 @@ def parse_ptxas(report: str) -> PtxasReport:
 
 
 def register_limit(target: str | arch.GpuTarget, threads_per_block: int) -> int:
-    """Most registers a thread can have in a block of so many threads."""
+    """The maximum of registers per thread in a block of this many threads."""
     target = arch.target(target)
     share = target.registers_per_sm // max(threads_per_block, 1)
     whole_units = share // _REGISTER_UNIT_PER_THREAD * _REGISTER_UNIT_PER_THREAD
@@ -157,10 +157,10 @@ def occupancy_blocks_per_sm(
     smem_bytes: int = 0,
     tmem_columns: int = 0,
 ) -> int:
-    """How many blocks fit on one SM at once, as CUDA's occupancy calculator has it.
+    """The number of resident blocks per SM, as in CUDA's occupancy calculator.
 
-    A block that asks for TMEM while another holds it waits instead of failing, so TMEM
-    bounds the number of blocks that can work.
+    The allocation of TMEM blocks until another block has released it, so TMEM bounds
+    the number of blocks that make progress.
     """
     target = arch.target(target)
     warps = _round_up(-(-threads_per_block // _THREADS_PER_WARP), _WARP_UNIT)
@@ -187,15 +187,15 @@ def resources(
     num_barriers: int,
     tmem_columns: int = 0,
 ) -> Resources:
-    """Joins ptxas's report and what the planner knows.
+    """Combines ptxas's report and the planner's figures.
 
     Args:
       ptxas: ptxas's report.
-      target: what it was compiled for.
-      threads: threads of a block.
-      smem_bytes: dynamic SMEM of a block.
-      num_barriers: mbarriers of a block.
-      tmem_columns: TMEM columns of a block.
+      target: the target of the compilation.
+      threads: threads per block.
+      smem_bytes: dynamic SMEM per block.
+      num_barriers: mbarriers per block.
+      tmem_columns: TMEM columns per block.
     """
     target = arch.target(target)
     report = parse_ptxas(ptxas)
@@ -223,7 +223,7 @@ def resources(
 
 
 def _remarks(report: str) -> tuple[str, ...]:
-    """Warnings, and infos that speak of lost performance, each once."""
+    """Warnings, and notes on lost performance, without duplicates."""
     found = []
     for line in report.splitlines():
         match = _REMARK.match(line)

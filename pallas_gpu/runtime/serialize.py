@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A finished module as bytes: what XLA's custom call carries and the caches compare."""
+"""Serialization of a complete module: the bytes in XLA's custom call and cache keys."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 
 from pallas_gpu import errors
 
-# The pass turns every operation into a form that later versions of the plugin can
-# read back; the plugin refuses a module without it.
+# The pass converts every operation to a form that later versions of the plugin can
+# read; the plugin rejects a module without it.
 _STABLE_FORM = "mosaic_gpu-serde{serialize=true}"
 _STRIP_LOCATIONS = "strip-debuginfo"
 _LINES = 40
@@ -28,7 +28,7 @@ class SerializedModule:
 
     Attributes:
       bytecode: MLIR bytecode in the plugin's stable form.
-      hash: SHA-256 of `bytecode`, 32 bytes; XLA's and our caches know a kernel by it.
+      hash: SHA-256 of `bytecode`, 32 bytes; the key in XLA's and our caches.
     """
 
     bytecode: bytes
@@ -40,12 +40,12 @@ class SerializedModule:
 
 
 def register_dialect(context: ir.Context) -> None:
-    """Makes the `mosaic_gpu` dialect and its passes known; calling it again is fine."""
+    """Registers the `mosaic_gpu` dialect and its passes; idempotent."""
     _mosaic_gpu_ext.register_dialect(context)
 
 
 def shortened(text: str) -> str:
-    """MLIR's words without the whole module that often follows them."""
+    """MLIR's message without the whole module that often follows it."""
     lines = [line[:_LINE_CHARACTERS] for line in text.strip().splitlines()]
     if len(lines) <= _LINES:
         return "\n".join(lines)
@@ -53,24 +53,24 @@ def shortened(text: str) -> str:
 
 
 def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedModule:
-    """Returns the module's bytes; the module itself stays as it is.
+    """Returns the module's bytes; the module itself is not modified.
 
-    Equal modules give equal bytes in every process and folder, unless locations are
-    kept: those carry file names.
+    Equal modules have equal bytes in every process and folder, unless locations are
+    kept: those contain file names.
 
     Args:
       module: a Mosaic GPU module with one host function and one launch.
-      keep_locations: keep file and line, which then reach PTX as `.loc`.
+      keep_locations: keep file and line, which become `.loc` in PTX.
 
     Raises:
-      CompilationError: MLIR refuses the module.
+      CompilationError: the module cannot be serialized.
     """
     context = module.context
     register_dialect(context)
     steps = [_STABLE_FORM] if keep_locations else [_STRIP_LOCATIONS, _STABLE_FORM]
     with context, ir.Location.unknown(context), _unregistered_dialects(context):
-        # The pass rewrites in place, and the caller may still want to dump the module.
-        # Without ip=False the copy lands at the caller's insertion point.
+        # The pass rewrites in place, and the caller may still dump the module.
+        # Without ip=False the copy is inserted at the caller's insertion point.
         copy = module.operation.clone(ip=False)
         pipeline = passmanager.PassManager.parse(f"builtin.module({','.join(steps)})")
         try:
@@ -90,7 +90,7 @@ def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedM
 
 @contextmanager
 def _unregistered_dialects(context: ir.Context) -> Iterator[None]:
-    """Allows the stable form's operations, which belong to no registered dialect."""
+    """Allows the stable form's operations, whose dialect is not registered."""
     before = context.allow_unregistered_dialects
     context.allow_unregistered_dialects = True
     try:

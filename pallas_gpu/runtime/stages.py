@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stages behind a finished module: its bytes, and what the offline compiler gives.
+"""The stages after the complete module: serialization and offline compilation.
 
-Importing this adds them to the passes of NVIDIA's machine.
+Importing this module adds them to the stages of NVIDIA's machine.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pallas_gpu.runtime.serialize import serialize
 
 
 def serialize_module(build: Build) -> Build:
-    """Gives the module's bytes; the module stays as it is."""
+    """Serializes the module, which is not modified."""
     keep = build.params.compiler_params.line_info
     return build.replace(serialized=serialize(build.module, keep_locations=keep))
 
 
 def compile_offline(build: Build) -> Build:
-    """Compiles the bytes to PTX and SASS, with no GPU present.
+    """Compiles the bytes to PTX and SASS, without a GPU.
 
     Raises:
-      OfflineUnavailableError: CUDA packages are missing here.
-      CompilationError: the module does not compile, or not in time.
+      OfflineUnavailableError: CUDA packages are missing.
+      CompilationError: the module does not compile, or exceeds the time limit.
     """
     params, target = build.params, build.target
     assert isinstance(target, arch.GpuTarget)

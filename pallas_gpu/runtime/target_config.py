@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A target as the text that makes XLA compile for it with no device present."""
+"""The description of a target with which XLA compiles for it without a device."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _GRID_LIMITS = {"x": 2**31 - 1, "y": 65535, "z": 65535}
 def target_config(target: str | arch.GpuTarget) -> str:
     """Returns XLA's GPU target config of a target, as a text proto.
 
-    XLA's own cost model reads most of the figures; for a kernel of ours only the
-    compute capability and the SMEM limits matter.
+    Most of the figures are for XLA's own cost model; our kernels depend only on the
+    compute capability and the SMEM limits.
 
     Raises:
-      TargetError: no target has that name.
+      TargetError: the target is unknown.
     """
     target = arch.target(target)
     major, minor = target.compute_capability
@@ -46,7 +46,7 @@ def target_config(target: str | arch.GpuTarget) -> str:
         f"  cuda_compute_capability {{ major: {major} minor: {minor} }}",
         "}",
         'platform_name: "CUDA"',
-        # Required by the message; no kernel of ours calls cuDNN.
+        # Required by the message; our kernels do not call cuDNN.
         "dnn_version_info { major: 9 minor: 0 patch: 0 }",
         f'device_description_str: "{target.card}"',
     ]

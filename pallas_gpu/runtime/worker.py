@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parent's side of the offline compiler: one child process a target, kept alive.
+"""The parent's side of the offline compiler: one child process per target.
 
-A child costs seconds to start and tenths of a second a kernel, so it is kept until this
-process ends. It shares nothing with this process but two pipes.
+A child takes seconds to start and tenths of a second per kernel, so it is kept until
+this process exits. It shares only two pipes with this process.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ ArrayType = tuple[tuple[int, ...], str]
 
 @dataclasses.dataclass(frozen=True)
 class CompilerOutput:
-    """What the compiler printed for one kernel.
+    """The compiler's output for one kernel.
 
     Attributes:
       ptx: PTX text.
       ptxas: ptxas's report.
-      sass: disassembly with control codes; None where nvdisasm is missing or not asked.
+      sass: disassembly with control codes; None without nvdisasm or `disassemble`.
     """
 
     ptx: str
@@ -51,12 +51,12 @@ class CompilerOutput:
 
 
 class Worker:
-    """One child process, which compiles for one target.
+    """A child process that compiles for one target.
 
     Args:
-      target: what to compile for.
-      timeout_seconds: longest time for its start and for each kernel.
-      disassemble: show SASS where there is nvdisasm, which takes most of the time of a
+      target: the target.
+      timeout_seconds: time limit for its start and for each kernel.
+      disassemble: print SASS if there is nvdisasm; this takes most of the time of a
         small kernel.
     """
 
@@ -77,7 +77,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The child's process id; None while there is none."""
+        """The child's process id; None if it is not running."""
         process = self._process
         return None if process is None or process.poll() is not None else process.pid
 
@@ -89,12 +89,12 @@ class Worker:
         operands: Sequence[ArrayType],
         results: Sequence[ArrayType],
     ) -> CompilerOutput:
-        """Compiles one module; starts the child if there is none.
+        """Compiles one module; starts the child if it is not running.
 
         Raises:
-          CompilationError: MLIR, LLVM or ptxas refused the module, the child died,
-            or it took longer than the time-out.
-          OfflineUnavailableError: CUDA packages are missing here.
+          CompilationError: MLIR, LLVM or ptxas rejected the module, the child died, or
+            it exceeded the time limit.
+          OfflineUnavailableError: CUDA packages are missing.
         """
         request = {
             "bytecode": serialized.bytecode,
@@ -117,7 +117,7 @@ class Worker:
         return split_output(answer["output"])
 
     def close(self) -> None:
-        """Ends the child; the next `compile` starts another."""
+        """Stops the child; the next `compile` starts another."""
         process, self._process = self._process, None
         folder, self._folder = self._folder, None
         if process is None or folder is None:
@@ -134,7 +134,7 @@ class Worker:
         environment.require_offline(environment.find_cuda())
         self._folder = tempfile.TemporaryDirectory(prefix="pallas-gpu-")
         self._process = subprocess.Popen(
-            # -P: this folder's file names must not hide other modules.
+            # -P: file names in this folder must not shadow other modules.
             [sys.executable, "-P", str(_PROGRAM)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -143,7 +143,7 @@ class Worker:
                 os.environ, Path(self._folder.name), disassemble=self.disassemble
             ),
             bufsize=0,
-            # Ctrl-C in the terminal is for this process; the child ends with its pipe.
+            # Ctrl-C in the terminal is for this process; the child exits with its pipe.
             start_new_session=True,
         )
         mark = self._stderr_size()
@@ -155,7 +155,7 @@ class Worker:
             raise errors.CompilationError(
                 f"the offline compiler for {self.target.name} does not start",
                 got=_failure_text(answer["error"], answer["output"], diagnostics),
-                hint="check that jax, jaxlib and the CUDA plugin have one version",
+                hint="check that the versions of jax, jaxlib and the CUDA plugin match",
             )
 
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
@@ -174,7 +174,7 @@ class Worker:
             self.close()
             problem = f"died ({_exit_text(process.returncode)})"
         except BaseException:
-            # The answer that is still to come would be taken for the next one's.
+            # The pending answer would be mistaken for that of the next request.
             self.close()
             raise
         raise errors.CompilationError(
@@ -187,7 +187,7 @@ class Worker:
         return os.fstat(self._stderr.fileno()).st_size
 
     def _stderr_since(self, mark: int) -> str:
-        # pread: the child shares this file's offset and must keep it.
+        # pread: the child shares this file's offset, which must not change.
         size = self._stderr_size() - mark
         text = os.pread(self._stderr.fileno(), size, mark).decode(errors="replace")
         return shortened(text)
@@ -198,9 +198,9 @@ _workers_lock = threading.Lock()
 
 
 def worker_for(target: str | arch.GpuTarget) -> Worker:
-    """Returns this process's worker for a target; it starts at its first kernel."""
+    """Returns this process's worker for a target; it starts with its first kernel."""
     target = arch.target(target)
-    # With the process id: after a fork the pipes still belong to the parent.
+    # Keyed by process id: after a fork the pipes still belong to the parent.
     key = (os.getpid(), target.name)
     with _workers_lock:
         if key not in _workers:
@@ -210,14 +210,14 @@ def worker_for(target: str | arch.GpuTarget) -> Worker:
 
 @atexit.register
 def close_all() -> None:
-    """Ends every worker of this process."""
+    """Stops all workers of this process."""
     for (owner, _), worker in list(_workers.items()):
         if owner == os.getpid():
             worker.close()
 
 
 def split_output(output: str) -> CompilerOutput:
-    """Splits what the plugin printed into PTX, ptxas's report and SASS.
+    """Splits the plugin's output into PTX, ptxas's report and SASS.
 
     Raises:
       InternalError: the PTX or the report is missing.
@@ -230,13 +230,13 @@ def split_output(output: str) -> CompilerOutput:
             expected="PTX, then lines that begin with 'ptxas'",
             got=output[:500] or "nothing",
         )
-    # nvdisasm opens with the target; in ptxas's report no line does.
+    # nvdisasm's output starts with the target, unlike any line of ptxas's report.
     sass_at = next(
         (i for i in range(first, len(lines)) if lines[i].lstrip()[:8] == ".target\t"),
         len(lines),
     )
     sass = "\n".join(lines[sass_at:]).strip("\n")
-    # The one line that differs from run to run.
+    # The only line that differs between runs.
     report = [s for s in lines[first:sass_at] if "Compile time =" not in s]
     return CompilerOutput(
         ptx="\n".join(lines[:first]).strip("\n") + "\n",
@@ -246,7 +246,7 @@ def split_output(output: str) -> CompilerOutput:
 
 
 def _failure_text(error: str, output: str, diagnostics: str) -> str:
-    """The error, what went to standard error, and the PTX line that names."""
+    """The error, the standard error output, and the PTX line that it refers to."""
     parts = [shortened(error), diagnostics]
     ptx = output.splitlines()
     if (line := _PTX_LINE.search(diagnostics)) and int(line[1]) <= len(ptx):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of the offline compiler's child process; `worker.py` starts it.
+"""The program of the offline compiler's child process, started by `worker.py`.
 
-One process compiles for one target: the plugin fixes the compute capability of its
-last pass at the first compile. It reads requests from standard input and answers on
+One process compiles for one target: the first compilation fixes the compute capability
+of the plugin's last pass. It reads requests from standard input and writes answers to
 standard output, both as length-prefixed pickles of plain data:
 
     {"target_config": str}                              -> {"ok": True}
@@ -10,9 +10,9 @@ standard output, both as length-prefixed pickles of plain data:
      "results": [(shape, dtype)]}                       -> {"ok": True, "output": str}
                                                        or {"ok": False, "error": str}
 
-`output` is what the plugin prints while it compiles: PTX, ptxas's report, SASS.
-The file runs as a script and imports nothing of the package, so that its start costs
-no more than JAX's own.
+`output` is what the plugin prints during compilation: PTX, ptxas's report, SASS.
+The file runs as a script and does not import the package, so that it starts as fast as
+JAX itself.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ def read_message(stream: BinaryIO) -> Any | None:
 
 
 def unpack_body(body: bytes) -> Any:
-    """The message behind a length."""
+    """The message after a length prefix."""
     return pickle.loads(body)
 
 
 def pack_message(message: Any) -> bytes:
-    """One message as bytes."""
+    """A message as bytes, with a length prefix."""
     body = pickle.dumps(message)
     return LENGTH.pack(len(body)) + body
 
 
 class CapturedOutput:
-    """A file in the place of standard output, which the plugin's C++ writes to."""
+    """A file that replaces standard output, to which the plugin's C++ writes."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives with the process
@@ -62,13 +62,13 @@ class CapturedOutput:
         self._libc = ctypes.CDLL(None)
 
     def clear(self) -> None:
-        """Forgets what was written so far."""
+        """Discards the output so far."""
         self._flush()
         os.ftruncate(1, 0)
         os.lseek(1, 0, os.SEEK_SET)
 
     def text(self) -> str:
-        """What was written since the last `clear`."""
+        """The output since the last `clear`."""
         self._flush()
         size = os.fstat(1).st_size
         return os.pread(1, size, 0).decode(errors="replace")
@@ -103,10 +103,10 @@ class Compiler:
         operands: list[tuple[tuple[int, ...], str]],
         results: list[tuple[tuple[int, ...], str]],
     ) -> None:
-        """Compiles down to a cubin; the plugin prints the stages on the way."""
+        """Compiles to a cubin; the plugin prints the intermediate stages."""
         jax = self._jax
-        # The plugin keeps compiled kernels by this hash and prints nothing for one it
-        # has: a count makes each request compile.
+        # The plugin caches compiled kernels by this hash and prints nothing for cached
+        # ones: a counter makes each request compile.
         self._count += 1
         salt = self._count.to_bytes(8, "little")
         kernel_hash = hashlib.sha256(bytecode + salt).digest()
@@ -122,7 +122,7 @@ class Compiler:
                 uses_xla_collective_metadata=False,
             )
 
-        # The first operand is nobody's: without any, JAX compiles for the host.
+        # The first operand is a dummy: without operands, JAX compiles for the host.
         avals = [
             self._type(shape, dtype, sharding=self._sharding)
             for shape, dtype in [((), "int32"), *operands]
@@ -142,7 +142,7 @@ def _handle(
     try:
         if "target_config" in request:
             return {"ok": True}, Compiler(request["target_config"])
-        assert compiler is not None, "the first message names the target"
+        assert compiler is not None, "the first message must have the target"
         compiler.compile(**request)
         return {"ok": True, "output": output.text()}, compiler
     except Exception as error:
@@ -155,7 +155,7 @@ def _handle(
 def _read_requests(stream: BinaryIO, requests: queue.Queue[Any]) -> None:
     while (request := read_message(stream)) is not None:
         requests.put(request)
-    # The parent has closed the pipe or is gone: end even in the middle of a compile.
+    # The parent has closed the pipe or exited: exit even during a compilation.
     os._exit(0)
 
 

@@ -89,5 +89,5 @@ def test_a_tiling_that_does_not_divide_is_refused():
 
 
 def test_a_plane_has_two_dimensions():
-    with pytest.raises(plgpu.errors.ArgumentError, match="no such strips"):
+    with pytest.raises(plgpu.errors.ArgumentError, match="invalid strips"):
         plgpu.planar_snake(0, (4, 4), 2, 1)

@@ -269,9 +269,9 @@ def test_an_index_map_returns_an_index_for_each_dimension():
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[ROWS], out_specs=spec)
     with refused(
         errors.ArgumentError,
-        "BlockSpec of result 0 of pallas_call body: the index map returns too few or "
-        "too many indices",
-        expected="2, one for each dimension",
+        "BlockSpec of result 0 of pallas_call body: the index map returns the wrong "
+        "number of indices",
+        expected="2, one per dimension",
         got="1",
     ):
         call(numbers())
@@ -345,7 +345,7 @@ def test_blocks_live_in_smem_or_gmem(space):
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
     with refused(
         errors.MemorySpaceError,
-        "BlockSpec of argument 0 of pallas_call body: blocks live in SMEM or GMEM",
+        "BlockSpec of argument 0 of pallas_call body: blocks must be in SMEM or GMEM",
         got=space.name,
     ):
         call(numbers())

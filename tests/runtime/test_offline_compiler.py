@@ -83,7 +83,7 @@ def test_code_that_cannot_be_kept_is_a_warning(serialize_body, monkeypatch):
 
     monkeypatch.setenv("PALLAS_GPU_KEEP", "sass")
     monkeypatch.setattr(worker.Worker, "compile", unavailable)
-    with pytest.warns(UserWarning, match="sass of kernel 'k' not kept: no CUDA"):
+    with pytest.warns(UserWarning, match="cannot keep sass of kernel 'k': no CUDA"):
         offline.keep_device_code(
             serialize_body("math.absf %w : f32"),
             name="k",

@@ -49,7 +49,7 @@ def test_lost_performance_is_a_remark():
 
 
 def test_unreadable_report_is_our_bug():
-    with pytest.raises(errors.InternalError, match="cannot be read"):
+    with pytest.raises(errors.InternalError, match="cannot be parsed"):
         resources_report.parse_ptxas("ptxas fatal   : no input")
 
 

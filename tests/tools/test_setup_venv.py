@@ -126,7 +126,7 @@ def test_without_the_cuda_wheels_it_goes_on_and_says_so_each_time(
     fake_pip.fails = "offline"
     setup_venv.set_up(arguments(tmp_path))
     assert fake_pip.calls == [["dev", "offline"], ["dev"]]
-    said = "offline compilation is left out: the CUDA wheels could not be installed"
+    said = "offline compilation is omitted: the CUDA wheels could not be installed"
     assert said in capsys.readouterr().out
     setup_venv.set_up(arguments(tmp_path))
     assert said in capsys.readouterr().out
@@ -140,7 +140,7 @@ def test_on_a_system_without_cuda_wheels_offline_is_left_out(
 ):
     monkeypatch.setattr(setup_venv.platform, "system", lambda: "Darwin")
     setup_venv.set_up(arguments(tmp_path))
-    assert "left out: no CUDA wheels for Darwin" in capsys.readouterr().out
+    assert "omitted: no CUDA wheels for Darwin" in capsys.readouterr().out
 
 
 def test_on_a_gpu_machine_the_cuda_libraries_are_installed_too(
@@ -163,6 +163,6 @@ def test_a_failed_install_leaves_no_stamp_and_names_the_way_without_a_network(
 def test_a_folder_that_is_no_environment_is_left_alone(tmp_path: Path):
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv" / "thesis.txt").write_text("years of work")
-    with pytest.raises(setup_venv.SetupError, match="is no virtual environment"):
+    with pytest.raises(setup_venv.SetupError, match="is not a virtual environment"):
         setup_venv.make_environment(tmp_path / "venv", system_site=False)
     assert (tmp_path / "venv" / "thesis.txt").exists()
