@@ -167,7 +167,7 @@ def shifted_exp_job(rows: int = 512, dtype: Any = np.float16) -> Job:
 
     return Job(
         "shifted_exp",
-        "kernel with TMA, an mbarrier and swizzled SMEM by hand",
+        "kernel with explicit TMA, an mbarrier and swizzled SMEM",
         shifted_exp,
         (x.astype(dtype),),
         reference,

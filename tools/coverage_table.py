@@ -61,7 +61,7 @@ def coverage_complaints(registry: Any, emitted: Collection[str]) -> list[str]:
             gap = (name, kind) in registry.KNOWN_GAPS
             has_rule = registry.rule(key, kind) is not None
             if not has_rule and not gap:
-                found.append(f"{name} has no {kind.value} rule and is no known gap")
+                found.append(f"{name} has no {kind.value} rule and is not a known gap")
             if has_rule and gap:
                 found.append(f"{name} has a {kind.value} rule: take it off KNOWN_GAPS")
     found += _one_sided(registry)

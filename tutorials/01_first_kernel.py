@@ -16,25 +16,25 @@
 
 # %% [markdown]
 """
-Tutorial 1: a first kernel, for those who know JAX and no CUDA yet
+Tutorial 1: a first kernel, for readers who know JAX but not CUDA
 
 # A first kernel
 
 Here a GPU kernel is a Python function that you write, not one that XLA chooses for
-you. This tutorial writes one kernel twice. It multiplies a matrix by a number, which
-is as little arithmetic as possible, so that what remains is what a kernel is about:
-who works on what, and how data comes to it and leaves again.
+you. This tutorial writes one kernel twice. It multiplies a matrix by a number, the
+simplest arithmetic, so that it shows the essentials of a kernel: how work is
+distributed, and how data is moved to and from the processors.
 
 No GPU is needed. Everything runs in an emulator, a model of the GPU in Python. It is
-slow, and strict: it computes what the GPU would compute, and it refuses programs that
-would be right on a GPU only by luck.
+slow and strict: it computes the same results as a GPU, and rejects programs that would
+be correct on a GPU only by chance.
 """
 
 # %%
 import os
 
-# The emulator needs nothing but the CPU. On a machine with a Hopper GPU, remove this
-# line and the kernels below run on the GPU.
+# The emulator requires only a CPU. On a machine with a Hopper GPU, remove this line to
+# run the kernels below on the GPU.
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax
@@ -47,19 +47,19 @@ x = jax.random.normal(jax.random.key(0), (256, 128), jnp.float32)
 
 # %% [markdown]
 """
-## The machine, as far as we need it
+## The machine, in brief
 
-An H200 has 132 processors, called SMs. A kernel is started as many independent
-**blocks** (the hardware's word is CTA). The GPU hands blocks to SMs as these become
-free, in no particular order, until all blocks are done. So a block must not depend on
-what another block of the same kernel has done.
+An H200 has 132 processors, called SMs. A kernel is launched as many independent
+**blocks** (the hardware's term is CTA). The GPU schedules blocks on SMs as these become
+free, in an unspecified order, until all blocks are done. So a block must not depend on
+the results of another block of the same kernel.
 
-Data lives in one of three places:
+Data is stored in one of three places:
 
          GPU
         +----------------------------------------------------------+
-        |  GMEM   global memory: 141 GB, far away, all arrays of   |
-        |         JAX live here                                    |
+        |  GMEM   global memory: 141 GB, off-chip, stores all      |
+        |         arrays of JAX                                    |
         +-----------+---------------------------+------------------+
                     |                           |
              SM 0   |                    SM 1   |            ... 132 of them
@@ -74,24 +74,24 @@ Data lives in one of three places:
             |   arithmetic   |          |   arithmetic   |
             +----------------+          +----------------+
 
-Arithmetic happens in **registers**. A kernel therefore brings a piece of an array
-from GMEM to SMEM, loads it into registers, computes, and sends the result back the
-same way. Such a piece is called a **tile**. (Pallas also calls it a block of the array,
-hence the name `BlockSpec` below. In this text a block is always a block of threads.)
+Arithmetic operates on **registers**. A kernel therefore copies a part of an array from
+GMEM to SMEM, loads it into registers, computes, and copies the result back the same
+way. Such a part is called a **tile**. (Pallas also calls it a block of the array, hence
+the name `BlockSpec` below. In this text a block is always a block of threads.)
 
-A block is executed by threads. In this package you do not write for single threads:
-the unit is the **warpgroup**, 128 threads that work together, and each block here
-has one. Inside a kernel, an array such as `x + 1` is spread over the registers of a
-warpgroup, and you write with it as you would with any array of JAX.
+A block is executed by threads. In this package you do not program single threads: the
+unit is the **warpgroup**, 128 threads that cooperate, and each block here has one. In a
+kernel, an array such as `x + 1` is distributed over the registers of a warpgroup, and
+you use it like any array of JAX.
 """
 
 # %% [markdown]
 """
 ## The kernel with `pallas_call`
 
-A kernel does not get arrays. It gets **references** to memory. Reading `x_ref[...]`
-loads all that the reference names into registers; assigning to `o_ref[...]` stores.
-A kernel returns nothing: its results are what it has stored.
+The arguments of a kernel are not arrays but **references** to memory. Reading
+`x_ref[...]` loads the whole reference into registers; assigning to `o_ref[...]` stores.
+A kernel does not return values: its results are the stored data.
 """
 
 # %%
@@ -104,13 +104,12 @@ def scale_body(x_ref, o_ref):
 
 # %% [markdown]
 """
-The body says what happens to one tile. Which tile that is, and how many there are, is
-said beside it:
+The body defines the computation on one tile. The arguments of `pallas_call` define the
+tiles and their number:
 
-- `grid=(4, 2)` starts 4 x 2 = 8 blocks. Each has a position `(i, j)` on that grid.
-- `BlockSpec((64, 64), index_map)` cuts an array into tiles of 64 x 64. The index map
-  takes the position of a block of the grid and returns the tile that it sees, counted
-  in tiles.
+- `grid=(4, 2)` launches 4 x 2 = 8 blocks. Each has a position `(i, j)` on that grid.
+- `BlockSpec((64, 64), index_map)` splits an array into tiles of 64 x 64. The index map
+  maps the position of a block on the grid to the index of its tile, in units of tiles.
 
 With `lambda i, j: (i, j)` the block at position `(i, j)` works on tile `(i, j)`:
 
@@ -144,12 +143,12 @@ np.testing.assert_array_equal(scale(x), SCALE * np.asarray(x))
 
 # %% [markdown]
 """
-`scale` is a function from arrays to arrays. `pallas_call` did the copying: before the
-body runs, the tile is brought from GMEM to SMEM, and `x_ref` names that tile in SMEM.
-After the body, the tile of `o_ref` is copied back to GMEM.
+`scale` is a function from arrays to arrays. `pallas_call` does the copying: before the
+body runs, the tile is copied from GMEM to SMEM, and `x_ref` refers to that tile in
+SMEM. After the body, the tile of `o_ref` is copied back to GMEM.
 
-Tiles need not fit. The last ones may reach over the edge of the array: there they
-hold zeros, and of the result only what lies inside of the array is stored.
+Tiles need not divide the array. The last ones may exceed its bounds: out-of-bounds
+elements are read as zeros and are not stored.
 """
 
 # %%
@@ -167,31 +166,29 @@ np.testing.assert_array_equal(scale_odd(odd), SCALE * np.asarray(odd))
 
 # %% [markdown]
 """
-## The same by hand
+## The same with explicit copies
 
-Now the copying, step by step. `plgpu.kernel` calls a body with references to the
-whole arrays in GMEM and does nothing by itself. Three things are new.
+Now the copies are explicit. `plgpu.kernel` calls a body with references to the whole
+arrays in GMEM and copies nothing implicitly. There are three new concepts.
 
-**Position.** `kernel` names the axes of its grid, and the body asks for its position
+**Position.** `kernel` names the axes of its grid, and the body queries its position
 with `jax.lax.axis_index(name)`. `plgpu.ds(start, size)` is a range of that size, and
-`ref.at[...]` names a part of a reference without reading it.
+`ref.at[...]` refers to a part of a reference without reading it.
 
-**Scratch memory.** `scratch_types` declares what a block needs beside arguments and
-results: here a tile in SMEM, and a barrier. They arrive as further arguments.
+**Scratch memory.** `scratch_types` declares what a block needs besides arguments and
+results: here a tile in SMEM, and a barrier. They are passed as additional arguments.
 
-**Copies that take their time.** The hardware has a unit for copies of tiles between
-GMEM and SMEM, TMA. A copy is only *started* by the program. TMA then works beside it,
-and the program has to find out when the copy is done. The two directions differ:
+**Asynchronous copies.** The hardware has a unit for copies of tiles between GMEM and
+SMEM, TMA. The program only *starts* a copy. TMA then executes it asynchronously, and
+the program has to wait for its completion. The two directions differ:
 
-- *In*, GMEM to SMEM: the copy reports to a **barrier**, a small object in SMEM. The
-  barrier knows how many bytes to expect. `barrier_wait` stops the warpgroup until they
-  are all there.
-- *Out*, SMEM to GMEM: there is no barrier. The warpgroup remembers the copies that it
-  started, and `wait_smem_to_gmem(n)` stops it until at most `n` of them are under way.
+- *In*, GMEM to SMEM: the copy signals a **barrier**, an object in SMEM that counts the
+  expected bytes. `barrier_wait` blocks the warpgroup until all of them have arrived.
+- *Out*, SMEM to GMEM: there is no barrier. The warpgroup tracks the copies that it
+  started, and `wait_smem_to_gmem(n)` blocks it until at most `n` of them are pending.
 
-Before the way out one more call is due. TMA does not see at once what threads have
-stored to SMEM. `commit_smem` makes it visible, and waits until all 128 threads have
-come so far.
+A copy out requires one more call. Stores of threads to SMEM are not immediately visible
+to TMA. `commit_smem` makes them visible, and synchronizes all 128 threads.
 
     warpgroup                                  TMA
     ---------                                  ---
@@ -235,16 +232,16 @@ np.testing.assert_array_equal(scale_by_hand(x), SCALE * np.asarray(x))
 
 # %% [markdown]
 """
-The wait at the end is needed too: when a block ends its SMEM goes to the next block,
-and a copy that still reads it would read something else.
+The wait at the end is required too: when a block exits, its SMEM is reused by the next
+block, and a copy that is still reading it would read other data.
 
-One tile of SMEM is enough here, since the result takes the place of the input.
+One tile of SMEM suffices here, since the result overwrites the input.
 `pallas_call` uses two, one for each of `x_ref` and `o_ref`.
 
 ## In a JAX program
 
-A kernel is an operation of JAX like any other. It goes into `jax.jit` together with
-what stands around it:
+A kernel is an operation of JAX like any other. It can be used in `jax.jit` together
+with other operations:
 """
 
 
@@ -261,7 +258,7 @@ np.testing.assert_allclose(standardized(x), expected, atol=1e-5)
 # %% [markdown]
 """
 `jax.vmap` adds an axis to the grid: a batch of 5 matrices becomes 5 x 4 blocks of one
-launch. The body does not change, and does not know.
+launch. The body does not change.
 """
 
 # %%
@@ -273,8 +270,8 @@ np.testing.assert_array_equal(scaled_batch, SCALE * np.asarray(batch))
 
 # %% [markdown]
 """
-What a kernel does not have is a derivative: JAX cannot look into it. `jax.grad` says
-so, and that `jax.custom_vjp` is the way to give it one.
+A kernel does not have a derivative: JAX cannot differentiate its body. `jax.grad`
+raises an error, which suggests `jax.custom_vjp` to define one.
 """
 
 # %%
@@ -287,12 +284,12 @@ else:
 
 # %% [markdown]
 """
-## What it becomes
+## The generated code
 
-A kernel can be compiled without a GPU. That takes NVIDIA's compiler, which the extra
-`offline` installs on Linux; without it this part is left out.
+A kernel can be compiled without a GPU. That requires NVIDIA's compiler, which the extra
+`offline` installs on Linux; without it this part is skipped.
 
-`sm_90a` names the target, Hopper. The result is one report for each kernel in the
+`sm_90a` is the target, Hopper. The result is one report for each kernel in the
 function.
 """
 
@@ -301,25 +298,24 @@ try:
     reports = plgpu.offline.compile(scale_by_hand, x, target="sm_90a")
 except plgpu.errors.OfflineUnavailableError as error:
     reports = []
-    print("left out:", error)
+    print("skipped:", error)
 
 for report in reports:
     print(report)
 
 # %% [markdown]
 """
-How to read it:
+The report has these figures:
 
-- A thread can have up to 255 **registers** of 32 bits. A tile of 64 x 128 numbers on
-  128 threads is 64 registers for each, and some more hold addresses.
-- **Spills** are values that found no register and went to memory. There should be
-  none.
+- A thread can have up to 255 **registers** of 32 bits. A tile of 64 x 128 numbers over
+  128 threads is 64 registers per thread; some more are used for addresses.
+- **Spills** are values that were moved from registers to memory. There should be none.
 - **SMEM** is the tile, 64 x 128 x 4 bytes, and 8 bytes for the barrier.
-- **Blocks per SM** says how many blocks fit on an SM at once. While one waits for its
-  copy, another can compute.
+- **Blocks per SM** is the number of blocks that are resident on an SM at once. While
+  one waits for its copy, another can compute.
 
 `report.ptx` is the kernel as text, in NVIDIA's portable assembly language PTX. The
-two TMA copies and the wait are easy to find in it:
+two TMA copies and the wait are easy to find:
 """
 
 # %%
@@ -335,16 +331,15 @@ for report in reports:
 """
 ## Two mistakes
 
-On a GPU both of these kernels would run, and might even give the right result. The
-emulator stops at them and names the line. `interpret=True` asks for the emulator on
-any machine.
+On a GPU both of these kernels would run, and might even compute the right result. The
+emulator detects the mistakes and reports the line. `interpret=True` selects the
+emulator on any machine.
 
 ### A missing wait
 
 This is `scale_by_hand` without `barrier_wait`. It reads the tile while TMA may still
-be filling it. If the copy happens to be quick, nothing is wrong to be seen. The
-emulator keeps account of which copies have been waited for, so it finds the mistake
-in every run.
+be writing it. If the copy happens to be fast, the result is correct. The emulator
+tracks which copies have been waited for, so it detects the mistake in every run.
 """
 
 
@@ -375,17 +370,18 @@ else:
 
 # %% [markdown]
 """
-The message has the same parts each time: what happened, what was expected and what
-was found, what to do, and where.
+All messages have the same parts: the error, what was expected and what was found, a
+hint, and the location.
 
 ### An index out of bounds
 
-In JAX, `x[8]` of an array with 8 rows is no error: the index is clamped to the last
-row. A kernel has no such net. On a GPU the read returns whatever lies behind the
-array.
+In JAX, `x[8]` of an array with 8 rows is not an error: the index is clamped to the last
+row. In a kernel indices are not clamped. On a GPU the read returns arbitrary memory
+after the array.
 
-Here every block copies the row below its own, and the last block has none. An array
-in GMEM can be read and written directly, with no TMA, which is good enough for a row.
+Here every block copies the row below its own, which does not exist for the last block.
+An array in GMEM can be read and written directly, without TMA, which suffices for a
+row.
 """
 
 # %%
@@ -413,8 +409,8 @@ else:
 
 # %% [markdown]
 """
-The last line names the block that went wrong. What the last row should be is for the
-author to say, for example itself:
+The last line names the failing block. The kernel must define the last row explicitly,
+for example as itself:
 """
 
 
@@ -434,26 +430,26 @@ np.testing.assert_array_equal(row_below_or_last(small), np.asarray(small)[below]
 
 # %% [markdown]
 """
-Under `jax.jit` the same messages arrive, but at the end of a long error of JAX's own.
-To look for a mistake, call the kernel without `jit`.
+Under `jax.jit` the same messages are at the end of a long error of JAX. To debug, call
+the kernel without `jit`.
 
 ## Summary
 
-| word | what it is |
+| term | meaning |
 |---|---|
 | block, CTA | one of the many independent instances of a kernel |
-| grid | how many blocks, and how they are numbered |
+| grid | the number of blocks, and their positions |
 | warpgroup | the 128 threads that execute a block here |
-| GMEM | far memory, where all arrays live |
-| SMEM | near memory, a part for each block |
-| registers | where arithmetic happens |
-| reference | a name for memory: `ref[...]` reads, `ref[...] = v` writes |
-| `ref.at[...]` | a name for a part of it |
-| TMA | the unit that copies tiles, beside the program |
-| barrier | what a warpgroup waits at until a copy in has arrived |
+| GMEM | off-chip memory, which stores all arrays |
+| SMEM | on-chip memory, a part for each block |
+| registers | the operands of arithmetic |
+| reference | refers to memory: `ref[...]` reads, `ref[...] = v` writes |
+| `ref.at[...]` | refers to a part of it |
+| TMA | the unit that copies tiles asynchronously |
+| barrier | signals the completion of a copy in to a waiting warpgroup |
 | `commit_smem` | makes stores to SMEM visible to TMA |
 | `wait_smem_to_gmem` | waits for copies out |
 
 [demo/kernels.py](../demo/kernels.py) has the next step: a kernel that reduces over
-rows, with SMEM stored in the order that the hardware likes best.
+rows, with swizzled SMEM.
 """

@@ -20,10 +20,10 @@ Tutorial 2: a matrix product on the tensor cores, from one tile to a fast kernel
 
 # A matrix product
 
-A matrix product is where a GPU is fastest, and where it is hardest to get the speed
-that it has. This tutorial begins with one tile and one tensor core instruction, and
-goes in six steps to a kernel with the speed of NVIDIA's own library. Each step is a
-complete kernel that changes one thing. At the end is a table with the speed of each.
+Matrix products have the highest throughput of a GPU, but reaching it is difficult. This
+tutorial starts with one tile and one tensor core instruction, and arrives in six steps
+at a kernel with the speed of NVIDIA's own library. Each step is a complete kernel that
+changes one thing. At the end is a table with the speed of each.
 
 You should know [the first tutorial](01_first_kernel.ipynb): blocks, tiles, SMEM,
 barriers, TMA. As there, no GPU is needed.
@@ -32,8 +32,8 @@ barriers, TMA. As there, no GPU is needed.
 # %%
 import os
 
-# The emulator needs nothing but the CPU. On a machine with a Hopper GPU, set this
-# variable to "cuda" and the kernels below run on the GPU.
+# The emulator requires only a CPU. On a machine with a Hopper GPU, set this variable to
+# "cuda" to run the kernels below on the GPU.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -62,29 +62,28 @@ def check(kernel, a, b):
 """
 ## Step 1: one tile
 
-The tensor core is a part of the SM that multiplies small matrices. On Hopper it takes
-both factors from SMEM and adds the product to an **accumulator**, which lies in the
-registers of a warpgroup:
+The tensor core is a part of the SM that multiplies small matrices. On Hopper it reads
+both factors from SMEM and adds the product to an **accumulator** in the registers of a
+warpgroup:
 
           SMEM                     tensor core               registers
     A  128 x 64  bf16   ---+
                            +--->   acc += A @ B   --->   acc  128 x 128  float32
     B   64 x 128 bf16   ---+
 
-`plgpu.ACC((128, 128))` declares one; it begins as zeros. `plgpu.wgmma(acc, a, b)` is
-the product, named after the instruction. Like a copy by TMA it is only *started* by
-the program: until it has been waited for, the factors must not be overwritten.
-`acc[...]` waits for it and gives the values.
+`plgpu.ACC((128, 128))` declares one, initialized with zeros. `plgpu.wgmma(acc, a, b)`
+is the product, named after the instruction. Like a TMA copy it is asynchronous: until
+it has been waited for, the factors must not be overwritten. `acc[...]` waits for it and
+returns the values.
 
-What is new besides: the tensor core does not read SMEM in the order that you would
-expect. It wants tiles of 8 rows of 128 bytes, with the 16-byte pieces of each row
-exchanged after a fixed pattern, the **swizzle**, so that it can read a column of pieces
-at once. TMA writes SMEM in this order when the declaration says so. Nothing else in the
-kernel has to know.
+SMEM has a different storage order here: the tensor core requires tiles of 8 rows of 128
+bytes, with the 16-byte chunks of each row permuted by a fixed pattern, the **swizzle**,
+so that it can read a column of chunks at once. TMA writes SMEM in this order if the
+declaration specifies it. The rest of the kernel does not depend on it.
 """
 
 # %%
-M, N, K = 128, 128, 64  # a tile of the result, and how deep one step goes
+M, N, K = 128, 128, 64  # a tile of the result, and the K of one step
 
 
 def tiles(*shape):
@@ -120,13 +119,12 @@ check(one_tile, random(M, K, 0), random(K, N, 1))
 
 # %% [markdown]
 """
-The barrier has `num_arrivals=2` since two copies report to it.
+The barrier has `num_arrivals=2` since two copies arrive on it.
 
 ## Step 2: all tiles
 
-A larger result is cut into tiles, one for each block. A block needs M rows of A and N
-columns of B, which are as long as they are: it goes along them in steps of K, and the
-accumulator sums up.
+A larger result is split into tiles, one for each block. A block reads M rows of A and N
+columns of B, in steps of K, and sums the products in the accumulator.
 
                         B   columns of this block
                            +---+
@@ -139,8 +137,8 @@ accumulator sums up.
        | 0 | 1 |...|       |acc|     rows of this block
        +---+---+---+       +---+
 
-The kernel is now made by a function that looks at the shapes. To keep the text short,
-none of these kernels checks that the tiles divide them.
+The kernel is now created by a function of the shapes. For brevity, these kernels do not
+check that the tiles divide them.
 """
 
 
@@ -188,8 +186,9 @@ check(all_tiles, a, b)
 """
 ## Step 3: copies ahead of the tensor core
 
-In step 2 a block either copies or multiplies, never both. The cure is to have several
-buffers, called **stages**. While the tensor core works on one, TMA fills the others:
+In step 2 a block either copies or multiplies, never both. To overlap them, a block has
+several buffers, called **stages**. While the tensor core reads one, TMA fills the
+others:
 
     stage 0   copy 0 | wgmma 0 | copy 4 ........ | wgmma 4 |
     stage 1   copy 1 ......... | wgmma 1 | copy 5 ........ | wgmma 5 |
@@ -197,11 +196,11 @@ buffers, called **stages**. While the tensor core works on one, TMA fills the ot
     stage 3   copy 3 ............................. | wgmma 3 | copy 7 ...
 
 `tiles(STAGES, M, K)` declares them as one reference with one more dimension, and
-`plgpu.Barrier(num_barriers=STAGES)` a barrier for each. `ref.at[stage]` picks one.
+`plgpu.Barrier(num_barriers=STAGES)` a barrier for each. `ref.at[stage]` selects one.
 
-The tensor core should never run dry either. `wgmma_wait(1)` leaves one product under
-way, the one just started. So after it the product *before* is done, and the buffers of
-that one are free for the next copy. It can bring the tiles of three steps later.
+The tensor core should not idle either. `wgmma_wait(1)` leaves one product pending, the
+one just started. After it the *preceding* product is done, and its buffers are free for
+the next copy, which fetches the tiles of three steps later.
 """
 
 # %%
@@ -263,26 +262,26 @@ check(with_stages, a, b)
 
 # %% [markdown]
 """
-The emulator watches the buffers. With `wgmma_wait(2)`, or with `fetch(ki + STAGES)`, a
-copy could overwrite what a product is still reading. On a GPU that may go well for
-years; the emulator stops there and names the lines of both.
+The emulator checks the buffers. With `wgmma_wait(2)`, or with `fetch(ki + STAGES)`, a
+copy could overwrite data that a product is still reading. On a GPU such an error may
+remain unnoticed; the emulator reports it with the lines of both.
 
 ## Step 4: a producer and two consumers
 
-One warpgroup does everything so far: it waits for copies, starts products, waits for
-products, starts copies. It often waits for one thing while it could start another.
-So the work is divided among three warpgroups of one block, `num_threads=3`, which run
-side by side and take different ways through the kernel:
+So far one warpgroup does everything: it waits for copies, starts products, waits for
+products, starts copies. It often waits for one while it could start another. So the
+work is divided among three warpgroups of one block, `num_threads=3`, which run
+concurrently and execute different code (warp specialization):
 
 - A **producer** starts the copies.
 - Two **consumers** start the products. Each has M rows of A. Both use the same columns
   of B, so the block's tile is 2 M x N, and a byte of B is used twice as often.
 
-They talk through barriers, two for each stage:
+They synchronize through barriers, two for each stage:
 
-- `full`: the copies have arrived; the consumers may read. Two copies report to it.
-- `empty`: the consumers have read; the producer may copy again. Both consumers report
-  to it with `barrier_arrive`.
+- `full`: the copies are complete; the consumers may read. Two copies arrive on it.
+- `empty`: the consumers have read; the producer may copy again. Both consumers arrive
+  on it with `barrier_arrive`.
 
         producer                              consumers (two of them)
         --------                              ---------
@@ -294,22 +293,22 @@ They talk through barriers, two for each stage:
                                          +--  arrive empty[stage before]
                                               next stage
 
-The first round through the stages needs no wait: they begin empty.
+The first round through the stages needs no wait: they are initially empty.
 
-An accumulator of 128 x 128 takes 128 registers of each thread. At the start of a kernel
+An accumulator of 128 x 128 uses 128 registers of each thread. At the start of a kernel
 all threads have the same number, 168 with three warpgroups. `set_max_registers` moves
 some from the producer, which computes nothing, to the consumers. The sum
-(2 * 232 + 40) * 128 = 64512 has to stay below the SM's 65536. The accumulator is now
-declared where the consumers are, by `run_scoped`: the producer has none.
+(2 * 232 + 40) * 128 = 64512 must not exceed the SM's 65536. The accumulator is now
+allocated in the consumers' code, by `run_scoped`: the producer has none.
 
 `fetch` and `multiply` below are the two columns of the picture, for one tile; `work`
 divides the roles. The next steps use them again. For those, a block can have several
 tiles, `first` is the number of steps of the tiles before, and `share` is for step 6.
 
-The four stages leave 35 KiB of SMEM. The result does not fit in there as a whole, so
-each consumer stores it in parts of 64 x 64, with two buffers in turn. Before a buffer
-is used again, `wait_smem_to_gmem(1, wait_read_only=True)` makes sure that the copy
-before the last one has read it.
+The four stages leave 35 KiB of SMEM. The whole result does not fit, so each consumer
+stores it in parts of 64 x 64, alternating between two buffers. Before a buffer is
+reused, `wait_smem_to_gmem(1, wait_read_only=True)` ensures that the copy before the
+last one has read it.
 """
 
 # %%
@@ -433,32 +432,33 @@ check(specialised, a, b)
 
 # %% [markdown]
 """
-## Step 5: blocks that stay
+## Step 5: persistent blocks
 
-A block of step 4 begins with empty buffers and ends with a tile to store. At both ends
-the tensor core has nothing to do, and the next block begins only when this one is gone.
+A block of step 4 starts with empty buffers and ends with a tile to store. During both
+the tensor core is idle, and the next block starts only after this one has exited.
 
-So start as many blocks as the GPU has SMs, once, and let each compute tile after tile.
+So launch only as many blocks as the GPU has SMs, and let each compute several tiles.
 Such a kernel is called **persistent**. Producer and consumers each run a loop over the
 block's tiles, and do not wait for each other between them: while the consumers store a
 tile, the producer already fills the buffers for the next, and the copies of `store` go
 on during the next tile's products. In the program a loop over tiles takes the place of
 the one tile; everything else is that of step 4.
 
-- `nd_loop((number,), collective_axes="block")` deals the steps of a loop out to the
-  blocks: block i of n gets the steps i, i + n, i + 2 n and so on. `info.index` is the
-  step, `info.local_index` counts those of this block.
-- `planar_snake` turns that number into a position in the result. It does not go row
-  by row, but through strips 8 tiles wide, so that the tiles under way at the same
-  time are neighbours. Neighbours read the same rows of A and columns of B, and find
-  them in the L2, the cache between GMEM and the SMs.
+- `nd_loop((number,), collective_axes="block")` distributes the steps of a loop over the
+  blocks: block i of n executes the steps i, i + n, i + 2 n and so on. `info.index` is
+  the step, `info.local_index` counts those of this block.
+- `planar_snake` converts that number to a position in the result. The order is not row
+  by row, but by strips 8 tiles wide, so that the tiles computed at the same time are
+  adjacent. Adjacent tiles read the same rows of A and columns of B, which are then in
+  the L2, the cache between GMEM and the SMs.
 
-The stages go round without regard to where a tile ends: `first + ki` counts the steps
-of all tiles, and the stage follows from it.
+The stages are used cyclically across tiles: `first + ki` counts the steps of all tiles,
+and determines the stage.
 
-`multiply` reports the last step of a tile too, after `acc[...]` has waited for it. In
-step 4 nobody waited for that report; here the producer does, with the next tile. Forget
-it, and the emulator says that 3 of 3 warpgroups wait, each at which line and for what.
+`multiply` also arrives for the last step of a tile, after `acc[...]` has waited for it.
+In step 4 that arrival was not waited for; here the producer does, for the next tile.
+Without it, the emulator reports a deadlock: 3 of 3 warpgroups wait, with the line and
+the barrier of each.
 """
 
 # %%
@@ -498,11 +498,11 @@ check(lambda a, b: persistent(a, b, blocks=3), a, b)  # 8 tiles for 3 blocks
 """
 ## Step 6: clusters of two
 
-Two blocks side by side in the result need the same rows of A, and both fetch them. A
-**cluster** is a group of blocks that run at the same time on SMs near each other, and
-can reach each other's SMEM. In a cluster of two each block fetches half of A's tile,
-and TMA writes it into the SMEM of both, a **multicast**. Every byte of A travels once
-where it travelled twice.
+Two blocks that are adjacent in a row of the result read the same rows of A, and both
+fetch them. A **cluster** is a group of blocks that run at the same time on nearby SMs,
+and can access each other's SMEM. In a cluster of two each block fetches half of A's
+tile, and TMA writes it to the SMEM of both, a **multicast**. Every byte of A is fetched
+once instead of twice.
 
                  A (half) ---+---> block 0, SMEM: all of A   its own B
                  A (half) ---+---> block 1, SMEM: all of A   its own B
@@ -510,14 +510,14 @@ where it travelled twice.
 Little changes in the program:
 
 - `cluster=(2,)` and its name, "pair". The grid now counts clusters.
-- Of two neighbouring tiles each block takes one, by `lax.axis_index("pair")`.
-- `share="pair"` is the `collective_axes` of the copy of A in `fetch`: both blocks ask
-  for the whole tile, and each gets it whole. Their `full` barriers count the bytes of
+- Of two adjacent tiles each block computes one, by `lax.axis_index("pair")`.
+- `share="pair"` is the `collective_axes` of the copy of A in `fetch`: both blocks
+  request the whole tile, and each receives it. Their `full` barriers count the bytes of
   both halves.
 - A copy now also writes into the *other* block's SMEM. So a stage is empty only when
   the consumers of both blocks have read it. `ClusterBarrier` is a barrier for that: an
-  arrival counts in both blocks. With a plain `Barrier` one block would overwrite what
-  the other still needs, and the emulator says so.
+  arrival counts in both blocks. With a plain `Barrier` one block would overwrite data
+  that the other is still reading, which the emulator reports.
 """
 
 
@@ -564,12 +564,12 @@ STEPS = {
 
 # %% [markdown]
 """
-## How fast it is
+## Performance
 
 Measured by `python -m benchmarks.tutorial_matmul`, which runs the cells above on a GPU:
 4096 x 4096 x 4096, bfloat16, random normal inputs, one NVIDIA H200, jax 0.11.2, jaxlib
 0.11.2. A product has 2 * 4096**3 operations. Step 1 computes a single tile
-on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
+on one of 132 SMs. `jnp.matmul` calls cuBLAS.
 
 ![Bars: the speed of each step, and of cuBLAS](02_matmul_speed.svg)
 
@@ -583,16 +583,16 @@ on one of 132 SMs. cuBLAS is what `jnp.matmul` calls.
 | 6 clusters of two | 174.0 | 790 | 1.00 |
 | cuBLAS through JAX | 173.1 | 794 | 1.00 |
 
-The times are those of the kernels on the device, by CUPTI, without launches; the
-candidates take turns in a shuffled order with pauses between the rounds. At this size
-clusters are worth nothing that shows. At 8192 x 8192 x 8192 they are: there the kernel
-of step 6 reaches 0.99 of cuBLAS and that of step 5 0.97
+The times are kernel times on the device, measured by CUPTI, without launches; the
+candidates are interleaved in a shuffled order with pauses between the rounds. At this
+size clusters have no measurable effect. At 8192 x 8192 x 8192 they do: the kernel of
+step 6 reaches 0.99 of cuBLAS and that of step 5 0.97
 ([docs/performance.md](../docs/performance.md)): each CTA reads fewer bytes from the L2.
 
-The distribution matters: a card lowers its clock when it draws too much power, and
-numbers that switch many bits draw more. On zeros every kernel looks better.
+The distribution of the inputs matters: a card lowers its clock if it draws too much
+power, and data that toggles many bits draws more. With zeros every kernel is faster.
 
-## The same, ready to use
+## The library kernel
 
 `pallas_gpu.ops.matmul` is the kernel of step 6 with its sizes as parameters, for
 float16 and bfloat16, and with checks. [Its source](../pallas_gpu/ops/matmul.py) is

@@ -209,7 +209,7 @@ def _receive(word: ir.Value, lane_columns: tuple[int, ...], shift: int) -> ir.Va
 
 
 def _rename_words(
-    network: Network, words: Sequence[ir.Value], wanted: Iterable[int]
+    network: Network, words: Sequence[ir.Value], outputs: Iterable[int]
 ) -> list[ir.Value]:
     """The requested words after the stages of a network."""
     done: dict[tuple[int, int], ir.Value] = {}
@@ -224,7 +224,7 @@ def _rename_words(
             done[index, stage] = arith.select(odd, other, own)
         return done[index, stage]
 
-    return [word(index, len(network.stages)) for index in wanted]
+    return [word(index, len(network.stages)) for index in outputs]
 
 
 def _to_words(value: ir.Value) -> list[ir.Value]:
@@ -329,8 +329,8 @@ def _conjunction(
 ) -> ir.Value | None:
     """i1: all conditions (mask, odd) and `result` hold; None without conditions."""
     for mask, odd in conditions:
-        met = addressing.thread_parity(mask)
+        holds = addressing.thread_parity(mask)
         if not odd:
-            met = arith.xori(met, dtypes.constant(True, dtypes.BOOL))
-        result = met if result is None else arith.andi(result, met)
+            holds = arith.xori(holds, dtypes.constant(True, dtypes.BOOL))
+        result = holds if result is None else arith.andi(result, holds)
     return result

@@ -26,7 +26,7 @@ _written: dict[tuple[Path, str, str], list[str]] = {}
 _lock = threading.Lock()
 
 
-def wanted_stages() -> frozenset[str]:
+def kept_stages() -> frozenset[str]:
     """The stages that `PALLAS_GPU_KEEP` names.
 
     Raises:
@@ -39,14 +39,14 @@ def wanted_stages() -> frozenset[str]:
     return frozenset(names)
 
 
-def wanted(stage: str) -> bool:
+def is_kept(stage: str) -> bool:
     """True if `PALLAS_GPU_KEEP` names the stage.
 
     Raises:
       ArgumentError: `stage`, or a name in the variable, is not a stage.
     """
     _check_stage(stage, "unknown stage")
-    return stage in wanted_stages()
+    return stage in kept_stages()
 
 
 def dump(stage: str, kernel_name: str, text: str) -> Path | None:
@@ -65,7 +65,7 @@ def dump(stage: str, kernel_name: str, text: str) -> Path | None:
     Raises:
       ArgumentError: the stage does not exist.
     """
-    if not wanted(stage):
+    if not is_kept(stage):
         return None
     folder = Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).resolve()
     # Kernel names are chosen by users: a slash must not lead out of the folder.

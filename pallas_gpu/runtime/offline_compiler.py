@@ -134,7 +134,7 @@ def keep_device_code(
     worker compiles it a second time. A failure to write them is a warning: the kernel
     may still run.
     """
-    stages = dumps.wanted_stages() & {"ptx", "ptxas", "sass"}
+    stages = dumps.kept_stages() & {"ptx", "ptxas", "sass"}
     if not stages:
         return
     try:

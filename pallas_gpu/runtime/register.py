@@ -20,7 +20,7 @@ from pallas_gpu.runtime.serialize import SerializedModule
 
 def observe(stage: str, name: str, text: Any) -> None:
     """Keeps a text if PALLAS_GPU_KEEP names it and the kernel has it."""
-    if dumps.wanted(stage) and (kept := text()) is not None:
+    if dumps.is_kept(stage) and (kept := text()) is not None:
         dumps.dump(stage, name, kept)
 
 

@@ -84,14 +84,14 @@ def test_a_full_registry_has_no_complaints():
 
 def test_a_missing_rule_is_found():
     found = coverage_complaints(registry({("copy", Kind.EMULATE)}, {}), ())
-    assert found == ["copy has no lane rule and is no known gap"]
+    assert found == ["copy has no lane rule and is not a known gap"]
 
 
 def test_an_emitted_operation_without_rules_is_found():
     found = coverage_complaints(registry(BOTH, {}), ["vector.scan"])
     assert found == [
-        "vector.scan has no infer rule and is no known gap",
-        "vector.scan has no expand rule and is no known gap",
+        "vector.scan has no infer rule and is not a known gap",
+        "vector.scan has no expand rule and is not a known gap",
     ]
 
 
@@ -111,7 +111,7 @@ def test_an_operation_of_jax_has_a_rule_under_each_semantics():
 def test_an_operation_that_only_inference_knows_is_found():
     rules = BOTH | {("vector.scan", Kind.INFER)}
     found = coverage_complaints(registry(rules, {}), ())
-    assert found == ["vector.scan has no expand rule and is no known gap"]
+    assert found == ["vector.scan has no expand rule and is not a known gap"]
 
 
 def test_a_known_gap_may_be_a_hole():

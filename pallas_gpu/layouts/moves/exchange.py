@@ -156,9 +156,9 @@ def _address_basis(
     """Basis of a piece: vector i is the element at position 2**i."""
     stored, loaded = _phase(src, bits, unit), _phase(dst, bits, unit)
     both = Basis(unit)
-    meet = intersection(stored.vectors, loaded.vectors, src.bits).vectors
+    common = intersection(stored.vectors, loaded.vectors, src.bits).vectors
     # Columns of threads come first: their addresses are then multiples of a unit.
-    for vector in (*stored.vectors, *loaded.vectors, *meet):
+    for vector in (*stored.vectors, *loaded.vectors, *common):
         if vector in stored and vector in loaded:
             both.add(vector)
     only_stored = _added(both, stored.vectors)

@@ -48,7 +48,7 @@ class Basis:
     def coordinates(self, vector: int) -> int:
         """The mask of the basis vectors that sum to the vector."""
         rest, used = self._reduce(vector)
-        assert not rest, "the vector lies outside of the span"
+        assert not rest, "the vector is not in the span"
         return used
 
     def copy(self) -> Basis:

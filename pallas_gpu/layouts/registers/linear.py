@@ -342,11 +342,11 @@ class LinearLayout:
         ):
             if tuple(np.array(_pick(mine, dims), dtype=np.int64) * full) != theirs:
                 return None
-        wanted = _flatten(self._coordinates[0][..., list(dims)] * full, operand.shape)
+        elements = _flatten(self._coordinates[0][..., list(dims)] * full, operand.shape)
         owner = np.full(operand.size, -1, dtype=np.int64)
         held = operand.flat_indices()[0]
         owner[held.reshape(-1)] = np.arange(held.size)
-        source = owner[wanted]
+        source = owner[elements]
         if (source < 0).any():
             return None
         return np.stack(np.divmod(source, operand.vector_length), axis=-1)

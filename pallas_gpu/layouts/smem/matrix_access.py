@@ -37,7 +37,7 @@ class _Fragment(NamedTuple):
     transpose: bool
     elements: int
     row_columns: tuple[int, int, int]  # bytes between rows, per bit of the row number
-    row_data_bits: tuple[int | None, ...]  # the thread bit behind each row bit
+    row_data_bits: tuple[int | None, ...]  # the thread bit of each row bit
     warp_columns: tuple[int, int]
     statics: list[int]
 
