@@ -96,7 +96,7 @@ def test_a_stage_is_verified_at_its_border():
 
     stage = compiler.Stage("spoil", spoil)
     build = compiler.run(build_of(Lane), until="rules")
-    with pytest.raises(errors.CompilationError, match="refuses the module of kernel"):
+    with pytest.raises(errors.CompilationError, match="rejects the module of kernel"):
         compiler.run_stage(stage, build)
 
 

@@ -114,9 +114,9 @@ class RuleContext:
         return self.kernel.builder
 
     @property
-    def issuer(self) -> mosaic_module.Scope:
+    def issuer(self) -> mosaic_module.Issuer:
         """The threads that execute the equation: a warpgroup, or a single warp."""
-        return self.builder.scope
+        return self.builder.issuer
 
     @property
     def out_aval(self) -> Any:

@@ -138,7 +138,7 @@ def arrive(
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       blocks: the blocks to arrive at, this block included.
-      elected: i1, true in the thread that arrives; None: the scope's elected thread.
+      elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
       memory_scope: "cluster" makes the threads' writes visible to the other blocks. It
         costs a fence at GPU scope for each arrival (MEMBAR.ALL.GPU in SASS, which

@@ -23,8 +23,8 @@ _FULL_MASK = -1
 
 
 def synchronize() -> None:
-    """Synchronizes the threads of the builder's scope: a warpgroup's or a warp's."""
-    if module.current().scope == "warp":
+    """Synchronizes the threads of the builder's issuer: a warpgroup or a warp."""
+    if module.current().issuer == "warp":
         warp_barrier()
     else:
         warpgroup_barrier()
@@ -50,7 +50,7 @@ def warpgroup_barrier() -> None:
       InternalError: a single warp executes the code; the others would never arrive.
     """
     kernel = module.current()
-    if kernel.scope == "warp":
+    if kernel.issuer == "warp":
         raise errors.InternalError("a warpgroup barrier in code of a single warp")
 
     def identifier() -> ir.Value:
@@ -105,11 +105,11 @@ def arrive(
 
     PTX: `barrier.sync` or `bar.warp.sync`, then
     `mbarrier.arrive.release.cta.shared.b64` by one thread. Since: sm_90. The SMEM
-    accesses of all threads of the scope are ordered before the arrival.
+    accesses of all threads of the issuer are ordered before the arrival.
 
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
-      elected: i1, true in the thread that arrives; None: the scope's elected thread.
+      elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
     """
     if sync:
@@ -141,7 +141,7 @@ def arrive_expect_tx(
     Args:
       pointer: `!llvm.ptr<3>` of the mbarrier.
       num_bytes: below 2**20 (PTX ISA, "Tracking asynchronous operations").
-      elected: i1, true in the thread that arrives; the scope's if None.
+      elected: i1, true in the thread that arrives; None: the issuer's elected thread.
     """
     with predicated(_elected(elected)):
         emit_arrive_expect_tx(pointer, num_bytes)

@@ -38,7 +38,7 @@ _FULL_MASK = -1
 PROLOGUE = "shell.prologue"
 
 # The threads that execute the emitted code and that its barriers synchronize.
-Scope = Literal["warpgroup", "warp"]
+Issuer = Literal["warpgroup", "warp"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,7 @@ class KernelBuilder:
       buffers: the kernel's operands and results, `!llvm.ptr` in GMEM.
       smem_base: start of the dynamic SMEM, `!llvm.ptr<3>`.
       threads: the ids of the executing thread.
-      scope: the threads that execute the code that is being emitted.
+      issuer: the threads that execute the code that is being emitted.
     """
 
     buffers: list[ir.Value]
@@ -189,10 +189,10 @@ class KernelBuilder:
     def __init__(self, spec: LaunchSpec, context: ir.Context | None = None):
         self.spec = spec
         self.context = context if context is not None else make_context()
-        self._scopes = contextlib.ExitStack()
+        self._contexts = contextlib.ExitStack()
         self._hoisted: dict[object, ir.Value] = {}
         self._finished = False
-        self.scope: Scope = "warpgroup"
+        self.issuer: Issuer = "warpgroup"
 
     @classmethod
     def reopen(cls, spec: LaunchSpec, module: ir.Module) -> KernelBuilder:
@@ -207,23 +207,23 @@ class KernelBuilder:
         builder._finished = True
         return builder
 
-    # --- scopes -----------------------------------------------------------------------
+    # --- contexts ---------------------------------------------------------------------
 
     def __enter__(self) -> KernelBuilder:
-        self._scopes.enter_context(self.context)
+        self._contexts.enter_context(self.context)
         # An enclosing location means that the caller keeps source lines.
         ambient = ir.Location.current or ir.Location.unknown()
-        self._scopes.enter_context(ambient)
+        self._contexts.enter_context(ambient)
         if self._finished:
             self._recover()
             end = self.body.operations[len(self.body.operations) - 1]
-            self._scopes.enter_context(ir.InsertionPoint(end))
+            self._contexts.enter_context(ir.InsertionPoint(end))
         else:
             self.module = ir.Module.create()
             self._emit_host_function()
-            self._scopes.enter_context(ir.InsertionPoint(self.body))
+            self._contexts.enter_context(ir.InsertionPoint(self.body))
         _open_builders.stack.append(self)
-        self._scopes.callback(_open_builders.stack.pop)
+        self._contexts.callback(_open_builders.stack.pop)
         if not self._finished:
             self._emit_prologue()
         return self
@@ -233,7 +233,7 @@ class KernelBuilder:
             if kind is None and not self._finished:
                 gpu.terminator()
         finally:
-            self._scopes.close()
+            self._contexts.close()
         self._finished = kind is None
 
     def finish(self) -> ir.Module:
@@ -259,17 +259,17 @@ class KernelBuilder:
 
     @contextlib.contextmanager
     def in_warp(self) -> Iterator[None]:
-        """Sets the scope to the warp, for code that each warp executes on its own."""
-        outer, self.scope = self.scope, "warp"
+        """Makes the warp the issuer, for code that each warp executes on its own."""
+        outer, self.issuer = self.issuer, "warp"
         try:
             yield
         finally:
-            self.scope = outer
+            self.issuer = outer
 
     @property
     def elected(self) -> ir.Value:
-        """i1: true in the one thread that issues instructions for its scope."""
-        if self.scope == "warp":
+        """i1: true in the one thread that issues instructions for the issuer."""
+        if self.issuer == "warp":
             return self.threads.warp_elected
         return self.threads.elected
 

@@ -2,7 +2,7 @@
 """TMA: asynchronous tensor copies between GMEM and SMEM.
 
 One thread issues a copy for its warpgroup or its warp, depending on the builder's
-scope. A load completes on an mbarrier; a thread that observes the completed phase also
+issuer. A load completes on an mbarrier; a thread that observes the completed phase also
 observes the data. Stores complete in bulk async-groups.
 """
 
@@ -57,7 +57,7 @@ def copy_gmem_to_smem(
       gmem: a slice of a kernel buffer.
       smem_view: of the same shape, contiguous in SMEM.
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival.
-      elected: i1, true in the thread that issues; None: the scope's elected thread.
+      elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if no other thread can still be accessing the SMEM.
       arrive: False if the caller has added the bytes to the tx-count already.
       multicast: blocks of the cluster that all call this with the same slice and the
@@ -120,7 +120,7 @@ def copy_smem_to_gmem(
       smem_view: contiguous in SMEM.
       gmem: a slice of a kernel buffer, of the same shape.
       reduction: combine with the contents of GMEM, atomically per element.
-      elected: i1, true in the thread that issues; None: the scope's elected thread.
+      elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if the threads that wrote the SMEM have synchronized already.
       commit: commit the group; False adds the copy to the next copy's group.
 

@@ -84,7 +84,7 @@ def test_a_carry_reaches_the_last_step():
 
 
 def test_a_tiling_that_does_not_divide_is_refused():
-    with pytest.raises(plgpu.errors.ArgumentError, match="tiling does not fit"):
+    with pytest.raises(plgpu.errors.ArgumentError, match="does not divide the grid"):
         plgpu.nd_loop((4, 6), collective_axes="sm", tiling=(3, 3))
 
 

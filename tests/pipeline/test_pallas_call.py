@@ -207,7 +207,7 @@ def test_there_is_a_spec_for_each_argument():
     call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[ROWS, ROWS])
     with refused(
         errors.ArgumentError,
-        "pallas_call add_one: in_specs does not fit",
+        "pallas_call add_one: in_specs does not match the arrays",
         expected="1 BlockSpecs",
         got="2 BlockSpecs",
     ):
@@ -217,7 +217,9 @@ def test_there_is_a_spec_for_each_argument():
 def test_a_spec_is_a_block_spec():
     call = plgpu.pallas_call(add_one, f32(), grid=2, out_specs=(32, 128))
     with refused(
-        errors.ArgumentError, "pallas_call add_one: out_specs does not fit", got="32"
+        errors.ArgumentError,
+        "pallas_call add_one: out_specs does not match the arrays",
+        got="32",
     ):
         call(numbers())  # HERE
 

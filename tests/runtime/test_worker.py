@@ -139,7 +139,9 @@ def test_missing_packages_are_said_before_anything_starts(serialize_body, monkey
     nothing = environment.CudaInstallation(None, None, None, None, None, None, None)
     monkeypatch.setattr(environment, "find_cuda", lambda: nothing)
     own = worker.Worker("sm_90a")
-    with pytest.raises(errors.OfflineUnavailableError, match="not installed"):
+    with pytest.raises(
+        errors.OfflineUnavailableError, match="packages that are missing"
+    ):
         compile_with(own, serialize_body())
     assert own.pid is None
 
