@@ -182,7 +182,7 @@ class DifferentiationError(UnsupportedError):
 
 
 class NotModelledError(UnsupportedError):
-    """The emulator has no model of the operation."""
+    """The emulator does not model the operation."""
 
 
 class OfflineUnavailableError(UnsupportedError, RuntimeError):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The emulator: runs a traced kernel on the CPU and reports its errors.
 
-Importing it registers the rules of every family and gives the kernel primitive its
-meaning on the CPU.
+Importing it registers the rules of every family and the kernel primitive's lowering on
+the CPU.
 """
 
 from __future__ import annotations

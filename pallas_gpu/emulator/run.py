@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How JAX reaches the emulator.
+"""The connection of JAX to the emulator.
 
-An eager call runs directly, so that its errors arrive as they are. Under `jit` the
+An eager call runs directly, so that its errors are not wrapped. Under `jit` the
 launch is a callback; JAX then wraps errors and keeps their text.
 """
 
@@ -20,7 +20,7 @@ from pallas_gpu.entry import call
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
     results = run_kernel(params, arrays)
-    # Results go where the operands were put on purpose, else to the default device.
+    # Results are placed on the operands' device if committed, else on the default one.
     placed = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
     device = next(iter(placed[0].devices())) if placed else None
     return [jax.device_put(x, device) for x in results]

@@ -189,8 +189,8 @@ def test_a_barrier_has_an_arrival_for_each_multicast_on_it():
         make(body, OUT, scratch_types=scratch, **PAIR)(numbers())
     error = caught.value
     assert type(error) is errors.BarrierError
-    assert "gets more arrivals than it was declared with" in error.what
-    assert "1 arrivals a phase" in error.expected
+    assert "receives more arrivals than it was declared with" in error.what
+    assert "1 arrivals per phase" in error.expected
     assert "raise num_arrivals" in error.hint
     assert "test_cluster.py" in str(error)
 

@@ -188,7 +188,7 @@ def test_a_barrier_that_nobody_completes_is_a_deadlock():
 
     with refused(
         errors.DeadlockError,
-        "deadlock: 1 of 1 warpgroups wait, and nothing is under way that could wake "
+        "deadlock: 1 of 1 warpgroups wait, and nothing is in flight that could wake "
         "them",
         expected="an arrival or a copy",
         got="0 of 2 arrivals",

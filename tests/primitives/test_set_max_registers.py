@@ -51,9 +51,9 @@ def test_the_warpgroups_of_a_block_share_its_registers():
         run(body, num_threads=3, thread_name="wg")
     error = caught.value
     assert error.what == (
-        "set_max_registers: the warpgroups ask for more registers than there are"
+        "set_max_registers: the warpgroups request more registers than the SM has"
     )
-    assert error.expected == "at most 512 a thread, summed over the warpgroups"
+    assert error.expected == "at most 512 per thread, summed over the warpgroups"
     # The third has not asked yet, or it was one of the two: 24 at least are its own.
     assert "warpgroup" in error.got and "240" in error.got
     assert error.hint and "test_set_max_registers.py" in error.where

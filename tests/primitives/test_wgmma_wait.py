@@ -98,7 +98,7 @@ def test_a_copy_over_an_operand_with_too_few_arrivals_is_reported():
         kernel(jnp.eye(64, dtype=F16))
     text = str(caught.value)
     assert type(caught.value) is errors.BarrierError
-    assert "gets more arrivals than it was declared with" in caught.value.what
-    assert "1 arrivals a phase" in caught.value.expected
+    assert "receives more arrivals than it was declared with" in caught.value.what
+    assert "1 arrivals per phase" in caught.value.expected
     assert "raise num_arrivals" in caught.value.hint
     assert "test_wgmma_wait.py" in text

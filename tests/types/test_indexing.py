@@ -342,7 +342,7 @@ def test_an_input_is_not_written():
 
     with refused(
         errors.KernelError,
-        "input 0 (GMEM float32[64, 128]) is written, and it is an input",
+        "input 0 (GMEM float32[64, 128]) is written, but it is an input",
     ):
         run(body)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that XLA's CPU backend computes other than lax defines them, corrected."""
+"""Operations for which XLA's CPU backend deviates from lax's definition, corrected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JAX's loops and branches, where their bodies have effects."""
+"""JAX's loops and branches with effects in their bodies."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _begin_iteration(thread: Thread, step: ControlStep) -> None:
 
 @registry.register(lax.scan_p, _EMULATE)
 def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
-    # The check pass refuses arrays to slice or to stack: what is left carries values.
+    # The check pass refuses arrays to slice or to stack: other scans carry values.
     num_consts, num_carry = _jax.scan_arity(step.params)
     body = plans.plan_of(step.params["jaxpr"])
     consts, carry = ins[:num_consts], ins[num_consts:]
     if len(carry) != num_carry or len(step.outs) != num_carry:
         raise errors.NotModelledError(
-            "the emulator has no model of a scan over arrays",
+            "the emulator does not model a scan over arrays",
             hint="index a reference with the loop's counter",
         )
     for _ in range(step.params["length"]):
@@ -54,7 +54,7 @@ def _while(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
         (more,) = yield from evaluate.run(thread, condition, [*cond_consts, *carry])
         if not bool(more):
             return carry
-        # The loop may wait for what another thread does, of this group or another one.
+        # The loop may wait for another thread, of this group or another one.
         yield ITERATION
         carry = yield from evaluate.run(thread, body, [*body_consts, *carry])
 

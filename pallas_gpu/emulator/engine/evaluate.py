@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equation loop: a thread runs a plan.
+"""The equation loop: a thread executes a plan.
 
 Everything here is a generator, because an effect can block. Where threads share memory,
-each effect is also a place where another may run.
+each effect is also a point at which another may run.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pallas_gpu.emulator.engine.waits import Run
 
 
 def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
-    """Runs a plan to its end; the generator's value is the list of results."""
+    """Runs a plan; the generator returns the list of results."""
     env: list[Any] = [None] * plan.size
     env[: len(args)] = args
     for step in plan.steps:

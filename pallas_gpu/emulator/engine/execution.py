@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all threads of one run share: choices, the step budget, numbers of actors."""
+"""The state that all threads of a run share: choices, step budget, actors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallas_gpu.emulator.engine.waits import Positioned, positions
 
 
 class HasThreads(Protocol):
-    """A group, as the report of a livelock reads it."""
+    """The interface of a group for the report of a livelock."""
 
     @property
     def threads(self) -> Sequence[Positioned]:
@@ -25,14 +25,14 @@ class Execution:
     """One run.
 
     Args:
-      seed: decides every choice.
-      asynchrony: when asynchronous work completes: `"eager"`, `"late"` or `"random"`.
+      seed: of the generator that makes every choice.
+      asynchrony: when asynchronous work completes:  `"eager"`, `"late"` or `"random"`.
       max_steps: the step budget.
-      detect_races: also compare threads with threads.
-      lenient_reads: reads outside an array return poison instead of raising.
+      detect_races: whether to also compare threads with threads.
+      lenient_reads: whether reads outside an array return poison instead of raising.
 
     Attributes:
-      rng: all choices come from here.
+      rng: the generator of all choices.
       steps: effects and loop iterations so far.
       resident: groups that have started and not ended.
     """
@@ -55,18 +55,18 @@ class Execution:
         self._actors = itertools.count()
 
     def new_actor(self) -> int:
-        """Returns a number for something that moves on its own."""
+        """Returns the number of a new actor."""
         return next(self._actors)
 
     def new_in_flight(self) -> InFlight:
-        """Returns the place for the asynchronous work of a group."""
+        """Returns a container for the asynchronous work of a group."""
         return InFlight(self._asynchrony, self.rng)
 
     def tick(self) -> None:
         """Counts a step.
 
         Raises:
-          LivelockError: the budget is spent.
+          LivelockError: the budget is exhausted.
         """
         self.steps += 1
         if self.steps > self._max_steps:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Asynchronous work in flight: the seed decides when it advances.
 
-Work advances by stages. It is driven at the latest when no thread of its group can run,
-so it is as late as the waits allow, unless the parameters or the seed make it early.
+Work advances in stages. If no thread of its group can run, it is advanced, so it is as
+late as the waits allow, unless the parameters or the seed make it earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class Work(Protocol):
     """Asynchronous work that has been issued."""
 
     def advance(self) -> bool:
-        """Performs one stage; returns True when nothing is left."""
+        """Performs one stage; returns True when it was the last."""
 
 
 class InFlight:
@@ -23,7 +23,7 @@ class InFlight:
 
     Args:
       mode: `"eager"`, `"late"` or `"random"`.
-      rng: decides for `"random"`, and which work comes first.
+      rng: decides for `"random"`, and in which order work advances.
     """
 
     def __init__(self, mode: str, rng: random.Random):
@@ -35,7 +35,7 @@ class InFlight:
         return len(self._work)
 
     def submit(self, work: Work) -> None:
-        """Accepts new work; some of it is performed at once."""
+        """Adds new work, and may advance it immediately."""
         eager = self._mode == "eager"
         if self._mode == "random":
             eager = self._rng.random() < 0.5
@@ -53,11 +53,11 @@ class InFlight:
             self._work.pop(index)
 
     def maybe_advance(self) -> None:
-        """Advances some work, if the seed says so."""
+        """Advances some work, if the seed decides so."""
         if self._work and self._mode == "random" and self._rng.random() < 0.25:
             self.advance_one()
 
     def drain(self) -> None:
-        """Completes everything."""
+        """Completes all work."""
         while self._work:
             self.advance_one()

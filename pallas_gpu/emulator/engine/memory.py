@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory: arrays that know which elements were written, and windows of them.
+"""Memory: arrays that track which elements were written, and windows of them.
 
-An array has the logical shape that the author wrote. Fresh memory is poison: NaN for
-floats, a recognizable pattern for integers; a mask of the elements that have been
-written makes a read of any other an error.
+An array has the logical shape in the kernel's source. Fresh memory is poison: NaN for
+floats, a recognizable pattern for integers; with a mask of the elements that have been
+written, a read of any other is an error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.layouts.window import Window
 
 # Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a
-# dump; the eight-bit formats have no room for more than a NaN.
+# dump; the eight-bit formats can only represent a plain NaN.
 _NAN_BITS = {
     "float64": 0x7FF4_A5A5_A5A5_A5A5,
     "float32": 0x7FA5_A5A5,
@@ -33,7 +33,7 @@ _NAN_BITS = {
 
 @functools.cache
 def poison(dtype: Any) -> np.ndarray:
-    """Returns what fresh memory of a dtype holds, as an array of shape ()."""
+    """Returns the content of fresh memory of a dtype, as an array of shape ()."""
     dtype = jnp.dtype(dtype)
     if dtype.name in _NAN_BITS:
         word = np.dtype(f"u{dtype.itemsize}")
@@ -54,7 +54,7 @@ class Watcher(Protocol):
 
 
 class Referent:
-    """What a reference names: an array, or whatever else a family allocates.
+    """The target of a reference: an array, or another allocation of a family.
 
     Attributes:
       name: for messages.
@@ -71,11 +71,11 @@ class Referent:
         raise NotImplementedError
 
     def whole(self) -> Region:
-        """Returns the region that is everything."""
+        """Returns the region of all elements."""
         return Region(self, Window.whole(self.shape))
 
     def require_addressable(self, window: Window, verb: str) -> None:
-        """Raises for a window that has no address of its own."""
+        """Raises for a window that cannot be addressed."""
 
 
 class Memory(Referent):
@@ -85,8 +85,8 @@ class Memory(Referent):
       data: the elements.
       written: True where an element has a value; None when all have.
       history: accesses that later ones may still conflict with.
-      read_only: an input of the kernel.
-      watcher: compares with other groups, if other groups share the memory.
+      read_only: whether the array is an input of the kernel.
+      watcher: compares accesses with those of other groups that share the memory.
     """
 
     __slots__ = ("data", "history", "read_only", "watcher", "written")
@@ -115,7 +115,7 @@ class Memory(Referent):
             self.written[key] = value
 
     def stored(self, region: Region, actor: int, who: str, where: str | None) -> None:
-        """Is called after a thread has stored to a region."""
+        """Called after a thread has stored to a region."""
 
 
 def fresh_elements(
@@ -129,11 +129,11 @@ def fresh_elements(
 
 @dataclasses.dataclass(slots=True)
 class Region:
-    """A window of an array, whose starts are known.
+    """A window of an array with known starts.
 
     Attributes:
       memory: the array.
-      window: which part; it may reach outside.
+      window: the part; it may exceed the array.
     """
 
     memory: Any
@@ -150,12 +150,12 @@ class Region:
         return self.memory.data.dtype
 
     def outside(self) -> int | None:
-        """Returns the first axis on which the region leaves the array, or None."""
+        """Returns the first axis on which the region exceeds the array, or None."""
         self.box()
         return None if self._inside else self.window.over_the_edge()[0]
 
     def box(self) -> ordering.Box:
-        """Returns the part that lies inside the array; empty where nothing does."""
+        """Returns the part inside the array, possibly empty."""
         if self._box is None:
             window = self.window
             ranges = zip(window.starts, window.sizes, strict=True)
@@ -167,10 +167,10 @@ class Region:
             self._box = box
         return self._box
 
-    # --- what has to hold ------------------------------------------------------------
+    # --- requirements ----------------------------------------------------------------
 
     def require_inside(self, verb: str) -> None:
-        """Raises unless the region lies inside, at an address that it can have."""
+        """Raises unless the region is in bounds and addressable."""
         self.memory.require_addressable(self.window, verb)
         axis = self.outside()
         if axis is None:
@@ -192,7 +192,7 @@ class Region:
         """Raises KernelError for an input of the kernel."""
         if self.memory.read_only:
             raise errors.KernelError(
-                f"{self.memory.name} is written, and it is an input",
+                f"{self.memory.name} is written, but it is an input",
                 expected="stores to output references and scratch memory",
                 got="a store to an input reference",
                 hint="add an output for the result",
@@ -205,13 +205,13 @@ class Region:
             return
         raise errors.UninitializedReadError(
             f"{self.memory.name} is read where nothing has been written",
-            expected="a value stored or copied there before",
+            expected="an earlier store or copy to it",
             got=f"element {list(missing)} without a value",
             hint="write it first, or copy to it and wait for the barrier",
         )
 
     def first_unwritten(self) -> tuple[int, ...] | None:
-        """Returns the index, in the array, of the first element without a value."""
+        """Returns the array index of the first element without a value."""
         if self.memory.written is None:
             return None
         box = self.box()
@@ -221,7 +221,7 @@ class Region:
         first = np.unravel_index(int(np.argmin(part)), part.shape)
         return tuple(int(i) + low for i, (low, _) in zip(first, box, strict=True))
 
-    # --- elements of a region that lies inside ----------------------------------------
+    # --- elements of a region in bounds -----------------------------------------------
 
     def key(self) -> tuple[Any, ...]:
         """Returns an index for numpy; the result is a view, also of one element."""
@@ -259,7 +259,7 @@ class Region:
         self._ordered(self.memory.data[key])[...] = value
         self.memory.mark_written(key)
 
-    # --- elements of a region that may reach outside ----------------------------------
+    # --- elements of a region that may exceed the array -------------------------------
 
     def load_clipped(self, fill: Any) -> np.ndarray:
         """Returns a copy; elements outside the array have the value `fill`."""
@@ -271,13 +271,13 @@ class Region:
         return self._squeeze(result)
 
     def inside_mask(self) -> np.ndarray:
-        """Returns which elements of the region lie inside the array."""
+        """Returns which elements of the region are inside the array."""
         result = np.zeros(self.window.sizes, np.bool_)
         result[self._clip()[0]] = True
         return self._squeeze(result)
 
     def store_clipped(self, value: np.ndarray, written: Any) -> None:
-        """Writes the elements that lie inside the array."""
+        """Writes the elements inside the array."""
         inner, outer = self._clip()
         value = self._expand(np.asarray(value))
         self.memory.data[outer] = value[inner]

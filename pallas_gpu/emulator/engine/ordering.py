@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happens before what: vector clocks, and the accesses that they compare.
+"""Happens-before: vector clocks, and the accesses that they order.
 
-An actor is whatever moves on its own: a thread, a barrier (its phases complete), a
-stream of asynchronous work (its groups complete). A thread's clock says, for each
-actor, up to which time the thread knows of the actor's work. An access at time `t` of
-an actor comes before everything that a thread does once its clock for that actor has
-reached `t`.
+An actor is anything that advances independently: a thread, a barrier (its phases
+complete), a stream of asynchronous work (its groups complete). A thread's clock
+contains, for each actor, the time up to which the actor's work happens before the
+thread's. An access at time `t` of an actor happens before everything that a thread does
+once its clock for that actor has reached `t`.
 
 Asynchronous copies are checked through the same records as threads: a copy's access
 belongs to its barrier's current phase, or to its group. So a missing wait or an early
@@ -21,12 +21,12 @@ from pallas_gpu import errors
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
 
-# Records that no later access can conflict with are dropped once a list is this long.
+# Length of a list from which on superseded records are dropped.
 _PRUNE_AT = 24
 
 
 def join(into: Clock, other: Clock) -> None:
-    """Adds what `other` knows to `into`."""
+    """Joins the clock `other` into `into`."""
     for actor, time in other.items():
         if into.get(actor, 0) < time:
             into[actor] = time
@@ -39,11 +39,11 @@ class Access:
     Attributes:
       box: (low, high) for each axis.
       writes: False for a read.
-      actor, time: whose work it is, and when it is done.
-      by_copy: an asynchronous copy does it, not the threads.
-      what: who did it, for messages.
+      actor, time: the actor, and the time at which the access is complete.
+      by_copy: whether an asynchronous copy performs it.
+      what: the accessing thread or copy, for messages.
       where: the kernel's line.
-      hint: what makes the access known to others.
+      hint: how to order other accesses after this one.
     """
 
     box: Box
@@ -56,7 +56,7 @@ class Access:
     hint: str
 
     def known_to(self, clock: Clock) -> bool:
-        """True when the access comes before what the clock's owner does now."""
+        """True when the access happens before the next step of the clock's owner."""
         return clock.get(self.actor, 0) >= self.time
 
 
@@ -69,7 +69,7 @@ def overlap(a: Box, b: Box) -> bool:
 
 
 def inside(inner: Box, outer: Box) -> bool:
-    """True when a box lies in another one."""
+    """True when a box is contained in another one."""
     return all(
         low <= i_low and i_high <= high
         for (i_low, i_high), (low, high) in zip(inner, outer, strict=True)
@@ -77,7 +77,7 @@ def inside(inner: Box, outer: Box) -> bool:
 
 
 def extend(old: Access, new: Access) -> bool:
-    """Adds an access to its neighbour, as a loop over rows makes them."""
+    """Merges an access into an adjacent one, as from a loop over rows."""
     if (old.actor, old.time, old.writes) != (new.actor, new.time, new.writes):
         return False
     if old.by_copy or new.by_copy or old.where != new.where:
@@ -90,7 +90,7 @@ def extend(old: Access, new: Access) -> bool:
 
 
 def _union(a: Box, b: Box) -> Box | None:
-    """Returns two boxes as one, if they differ on one axis and touch there."""
+    """Returns two boxes as one, if they differ on one axis and are adjacent there."""
     differ = [axis for axis, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
     if not differ:
         return a
@@ -105,7 +105,7 @@ def _union(a: Box, b: Box) -> Box | None:
 
 
 class History:
-    """The accesses to one array that later ones may still conflict with."""
+    """The accesses to one array with which later ones may conflict."""
 
     __slots__ = ("_next_prune", "records")
 
@@ -117,10 +117,10 @@ class History:
         """Raises RaceError when a recorded access conflicts and is not ordered.
 
         Args:
-          new: what is about to happen.
-          clock: what the thread that performs or issues it knows.
+          new: the access that is about to happen.
+          clock: of the thread that performs or issues it.
           name: the array, for messages.
-          threads_too: also compare threads with threads.
+          threads_too: whether to also compare threads with threads.
         """
         for old in self.records:
             if not (old.writes or new.writes) or not overlap(old.box, new.box):
@@ -133,7 +133,7 @@ class History:
     def add(self, new: Access, clock: Clock, everyone: list[Clock]) -> None:
         """Records an access and forgets those that it supersedes.
 
-        A write hides what lies inside it: whoever is ordered after the write is
+        A write supersedes the accesses inside it: an access ordered after the write is
         ordered after them too.
         """
         if self.records and extend(self.records[-1], new):
@@ -165,7 +165,10 @@ def _race(old: Access, new: Access, name: str) -> errors.RaceError:
         what = f"{name} is {verb} before {old.what} has been waited for"
     else:
         did = "written" if old.writes else "read"
-        what = f"{name} is {verb}, and {old.what} has {did} it without an order between"
+        what = (
+            f"{name} is {verb}, and {old.what} has {did} it without an order between "
+            "them"
+        )
     return errors.RaceError(
         what,
         expected=f"an order between this access and the one at {old.where}",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A jaxpr, prepared once: steps over numbered slots.
+"""The plan of a jaxpr, built once: steps over numbered slots.
 
-Calls (`jit`, `custom_jvp_call` …) are inlined. What is left is of four kinds: a scalar
-operation in numpy, a run of pure equations compiled by JAX, an effect with a rule, a
-loop or branch with effects inside. References are resolved to windows here, so that a
-step only adds up starts.
+Calls (`jit`, `custom_jvp_call` …) are inlined. The remaining steps are of four kinds: a
+scalar operation in NumPy, a run of pure equations compiled by JAX, an effect with a
+rule, a loop or branch with effects inside. References are resolved to windows here, so
+that a step only adds starts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from pallas_gpu.primitives import _operands
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.walk import bodies
 
-# Calls that mean the jaxpr they carry.
+# Calls that are equivalent to the jaxpr in their parameters.
 _CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -72,7 +72,7 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 def is_pure(eqn: Any) -> bool:
     """True for an equation that JAX alone can evaluate."""
     if registry.operation(eqn.primitive) is not None:
-        # One of ours without an effect has a lowering for the CPU.
+        # Our primitives without an effect have a lowering for the CPU.
         return not eqn.effects
     if eqn.effects:
         return False
@@ -89,7 +89,7 @@ class _Builder:
         self.jaxpr, self.consts = opened(jaxpr)
         self.size = 0
         self.steps: list[Any] = []
-        # Pure equations that wait for more of their kind, as (eqn, operands, slots).
+        # Pure equations of the current run, as (eqn, operands, slots).
         self.pending: list[tuple[Any, list[Any], list[Slot]]] = []
         self.pending_slots: set[int] = set()
 
@@ -164,7 +164,7 @@ class _Builder:
         rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
         if rule is None:
             raise errors.NotModelledError(
-                f"the emulator has no model of {eqn.primitive.name}",
+                f"the emulator does not model {eqn.primitive.name}",
                 expected="an operation of the coverage table",
                 hint="run the kernel on a GPU, or compute this outside the kernel",
             )
@@ -177,7 +177,7 @@ class _Builder:
         )  # fmt: skip
 
     def _drop_unread(self, outs: tuple[Any, ...]) -> None:
-        """Tells effects which results are read, and compiles pure runs."""
+        """Records which results of effects are read, and compiles pure runs."""
         read = {x.index for x in outs if isinstance(x, Slot)}
         steps: list[Any] = []
         for step in reversed(self.steps):
@@ -218,7 +218,7 @@ def _state_ref(eqn: Any, ref: Any, leaves: list[Any]) -> Any:
 
 
 def _index_or_self(x: Any) -> Any:
-    """A constant index becomes its number, so that windows keep it static."""
+    """Returns the number of a constant index, so that it is static in windows."""
     if isinstance(x, Const) and scalars.is_scalar(x.value):
         return _Index(x.value) if x.value.dtype != np.bool_ else x
     return x

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer and bool scalars in numpy: indices, loop counters, conditions.
+"""Integer and bool scalars in NumPy: indices, loop counters, conditions.
 
 A numpy operation costs about a microsecond, a call of compiled code more than ten.
 Floats are left to JAX, whose rounding is the reference.
@@ -43,7 +43,7 @@ def _div(eqn: Any) -> Callable[..., Any]:
     cast = eqn.outvars[0].aval.dtype.type
 
     def div(a, b):
-        # XLA: the quotient is truncated; division by zero gives all ones.
+        # XLA: the quotient is truncated; division by zero returns all ones.
         a, b = int(a), int(b)
         quotient = (
             -1 if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who runs next: groups of threads that get a place as others end, chosen from a seed.
+"""The scheduler: groups of threads with limited residency, in an order from a seed.
 
 A thread is a generator. It yields None where another thread of its group may run, and a
-`Wait` where it has to stop until something holds. A group runs until none of its
-threads can; then another group that can run does, or the next one starts, if there is a
-place for it. So groups are created late, and all groups that have a place make
-progress, also those that wait for one another.
+`Wait` where it blocks on a condition. A group runs until none of its threads can; then
+another group that can run does, or the next one starts, if the capacity allows it. So
+groups are created late, and all resident groups make progress, including those that
+wait for each other.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import ITERATION, positions
 
-# Iterations of loops without a known end that a group may run before others do: the
+# Iterations of loops without a known end after which another group runs: the
 # loop may poll memory that one of them has to write.
 _ITERATIONS = 256
 # How often a group that waits for its own asynchronous work lets another group run
-# first, once groups have waited for one another: so seeds try different orders. Groups
+# first, once groups have waited for each other: so seeds try different orders. Groups
 # that never do run one after the other, which keeps few of them in memory at once.
 _SWITCH_PROBABILITY = 1 / 8
 
 
 class Pool:
-    """Groups of which a limited number is there at once.
+    """Groups of which a limited number is resident at once.
 
     Args:
-      groups: makes them, in the order in which they start.
-      total: how many there are.
-      capacity: how many have a place at once.
-      what: a group, in the plural, for messages.
+      groups: yields them in the order in which they start.
+      total: number of groups.
+      capacity: maximum number of resident groups.
+      what: the groups in the plural, for messages.
       limit: what limits the capacity, for messages.
 
     Attributes:
@@ -56,7 +56,7 @@ class Pool:
 
     @property
     def can_start(self) -> bool:
-        """True when a group has not started and there is a place for it."""
+        """True when a group has not started and the capacity allows it."""
         return self.started < self.total and len(self.resident) < self.capacity
 
     def start(self) -> Group:
@@ -67,7 +67,7 @@ class Pool:
         return group
 
     def shortage(self) -> str | None:
-        """Says what has not started for want of a place, or None."""
+        """Describes the groups that have not started for lack of capacity, or None."""
         left = self.total - self.started
         if not left:
             return None
@@ -78,14 +78,14 @@ class Pool:
 
 
 class _Stop(enum.Enum):
-    """Why a group does not run on."""
+    """Why a group has stopped running."""
 
     ENDED = enum.auto()
     # No thread can run and no work is in flight.
     BLOCKED = enum.auto()
-    # Waits for its own work, which another group may precede.
+    # Waits for its own work; another group may run before.
     WAITS = enum.auto()
-    # It may poll what a group that has not started yet has to write.
+    # It may poll memory that a group that has not started writes.
     POLLS = enum.auto()
 
 
@@ -93,8 +93,8 @@ def run(execution: Execution, pools: Sequence[Pool]) -> None:
     """Runs the groups of all pools until all have ended.
 
     Raises:
-      DeadlockError: all threads that are left wait, and no work is in flight.
-      Whatever the threads raise.
+      DeadlockError: all remaining threads wait, and no work is in flight.
+      Errors of the threads.
     """
     _Scheduler(execution, pools).run()
 
@@ -200,8 +200,8 @@ def deadlock(
     """Returns the error for threads that all wait.
 
     Args:
-      threads: of all groups that have started and not ended.
-      pools: whose groups may not all have a place.
+      threads: of all resident groups.
+      pools: the pools, of which groups may not have started.
     """
     parents = [t for t in threads if t.wait is not None and t.wait.for_threads]
     waiting = [t for t in threads if not t.done and t not in parents]
@@ -213,12 +213,12 @@ def deadlock(
     )
     if shortages:
         hint = (
-            "launch no more than fit at once where they wait for one another, and let "
-            "each loop over its share of the work; otherwise " + hint
+            "if they wait for each other, launch no more than fit at once, and let "
+            "each loop over its part of the work; otherwise " + hint
         )
     return errors.DeadlockError(
         f"deadlock: {len(waiting)} of {len(threads) - len(parents)} "
-        f"{' and '.join(kinds)} wait, and nothing is under way that could wake "
+        f"{' and '.join(kinds)} wait, and nothing is in flight that could wake "
         "them",
         expected="an arrival or a copy for every wait",
         got="\n".join([positions(threads), *shortages]),

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs of pure equations, compiled once by JAX for the CPU.
 
-Runs that look alike share one compiled function: unrolled loops and repeated launches
-then compile once.
+Equal runs share one compiled function: unrolled loops and repeated launches then
+compile once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def compile_run(
     Args:
       run: (equation, operands, result slots); operands are Slots and Consts.
       read: slots that later steps read.
-      debug_info: of the jaxpr that the equations come from.
+      debug_info: of the jaxpr of the equations.
     """
     run = _live(run, read)
     if not run:
@@ -76,7 +76,7 @@ def _compiled(run, ins, outs, debug_info) -> Callable[..., Any]:
 
 
 def _jaxpr(run, ins, outs, debug_info) -> Any:
-    """Builds a jaxpr with variables of its own: inlined calls repeat theirs."""
+    """Builds a jaxpr with fresh variables: inlined calls repeat theirs."""
     variables: dict[int, Any] = {s.index: _jax.Var(s.aval) for s in ins}
 
     def atom(x: Any, original: Any) -> Any:
@@ -101,7 +101,7 @@ def _jaxpr(run, ins, outs, debug_info) -> Any:
 
 
 def _key(run, ins, outs) -> Any:
-    """Returns what two runs must agree on to share a function; None for no sharing."""
+    """Returns the key by which runs share a function; None for no sharing."""
     number: dict[int, int] = {s.index: i for i, s in enumerate(ins)}
     parts: list[Any] = [tuple(s.aval for s in ins)]
     for eqn, operands, results in run:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a plan, and how they name values: slots, constants, references."""
+"""The steps of a plan, and their operands: slots, constants, references."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallas_gpu.layouts.window import Sum, Window
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Slot:
-    """Where a value lives while a plan runs."""
+    """The storage of a value while a plan runs."""
 
     index: int
     aval: Any
@@ -34,7 +34,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Const:
-    """A value known in advance."""
+    """A constant value."""
 
     value: Any
 
@@ -58,7 +58,7 @@ class RefTemplate:
         )
 
     def bind(self, env: list[Any]) -> Region:
-        """Returns the part of the memory that the reference names now."""
+        """Returns the current part of memory of the reference."""
         if not self.dynamic:
             return Region(env[self.slot], self.window)
         starts = list(self.window.starts)
@@ -117,7 +117,7 @@ class PureStep:
 
 @dataclasses.dataclass(slots=True)
 class EffectStep:
-    """An equation with a rule; `used` says which results are read."""
+    """An equation with a rule; `used` marks the results that are read."""
 
     rule: Callable[..., Any]
     operands: Any

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams: asynchronous work that a thread issues in groups and awaits by their count.
+"""Streams: asynchronous work that a thread issues and awaits in groups.
 
-A thread waits until at most so many of the latest groups are pending. Work may pass
+A thread waits until at most a number of the latest groups is pending. Work may pass
 several milestones, each awaited separately: a copy first has read its source, then has
 written its destination.
 """
@@ -14,7 +14,7 @@ from pallas_gpu.emulator.engine.waits import Run, Wait
 
 
 class Milestone:
-    """A point that the work of a stream passes, group by group.
+    """A point in the progress of a stream's work, passed group by group.
 
     Attributes:
       actor: its number in clocks; its time is a number of groups.
@@ -27,7 +27,7 @@ class Milestone:
         self._pending: dict[int, int] = {}
 
     def expect(self, group: int) -> None:
-        """Counts work of a group that has not passed yet."""
+        """Counts work of a group that has not passed."""
         self._pending[group] = self._pending.get(group, 0) + 1
 
     def passed(self, group: int) -> None:
@@ -46,7 +46,7 @@ class Stream:
 
     Attributes:
       milestones: in the order in which work passes them.
-      closed: how many groups are complete as far as issuing goes.
+      closed: number of groups that have been closed.
     """
 
     def __init__(self, thread: Thread, milestones: int):
@@ -73,9 +73,9 @@ class Stream:
         """Waits until at most `n` closed groups are pending.
 
         Args:
-          thread: who waits.
+          thread: the waiting thread.
           n: how many groups may be pending.
-          passed: how many of the milestones have to be passed.
+          passed: number of milestones that must have been passed.
           what: the work, in the plural, for messages.
         """
         upto = max(0, self.closed - n)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State that families keep with a thread or a group, found by a typed key.
+"""State of families that is stored with a thread or a group, by a typed key.
 
-A thread does not know the types of the streams that families keep with it. A family
-declares a `Key` for its own type and finds its state by it.
+A thread does not depend on the types of the streams that families store with it. A
+family declares a `Key` for its own type and retrieves its state with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Key[Owner, State]:
-    """Names state of one type.
+    """The key of a state of one type.
 
     Attributes:
       what: for messages.
@@ -26,7 +26,7 @@ class Key[Owner, State]:
 
 
 class Table[Owner]:
-    """The states of one owner, each made when it is first asked for."""
+    """The states of one owner, each created on first use."""
 
     __slots__ = ("_owner", "_states")
 
@@ -42,5 +42,5 @@ class Table[Owner]:
         return state
 
     def find[State](self, key: Key[Owner, State]) -> State | None:
-        """Returns the state of a key if it has been asked for before."""
+        """Returns the state of a key if it has been created."""
         return self._states.get(key)

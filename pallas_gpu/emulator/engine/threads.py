@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of execution, and groups of them that need a place to run together."""
+"""Threads of execution, and groups of them that are resident together."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Group:
 
     Attributes:
       execution: the run it belongs to.
-      threads: those that run may append others, and remove them once they are done.
+      threads: running threads may append others, and remove them when they are done.
       in_flight: the asynchronous work of the group.
     """
 
@@ -33,7 +33,7 @@ class Group:
         self.in_flight = execution.new_in_flight()
 
     def finish(self) -> None:
-        """Is called when all threads have ended and no work is in flight."""
+        """Called when all threads have ended and no work is in flight."""
 
 
 class Thread:
@@ -42,12 +42,12 @@ class Thread:
     Attributes:
       group: the threads that it runs with.
       execution: the run.
-      clock: what it knows of the work of others.
+      clock: its vector clock.
       actor: its own number in clocks.
       generator, wait, done: for the scheduler.
-      location: the equation that runs now.
-      state: what families keep with it: streams of asynchronous work and the like.
-      alone: no other thread shares memory with it, other groups aside.
+      location: the current equation.
+      state: state of families, such as streams of asynchronous work.
+      alone: whether no other thread of its group shares memory with it.
     """
 
     kind = "thread"
@@ -75,11 +75,11 @@ class Thread:
         return self.label
 
     def where(self) -> str | None:
-        """Returns the line of the kernel that runs now."""
+        """Returns the current line of the kernel."""
         return self.location.where if self.location is not None else None
 
     def release(self) -> ordering.Clock:
-        """Returns what others learn from an arrival; later work is not part of it."""
+        """Returns the clock that an arrival releases, which excludes later work."""
         known = dict(self.clock)
         self.clock[self.actor] += 1
         return known
@@ -96,11 +96,11 @@ class Thread:
         """Checks an access against earlier ones and records it.
 
         Args:
-          region: what is accessed.
-          writes: a write.
-          what: who accesses; default: this thread.
+          region: the accessed elements.
+          writes: whether it is a write.
+          what: the accessing thread or work, for messages; default: this thread.
           by: (actor, time) of asynchronous work that this thread issues.
-          hint: what makes the access known to others; default: a barrier.
+          hint: how to order other accesses after this one; default: a barrier.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.

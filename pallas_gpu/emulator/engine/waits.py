@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a thread waits for, and the report of where every thread is."""
+"""Conditions that threads wait for, and the report of all threads' positions."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
-# A report of thousands of threads would hide what matters.
+# A report of thousands of threads would be unreadable.
 _LISTED = 32
 
 
 @dataclasses.dataclass(slots=True)
 class Wait:
-    """What a thread waits for.
+    """A condition that a thread waits for.
 
     Attributes:
-      ready: whether the thread may go on.
-      what: the awaited thing, for the report of a deadlock.
-      state: describes the awaited thing as it is now.
-      for_threads: waits for other threads of its group, which say what they lack.
-      across_groups: what another group does can make it ready. A group whose threads
-        all wait for one another is a deadlock, whatever other groups do.
+      ready: whether the thread may continue.
+      what: the awaited event, for the report of a deadlock.
+      state: describes the current state of the awaited event.
+      for_threads: whether it waits for threads of its group, which report themselves.
+      across_groups: whether another group can make it ready. A group whose threads all
+        wait for each other is a deadlock, whatever other groups do.
     """
 
     ready: Callable[[], bool]
@@ -41,21 +41,21 @@ Run = Generator[Wait | None, None, Any]
 
 
 class Positioned(Protocol):
-    """What the report needs to know of a thread."""
+    """The interface of a thread for the report."""
 
     @property
     def name(self) -> str:
-        """Which thread it is."""
+        """The thread's name."""
 
     wait: Wait | None
     done: bool
 
     def where(self) -> str | None:
-        """Returns the line of the kernel that runs now."""
+        """Returns the current line of the kernel."""
 
 
 def positions(threads: Iterable[Positioned]) -> str:
-    """Returns a line per thread: where it is and what it waits for."""
+    """Returns a line per thread: its position and what it waits for."""
     threads = list(threads)
     lines = []
     for thread in threads[:_LISTED]:

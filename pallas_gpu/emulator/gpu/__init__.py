@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated GPU, and a rule file per family; importing it registers the rules."""
+"""The emulated GPU, with one rule file per family; importing it registers the rules."""
 
 from __future__ import annotations
 

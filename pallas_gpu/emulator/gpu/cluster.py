@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: a multicast's parts, and the memory of the CTAs that they reach.
+"""Clusters: the parts of a multicast, and the memory of its destination CTAs.
 
-Arrays and barriers have the same address in every CTA of a cluster: the same
-declaration of the same scope, at the same visit.
+Arrays and barriers have the same address in every CTA of a cluster: those of the same
+declaration in the same visit of a scope.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Part:
 
     Attributes:
       src, dst: the boxes.
-      barrier: of the CTA that receives it.
+      barrier: that of the destination CTA.
     """
 
     src: Region
@@ -41,10 +41,10 @@ class Part:
 
 @dataclasses.dataclass(slots=True)
 class _First:
-    """What the first CTA of a multicast has issued.
+    """The copy that the first CTA of a multicast has issued.
 
     Attributes:
-      part, text: which part of the source.
+      part, text: the part of the source.
       who, where: the warpgroup and its line.
       issued: how many CTAs have issued it.
     """
@@ -61,9 +61,9 @@ class _Multicasts:
     """The multicasts of a CTA.
 
     Attributes:
-      counts: how many it has issued, by destination.
-      incomplete: those that some CTAs along an axis have issued and some have not, kept
-        with the first of these CTAs: (destination, count) -> what the first one issued.
+      counts: number of multicasts issued, by destination.
+      incomplete: those that some but not all CTAs along an axis have issued, stored in
+        the first of these CTAs: (destination, count) -> the copy of the first.
     """
 
     counts: dict[Any, int] = dataclasses.field(default_factory=dict)
@@ -76,18 +76,18 @@ _MULTICASTS: Key[Cta, _Multicasts] = Key("multicasts", lambda cta: _Multicasts()
 def multicast(
     wg: Warpgroup, src: Region, dst: Region, barrier: Region, axes: tuple[str, ...]
 ) -> list[Part]:
-    """Returns what one CTA copies of a multicast: its piece, to each of the CTAs.
+    """Returns the copies of one CTA in a multicast: its piece, to each of the CTAs.
 
     Args:
-      wg: who issues it.
-      src, dst: what all CTAs together copy.
-      barrier: the operand that names this CTA's barrier.
+      wg: the issuing warpgroup.
+      src, dst: source and destination of all CTAs together.
+      barrier: the operand with this CTA's barrier.
       axes: cluster axes.
 
     Raises:
-      ShapeError: the leading dimension does not divide among the CTAs.
+      ShapeError: the leading dimension is not a multiple of the number of CTAs.
       RaceError: a CTA's memory is not known to be free.
-      KernelError: a CTA has ended, or copies something else.
+      KernelError: a CTA has ended, or copies another part.
     """
     cta = wg.cta
     group = cta.along(axes)
@@ -111,11 +111,11 @@ def _piece(region: Region, index: int, count: int) -> Region:
     window = region.window
     if not window.axes or window.shape[0] % count:
         raise errors.ShapeError(
-            "a multicast does not divide among the CTAs",
+            "a multicast cannot be divided among the CTAs",
             expected=f"a leading dimension that is a multiple of {count}, the "
             "number of CTAs that share the copy",
             got=f"shape {region.shape}",
-            hint="copy without collective_axes, or choose another tile",
+            hint="copy without collective_axes, or use another tile",
         )
     rows, *others = window.shape
     starts = [index * (rows // count)] + [0] * len(others)
@@ -130,11 +130,11 @@ def _counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     theirs = scoped.scopes_of(peer)
     if peer.ended or theirs.left.get(key[:2], -1) >= key[2]:
         raise errors.KernelError(
-            f"a multicast reaches {peer.name}, which has "
+            f"a multicast writes to {peer.name}, which has "
             f"{'ended' if peer.ended else 'left the scope'}",
             expected="all CTAs along collective_axes to make the same multicasts",
             got=f"one more by {wg.cta.name}",
-            hint="give the CTAs of a cluster the same number of copies",
+            hint="issue the same number of copies in all CTAs of a cluster",
         )
     if key not in theirs.open:
         _require_free(wg, peer)
@@ -143,7 +143,7 @@ def _counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
 
 
 def _require_free(wg: Warpgroup, peer: Cta) -> None:
-    """Raises RaceError unless what a CTA did before a scope is known to be over."""
+    """Raises RaceError unless a CTA's earlier accesses happen before this copy."""
     mine, theirs = scoped.scopes_of(wg.cta), scoped.scopes_of(peer)
     others = [k for k, s in theirs.open.items() if s.entered and k not in mine.open]
     if not others and all(
@@ -151,10 +151,10 @@ def _require_free(wg: Warpgroup, peer: Cta) -> None:
     ):
         return
     raise errors.RaceError(
-        f"a multicast reaches {peer.name}, which may still use that memory for "
-        "something else",
-        expected="that CTA to have left the scopes before this one",
-        got=f"a multicast by {wg.cta.name} without an order between",
+        f"a multicast writes to {peer.name}, which may still use that memory for "
+        "another array",
+        expected="that CTA to have left the earlier scopes",
+        got=f"a multicast by {wg.cta.name} without an order between them",
         hint=_SYNCHRONISE,
     )
 
@@ -162,7 +162,7 @@ def _require_free(wg: Warpgroup, peer: Cta) -> None:
 def _require_agreement(
     wg: Warpgroup, group: list[Cta], src: Region, dst: Region
 ) -> None:
-    """Raises KernelError when two CTAs copy different boxes to the same place."""
+    """Raises KernelError when two CTAs copy different boxes to the same destination."""
     incomplete = group[0].state.of(_MULTICASTS).incomplete
     counts = wg.cta.state.of(_MULTICASTS).counts
     to = (dst.memory.place, _form(dst.window))
@@ -186,7 +186,7 @@ def _require_agreement(
 
 
 def _form(window: Window) -> tuple[Any, ...]:
-    """Returns what two windows of the same part agree in."""
+    """Returns a value that is equal for windows of the same part."""
     return (window.starts, window.sizes, window.axes)
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Clusters, their CTAs, and the warpgroups and warps of those.
 
-The unit of execution is a warpgroup, the author's thread; in the body of `warp_map` it
-is a warp. A cluster starts and ends as a whole; without clusters a CTA is one of its
-own.
+The unit of execution is a warpgroup, a thread of the kernel's author; in the body of
+`warp_map` it is a warp. A cluster starts and ends as a whole; without clusters each CTA
+is a cluster of one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Cluster(Group):
     """The CTAs of one cluster on a device.
 
     Args:
-      device: what runs it.
+      device: the device that runs it.
       mesh: shape of the launch.
       batch: position on the unnamed axes that `jax.vmap` added.
       block: position on the grid axes.
@@ -59,7 +59,7 @@ class Cluster(Group):
         return first if len(self.ctas) == 1 else f"the cluster of {first}"
 
     def finish(self) -> None:
-        """Checks what the CTAs have left unfinished, once all have ended."""
+        """Checks for unfinished work of the CTAs, once all have ended."""
         self.device.clusters.remove(self)
         for cta in self.ctas:
             for check in cta.at_end:
@@ -70,12 +70,12 @@ class Cta:
     """One CTA.
 
     Attributes:
-      cluster: the CTAs that it starts and ends with.
+      cluster: its cluster.
       rank: position in the cluster.
       axes: position on the named grid and cluster axes.
-      memories: SMEM that is allocated now.
-      state: what families keep with it.
-      at_end: checks once all CTAs of the cluster have ended.
+      memories: currently allocated SMEM.
+      state: state of families.
+      at_end: checks to run when all CTAs of the cluster have ended.
     """
 
     def __init__(self, cluster: Cluster, rank: tuple[int, ...]):
@@ -106,7 +106,7 @@ class Cta:
 
     @property
     def suffix(self) -> str:
-        """Tells the memory of this CTA from that of others, for messages."""
+        """Distinguishes the memory of this CTA in messages."""
         return f" of {self.name}" if len(self.cluster.ctas) > 1 else ""
 
     @property
@@ -126,12 +126,12 @@ class Cta:
 
 
 class Warpgroup(Thread):
-    """128 CUDA threads that run the body together: the author's thread.
+    """128 CUDA threads that execute the body together: a thread to the author.
 
     Attributes:
-      cta: whose it is.
+      cta: its CTA.
       index: position in the CTA.
-      warps: its warps, once it has let them run by themselves.
+      warps: its warps, after the first `warp_map`.
     """
 
     kind = "warpgroup"
@@ -162,21 +162,21 @@ class Warpgroup(Thread):
         if name in self.cta.axes:
             return self.cta.axes[name]
         raise errors.AxisNameError(
-            f"no axis is called {name!r}",
+            f"no axis is named {name!r}",
             expected=[axis for axis, _ in mesh.axes],
             got=name,
         )
 
 
 class Warp(Warpgroup):
-    """One warp of a warpgroup, while it runs by itself.
+    """One warp of a warpgroup, in the body of `warp_map`.
 
-    What it knows between two regions is kept: the phases it has waited for, and its
-    copies to GMEM.
+    Its state persists between two regions: the phases it has waited for, and its copies
+    to GMEM.
 
     Attributes:
       number: position in the warpgroup.
-      warpgroup: whose warp it is.
+      warpgroup: its warpgroup.
     """
 
     kind = "warp"
@@ -193,7 +193,7 @@ class Warp(Warpgroup):
         return f"warp {self.number} of {self.warpgroup.label}"
 
     def start(self, known: ordering.Clock, run: Run, location: Location | None) -> None:
-        """Begins a run that comes after everything in `known`."""
+        """Starts a run that happens after everything in `known`."""
         ordering.join(self.clock, known)
         self.generator, self.location = run, location
         self.wait, self.done = None, False

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Devices, each with its global memory and its CTAs, and the machine that has them."""
+"""Devices, each with its global memory and its CTAs, and the machine of all devices."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Machine:
 
     Args:
       params: parameters of the emulator.
-      target: what each device is.
-      devices: how many there are.
+      target: the target of each device.
+      devices: number of devices.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class Device:
     """One GPU.
 
     Attributes:
-      execution: the run that it takes part in.
-      target: what it is.
-      suffix: tells it from other devices, for messages.
-      zeros: fresh memory holds zeros instead of poison.
+      execution: its run.
+      target: its target.
+      suffix: distinguishes it from other devices in messages.
+      zeros: whether fresh memory contains zeros instead of poison.
       arrays: its global memory.
-      clusters: those that its SMs hold now.
+      clusters: those that are resident on its SMs.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Device:
         self.clusters: list[Group] = []
 
     def place(self, name: str, elements: np.ndarray) -> GlobalArray:
-        """Returns an input in global memory."""
+        """Returns an input, stored in global memory."""
         array = GlobalArray(name + self.suffix, elements, None, read_only=True)
         self.arrays.append(array)
         return array

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Global memory: arrays that all CTAs of a device share, and who used their elements.
+"""Global memory: arrays that all CTAs of a device share, with last accesses per
+element.
 
-The accesses of one cluster are compared one with another by the array's history. Other
-clusters are many, so for them each element knows its last writer and its reader.
+The accesses of one cluster are compared with each other through the array's history.
+Other clusters are many, so for them each element stores its last writer and its readers
+since.
 """
 
 from __future__ import annotations
@@ -16,19 +18,19 @@ from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Memory
 
-# Below and above all numbers of clusters, so that the largest of a part says enough.
-_NOBODY = -1
+# Below and above all numbers of clusters, so that the maximum over a part suffices.
+_NONE = -1
 _SEVERAL = np.iinfo(np.int32).max
 
 
 class GlobalArray(Memory):
-    """An array in GMEM, as one cluster sees it.
+    """An array in GMEM, as accessed by one cluster.
 
-    The views of all clusters share elements, masks and owners; each has a history of
-    its own.
+    The views of all clusters share elements, masks and owners; each has its own
+    history.
 
     Attributes:
-      owners: which cluster used each element last, for a result under race detection.
+      owners: last accesses to each element, for a result under race detection.
     """
 
     __slots__ = ("owners",)
@@ -55,7 +57,7 @@ class GlobalArray(Memory):
         return GlobalArray(self.name, self.data[key], written, self.read_only, owners)
 
     def seen_by(self, number: int, name: str) -> GlobalArray:
-        """Returns the array as a cluster sees it.
+        """Returns the array as accessed by a cluster.
 
         Args:
           number: the cluster's own number.
@@ -70,21 +72,21 @@ class GlobalArray(Memory):
 
 
 class Owners:
-    """Who wrote each element of an array last, and who has read it since.
+    """The last writer of each element of an array, and its readers since.
 
     Attributes:
-      writer: number of the cluster that wrote an element last, or `_NOBODY`.
+      writer: number of the cluster that wrote an element last, or `_NONE`.
       write: index in `writes` of that write.
-      reader: number of the cluster that has read an element since, `_NOBODY` or
+      reader: number of the cluster that has read an element since, `_NONE` or
         `_SEVERAL`.
       writes: (cluster's name, access).
-      reads: for each cluster its reads that a write may still conflict with.
+      reads: for each cluster its reads with which a write may conflict.
     """
 
     def __init__(self, shape: tuple[int, ...]):
-        self.writer = np.full(shape, _NOBODY, np.int32)
+        self.writer = np.full(shape, _NONE, np.int32)
         self.write = np.zeros(shape, np.int32)
-        self.reader = np.full(shape, _NOBODY, np.int32)
+        self.reader = np.full(shape, _NONE, np.int32)
         self.writes: list[tuple[str, ordering.Access]] = []
         self.reads: dict[int, tuple[str, list[ordering.Access]]] = {}
 
@@ -148,15 +150,15 @@ class OwnersWatcher:
 
     def _foreign(self, users: np.ndarray) -> np.ndarray | None:
         """Returns which elements another cluster used; None for no element."""
-        if users.size == 0 or users.max() == _NOBODY:
+        if users.size == 0 or users.max() == _NONE:
             return None
-        foreign = (users != _NOBODY) & (users != self._number)
+        foreign = (users != _NONE) & (users != self._number)
         return foreign if foreign.any() else None
 
     def _record_read(self, new: ordering.Access, key: Any) -> None:
         owners = self._owners
         part = owners.reader[key]
-        others = (part != _NOBODY) & (part != self._number)
+        others = (part != _NONE) & (part != self._number)
         part[...] = np.where(others, _SEVERAL, self._number)
         _, reads = owners.reads.setdefault(self._number, (self._name, []))
         if reads and ordering.extend(reads[-1], new):
@@ -171,7 +173,7 @@ class OwnersWatcher:
 
     def _record_write(self, new: ordering.Access, key: Any) -> None:
         owners, latest = self._owners, self._latest
-        # Elements written one after the other in a loop are one write.
+        # Consecutive elements written in a loop are merged into one write.
         if latest is None or (latest.actor, latest.time, latest.where) != (
             new.actor, new.time, new.where
         ):  # fmt: skip
@@ -179,10 +181,10 @@ class OwnersWatcher:
             self._latest, self._index = new, len(owners.writes) - 1
         owners.writer[key] = self._number
         owners.write[key] = self._index
-        # Who is ordered after this write is ordered after the reads before it.
+        # An access ordered after this write is ordered after the reads before it.
         reader = owners.reader[key]
-        if reader.size and reader.max() != _NOBODY:
-            reader[...] = _NOBODY
+        if reader.size and reader.max() != _NONE:
+            reader[...] = _NONE
 
     def _race(
         self,
@@ -195,11 +197,11 @@ class OwnersWatcher:
         did, does = ("written" if a.writes else "read" for a in (old, new))
         return errors.RaceError(
             f"{name} is {does} by one CTA and {did} by another",
-            expected="each element of a result to belong to one CTA, or an order "
+            expected="each element of a result to be accessed by one CTA, or an order "
             "between the accesses: CTAs run in any order, also at the same time",
             got=f"element {element}, {did} by {who} at {old.where} and {does} by "
             f"{self._name}",
-            hint="give each CTA its own part of the result",
+            hint="let each CTA write a separate part of the result",
         )
 
 

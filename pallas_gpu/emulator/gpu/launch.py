@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launch: a kernel's clusters, and the part of the operands that each sees."""
+"""One launch: a kernel's clusters, and the operands of each."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
       An array for each result. Elements that were not written are poison.
 
     Raises:
-      KernelError and its classes: a mistake that the run showed.
-      OutOfResources: a block needs more than the target has.
-      NotModelledError: the emulator has no model of an operation.
+      KernelError and its subclasses: a mistake that the run found.
+      OutOfResources: a block exceeds the target's resources.
+      NotModelledError: the emulator does not model an operation.
     """
     interpret = params.interpret
     if not isinstance(interpret, types.InterpretParams):
@@ -57,7 +57,7 @@ def _cpu() -> Any:
     except RuntimeError as error:
         raise errors.UnsupportedError(
             "the emulator needs JAX's CPU platform",
-            expected="a CPU device beside the GPU",
+            expected="a CPU device in addition to the GPU",
             got=str(error),
             hint="set JAX_PLATFORMS=cuda,cpu, or leave it unset",
         ) from error
@@ -68,14 +68,14 @@ class Launch:
 
     Args:
       params: parameters of the kernel primitive.
-      device: what runs it.
+      device: the device that runs it.
       arrays: operands, batch axes included.
 
     Attributes:
       outputs: the results, in the device's global memory.
 
     Raises:
-      OutOfResources: a block needs more SMEM than the target has.
+      OutOfResources: a block exceeds the target's SMEM.
     """
 
     def __init__(self, params: call.CallParams, device: Device, arrays: Sequence[Any]):
@@ -93,7 +93,7 @@ class Launch:
         ]
 
     def pool(self) -> Pool:
-        """Returns the clusters, to be started as the SMs have room for them."""
+        """Returns the clusters, to be started as SMs become free."""
         params, residency = self._params, self._residency
         sizes = [axis.size for axis in params.batch] + list(params.mesh.grid)
         return Pool(

@@ -25,12 +25,12 @@ class Barrier:
 
     Attributes:
       actor: its number in clocks; its time is the number of completed phases.
-      arrivals: that complete a phase.
+      arrivals: number of arrivals that complete a phase.
       phase: number of completed phases.
-      pending_arrivals: still missing in the current phase.
-      pending_bytes: announced by copies in the current phase and not there yet;
-        negative when another CTA's part of a multicast came first.
-      parts: by CTA, parts of multicasts that are announced and not issued.
+      pending_arrivals: missing arrivals in the current phase.
+      pending_bytes: bytes announced by copies in the current phase that have not
+        arrived; negative if another CTA's part of a multicast arrived first.
+      parts: by CTA, parts of multicasts that are announced but not issued.
     """
 
     __slots__ = (
@@ -65,21 +65,21 @@ class Barrier:
         return text
 
     def expect_part(self, sender: str, count: int) -> None:
-        """Counts parts of multicasts that a CTA has to send (1) or has sent (-1)."""
+        """Counts parts of multicasts that a CTA must send (1) or has sent (-1)."""
         self.parts[sender] = self.parts.get(sender, 0) + count
 
     def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
         """Counts one arrival, with the bytes that a copy announces.
 
         Raises:
-          BarrierError: all arrivals of the phase have come.
+          BarrierError: the phase already has all its arrivals.
         """
         if self.pending_arrivals == 0:
             raise errors.BarrierError(
-                f"{self.name} gets more arrivals than it was declared with",
-                expected=f"{self.arrivals} arrivals a phase",
+                f"{self.name} receives more arrivals than it was declared with",
+                expected=f"{self.arrivals} arrivals per phase",
                 got=f"one more, while {self.pending_bytes} bytes of the phase are "
-                "still to come",
+                "pending",
                 hint="raise num_arrivals, or wait before arriving for the next phase; "
                 "a copy on the barrier counts as one arrival",
             )
@@ -106,7 +106,7 @@ class Barrier:
         """Waits for the warpgroup's next phase.
 
         Raises:
-          BarrierError: the phase is too far back: its parity has come round again.
+          BarrierError: the phase is too old: its parity is ambiguous.
         """
         phases = wg.state.of(_AWAITED)
         awaited = phases.get(self, 0)
@@ -123,30 +123,30 @@ class Barrier:
 
     def _require_in_time(self, awaited: int) -> None:
         # PTX ISA, mbarrier.test_wait.parity: only the current and the immediately
-        # preceding phase can be told apart.
+        # preceding phase can be distinguished.
         if self.phase - awaited < 2:
             return
         raise errors.BarrierError(
             f"{self.name}: a wait missed its phase",
             expected=f"a wait for phase {awaited} before phase {awaited + 1} completes",
-            got=f"{self.phase} phases are complete; the parity of the wait stands for "
-            "another phase now, and the GPU would hang or go on too early",
-            hint="wait for every phase in order, and let who arrives wait for the "
-            "readers of the previous phase",
+            got=f"{self.phase} phases are complete; the parity of the wait now denotes "
+            "another phase, and the GPU would deadlock or continue too early",
+            hint="wait for every phase in order, and wait for the "
+            "readers of the previous phase before arriving",
         )
 
     def require_quiet(self) -> None:
-        """Raises BarrierError when a phase is half done."""
+        """Raises BarrierError when a phase is incomplete."""
         if self.pending_arrivals == self.arrivals and self.pending_bytes == 0:
             return
         came = self.arrivals - self.pending_arrivals
         raise errors.BarrierError(
             f"{self.name} ends in the middle of a phase",
-            expected=f"{self.arrivals} arrivals in every phase that begins",
+            expected=f"{self.arrivals} arrivals in every phase",
             got=f"{came} arrivals in phase {self.phase}, and {self.pending_bytes} "
-            "bytes still to come",
-            hint="let num_arrivals agree with the arrivals; a copy on the barrier "
-            "is one arrival",
+            "pending bytes",
+            hint="num_arrivals must equal the arrivals per phase; a copy on the "
+            "barrier counts as one",
         )
 
 
@@ -158,7 +158,7 @@ class BarrierArray(Referent):
     """An allocation of barriers.
 
     Attributes:
-      declaration: what the author wrote.
+      declaration: the declaration in the kernel.
     """
 
     def __init__(self, cta: Cta, declaration: types.Barrier, key: Any):
@@ -184,18 +184,18 @@ class BarrierArray(Referent):
     def of(cls, cta: Cta, declaration: types.Barrier, key: Any) -> BarrierArray:
         """Returns a CTA's barriers of a declaration.
 
-        They are there from the start of the kernel, so the first call makes them.
+        They exist from the start of the kernel; the first call creates them.
 
         Args:
-          cta: whose.
-          declaration: what the author wrote.
-          key: which declaration: (scope, position in it).
+          cta: the CTA.
+          declaration: the declaration in the kernel.
+          key: the declaration's key: (scope, position in it).
         """
         arrays = cta.state.of(_ARRAYS)
         if key not in arrays:
             arrays[key] = cls(cta, declaration, key)
             if len(cta.cluster.ctas) > 1:
-                # Only when the cluster has ended have all arrivals of other CTAs come.
+                # Arrivals of other CTAs are complete only when the cluster has ended.
                 cta.at_end.append(arrays[key].require_quiet)
         return arrays[key]
 
@@ -221,16 +221,16 @@ class BarrierArray(Referent):
         return [self.same_in(cta) for cta in self._cta.along(self.collective_axes)]
 
     def one(self, region: Region) -> Barrier:
-        """Returns the barrier that a region of this array names.
+        """Returns the barrier of a region of one element.
 
         Raises:
-          OutOfBoundsError: there is no such barrier.
+          OutOfBoundsError: the index is out of bounds.
         """
         region.require_inside("used")
         return self._barriers[tuple(region.window.starts)]
 
     def require_quiet(self) -> None:
-        """Raises BarrierError when a phase of one is half done."""
+        """Raises BarrierError when a phase of one is incomplete."""
         for barrier in self._barriers.flat:
             barrier.require_quiet()
 
@@ -240,12 +240,12 @@ _ARRAYS: Key[Cta, dict[Any, BarrierArray]] = Key("barriers", lambda cta: {})
 
 
 def barrier_of(region: Region) -> Barrier:
-    """Returns the barrier that an operand names."""
+    """Returns the barrier of an operand."""
     return region.memory.one(region)
 
 
 def skipped(operands: dict[str, Any]) -> bool:
-    """True when the operands' predicate is there and False."""
+    """True when the operands contain a predicate that is False."""
     predicate = operands.get("predicate")
     return predicate is not None and not bool(predicate)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values in registers. Layouts are invisible here: a value is an array."""
+"""Values in registers. Layouts have no effect: a value is an array."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _layout_cast(x: Any, **_: Any) -> Any:
     return x
 
 
-# A pure loop may hold a layout_cast; with a lowering of its own it compiles as a whole.
+# A pure loop may contain a layout_cast; with a CPU lowering it compiles as a whole.
 _jax.mlir.register_lowering(
     registers.layout_cast_p,
     _jax.mlir.lower_fun(_layout_cast, multiple_results=False),
@@ -31,14 +31,14 @@ _jax.mlir.register_lowering(
 )
 
 
-# CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers an SM.
+# CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers per SM.
 _REGISTERS_PER_SM = 65536
 _WARPGROUP_THREADS = 128
 # PTX ISA, setmaxnreg: the smallest count.
 _FEWEST = 24
 
 
-# The counts that warpgroups have asked for, by warpgroup.
+# The requested counts, by warpgroup.
 _COUNTS: Key[Cta, dict[int, int]] = Key("registers of warpgroups", lambda cta: {})
 
 
@@ -61,12 +61,12 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
         return
     held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
     raise errors.OutOfResources(
-        "set_max_registers: the warpgroups ask for more registers than there are",
+        "set_max_registers: the warpgroups request more registers than the SM has",
         resource="registers",
         limit_bytes=4 * _REGISTERS_PER_SM,
         used_bytes=4 * total,
-        expected=f"at most {_REGISTERS_PER_SM // _WARPGROUP_THREADS} a thread, summed "
-        "over the warpgroups",
+        expected=f"at most {_REGISTERS_PER_SM // _WARPGROUP_THREADS} per thread, "
+        "summed over the warpgroups",
         got=f"{total // _WARPGROUP_THREADS} ({held})",
-        hint="decrease the producer's further, or increase the others' less",
+        hint="decrease the producer's count further, or increase the others' less",
     )

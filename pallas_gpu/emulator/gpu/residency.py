@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many CTAs of a launch a device holds at once."""
+"""The number of CTAs of a launch that are resident on a device at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RESERVED_SMEM_BYTES = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Residency:
-    """What a device holds of one launch.
+    """The resident CTAs of one launch on a device.
 
-    Registers are not counted: how many a thread has is known to ptxas alone. So this is
+    Registers are not counted: only ptxas determines how many a thread has. So this is
     an upper bound where more than one CTA fits on an SM.
 
     Attributes:
-      target: what the device is.
-      ctas_per_sm: how many CTAs fit on one SM.
-      ctas_per_cluster: CTAs of a cluster start together or not at all.
+      target: the device's target.
+      ctas_per_sm: number of CTAs that fit on one SM.
+      ctas_per_cluster: size of a cluster, whose CTAs start together.
     """
 
     target: arch.GpuTarget
@@ -40,7 +40,7 @@ class Residency:
         """Returns the residency of blocks that need SMEM and threads.
 
         Args:
-          target: what the device is.
+          target: the device's target.
           smem_bytes: dynamic SMEM of one block.
           threads_per_block: CUDA threads of one block.
           ctas_per_cluster: size of a cluster; 1 without clusters.
@@ -52,12 +52,12 @@ class Residency:
 
     @property
     def ctas(self) -> int:
-        """CTAs that the SMs hold at once, clusters aside."""
+        """Number of CTAs that are resident at once, not regarding clusters."""
         return self.target.sm_count * self.ctas_per_sm
 
     @property
     def clusters(self) -> int:
-        """Clusters that the device holds at once."""
+        """Number of clusters that are resident at once."""
         return self.ctas // self.ctas_per_cluster
 
     def __str__(self) -> str:

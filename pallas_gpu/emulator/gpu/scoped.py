@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoped allocations: SMEM and barriers for the extent of a body.
+"""Scoped allocations: SMEM and barriers for the duration of a body.
 
-A CTA of a cluster may reach into a scope that another has not entered yet: the memory
-is there from the start, at an address that both know. A shared scope is entered by all
-warpgroups of the CTA together, which also orders what they did before it (the compiled
-kernel has to synchronise there, since barriers are initialised on entry). The last one
-to leave reports work that has not been waited for.
+A CTA of a cluster may access a scope that another has not entered: the memory exists
+from the start, at an address that both know. All warpgroups of the CTA enter a shared
+scope together, which also orders their previous accesses (the compiled kernel must
+synchronize there, since barriers are initialised on entry). The last one to leave
+reports work that has not been waited for.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Scope:
     """One entered scope.
 
     Attributes:
-      key: which one.
-      declared: what is allocated.
+      key: its key.
+      declared: its declarations.
       arrays: in SMEM, by the position of their declaration.
-      barriers: likewise. Accumulators are in neither: every warpgroup has its own.
-      members: how many warpgroups have to enter.
-      entered, left: how many have.
-      clock: what they knew together when they entered.
+      barriers: likewise. Accumulators are in neither: they belong to a warpgroup.
+      members: number of warpgroups that must enter.
+      entered, left: number of warpgroups that have done so.
+      clock: the join of their clocks on entry.
     """
 
     key: ScopeKey
@@ -61,7 +61,7 @@ class Scope:
     clock: ordering.Clock = dataclasses.field(default_factory=dict)
 
     def referent(self, position: int) -> Referent:
-        """Returns what a reference of the scope names."""
+        """Returns the allocation of a reference of the scope."""
         if position in self.arrays:
             return self.arrays[position]
         if position in self.barriers:
@@ -74,7 +74,7 @@ class Scopes:
     """The scopes of one CTA.
 
     Attributes:
-      open: those that warpgroups are entering or in.
+      open: those that a warpgroup has entered and not all have left.
       left: for each scope the latest visit that has ended.
       left_at: the time of each warpgroup when it last left a scope.
     """
@@ -109,7 +109,7 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
 def _enter(
     wg: Warpgroup, jaxpr: Any, declared: Sequence[Any], shared: bool
 ) -> Generator[Wait | None, None, tuple[Scope, list[Referent]]]:
-    """Allocates, or finds what is allocated; returns the Scope and its references."""
+    """Allocates or finds the scope; returns it with its references."""
     cta = wg.cta
     visits = wg.state.of(_VISITS)
     visit = visits.get(jaxpr, 0)
@@ -128,7 +128,7 @@ def _enter(
 
 
 def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Any]) -> Scope:
-    """Returns a scope of a CTA; the first call makes it."""
+    """Returns a scope of a CTA; the first call creates it."""
     scopes = scopes_of(cta)
     scope = scopes.open.get(key)
     if scope is None:
@@ -158,7 +158,7 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
         _require_quiet(wg, array)
         cta.memories.remove(array)
     for barriers in scope.barriers.values():
-        # Arrivals of other CTAs may still come: those barriers are looked at when the
+        # Arrivals of other CTAs may be pending: those barriers are checked when the
         # cluster ends.
         if not barriers.collective_axes:
             barriers.require_quiet()
@@ -179,7 +179,7 @@ def _allocate(cta: Cta, scope: Scope) -> None:
 def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
-            f"the emulator has no scratch memory in {aval.memory_space.name}",
+            f"the emulator does not model scratch memory in {aval.memory_space.name}",
             expected="SMEM, a barrier or an accumulator",
             hint="pass GMEM scratch as an additional output",
         )
@@ -195,7 +195,7 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
 
 @functools.cache
 def _tiling(shape: tuple[int, ...], dtype: Any, transforms: Any) -> Any:
-    """Returns the tiling of an array; each CTA of each launch asks for the same."""
+    """Returns the tiling of an array; cached, since all CTAs use the same."""
     return types.smem_layout(shape, dtype, transforms).tiling
 
 
@@ -206,7 +206,7 @@ def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:
             continue
         if record.writes:
             raise errors.BarrierError(
-                f"{memory.name} is freed while {record.what} is under way: it "
+                f"{memory.name} is freed while {record.what} is in flight: it "
                 "has not been waited for",
                 expected="a barrier_wait for every copy before the kernel or the scope "
                 "ends",

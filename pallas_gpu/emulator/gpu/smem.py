@@ -20,9 +20,9 @@ class SharedArray(Memory):
 
     Attributes:
       tile: size of a tile on each axis.
-      place: (visit of a scope, position in it): where other CTAs of the cluster have
-        the same array.
-      unfenced: writes by threads that no `commit_smem` has followed yet:
+      place: (visit of a scope, position in it), which identifies the same array in
+        other CTAs of the cluster.
+      unfenced: writes by threads that no `commit_smem` has followed:
         (thread's actor, box) -> (line, thread's label).
     """
 
@@ -74,8 +74,8 @@ class SharedArray(Memory):
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises LayoutError unless the window consists of whole tiles.
 
-        An address is computed from the start of a tile: a start inside one, known
-        only when the kernel runs, would silently name other elements on a GPU.
+        An address is computed from the start of a tile: a start inside one, known only
+        at run time, would silently address other elements on a GPU.
         """
         if not self._tiled or math.prod(window.sizes) <= 1:
             return
@@ -85,13 +85,13 @@ class SharedArray(Memory):
             f"{self.name} is {verb} from inside a tile",
             expected=f"starts that are multiples of {self.tile}, the tiling",
             got=f"starts {window.starts}",
-            hint="index whole tiles, or declare the array with smaller ones",
+            hint="index whole tiles, or declare the array with smaller tiles",
         )
 
     def require_aligned(self, window: Window, what: str) -> None:
         """Raises unless the window starts where a tensor copy may start in SMEM.
 
-        A start that is known only when the kernel runs would be a misaligned address.
+        A dynamic start would otherwise be a misaligned address.
         """
         index = 0
         for start, size, n in zip(window.starts, self.tile, self.shape, strict=True):
@@ -104,7 +104,7 @@ class SharedArray(Memory):
             expected=f"a multiple of {SMEM_ALIGNMENT_BYTES} bytes from the start of "
             f"{self.name}",
             got=f"{offset} bytes, the element {tuple(window.starts)}",
-            hint="give each part a row of its own, of as many bytes",
+            hint="place each part in a separate row of as many bytes",
         )
 
     def require_fenced(self, window: Window, reader: str) -> None:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tensor core computes: products exact, sums with the precision it keeps.
+"""Arithmetic of the tensor core: exact products, sums with its limited precision.
 
-16-bit types: products are exact in float32 and are summed there. The order and the
-rounding of the hardware's sums are its own; results agree up to float32's precision.
+16-bit types: products are exact in float32 and are summed there. The order and rounding
+of the hardware's sums differ; results agree up to float32's precision.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def accumulate(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
 
 
 def widen(x: np.ndarray) -> np.ndarray:
-    """Returns what the tensor core reads of an operand, in float32."""
+    """Returns an operand as the tensor core reads it, in float32."""
     if x.dtype == np.float32:
         bits = np.ascontiguousarray(x).view(np.uint32) & _TF32_MASK
         return bits.view(np.float32)
@@ -108,7 +108,7 @@ def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     products = a[:, :, None] * b[:, None, :]
     exponents = _power_of_two(a)[:, :, None] * _power_of_two(b)[:, None, :]
     largest = jnp.maximum(exponents.max(axis=0), _power_of_two(acc))
-    # Below this no product of 8-bit floats lies; it keeps the division finite.
+    # A lower bound of all products of 8-bit floats; it keeps the division finite.
     unit = jnp.maximum(largest, 2.0**-64) * 2.0**-_F8_FRACTION_BITS
     units = jnp.trunc(products / unit).sum(axis=0) + jnp.trunc(acc / unit)
     total = _keep_fraction_bits(units * unit)
@@ -117,13 +117,13 @@ def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
-    """Returns the largest power of two that is not above |x|; 0 for 0."""
+    """Returns the largest power of two not above |x|; 0 for 0."""
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F80_0000)
     return jax.lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def _keep_fraction_bits(x: jax.Array) -> jax.Array:
-    """Truncates float32's 23 bits of fraction to those that are kept."""
+    """Truncates float32's 23 bits of fraction as the tensor core does."""
     mask = jnp.uint32((0xFFFF_FFFF << (23 - _F8_FRACTION_BITS)) & 0xFFFF_FFFF)
     bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & mask
     return jax.lax.bitcast_convert_type(bits, jnp.float32)

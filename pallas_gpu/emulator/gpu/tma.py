@@ -3,8 +3,8 @@
 
 A copy moves its data when it completes, not when it is issued. Its accesses are
 recorded as those of its barrier's phase (a load) or of its group (a store), so every
-access in between that conflicts is an error in every run; the seed only decides which
-values a wrong kernel would have seen.
+conflicting access in between is an error in every run; the seed only decides which
+values an incorrect kernel reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @dataclasses.dataclass(slots=True)
 class Load:
-    """A copy to SMEM that has been issued; a multicast is one for each CTA."""
+    """A copy to SMEM that has been issued; a multicast consists of one per CTA."""
 
     src: Region
     dst: Region
@@ -91,7 +91,7 @@ def _copy_gmem_to_smem(
 
 
 def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
-    """Checks and records what a copy will read and write; its destination is poison."""
+    """Checks and records the accesses of a copy; its destination becomes poison."""
     src, dst = part.src, part.dst
     what = f"the copy from {src.memory.name}"
     hint = "call barrier_wait on the copy's barrier first"
@@ -110,8 +110,8 @@ class StoreStream(Stream):
     """The copies to GMEM that one thread issues, in groups.
 
     Groups belong to the thread (PTX ISA, cp.async.bulk.commit_group). A warpgroup
-    issues in the elected lane of its warp 0, so it shares the stream of that warp; each
-    other warp has one for what it issues by itself.
+    issues through the elected lane of its warp 0, so it shares the stream of that warp;
+    each other warp has one for the copies that it issues in `warp_map`.
 
     Attributes:
       reading, writing: when the sources have been read, when the destinations have been
@@ -187,7 +187,7 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
     src.memory.require_aligned(src.window, "the source of a copy")
     dst.require_writable()
     if any(low >= high for low, high in dst.box()):
-        dst.require_inside("the destination of a copy that lies outside as a whole,")
+        dst.require_inside("the destination of a copy that is entirely out of bounds,")
     src.memory.require_fenced(src.window, "a copy")
     group = stream.open_group
     wg.access(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions that the warps of a warpgroup run by themselves."""
+"""Regions that the warps of a warpgroup execute independently."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 @registry.register(warp_map_p, registry.RuleKind.EMULATE)
 def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
-    """Lets the four warps of a warpgroup run, and waits until all have ended.
+    """Runs the four warps of a warpgroup, and waits until all have ended.
 
-    The barriers around the region order them: what the warpgroup did comes before all
-    of them, what they do comes before what the warpgroup does next. Among each other
-    they have no order but the one that they make.
+    The barriers around the region order them: previous accesses of the warpgroup happen
+    before all of theirs, and theirs before later ones of the warpgroup. Among each
+    other they are only ordered by their own synchronization.
     """
     body = plan_of(step.params["jaxpr"])
     if not wg.warps:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """wgmma: products in flight, their groups, and accumulators.
 
-A product reads its SMEM operands when it completes, at the latest when it is waited
-for; the seed decides. Its reads are recorded as those of its group, so whatever
-overwrites an operand before the wait is an error in every run.
+A product reads its SMEM operands when it completes, at the latest at the wait; the seed
+decides. Its reads are recorded as those of its group, so overwriting an operand before
+the wait is an error in every run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Accumulator(Referent):
 
     Attributes:
       data: the elements.
-      groups: for each part that products were added to, the latest group and its line.
+      groups: for each part with products, the latest group and its line.
     """
 
     __slots__ = ("data", "groups")
@@ -63,7 +63,7 @@ class MmaStream(Stream):
 
     @property
     def waited(self) -> int:
-        """How many groups the warpgroup has waited for."""
+        """Number of groups that the warpgroup has waited for."""
         return self.milestones[0].awaited
 
     def wait_for_all_but(self, wg: Warpgroup, n: int) -> Run:
@@ -85,7 +85,7 @@ class Product:
     b: Region
 
     def advance(self) -> bool:
-        """Computes it, after those that were issued before."""
+        """Computes it, after those issued before."""
         queue = self.stream.queue
         while queue and queue[0].group <= self.group:
             queue.popleft().compute()
@@ -152,7 +152,7 @@ def load(wg: Warpgroup, acc: Region, wait_n: int | None) -> Run:
     if wait_n is not None:
         yield from stream.wait_for_all_but(wg, wait_n)
     acc.require_inside("read")
-    _require_settled(stream, acc)
+    _require_complete(stream, acc)
     return acc.load()
 
 
@@ -164,7 +164,7 @@ def store(wg: Warpgroup, acc: Region, value: Any) -> Run:
     acc.peek()[...] = value
 
 
-def _require_settled(stream: MmaStream, acc: Region) -> None:
+def _require_complete(stream: MmaStream, acc: Region) -> None:
     box = acc.box()
     groups = acc.memory.groups
     for part, (group, where) in groups.items():

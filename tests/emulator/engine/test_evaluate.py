@@ -156,7 +156,9 @@ def test_an_operation_without_a_rule_is_an_error_of_its_own(monkeypatch):
     def body(o):
         plgpu.commit_smem()
 
-    with pytest.raises(errors.NotModelledError, match="no model of commit_smem") as e:
+    with pytest.raises(
+        errors.NotModelledError, match="does not model commit_smem"
+    ) as e:
         run_on(body)
     assert "test_evaluate.py" in str(e.value)
 

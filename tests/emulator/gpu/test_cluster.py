@@ -289,7 +289,7 @@ def test_a_cta_may_not_end_while_another_multicasts_into_it():
         text = str(caught.value)
         assert "CTA (x=1)" in text
         assert (
-            "a multicast reaches" in text
+            "a multicast writes to" in text
             or "is freed while" in text
             or "in the middle of a phase" in text
         )

@@ -96,7 +96,7 @@ def test_a_store_that_lies_outside_as_a_whole_is_an_error():
         plgpu.wait_smem_to_gmem(0)
 
     run = tile_kernel(body, (4, 4), grid=(1,), grid_names=("i",))
-    with pytest.raises(errors.OutOfBoundsError, match="outside as a whole"):
+    with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
         run(ramp(4, 4))
 
 
