@@ -149,6 +149,13 @@ class RuleContext:
         if automatic:
             mbarrier.synchronize()
 
+    def part(self, operand: ops.RefOperand) -> Any:
+        """Returns the part of a reference that an operand names.
+
+        A view of the emitters under Lane semantics, a memref under Warpgroup semantics.
+        """
+        return self.kernel.semantics.part(self, operand.ref, operand.transforms)
+
     def operands(self, invals: Sequence[Any]) -> Any:
         """Returns the operand pytree of a primitive of ours."""
         return ops.unflatten(self.eqn.params["tree"], list(map(index_value, invals)))

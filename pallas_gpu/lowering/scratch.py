@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.moves import reduction, relayout
+from pallas_gpu.layouts.moves import reductions, relayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.mosaic import addressing, reduce
+from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.reductions import SmemScratch
 from pallas_gpu.mosaic.registers import RegisterArray
 
 
@@ -21,7 +22,7 @@ def available_bytes(kernel: KernelState) -> int:
     return kernel.plan.scratch_room_bytes // kernel.params.mesh.warpgroups
 
 
-def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
+def of_warpgroup(kernel: KernelState) -> SmemScratch | None:
     """Returns the scratch of the running warpgroup, None where there is none.
 
     The first call allocates it.
@@ -35,12 +36,12 @@ def of_warpgroup(kernel: KernelState) -> reduce.SmemScratch | None:
     if kernel.params.mesh.warpgroups > 1:
         offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
         pointer = addressing.offset_pointer(pointer, offset)
-    return reduce.SmemScratch(pointer, bytes_each)
+    return SmemScratch(pointer, bytes_each)
 
 
 def for_relayout(
     kernel: KernelState, x: RegisterArray, target: Placement
-) -> reduce.SmemScratch | None:
+) -> SmemScratch | None:
     """Returns the scratch if the relayout needs it; the emitter checks its size."""
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
     if not relayout.scratch_bytes(x.layout, target, bits, available):
@@ -50,20 +51,20 @@ def for_relayout(
 
 def for_reduction(
     kernel: KernelState, x: RegisterArray, axes: Sequence[int]
-) -> reduce.SmemScratch | None:
+) -> SmemScratch | None:
     """Returns the scratch if the reduction crosses warps.
 
     Raises:
       OutOfResources: the scratch is too small.
     """
-    needed = reduction.scratch_bytes(x.layout, axes, dtypes.bits(x.dtype))
+    needed = reductions.scratch_bytes(x.layout, axes, dtypes.bits(x.dtype))
     got = f"{x.dtype}{list(x.shape)} over axes {tuple(axes)}"
     return of_bytes(kernel, needed, "a reduction across warps", got)
 
 
 def of_bytes(
     kernel: KernelState, needed: int, what: str, got: str
-) -> reduce.SmemScratch | None:
+) -> SmemScratch | None:
     """Returns the scratch for an operation that needs some; None if it needs none.
 
     Args:

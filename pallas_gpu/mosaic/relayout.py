@@ -29,7 +29,7 @@ from pallas_gpu.layouts.registers.placement import (
 from pallas_gpu.mosaic import addressing, mbarrier, module, shuffle, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.reduce import SmemScratch
+from pallas_gpu.mosaic.reductions import SmemScratch
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, gather
 
 _WORD_BITS = 32

@@ -8,7 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from pallas_gpu.mosaic import reduce, scan
+from pallas_gpu.mosaic import reductions, scans
 from pallas_gpu.mosaic.elements import dtypes, table
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
@@ -52,7 +52,7 @@ def test_every_dtype_converts_in_a_program():
 
 def test_every_kind_of_reduction_and_scan_has_a_program():
     kinds = {movements.kind_of(name) for name in movements.combinations()}
-    assert kinds == set(get_args(reduce.Kind)) >= set(get_args(scan.Kind))
+    assert kinds == set(get_args(reductions.Kind)) >= set(get_args(scans.Kind))
 
 
 @pytest.mark.parametrize("name", MOVES)

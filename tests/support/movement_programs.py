@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import gmem, mbarrier, reduce, registers, relayout, scan, smem
+from pallas_gpu.mosaic import (
+    gmem,
+    mbarrier,
+    reductions,
+    registers,
+    relayout,
+    scans,
+    smem,
+)
 from tests.support.programs import Program
 
 _RNG = np.random.default_rng(5)
@@ -59,8 +67,8 @@ def _reduction(kind: Any, dtype: str, layout: Any, shape, axes) -> Program:
     expected = _FOLD[kind].reduce(x, axis=axes, dtype=x.dtype)
 
     def emit(kb, view, out):
-        room = reduce.SmemScratch(kb.smem_pointer(0), 2048)
-        result = reduce.reduce(kind, gmem.load(view, layout), axes, room)
+        room = reductions.SmemScratch(kb.smem_pointer(0), 2048)
+        result = reductions.reduce(kind, gmem.load(view, layout), axes, room)
         if isinstance(result, registers.Splat):
             gmem.store_scalar(out, result.value)
         else:
@@ -77,9 +85,9 @@ def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
 
     def emit(kb, view, out):
         placed = registers.place(layout, shape) if layout else None
-        room = reduce.SmemScratch(kb.smem_pointer(0), 2048)
+        room = reductions.SmemScratch(kb.smem_pointer(0), 2048)
         value = gmem.load(view, placed)
-        gmem.store(out, scan.scan(kind, value, axis, reverse=reverse, scratch=room))
+        gmem.store(out, scans.scan(kind, value, axis, reverse=reverse, scratch=room))
 
     return Program(emit, [x], [np.ascontiguousarray(expected)], smem_bytes=2048)
 
@@ -110,7 +118,7 @@ def _relayout(src: Any, dst: Any, shape, dtype: str, scratch: int) -> Program:
     x = _numbers(shape, dtype)
 
     def emit(kb, view, out):
-        room = reduce.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
+        room = reductions.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
         gmem.store(out, relayout.layout_cast(gmem.load(view, src), dst, room))
 
     return Program(emit, [x], [x], smem_bytes=scratch)

@@ -17,14 +17,14 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.constraints import is_vector
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import reduce
+from pallas_gpu.mosaic import reductions
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
 
 # lax's primitives.
 
 
-KINDS: dict[str, reduce.Kind] = {
+KINDS: dict[str, reductions.Kind] = {
     "reduce_sum": "add",
     "reduce_max": "max",
     "reduce_min": "min",
@@ -48,7 +48,7 @@ _COMBINING: dict[tuple[str, str], str] = {
 
 
 # MLIR's names: the kind, and whether integers are unsigned.
-_KINDS: dict[str, tuple[reduce.Kind, bool]] = {
+_KINDS: dict[str, tuple[reductions.Kind, bool]] = {
     "add": ("add", False),
     "mul": ("mul", False),
     "and": ("and", False),
@@ -62,19 +62,19 @@ _KINDS: dict[str, tuple[reduce.Kind, bool]] = {
 }
 
 
-def _make_lane(kind: reduce.Kind):
+def _make_lane(kind: reductions.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axes = tuple(ctx.eqn.params["axes"])
         if not axes:
             return x
         source = shapes.placed(x)
         room = scratch.for_reduction(ctx.kernel, source, axes)
-        return reduce.reduce(kind, source, axes, room)
+        return reductions.reduce(kind, source, axes, room)
 
     return rule
 
 
-def _make_warpgroup(kind: reduce.Kind):
+def _make_warpgroup(kind: reductions.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axes = list(ctx.eqn.params["axes"])
         if not axes:
@@ -123,7 +123,7 @@ def _expand(expansion: Expansion, op: Any) -> None:
         dtype = dtypes.named(f"uint{dtypes.bits(source.dtype)}")
         source = regs.with_sign(source, dtype)
     room = scratch.for_reduction(expansion.kernel, source, axes)
-    result = reduce.reduce(kind, source, axes, room)
+    result = reductions.reduce(kind, source, axes, room)
     if isinstance(op.result.type, ir.VectorType):
         expansion.set(op.result, result)
     else:
@@ -132,7 +132,7 @@ def _expand(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
-def _combining(op: Any) -> tuple[reduce.Kind, bool]:
+def _combining(op: Any) -> tuple[reductions.Kind, bool]:
     """Returns the reduction's kind, and whether its integers are unsigned."""
     name = str(op.attributes["kind"]).removeprefix("#vector.kind<").removesuffix(">")
     return _KINDS[name]

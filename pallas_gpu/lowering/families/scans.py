@@ -11,7 +11,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, rates
-from pallas_gpu.layouts.moves.scan import ScanPlan, plan_scan
+from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
@@ -21,11 +21,11 @@ from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import logical, scan
+from pallas_gpu.mosaic import logical, scans
 from pallas_gpu.mosaic.elements import dtypes
 
 # lax's primitives, and the operations that combine the elements.
-KINDS: dict[str, scan.Kind] = {
+KINDS: dict[str, scans.Kind] = {
     "cumsum": "add",
     "cumprod": "mul",
     "cummax": "max",
@@ -86,17 +86,17 @@ class Scan(relations.Relation):
             return None
 
 
-def _emit(kernel: Any, kind: scan.Kind, x: Any, axis: int, reverse: bool) -> Any:
+def _emit(kernel: Any, kind: scans.Kind, x: Any, axis: int, reverse: bool) -> Any:
     needed = Scan(axis).scratch_bytes(
         x.layout, 8 * dtypes.memory_dtype(x.dtype).itemsize
     )
     room = scratch.of_bytes(
         kernel, needed or 0, "a scan across warps", f"{x.dtype}{list(x.shape)}"
     )
-    return scan.scan(kind, x, axis, reverse=reverse, scratch=room)
+    return scans.scan(kind, x, axis, reverse=reverse, scratch=room)
 
 
-def _make_lane(kind: scan.Kind):
+def _make_lane(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
         return _emit(ctx.kernel, kind, shapes.placed(x), axis, reverse)
@@ -104,7 +104,7 @@ def _make_lane(kind: scan.Kind):
     return rule
 
 
-def _make_warpgroup(kind: scan.Kind):
+def _make_warpgroup(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         i64 = ir.IntegerType.get_signless(64)
         attributes = {

@@ -22,9 +22,7 @@ from pallas_gpu.lowering.families.mbarrier import (
 )
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
-from pallas_gpu.lowering.memory import memory_view
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.lowering.warpgroup import memory
 from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives import tma as primitives
@@ -39,8 +37,8 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(operands["predicate"])):
         tma.copy_gmem_to_smem(
             ctx.builder,
-            memory_view(ctx, src.ref, src.transforms),
-            memory_view(ctx, dst.ref, dst.transforms),
+            ctx.part(src),
+            ctx.part(dst),
             barrier_pointer(ctx, barrier.ref, index),
             multicast=cluster_group(ctx, axes) if axes else None,
         )
@@ -52,10 +50,10 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
-    source = memory.part(src.ref, src.transforms)
+    source = ctx.part(src)
     copy = dialect.ops.async_load(
         source,
-        memory.part(dst.ref, dst.transforms),
+        ctx.part(dst),
         *_everything(ctx, source),
         _cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
@@ -88,8 +86,8 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     with predicated(predicate_value(operands["predicate"])):
         tma.copy_smem_to_gmem(
             ctx.builder,
-            memory_view(ctx, src.ref, src.transforms),
-            memory_view(ctx, dst.ref, dst.transforms),
+            ctx.part(src),
+            ctx.part(dst),
             commit=False,
         )
     # Every thread commits, so that a skipped copy leaves an empty group and the
@@ -103,9 +101,9 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     src, dst = operands["src"], operands["dst"]
-    target = memory.part(dst.ref, dst.transforms)
+    target = ctx.part(dst)
     copy = dialect.ops.async_store(
-        memory.part(src.ref, src.transforms),
+        ctx.part(src),
         target,
         *_everything(ctx, target),
         predicate=predicate_value(operands["predicate"]),

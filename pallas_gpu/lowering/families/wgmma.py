@@ -145,10 +145,10 @@ def _accumulate(
     operands, semantics = ctx.operands(invals), ctx.kernel.semantics
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     if hasattr(a, "ref"):
-        a = semantics.part(ctx, a.ref, a.transforms)
+        a = ctx.part(a)
     else:
         a = in_registers(a)
-    b = semantics.part(ctx, b.ref, b.transforms)
+    b = ctx.part(b)
     handle: vals.AccumulatorHandle = acc.ref
     state = ctx.kernel.state
     whole = state[handle.key]

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Sequence
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.moves.reduction import scratch_bytes
+from pallas_gpu.layouts.moves.reductions import scratch_bytes
 from pallas_gpu.layouts.registers.placement import Placement
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pallas_gpu import types
+from pallas_gpu import errors, types
 from pallas_gpu.layouts import Layout, WGSplatLayout
 from pallas_gpu.layouts.registers.placement import (
     default_placement,
@@ -19,8 +19,7 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext
-from pallas_gpu.lowering.memory import memory_view
+from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import elementwise, gmem, relayout, smem, wgmma
 from pallas_gpu.mosaic import registers as regs
@@ -52,7 +51,13 @@ class Lane:
         return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))
 
     def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
-        return memory_view(ctx, handle, transforms)
+        window = part_window(handle, transforms)
+        if isinstance(handle, vals.SmemHandle):
+            return smem.SmemView(handle.pointer, handle.layout, handle.dtype, window)
+        if isinstance(handle, vals.GmemHandle):
+            pointer = ctx.builder.buffers[handle.buffer_index]
+            return gmem.GmemView(pointer, handle.buffer_index, handle.dtype, window)
+        raise errors.InternalError(f"{type(handle).__name__} is not an array in memory")
 
     def read(
         self,
@@ -62,7 +67,7 @@ class Lane:
         layout: Any,
         optimized: bool,
     ) -> Any:
-        view = memory_view(ctx, handle, transforms)
+        view = self.part(ctx, handle, transforms)
         module = smem if isinstance(handle, vals.SmemHandle) else gmem
         if tuple(view.shape) == ():
             return elementwise.scalar(module.load_scalar(view), handle.dtype)
@@ -83,7 +88,7 @@ class Lane:
         return self.read(ctx, handle, transforms, layout, True)
 
     def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
-        view = memory_view(ctx, handle, transforms)
+        view = self.part(ctx, handle, transforms)
         with ctx.in_order():
             module = smem if isinstance(handle, vals.SmemHandle) else gmem
             if tuple(view.shape) == ():

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jaxlib.mlir.dialects import memref, vector
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import builtin, memref, vector
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import WGSplatLayout, to_layout
+from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext
+from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.families import elementwise
 from pallas_gpu.lowering.families.shapes import (
     as_vector,
@@ -22,8 +24,7 @@ from pallas_gpu.lowering.families.shapes import (
     static_slice,
 )
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.lowering.warpgroup import memory
-from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import convert, dtypes, table
 from pallas_gpu.primitives._registry import RuleKind
@@ -40,15 +41,32 @@ class Warpgroup:
     def gmem_handle(
         self, kernel: KernelState, handle: vals.GmemHandle
     ) -> vals.MemrefHandle:
-        return memory.gmem_handle(kernel, handle)
+        cast = builtin.UnrealizedConversionCastOp(
+            [logical.gmem_type(handle.dtype, handle.shape)],
+            [kernel.builder.buffers[handle.buffer_index]],
+        )
+        index = ir.IntegerType.get_signless(32)
+        cast.attributes[logical.BUFFER] = ir.IntegerAttr.get(index, handle.buffer_index)
+        return vals.MemrefHandle(cast.results[0], handle.dtype, handle.lead)
 
     def smem_handle(
         self, kernel: KernelState, aval: Any, offset_bytes: int
     ) -> vals.MemrefHandle:
-        return memory.smem_handle(aval, offset_bytes)
+        dtype = vals.numpy_dtype(aval)
+        array = dialect.ops.slice_smem(
+            logical.smem_type(dtype, aval.shape), offset_bytes
+        )
+        if aval.transforms:
+            layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+            given = dialect.transforms_to_attributes(layout.tiling, layout.swizzle)
+            array = dialect.ops.with_transforms(array, ir.ArrayAttr.get(given))
+        return vals.MemrefHandle(array, dtype)
 
     def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
-        return memory.part(handle, transforms)
+        window = part_window(handle, transforms)
+        if window.is_whole:
+            return handle.memref
+        return memrefs.subview(handle.memref, window)
 
     def read(
         self,
@@ -58,7 +76,7 @@ class Warpgroup:
         layout: Any,
         optimized: bool,
     ) -> Any:
-        source = memory.part(handle, transforms)
+        source = self.part(ctx, handle, transforms)
         stored = dtypes.memory_dtype(handle.dtype)
         if not source.type.shape:
             value = dtypes.bitcast(memref.load(source, []), stored)
@@ -76,7 +94,7 @@ class Warpgroup:
         return self.read(ctx, handle, transforms, None, True)
 
     def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
-        target = memory.part(handle, transforms)
+        target = self.part(ctx, handle, transforms)
         stored = dtypes.memory_dtype(handle.dtype)
         with ctx.in_order():
             if not target.type.shape:

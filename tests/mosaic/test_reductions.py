@@ -8,9 +8,9 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.moves.reduction import plan_reduction
+from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, reduce, registers
+from pallas_gpu.mosaic import gmem, reductions, registers
 
 FOLD = {
     "add": np.add,
@@ -32,8 +32,8 @@ LAYOUTS = {
 def reduce_body(kind, layout, axes, scratch=2048):
     def body(kb, view, out):
         x = gmem.load(view, layout)
-        result = reduce.reduce(
-            kind, x, axes, reduce.SmemScratch(kb.smem_pointer(0), scratch)
+        result = reductions.reduce(
+            kind, x, axes, reductions.SmemScratch(kb.smem_pointer(0), scratch)
         )
         if isinstance(result, registers.Splat):
             gmem.store_scalar(out, result.value)
@@ -129,7 +129,7 @@ def test_columns_of_wgmma_cross_the_warps(build, typed):
 
 def test_missing_scratch_says_how_much_is_needed(build, typed):
     def body(kb, view, out):
-        reduce.reduce("add", gmem.load(view, Layout.WGMMA), (0,))
+        reductions.reduce("add", gmem.load(view, Layout.WGMMA), (0,))
 
     x, y = typed((64, 8), np.float32), typed((8,), np.float32)
     with pytest.raises(errors.OutOfResources, match="at least 128 bytes"):

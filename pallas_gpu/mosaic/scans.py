@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cumulative operations: within a thread, across the lanes of a warp, across warps.
 
-The emitter of the plans of `layouts/moves/scan.py`. Besides the prefix of each element
+The emitter of the plans of `layouts/moves/scans.py`. Besides the prefix of each element
 it keeps the total of each unit; threads exchange these totals.
 """
 
@@ -15,9 +15,9 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.moves.scan import ScanPlan, plan_scan
+from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
-from pallas_gpu.mosaic import addressing, mbarrier, reduce, shuffle
+from pallas_gpu.mosaic import addressing, mbarrier, reductions, shuffle
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.registers import RegisterArray
 
@@ -32,7 +32,7 @@ def scan(
     axis: int,
     *,
     reverse: bool = False,
-    scratch: reduce.SmemScratch | None = None,
+    scratch: reductions.SmemScratch | None = None,
 ) -> RegisterArray:
     """Combines each element with all preceding elements along an axis.
 
@@ -116,7 +116,7 @@ def _merge_threads(
     x: RegisterArray,
     bit: int,
     reverse: bool,
-    scratch: reduce.SmemScratch | None,
+    scratch: reductions.SmemScratch | None,
 ) -> None:
     """Merges the units of threads that differ in a bit, in place."""
     own = [total for line in totals for total in line]
@@ -141,7 +141,7 @@ def _from_other_warp(
     values: Sequence[ir.Value],
     x: RegisterArray,
     bit: int,
-    scratch: reduce.SmemScratch | None,
+    scratch: reductions.SmemScratch | None,
 ) -> list[ir.Value]:
     """The same values of the warp whose index differs in one bit.
 

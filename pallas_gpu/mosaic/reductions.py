@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions: the emitter of the plans of `layouts/moves/reduction.py`."""
+"""Reductions: the emitter of the plans of `layouts/moves/reductions.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.moves.reduction import Reduction, plan_reduction
+from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
 from pallas_gpu.mosaic import addressing, mbarrier, shuffle
 from pallas_gpu.mosaic.elements import dtypes, table

@@ -8,7 +8,7 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
-from pallas_gpu.layouts.moves.reduction import plan_reduction, scratch_bytes
+from pallas_gpu.layouts.moves.reductions import plan_reduction, scratch_bytes
 from pallas_gpu.layouts.registers.placement import place
 
 CASES = {

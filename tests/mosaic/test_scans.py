@@ -9,7 +9,7 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, reduce, scan
+from pallas_gpu.mosaic import gmem, reductions, scans
 from tests.support.lockstep import machine as lockstep
 
 ACCUMULATE = {
@@ -31,8 +31,8 @@ LAYOUTS = {
 def scan_body(kind, layout, axis, reverse=False, scratch=2048):
     def body(kb, view, out):
         x = gmem.load(view, place(layout, view.shape) if layout else None)
-        room = reduce.SmemScratch(kb.smem_pointer(0), scratch)
-        gmem.store(out, scan.scan(kind, x, axis, reverse=reverse, scratch=room))
+        room = reductions.SmemScratch(kb.smem_pointer(0), scratch)
+        gmem.store(out, scans.scan(kind, x, axis, reverse=reverse, scratch=room))
 
     return body
 
