@@ -114,12 +114,12 @@ class OutOfBoundsError(KernelError, IndexError):
 
 
 class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of Triton know
-    """The kernel asks for more than a block can have on the target.
+    """The kernel requires more than the target's limit per block.
 
     Attributes:
       resource: which one, e.g. `"SMEM"`.
       limit_bytes: what the target offers.
-      used_bytes: what the kernel asks for.
+      used_bytes: what the kernel requires.
     """
 
     def __init__(

@@ -44,14 +44,14 @@ class AttentionConfig:
         # 256; a block of V is the K of the other, a multiple of 16.
         if self.rows < 64 or self.rows % 64 or self.block_kv not in range(16, 257, 16):
             raise errors.ArgumentError(
-                "AttentionConfig: the tensor core has no such tile",
+                "AttentionConfig: the tensor core does not support this tile",
                 expected="rows a multiple of 64, block_kv a multiple of 16 up to 256",
                 got=f"rows={self.rows}, block_kv={self.block_kv}",
                 hint="start from AttentionConfig()",
             )
         if self.consumers not in REGISTERS:
             raise errors.ArgumentError(
-                "AttentionConfig: no such number of consumers",
+                "AttentionConfig: invalid number of consumers",
                 expected="2 or 3",
                 got=self.consumers,
                 hint="2 have 232 registers a thread, 3 have 160",
@@ -65,7 +65,7 @@ class AttentionConfig:
             )
         if self.blocks is not None and self.blocks < 1:
             raise errors.ArgumentError(
-                "AttentionConfig: there are no blocks",
+                "AttentionConfig: invalid number of blocks",
                 expected="1 or more, or None",
                 got=self.blocks,
                 hint="use one per SM, or None for one per tile",

@@ -68,7 +68,7 @@ class MatmulConfig:
         # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
         if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
             raise errors.ArgumentError(
-                "MatmulConfig: the tensor core has no such tile",
+                "MatmulConfig: the tensor core does not support this tile",
                 expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
                 "of 16",
                 got=f"tile_m={m}, tile_n={n}, tile_k={k}",
@@ -85,14 +85,14 @@ class MatmulConfig:
             )
         if self.cluster not in (None, "m", "n"):
             raise errors.ArgumentError(
-                "MatmulConfig: no such cluster",
+                "MatmulConfig: invalid cluster",
                 expected="'m', 'n' or None",
                 got=repr(self.cluster),
                 hint="'n' shares rows of A, 'm' columns of B",
             )
         if self.minor not in ("m", "n") or self.strip < 1:
             raise errors.ArgumentError(
-                "MatmulConfig: no such order of tiles",
+                "MatmulConfig: invalid order of tiles",
                 expected="minor 'm' or 'n' and a positive strip",
                 got=f"minor={self.minor!r}, strip={self.strip}",
                 hint="strip is a number of tiles, e.g. 8",

@@ -50,7 +50,7 @@ class ACC:
       dtype: float32, float16 or int32.
 
     Raises:
-      ShapeError, DTypeError: the tensor core has no such accumulator.
+      ShapeError, DTypeError: the tensor core does not support the accumulator.
     """
 
     shape: Sequence[int]

@@ -181,7 +181,7 @@ class ClusterBarrier(Barrier):
         object.__setattr__(self, "collective_axes", axes)
         if not axes:
             raise errors.ArgumentError(
-                "ClusterBarrier: there is no cluster axis",
+                "ClusterBarrier: the cluster axes are missing",
                 expected="collective_axes with one name or several",
                 got=axes,
                 hint="use plgpu.Barrier for a barrier of one CTA",

@@ -117,7 +117,7 @@ class InterpretParams:
         for field, allowed in choices.items():
             if getattr(self, field) not in allowed:
                 raise errors.ArgumentError(
-                    f"InterpretParams: {field} has no such value",
+                    f"InterpretParams: invalid value of {field}",
                     expected=" or ".join(map(repr, allowed)),
                     got=repr(getattr(self, field)),
                     hint=f"leave it out for {allowed[0]!r}",

@@ -72,7 +72,7 @@ class SwizzleTransform:
     def __post_init__(self):
         if self.swizzle not in (16, 32, 64, 128):
             raise errors.ArgumentError(
-                "SwizzleTransform: the hardware has no such swizzle",
+                "SwizzleTransform: the hardware does not support this swizzle",
                 expected="16 (none), 32, 64 or 128 bytes",
                 got=self.swizzle,
                 hint="use find_swizzle(minor_dim_bits) to choose one",

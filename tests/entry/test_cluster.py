@@ -160,7 +160,7 @@ def test_a_cluster_barrier_names_axes_of_the_cluster():
 @pytest.mark.parametrize(
     ("axes", "what"),
     [
-        ((), "there is no cluster axis"),
+        ((), "the cluster axes are missing"),
         (("c", "c"), "collective_axes names an axis twice"),
     ],
 )

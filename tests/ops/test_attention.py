@@ -298,14 +298,18 @@ def test_the_tiles_fit_in_registers():
 @pytest.mark.parametrize(
     ("changes", "what", "got"),
     [
-        ({"rows": 96}, "the tensor core has no such tile", "rows=96"),
-        ({"rows": 0}, "the tensor core has no such tile", "rows=0"),
-        ({"block_kv": 72}, "the tensor core has no such tile", "block_kv=72"),
-        ({"block_kv": 272}, "the tensor core has no such tile", "block_kv=272"),
-        ({"consumers": 1}, "no such number of consumers", "1"),
+        ({"rows": 96}, "the tensor core does not support this tile", "rows=96"),
+        ({"rows": 0}, "the tensor core does not support this tile", "rows=0"),
+        ({"block_kv": 72}, "the tensor core does not support this tile", "block_kv=72"),
+        (
+            {"block_kv": 272},
+            "the tensor core does not support this tile",
+            "block_kv=272",
+        ),
+        ({"consumers": 1}, "invalid number of consumers", "1"),
         ({"stages": 0}, "a number is not positive", "stages=0"),
         ({"heads_together": 0}, "a number is not positive", "heads_together=0"),
-        ({"blocks": 0}, "there are no blocks", "0"),
+        ({"blocks": 0}, "invalid number of blocks", "0"),
     ],
 )
 def test_a_configuration_fits_the_tensor_core(changes, what, got):

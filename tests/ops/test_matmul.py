@@ -225,18 +225,18 @@ def test_tiles_and_clusters_divide_the_problem(shape, cluster, steps):
     [
         ({"epilogue_m": 48}, "the epilogue's parts do not divide the tile", "48"),
         ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
-        ({"cluster": "k"}, "no such cluster", "'k'"),
-        ({"minor": "k"}, "no such order of tiles", "'k'"),
-        ({"strip": 0}, "no such order of tiles", "strip=0"),
+        ({"cluster": "k"}, "invalid cluster", "'k'"),
+        ({"minor": "k"}, "invalid order of tiles", "'k'"),
+        ({"strip": 0}, "invalid order of tiles", "strip=0"),
         ({"stages": 1}, "there are too few stages", "1"),
         (
             {"blocks": 1, "cluster": "n"},
             "there are fewer blocks than in a cluster",
             "1",
         ),
-        ({"tile_m": 96}, "the tensor core has no such tile", "96"),
-        ({"tile_n": 512}, "the tensor core has no such tile", "512"),
-        ({"tile_k": 8}, "the tensor core has no such tile", "8"),
+        ({"tile_m": 96}, "the tensor core does not support this tile", "96"),
+        ({"tile_n": 512}, "the tensor core does not support this tile", "512"),
+        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
     ],
 )
 def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):

@@ -55,7 +55,7 @@ def test_choices_of_the_emulator(field, default):
     assert getattr(plgpu.InterpretParams(), field) == default
     with refused(
         errors.ArgumentError,
-        f"InterpretParams: {field} has no such value",
+        f"InterpretParams: invalid value of {field}",
         expected=repr(default),
         got="'sometimes'",
     ):

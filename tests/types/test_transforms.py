@@ -60,7 +60,7 @@ def test_a_tiling_has_positive_sizes(tiling):
 def test_a_swizzle_is_one_of_the_hardware(swizzle):
     with refused(
         errors.ArgumentError,
-        "SwizzleTransform: the hardware has no such swizzle",
+        "SwizzleTransform: the hardware does not support this swizzle",
         expected="16 (none), 32, 64 or 128 bytes",
         got=str(swizzle),
         hint="find_swizzle",

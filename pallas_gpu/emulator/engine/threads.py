@@ -19,7 +19,7 @@ _ORDER = (
 
 
 class Group:
-    """Threads that start together and wait for one another.
+    """Threads that start together and wait for each other.
 
     Attributes:
       execution: the run it belongs to.

@@ -200,7 +200,7 @@ def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
         placement = place(layout, shape)
     except errors.LayoutError as error:
         raise errors.LayoutError(
-            f"layout_cast: an array of shape {shape} has no such layout",
+            f"layout_cast: an array of shape {shape} does not fit the layout",
             expected=error.expected,
             got=error.got,
             hint=f"{error.what}: cast to a layout that fits the shape, or remove the "

@@ -203,7 +203,7 @@ def test_a_cast_whose_tiles_do_not_divide_the_shape():
 
     expect(
         refused(make),
-        "layout_cast: an array of shape (48, 64) has no such layout",
+        "layout_cast: an array of shape (48, 64) does not fit the layout",
         "trailing dimensions that are multiples of (64, 8)",
         "at:        kernel.py:2",
     )
