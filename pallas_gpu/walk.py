@@ -8,6 +8,8 @@ each equation before those of the jaxprs that it runs.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +53,11 @@ class Site:
     place: Place
     enclosing: tuple[Site, ...]
     origins: Mapping[Any, Any]
+
+    @functools.cached_property
+    def bodies(self) -> list[Body]:
+        """The jaxprs that the equation runs."""
+        return bodies(self.eqn)
 
     @property
     def where(self) -> str | None:
@@ -99,21 +106,31 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     return Body(jaxpr, (*operands, *(None,) * made))
 
 
-def walk(jaxpr: _jax.Jaxpr, numbers: Numbers | None = None) -> Iterator[Site]:
-    """Iterates over the equations of a jaxpr and of all that they run.
+# The sites of the kernels that are alive: checks, planner and lowering visit the same.
+_SITES: weakref.WeakKeyDictionary[_jax.Jaxpr, tuple[Site, ...]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def walk(jaxpr: _jax.Jaxpr, numbers: Numbers | None = None) -> Sequence[Site]:
+    """Returns the equations of a jaxpr and of all that they run, in order.
 
     Args:
-      jaxpr: the jaxpr to iterate over.
+      jaxpr: the jaxpr to walk.
       numbers: those of the kernel's jaxprs, to walk a part of the kernel.
     """
-    yield from _visit(jaxpr, (), {}, {} if numbers is None else numbers)
+    if numbers is not None:
+        return tuple(_visit(jaxpr, (), {}, numbers))
+    sites = _SITES.get(jaxpr)
+    if sites is None:
+        sites = _SITES[jaxpr] = tuple(_visit(jaxpr, (), {}, {}))
+    return sites
 
 
 def number_jaxprs(jaxpr: _jax.Jaxpr) -> Numbers:
     """Numbers a jaxpr and all that its equations run, in the order of `walk`."""
-    numbers: Numbers = {jaxpr: 0}
-    for _ in walk(jaxpr, numbers):
-        pass
+    numbers: Numbers = {}
+    walk(jaxpr, numbers)
     return numbers
 
 
@@ -128,7 +145,7 @@ def _visit(
     for i, eqn in enumerate(jaxpr.eqns):
         site = Site(eqn, (number, i), enclosing, origins)
         yield site
-        for body in bodies(eqn):
+        for body in site.bodies:
             inner = {
                 var: site.origin(operand)
                 for var, operand in zip(body.jaxpr.invars, body.inputs, strict=True)

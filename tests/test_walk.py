@@ -162,3 +162,22 @@ def test_an_equation_without_a_line_has_that_of_the_call_around_it():
     found = sites(f, jnp.zeros(3))
     assert found
     assert all("test_walk.py" in site.where for site in found)
+
+
+def test_the_numbers_of_jaxprs_are_those_of_the_places():
+    def body(x):
+        return lax.cond(
+            x > 0,
+            lambda y: lax.fori_loop(0, 2, lambda _, z: z + 1.0, y),
+            lambda y: lax.fori_loop(0, 3, lambda _, z: z * 2.0, y),
+            x,
+        )
+
+    jaxpr = jax.make_jaxpr(body)(1.0).jaxpr
+    numbers = number_jaxprs(jaxpr)
+    places = {site.place for site in walk(jaxpr)}
+    assert places == {
+        (number, i) for inner, number in numbers.items() for i in range(len(inner.eqns))
+    }
+    again = {site.place: site.eqn for site in walk(jaxpr, dict(numbers))}
+    assert again == {site.place: site.eqn for site in walk(jaxpr)}

@@ -58,6 +58,9 @@ class KernelState:
     smem_top_bytes: int = 0
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
+    _declared: dict[_jax.Jaxpr, frozenset[int]] = dataclasses.field(
+        default_factory=dict
+    )
 
     @functools.cached_property
     def arrival_scope(self) -> cluster.MemoryScope:
@@ -74,6 +77,18 @@ class KernelState:
     def jaxpr_numbers(self) -> walk.Numbers:
         """Numbers of the kernel's jaxprs, as in the planner."""
         return walk.number_jaxprs(self.params.jaxpr)
+
+    def declared_barriers(self, jaxpr: _jax.Jaxpr) -> frozenset[int]:
+        """Returns the slots of the barriers that the scopes in a body declare."""
+        if jaxpr not in self._declared:
+            self._declared[jaxpr] = frozenset(
+                self.plan.barrier_slots[site.place, i]
+                for site in walk.walk(jaxpr, self.jaxpr_numbers)
+                if site.eqn.primitive is run_scoped_p
+                for i, var in enumerate(resources.scope_refs(site.eqn))
+                if isinstance(var.aval, types.BarrierRef)
+            )
+        return self._declared[jaxpr]
 
     @property
     def semantics(self) -> protocol.Semantics:
@@ -295,12 +310,7 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {a.key for a in args if isinstance(a, stateful)}
-
-    for site in walk.walk(jaxpr, kernel.jaxpr_numbers):
-        if site.eqn.primitive is run_scoped_p:
-            for i, var in enumerate(resources.scope_refs(site.eqn)):
-                if isinstance(var.aval, types.BarrierRef):
-                    keys.add(kernel.plan.barrier_slots[site.place, i])
+    keys |= kernel.declared_barriers(jaxpr)
     return [key for key in kernel.state if key in keys]
 
 
