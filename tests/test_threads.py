@@ -121,8 +121,9 @@ def at_once(task: Callable[[Case], Any], cases: Sequence[Case]) -> list[Any]:
 
 def lowered_and_emulated(case: Case) -> tuple[str, bytes]:
     x = case.argument()
-    (lowered,) = offline.lower(case.make(), x)
-    return lowered.mlir, np.asarray(case.make()(x)).tobytes()
+    kernel = case.make()
+    (lowered,) = offline.lower(kernel, x)
+    return lowered.mlir, np.asarray(kernel(x)).tobytes()
 
 
 def ptx(case: Case) -> str:

@@ -16,6 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.attention import attention
 from pallas_gpu.ops.attention_config import AttentionConfig
 from tests.support import everywhere
+from tests.support.semantics import BOTH, Warpgroup
 
 SMALL = AttentionConfig(block_kv=64)
 # Results are averages of normal numbers; probabilities and results have 11 or 8 bits.
@@ -60,20 +61,30 @@ def reference(q, k, v, causal=False, sm_scale=None):
     return np.einsum("bhqk,bkhd->bqhd", p / p.sum(axis=3, keepdims=True), v)
 
 
-def check(s: Shape, c=SMALL, *, dtype="float16", args=None, atol=None, **options):
+def check(
+    s: Shape,
+    c=SMALL,
+    *,
+    dtype="float16",
+    args=None,
+    atol=None,
+    executed=(Warpgroup,),
+    **options,
+):
     args = operands(s, dtype) if args is None else args
 
     def make(interpret):
         return functools.partial(attention, config=c, interpret=interpret, **options)
 
     expected = reference(*args, **options)
-    everywhere.check(make, args, expected, atol=atol or ROUNDING[dtype])
+    atol = atol or ROUNDING[dtype]
+    everywhere.check(make, args, expected, atol=atol, executed=executed)
 
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_types_and_masks(dtype, causal):
-    check(Shape(), dtype=dtype, causal=causal)
+    check(Shape(), dtype=dtype, causal=causal, executed=BOTH)
 
 
 def test_a_head_of_a_narrow_swizzle():
