@@ -93,7 +93,7 @@ def test_a_wrong_operation_of_a_row_is_noticed(key):
     assert survivors(ROWS[key]) == expected
 
 
-@pytest.mark.parametrize(("src", "dst"), elements.conversions())
+@pytest.mark.parametrize(("src", "dst"), list(elements.conversions()))
 def test_a_wrong_operation_of_a_conversion_is_noticed(src, dst):
     found = survivors(elements.conversion_program(src, dst))
     assert found == EQUIVALENT.get(f"{src} to {dst}", set())

@@ -190,7 +190,7 @@ def _low_bit(x):
     return emit_resized(arith.trunci, x, dtypes.BOOL)
 
 
-@pytest.mark.parametrize(("src", "dst"), elements.conversions())
+@pytest.mark.parametrize(("src", "dst"), list(elements.conversions()))
 def test_a_wrong_conversion_is_noticed(src, dst, monkeypatch):
     source, target = np.dtype(src), np.dtype(dst)
     mutants = list(conversions(source, target))

@@ -38,7 +38,7 @@ def test_an_approximation_is_close(name):
     assert program.is_right(program.results(program.module()))
 
 
-@pytest.mark.parametrize(("src", "dst"), elements.conversions())
+@pytest.mark.parametrize(("src", "dst"), list(elements.conversions()))
 def test_a_conversion_gives_what_lax_defines(src, dst):
     program = elements.conversion_program(src, dst)
     assert program.is_right(program.results(program.module()))

@@ -198,7 +198,7 @@ def _constants(op: ir.Operation) -> Iterator[tuple[str, Callable]]:
         if changed == element:
             changed = ir.FloatAttr.get(element.type, 1.0)
     else:
-        changed = ir.IntegerAttr.get(element.type, ~element.value & 1 or 0)
+        changed = ir.IntegerAttr.get(element.type, (int(element.value) ^ 1) & 1)
     new = ir.DenseElementsAttr.get_splat(type_, changed)
     yield f"{element} to {changed}", _attribute(op, "value", new)
 
