@@ -46,12 +46,14 @@ class Site:
       eqn: the equation.
       place: its identity.
       enclosing: the sites of the equations that run it, outermost first.
+      within: the jaxprs around it, outermost first, without the walked one.
       origins: for inputs of the equation's jaxpr, the corresponding outer variables.
     """
 
     eqn: _jax.JaxprEqn
     place: Place
     enclosing: tuple[Site, ...]
+    within: tuple[_jax.Jaxpr, ...]
     origins: Mapping[Any, Any]
 
     @functools.cached_property
@@ -106,44 +108,49 @@ def _body(jaxpr: _jax.Jaxpr, operands: Sequence[Any]) -> Body:
     return Body(jaxpr, (*operands, *(None,) * made))
 
 
-# The sites of the kernels that are alive: checks, planner and lowering visit the same.
-_SITES: weakref.WeakKeyDictionary[_jax.Jaxpr, tuple[Site, ...]] = (
-    weakref.WeakKeyDictionary()
-)
+@dataclasses.dataclass(frozen=True)
+class _Walk:
+    """The result of a walk: sites in order, and the numbers of the inner jaxprs."""
+
+    sites: tuple[Site, ...]
+    numbers: Numbers
 
 
-def walk(jaxpr: _jax.Jaxpr, numbers: Numbers | None = None) -> Sequence[Site]:
-    """Returns the equations of a jaxpr and of all that they run, in order.
+# Checks, planner and lowering visit the same kernels. Neither sites nor numbers refer
+# to the walked jaxpr, so that its entry disappears with it.
+_WALKS: weakref.WeakKeyDictionary[_jax.Jaxpr, _Walk] = weakref.WeakKeyDictionary()
 
-    Args:
-      jaxpr: the jaxpr to walk.
-      numbers: those of the kernel's jaxprs, to walk a part of the kernel.
-    """
-    if numbers is not None:
-        return tuple(_visit(jaxpr, (), {}, numbers))
-    sites = _SITES.get(jaxpr)
-    if sites is None:
-        sites = _SITES[jaxpr] = tuple(_visit(jaxpr, (), {}, {}))
-    return sites
+
+def walk(jaxpr: _jax.Jaxpr) -> tuple[Site, ...]:
+    """Returns the equations of a jaxpr and of all that they run, in order."""
+    return _walked(jaxpr).sites
 
 
 def number_jaxprs(jaxpr: _jax.Jaxpr) -> Numbers:
     """Numbers a jaxpr and all that its equations run, in the order of `walk`."""
-    numbers: Numbers = {}
-    walk(jaxpr, numbers)
-    return numbers
+    return {jaxpr: 0, **_walked(jaxpr).numbers}
+
+
+def _walked(jaxpr: _jax.Jaxpr) -> _Walk:
+    result = _WALKS.get(jaxpr)
+    if result is None:
+        numbers: Numbers = {}
+        sites = tuple(_visit(jaxpr, 0, (), (), {}, numbers))
+        result = _WALKS[jaxpr] = _Walk(sites, numbers)
+    return result
 
 
 def _visit(
     jaxpr: _jax.Jaxpr,
+    number: int,
     enclosing: tuple[Site, ...],
+    within: tuple[_jax.Jaxpr, ...],
     outer: Mapping[Any, Any],
     numbers: Numbers,
 ) -> Iterator[Site]:
-    number = numbers.setdefault(jaxpr, len(numbers))
     origins = dict(outer)
     for i, eqn in enumerate(jaxpr.eqns):
-        site = Site(eqn, (number, i), enclosing, origins)
+        site = Site(eqn, (number, i), enclosing, within, origins)
         yield site
         for body in site.bodies:
             inner = {
@@ -151,7 +158,9 @@ def _visit(
                 for var, operand in zip(body.jaxpr.invars, body.inputs, strict=True)
                 if operand is not None
             }
-            yield from _visit(body.jaxpr, (*enclosing, site), inner, numbers)
+            around = (*enclosing, site), (*within, body.jaxpr)
+            place = numbers.setdefault(body.jaxpr, len(numbers) + 1)
+            yield from _visit(body.jaxpr, place, *around, inner, numbers)
         origins |= _carried_references(site)
 
 

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -75,14 +78,24 @@ def test_places_are_the_same_in_every_trace():
     assert [s.place for s in first] == [s.place for s in second]
 
 
-def test_a_walk_over_a_part_has_the_places_of_the_whole():
+def test_a_site_names_the_jaxprs_around_it_but_the_walked_one():
     jaxpr = jax.make_jaxpr(
         lambda x: lax.fori_loop(0, 2, lambda i, y: jnp.sin(y), jnp.cos(x))
     )(1.0).jaxpr
-    (whole,) = only(walk(jaxpr), "sin")
-    (body,) = bodies(whole.enclosing[-1].eqn)
-    (part,) = only(walk(body.jaxpr, number_jaxprs(jaxpr)), "sin")
-    assert part.place == whole.place
+    (cos,), (sin,) = only(walk(jaxpr), "cos"), only(walk(jaxpr), "sin")
+    (body,) = bodies(sin.enclosing[-1].eqn)
+    assert cos.within == ()
+    assert sin.within == (body.jaxpr,)
+
+
+def test_a_walk_is_kept_as_long_as_its_jaxpr():
+    jaxpr = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, y: y * 2, x))(1.0)
+    first = weakref.ref(walk(jaxpr.jaxpr)[0])
+    assert walk(jaxpr.jaxpr)[0] is first()
+    del jaxpr
+    jax.clear_caches()
+    gc.collect()
+    assert first() is None
 
 
 @jax.custom_jvp
@@ -179,5 +192,3 @@ def test_the_numbers_of_jaxprs_are_those_of_the_places():
     assert places == {
         (number, i) for inner, number in numbers.items() for i in range(len(inner.eqns))
     }
-    again = {site.place: site.eqn for site in walk(jaxpr, dict(numbers))}
-    assert again == {site.place: site.eqn for site in walk(jaxpr)}

@@ -28,7 +28,6 @@ from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import stores_to
-from pallas_gpu.primitives.scoped import run_scoped_p
 
 I32 = np.dtype(np.int32)
 
@@ -58,9 +57,6 @@ class KernelState:
     smem_top_bytes: int = 0
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
-    _declared: dict[_jax.Jaxpr, frozenset[int]] = dataclasses.field(
-        default_factory=dict
-    )
 
     @functools.cached_property
     def arrival_scope(self) -> cluster.MemoryScope:
@@ -78,17 +74,18 @@ class KernelState:
         """Numbers of the kernel's jaxprs, as in the planner."""
         return walk.number_jaxprs(self.params.jaxpr)
 
-    def declared_barriers(self, jaxpr: _jax.Jaxpr) -> frozenset[int]:
-        """Returns the slots of the barriers that the scopes in a body declare."""
-        if jaxpr not in self._declared:
-            self._declared[jaxpr] = frozenset(
-                self.plan.barrier_slots[site.place, i]
-                for site in walk.walk(jaxpr, self.jaxpr_numbers)
-                if site.eqn.primitive is run_scoped_p
-                for i, var in enumerate(resources.scope_refs(site.eqn))
-                if isinstance(var.aval, types.BarrierRef)
-            )
-        return self._declared[jaxpr]
+    @functools.cached_property
+    def declared_barriers(self) -> dict[_jax.Jaxpr, set[int]]:
+        """For each body, the slots of the barriers that the scopes in it declare."""
+        declared: dict[_jax.Jaxpr, set[int]] = {}
+        for site in resources.scopes(self.params.jaxpr):
+            for i, _ in enumerate(resources.scope_refs(site.eqn)):
+                slot = self.plan.barrier_slots.get((site.place, i))
+                if slot is None:
+                    continue
+                for body in site.within:
+                    declared.setdefault(body, set()).add(slot)
+        return declared
 
     @property
     def semantics(self) -> protocol.Semantics:
@@ -310,7 +307,7 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
     keys = {a.key for a in args if isinstance(a, stateful)}
-    keys |= kernel.declared_barriers(jaxpr)
+    keys |= kernel.declared_barriers.get(jaxpr, set())
     return [key for key in kernel.state if key in keys]
 
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, resources, types, walk
+from pallas_gpu import _jax, arch, resources, types
 from pallas_gpu.entry import check
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context as ctx_lib
@@ -217,12 +217,11 @@ def _arrivals(mesh: types.Mesh, barrier: types.Barrier) -> int:
 def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrier]:
     """Returns the barrier declarations of a kernel by their slots."""
     found: dict[int, types.Barrier] = {}
-    for site in walk.walk(jaxpr):
-        if site.eqn.primitive is ctx_lib.run_scoped_p:
-            for i, var in enumerate(resources.scope_refs(site.eqn)):
-                slot = plan.barrier_slots.get((site.place, i))
-                if slot is not None:
-                    found.setdefault(slot, var.aval.barrier)
+    for site in resources.scopes(jaxpr):
+        for i, var in enumerate(resources.scope_refs(site.eqn)):
+            slot = plan.barrier_slots.get((site.place, i))
+            if slot is not None:
+                found.setdefault(slot, var.aval.barrier)
     return found
 
 
