@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -11,31 +10,18 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import llvm
 
-from pallas_gpu import errors
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
 from pallas_gpu.mosaic import addressing, mbarrier, shuffle
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
+from pallas_gpu.mosaic.scratch import SmemScratch, require
 from pallas_gpu.mosaic.smem import predicated
 
 Kind = Literal["add", "mul", "max", "min", "and", "or"]
 
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
-
-
-@dataclasses.dataclass(frozen=True)
-class SmemScratch:
-    """SMEM reserved for one warpgroup during a reduction or a relayout.
-
-    Attributes:
-      pointer: `!llvm.ptr<3>`, 16-byte aligned.
-      size_bytes: its size.
-    """
-
-    pointer: ir.Value
-    size_bytes: int
 
 
 def reduce(
@@ -117,18 +103,8 @@ def _across_warps(
     If the scratch does not hold all registers, this takes several rounds.
     """
     round_bytes = steps.round_bytes(dtypes.bits(dtype))
-    available = 0 if scratch is None else scratch.size_bytes
-    if scratch is None or available < round_bytes:
-        raise errors.OutOfResources(
-            "A reduction across warps needs scratch in SMEM",
-            resource="SMEM",
-            limit_bytes=available,
-            used_bytes=round_bytes,
-            expected=f"at least {round_bytes} bytes",
-            got=f"{available} bytes",
-            hint="raise reduction_scratch_bytes",
-        )
-    per_round = available // round_bytes
+    scratch = require(scratch, round_bytes, "a reduction across warps")
+    per_round = scratch.size_bytes // round_bytes
     result: list[ir.Value] = []
     for first in range(0, len(partial), per_round):
         chunk = partial[first : first + per_round]

@@ -14,7 +14,6 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, vector
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import WGSplatLayout, plan_relayout
 from pallas_gpu.layouts.moves.binary import Slot
 from pallas_gpu.layouts.moves.exchange import Exchange, Side
@@ -29,8 +28,8 @@ from pallas_gpu.layouts.registers.placement import (
 from pallas_gpu.mosaic import addressing, mbarrier, module, shuffle, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.reductions import SmemScratch
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, gather
+from pallas_gpu.mosaic.scratch import SmemScratch, require
 
 _WORD_BITS = 32
 
@@ -76,8 +75,8 @@ def relayout(
     if isinstance(plan.method, Rename):
         values = _regroup(x.values, plan.method.sources)
         return RegisterArray(values, target, x.dtype)
-    if plan.scratch_bytes > available:
-        raise _too_little_scratch(x, target, plan.scratch_bytes, available)
+    if plan.scratch_bytes:
+        scratch = require(scratch, plan.scratch_bytes, _conversion(x, target))
     memory = dtypes.memory_dtype(x.dtype)
     held = x.with_values(_converted(x.values, x.dtype, memory), memory)
     if isinstance(plan.method, Shuffle):
@@ -94,19 +93,9 @@ def _converted(
     return tuple(convert_value(value, src, dst) for value in values)
 
 
-def _too_little_scratch(
-    x: RegisterArray, target: Placement, needed: int, available: int
-) -> errors.OutOfResources:
-    return errors.OutOfResources(
-        "Converting an array between layouts needs more scratch in SMEM",
-        resource="SMEM",
-        limit_bytes=available,
-        used_bytes=needed,
-        expected=f"at most {available} bytes",
-        got=f"{needed} bytes for {x.dtype}{list(x.shape)} from {describe(x.layout)} to "
-        f"{describe(target)}",
-        hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
-    )
+def _conversion(x: RegisterArray, target: Placement) -> str:
+    layouts = f"{describe(x.layout)} to {describe(target)}"
+    return f"converting {x.dtype}{list(x.shape)} from {layouts}"
 
 
 def _regroup(

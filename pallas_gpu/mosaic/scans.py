@@ -13,13 +13,13 @@ from typing import Literal
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
-from pallas_gpu.mosaic import addressing, mbarrier, reductions, shuffle
+from pallas_gpu.mosaic import addressing, mbarrier, shuffle
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.registers import RegisterArray
+from pallas_gpu.mosaic.scratch import SmemScratch, require
 
 Kind = Literal["add", "mul", "max", "min"]
 # Elements of one line, or totals of its units: scalars in the order of the axis.
@@ -32,7 +32,7 @@ def scan(
     axis: int,
     *,
     reverse: bool = False,
-    scratch: reductions.SmemScratch | None = None,
+    scratch: SmemScratch | None = None,
 ) -> RegisterArray:
     """Combines each element with all preceding elements along an axis.
 
@@ -116,7 +116,7 @@ def _merge_threads(
     x: RegisterArray,
     bit: int,
     reverse: bool,
-    scratch: reductions.SmemScratch | None,
+    scratch: SmemScratch | None,
 ) -> None:
     """Merges the units of threads that differ in a bit, in place."""
     own = [total for line in totals for total in line]
@@ -141,7 +141,7 @@ def _from_other_warp(
     values: Sequence[ir.Value],
     x: RegisterArray,
     bit: int,
-    scratch: reductions.SmemScratch | None,
+    scratch: SmemScratch | None,
 ) -> list[ir.Value]:
     """The same values of the warp whose index differs in one bit.
 
@@ -149,23 +149,13 @@ def _from_other_warp(
     """
     itemsize = dtypes.memory_dtype(x.dtype).itemsize
     row_bytes = THREADS * itemsize
-    available = 0 if scratch is None else scratch.size_bytes
-    if scratch is None or available < row_bytes:
-        raise errors.OutOfResources(
-            "a scan across warps needs scratch in SMEM",
-            resource="SMEM",
-            limit_bytes=available,
-            used_bytes=row_bytes,
-            expected=f"at least {row_bytes} bytes",
-            got=f"{available} bytes",
-            hint=f"pass CompilerParams(reduction_scratch_bytes={row_bytes})",
-        )
+    scratch = require(scratch, row_bytes, "a scan across warps")
     columns = [itemsize << b for b in range(7)]
     place = addressing.thread_sum(columns)
     own = addressing.offset_pointer(scratch.pointer, place)
     partner = arith.xori(place, dtypes.constant(itemsize << bit, dtypes.I32))
     other = addressing.offset_pointer(scratch.pointer, partner)
-    per_round, result = available // row_bytes, []
+    per_round, result = scratch.size_bytes // row_bytes, []
     for first in range(0, len(values), per_round):
         chunk = values[first : first + per_round]
         # Threads may still be reading what an earlier use stored in the scratch.

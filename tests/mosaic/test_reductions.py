@@ -11,6 +11,7 @@ from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.mosaic import gmem, reductions, registers
+from pallas_gpu.mosaic.scratch import SmemScratch
 
 FOLD = {
     "add": np.add,
@@ -33,7 +34,7 @@ def reduce_body(kind, layout, axes, scratch=2048):
     def body(kb, view, out):
         x = gmem.load(view, layout)
         result = reductions.reduce(
-            kind, x, axes, reductions.SmemScratch(kb.smem_pointer(0), scratch)
+            kind, x, axes, SmemScratch(kb.smem_pointer(0), scratch)
         )
         if isinstance(result, registers.Splat):
             gmem.store_scalar(out, result.value)

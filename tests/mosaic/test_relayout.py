@@ -9,7 +9,8 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, reductions, registers, relayout
+from pallas_gpu.mosaic import gmem, registers, relayout
+from pallas_gpu.mosaic.scratch import SmemScratch
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from tests.support.lockstep import machine as lockstep
 
@@ -38,7 +39,7 @@ CASES = {
 def relayout_body(src, dst, scratch=0):
     def body(kb, view, out):
         x = gmem.load(view, src)
-        room = reductions.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
+        room = SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
         moved = relayout.layout_cast(x, dst, room)
         assert moved.layout == place(dst, view.shape)
         gmem.store(out, moved)
@@ -82,7 +83,7 @@ def test_two_relayouts_share_the_scratch(sample, typed):
     x = sample((64, 64), "float32")
 
     def body(kb, view, out):
-        room = reductions.SmemScratch(kb.smem_pointer(0), 4096)
+        room = SmemScratch(kb.smem_pointer(0), 4096)
         value = gmem.load(view, Layout.WGMMA)
         for layout in (STRIDED, Layout.WGMMA, STRIDED):
             value = relayout.layout_cast(value, layout, room)

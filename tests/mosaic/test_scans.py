@@ -9,7 +9,8 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, reductions, scans
+from pallas_gpu.mosaic import gmem, scans
+from pallas_gpu.mosaic.scratch import SmemScratch
 from tests.support.lockstep import machine as lockstep
 
 ACCUMULATE = {
@@ -31,7 +32,7 @@ LAYOUTS = {
 def scan_body(kind, layout, axis, reverse=False, scratch=2048):
     def body(kb, view, out):
         x = gmem.load(view, place(layout, view.shape) if layout else None)
-        room = reductions.SmemScratch(kb.smem_pointer(0), scratch)
+        room = SmemScratch(kb.smem_pointer(0), scratch)
         gmem.store(out, scans.scan(kind, x, axis, reverse=reverse, scratch=room))
 
     return body

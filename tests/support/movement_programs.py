@@ -22,6 +22,7 @@ from pallas_gpu.mosaic import (
     scans,
     smem,
 )
+from pallas_gpu.mosaic.scratch import SmemScratch
 from tests.support.programs import Program
 
 _RNG = np.random.default_rng(5)
@@ -67,7 +68,7 @@ def _reduction(kind: Any, dtype: str, layout: Any, shape, axes) -> Program:
     expected = _FOLD[kind].reduce(x, axis=axes, dtype=x.dtype)
 
     def emit(kb, view, out):
-        room = reductions.SmemScratch(kb.smem_pointer(0), 2048)
+        room = SmemScratch(kb.smem_pointer(0), 2048)
         result = reductions.reduce(kind, gmem.load(view, layout), axes, room)
         if isinstance(result, registers.Splat):
             gmem.store_scalar(out, result.value)
@@ -85,7 +86,7 @@ def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
 
     def emit(kb, view, out):
         placed = registers.place(layout, shape) if layout else None
-        room = reductions.SmemScratch(kb.smem_pointer(0), 2048)
+        room = SmemScratch(kb.smem_pointer(0), 2048)
         value = gmem.load(view, placed)
         gmem.store(out, scans.scan(kind, value, axis, reverse=reverse, scratch=room))
 
@@ -118,7 +119,7 @@ def _relayout(src: Any, dst: Any, shape, dtype: str, scratch: int) -> Program:
     x = _numbers(shape, dtype)
 
     def emit(kb, view, out):
-        room = reductions.SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
+        room = SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
         gmem.store(out, relayout.layout_cast(gmem.load(view, src), dst, room))
 
     return Program(emit, [x], [x], smem_bytes=scratch)
