@@ -13,8 +13,8 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.mosaic.registers import RegisterArray
-from pallas_gpu.mosaic.scratch import SmemScratch
 
 
 def available_bytes(kernel: KernelState) -> int:

@@ -8,8 +8,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from pallas_gpu.mosaic import reductions, scans
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.moves import reductions, scans
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 

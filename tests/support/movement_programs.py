@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import (
-    gmem,
-    mbarrier,
-    reductions,
-    registers,
-    relayout,
-    scans,
-    smem,
-)
-from pallas_gpu.mosaic.scratch import SmemScratch
+from pallas_gpu.mosaic import gmem, mbarrier, registers, smem
+from pallas_gpu.mosaic.moves import reductions, relayout, scans
+from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from tests.support.programs import Program
 
 _RNG = np.random.default_rng(5)

@@ -20,9 +20,10 @@ from pallas_gpu import errors
 from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
-from pallas_gpu.mosaic import logical, relayout
+from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import relayout
 from pallas_gpu.primitives import _registry as registry
 
 Expander = Callable[["Expansion", Any], None]

@@ -17,9 +17,9 @@ from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.constraints import is_vector
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import reductions
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.moves import reductions
 
 # lax's primitives.
 

@@ -21,8 +21,9 @@ from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import logical, scans
+from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import scans
 
 # lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, scans.Kind] = {

@@ -9,8 +9,9 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, registers, relayout
-from pallas_gpu.mosaic.scratch import SmemScratch
+from pallas_gpu.mosaic import gmem, registers
+from pallas_gpu.mosaic.moves import relayout
+from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from tests.support.lockstep import machine as lockstep
 

@@ -25,11 +25,12 @@ from pallas_gpu.layouts.registers.placement import (
     place,
     place_registers,
 )
-from pallas_gpu.mosaic import addressing, mbarrier, module, shuffle, smem
+from pallas_gpu.mosaic import addressing, mbarrier, module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat, gather
-from pallas_gpu.mosaic.scratch import SmemScratch, require
 
 _WORD_BITS = 32
 

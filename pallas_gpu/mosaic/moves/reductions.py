@@ -12,11 +12,12 @@ from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
-from pallas_gpu.mosaic import addressing, mbarrier, shuffle
+from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
-from pallas_gpu.mosaic.scratch import SmemScratch, require
 from pallas_gpu.mosaic.smem import predicated
 
 Kind = Literal["add", "mul", "max", "min", "and", "or"]

@@ -16,10 +16,11 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
-from pallas_gpu.mosaic import addressing, mbarrier, shuffle
+from pallas_gpu.mosaic import addressing, mbarrier
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
-from pallas_gpu.mosaic.scratch import SmemScratch, require
 
 Kind = Literal["add", "mul", "max", "min"]
 # Elements of one line, or totals of its units: scalars in the order of the axis.

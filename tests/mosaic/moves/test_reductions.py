@@ -10,8 +10,9 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import Layout
 from pallas_gpu.layouts.moves.reductions import plan_reduction
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import gmem, reductions, registers
-from pallas_gpu.mosaic.scratch import SmemScratch
+from pallas_gpu.mosaic import gmem, registers
+from pallas_gpu.mosaic.moves import reductions
+from pallas_gpu.mosaic.moves.scratch import SmemScratch
 
 FOLD = {
     "add": np.add,

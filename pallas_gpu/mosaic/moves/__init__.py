@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exchange of values between threads: emitters of the plans of `layouts/moves/`."""
