@@ -246,7 +246,7 @@ class KernelBuilder:
         if not self._finished:
             raise errors.InternalError("finish() inside the kernel's `with` block")
         with self.context, ir.Location.unknown():
-            barriers.drop_repeated(self.body)
+            barriers.drop_repeated(self._launch.operation)
         verify(self.module)
         return self.module
 

@@ -273,6 +273,7 @@ class Network:
         self._keys: dict[ir.Value, int] = {}
         self._parts: dict[ir.Value, Part | None] = {}
         self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
+        self._texts: dict[ir.Attribute | ir.Type, str] = {}
 
     # --- types ------------------------------------------------------------------------
 
@@ -310,14 +311,21 @@ class Network:
                 return key
 
     def _name(self, op: ir.Operation) -> int:
-        attributes = op.attributes
-        parts = [op.name, *(f"{name}={attributes[name]}" for name in attributes)]
-        parts += [str(result.type) for result in op.results]
+        attributes, text = op.attributes, self._text
+        parts = [op.name, *(f"{name}={text(attributes[name])}" for name in attributes)]
+        parts += [text(result.type) for result in op.results]
         parts += [str(self._keys.get(operand, 0)) for operand in op.operands]
         key = digest(*parts)
         for i, result in enumerate(op.results):
             self._keys[result] = digest(str(key), str(i))
         return key
+
+    def _text(self, part: ir.Attribute | ir.Type) -> str:
+        """The text of an attribute or a type, printed once per kernel."""
+        found = self._texts.get(part)
+        if found is None:
+            found = self._texts[part] = str(part)
+        return found
 
     def name_arguments(self, block: ir.Block, key: int) -> None:
         """Assigns keys to a region's arguments."""
