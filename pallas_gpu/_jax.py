@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -74,6 +74,7 @@ __all__ = [
     "addupdate_p",
     "allow_effect_in_control_flow",
     "batching",
+    "check_types_under_axes",
     "convert_constvars_jaxpr",
     "ds",
     "eval_jaxpr",
@@ -81,9 +82,11 @@ __all__ = [
     "is_tracer",
     "jaxprs_in_params",
     "mlir",
+    "results_vary_with",
     "swap_p",
     "trace",
     "trace_without_ref_rules",
+    "vary_alike",
     "where",
 ]
 
@@ -121,9 +124,71 @@ def trace(
     # make_jaxpr caches by function identity; `flat` is new each time. The name appears
     # in the debug info of JAX's messages.
     flat.__name__ = getattr(fn, "__name__", "kernel")
-    with trace_without_ref_rules():
+    with trace_without_ref_rules(), _outside_of_shard_map():
         closed = jax.make_jaxpr(flat, axis_env=list(axis_sizes) or None)(*avals)
     return closed, out_tree[0]
+
+
+@contextlib.contextmanager
+def _outside_of_shard_map() -> Iterator[None]:
+    """Hides the mesh of a surrounding `jax.shard_map`, whose types are not a body's.
+
+    JAX would otherwise convert operands in the body between types that vary over the
+    mesh and types that do not.
+    """
+    no_mesh = jax.sharding.AbstractMesh((), ())
+    with _config._check_vma(False), jax.sharding.use_abstract_mesh(no_mesh):
+        yield
+
+
+def vary_alike(operands: Sequence[Any]) -> list[Any]:
+    """Converts operands to vary over the union of their axes of `jax.shard_map`."""
+    axes = _varying(jax.typeof(x) for x in operands)
+    return [
+        jax.lax.pcast(x, tuple(sorted(missing)), to="varying")
+        if (missing := axes - _varying([jax.typeof(x)]))
+        else x
+        for x in operands
+    ]
+
+
+def results_vary_with(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """Returns results' types that vary over the operands' axes of `jax.shard_map`."""
+    axes = _varying(operands)
+    if not axes:
+        return list(results)
+    varying = jax.sharding.ManualAxisType(varying=axes)
+    mesh = jax.sharding.get_abstract_mesh()
+    return [
+        ShapedArray(
+            x.shape,
+            x.dtype,
+            sharding=jax.sharding.NamedSharding(mesh, jax.P(*[None] * x.ndim)),
+            manual_axis_type=varying,
+        )
+        for x in results
+    ]
+
+
+def _varying(avals: Iterable[Any]) -> frozenset[str]:
+    return frozenset[str]().union(*(x.manual_axis_type.varying for x in avals))
+
+
+def check_types_under_axes(
+    primitive: Any, axes: Callable[[dict[str, Any]], Sequence[tuple[str, int]]]
+) -> None:
+    """Makes JAX check a primitive's jaxprs (`jax_enable_checks`) with its axes bound.
+
+    Args:
+      primitive: a primitive that binds axis names in the jaxprs of its parameters.
+      axes: maps the parameters of an equation to names and sizes of these axes.
+    """
+
+    def rule(_, *operands, **params):
+        with trace_without_ref_rules(), _core.extend_axis_env_nd(axes(params)):
+            return _core.check_eqn(primitive, [x.aval for x in operands], params)
+
+    _core.custom_typechecks[primitive] = rule
 
 
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:

@@ -12,6 +12,7 @@ import functools
 import importlib.util
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if marked and (why := reason()) is not None:
             for item in marked:
                 item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(autouse=True)
+def checked_by_jax(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs the smoke set with JAX's internal checks, as JAX runs its own tests."""
+    if request.node.get_closest_marker("smoke") is None:
+        yield
+        return
+    import jax
+
+    with jax.enable_checks(True):
+        yield
 
 
 @pytest.fixture

@@ -72,8 +72,11 @@ class CallParams:
 
 
 @kernel_p.def_abstract_eval
-def _kernel_types(*_, out_avals, **__):
-    return list(out_avals)
+def _kernel_types(*operands, out_avals, **__):
+    return _jax.results_vary_with(operands, out_avals)
+
+
+_jax.check_types_under_axes(kernel_p, lambda params: params["mesh"].axes)
 
 
 def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:

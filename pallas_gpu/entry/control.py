@@ -107,9 +107,18 @@ def loop(
             return body(index, carry)
 
         with _jax.trace_without_ref_rules():
-            return lax.fori_loop(0, trips, iteration, init_carry, unroll=unroll)
+            return counted_loop(trips, iteration, init_carry, unroll=unroll)
 
     return run
+
+
+def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) -> Any:
+    """`lax.fori_loop` from 0 with an i32 index, also where JAX counts in i64 (x64)."""
+
+    def counted(i: Any, carry: Any) -> Any:
+        return iteration(i if i.dtype == jnp.int32 else i.astype(jnp.int32), carry)
+
+    return lax.fori_loop(0, trips, counted, init_carry, **options)
 
 
 def _trips(lower: Any, upper: Any, step: Any) -> Any:

@@ -193,7 +193,7 @@ def launch_body(
         interpret=call.resolve_interpret(interpret),
         name=name,
     )
-    operands = [*flat, *trace.lifted_operands(traced.scalars)]
+    operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.scalars)])
     results = call.kernel_p.bind(*operands, **params.as_dict())
     return jax.tree.unflatten(out_tree, results)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -69,6 +70,19 @@ def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
     """Converts JAX's errors on axis names and escaping references to ours."""
     try:
         yield
+    except AssertionError as error:
+        function = _function_of_peer(error)
+        if function is None:
+            raise
+        raise errors.KernelError(
+            f"{function} of jax.experimental.pallas is called in a kernel of "
+            "pallas_gpu",
+            expected="functions of pallas_gpu and of jax.lax",
+            got=f"jax.experimental.pallas.{function}",
+            hint="plgpu.program_id(axis) and plgpu.num_programs(axis), or "
+            "lax.axis_index(name) and lax.axis_size(name)",
+            where=scope.raised_at(error),
+        ) from None
     except NameError as error:
         unbound = re.match(r"Found an unbound axis name: (\w+)", str(error))
         if unbound is None:
@@ -87,6 +101,14 @@ def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
             hint="return its contents, ref[...], or use the reference in the branches",
             where=scope.raised_at(error),
         ) from None
+
+
+def _function_of_peer(error: AssertionError) -> str | None:
+    """Returns the function of JAX's Pallas that fails without a grid of its own."""
+    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
+    if not names or names[-1] != "axis_frame":
+        return None
+    return next((n for n in names if n in ("program_id", "num_programs")), None)
 
 
 def _refs(in_avals, out_avals) -> list[types.KernelRef]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.entry.control import cdiv
+from pallas_gpu.entry.control import cdiv, counted_loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +33,7 @@ class NDLoopInfo:
 
 
 def nd_loop(
-    grid: Sequence[int],
+    grid: Sequence[Any],
     *,
     collective_axes: str | Sequence[str],
     tiling: Sequence[int] | None = None,
@@ -48,16 +49,20 @@ def nd_loop(
     counts of two instances differ by at most one.
 
     Args:
-      grid: sizes of the loop's axes.
+      grid: sizes of the loop's axes: integers, or i32 scalars of the kernel, equal in
+        all instances.
       collective_axes: names of the axes that share it, most significant first.
-      tiling: iterate over the grid by tiles; one size per axis, each divides its axis.
+      tiling: iterate over the grid by tiles; one size per axis, each divides its axis,
+        which is static.
       init_carry: pytree of values passed from step to step as `carry=`.
 
     Returns:
       The carry after the last step.
 
     Raises:
-      ArgumentError: a tiling of a different rank, or one that does not divide the grid.
+      ArgumentError: a tiling of a different rank, one that does not divide the grid, or
+        one of a grid with traced sizes.
+      ArgumentTypeError: a size is not an integer.
 
     Example:
       >>> @plgpu.nd_loop((m_tiles, n_tiles), collective_axes="sm")
@@ -65,7 +70,7 @@ def nd_loop(
       ...     mi, ni = loop_info.index
     """
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
-    sizes = tuple(grid)
+    sizes = tuple(_size(n) for n in grid)
     if tiling is not None:
         _check_tiling(sizes, tuple(tiling))
 
@@ -77,8 +82,8 @@ def nd_loop(
         steps = math.prod(sizes)
         local_steps = (
             steps // instances
-            if steps % instances == 0
-            else cdiv(jnp.int32(steps) - first, jnp.int32(instances))
+            if isinstance(steps, int) and steps % instances == 0
+            else cdiv(jnp.asarray(steps, jnp.int32) - first, jnp.int32(instances))
         )
 
         def iteration(i: Any, carry: Any) -> Any:
@@ -87,12 +92,36 @@ def nd_loop(
             return body(info) if init_carry is None else body(info, carry=carry)
 
         with _jax.trace_without_ref_rules():
-            return lax.fori_loop(0, local_steps, iteration, init_carry)
+            return counted_loop(local_steps, iteration, init_carry)
 
     return run
 
 
-def _check_tiling(grid: tuple[int, ...], tiling: tuple[int, ...]) -> None:
+def _size(n: Any) -> Any:
+    """Returns a static size as an int, a traced one as an i32 scalar."""
+    if _jax.is_tracer(n) and n.shape == () and jnp.issubdtype(n.dtype, jnp.integer):
+        return n.astype(jnp.int32)
+    try:
+        return operator.index(n)
+    except TypeError:
+        raise errors.ArgumentTypeError(
+            "nd_loop: a size of the grid is not an integer",
+            expected="an int, or a scalar integer of the kernel",
+            got=repr(n),
+            hint="divide with plgpu.cdiv or //",
+            where=_jax.where_now(),
+        ) from None
+
+
+def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
+    if any(_jax.is_tracer(n) for n in grid):
+        raise errors.ArgumentError(
+            "nd_loop: a tiling of a grid whose size is known at run time only",
+            expected="static sizes, which the tiling divides",
+            got=f"sizes {[n if isinstance(n, int) else 'traced' for n in grid]}",
+            hint="omit tiling, or loop over the tiles and then within a tile",
+            where=_jax.where_now(),
+        )
     fits = len(tiling) == len(grid) and all(
         t > 0 and n % t == 0 for n, t in zip(grid, tiling, strict=True)
     )

@@ -252,3 +252,10 @@ def test_the_buffers_fit_shared_memory():
     with pytest.raises(errors.OutOfResources, match="needs more SMEM") as caught:
         matmul(a, b, config=c)
     assert caught.value.limit_bytes < caught.value.used_bytes
+
+
+def test_the_product_under_x64():
+    a, b = operands(128, 64, 64)
+    with jax.enable_x64(True):
+        product = matmul(a, b, config=SMALL)
+    np.testing.assert_allclose(product, reference(a, b), atol=ROUNDING["float16"])

@@ -9,7 +9,9 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import refused
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (3, 8), (7, 7), (1, 4)])
@@ -56,6 +58,67 @@ def test_instances_take_turns(grid, sms):
     steps = np.arange(np.prod(grid))
     expected = (steps % sms * 1000 + steps // sms).reshape(grid)
     everywhere.check(visits(grid, sms), [], expected)
+
+
+def test_the_sizes_of_a_grid_may_be_values_of_the_kernel():
+    def body(n_ref, o_ref):
+        @plgpu.nd_loop((n_ref[0], 2), collective_axes="sm")
+        def _(info):
+            i, j = info.index
+            o_ref[i, j] = lax.axis_index("sm") * 1000 + info.local_index
+
+        @plgpu.when(lax.axis_index("sm") == 0)
+        def _():
+            o_ref[3, 0] = o_ref[3, 1] = -1
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((4, 2), jnp.int32),
+            grid=(4,),
+            grid_names=("sm",),
+            interpret=interpret,
+        )
+
+    expected = np.array([[0, 1000], [2000, 3000], [1, 1001], [-1, -1]])
+    everywhere.check(make, [jnp.array([3])], expected)
+
+
+@pytest.mark.parametrize(
+    ("error", "grid", "options", "what"),
+    [
+        (
+            errors.ArgumentError,
+            lambda n: (n, 2),
+            {"tiling": (1, 2)},
+            "nd_loop: a tiling of a grid whose size is known at run time only",
+        ),
+        (
+            errors.ArgumentTypeError,
+            lambda n: (n * 0.5, 2),
+            {},
+            "nd_loop: a size of the grid is not an integer",
+        ),
+        (
+            errors.ArgumentTypeError,
+            lambda _: (2.5,),
+            {},
+            "nd_loop: a size of the grid is not an integer",
+        ),
+    ],
+)
+def test_sizes_of_a_grid_that_are_refused(error, grid, options, what):
+    def body(n_ref, o_ref):
+        sizes = grid(n_ref[0])
+        plgpu.nd_loop(sizes, collective_axes="sm", **options)(print)  # HERE
+
+    with refused(error, what):
+        plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2,), jnp.int32),
+            grid=(2,),
+            grid_names=("sm",),
+        )(jnp.array([3]))
 
 
 def test_a_tiling_is_visited_tile_by_tile():
