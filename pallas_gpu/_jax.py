@@ -101,8 +101,19 @@ def trace_without_ref_rules() -> Iterator[None]:
     In a kernel one reference may be passed twice, be a loop carry, or be both closed
     over and passed: references there are hardware memory, not JAX values.
     """
-    with _config.mutable_array_checks(False):
+    with _config.mutable_array_checks(False), _type_checks_off_if_needed():
         yield
+
+
+# From 0.12 on JAX's type checks (`jax_enable_checks`) refuse one reference as two
+# operands, whatever `mutable_array_checks` is: bodies are then left to our own pass.
+_CHECKS_REFUSE_BODIES = hasattr(_core, "check_distinct_refs")
+
+
+def _type_checks_off_if_needed() -> contextlib.AbstractContextManager[None]:
+    if _CHECKS_REFUSE_BODIES:
+        return _config.enable_checks(False)
+    return contextlib.nullcontext()
 
 
 def trace(
@@ -185,8 +196,11 @@ def check_types_under_axes(
     """
 
     def rule(_, *operands, **params):
+        avals = [x.aval for x in operands]
+        if _CHECKS_REFUSE_BODIES:
+            return primitive.abstract_eval(*avals, **params)
         with trace_without_ref_rules(), _core.extend_axis_env_nd(axes(params)):
-            return _core.check_eqn(primitive, [x.aval for x in operands], params)
+            return _core.check_eqn(primitive, avals, params)
 
     _core.custom_typechecks[primitive] = rule
 
