@@ -201,7 +201,8 @@ def test_a_block_that_does_not_fit_is_refused_as_by_the_compiler():
 
 def test_two_ctas_that_write_the_same_element_race():
     def body(o):
-        o[lax.axis_index("i") // 2] = 1.0
+        i = lax.axis_index("i")
+        o[i // 2] = i.astype(F32)
 
     run = plgpu.kernel(
         body,

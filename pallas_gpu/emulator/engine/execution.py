@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from typing import Protocol
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.in_flight import InFlight
 from pallas_gpu.emulator.engine.waits import Positioned, positions
 
@@ -33,6 +33,7 @@ class Execution:
 
     Attributes:
       rng: the generator of all choices.
+      actors: their numbers in clocks.
       steps: effects and loop iterations so far.
       resident: groups that have started and not ended.
     """
@@ -52,11 +53,7 @@ class Execution:
         self.resident: list[HasThreads] = []
         self._asynchrony = asynchrony
         self._max_steps = max_steps
-        self._actors = itertools.count()
-
-    def new_actor(self) -> int:
-        """Returns the number of a new actor."""
-        return next(self._actors)
+        self.actors = ordering.Actors()
 
     def new_in_flight(self) -> InFlight:
         """Returns a container for the asynchronous work of a group."""

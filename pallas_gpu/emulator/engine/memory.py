@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.history import History
 from pallas_gpu.layouts.window import Window
 
 # Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a
@@ -44,13 +45,6 @@ def poison(dtype: Any) -> np.ndarray:
     if dtype == np.bool_:
         return np.array(True)
     return np.array(np.nan if jnp.issubdtype(dtype, jnp.inexact) else 1).astype(dtype)
-
-
-class Watcher(Protocol):
-    """Compares the accesses of one group with those of other groups."""
-
-    def access(self, new: ordering.Access, clock: ordering.Clock, name: str) -> None:
-        """Checks an access to the array `name` and records it."""
 
 
 class Referent:
@@ -86,10 +80,13 @@ class Memory(Referent):
       written: True where an element has a value; None when all have.
       history: accesses that later ones may still conflict with.
       read_only: whether the array is an input of the kernel.
-      watcher: compares accesses with those of other groups that share the memory.
+      viewer: the group that accesses it, if several groups do.
+      fence: what makes threads' stores visible to asynchronous work.
     """
 
-    __slots__ = ("data", "history", "read_only", "watcher", "written")
+    __slots__ = ("data", "history", "read_only", "viewer", "written")
+
+    fence = ordering.Fence.SMEM
 
     def __init__(
         self,
@@ -102,8 +99,8 @@ class Memory(Referent):
         self.data = data
         self.written = written
         self.read_only = read_only
-        self.watcher: Watcher | None = None
-        self.history = ordering.History()
+        self.viewer: ordering.Viewer | None = None
+        self.history = History(data.shape, self.fence)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -113,9 +110,6 @@ class Memory(Referent):
         """Records that elements have a value."""
         if self.written is not None:
             self.written[key] = value
-
-    def stored(self, region: Region, actor: int, who: str, where: str | None) -> None:
-        """Called after a thread has stored to a region."""
 
 
 def fresh_elements(
@@ -258,6 +252,17 @@ class Region:
         key = self.key()
         self._ordered(self.memory.data[key])[...] = value
         self.memory.mark_written(key)
+
+    def holds(self, value: np.ndarray, box: ordering.Box) -> bool:
+        """True when a part of the region holds the bits of a value for all of it."""
+        value = np.broadcast_to(np.asarray(value, self.dtype), self.shape)
+        starts = self.window.starts
+        inner = tuple(
+            slice(low - start, high - start)
+            for (low, high), start in zip(box, starts, strict=True)
+        )
+        present = self.memory.data[tuple(slice(low, high) for low, high in box)]
+        return present.tobytes() == self._expand(value)[inner].tobytes()
 
     # --- elements of a region that may exceed the array -------------------------------
 

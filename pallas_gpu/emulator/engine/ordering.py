@@ -10,19 +10,51 @@ once its clock for that actor has reached `t`.
 Asynchronous copies are checked through the same records as threads: a copy's access
 belongs to its barrier's current phase, or to its group. So a missing wait or an early
 overwrite is found in every run, whether the copy completed early or late.
+
+Asynchronous work accesses memory through another proxy (PTX ISA, "Proxies"): it is
+ordered after a thread's store only if a fence for that memory lies on the path between
+the two. So a clock has two more entries per thread: the time up to which its stores to
+each kind of memory happen before a fence that happens before the clock's owner. Fences
+travel with arrivals and waits, as all knowledge does.
 """
 
 from __future__ import annotations
 
 import dataclasses
-
-from pallas_gpu import errors
+import enum
+import itertools
+from typing import Any
 
 Clock = dict[int, int]
 Box = tuple[tuple[int, int], ...]
 
-# Length of a list from which on superseded records are dropped.
-_PRUNE_AT = 24
+
+class Fence(enum.IntEnum):
+    """A kind of fence; its value is the distance of a thread's entry to its actor."""
+
+    SMEM = 1
+    GMEM = 2
+
+
+_STRIDE = 4
+# Remainder of the actors that are not threads; they have no entries for fences.
+_NO_THREAD = 3
+
+
+class Actors:
+    """The numbers of actors."""
+
+    def __init__(self) -> None:
+        self._threads = itertools.count(0, _STRIDE)
+        self._others = itertools.count(_NO_THREAD, _STRIDE)
+
+    def thread(self) -> int:
+        """Returns the number of a new thread."""
+        return next(self._threads)
+
+    def other(self) -> int:
+        """Returns the number of a new barrier or stream."""
+        return next(self._others)
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -32,7 +64,14 @@ def join(into: Clock, other: Clock) -> None:
             into[actor] = time
 
 
-@dataclasses.dataclass(slots=True)
+def fence(clock: Clock, kind: Fence) -> None:
+    """Records that a fence follows everything that a clock contains."""
+    threads = [(a, time) for a, time in clock.items() if a % _STRIDE == 0]
+    for actor, time in threads:
+        clock[actor + kind] = time
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Access:
     """One access to a part of an array.
 
@@ -40,10 +79,11 @@ class Access:
       box: (low, high) for each axis.
       writes: False for a read.
       actor, time: the actor, and the time at which the access is complete.
-      by_copy: whether an asynchronous copy performs it.
+      by_copy: whether asynchronous work performs it.
       what: the accessing thread or copy, for messages.
-      where: the kernel's line.
+      location: the equation; its `where` is the kernel's line.
       hint: how to order other accesses after this one.
+      viewer: the group that accesses memory which several groups share.
     """
 
     box: Box
@@ -52,12 +92,33 @@ class Access:
     time: int
     by_copy: bool
     what: str
-    where: str | None
-    hint: str
+    location: Any = None
+    hint: str = ""
+    viewer: Viewer | None = None
+
+    @property
+    def where(self) -> str | None:
+        """The kernel's line."""
+        return self.location.where if self.location is not None else None
 
     def known_to(self, clock: Clock) -> bool:
         """True when the access happens before the next step of the clock's owner."""
         return clock.get(self.actor, 0) >= self.time
+
+    def fenced_for(self, clock: Clock, kind: Fence) -> bool:
+        """True when a fence lies between the access and the clock's owner."""
+        return clock.get(self.actor + kind, 0) >= self.time
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Viewer:
+    """A group of threads as a user of memory that several groups share.
+
+    Attributes:
+      name: for messages.
+    """
+
+    name: str
 
 
 def overlap(a: Box, b: Box) -> bool:
@@ -68,19 +129,11 @@ def overlap(a: Box, b: Box) -> bool:
     return True
 
 
-def inside(inner: Box, outer: Box) -> bool:
-    """True when a box is contained in another one."""
-    return all(
-        low <= i_low and i_high <= high
-        for (i_low, i_high), (low, high) in zip(inner, outer, strict=True)
-    )
-
-
 def extend(old: Access, new: Access) -> bool:
     """Merges an access into an adjacent one, as from a loop over rows."""
-    if (old.actor, old.time, old.writes) != (new.actor, new.time, new.writes):
+    if (old.time, old.writes, old.actor) != (new.time, new.writes, new.actor):
         return False
-    if old.by_copy or new.by_copy or old.where != new.where:
+    if old.by_copy or new.by_copy or old.location is not new.location:
         return False
     union = _union(old.box, new.box)
     if union is None:
@@ -91,9 +144,9 @@ def extend(old: Access, new: Access) -> bool:
 
 def _union(a: Box, b: Box) -> Box | None:
     """Returns two boxes as one, if they differ on one axis and are adjacent there."""
-    differ = [axis for axis, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
-    if not differ:
+    if a == b:
         return a
+    differ = [axis for axis, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
     if len(differ) > 1:
         return None
     axis = differ[0]
@@ -104,81 +157,17 @@ def _union(a: Box, b: Box) -> Box | None:
     return (*a[:axis], both, *a[axis + 1 :])
 
 
-class History:
-    """The accesses to one array with which later ones may conflict."""
-
-    __slots__ = ("_next_prune", "records")
-
-    def __init__(self) -> None:
-        self.records: list[Access] = []
-        self._next_prune = _PRUNE_AT
-
-    def check(self, new: Access, clock: Clock, name: str, threads_too: bool) -> None:
-        """Raises RaceError when a recorded access conflicts and is not ordered.
-
-        Args:
-          new: the access that is about to happen.
-          clock: of the thread that performs or issues it.
-          name: the array, for messages.
-          threads_too: whether to also compare threads with threads.
-        """
-        for old in self.records:
-            if not (old.writes or new.writes) or not overlap(old.box, new.box):
-                continue
-            if old.known_to(clock):
-                continue
-            if threads_too or old.by_copy or new.by_copy:
-                raise _race(old, new, name)
-
-    def add(self, new: Access, clock: Clock, everyone: list[Clock]) -> None:
-        """Records an access and forgets those that it supersedes.
-
-        A write supersedes the accesses inside it: an access ordered after the write is
-        ordered after them too.
-        """
-        if self.records and extend(self.records[-1], new):
-            return
-        self.records = [
-            old
-            for old in self.records
-            if not (
-                (new.writes or (old.actor == new.actor and not old.writes))
-                and old.known_to(clock)
-                and inside(old.box, new.box)
-            )
-        ]
-        self.records.append(new)
-        if len(self.records) >= self._next_prune:
-            self.records = [
-                old
-                for old in self.records
-                if not all(old.known_to(other) for other in everyone)
-            ]
-            self._next_prune = max(_PRUNE_AT, 2 * len(self.records))
-
-
-def _race(old: Access, new: Access, name: str) -> errors.RaceError:
-    verb = "written" if new.writes else "read"
-    if old.by_copy and not old.writes:
-        what = f"{name} is {verb} while {old.what} may still read it"
-    elif old.by_copy:
-        what = f"{name} is {verb} before {old.what} has been waited for"
-    else:
-        did = "written" if old.writes else "read"
-        what = (
-            f"{name} is {verb}, and {old.what} has {did} it without an order between "
-            "them"
-        )
-    return errors.RaceError(
-        what,
-        expected=f"an order between this access and the one at {old.where}",
-        got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
-        f"{box_text(old.box)}",
-        hint=old.hint,
-    )
-
-
 def box_text(box: Box) -> str:
     """Returns a box as an index expression."""
     inner = ", ".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in box)
     return f"[{inner}]"
+
+
+def needs_fence(old: Access, new: Access) -> bool:
+    """True for asynchronous work on what a thread has stored.
+
+    After asynchronous work no fence is needed: its completion contains one. Nor is one
+    after a thread's load, whose value has arrived in registers before the thread
+    releases the memory.
+    """
+    return new.by_copy and old.writes and not old.by_copy

@@ -36,6 +36,11 @@ class Milestone:
         if not self._pending[group]:
             del self._pending[group]
 
+    def is_pending(self, upto: int) -> bool:
+        """True when some work of the first `upto` groups has not passed."""
+        # Groups are issued in order, so the first one is the oldest.
+        return next(iter(self._pending), upto + 1) <= upto
+
     def pending(self, upto: int) -> int:
         """Returns how much work of the first `upto` groups has not passed."""
         return sum(n for group, n in self._pending.items() if group <= upto)
@@ -50,7 +55,7 @@ class Stream:
     """
 
     def __init__(self, thread: Thread, milestones: int):
-        new_actor = thread.execution.new_actor
+        new_actor = thread.execution.actors.other
         self.milestones = tuple(Milestone(new_actor()) for _ in range(milestones))
         self.closed = 0
 
@@ -81,9 +86,9 @@ class Stream:
         upto = max(0, self.closed - n)
         milestones = self.milestones[:passed]
         last = milestones[-1]
-        if last.pending(upto):
+        if last.is_pending(upto):
             yield Wait(
-                lambda: not last.pending(upto),
+                lambda: not last.is_pending(upto),
                 f"{what}, all but {n} groups",
                 lambda: f"{last.pending(upto)} {what} are pending",
             )

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Iterator
 from typing import Any
 
 from pallas_gpu.emulator.engine import ordering
@@ -13,9 +14,13 @@ from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.waits import Wait
 
-_ORDER = (
-    "order the {} with a barrier: arrive after the first access, wait before the second"
-)
+
+@functools.cache
+def _order_hint(kind: str) -> str:
+    return (
+        f"order the {kind}s with a barrier: arrive after the first access, wait before "
+        "the second"
+    )
 
 
 class Group:
@@ -55,7 +60,7 @@ class Thread:
     def __init__(self, group: Group, alone: bool):
         self.group = group
         self.execution = group.execution
-        self.actor = self.execution.new_actor()
+        self.actor = self.execution.actors.thread()
         self.clock: ordering.Clock = {self.actor: 1}
         self.generator: Iterator[Any] = iter(())
         self.wait: Wait | None = None
@@ -84,6 +89,11 @@ class Thread:
         self.clock[self.actor] += 1
         return known
 
+    def fence(self, kind: ordering.Fence) -> None:
+        """Makes all stores that this thread knows visible to asynchronous work."""
+        ordering.fence(self.clock, kind)
+        self.clock[self.actor] += 1
+
     def access(
         self,
         region: Region,
@@ -92,6 +102,7 @@ class Thread:
         what: str | None = None,
         by: tuple[int, int] | None = None,
         hint: str | None = None,
+        value: Any = None,
     ) -> None:
         """Checks an access against earlier ones and records it.
 
@@ -101,6 +112,7 @@ class Thread:
           what: the accessing thread or work, for messages; default: this thread.
           by: (actor, time) of asynchronous work that this thread issues.
           hint: how to order other accesses after this one; default: a barrier.
+          value: what this thread stores.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
@@ -108,25 +120,25 @@ class Thread:
         memory = region.memory
         if memory.read_only:
             return
-        history, watcher = memory.history, memory.watcher
-        unshared = by is None and self.alone and not history.records
-        if unshared and watcher is None:
-            return
         actor, time = by or (self.actor, self.clock[self.actor])
-        new = ordering.Access(
-            region.box(), writes, actor, time, by is not None,
-            what or self.label, self.where(), hint or _ORDER.format(f"{self.kind}s"),
-        )  # fmt: skip
-        if watcher is not None:
-            watcher.access(new, self.clock, memory.name)
-        if unshared:
+        viewer = memory.viewer
+        # Without other threads only asynchronous work can conflict with an access; that
+        # is ordered after a load, and after a store by a fence.
+        record = by is not None or writes or not self.alone or viewer is not None
+        if not record and memory.history.is_empty:
             return
-        history.check(new, self.clock, memory.name, self.execution.detect_races)
-        if by is not None or not self.alone:
-            history.add(new, self.clock, self._clocks())
-
-    def _clocks(self) -> Sequence[ordering.Clock]:
-        return [thread.clock for thread in self.group.threads]
+        new = ordering.Access(
+            region.box(), writes, actor, time, by is not None, what or self.label,
+            self.location, hint or _order_hint(self.kind), viewer,
+        )  # fmt: skip
+        memory.history.access(
+            new,
+            self.clock,
+            memory.name,
+            threads_too=self.execution.detect_races,
+            record=record,
+            unchanged=None if value is None else lambda box: region.holds(value, box),
+        )
 
     def read(self, region: Region) -> Any:
         """Returns the elements of a region as the threads see them.
@@ -152,6 +164,5 @@ class Thread:
         """
         region.require_inside("written")
         region.require_writable()
-        self.access(region, writes=True)
+        self.access(region, writes=True, value=value)
         region.store(value)
-        region.memory.stored(region, self.actor, self.label, self.where())

@@ -8,6 +8,7 @@ is a cluster of one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu.device import Device
-from pallas_gpu.emulator.gpu.smem import SharedArray
 
 
 class Cluster(Group):
@@ -73,7 +73,6 @@ class Cta:
       cluster: its cluster.
       rank: position in the cluster.
       axes: position on the named grid and cluster axes.
-      memories: currently allocated SMEM.
       state: state of families.
       at_end: checks to run when all CTAs of the cluster have ended.
     """
@@ -90,13 +89,12 @@ class Cta:
                 *zip(mesh.cluster_names, rank, strict=True),
             ]
         )
-        self.memories: list[SharedArray] = []
         self.state: Table[Cta] = Table(self)
         self.at_end: list[Callable[[], None]] = []
         self.allocations = itertools.count()
         self.warpgroups = [Warpgroup(self, i) for i in range(mesh.warpgroups)]
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """The position, for messages."""
         parts = [f"vmap index {i}" for i in self.cluster.batch]

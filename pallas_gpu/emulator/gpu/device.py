@@ -13,7 +13,7 @@ from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import fresh_elements
 from pallas_gpu.emulator.engine.threads import Group
-from pallas_gpu.emulator.gpu.gmem import GlobalArray, Owners
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
 
 class Machine:
@@ -82,7 +82,6 @@ class Device:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
         """Returns fresh global memory."""
         data, written = fresh_elements(shape, dtype, self.zeros)
-        owners = Owners(shape) if self.execution.detect_races else None
-        array = GlobalArray(name + self.suffix, data, written, owners=owners)
+        array = GlobalArray(name + self.suffix, data, written)
         self.arrays.append(array)
         return array

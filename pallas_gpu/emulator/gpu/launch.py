@@ -13,6 +13,7 @@ import numpy as np
 
 from pallas_gpu import arch, errors, resources, types
 from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.cta import Cluster
@@ -108,14 +109,12 @@ class Launch:
         """Yields the clusters in row-major order, each ready to run."""
         params = self._params
         mesh, body = params.mesh, plan_of(params.jaxpr)
-        numbers = itertools.count()
-        watched = self._device.execution.detect_races
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
             for block in itertools.product(*(range(n) for n in mesh.grid)):
                 cluster = Cluster(self._device, mesh, batch, block)
-                number, name = next(numbers), cluster.name if watched else ""
-                refs = [array.seen_by(number, name) for array in arrays]
+                viewer = Viewer(cluster.name)
+                refs = [array.seen_by(viewer) for array in arrays]
                 for cta in cluster.ctas:
                     for wg in cta.warpgroups:
                         run = evaluate.run(wg, body, refs)

@@ -177,7 +177,7 @@ class BarrierArray(Referent):
             self._barriers[index] = Barrier(
                 f"{at} (allocation {number}{cta.suffix})",
                 arrivals,
-                cta.device.execution.new_actor(),
+                cta.device.execution.actors.other(),
             )
 
     @classmethod

@@ -146,7 +146,7 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
       BarrierError: a copy or a barrier's phase is unfinished.
       KernelError: asynchronous work may still read the memory.
     """
-    cta, scopes = wg.cta, scopes_of(wg.cta)
+    scopes = scopes_of(wg.cta)
     scope.left += 1
     scopes.left_at[wg.actor] = wg.clock[wg.actor]
     wg.release()
@@ -156,7 +156,6 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
     scopes.left[scope.key[:2]] = scope.key[2]
     for array in scope.arrays.values():
         _require_quiet(wg, array)
-        cta.memories.remove(array)
     for barriers in scope.barriers.values():
         # Arrivals of other CTAs may be pending: those barriers are checked when the
         # cluster ends.
@@ -189,7 +188,6 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
     tiling = _tiling(shape, aval.dtype, aval.transforms)
     memory = SharedArray(name, data, written, place, tiling)
-    cta.memories.append(memory)
     return memory
 
 
@@ -201,7 +199,7 @@ def _tiling(shape: tuple[int, ...], dtype: Any, transforms: Any) -> Any:
 
 def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:
     clocks = [t.clock for t in wg.cta.warpgroups]
-    for record in memory.history.records:
+    for record in memory.history.live():
         if not record.by_copy or any(record.known_to(clock) for clock in clocks):
             continue
         if record.writes:

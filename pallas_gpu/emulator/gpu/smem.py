@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared memory: tiles, alignment, and the fence before asynchronous readers."""
+"""Shared memory: tiles, and the alignment of copies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine import ordering
-from pallas_gpu.emulator.engine.memory import Memory, Region
+from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.layouts.gmem.tma_plan import SMEM_ALIGNMENT_BYTES
 from pallas_gpu.layouts.window import Window
 
@@ -22,11 +21,9 @@ class SharedArray(Memory):
       tile: size of a tile on each axis.
       place: (visit of a scope, position in it), which identifies the same array in
         other CTAs of the cluster.
-      unfenced: writes by threads that no `commit_smem` has followed:
-        (thread's actor, box) -> (line, thread's label).
     """
 
-    __slots__ = ("_tiled", "place", "tile", "unfenced")
+    __slots__ = ("_tiled", "place", "tile")
 
     def __init__(
         self,
@@ -41,7 +38,6 @@ class SharedArray(Memory):
         self._tiled = tiling is not None
         tiling = tiling or ()
         self.tile = (1,) * (data.ndim - len(tiling)) + tuple(tiling)
-        self.unfenced: dict[tuple[int, ordering.Box], tuple[str | None, str]] = {}
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Records that elements have a value; a full mask is dropped."""
@@ -56,20 +52,6 @@ class SharedArray(Memory):
         if self.written is None:
             self.written = np.ones(self.shape, np.bool_)
         self.written[key] &= ~value
-
-    def stored(self, region: Region, actor: int, who: str, where: str | None) -> None:
-        """Records a write that needs a fence before asynchronous work reads it."""
-        self.unfenced[actor, region.box()] = (where, who)
-
-    def fence(self, actors: set[int]) -> None:
-        """Makes writes of threads visible to asynchronous work."""
-        for key in [key for key in self.unfenced if key[0] in actors]:
-            del self.unfenced[key]
-
-    def forget_unfenced(self, box: ordering.Box) -> None:
-        """Forgets writes that are overwritten."""
-        for key in [key for key in self.unfenced if ordering.overlap(key[1], box)]:
-            del self.unfenced[key]
 
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises LayoutError unless the window consists of whole tiles.
@@ -106,24 +88,3 @@ class SharedArray(Memory):
             got=f"{offset} bytes, the element {tuple(window.starts)}",
             hint="place each part in a separate row of as many bytes",
         )
-
-    def require_fenced(self, window: Window, reader: str) -> None:
-        """Raises RaceError when threads wrote a part and no fence has followed.
-
-        Args:
-          window: the part.
-          reader: the asynchronous work that is about to read, for the message.
-        """
-        if not self.unfenced:
-            return
-        box = window.box()
-        for (_, written), (where, who) in self.unfenced.items():
-            if ordering.overlap(written, box):
-                raise errors.RaceError(
-                    f"{reader} reads {self.name}, written at {where} and not fenced",
-                    expected="commit_smem() by the writing warpgroup between the write "
-                    f"and {reader}",
-                    got=f"{who} wrote elements {ordering.box_text(written)} without "
-                    "one",
-                    hint="call commit_smem()",
-                )

@@ -16,6 +16,7 @@ from typing import Any
 
 from pallas_gpu import types
 from pallas_gpu.emulator.engine.memory import Region, poison
+from pallas_gpu.emulator.engine.ordering import Fence
 from pallas_gpu.emulator.engine.streams import Stream
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
@@ -93,12 +94,21 @@ def _copy_gmem_to_smem(
 def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
     """Checks and records the accesses of a copy; its destination becomes poison."""
     src, dst = part.src, part.dst
-    what = f"the copy from {src.memory.name}"
     hint = "call barrier_wait on the copy's barrier first"
-    wg.access(src, writes=False, what=what, by=(own.actor, own.phase + 1), hint=hint)
-    by = (part.barrier.actor, part.barrier.phase + 1)
-    wg.access(dst, writes=True, what=what, by=by, hint=hint)
-    dst.memory.forget_unfenced(dst.box())
+    wg.access(
+        src,
+        writes=False,
+        what=f"the copy to {dst.memory.name}",
+        by=(own.actor, own.phase + 1),
+        hint=hint,
+    )
+    wg.access(
+        dst,
+        writes=True,
+        what=f"the copy from {src.memory.name}",
+        by=(part.barrier.actor, part.barrier.phase + 1),
+        hint=hint,
+    )
     if dst.memory.written is not None or dst.dtype.kind not in "iub":
         dst.memory.data[dst.key()] = poison(dst.dtype)
 
@@ -188,7 +198,6 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
     dst.require_writable()
     if any(low >= high for low, high in dst.box()):
         dst.require_inside("the destination of a copy that is entirely out of bounds,")
-    src.memory.require_fenced(src.window, "a copy")
     group = stream.open_group
     wg.access(
         src,
@@ -225,7 +234,4 @@ def _wait_smem_to_gmem(
 
 @registry.register(tma.commit_smem_p, _EMULATE)
 def _commit_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
-    # Each thread fences its own writes: the whole warpgroup those of its warps too.
-    actors = {wg.actor, *(warp.actor for warp in wg.warps)}
-    for array in wg.cta.memories:
-        array.fence(actors)
+    wg.fence(Fence.SMEM)

@@ -126,7 +126,6 @@ def _read_operand(wg: Warpgroup, stream: MmaStream, operand: Region) -> None:
         by=(stream.actor, stream.open_group),
         hint="call wgmma_wait(n) in the warpgroup that started the wgmma first",
     )
-    operand.memory.require_fenced(operand.window, "a wgmma")
     operand.require_written()
 
 

@@ -1,84 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Vector clocks and access records, without a kernel around them."""
+"""Vector clocks and boxes, without a kernel around them."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
-
-A, B = 1, 2
-
-
-def access(actor, low, high, *, writes=True, time=1, by_copy=False, where="k.py:1"):
-    box = ((low, high),)
-    return ordering.Access(
-        box, writes, actor, time, by_copy, f"actor {actor}", where, ""
-    )
+from pallas_gpu.emulator.engine.ordering import Access, Fence
 
 
-def checked(history, new, clock):
-    history.check(new, clock, "tile", threads_too=True)
-    history.add(new, clock, [clock])
+def test_a_clock_that_is_joined_has_the_later_time_of_each_actor():
+    clock = {1: 5, 2: 1}
+    ordering.join(clock, {1: 3, 2: 4, 3: 2})
+    assert clock == {1: 5, 2: 4, 3: 2}
 
 
-def test_a_write_after_an_unknown_write_is_a_race():
-    history = ordering.History()
-    checked(history, access(A, 0, 4), {A: 1})
-    with pytest.raises(errors.RaceError, match="tile is written"):
-        checked(history, access(B, 3, 5), {B: 1})
+def test_threads_and_other_actors_have_different_numbers():
+    actors = ordering.Actors()
+    numbers = [actors.thread(), actors.other(), actors.thread(), actors.other()]
+    # The next numbers of a thread are those of its fences.
+    taken = [*numbers, *(n + kind for n in numbers[::2] for kind in Fence)]
+    assert len(set(taken)) == len(taken)
 
 
-def test_a_write_after_a_known_write_is_no_race():
-    history = ordering.History()
-    checked(history, access(A, 0, 4), {A: 1})
-    checked(history, access(B, 3, 5), {A: 1, B: 1})
-
-
-def test_two_reads_are_no_race():
-    history = ordering.History()
-    checked(history, access(A, 0, 4, writes=False), {A: 1})
-    checked(history, access(B, 0, 4, writes=False), {B: 1})
-
-
-def test_accesses_apart_are_no_race():
-    history = ordering.History()
-    checked(history, access(A, 0, 4), {A: 1})
-    checked(history, access(B, 4, 8), {B: 1})
-
-
-def test_an_access_after_the_release_is_not_known():
-    history = ordering.History()
-    checked(history, access(A, 0, 4, time=2), {A: 2})
-    with pytest.raises(errors.RaceError):
-        checked(history, access(B, 0, 4), {A: 1, B: 1})
-
-
-def test_threads_are_compared_with_copies_always_and_with_threads_on_request():
-    history = ordering.History()
-    history.add(access(A, 0, 4), {A: 1}, [])
-    history.check(access(B, 0, 4), {B: 1}, "tile", threads_too=False)
-    with pytest.raises(errors.RaceError):
-        copy = access(B, 0, 4, by_copy=True)
-        history.check(copy, {B: 1}, "tile", threads_too=False)
-
-
-def test_neighbours_of_one_loop_become_one_record():
-    history = ordering.History()
-    for row in range(100):
-        checked(history, access(A, row, row + 1), {A: 1})
-    assert [r.box for r in history.records] == [((0, 100),)]
-
-
-def test_a_long_history_forgets_what_everybody_knows():
-    history = ordering.History()
-    for i in range(200):
-        new = access(A, 2 * i, 2 * i + 1, time=i)
-        history.add(new, {A: i}, [{A: i}, {A: i, B: 1}])
-    assert len(history.records) < 60
+def test_a_fence_covers_the_known_stores_of_all_threads_for_one_memory():
+    actors = ordering.Actors()
+    mine, other, barrier = actors.thread(), actors.thread(), actors.other()
+    clock = {mine: 2, other: 3, barrier: 1}
+    ordering.fence(clock, Fence.GMEM)
+    store = Access(((0, 1),), True, other, 3, False, "a store")
+    assert store.fenced_for(clock, Fence.GMEM)
+    assert not store.fenced_for(clock, Fence.SMEM)
+    later = Access(((0, 1),), True, other, 4, False, "a store")
+    assert not later.fenced_for(clock, Fence.GMEM)
 
 
 @given(

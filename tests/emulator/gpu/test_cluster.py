@@ -361,7 +361,7 @@ def test_a_multicast_into_memory_that_was_something_else_needs_an_order():
 
 def test_two_ctas_of_a_cluster_that_write_the_same_element_race():
     def body(o, ready):
-        o[0] = jnp.ones(TILE, F32)
+        o[0] = jnp.full(TILE, lax.axis_index("x"), F32)
         plgpu.barrier_arrive(ready)
         plgpu.barrier_wait(ready)
 

@@ -218,6 +218,7 @@ def test_a_predicate_skips_the_copy_and_its_arrival():
     def body(x, o, tile, barrier):
         i = lax.axis_index("i")
         tile[...] = jnp.full((8, 4), -1.0)
+        plgpu.commit_smem()
         plgpu.copy_gmem_to_smem(x, tile, barrier, predicate=i > 0)
 
         @plgpu.when(i > 0)

@@ -331,7 +331,7 @@ def test_an_operand_that_threads_wrote_needs_commit_smem():
 
     error, text = failing(inner)
     assert isinstance(error, errors.RaceError)
-    assert "a wgmma reads SMEM float16[64, 64]" in text
+    assert "the wgmma reads SMEM float16[64, 64]" in text
     assert "call commit_smem()" in text
 
 

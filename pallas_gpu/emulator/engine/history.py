@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The accesses to an array with which later ones may conflict.
+
+Each cell of the array stores its last writers and its readers since, so the cost of an
+access depends on its cells and not on the number of earlier accesses.
+
+An access supersedes those that it is ordered after: what is ordered after the new one
+is ordered after them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pallas_gpu.emulator.engine import ordering, race_report
+from pallas_gpu.emulator.engine.cells import Cells
+from pallas_gpu.emulator.engine.ordering import Access, Box, Clock, Fence, extend
+
+# Accesses without an order among them; few, since each actor has at most one. Several
+# writers have stored the same values.
+Accesses = tuple[Access, ...]
+# Whether a new store leaves the elements of a box as they are.
+Unchanged = Callable[[Box], bool]
+
+_WRITERS, _READERS = 0, 1
+# Number of sets from which on those that no cell refers to are dropped.
+_FEWEST_SETS = 1024
+
+
+class History:
+    """The accesses to one array.
+
+    Args:
+      shape: of the array.
+      fence: what makes threads' stores visible to asynchronous work.
+    """
+
+    __slots__ = ("_cells", "_fence", "_ids", "_latest", "_limit", "_sets")
+
+    def __init__(self, shape: tuple[int, ...], fence: Fence):
+        self._fence = fence
+        self._cells = Cells(shape, layers=2)
+        # Cells store numbers of sets; 0 is the empty one.
+        self._sets: list[Accesses] = [()]
+        self._ids: dict[Accesses, int] = {(): 0}
+        self._limit = _FEWEST_SETS
+        # For each actor its latest access, which a neighbour may extend.
+        self._latest: dict[int, Access] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing has been recorded."""
+        return len(self._sets) == 1
+
+    def live(self) -> dict[Access, None]:
+        """Returns the accesses with which later ones may conflict."""
+        self._forget()
+        return {access: None for accesses in self._sets for access in accesses}
+
+    def access(
+        self,
+        new: Access,
+        clock: Clock,
+        name: str,
+        *,
+        threads_too: bool = True,
+        record: bool = True,
+        unchanged: Unchanged | None = None,
+    ) -> None:
+        """Checks an access and records it.
+
+        Args:
+          new: the access that is about to happen.
+          clock: of the thread that performs or issues it.
+          name: the array, for messages.
+          threads_too: whether to also compare threads with threads, and groups with
+            groups.
+          record: False if no later access can conflict with it.
+          unchanged: for a thread's store, which does not conflict with other threads
+            where it leaves the elements as they are.
+
+        Raises:
+          RaceError: an earlier access conflicts and is not ordered before.
+        """
+        index = self._cells.index(new.box)
+        check = _Check(new, clock, self._fence, threads_too)
+        layers = (_WRITERS, _READERS) if new.writes else (_WRITERS,)
+        for layer in layers:
+            for number in self._cells.numbers(layer, index):
+                old = check.conflict(self._sets[number]) if number else None
+                if old is None:
+                    continue
+                boxes = self._cells.boxes(layer, index, number, new.box)
+                if not (
+                    unchanged is not None
+                    and check.only_threads(self._sets[number])
+                    and all(map(unchanged, boxes))
+                ):
+                    raise race_report.race(old, new, clock, name, boxes[0], self._fence)
+        if record:
+            self._record(new, clock, index)
+
+    def _record(self, new: Access, clock: Clock, index: tuple[Any, ...]) -> None:
+        latest = self._latest.get(new.actor)
+        if latest is not None and extend(latest, new):
+            new = latest
+        else:
+            self._latest[new.actor] = new
+        if new.writes:
+            self._update(_WRITERS, new, clock, index, add=True)
+            self._update(_READERS, new, clock, index, add=False)
+        else:
+            self._update(_READERS, new, clock, index, add=True)
+        if len(self._sets) > self._limit:
+            self._forget()
+
+    def _update(
+        self, layer: int, new: Access, clock: Clock, index: tuple[Any, ...], add: bool
+    ) -> None:
+        """Removes from cells the accesses that are superseded, and adds the new one."""
+        present = self._cells.numbers(layer, index)
+        changed = {
+            number: self._number(
+                (
+                    *[
+                        old
+                        for old in self._sets[number]
+                        if old.actor != new.actor and not old.known_to(clock)
+                    ],
+                    *([new] if add else []),
+                )
+            )
+            for number in present
+        }
+        self._cells.replace(layer, index, changed)
+
+    def _number(self, accesses: Accesses) -> int:
+        number = self._ids.get(accesses)
+        if number is None:
+            number = self._ids[accesses] = len(self._sets)
+            self._sets.append(accesses)
+        return number
+
+    def _forget(self) -> None:
+        """Drops the sets that no cell refers to."""
+        self._sets = [self._sets[number] for number in self._cells.renumber()]
+        self._ids = {accesses: i for i, accesses in enumerate(self._sets)}
+        alive = {access for accesses in self._sets for access in accesses}
+        self._latest = {a: x for a, x in self._latest.items() if x in alive}
+        # Renumbering visits all cells, so it has to be rare where they are many.
+        cells = self._cells.layers[0].size
+        self._limit = max(_FEWEST_SETS, 2 * len(self._sets), cells // 8)
+
+
+class _Check:
+    """A new access, to be compared with earlier ones."""
+
+    __slots__ = ("_clock", "_fence", "_new", "_threads_too")
+
+    def __init__(self, new: Access, clock: Clock, fence: Fence, threads_too: bool):
+        self._new = new
+        self._clock = clock
+        self._fence = fence
+        self._threads_too = threads_too
+
+    def conflict(self, accesses: Accesses) -> Access | None:
+        """Returns the one that conflicts, or None."""
+        unordered = [old for old in accesses if not self._ordered(old)]
+        if not unordered:
+            return None
+        # Of writers of the same values it suffices to see one.
+        if not self._new.writes and len(unordered) < len(accesses):
+            return None
+        return unordered[0]
+
+    def only_threads(self, accesses: Accesses) -> bool:
+        """True when no asynchronous work that is not ordered is involved."""
+        return not any(old.by_copy and not self._ordered(old) for old in accesses)
+
+    def _ordered(self, old: Access) -> bool:
+        new = self._new
+        compared = self._threads_too or (
+            old.viewer is new.viewer and (old.by_copy or new.by_copy)
+        )
+        if not compared:
+            return True
+        if not old.known_to(self._clock):
+            return False
+        if ordering.needs_fence(old, new):
+            return old.fenced_for(self._clock, self._fence)
+        return True

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reports of races."""
+
+from __future__ import annotations
+
+from pallas_gpu import errors
+from pallas_gpu.emulator.engine.ordering import Access, Box, Clock, Fence, box_text
+
+_COMMITS = {Fence.SMEM: "commit_smem()", Fence.GMEM: "commit_gmem()"}
+
+
+def race(
+    old: Access, new: Access, clock: Clock, name: str, box: Box, fence: Fence
+) -> errors.RaceError:
+    """Returns the error for two accesses without an order.
+
+    Args:
+      old, new: the accesses.
+      clock: of the thread that performs or issues the new one.
+      name: the array.
+      box: the first elements that both access.
+      fence: what makes threads' stores to the array visible to asynchronous work.
+    """
+    if old.known_to(clock):
+        return _unfenced(old, new, name, _COMMITS[fence])
+    if old.viewer is not new.viewer:
+        return _between_groups(old, new, name, [low for low, _ in box])
+    verb = "written" if new.writes else "read"
+    if old.by_copy and not old.writes:
+        what = f"{name} is {verb} while {old.what} may still read it"
+    elif old.by_copy:
+        what = f"{name} is {verb} before {old.what} has been waited for"
+    else:
+        did = "written" if old.writes else "read"
+        what = (
+            f"{name} is {verb}, and {old.what} has {did} it without an order between "
+            "them"
+        )
+    return errors.RaceError(
+        what,
+        expected=f"an order between this access and the one at {old.where}",
+        got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
+        f"{box_text(old.box)}",
+        hint=old.hint,
+    )
+
+
+def _unfenced(old: Access, new: Access, name: str, commit: str) -> errors.RaceError:
+    verb = "overwrites" if new.writes else "reads"
+    return errors.RaceError(
+        f"{new.what} {verb} {name}, written at {old.where} and not fenced",
+        expected=f"{commit} between the two, by the writer, or by another thread that "
+        "has waited for the writer",
+        got=f"{old.what} wrote elements {box_text(old.box)} without one",
+        hint=f"call {commit}",
+    )
+
+
+def _between_groups(
+    old: Access, new: Access, name: str, element: list[int]
+) -> errors.RaceError:
+    did, does = ("written" if a.writes else "read" for a in (old, new))
+    who, by = (a.viewer.name if a.viewer else a.what for a in (old, new))
+    return errors.RaceError(
+        f"{name} is {does} by one CTA and {did} by another",
+        expected="each element of a result to be accessed by one CTA, or an order "
+        "between the accesses: CTAs run in any order, also at the same time",
+        got=f"element {element}, {did} by {who} at {old.where} and {does} by {by}",
+        hint="let each CTA write a separate part of the result",
+    )
