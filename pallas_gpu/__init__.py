@@ -30,6 +30,7 @@ from pallas_gpu.primitives.registers import (
     set_max_registers,
 )
 from pallas_gpu.primitives.tma import (
+    commit_gmem,
     commit_smem,
     commit_smem_to_gmem_group,
     copy_gmem_to_smem,
@@ -88,6 +89,7 @@ __all__ = [
     # Copies
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
+    "commit_gmem",
     "commit_smem",
     "commit_smem_to_gmem_group",
     "wait_smem_to_gmem",

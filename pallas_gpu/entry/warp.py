@@ -24,8 +24,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     Issued by a warpgroup. Its warps synchronize, run `f` independently of each other,
     and the warpgroup continues when all four are done. Inside, the issuer is a warp:
     one elected lane starts a copy, stores an element, or arrives, which counts as one
-    arrival; `commit_smem` fences this warp's writes. Only scalars are supported:
-    elements of references, copies, barriers, control flow, positions.
+    arrival; `commit_smem` and `commit_gmem` fence this warp's writes. Only scalars are
+    supported: elements of references, copies, barriers, control flow, positions.
 
     Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
     the next, as a warpgroup does for its own waits. A barrier that warps wait for must

@@ -205,6 +205,15 @@ def fence_proxy_async() -> None:
     nvvm.fence_proxy(nvvm.ProxyKind.async_shared, space=nvvm.SharedSpace.shared_cta)
 
 
+def fence_proxy_async_global() -> None:
+    """Makes the thread's GMEM writes visible to asynchronous copies.
+
+    PTX: `fence.proxy.async.global`. Since: sm_90. Each writing thread issues it, then
+    the threads synchronize.
+    """
+    nvvm.fence_proxy(nvvm.ProxyKind.async_global)
+
+
 # --- the plan -------------------------------------------------------------------------
 
 

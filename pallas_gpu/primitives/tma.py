@@ -35,6 +35,7 @@ commit_group_p = registry.define(
     "commit_smem_to_gmem_group", "tma", issuers=registry.ISSUERS
 )
 commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
+commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
 
 
 def copy_gmem_to_smem(
@@ -211,10 +212,27 @@ def commit_smem() -> None:
 
     PTX: fence.proxy.async.shared::cta and a barrier of the issuer. Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp for its own writes: call it
-    after storing to SMEM and before a copy or an MMA reads the stored values.
+    Issued by a warpgroup, or inside `warp_map` by a warp: call it after storing to SMEM
+    and before a copy or an MMA reads the stored values, or a copy overwrites them. It
+    covers the issuer's writes, and those that it has waited for at a barrier.
 
     Raises:
       KernelError: called outside a kernel.
     """
     ops.bind(commit_smem_p, {})
+
+
+def commit_gmem() -> None:
+    """Makes the threads' writes to GMEM visible to TMA.
+
+    PTX: fence.proxy.async.global and a barrier of the issuer. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp: call it after storing to a
+    result and before a copy reads the stored values, or overwrites them. It covers the
+    issuer's writes, and those that it has waited for at a barrier. Values that a copy
+    has written need none.
+
+    Raises:
+      KernelError: called outside a kernel.
+    """
+    ops.bind(commit_gmem_p, {})

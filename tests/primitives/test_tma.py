@@ -232,6 +232,8 @@ def test_a_wait_counts_groups(n):
 def test_a_copy_outside_of_a_kernel_is_refused():
     with refused(errors.KernelError, "commit_smem is called outside a kernel"):
         plgpu.commit_smem()  # HERE
+    with refused(errors.KernelError, "commit_gmem is called outside a kernel"):
+        plgpu.commit_gmem()  # HERE
 
 
 def test_vmap_inside_a_body_does_not_reach_a_copy():

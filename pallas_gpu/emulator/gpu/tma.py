@@ -235,3 +235,8 @@ def _wait_smem_to_gmem(
 @registry.register(tma.commit_smem_p, _EMULATE)
 def _commit_smem(wg: Warpgroup, *_: Any, **__: Any) -> None:
     wg.fence(Fence.SMEM)
+
+
+@registry.register(tma.commit_gmem_p, _EMULATE)
+def _commit_gmem(wg: Warpgroup, *_: Any, **__: Any) -> None:
+    wg.fence(Fence.GMEM)

@@ -180,3 +180,10 @@ def _commit_smem(ctx: RuleContext) -> list[Any]:
     tma.fence_proxy_async()
     mbarrier.synchronize()
     return []
+
+
+@uniform(primitives.commit_gmem_p)
+def _commit_gmem(ctx: RuleContext) -> list[Any]:
+    tma.fence_proxy_async_global()
+    mbarrier.synchronize()
+    return []

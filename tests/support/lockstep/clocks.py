@@ -19,13 +19,17 @@ class Clocks:
     Attributes:
       known: [warps, agents] the latest epoch of each agent that each warp knows of.
       epoch: [warps] the running epoch of each warp.
-      fences: [warps] how many fence.proxy.async each warp has executed.
+      fences: [memories, warps] how many fence.proxy.async for SMEM, and for GMEM, each
+        warp has executed.
+      covered: [memories, warps] the latest epoch of each warp that another warp knew
+        when it executed such a fence.
     """
 
     def __init__(self, warps: int) -> None:
         self.known = np.zeros((warps, warps + 16), np.int32)
         self.epoch = np.ones(warps, np.int32)
-        self.fences = np.ones(warps, np.int32)
+        self.fences = np.ones((2, warps), np.int32)
+        self.covered = np.zeros((2, warps), np.int32)
         self._agents: dict[Hashable, int] = {}
         self._warps = warps
 
@@ -50,6 +54,12 @@ class Clocks:
         if together:
             self.known[rows] = joint
         return joint
+
+    def fence(self, rows: np.ndarray, memory: int) -> None:
+        """The warps execute fence.proxy.async: for SMEM (0) or for GMEM (1)."""
+        self.fences[memory, rows] += 1
+        known = self.known[rows, : self._warps].max(axis=0)
+        self.covered[memory] = np.maximum(self.covered[memory], known)
 
     def published(self, rows: np.ndarray) -> np.ndarray:
         """What a release by some threads of warps makes known: up to their meeting."""

@@ -307,7 +307,9 @@ def _cluster_wait(program: Program, op: ir.Operation) -> Step:
 @runs("nvvm.fence.proxy")
 def _fence_proxy(program: Program, op: ir.Operation) -> Step:
     kind = str(op.attributes["kind"])
-    if "async" not in kind:
+    memories = {"async.shared": (0,), "async.global": (1,), "async": (0, 1)}
+    found = [text for text in memories if f"<{text}>" in kind]
+    if not found:
         raise NotModelled(f"nvvm.fence.proxy {kind}")
 
     def fence(strand: Any) -> None:
@@ -316,6 +318,7 @@ def _fence_proxy(program: Program, op: ir.Operation) -> Step:
             rows = strand.rows
         else:
             rows = strand.rows[strand.mask.reshape(-1, LANES).all(axis=1)]
-        strand.cta.clocks.fences[rows] += 1
+        for memory in memories[found[0]]:
+            strand.cta.clocks.fence(rows, memory)
 
     return fence

@@ -103,7 +103,7 @@ class Launch:
         for i, array in enumerate(self._arrays):
             clocks = None if i < self._inputs else cluster.clocks
             name = f"buffer {i}"
-            self._memories[i + 1] = Memory(array, name, clocks)
+            self._memories[i + 1] = Memory(array, name, clocks, proxy=1)
         running = []
         for cta in cluster.ctas:
             warps = shape.threads // LANES

@@ -25,11 +25,15 @@ class Memory:
     Attributes:
       data: the bytes.
       name: what to call it in reports.
+      proxy: which fences count: those for SMEM (0) or for GMEM (1).
     """
 
-    def __init__(self, data: np.ndarray, name: str, clocks: Clocks | None) -> None:
+    def __init__(
+        self, data: np.ndarray, name: str, clocks: Clocks | None, proxy: int = 0
+    ) -> None:
         self.data = data
         self.name = name
+        self.proxy = proxy
         self.clocks = clocks
         size = data.size
         if clocks is None:
@@ -70,7 +74,7 @@ class Memory:
             self._check_read(places, rows, lanes)
             self._writer[places] = (rows * LANES + lanes)[:, None]
             self._written[places] = self.clocks.epoch[rows][:, None]
-            self._fence[places] = self.clocks.fences[rows][:, None]
+            self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
         self.data[places] = data
         if (self.data[places] != data).any():
             raise KernelError(
@@ -129,21 +133,29 @@ class Memory:
         if self.clocks is None:
             return
         self._check_busy(places, f"read by {what}", self._busy_writes)
+        self.check_visible(rows, places, f"{what} reads")
+        self._busy += 1
+        self._busy_reads[places] += 1
+
+    def check_visible(self, rows: np.ndarray, places: np.ndarray, what: str) -> None:
+        """What threads wrote to these bytes is visible to asynchronous operations."""
+        if self.clocks is None:
+            return
         writer, when = self._writer[places] >> 5, self._written[places]
         if (when > self.clocks.known[rows].min(axis=0)[writer]).any():
             raise KernelError(
-                f"{what} reads bytes of {self.name} before the threads have met"
+                f"{what} bytes of {self.name} before the threads have met"
             )
-        warps = len(self.clocks.fences)
-        by_threads = (writer < warps) & (when > _NEVER)
-        fences = self.clocks.fences[np.where(by_threads, writer, 0)]
-        if (by_threads & (self._fence[places] >= fences)).any():
+        fences = self.clocks.fences[self.proxy]
+        by_threads = (writer < len(fences)) & (when > _NEVER)
+        writer = np.where(by_threads, writer, 0)
+        own = self._fence[places] < fences[writer]
+        other = when <= self.clocks.covered[self.proxy, writer]
+        if (by_threads & ~own & ~other).any():
             raise KernelError(
-                f"{what} reads bytes of {self.name} that threads have written without "
+                f"{what} bytes of {self.name} that threads have written without "
                 "fence.proxy.async"
             )
-        self._busy += 1
-        self._busy_reads[places] += 1
 
     def end_read(self, places: np.ndarray, agent: int, epoch: int) -> None:
         """The bytes have been read; `places` has each byte once."""
@@ -168,6 +180,7 @@ class Memory:
             raise KernelError(
                 f"{what} overwrites bytes of {self.name} before the threads have met"
             )
+        self.check_visible(np.array([row]), places, f"{what} overwrites")
         self._busy += 1
         self._busy_writes[places] += 1
 

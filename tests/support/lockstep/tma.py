@@ -55,6 +55,17 @@ def _issues(strand: Any, descriptor: int, coordinates: list[int], smem: int):
         yield lane, _Issue(strand, row, thread, found, start, held(smem))
 
 
+def _in_gmem(issue: _Issue) -> tuple[Any, np.ndarray, np.ndarray]:
+    """The memory of a copy's tensor, the bytes in it, and which elements are inside."""
+    tensor_map = issue.tensor_map
+    offset, inside = tensor_map.in_gmem(issue.start)
+    memory, base = _buffer(issue.strand, tensor_map.base)
+    places = base + offset[inside, None] + np.arange(tensor_map.dtype.itemsize)
+    if places.size and not 0 <= places.min() <= places.max() < memory.data.size:
+        raise KernelError(f"{tensor_map} reaches out of {memory.name}")
+    return memory, places, inside
+
+
 # --- GMEM to SMEM ---------------------------------------------------------------------
 
 
@@ -107,17 +118,14 @@ class _LoadWork:
         for cta, target in zip(targets, self._barriers, strict=True):
             target.check_known(issue.row, "a copy")
             cta.smem.begin_write(issue.row, self._places.reshape(-1), "a tensor copy")
+        memory, places, _ = _in_gmem(issue)
+        memory.check_visible(np.array([issue.row]), places, "a tensor copy reads")
 
     def complete(self) -> None:
         """The bytes arrive: read only now, as late as the waits allow."""
         issue, tensor_map = self._issue, self._issue.tensor_map
-        offset, inside = tensor_map.in_gmem(issue.start)
-        memory, base = _buffer(issue.strand, tensor_map.base)
-        size = tensor_map.dtype.itemsize
+        memory, places, inside = _in_gmem(issue)
         data = np.zeros(self._places.shape, np.uint8)
-        places = base + offset[inside, None] + np.arange(size)
-        if places.size and not 0 <= places.min() <= places.max() < memory.data.size:
-            raise KernelError(f"{tensor_map} reaches out of {memory.name}")
         data[inside] = memory.data[places]
         for cta, barrier in zip(self._targets, self._barriers, strict=True):
             agent, epoch = cta.clocks.agent(barrier.agent_key), barrier.phase + 1
@@ -193,6 +201,8 @@ class _StoreWork:
         self._smem = issue.strand.cta.smem
         rows = np.array([issue.row])
         self._smem.begin_read(rows, self._places.reshape(-1), "a tensor copy")
+        memory, places, _ = _in_gmem(issue)
+        memory.check_visible(rows, places, "a tensor copy overwrites")
 
     def read(self) -> None:
         """Reads the SMEM."""
@@ -213,12 +223,7 @@ class _StoreWork:
         self.read()
         assert self._data is not None
         tensor_map = self._issue.tensor_map
-        offset, inside = tensor_map.in_gmem(self._issue.start)
-        memory, base = _buffer(self._issue.strand, tensor_map.base)
-        size = tensor_map.dtype.itemsize
-        places = base + offset[inside, None] + np.arange(size)
-        if places.size and not 0 <= places.min() <= places.max() < memory.data.size:
-            raise KernelError(f"{tensor_map} reaches out of {memory.name}")
+        memory, places, inside = _in_gmem(self._issue)
         data = self._data[inside]
         if self._reduction:
             old, new = (
