@@ -210,13 +210,6 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
-def bind_equation(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Evaluates one equation in the current trace."""
-    params = eqn.primitive.get_bind_params(eqn.params)
-    results = eqn.primitive.bind(*operands, **params)
-    return results if eqn.primitive.multiple_results else [results]
-
-
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)

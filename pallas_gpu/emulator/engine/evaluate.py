@@ -11,16 +11,13 @@ import types as python_types
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.steps import (
+    ArithmeticStep,
     ControlStep,
     EffectStep,
     FailStep,
     Plan,
-    PureStep,
-    ScalarStep,
     bind_operands,
 )
 from pallas_gpu.emulator.engine.threads import Thread
@@ -33,10 +30,8 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
     env[: len(args)] = args
     for step in plan.steps:
         match step:
-            case ScalarStep():
+            case ArithmeticStep():
                 env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
-            case PureStep():
-                _pure(thread, step, env)
             case EffectStep():
                 if not thread.alone:
                     yield None
@@ -86,22 +81,6 @@ def _details(error: errors.PallasGpuError) -> dict[str, Any]:
         "hint": error.hint,
         "where": error.where,
     }
-
-
-def _pure(thread: Thread, step: PureStep, env: list[Any]) -> None:
-    thread.location = step.location
-    try:
-        results = step.fn(*[env[i] for i in step.ins])
-    except errors.PallasGpuError:
-        raise
-    except Exception as error:
-        raise errors.NotModelledError(
-            "the emulator's CPU cannot evaluate a computation of the kernel",
-            got=f"{type(error).__name__}: {error}",
-            hint="run the kernel on a GPU",
-        ) from error
-    for out, scalar, value in zip(step.outs, step.scalar_outs, results, strict=True):
-        env[out] = np.asarray(value)[()] if scalar else value
 
 
 def _effect(thread: Thread, step: EffectStep, env: list[Any]) -> Run:

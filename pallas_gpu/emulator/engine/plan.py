@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The plan of a jaxpr, built once: steps over numbered slots.
 
-Calls (`jit`, `custom_jvp_call` …) are inlined. The remaining steps are of four kinds: a
-scalar operation in NumPy, a run of pure equations compiled by JAX, an effect with a
-rule, a loop or branch with effects inside. References are resolved to windows here, so
-that a step only adds starts.
+Calls (`jit`, `custom_jvp_call` …) are inlined. The remaining steps are of three kinds:
+a pure operation in NumPy, an effect with a rule, a loop or branch. References are
+resolved to windows here, so that a step only adds starts.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.engine import scalars, segments
+from pallas_gpu.emulator.engine import arithmetic, scalars
 from pallas_gpu.emulator.engine.steps import (
+    ArithmeticStep,
     Const,
     ControlStep,
     EffectStep,
@@ -26,7 +27,6 @@ from pallas_gpu.emulator.engine.steps import (
     Location,
     Plan,
     RefTemplate,
-    ScalarStep,
     Slot,
     slots_read,
 )
@@ -69,38 +69,19 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
     return jaxpr, ()
 
 
-def is_pure(eqn: Any) -> bool:
-    """True for an equation that JAX alone can evaluate."""
-    if registry.operation(eqn.primitive) is not None:
-        # Our primitives without an effect have a lowering for the CPU.
-        return not eqn.effects
-    if eqn.effects:
-        return False
-    if any(isinstance(v.aval, _jax.AbstractRef) for v in eqn.invars):
-        return False
-    inner = bodies(eqn)
-    if registry.rule(eqn.primitive, registry.RuleKind.EMULATE) and not inner:
-        return False
-    return all(is_pure(inner_eqn) for body in inner for inner_eqn in body.jaxpr.eqns)
-
-
 class _Builder:
     def __init__(self, jaxpr: Any):
         self.jaxpr, self.consts = opened(jaxpr)
         self.size = 0
         self.steps: list[Any] = []
-        # Pure equations of the current run, as (eqn, operands, slots).
-        self.pending: list[tuple[Any, list[Any], list[Slot]]] = []
-        self.pending_slots: set[int] = set()
 
     def build(self) -> Plan:
         names: dict[Any, Any] = {}
         for var in self.jaxpr.invars:
             names[var] = self._slot(var.aval)
         for var, const in zip(self.jaxpr.constvars, self.consts, strict=True):
-            names[var] = Const(const)
+            names[var] = _constant(const)
         self._equations(self.jaxpr.eqns, names)
-        self._flush()
         outs = tuple(self._read(v, names) for v in self.jaxpr.outvars)
         self._drop_unread(outs)
         return Plan(self.size, self.steps, outs)
@@ -121,6 +102,8 @@ class _Builder:
             call = _CALLS.get(eqn.primitive.name)
             if call is not None and call in eqn.params:
                 results = self._inline(eqn.params[call], ins)
+            elif eqn.primitive.name == "optimization_barrier":
+                results = ins
             else:
                 results = self._equation(eqn, ins)
             names.update(zip(eqn.outvars, results, strict=True))
@@ -128,41 +111,31 @@ class _Builder:
     def _inline(self, jaxpr: Any, ins: list[Any]) -> list[Any]:
         jaxpr, consts = opened(jaxpr)
         names: dict[Any, Any] = dict(zip(jaxpr.invars, ins, strict=True))
-        names.update(zip(jaxpr.constvars, map(Const, consts), strict=True))
+        names.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
         self._equations(jaxpr.eqns, names)
         return [self._read(v, names) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, ins: list[Any]) -> list[Slot]:
         outs = [self._slot(v.aval) for v in eqn.outvars]
-        if is_pure(eqn):
-            self._pure(eqn, ins, outs)
-            return outs
-        self._flush()
         try:
-            self.steps.append(self._effect(eqn, ins, outs))
+            self.steps.append(self._step(eqn, ins, outs))
         except errors.PallasGpuError as error:
             self.steps.append(FailStep(error.with_location(_jax.where(eqn))))
         return outs
 
-    def _pure(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> None:
-        waits = any(isinstance(x, Slot) and x.index in self.pending_slots for x in ins)
-        fn = None if waits else scalars.function(eqn)
-        if fn is not None:
-            self.steps.append(ScalarStep(fn, tuple(ins), outs[0].index))
-            return
-        self.pending.append((eqn, ins, outs))
-        self.pending_slots.update(s.index for s in outs)
-
-    def _flush(self) -> None:
-        if self.pending:
-            self.steps.append(self.pending)
-            self.pending = []
-            self.pending_slots = set()
-
-    def _effect(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
+    def _step(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
         indices = tuple(s.index for s in outs)
         rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
+        own = registry.operation(eqn.primitive) is not None
+        if rule is not None and own and not eqn.effects:
+            # The rule of a primitive without effects is a function of its operands.
+            return ArithmeticStep(
+                functools.partial(rule, **eqn.params), tuple(ins), *indices
+            )
         if rule is None:
+            fn = arithmetic.function(eqn)
+            if fn is not None:
+                return ArithmeticStep(fn, tuple(ins), *indices)
             raise errors.NotModelledError(
                 f"the emulator does not model {eqn.primitive.name}",
                 expected="an operation of the coverage table",
@@ -177,22 +150,22 @@ class _Builder:
         )  # fmt: skip
 
     def _drop_unread(self, outs: tuple[Any, ...]) -> None:
-        """Records which results of effects are read, and compiles pure runs."""
+        """Removes pure steps whose results are unread, and marks those of effects."""
         read = {x.index for x in outs if isinstance(x, Slot)}
         steps: list[Any] = []
         for step in reversed(self.steps):
-            if isinstance(step, list):
-                step = segments.compile_run(step, read, self.jaxpr.debug_info)
-                if step is None:
+            match step:
+                case ArithmeticStep() if step.out not in read:
                     continue
-                steps.append(step)
-                read.update(step.ins)
-                continue
-            if isinstance(step, EffectStep):
-                step.used = tuple(i in read for i in step.outs)
+                case EffectStep():
+                    step.used = tuple(i in read for i in step.outs)
             steps.append(step)
             read.update(slots_read(step))
         self.steps = steps[::-1]
+
+
+def _constant(value: Any) -> Const:
+    return Const(np.asarray(value)[()])
 
 
 def _operands_of(eqn: Any, ins: list[Any]) -> Any:

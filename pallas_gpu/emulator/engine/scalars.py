@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Integer and bool scalars in NumPy: indices, loop counters, conditions.
+"""Integer and bool scalars: indices, loop counters, conditions.
 
-A numpy operation costs about a microsecond, a call of compiled code more than ten.
-Floats are left to JAX, whose rounding is the reference.
+Functions of Python's numbers where those of arrays would be slow.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ def is_scalar(aval: Any) -> bool:
 
 
 def function(eqn: Any) -> Callable[..., Any] | None:
-    """Returns a numpy function for an equation over scalars, if there is one."""
+    """Returns a function for an equation over scalars, if one is quick."""
     if len(eqn.outvars) != 1 or not is_scalar(eqn.outvars[0].aval):
         return None
     if not all(is_scalar(v.aval) for v in eqn.invars):
         return None
     make = _TABLE.get(eqn.primitive.name)
     return make(eqn) if make is not None else None
-
-
-def _ufunc(fn: Callable[..., Any]) -> Callable[[Any], Callable[..., Any]]:
-    return lambda eqn: fn
 
 
 def _div(eqn: Any) -> Callable[..., Any]:
@@ -69,55 +64,20 @@ def _convert(eqn: Any) -> Callable[..., Any]:
     return lambda x: np.asarray(x).astype(cast)[()]
 
 
-def _integer_pow(eqn: Any) -> Callable[..., Any] | None:
-    y = eqn.params["y"]
-    return None if y < 0 else lambda x: np.power(x, x.dtype.type(y))
-
-
 def _select(eqn: Any) -> Callable[..., Any]:
     return lambda which, *cases: cases[int(which)]
-
-
-def _clamp(eqn: Any) -> Callable[..., Any]:
-    return lambda low, x, high: np.minimum(np.maximum(x, low), high)
 
 
 def _same(eqn: Any) -> Callable[..., Any]:
     return lambda x: x
 
 
-def _not(eqn: Any) -> Callable[..., Any]:
-    return np.invert
-
-
-_TABLE: dict[str, Callable[[Any], Callable[..., Any] | None]] = {
-    "add": _ufunc(np.add),
-    "sub": _ufunc(np.subtract),
-    "mul": _ufunc(np.multiply),
-    "neg": _ufunc(np.negative),
-    "abs": _ufunc(np.abs),
-    "sign": _ufunc(np.sign),
-    "max": _ufunc(np.maximum),
-    "min": _ufunc(np.minimum),
-    "and": _ufunc(np.bitwise_and),
-    "or": _ufunc(np.bitwise_or),
-    "xor": _ufunc(np.bitwise_xor),
-    "not": _not,
-    "eq": _ufunc(np.equal),
-    "ne": _ufunc(np.not_equal),
-    "lt": _ufunc(np.less),
-    "le": _ufunc(np.less_equal),
-    "gt": _ufunc(np.greater),
-    "ge": _ufunc(np.greater_equal),
+_TABLE: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "div": _div,
     "rem": _rem,
     "convert_element_type": _convert,
-    "integer_pow": _integer_pow,
     "select_n": _select,
-    "clamp": _clamp,
     "squeeze": _same,
     "reshape": _same,
     "broadcast_in_dim": _same,
-    "copy": _same,
-    "stop_gradient": _same,
 }

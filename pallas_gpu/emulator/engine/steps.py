@@ -96,23 +96,12 @@ class Location:
 
 
 @dataclasses.dataclass(slots=True)
-class ScalarStep:
-    """`out = fn(*ins)` on integer scalars."""
+class ArithmeticStep:
+    """`out = fn(*ins)` in NumPy."""
 
     fn: Callable[..., Any]
     ins: tuple[Any, ...]
     out: int
-
-
-@dataclasses.dataclass(slots=True)
-class PureStep:
-    """A run of pure equations, compiled once."""
-
-    fn: Callable[..., Any]
-    ins: tuple[int, ...]
-    outs: tuple[int, ...]
-    scalar_outs: tuple[bool, ...]
-    location: Location
 
 
 @dataclasses.dataclass(slots=True)
@@ -161,7 +150,7 @@ class Plan:
 def slots_read(step: Any) -> set[int]:
     """Returns the slots that a step reads."""
     match step:
-        case ScalarStep() | ControlStep():
+        case ArithmeticStep() | ControlStep():
             return {x.index for x in step.ins if isinstance(x, Slot)}
         case EffectStep():
             found: set[int] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import errors
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -21,14 +21,6 @@ def _load(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
 @registry.register(registers.layout_cast_p, registry.RuleKind.EMULATE)
 def _layout_cast(x: Any, **_: Any) -> Any:
     return x
-
-
-# A pure loop may contain a layout_cast; with a CPU lowering it compiles as a whole.
-_jax.mlir.register_lowering(
-    registers.layout_cast_p,
-    _jax.mlir.lower_fun(_layout_cast, multiple_results=False),
-    platform="cpu",
-)
 
 
 # CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers per SM.

@@ -7,6 +7,7 @@ of the hardware's sums differ; results agree up to float32's precision.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -22,6 +23,10 @@ _F8_K_STEP = 32
 # of Hopper shift all products of an instruction to their largest exponent, keep 14 bits
 # and truncate the rest. One of the 14 is the integer bit.
 _F8_FRACTION_BITS = 13
+# OpenBLAS (interface/gemm.c: SMP_THRESHOLD_MIN times GEMM_MULTITHREAD_THRESHOLD) runs a
+# product of at most so many multiplications in the calling thread. Larger ones wake its
+# other threads, which wait by spinning: beside other work that takes 100 times as long.
+_ONE_THREAD_TERMS = 65536 * 4
 # Products of int8 are below 2**14, so this many sum up exactly in float32.
 _EXACT_INT8_TERMS = 1024
 
@@ -43,7 +48,7 @@ def accumulate(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
     elif acc.dtype == np.float16:
         acc[...] = _float16(acc, widen(a), widen(b))
     else:
-        acc += widen(a) @ widen(b)
+        acc += product(widen(a), widen(b))
 
 
 def widen(x: np.ndarray) -> np.ndarray:
@@ -54,6 +59,18 @@ def widen(x: np.ndarray) -> np.ndarray:
     if x.dtype in _FLOAT8:
         return _table(x.dtype)[x.view(np.uint8)]
     return x.astype(np.float32)
+
+
+def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Returns a @ b in float32, by products small enough for one thread."""
+    (m, k), n = a.shape, b.shape[1]
+    if k * n > _ONE_THREAD_TERMS and k > 1:
+        half = k // 2
+        return product(a[:, :half], b[:half]) + product(a[:, half:], b[half:])
+    rows = math.gcd(m, max(1, _ONE_THREAD_TERMS // (k * n)))
+    # NumPy calls BLAS for each of the stacked matrices.
+    stacked = np.ascontiguousarray(a).reshape(m // rows, rows, k)
+    return np.matmul(stacked, np.ascontiguousarray(b)).reshape(m, n)
 
 
 _TABLES: dict[Any, np.ndarray] = {}
@@ -71,8 +88,8 @@ def _int8_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     total: Any = np.int32(0)
     for k in range(0, a.shape[1], _EXACT_INT8_TERMS):
         piece = slice(k, k + _EXACT_INT8_TERMS)
-        product = a[:, piece].astype(np.float32) @ b[piece].astype(np.float32)
-        total = total + product.astype(np.int32)
+        exact = product(a[:, piece].astype(np.float32), b[piece].astype(np.float32))
+        total = total + exact.astype(np.int32)
     return total
 
 
@@ -80,7 +97,9 @@ def _float16(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """A float16 accumulator is rounded after every instruction."""
     for k in range(0, a.shape[1], _F16_K_STEP):
         piece = slice(k, k + _F16_K_STEP)
-        acc = (acc.astype(np.float32) + a[:, piece] @ b[piece]).astype(np.float16)
+        acc = (acc.astype(np.float32) + product(a[:, piece], b[piece])).astype(
+            np.float16
+        )
     return acc
 
 
@@ -105,15 +124,21 @@ def _float8_steps(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Sums acc and the products of one instruction as integers of a common unit."""
-    products = a[:, :, None] * b[:, None, :]
-    exponents = _power_of_two(a)[:, :, None] * _power_of_two(b)[:, None, :]
+    products = _outer(a, b)
+    exponents = _outer(_power_of_two(a), _power_of_two(b))
     largest = jnp.maximum(exponents.max(axis=0), _power_of_two(acc))
     # A lower bound of all products of 8-bit floats; it keeps the division finite.
     unit = jnp.maximum(largest, 2.0**-64) * 2.0**-_F8_FRACTION_BITS
-    units = jnp.trunc(products / unit).sum(axis=0) + jnp.trunc(acc / unit)
+    units = jnp.trunc(products / unit[None]).sum(axis=0) + jnp.trunc(acc / unit)
     total = _keep_fraction_bits(units * unit)
     plain = acc + products.sum(axis=0)
     return jnp.where(jnp.isfinite(plain), total, plain)
+
+
+def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns the products of (K, M) and (K, N), as (K, M, N)."""
+    # Of equal ranks: `jax_numpy_rank_promotion` may be "raise".
+    return a[:, :, None] * b[:, None, :]
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:

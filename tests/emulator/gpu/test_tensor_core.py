@@ -78,6 +78,33 @@ def test_float8_sums_are_truncated_as_described(seed, spread):
     assert got == slow_float8(0.0, a.astype(np.float64), b.astype(np.float64))
 
 
+@pytest.mark.parametrize(
+    "shape",
+    [(128, 64, 128), (64, 64, 256), (128, 128, 256), (64, 4096, 256), (8, 3, 5)],
+)
+def test_large_products_are_made_of_small_ones(monkeypatch, shape):
+    m, k, n = shape
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-9, 9, s).astype(np.float32) for s in ((m, k), (k, n)))
+    want, sizes = a @ b, []
+    matmul = np.matmul
+
+    def counted(x, y):
+        sizes.append(x.shape[-2] * x.shape[-1] * y.shape[-1])
+        return matmul(x, y)
+
+    monkeypatch.setattr(np, "matmul", counted)
+    np.testing.assert_array_equal(tensor_core.product(a, b), want)
+    assert sizes
+    assert max(sizes) <= tensor_core._ONE_THREAD_TERMS
+
+
+def test_float8_sums_need_no_rank_promotion():
+    a = np.full((8, 32), 0.5, ml_dtypes.float8_e4m3fn)
+    with jax.numpy_rank_promotion("raise"):
+        np.testing.assert_array_equal(accumulated(a, a.T), np.full((8, 8), 8.0))
+
+
 # --- beside a GPU ---------------------------------------------------------------------
 
 

@@ -28,7 +28,11 @@ def _leading_zeros(x: np.ndarray) -> np.ndarray:
 
 
 def _round_half_away(x: np.ndarray) -> np.ndarray:
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+    # C's round: exact, where `x + 0.5` would itself be rounded.
+    whole = np.trunc(x)
+    up = (np.abs(x - whole) >= 0.5).astype(x.dtype)
+    with np.errstate(invalid="ignore"):
+        return np.where(np.isfinite(x), np.copysign(np.abs(whole) + up, x), x)
 
 
 def _in_signed(function: Callable) -> Callable:
