@@ -67,7 +67,7 @@ def cases():
                 yield name, dtype, params
 
 
-@pytest.mark.parametrize(("name", "dtype", "params"), cases())
+@pytest.mark.parametrize(("name", "dtype", "params"), list(cases()))
 def test_elements_are_those_of_laxs_definition(name, dtype, params):
     program = element_programs.row_program(name, dtype, **params)
     function = getattr(lax, OTHER_NAMES.get(name, name))

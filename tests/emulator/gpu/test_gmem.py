@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.ordering import Access, Viewer
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -44,3 +47,14 @@ def test_an_input_is_not_watched():
     data = np.zeros((8,), np.float32)
     view = GlobalArray("in", data, None, read_only=True)
     assert view.seen_by(Viewer("CTA 0")) is view
+
+
+def test_a_result_of_one_element_can_be_read_and_written():
+    def body(x, o):
+        o[...] = jnp.sum(x[...])
+        o[...] += 1
+
+    scalar = jax.ShapeDtypeStruct((), jnp.float32)
+    detecting = plgpu.InterpretParams(detect_races=True)
+    kernel = plgpu.kernel(body, out_type=scalar, interpret=detecting)
+    np.testing.assert_array_equal(kernel(jnp.ones(128)), 129)
