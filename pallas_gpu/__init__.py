@@ -62,6 +62,7 @@ from pallas_gpu.types import (
     Transform,
     find_swizzle,
 )
+from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
 # The name in upstream's interpreter.
 InterpretGPUParams = InterpretParams
@@ -137,3 +138,5 @@ __all__ = [
     "arch",
     "errors",
 ]
+
+_PUBLIC_NAMES.update(__all__)

@@ -14,6 +14,8 @@ for that mistake (`ValueError`, `TypeError`, `IndexError`).
 
 from __future__ import annotations
 
+import linecache
+import re
 import textwrap
 
 
@@ -25,7 +27,8 @@ class PallasGpuError(Exception):
       expected: what would have been right.
       got: what was found instead.
       hint: what to do about it.
-      where: the line of the kernel, as `file:line (function)`.
+      where: the line of the kernel, as `file:line (function)`. Its text is printed
+        beneath.
     """
 
     def __init__(
@@ -55,7 +58,7 @@ class PallasGpuError(Exception):
             ("expected", self.expected),
             ("got", self.got),
             ("hint", self.hint),
-            ("at", self.where),
+            ("at", None if self.where is None else _with_source(self.where)),
         ]
         lines = [self.what]
         for label, value in rows:
@@ -69,6 +72,14 @@ class PallasGpuError(Exception):
         # Exceptions are pickled by the offline worker; the default protocol would lose
         # the keyword-only state.
         return (_rebuild, (type(self), self.__dict__))
+
+
+def _with_source(where: str) -> str:
+    """Adds the text of the line beneath `file:line (function)`, if it can be read."""
+    first, *rest = where.split("\n")
+    named = re.match(r"(.+):(\d+) \(", first)
+    source = linecache.getline(named[1], int(named[2])).strip() if named else ""
+    return "\n".join([first, *(f"    {line}" for line in [source] if line), *rest])
 
 
 def _rebuild(cls: type[PallasGpuError], state: dict[str, object]) -> PallasGpuError:

@@ -6,8 +6,11 @@ from __future__ import annotations
 import inspect
 import pickle
 
+import jax
+import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 
 CLASSES = [
@@ -31,6 +34,27 @@ def test_rows_come_in_order_and_absent_ones_are_left_out():
         "  hint:      do this",
         "  at:        k.py:4 (body)",
     ]
+
+
+def test_the_text_of_the_line_is_printed_beneath_its_place(tmp_path):
+    path = tmp_path / "k.py"
+    path.write_text("def body(x):\n    x[9] = 0  # here\n")
+    error = make(errors.ShapeError, where=f"{path}:2 (body)\nCTA (i=3)")
+    assert str(error).splitlines()[1:] == [
+        f"  at:        {path}:2 (body)",
+        "                 x[9] = 0  # here",
+        "             CTA (i=3)",
+    ]
+
+
+def test_the_line_of_a_kernel_is_printed():
+    def body(x, o):
+        o[...] = x[70]  # out of bounds
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((64,), "float32"))
+    with pytest.raises(errors.OutOfBoundsError) as info:
+        kernel(np.zeros((64, 64), np.float32))
+    assert str(info.value).splitlines()[-1].strip() == "o[...] = x[70]  # out of bounds"
 
 
 def test_rows_of_several_lines_are_aligned():

@@ -80,10 +80,11 @@ def kernel(
     if body is _MISSING:
         options = {k: v for k, v in locals().items() if k not in ("body",)}
         return functools.partial(kernel, **options)
-    outputs = _one_of("out_type", out_type, "out_shape", out_shape, ())
-    scratch = _one_of(
-        "scratch_types", scratch_types, "scratch_shapes", scratch_shapes, ()
-    )
+    given = (out_type, out_shape, scratch_types, scratch_shapes, compiler_params)
+    types.refuse_foreign((*given, interpret), "kernel")
+    outputs = _results(_one_of("out_type", out_type, "out_shape", out_shape))
+    scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
+    scratch = () if scratch is None else scratch
     name = str(name or kernel_name or getattr(body, "__name__", "kernel"))
     with scope.locating(body):
         mesh = types.Mesh(
@@ -112,7 +113,7 @@ def kernel(
     return scope.over_arrays(over_arrays, body)
 
 
-def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) -> Any:
+def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
     if value is not None and old_value is not None:
         raise errors.ArgumentError(
             f"kernel: {name} and {old_name} are the same argument",
@@ -121,8 +122,19 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any, default: Any) 
             hint=f"drop {old_name}",
             where=_jax.where_now(),
         )
-    chosen = value if value is not None else old_value
-    return default if chosen is None else chosen
+    return value if value is not None else old_value
+
+
+def _results(out_type: Any) -> Any:
+    if out_type is not None:
+        return out_type
+    raise errors.ArgumentTypeError(
+        "kernel: out_type is missing",
+        expected="the types of the results",
+        got="out_type=None",
+        hint="pass out_type=jax.ShapeDtypeStruct(shape, dtype), or a pytree of them",
+        where=_jax.where_now(),
+    )
 
 
 def _with_scratch(

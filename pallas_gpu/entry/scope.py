@@ -9,7 +9,7 @@ import functools
 import inspect
 import os
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -125,11 +125,19 @@ def called_at() -> str | None:
     return _jax.where_now() or _innermost(traceback.extract_stack())
 
 
-def _innermost(frames: traceback.StackSummary) -> str | None:
+def _innermost(frames: Sequence[traceback.FrameSummary]) -> str | None:
+    at = innermost(frames)
+    if at is None:
+        return None
+    return f"{_short(frames[at].filename)}:{frames[at].lineno} ({frames[at].name})"
+
+
+def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
+    """Returns the position of the user's innermost frame."""
     outside = (os.path.dirname(jax.__file__), os.path.dirname(errors.__file__), "<")
-    for frame in reversed(frames):
-        if not frame.filename.startswith(outside):
-            return f"{_short(frame.filename)}:{frame.lineno} ({frame.name})"
+    for at in reversed(range(len(frames))):
+        if not frames[at].filename.startswith(outside):
+            return at
     return None
 
 

@@ -118,6 +118,7 @@ def _check_axes(
 
 
 def _to_ref(declaration: Any) -> Any:
+    types.refuse_foreign(declaration, "scratch")
     to_ref = getattr(declaration, "to_ref", None)
     if to_ref is None:
         raise errors.ArgumentTypeError(

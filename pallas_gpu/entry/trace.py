@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import re
-import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.entry import check, jax_errors, scope
 from pallas_gpu.walk import bodies, walk
 
 
@@ -51,7 +48,7 @@ def trace_body(
       Errors of the check pass.
     """
     with scope.tracing(mesh), scope.locating(body):
-        with _typed_errors(mesh):
+        with jax_errors.typed(mesh):
             closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
         _require_no_result(body, out_tree, name)
         scalars = _closed_over_scalars(closed, name)
@@ -63,52 +60,6 @@ def trace_body(
         check.check_jaxpr(jaxpr, mesh)
         check.check_waits(jaxpr)
     return TracedBody(jaxpr, tuple(scalars))
-
-
-@contextlib.contextmanager
-def _typed_errors(mesh: types.Mesh) -> Iterator[None]:
-    """Converts JAX's errors on axis names and escaping references to ours."""
-    try:
-        yield
-    except AssertionError as error:
-        function = _function_of_peer(error)
-        if function is None:
-            raise
-        raise errors.KernelError(
-            f"{function} of jax.experimental.pallas is called in a kernel of "
-            "pallas_gpu",
-            expected="functions of pallas_gpu and of jax.lax",
-            got=f"jax.experimental.pallas.{function}",
-            hint="plgpu.program_id(axis) and plgpu.num_programs(axis), or "
-            "lax.axis_index(name) and lax.axis_size(name)",
-            where=scope.raised_at(error),
-        ) from None
-    except NameError as error:
-        unbound = re.match(r"Found an unbound axis name: (\w+)", str(error))
-        if unbound is None:
-            raise
-        where = scope.raised_at(error)
-        check.require_axis_name(unbound[1], mesh, where)
-        raise
-    except ValueError as error:
-        escaped = re.match(r"Cannot return `Ref`s from `(\w+)`", str(error))
-        if isinstance(error, errors.PallasGpuError) or escaped is None:
-            raise
-        raise errors.KernelError(
-            f"{escaped[1]}: a branch returns a reference",
-            expected="values as results",
-            got="a reference",
-            hint="return its contents, ref[...], or use the reference in the branches",
-            where=scope.raised_at(error),
-        ) from None
-
-
-def _function_of_peer(error: AssertionError) -> str | None:
-    """Returns the function of JAX's Pallas that fails without a grid of its own."""
-    names = [frame.name for frame in traceback.extract_tb(error.__traceback__)]
-    if not names or names[-1] != "axis_frame":
-        return None
-    return next((n for n in names if n in ("program_id", "num_programs")), None)
 
 
 def _refs(in_avals, out_avals) -> list[types.KernelRef]:

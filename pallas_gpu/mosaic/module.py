@@ -136,7 +136,7 @@ def current() -> KernelBuilder:
     if not _open_builders.stack:
         raise errors.InternalError(
             "No KernelBuilder is open",
-            hint="emit inside `with KernelBuilder(spec) as kb:`",
+            hint="please report it with the kernel",
         )
     return _open_builders.stack[-1]
 

@@ -23,6 +23,13 @@ from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import mbarrier, tma
 
+# What Python's and NumPy's sequences raise for an index that is being traced.
+_INDEXED_WITH_A_TRACER = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    IndexError,
+)
+
 
 def pallas_call(
     kernel: Callable[..., None],
@@ -76,6 +83,10 @@ def pallas_call(
       >>> add = plgpu.pallas_call(add_body, x, grid=(8, 4), in_specs=[spec, spec],
       ...                         out_specs=spec)
     """
+    types.refuse_foreign(
+        (grid_spec, in_specs, out_specs, scratch_shapes, compiler_params, interpret),
+        "pallas_call",
+    )
     if grid_spec is not None:
         grid, in_specs = grid_spec.grid, grid_spec.in_specs
         out_specs, scratch_shapes = grid_spec.out_specs, grid_spec.scratch_shapes
@@ -290,6 +301,7 @@ class _Blocks:
                 hint="define the index map with one argument per grid axis",
                 where=scope.location(spec.index_map),
             ) from None
+        self._refuse_arrays(spec.index_map, what)
         index = spec.index_map(*ids)
         index = index if isinstance(index, tuple | list) else (index,)
         if len(index) != rank:
@@ -305,6 +317,27 @@ class _Blocks:
             i if isinstance(entry, types.Element) else i * size
             for i, size, entry in zip(index, sizes, spec.block_shape, strict=True)
         ]
+
+    def _refuse_arrays(self, index_map: Callable[..., Any], what: str) -> None:
+        """Raises for an index map that closes over an array."""
+        index = jax.core.ShapedArray((), jnp.int32)
+        try:
+            traced, _ = _jax.trace(index_map, [index] * len(self.mesh.grid))
+        except _INDEXED_WITH_A_TRACER:
+            closed_over = ["a list or an array of NumPy, indexed with a grid index"]
+        else:
+            consts = [v.aval for v in traced.jaxpr.constvars if v.aval.shape]
+            closed_over = [f"{c.dtype}{list(c.shape)}" for c in consts]
+        if closed_over:
+            raise errors.ClosureError(
+                f"BlockSpec of {what}: the index map uses an array from the enclosing "
+                "function",
+                expected="an index computed from the grid indices and numbers",
+                got=closed_over[0],
+                hint="pass both arrays as arguments in memory_space=plgpu.GMEM, and "
+                "index one with the other in the body: `x_ref[index_ref[i]]`",
+                where=scope.location(index_map),
+            )
 
 
 def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:

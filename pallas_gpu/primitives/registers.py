@@ -33,6 +33,7 @@ set_max_registers_p = registry.define(
 
 
 def _check_layout(layout: Any, who: str) -> Any:
+    types.refuse_foreign(layout, who)
     if layout is None or hasattr(layout, "linear") or isinstance(layout, Layout):
         return layout
     raise errors.ArgumentTypeError(

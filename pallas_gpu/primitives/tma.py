@@ -153,7 +153,8 @@ def copy_smem_to_gmem(
             f"{who}: reduction_op is not supported",
             expected="reduction_op=None",
             got=repr(reduction_op),
-            hint="load, combine and store instead",
+            hint="combine in one block what goes to one place, or store what each "
+            "block has to rows of its own and reduce them after the call",
             where=_jax.where_now(),
         )
     if predicate is not None:

@@ -18,6 +18,7 @@ from pallas_gpu.types.barrier import (
     ClusterBarrier,
 )
 from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
+from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.params import (
@@ -26,7 +27,7 @@ from pallas_gpu.types.params import (
     LoweringSemantics,
     OOBFillMode,
 )
-from pallas_gpu.types.refs import KernelRef, RefView, base_aval, describe
+from pallas_gpu.types.refs import KernelRef, RefView, base_aval, describe, not_a_value
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
 from pallas_gpu.types.spaces.tmem import TmemStorage
@@ -82,7 +83,11 @@ __all__ = [
     "base_aval",
     "describe",
     "find_swizzle",
+    "foreign_function",
+    "is_foreign",
     "itemsize_bits",
+    "not_a_value",
+    "refuse_foreign",
     "resolve",
     "smem_layout",
 ]

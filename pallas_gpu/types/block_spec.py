@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.params import OOBFillMode
 from pallas_gpu.types.spaces.memory_space import MemorySpace
 from pallas_gpu.types.transforms import Transform
@@ -60,6 +61,9 @@ class BlockSpec:
     memory_space: MemorySpace | None = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self):
+        refuse_foreign(
+            (self.block_shape, self.transforms, self.memory_space), "BlockSpec"
+        )
         object.__setattr__(self, "transforms", tuple(self.transforms))
         if self.block_shape is not None:
             object.__setattr__(self, "block_shape", tuple(self.block_shape))

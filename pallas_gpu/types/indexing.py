@@ -91,7 +91,7 @@ def _refuse(entry: Any) -> NoReturn:
             "a reference is indexed with an array",
             expected="integers, scalars and slices",
             got=f"an index of shape {shape}",
-            hint="loop over the indices",
+            hint="read one row at a time: `x_ref[index_ref[i]]` in a loop",
             where=_jax.where_now(),
         )
     raise errors.ArgumentTypeError(
@@ -165,6 +165,7 @@ def _refuse_dynamic_size(got: str) -> NoReturn:
         "a slice of a reference has a size that is not static",
         expected="a size that is a Python integer",
         got=got,
-        hint="use ds(start, size) with a constant size and mask the rest",
+        hint="loop over parts of a constant size: `plgpu.loop(0, n)` and "
+        "`plgpu.ds(8 * i, 8)`",
         where=_jax.where_now(),
     )

@@ -161,24 +161,57 @@ class IndexableRef(_jax.AbstractRef):
         RefView(tracer, ())[idx] = value
 
 
-def _refuse_arithmetic(*_: Any) -> Any:
-    raise errors.ArgumentTypeError(
-        "arithmetic on a reference",
+def _refuse_value(what: str) -> Any:
+    """Returns a method that raises: a reference is used where a value is expected."""
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise not_a_value(what, _jax.where_now())
+
+    return refuse
+
+
+def not_a_value(what: str, where: str | None = None) -> errors.ArgumentTypeError:
+    """Returns the error for a reference that is used as if it were its contents."""
+    return errors.ArgumentTypeError(
+        what,
         expected="a value: ref[...] reads all of it, ref[i] a part",
         got="the reference itself",
-        hint="read it first, e.g. 2 * x_ref[...]",
-        where=_jax.where_now(),
+        hint="read it first: 2 * x_ref[...], jnp.exp(x_ref[...])",
+        where=where,
     )
 
 
 # The names under which a tracer looks up operators in its abstract value.
-_OPERATORS = """
-add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul
-rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs invert eq ne
-lt le gt ge bool
-"""
-for _operator in re.findall(r"\w+", _OPERATORS):
-    setattr(IndexableRef, f"_{_operator}", staticmethod(_refuse_arithmetic))
+_OPERATORS = re.findall(
+    r"\w+",
+    """
+    add radd sub rsub mul rmul truediv rtruediv floordiv rfloordiv mod rmod pow rpow
+    matmul rmatmul and rand or ror xor rxor lshift rlshift rshift rrshift neg pos abs
+    invert lt le gt ge
+    """,
+)
+# Those that a view needs otherwise: it is compared where references are.
+_CONVERSIONS = ["eq", "ne", "bool", "int", "float", "complex", "index", "iter"]
+
+
+def _refuse_uses_as_values() -> None:
+    arithmetic = _refuse_value("arithmetic on a reference")
+    for name in (*_OPERATORS, *_CONVERSIONS):
+        setattr(IndexableRef, f"_{name}", staticmethod(arithmetic))
+    for name in _OPERATORS:
+        setattr(RefView, f"__{name}__", arithmetic)
+    # A tracer expects attributes of the same kinds as those of an array's type.
+    for name, attribute in vars(_jax.ShapedArray).items():
+        kind = type(attribute)
+        if kind in (_aval_property, _aval_method) and not hasattr(IndexableRef, name):
+            refuse = _refuse_value(f"a reference has no `{name}`: arrays have")
+            setattr(IndexableRef, name, kind(refuse))
+    # jnp's functions call it; NumPy's ask for __array__, which a tracer refuses.
+    call = _refuse_value("a function of arrays is called on a reference")
+    IndexableRef.__jax_array__ = _aval_method(call)  # type: ignore[attr-defined]
+
+
+_refuse_uses_as_values()
 
 
 class KernelRef(IndexableRef):

@@ -40,7 +40,8 @@ def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
                     f"{type(step).__name__} of a reference is not supported",
                     expected="indices, slices and transposes of references",
                     got=str(step),
-                    hint="load the array and change it in registers",
+                    hint="read the reference and reshape the value; an element type "
+                    "is reinterpreted outside the kernel",
                 )
     return window
 
@@ -56,7 +57,7 @@ def _range(index: Any) -> tuple[int | Sum, int | None]:
             "a reference is indexed with an array",
             expected="integers, scalars and slices",
             got=f"an index of shape {tuple(shape)}",
-            hint="loop over the indices",
+            hint="read one row at a time: `x_ref[index_ref[i]]` in a loop",
         )
     return _start(index), None
 
@@ -82,6 +83,7 @@ def _static_size(index: Any) -> int:
             "a slice of a reference has a size that is not static",
             expected="a Python integer",
             got=str(index.size),
-            hint="use ds(start, size) with a constant size and mask the rest",
+            hint="loop over parts of a constant size: `plgpu.loop(0, n)` and "
+            "`plgpu.ds(8 * i, 8)`",
         )
     return int(index.size)

@@ -83,6 +83,16 @@ def test_an_out_type_is_a_type():
         k(numbers())  # HERE
 
 
+@pytest.mark.parametrize("missing", [{}, {"out_type": None}])
+def test_the_types_of_the_results_are_required(missing):
+    with refused(
+        errors.ArgumentTypeError,
+        "kernel: out_type is missing",
+        hint="pass out_type=jax.ShapeDtypeStruct(shape, dtype)",
+    ):
+        plgpu.kernel(lambda x, o: None, **missing)  # HERE
+
+
 def test_interpret_has_three_values_and_parameters():
     k = make(lambda x, o: None, interpret="yes")
     with refused(errors.ArgumentTypeError, "invalid value of interpret", got="'yes'"):
@@ -294,7 +304,7 @@ def test_a_collective_does_not_run_over_a_grid_axis(collective):
         errors.UnsupportedError,
         f"lax.{primitive} over ('i',) inside a kernel",
         expected="['i'] only name positions",
-        hint="reduce outside the kernel",
+        hint="reduce them after the call",
     ):
         run(body, **GRID)
 

@@ -408,3 +408,26 @@ def test_a_body_takes_the_references_it_gets():
         got="too many positional arguments",
     ):
         call(numbers())
+
+
+TABLE = [1, 0]
+
+
+@pytest.mark.parametrize("table", [np.array(TABLE), jnp.array(TABLE), TABLE])
+def test_an_index_map_does_not_close_over_an_array(table):
+    index_map = lambda i: (table[i], 0)  # noqa: E731  # HERE
+    spec = plgpu.BlockSpec((32, 128), index_map)
+    call = plgpu.pallas_call(add_one, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
+    with refused(
+        errors.ClosureError,
+        "BlockSpec of argument 0 of pallas_call add_one: the index map uses an array "
+        "from the enclosing function",
+        hint="memory_space=plgpu.GMEM",
+    ):
+        call(numbers())
+
+
+def test_an_index_map_closes_over_numbers():
+    first, second = 1, jnp.int32(1)
+    spec = plgpu.BlockSpec((32, 128), lambda i: (first - i * second, 0))
+    check_add_one(numbers(), spec, grid=2)

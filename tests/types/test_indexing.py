@@ -162,7 +162,7 @@ def test_an_array_is_no_index(rows):
         errors.UnsupportedError,
         "a reference is indexed with an array",
         got="shape (64,)",
-        hint="loop over the indices",
+        hint="`x_ref[index_ref[i]]` in a loop",
     ):
         run(body)
 
@@ -238,7 +238,7 @@ def test_a_slice_has_a_static_size():
     with refused(
         errors.UnsupportedError,
         "a slice of a reference has a size that is not static",
-        hint="ds(start, size) with a constant size",
+        hint="loop over parts of a constant size",
     ):
         run(body, **GRID)
 
@@ -251,7 +251,7 @@ def test_bounds_of_a_slice_are_static():
     with refused(
         errors.UnsupportedError,
         "a slice of a reference has a size that is not static",
-        hint="ds(start, size)",
+        hint="`plgpu.ds(8 * i, 8)`",
     ):
         run(body, **GRID)
 
@@ -271,7 +271,7 @@ def test_a_reference_is_not_reshaped():
     with refused(
         errors.UnsupportedError,
         "ReshapeTransform of a reference is not supported",
-        hint="in registers",
+        hint="read the reference and reshape the value",
     ):
         run(body)
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
+from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
@@ -52,7 +53,7 @@ def _check(site: Site, mesh: types.Mesh) -> None:
     if operation is None:
         positions.refuse_collective(eqn, mesh)
         if not _has_rules(eqn.primitive):
-            raise _unknown(eqn)
+            raise unsupported(eqn)
     if eqn.params.get("accuracy") is not None:
         raise errors.UnsupportedError(
             f"{eqn.primitive.name}: accuracy is not supported in a kernel",
@@ -69,16 +70,6 @@ def _has_rules(primitive: Any) -> bool:
     lane = registry.rules(registry.RuleKind.LANE)
     # Before the lowering has registered its rules, there is nothing to compare with.
     return not lane or primitive in lane
-
-
-def _unknown(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
-    name = eqn.primitive.name
-    return errors.UnsupportedError(
-        f"the operation {name} is not supported in a kernel",
-        expected="an operation of the coverage table (docs/coverage.md)",
-        got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
-        hint="compute it outside the kernel, or from supported operations",
-    )
 
 
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:

@@ -9,7 +9,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
 
 # JAX's collectives over a mesh axis: they trace inside a kernel but have no meaning.
-_COLLECTIVES = {
+COLLECTIVES = {
     "psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "all_gather",
     "all_to_all", "reduce_scatter", "pbroadcast", "pvary", "all_gather_invariant",
 }  # fmt: skip
@@ -36,7 +36,7 @@ def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> 
 
 def refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     """Raises for an operation that combines values along an axis."""
-    if eqn.primitive.name not in _COLLECTIVES:
+    if eqn.primitive.name not in COLLECTIVES:
         return
     axes = eqn.params.get("axes", eqn.params.get("axis_name"))
     raise errors.UnsupportedError(
@@ -44,5 +44,6 @@ def refuse_collective(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         expected="operations within a thread; the kernel's axes "
         f"{[name for name, _ in mesh.axes]} only name positions",
         got=f"a collective over {axes}",
-        hint="combine values through GMEM or SMEM, or reduce outside the kernel",
+        hint="store what each block has to rows of its own and reduce them after the "
+        "call; within a block, store to SMEM and wait for a `plgpu.Barrier`",
     )

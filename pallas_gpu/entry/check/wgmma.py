@@ -49,7 +49,8 @@ def check_part(window: Window, *, stored: bool) -> None:
             "a part of an accumulator does not consist of whole tiles",
             expected=f"starts and sizes that are multiples of {_GRANULE}",
             got=_describe(window),
-            hint="read the whole accumulator and mask, or store it to SMEM and slice",
+            hint="read the whole accumulator and select with jnp.where, or store it to "
+            "SMEM and slice that",
         )
 
 

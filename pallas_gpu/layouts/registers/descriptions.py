@@ -493,7 +493,7 @@ class WGSplatLayout:
                 "a splat of several elements does not have a placement",
                 expected="one element",
                 got=f"shape {self.shape}",
-                hint="copy the register into each one of the layout it is used with",
+                hint="omit the layout: a splat is broadcast to any layout",
             )
         zero = (0,) * len(self.shape)
         return LinearLayout.create(self.shape, [zero] * 7, [zero])

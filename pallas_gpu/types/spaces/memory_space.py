@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
@@ -103,6 +104,7 @@ class MemorySpace(Resource, metaclass=_Members):
           ShapeError, DTypeError, LayoutError: the space cannot store such an array.
           ArgumentError, ArgumentTypeError: an invalid argument.
         """
+        refuse_foreign((transforms, layout), self.name)
         options = {
             "transforms": tuple(transforms) or None,
             "packed": packed,

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What to do instead of an operation of JAX that kernels do not support.
+
+Code in backquotes is executed by the tests, word for word.
+"""
+
+from __future__ import annotations
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.primitives import _registry as registry
+
+_OUTSIDE = "compute it outside the kernel and pass the result as an argument"
+_RANDOM = (
+    "draw the numbers outside the kernel with jax.random and pass them as an argument"
+)
+_PRINT = (
+    "store the value to an additional output, `debug_ref[...] = x`, and print that "
+    "after the call"
+)
+_ROWS_READ = (
+    "read one row at a time, with a scalar index of the reference: "
+    "`o_ref[i] = x_ref[index_ref[i]]` in a loop"
+)
+_ROWS_WRITTEN = (
+    "an array in registers is not updated in place: store rows to a reference, "
+    "`o_ref[index_ref[i]] = x_ref[i]` in a loop"
+)
+_ROWS_UPDATED = (
+    "combine the rows of a reference in a loop, in one block for each row: "
+    "`o_ref[row] = o_ref[row] + x_ref[i]`"
+)
+_WINDOWS = (
+    "combine shifted parts of the reference: `jnp.maximum(x_ref[0:32], x_ref[1:33])`"
+)
+_PARTS = "pass the real and the imaginary part as two arrays"
+_NO_DERIVATIVE = "omit it: it only matters to derivatives, which a kernel does not have"
+_GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one product"
+
+# By the name of the primitive.
+HINTS: dict[str, str] = {
+    # Shapes
+    "concatenate": "store each part where it belongs: `o_ref[0:32] = a`, "
+    "`o_ref[32:64] = b`",
+    "split": "read each part from the reference: `a = x_ref[0:32]`, `b = x_ref[32:64]`",
+    "tile": "store each copy where it belongs: `o_ref[0:32] = a`, `o_ref[32:64] = a`",
+    "pad": "store the value and the padding where they belong: `o_ref[0:32] = a`, "
+    "`o_ref[32:64] = jnp.zeros((32, 128))`",
+    "rev": "store one row at a time: `o_ref[i] = x_ref[63 - i]` in a loop",
+    "dynamic_slice": "an array in registers has no addresses: index the reference, "
+    "`x_ref[plgpu.ds(i, 32)]`",
+    "dynamic_update_slice": "an array in registers is not updated in place: store to "
+    "the reference, `o_ref[plgpu.ds(i, 32)] = a`",
+    "gather": _ROWS_READ,
+    "scatter": _ROWS_WRITTEN,
+    **dict.fromkeys(
+        ("scatter-add", "scatter_add", "scatter-max", "scatter-min", "scatter-mul"),
+        _ROWS_UPDATED,
+    ),
+    # Products, reductions and windows
+    "dot_general": "multiply tiles in SMEM on the tensor cores, into a `plgpu.ACC`: "
+    "`plgpu.wgmma(acc_ref, a_smem, b_smem)`; for a product with a vector use "
+    "`jnp.sum(a * v[None, :], axis=1)`",
+    **dict.fromkeys(("ragged_dot_general", "scaled_matmul", "scaled_dot"), _GROUPS),
+    "conv_general_dilated": "add products with shifted parts of the reference: "
+    "`y += w_ref[k] * x_ref[plgpu.ds(k, 32)]` in a loop over k",
+    **dict.fromkeys(
+        (
+            "reduce_window", "reduce_window_max", "reduce_window_min",
+            "reduce_window_sum", "select_and_gather_add", "select_and_scatter",
+            "select_and_scatter_add",
+        ),
+        _WINDOWS,
+    ),
+    "reduce": "use jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.all or jnp.any",
+    "reduce_xor": "sum each bit: `(jnp.sum((n >> bit) & 1, axis=1) & 1) << bit`",
+    "argmax": "find the position of the maximum: "
+    "`jnp.min(jnp.where(x == jnp.max(x, 1, keepdims=True), column, 128), 1)`, where "
+    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
+    "argmin": "find the position of the minimum: "
+    "`jnp.min(jnp.where(x == jnp.min(x, 1, keepdims=True), column, 128), 1)`, where "
+    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
+    "cumlogsumexp": "write `m + jnp.log(jnp.cumsum(jnp.exp(x - m), 1))`, where "
+    "`m = jnp.max(x, 1, keepdims=True)`",
+    **dict.fromkeys(
+        ("sort", "top_k", "approx_top_k"),
+        "sort outside the kernel, or repeat: take `jnp.max(x, 1, keepdims=True)` and "
+        "mask it with `jnp.where(x < m, x, -jnp.inf)`",
+    ),
+    # Elementwise
+    "acos": "write `jnp.arctan2(jnp.sqrt(1 - x * x), x)`",
+    "acosh": "write `jnp.log(x + jnp.sqrt(x * x - 1))`",
+    "asin": "write `jnp.arctan2(x, jnp.sqrt(1 - x * x))`",
+    "asinh": "write `jnp.log(x + jnp.sqrt(x * x + 1))`",
+    "atan": "write `jnp.arctan2(x, 1.0)`",
+    "atanh": "write `(jnp.log1p(x) - jnp.log1p(-x)) / 2`",
+    "cosh": "write `(jnp.exp(x) + jnp.exp(-x)) / 2`",
+    "sinh": "write `(jnp.exp(x) - jnp.exp(-x)) / 2`",
+    "add_any": "write the derivative out; its sums are `a + b`",
+    "reduce_precision": "convert it to a narrower type and back: "
+    "`x.astype(jnp.bfloat16).astype(jnp.float32)`",
+    "bitcast_convert_type": "convert the whole array outside the kernel, with "
+    "jax.lax.bitcast_convert_type, and pass the result as an argument",
+    **dict.fromkeys(("complex", "conj", "imag", "real"), _PARTS),
+    **dict.fromkeys(
+        (
+            "bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "igamma",
+            "igamma_grad_a", "igammac", "lgamma", "nextafter", "one_minus_square",
+            "polygamma", "random_gamma", "regularized_incomplete_beta", "zeta",
+        ),
+        _OUTSIDE,
+    ),
+    # Random numbers
+    **dict.fromkeys(
+        (
+            "random_bits", "random_clone", "random_fold_in", "random_seed",
+            "random_split", "random_unwrap", "random_wrap", "rng_bit_generator",
+            "rng_uniform", "threefry2x32",
+        ),
+        _RANDOM,
+    ),
+    # The host
+    **dict.fromkeys(("debug_callback", "debug_print"), _PRINT),
+    **dict.fromkeys(
+        ("pure_callback", "io_callback"),
+        "call it outside the kernel, before it or on an additional output",
+    ),
+    "device_put": "omit it: the values of a kernel are in registers",
+    "sharding_constraint": "constrain the arguments of the kernel, outside",
+    # Other transformations and kernels
+    **dict.fromkeys(("remat2", "checkpoint", "name"), _NO_DERIVATIVE),
+    "pallas_call": "call it outside the kernel",
+    "pallas_gpu_kernel": "call it outside the kernel, or call its body with references",
+    # Linear algebra, transforms, and what else has no form in registers
+    **dict.fromkeys(
+        (
+            "after_all", "cholesky", "create_token", "custom_lin",
+            "custom_linear_solve", "eig", "eigh", "empty2", "eq_to", "eval_jaxpr",
+            "fft", "hessenberg", "householder_product", "le_to", "lt_to", "lu", "qr",
+            "ragged_all_to_all", "schur", "svd", "triangular_solve", "tridiagonal",
+            "tridiagonal_solve",
+        ),
+        _OUTSIDE,
+    ),
+}  # fmt: skip
+
+
+def unsupported(eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
+    """Returns the error for an operation that kernels do not have."""
+    name = eqn.primitive.name
+    if name in registry.PRIMITIVES:
+        # Ours would be registered: it is the function of JAX's Pallas.
+        return types.foreign_function(name)
+    return errors.UnsupportedError(
+        f"the operation {name} is not supported in a kernel",
+        expected="an operation of the coverage table (docs/coverage.md)",
+        got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars) or 'nothing'}",
+        hint=HINTS.get(name, _OUTSIDE),
+    )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Errors that JAX raises while a body is traced, converted to ours."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import re
+import traceback
+from collections.abc import Iterator
+
+from pallas_gpu import errors, types
+from pallas_gpu.entry import check, scope
+
+# What JAX says of a reference that it is given as an array, with the function's name.
+_NOT_ARRAYS = (
+    re.compile(r"(?P<f>\w+) requires ndarray or scalar arguments, got <class '.*Trace"),
+    re.compile(r"Attempting to pass a Ref .* to a primitive: (?P<f>\w+)"),
+    re.compile(r"(?P<f>TransformedRef)s cannot be abstractified"),
+    re.compile(r"Argument '.*' of type '.*(?P<f>RefView)'> is not a valid JAX type"),
+    re.compile(
+        r".* (?P<f>__array__)\(\) was called on traced array with shape \w*Ref<"
+    ),
+)
+
+
+@contextlib.contextmanager
+def typed(mesh: types.Mesh) -> Iterator[None]:
+    """Converts errors of JAX whose cause is known to ours, with the user's line."""
+    try:
+        yield
+    except errors.PallasGpuError:
+        raise
+    except Exception as error:
+        where = scope.raised_at(error)
+        _axis(error, mesh, where)
+        converted = _foreign(error) or _reference(error) or _escape(error)
+        if converted is None:
+            raise
+        raise converted.with_location(where) from None
+
+
+def _axis(error: Exception, mesh: types.Mesh, where: str | None) -> None:
+    unbound = re.match(r"Found an unbound axis name: (\w+)", str(error))
+    if unbound is not None and isinstance(error, NameError):
+        check.require_axis_name(unbound[1], mesh, where)
+
+
+def _reference(error: Exception) -> errors.PallasGpuError | None:
+    """A reference where JAX expects an array."""
+    for pattern in _NOT_ARRAYS:
+        if (found := pattern.match(str(error))) is not None:
+            named = re.fullmatch(r"[a-z]\w*", found["f"])
+            called = found["f"] if named else "a function of arrays"
+            return types.not_a_value(f"{called} is called on a reference")
+    return None
+
+
+def _escape(error: Exception) -> errors.PallasGpuError | None:
+    """A reference as the result of a branch or a loop."""
+    escaped = re.match(r"Cannot return `Ref`s from `(\w+)`", str(error))
+    if escaped is None:
+        return None
+    return errors.KernelError(
+        f"{escaped[1]}: a branch returns a reference",
+        expected="values as results",
+        got="a reference",
+        hint="return its contents, ref[...], or use the reference in the branches",
+    )
+
+
+def _foreign(error: Exception) -> errors.PallasGpuError | None:
+    """A function of JAX's Pallas that the body called, and that raised."""
+    frames = list(traceback.extract_tb(error.__traceback__))
+    last = scope.innermost(frames)
+    if last is None or last + 1 == len(frames):
+        return None
+    called = [frame for frame in frames[last + 1 :] if not _is_plumbing(frame)]
+    if not called or not _is_in(called[0], "jax", "pallas"):
+        return None
+    return types.foreign_function(called[0].name)
+
+
+def _is_plumbing(frame: traceback.FrameSummary) -> bool:
+    """Wrappers of JAX between the user's line and the function that it calls."""
+    return _is_in(frame, "jax") and not _is_in(frame, "pallas")
+
+
+def _is_in(frame: traceback.FrameSummary, *folders: str) -> bool:
+    return set(folders) <= set(pathlib.Path(frame.filename).parts)

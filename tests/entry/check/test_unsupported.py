@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an error says to do instead of an operation that kernels do not have."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.entry.check.positions import COLLECTIVES
+from pallas_gpu.entry.check.unsupported import HINTS
+from pallas_gpu.primitives import _registry as registry
+from tests.support import everywhere
+from tests.support.entry_kernels import make, numbers
+from tests.support.recipes import RECIPES
+from tests.support.refusal import refused
+
+SUPPORTED = {p.name for p in registry.rules(registry.RuleKind.LANE)}
+
+
+def code_of(hint: str) -> list[str]:
+    """The code in a hint: what stands in backquotes."""
+    return re.findall(r"`([^`]+)`", hint)
+
+
+def spaceless(text: str) -> str:
+    return re.sub(r"\s", "", text)
+
+
+def test_every_operation_of_jax_that_is_not_supported_has_a_hint():
+    public = vars(jax.extend.core.primitives).values()
+    names = {p.name for p in public if isinstance(p, jax.extend.core.Primitive)}
+    assert sorted(names - SUPPORTED - COLLECTIVES - set(HINTS)) == []
+
+
+def test_no_operation_that_is_supported_has_a_hint():
+    assert sorted(SUPPORTED & set(HINTS)) == []
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_the_code_of_a_hint_stands_in_a_recipe(name: str):
+    recipes = spaceless("\n".join(recipe.code for recipe in RECIPES.values()))
+    names = (f"plgpu.{public}" for public in plgpu.__all__)
+    known = {*names, *re.findall(r"\w+_smem|\w+_ref", HINTS[name])}
+    missing = [c for c in code_of(HINTS[name]) if spaceless(c) not in recipes]
+    assert [c for c in missing if c not in known] == []
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_computes_what_it_should_and_lowers(name: str):
+    recipe = RECIPES[name]
+    everywhere.check(
+        recipe.make,
+        recipe.args,
+        list(recipe.expected),
+        atol=1e-4,
+        semantics=recipe.semantics,
+        executed=(),
+    )
+
+
+def test_a_concatenation_says_where_to_store_the_parts():
+    def body(x, o):
+        o[0:8] = jnp.concatenate([x[0:4], x[4:8]])  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "the operation concatenate is not supported in a kernel",
+        hint="store each part where it belongs: `o_ref[0:32] = a`",
+    ):
+        make(body)(numbers())
+
+
+def test_a_print_says_how_to_see_the_value():
+    def body(x, o):
+        jax.debug.print("{}", x[...])  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "the operation debug_print is not supported in a kernel",
+        hint="`debug_ref[...] = x`, and print that after the call",
+    ):
+        make(body)(numbers())

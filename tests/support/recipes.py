@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels made of the code in the hints, each with arguments and expected results.
+
+Under the name `RECIPES`. A hint's code stands in one of them word for word, so that
+what it recommends is known to work.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_gpu as plgpu
+from tests.support.semantics import BOTH, Warpgroup
+
+F32, I32 = jnp.float32, jnp.int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A body with data.
+
+    Attributes:
+      body: over the references of arguments and results.
+      args: the arguments.
+      expected: the results.
+      scratch: declarations of scratch.
+      semantics: those under which it lowers without layouts.
+    """
+
+    body: Callable[..., None]
+    args: tuple[Any, ...]
+    expected: tuple[Any, ...]
+    scratch: Sequence[Any] = ()
+    semantics: Sequence[Any] = BOTH
+
+    def make(self, interpret: Any) -> Callable[..., Any]:
+        """Returns the kernel as a function over arrays."""
+        return plgpu.kernel(
+            self.body,
+            out_type=[jax.ShapeDtypeStruct(e.shape, e.dtype) for e in self.expected],
+            scratch_types=self.scratch,
+            interpret=interpret,
+        )
+
+    @property
+    def code(self) -> str:
+        """The source of the body."""
+        return inspect.getsource(self.body)
+
+
+def _numbers(shape: Sequence[int], seed: int = 0, low: float = -1.0) -> Any:
+    return np.random.default_rng(seed).uniform(low, 1.0, shape).astype(np.float32)
+
+
+X = _numbers((64, 128))
+INDEX = np.random.default_rng(1).permutation(64).astype(np.int32)
+RECIPES: dict[str, Recipe] = {}
+
+
+def _recipe(args: Sequence[Any], expected: Sequence[Any], *options: Any, **named: Any):
+    def enter(body: Callable[..., None]) -> Callable[..., None]:
+        wanted = tuple(np.asarray(e) for e in expected)
+        RECIPES[body.__name__] = Recipe(body, tuple(args), wanted, *options, **named)
+        return body
+
+    return enter
+
+
+@_recipe([X], [X, np.concatenate([X[32:], np.zeros((32, 128), np.float32)])])
+def parts(x_ref, out_ref, padded_ref):
+    a = x_ref[0:32]
+    b = x_ref[32:64]
+    o_ref = out_ref
+    o_ref[0:32] = a
+    o_ref[32:64] = b
+    a, o_ref = b, padded_ref
+    o_ref[0:32] = a
+    o_ref[32:64] = jnp.zeros((32, 128))
+
+
+@_recipe([X], [np.concatenate([X[:32], X[:32]]), X[8:40]])
+def copies(x_ref, o_ref, moved_ref):
+    a = x_ref[0:32]
+    o_ref[0:32] = a
+    o_ref[32:64] = a
+    i = x_ref[0, 0].astype(I32) + 8
+    moved_ref[...] = x_ref[plgpu.ds(i, 32)]
+
+
+@_recipe([X], [np.concatenate([X[:8], X[:32], X[40:]])])
+def an_update(x_ref, o_ref):
+    a = x_ref[0:32]
+    i = x_ref[0, 0].astype(I32) + 8
+    o_ref[0:8] = x_ref[0:8]
+    o_ref[40:64] = x_ref[40:64]
+    o_ref[plgpu.ds(i, 32)] = a
+
+
+@_recipe([X, INDEX], [X[::-1], X[INDEX], X[::2]])
+def rows_read(x_ref, index_ref, reversed_ref, taken_ref, strided_ref):
+    @plgpu.loop(0, 64)
+    def _(i):
+        o_ref = reversed_ref
+        o_ref[i] = x_ref[63 - i]
+        o_ref = taken_ref
+        o_ref[i] = x_ref[index_ref[i]]
+
+    @plgpu.loop(0, 32)
+    def _(i):
+        o_ref = strided_ref
+        o_ref[i] = x_ref[2 * i]
+
+
+@_recipe([X, INDEX], [X[np.argsort(INDEX)], X.reshape(4, 16, 128).sum(0)])
+def rows_written(x_ref, index_ref, o_ref, sums_ref):
+    @plgpu.loop(0, 64)
+    def _(i):
+        o_ref[index_ref[i]] = x_ref[i]
+
+    o_ref = sums_ref
+    o_ref[...] = jnp.zeros((16, 128))
+
+    @plgpu.loop(0, 64)
+    def _(i):
+        row = i % 16
+        o_ref[row] = o_ref[row] + x_ref[i]
+
+
+@_recipe([X], [X[0:32]])
+def parts_of_a_constant_size(x_ref, o_ref):
+    n = x_ref[0, 0].astype(I32) + 4
+
+    @plgpu.loop(0, n)
+    def _(i):
+        o_ref[plgpu.ds(8 * i, 8)] = x_ref[plgpu.ds(8 * i, 8)]
+
+
+@_recipe([X], [np.maximum(X[0:32], X[1:33])])
+def windows(x_ref, o_ref):
+    o_ref[...] = jnp.maximum(x_ref[0:32], x_ref[1:33])
+
+
+W = _numbers((4,), 2)
+
+
+@_recipe([X, W], [sum(W[k] * X[k : k + 32] for k in range(4))])
+def a_convolution(x_ref, w_ref, o_ref):
+    @plgpu.loop(0, 4, init_carry=jnp.zeros((32, 128), F32))
+    def y(k, y):
+        y += w_ref[k] * x_ref[plgpu.ds(k, 32)]
+        return y
+
+    o_ref[...] = y
+
+
+A, B = _numbers((64, 64), 3).astype(np.float16), _numbers((64, 64), 4).astype("f2")
+_TILE = plgpu.SMEM(
+    (64, 64),
+    jnp.float16,
+    transforms=[plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)],
+)
+
+
+@_recipe(
+    [A, B],
+    [A.astype(np.float32) @ B.astype(np.float32)],
+    [_TILE, _TILE, plgpu.Barrier(num_arrivals=2), plgpu.ACC((64, 64))],
+)
+def a_product(a_ref, b_ref, o_ref, a_smem, b_smem, loaded, acc_ref):
+    plgpu.copy_gmem_to_smem(a_ref, a_smem, loaded)
+    plgpu.copy_gmem_to_smem(b_ref, b_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    plgpu.wgmma(acc_ref, a_smem, b_smem)
+    o_ref[...] = acc_ref[...]
+
+
+V = _numbers((128,), 5)
+
+
+@_recipe([X, V], [X @ V, X + X], semantics=[Warpgroup])
+def a_product_with_a_vector(x_ref, v_ref, o_ref, sum_ref):
+    a, v = x_ref[...], v_ref[...]
+    o_ref[...] = jnp.sum(a * v[None, :], axis=1)
+    b = a
+    sum_ref[...] = a + b
+
+
+N = np.random.default_rng(6).integers(0, 2**20, (64, 128), np.int32)
+
+
+@_recipe([N], [np.bitwise_xor.reduce(N, axis=1) & 0b1000])
+def one_bit_of_a_reduction(n_ref, o_ref):
+    n, bit = n_ref[...], 3
+    o_ref[...] = (jnp.sum((n >> bit) & 1, axis=1) & 1) << bit
+
+
+@_recipe([X], [X.argmax(1).astype(np.int32), X.argmin(1).astype(np.int32)])
+def positions(x_ref, largest_ref, smallest_ref):
+    x = x_ref[...]
+    column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)
+    largest_ref[...] = jnp.min(
+        jnp.where(x == jnp.max(x, 1, keepdims=True), column, 128), 1
+    )
+    smallest_ref[...] = jnp.min(
+        jnp.where(x == jnp.min(x, 1, keepdims=True), column, 128), 1
+    )
+
+
+@_recipe([X], [np.logaddexp.accumulate(X, axis=1), np.sort(X, axis=1)[:, -2]])
+def scans_and_the_second_largest(x_ref, o_ref, second_ref):
+    x = x_ref[...]
+    m = jnp.max(x, 1, keepdims=True)
+    o_ref[...] = m + jnp.log(jnp.cumsum(jnp.exp(x - m), 1))
+    m = jnp.max(x, 1, keepdims=True)
+    x = jnp.where(x < m, x, -jnp.inf)
+    second_ref[...] = jnp.max(x, 1)
+
+
+P = _numbers((64, 128), 7, low=0.0)
+
+
+@_recipe(
+    [P],
+    [
+        np.arccos(P), np.arccosh(P + 1), np.arcsin(P), np.arcsinh(P), np.arctan(P),
+        np.arctanh(P * 0.9), np.cosh(P), np.sinh(P),
+        P.astype(jnp.bfloat16).astype(np.float32),
+    ],
+)  # fmt: skip
+def functions(x_ref, *o_refs):
+    x = x_ref[...]
+    o_refs[0][...] = jnp.arctan2(jnp.sqrt(1 - x * x), x)
+    o_refs[2][...] = jnp.arctan2(x, jnp.sqrt(1 - x * x))
+    o_refs[3][...] = jnp.log(x + jnp.sqrt(x * x + 1))
+    o_refs[4][...] = jnp.arctan2(x, 1.0)
+    o_refs[6][...] = (jnp.exp(x) + jnp.exp(-x)) / 2
+    o_refs[7][...] = (jnp.exp(x) - jnp.exp(-x)) / 2
+    o_refs[8][...] = x.astype(jnp.bfloat16).astype(jnp.float32)
+    x = x_ref[...] + 1
+    o_refs[1][...] = jnp.log(x + jnp.sqrt(x * x - 1))
+    x = x_ref[...] * 0.9
+    o_refs[5][...] = (jnp.log1p(x) - jnp.log1p(-x)) / 2
+
+
+@_recipe([X], [X + 1, X])
+def a_printed_value(x_ref, o_ref, debug_ref):
+    x = x_ref[...]
+    debug_ref[...] = x
+    o_ref[...] = x + 1

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Objects and functions of JAX's Pallas where those of this package are meant."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as upstream
+from jax.experimental.pallas import tpu
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.entry_kernels import f32, make, numbers, run
+
+
+def block(*shape, **options):
+    return plgpu.BlockSpec(shape, lambda i: (i, 0), **options)
+
+
+PASSED = {
+    "kernel: scratch": (
+        lambda: make(print, scratch_types=[upstream.SMEM((8,), jnp.float32)]),
+        "plgpu.SMEM",
+    ),
+    "kernel: named scratch": (
+        lambda: make(print, scratch_types={"b": upstream.Barrier()}),
+        "plgpu.Barrier",
+    ),
+    "kernel: an accumulator": (
+        lambda: make(print, scratch_types=[upstream.ACC((64, 64))]),
+        "plgpu.ACC",
+    ),
+    "kernel: memory of a TPU": (
+        lambda: make(print, scratch_types=[tpu.VMEM((8,), jnp.float32)]),
+        "plgpu.SMEM",
+    ),
+    "kernel: parameters": (
+        lambda: make(print, compiler_params=upstream.CompilerParams()),
+        "plgpu.CompilerParams",
+    ),
+    "pallas_call: specs": (
+        lambda: plgpu.pallas_call(print, f32(), in_specs=[pl.BlockSpec()]),
+        "plgpu.BlockSpec",
+    ),
+    "pallas_call: grid_spec": (
+        lambda: plgpu.pallas_call(print, f32(), grid_spec=pl.GridSpec()),
+        "plgpu.GridSpec",
+    ),
+    "SMEM: transforms": (
+        lambda: plgpu.SMEM(
+            (8, 64), jnp.float16, transforms=[upstream.TilingTransform((8, 64))]
+        ),
+        "plgpu.TilingTransform",
+    ),
+    "BlockSpec: a dimension": (lambda: block(pl.Element(8), 128), "plgpu.Element"),
+    "BlockSpec: memory_space": (
+        lambda: block(8, 128, memory_space=upstream.GMEM),
+        "plgpu.MemorySpace",
+    ),
+    "load: layout": (
+        lambda: run(lambda x, o: plgpu.load(x, layout=upstream.Layout.WGMMA)),
+        "plgpu.Layout",
+    ),
+    "run_scoped": (
+        lambda: run(lambda x, o: plgpu.run_scoped(print, upstream.Barrier())),
+        "plgpu.Barrier",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", PASSED)
+def test_an_object_of_jaxs_pallas_is_refused_by_the_name_of_ours(case):
+    call, ours = PASSED[case]
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        call()
+    assert info.value.what.endswith("an object of JAX's Pallas is passed")
+    assert info.value.got.startswith("jax._src.pallas")
+    assert info.value.hint == f"`import pallas_gpu as plgpu`, and use `{ours}`"
+    assert info.value.where is not None
+
+
+def test_an_object_without_a_counterpart_is_refused():
+    with pytest.raises(errors.ArgumentTypeError, match="has no SemaphoreType"):
+        make(print, scratch_types=[tpu.SemaphoreType.DMA])
+
+
+CALLED = {
+    "program_id": lambda x, o: pl.program_id(0),
+    "run_scoped": lambda x, o: pl.run_scoped(lambda s: None, upstream.SMEM((8,), "f4")),
+    "copy_gmem_to_smem": lambda x, o: upstream.copy_gmem_to_smem(x, o, x),
+    "wait_smem_to_gmem": lambda x, o: upstream.wait_smem_to_gmem(0),
+}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_function_of_jaxs_pallas_is_refused_by_the_name_of_ours(name):
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        run(CALLED[name])
+    assert info.value.what.startswith(f"{name} of JAX's Pallas is called in a kernel")
+    assert info.value.hint.endswith(f"use `plgpu.{name}`")
+    assert info.value.where is not None
+
+
+def test_functions_that_both_share_work():
+    def body(x, o):
+        @pl.when(plgpu.program_id(0) == 0)
+        def _():
+            o[pl.ds(0, 64)] = x[pl.ds(0, 64)]
+
+    got = make(body, grid=(1,), grid_names=("i",))(numbers())
+    assert (got == numbers()).all()
