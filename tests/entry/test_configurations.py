@@ -172,10 +172,10 @@ def test_a_position_of_upstream_is_refused(function):
         o[...] = x[...] * getattr(upstream, function)(0)  # HERE
 
     with refused(
-        errors.KernelError,
-        f"{function} of jax.experimental.pallas is called in a kernel of pallas_gpu",
-        got=f"jax.experimental.pallas.{function}",
-        hint="plgpu.program_id(axis)",
+        errors.ArgumentTypeError,
+        f"{function} of JAX's Pallas is called in a kernel of this package",
+        got=f"{function} of jax.experimental.pallas",
+        hint=f"use `plgpu.{function}`",
     ):
         make(body, grid=(2,), grid_names=("i",))(numbers())
 
