@@ -20,6 +20,7 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, types, walk
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # The widest access of a thread (PTX ISA, ld).
 _SCRATCH_GRANULE_BYTES = 16
@@ -231,6 +232,7 @@ def plan(
     result = Plan(stacks, 0, barriers, slots, 0, 0)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
+    _check_accumulators(stacks[types.REGS], target, name)
     limit = types.SMEM.budget(target)
     if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
@@ -303,6 +305,29 @@ def out_of_smem(
         expected=f"at most {limit:,} bytes a block",
         got=f"{result.smem_bytes:,} bytes\n{table(result)}",
         hint="use smaller tiles or fewer of them",
+    )
+
+
+def _check_accumulators(stack: Stack, target: arch.GpuTarget, name: str) -> None:
+    """Raises OutOfResources for accumulators that no SM has the registers for.
+
+    Up to there, ptxas spills the registers that a thread does not have.
+    """
+    limit = target.registers_per_sm // WARPGROUP_THREADS
+    if stack.top <= limit:
+        return
+    register_bytes = 4 * WARPGROUP_THREADS
+    raise errors.OutOfResources(
+        f"kernel {name}: the accumulators of a warpgroup need more registers than an "
+        f"SM of {target.name} has",
+        resource="registers",
+        limit_bytes=limit * register_bytes,
+        used_bytes=stack.top * register_bytes,
+        expected=f"at most {limit} registers a thread for accumulators, and "
+        f"{types.REGS.budget(target)} to avoid spills",
+        got=f"{stack.top:,} registers a thread\n"
+        + _table(_rows(stack), stack.top, "registers"),
+        hint="use a smaller tile, or divide it among several warpgroups",
     )
 
 

@@ -186,6 +186,11 @@ def no_gpu(name: str) -> errors.NoGpuError:
 
 def _batch_kernel(axis_data, args, dims, **params):
     size = axis_data.size
+    if size == 0:
+        # A grid without CTAs cannot be launched.
+        avals = params["out_avals"]
+        empty = [jnp.zeros((0, *aval.shape), aval.dtype) for aval in avals]
+        return empty, [0] * len(empty)
     moved = [
         x if d is None else jnp.moveaxis(x, d, 0)
         for x, d in zip(args, dims, strict=True)

@@ -183,6 +183,10 @@ def launch_body(
     flat = [_operand(x) for x in flat]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, name) for x in out_leaves]
+    if out_avals and not any(aval.size for aval in out_avals):
+        # Nothing to compute: a launch would only write results without elements.
+        empty = [jnp.zeros(aval.shape, aval.dtype) for aval in out_avals]
+        return jax.tree.unflatten(out_tree, empty)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
     key = (tuple(in_avals), in_tree)
     traced = cache.get(key)

@@ -58,6 +58,7 @@ def trace_body(
             closed = _lift(closed, in_avals, out_avals, mesh)
             jaxpr = closed.jaxpr
         check.check_jaxpr(jaxpr, mesh)
+        check.check_inputs(jaxpr, len(in_avals) + len(scalars))
         check.check_waits(jaxpr)
     return TracedBody(jaxpr, tuple(scalars))
 

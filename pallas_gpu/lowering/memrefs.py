@@ -4,7 +4,8 @@
 An array is a `slice_smem` in SMEM, a `tmem_alloc` or a `slice_tmem` in TMEM, or a cast
 of a pointer in GMEM. A part of it is a subview, followed by a transpose if its axes are
 out of order. The type of a subview contains neither which axes were squeezed nor known
-multiples of dynamic starts: an attribute does.
+multiples of dynamic starts: an attribute does. It also contains static starts of ranges
+over the array's edge, which MLIR refuses as static offsets and TMA admits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pallas_gpu import errors, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import logical
 
-# On a subview: the axes that it keeps, and a known multiple of each start.
+# On a subview: its starts, the axes that it keeps, and a known multiple of each start.
 _WINDOW = "pallas_gpu.window"
 
 
@@ -50,8 +51,14 @@ def subview(array: ir.Value, window: Window) -> ir.Value:
       window: the part; dynamic starts are i32 values.
     """
     mark = ir.ShapedType.get_dynamic_size()
-    values = [_index(window.starts[axis]) for axis in window.dynamic]
-    static = [x if isinstance(x, int) else mark for x in window.starts]
+    starts = [x if isinstance(x, int) else mark for x in window.starts]
+    over = window.over_the_edge()
+    static = [mark if axis in over else start for axis, start in enumerate(starts)]
+    values = [
+        _index(window.starts[axis])
+        for axis, start in enumerate(static)
+        if start == mark
+    ]
     strides, axes = window.array_strides, sorted(window.axes)
     offset = mark if values else int(math.sumprod(static, strides))
     result = _strided(
@@ -64,7 +71,11 @@ def subview(array: ir.Value, window: Window) -> ir.Value:
     op = memref.SubViewOp(
         result, array, values, [], [], static, list(window.sizes), ones
     )
-    recorded = {"axes": axes, "multiples": list(window.multiples)}
+    recorded = {
+        "starts": starts,
+        "axes": axes,
+        "multiples": list(window.multiples),
+    }
     op.operation.attributes[_WINDOW] = ir.DictAttr.get(
         {name: ir.DenseI64ArrayAttr.get(given) for name, given in recorded.items()}
     )
@@ -93,7 +104,9 @@ def _strided(
     )
 
 
-def _index(value: ir.Value) -> ir.Value:
+def _index(value: int | ir.Value) -> ir.Value:
+    if isinstance(value, int):
+        value = arith.constant(ir.IntegerType.get_signless(32), value)
     return arith.index_cast(ir.IndexType.get(), value)
 
 
@@ -146,12 +159,16 @@ def _subview_window(op: ir.Operation, source: Window) -> Window:
             got=str(op),
         )
     mark = ir.ShapedType.get_dynamic_stride_or_offset()
-    dynamic = iter(list(op.operands)[1:])
-    starts = [
-        _before_cast(next(dynamic)) if offset == mark else offset
-        for offset in ir.DenseI64ArrayAttr(op.attributes["static_offsets"])
-    ]
     recorded = ir.DictAttr(op.attributes[_WINDOW])
+    offsets = ir.DenseI64ArrayAttr(op.attributes["static_offsets"])
+    dynamic = iter(list(op.operands)[1:])
+    values = [next(dynamic) if offset == mark else None for offset in offsets]
+    starts = [
+        _before_cast(value) if start == mark else start
+        for start, value in zip(
+            ir.DenseI64ArrayAttr(recorded["starts"]), values, strict=True
+        )
+    ]
     return Window(
         source.array_shape,
         tuple(starts),

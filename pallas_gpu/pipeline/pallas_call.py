@@ -274,6 +274,8 @@ class _Blocks:
             for start, size, gone in zip(starts, sizes, squeezed, strict=True)
         ]
         window = types.RefView(ref, (_jax.indexer(indices, shape),))
+        if 0 in kept:
+            return _Block(window, None, kept)
         storage = types.Storage(tuple(spec.transforms))
         declaration = types.ScratchType(types.SMEM, kept, jnp.dtype(ref.dtype), storage)
         error = _tma_problem(ref, window, declaration)

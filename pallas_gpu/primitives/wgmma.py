@@ -41,6 +41,8 @@ _ACCUMULATORS: dict[Any, tuple[Any, ...]] = {
 }
 # One instruction consumes 32 bytes of K.
 _K_BYTES = 32
+# Bytes (PTX ISA, wgmma matrix descriptor): inference tiles an operand for one of them.
+_SWIZZLES = (32, 64, 128)
 _MAX_COLUMNS = 256
 
 
@@ -83,8 +85,7 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
     if not a_is_ref:
         _check_register_type(a)
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
-        if types.base_aval(operand).transforms:
-            _check_storage(operand, name)
+        _check_storage(operand, name)
     ops.bind(
         wgmma_p,
         {
@@ -185,15 +186,42 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
 
 def _check_storage(operand: Any, name: str) -> None:
     aval = types.base_aval(operand)
+    window = _storage_window(operand)
+    _require_matrix(window, name)
+    if not aval.transforms:
+        _check_inferable(aval, window, name)
+        _check_major(operand, window, name)
+        return
     layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
     elements = layout.swizzle * 8 // layout.itemsize_bits
     tiled = layout.tiling is not None and tuple(layout.tiling) == (8, elements)
-    if tiled and layout.swizzle > 16:
-        window = _storage_window(operand)
-        _check_whole_tiles(window, (8, elements), name)
-        _check_major(operand, window, name)
+    if not tiled or layout.swizzle == 16:
+        raise storage_error(aval, name).with_location(_jax.where_now())
+    if not _has_whole_tiles(window, (8, elements)):
+        raise _cut_tiles(
+            window,
+            name,
+            f"starts and sizes that are multiples of {(8, elements)}, the tiling",
+            "slice at multiples, or store it with a narrower swizzle and its tiling",
+        )
+    _check_major(operand, window, name)
+
+
+def _check_inferable(aval: Any, window: Window, name: str) -> None:
+    """Raises LayoutError where no tiling and swizzle fit an array without them."""
+    bits = types.itemsize_bits(aval.dtype)
+    tiles = [(8, 8 * swizzle // bits) for swizzle in _SWIZZLES]
+    rows, columns = aval.shape[-2:]
+    fit = [t for t in tiles if rows % t[0] == columns % t[1] == 0]
+    if any(_has_whole_tiles(window, tile) for tile in fit):
         return
-    raise storage_error(aval, name).with_location(_jax.where_now())
+    raise _cut_tiles(
+        window,
+        name,
+        "an array, and starts and sizes, that are multiples of "
+        f"{' or '.join(map(str, tiles))}, tiles of the tensor core",
+        "pad the array, or slice at multiples",
+    )
 
 
 def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
@@ -218,30 +246,44 @@ def _storage_window(operand: Any) -> Window:
     return types.resolve(types.base_aval(operand).shape, split.transforms)
 
 
-def _check_whole_tiles(window: Window, tile: tuple[int, int], name: str) -> None:
+def _require_matrix(window: Window, name: str) -> None:
     rank = len(window.sizes)
     kept = sorted(window.axes)
-    if kept != [rank - 2, rank - 1]:
-        raise errors.LayoutError(
-            f"wgmma: {name} is not a matrix of the last two dimensions of its array",
-            expected="an integer index in all dimensions before them",
-            got=f"dimensions {kept} of {window.array_shape}",
-            hint="declare the array with the matrix in its last two dimensions",
-            where=_jax.where_now(),
-        )
-    ranges = [
-        # Dynamic starts are multiples of a tile, as the author guarantees.
+    if kept == [rank - 2, rank - 1]:
+        return
+    raise errors.LayoutError(
+        f"wgmma: {name} is not a matrix of the last two dimensions of its array",
+        expected="an integer index in all dimensions before them",
+        got=f"dimensions {kept} of {window.array_shape}",
+        hint="declare the array with the matrix in its last two dimensions",
+        where=_jax.where_now(),
+    )
+
+
+def _ranges(window: Window) -> list[tuple[int, int]]:
+    """Returns the ranges of the matrix; dynamic starts are multiples of a tile, as the
+    author guarantees."""
+    return [
         (start if isinstance(start, int) else 0, size)
         for start, size in zip(window.starts[-2:], window.sizes[-2:], strict=True)
     ]
-    if all(s % t == 0 and n % t == 0 for (s, n), t in zip(ranges, tile, strict=True)):
-        return
-    raise errors.LayoutError(
+
+
+def _has_whole_tiles(window: Window, tile: tuple[int, int]) -> bool:
+    ranges = zip(_ranges(window), tile, strict=True)
+    return all(start % t == 0 and size % t == 0 for (start, size), t in ranges)
+
+
+def _cut_tiles(
+    window: Window, name: str, expected: str, hint: str
+) -> errors.LayoutError:
+    ranges = _ranges(window)
+    return errors.LayoutError(
         f"wgmma: {name} does not consist of whole tiles",
-        expected=f"starts and sizes that are multiples of {tile}, the tiling",
+        expected=expected,
         got=f"starts {tuple(s for s, _ in ranges)}, sizes {tuple(n for _, n in ranges)}"
         f" of {window.array_shape}",
-        hint="slice at multiples, or store it with a narrower swizzle and its tiling",
+        hint=hint,
         where=_jax.where_now(),
     )
 

@@ -142,6 +142,15 @@ def _from_ds(entry: Any) -> Any:
         size = operator.index(entry.size)
     except TypeError:
         _refuse_dynamic_size(f"a size of type {type(entry.size).__name__}")
+    if size < 1:
+        raise errors.ShapeError(
+            "a slice of a reference is empty",
+            expected="a size of 1 or more",
+            got=f"ds(start, {size})",
+            hint="omit the access where the size is 0: sizes are known when the "
+            "kernel is traced",
+            where=_jax.where_now(),
+        )
     start = entry.start
     if _jax.is_tracer(start):
         start = _scalar(start)

@@ -182,16 +182,6 @@ class Region:
             hint="check the index, or guard the access with plgpu.when",
         )
 
-    def require_writable(self) -> None:
-        """Raises KernelError for an input of the kernel."""
-        if self.memory.read_only:
-            raise errors.KernelError(
-                f"{self.memory.name} is written, but it is an input",
-                expected="stores to output references and scratch memory",
-                got="a store to an input reference",
-                hint="add an output for the result",
-            )
-
     def require_written(self) -> None:
         """Raises UninitializedReadError for an element without a value."""
         missing = self.first_unwritten()

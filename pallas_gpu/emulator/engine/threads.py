@@ -160,9 +160,7 @@ class Thread:
 
         Raises:
           OutOfBoundsError, RaceError.
-          KernelError: the array is an input.
         """
         region.require_inside("written")
-        region.require_writable()
         self.access(region, writes=True, value=value)
         region.store(value)

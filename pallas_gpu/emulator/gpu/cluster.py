@@ -17,6 +17,7 @@ from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.smem import SharedArray
+from pallas_gpu.layouts.smem.pieces import pieces
 from pallas_gpu.layouts.window import Window
 
 _SYNCHRONISE = (
@@ -85,15 +86,13 @@ def multicast(
       axes: cluster axes.
 
     Raises:
-      ShapeError: the leading dimension is not a multiple of the number of CTAs.
       RaceError: a CTA's memory is not known to be free.
       KernelError: a CTA has ended, or copies another part.
     """
     cta = wg.cta
     group = cta.along(axes)
     _require_agreement(wg, group, src, dst)
-    index = group.index(cta)
-    src_piece, dst_piece = (_piece(r, index, len(group)) for r in (src, dst))
+    boxes = _boxes(src, dst, group.index(cta), len(group))
     parts = []
     own = barrier.memory.one(barrier)
     for peer in group:
@@ -102,24 +101,23 @@ def multicast(
             own.expect_part(peer.name, 1)
             theirs.expect_part(cta.name, -1)
         memory = _counterpart(wg, dst.memory, peer)
-        parts.append(Part(src_piece, Region(memory, dst_piece.window), theirs))
+        parts += [
+            Part(Region(src.memory, source), Region(memory, target), theirs)
+            for source, target in boxes
+        ]
     return parts
 
 
-def _piece(region: Region, index: int, count: int) -> Region:
-    """Returns one of equal pieces along the leading dimension."""
-    window = region.window
-    if not window.axes or window.shape[0] % count:
-        raise errors.ShapeError(
-            "a multicast cannot be divided among the CTAs",
-            expected=f"a leading dimension that is a multiple of {count}, the "
-            "number of CTAs that share the copy",
-            got=f"shape {region.shape}",
-            hint="copy without collective_axes, or use another tile",
-        )
-    rows, *others = window.shape
-    starts = [index * (rows // count)] + [0] * len(others)
-    return Region(region.memory, window.slice(starts, [rows // count, *others]))
+def _boxes(src: Region, dst: Region, index: int, count: int) -> list[tuple[Any, Any]]:
+    """Returns the boxes of one of the equal pieces of a copy, of source and of
+    destination: the CTAs share the bytes of the destination."""
+    found = []
+    tile = dst.memory.tile
+    for box in pieces(dst.window.sizes, tile, count)[index]:
+        ranges = [box[axis] for axis in dst.window.axes]
+        starts, sizes = [start for start, _ in ranges], [size for _, size in ranges]
+        found.append((src.window.slice(starts, sizes), dst.window.slice(starts, sizes)))
+    return found
 
 
 def _counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:

@@ -30,6 +30,7 @@ from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.emulator.gpu.wgmma import Accumulator
+from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 
@@ -186,15 +187,15 @@ def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
     name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} {where}"
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
-    tiling = _tiling(shape, aval.dtype, aval.transforms)
-    memory = SharedArray(name, data, written, place, tiling)
+    layout = _layout(shape, aval.dtype, aval.transforms)
+    memory = SharedArray(name, data, written, place, layout)
     return memory
 
 
 @functools.cache
-def _tiling(shape: tuple[int, ...], dtype: Any, transforms: Any) -> Any:
-    """Returns the tiling of an array; cached, since all CTAs use the same."""
-    return types.smem_layout(shape, dtype, transforms).tiling
+def _layout(shape: tuple[int, ...], dtype: Any, transforms: Any) -> SmemLayout:
+    """Returns how an array is stored; cached, since all CTAs use the same."""
+    return types.smem_layout(shape, dtype, transforms)
 
 
 def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:

@@ -10,7 +10,9 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory
-from pallas_gpu.layouts.gmem.tma_plan import SMEM_ALIGNMENT_BYTES
+from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.smem.window import is_addressable, require_copy_start
 from pallas_gpu.layouts.window import Window
 
 
@@ -18,26 +20,27 @@ class SharedArray(Memory):
     """An array in SMEM.
 
     Attributes:
+      layout: how it is stored, as declared.
       tile: size of a tile on each axis.
       place: (visit of a scope, position in it), which identifies the same array in
         other CTAs of the cluster.
     """
 
-    __slots__ = ("_tiled", "place", "tile")
+    __slots__ = ("_stored", "layout", "place", "tile")
 
     def __init__(
         self,
         name: str,
         data: np.ndarray,
         written: np.ndarray | None,
-        place: Any = None,
-        tiling: tuple[int, ...] | None = None,
+        place: Any,
+        layout: SmemLayout,
     ):
         super().__init__(name, data, written)
         self.place = place
-        self._tiled = tiling is not None
-        tiling = tiling or ()
-        self.tile = (1,) * (data.ndim - len(tiling)) + tuple(tiling)
+        self.layout = layout
+        self._stored = layout.tiling is not None or layout.swizzle != NO_SWIZZLE
+        self.tile = (1,) * (data.ndim - len(layout.tile)) + layout.tile
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
         """Records that elements have a value; a full mask is dropped."""
@@ -54,18 +57,19 @@ class SharedArray(Memory):
         self.written[key] &= ~value
 
     def require_addressable(self, window: Window, verb: str) -> None:
-        """Raises LayoutError unless the window consists of whole tiles.
+        """Raises LayoutError unless the window starts with a tile.
 
         An address is computed from the start of a tile: a start inside one, known only
         at run time, would silently address other elements on a GPU.
         """
-        if not self._tiled or math.prod(window.sizes) <= 1:
+        if not self._stored or math.prod(window.sizes) <= 1:
             return
-        if all(s % t == 0 for s, t in zip(window.starts, self.tile, strict=True)):
+        if is_addressable(self.layout, window.starts):
             return
         raise errors.LayoutError(
             f"{self.name} is {verb} from inside a tile",
-            expected=f"starts that are multiples of {self.tile}, the tiling",
+            expected=f"starts that are multiples of {self.tile}, the tiling, and of "
+            f"the {self.layout.swizzle}-byte swizzle's pattern",
             got=f"starts {window.starts}",
             hint="index whole tiles, or declare the array with smaller tiles",
         )
@@ -75,16 +79,4 @@ class SharedArray(Memory):
 
         A dynamic start would otherwise be a misaligned address.
         """
-        index = 0
-        for start, size, n in zip(window.starts, self.tile, self.shape, strict=True):
-            index = index * (n // size) + start // size
-        offset = index * math.prod(self.tile) * self.data.dtype.itemsize
-        if offset % SMEM_ALIGNMENT_BYTES == 0:
-            return
-        raise errors.LayoutError(
-            f"{what} does not start where TMA can address SMEM",
-            expected=f"a multiple of {SMEM_ALIGNMENT_BYTES} bytes from the start of "
-            f"{self.name}",
-            got=f"{offset} bytes, the element {tuple(window.starts)}",
-            hint="place each part in a separate row of as many bytes",
-        )
+        require_copy_start(self.layout, window, what)

@@ -195,7 +195,6 @@ def _commit(wg: Warpgroup) -> None:
 def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
     src.require_inside("the source of a copy")
     src.memory.require_aligned(src.window, "the source of a copy")
-    dst.require_writable()
     if any(low >= high for low, high in dst.box()):
         dst.require_inside("the destination of a copy that is entirely out of bounds,")
     group = stream.open_group

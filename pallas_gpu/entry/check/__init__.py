@@ -7,12 +7,14 @@ from pallas_gpu.entry.check import control, positions, shapes, tma
 from pallas_gpu.entry.check.equations import check_jaxpr, require_features
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
+from pallas_gpu.entry.check.references import check_inputs
 from pallas_gpu.entry.check.tma import check_copy
 from pallas_gpu.entry.check.warp import no_scope
 from pallas_gpu.entry.check.wgmma import require_transforms
 
 __all__ = [
     "check_copy",
+    "check_inputs",
     "check_jaxpr",
     "check_waits",
     "control",

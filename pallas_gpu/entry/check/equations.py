@@ -61,8 +61,23 @@ def _check(site: Site, mesh: types.Mesh) -> None:
             got=str(eqn.params["accuracy"]),
             hint="omit it, or use CompilerParams(approx_math=True)",
         )
+    _refuse_empty(eqn)
     check = registry.check_of(eqn.primitive) or references.check_operands
     check(eqn, mesh)
+
+
+def _refuse_empty(eqn: _jax.JaxprEqn) -> None:
+    """Refuses arrays without elements: no register layout holds them."""
+    for var in eqn.outvars:
+        shape = tuple(getattr(var.aval, "shape", ()))
+        if 0 in shape and not isinstance(var.aval, _jax.AbstractRef):
+            raise errors.ShapeError(
+                f"{references.words(eqn.primitive.name)} without elements",
+                expected="arrays of one element or more",
+                got=f"shape {shape}",
+                hint="omit it in Python: sizes are known when the kernel is traced, "
+                "and a call whose results are all empty launches nothing",
+            )
 
 
 def _has_rules(primitive: Any) -> bool:

@@ -10,10 +10,13 @@ import jax
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import wgmma
+from pallas_gpu.layouts.smem.window import require_whole_tiles
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.primitives.registers import load_p
+from pallas_gpu.walk import walk
 
 
 def check_operands(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
@@ -33,6 +36,7 @@ def _operand_window(eqn: _jax.JaxprEqn, operand: ops.RefOperand) -> Window:
 def _check_load(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     for operand in _ref_operands(eqn):
         window = _operand_window(eqn, operand)
+        _check_part(operand.ref.aval, window)
         _check_layout(operand.ref.aval, window, eqn.params["layout"])
 
 
@@ -54,25 +58,27 @@ def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     window = window_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
         wgmma.check_part(window, stored=name != "get")
-    _check_element(aval, window)
-    if name == "get":
-        _check_layout(aval, window, None)
+    _check_part(aval, window)
+    _check_layout(aval, window, None)
 
 
-def _check_element(aval: Any, window: Window) -> None:
-    """Refuses single elements of tiled SMEM, which no emitter can address."""
-    tiled = isinstance(aval, types.KernelRef) and bool(aval.transforms)
-    if window.shape == () and tiled:
+def _check_part(aval: Any, window: Window) -> None:
+    """Refuses parts of tiled SMEM that no emitter can address."""
+    if not isinstance(aval, types.KernelRef) or not aval.transforms:
+        return
+    if window.shape == ():
         raise errors.UnsupportedError(
             "a single element of a tiled or swizzled SMEM array is accessed",
             expected="whole tiles, or an array declared without transforms",
             got=f"one element of an array of shape {tuple(aval.shape)}",
             hint="load the whole array into registers, or read from GMEM",
         )
+    layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+    require_whole_tiles(layout, window)
 
 
 def _check_layout(aval: Any, window: Window, layout: Any) -> None:
-    """Raises LayoutError unless the loaded array has a register layout."""
+    """Raises LayoutError unless the loaded or stored array has a register layout."""
     if window.shape == () or isinstance(aval, types.AccumulatorRef):
         return
     if layout is not None:
@@ -85,6 +91,30 @@ def _check_layout(aval: Any, window: Window, layout: Any) -> None:
     if tiled and len(window.shape) == 2 and window.shape[0] % types.WGMMA_ROWS == 0:
         return
     layouts.default_layout(window.shape, types.itemsize_bits(aval.dtype))
+
+
+def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
+    """Raises KernelError for an access that writes an input of the kernel.
+
+    JAX's arrays are immutable, and other operations may use them.
+
+    Args:
+      jaxpr: the kernel's body.
+      inputs: how many of its references are inputs; the first ones.
+    """
+    numbers = {var: i for i, var in enumerate(jaxpr.invars[:inputs])}
+    for site in walk(jaxpr):
+        for access in accesses(site.eqn):
+            number = numbers.get(site.origin(access.ref))
+            if access.writes and number is not None:
+                aval = types.describe(access.ref.aval)
+                raise errors.KernelError(
+                    f"input {number} ({aval}) is written, but it is an input",
+                    expected="stores to outputs of the kernel and to scratch memory",
+                    got=f"{words(access.operation.name)} of an input",
+                    hint="declare a result for it in out_type, and write that",
+                    where=site.where,
+                )
 
 
 def static_operands(eqn: _jax.JaxprEqn) -> Any:
@@ -132,14 +162,15 @@ def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsEr
         known = isinstance(start, int)
         got = f"{start} to {start + size}" if known else f"a range of {size}"
     return errors.OutOfBoundsError(
-        f"{_words(name)} outside the reference",
+        f"{words(name)} outside the reference",
         expected=expected,
         got=got,
         hint="check the index, or the declared shape of the reference",
     )
 
 
-def _words(name: str) -> str:
+def words(name: str) -> str:
+    """Returns what JAX's operations on references are called in messages."""
     return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(
         name, name
     )

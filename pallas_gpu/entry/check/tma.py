@@ -10,7 +10,7 @@ from typing import Any
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
-from pallas_gpu.layouts.smem.window import contiguous_layout
+from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -26,6 +26,8 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
     gmem_window = gmem.window(gmem.ref.aval.shape)
+    if not load:
+        _require_some_inside(gmem_window, name)
     pieces = 1
     if load:
         axes = eqn.params["collective_axes"]
@@ -33,6 +35,20 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
     check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
+
+
+def _require_some_inside(window: Window, who: str) -> None:
+    """Raises OutOfBoundsError for a destination known to be wholly outside."""
+    ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
+    for axis, (start, size, n) in enumerate(ranges):
+        if isinstance(start, int) and (start >= n or start + size <= 0):
+            raise errors.OutOfBoundsError(
+                f"{who}: the destination is entirely out of bounds",
+                expected=f"a range that overlaps 0 to {n} in dimension {axis} of shape "
+                f"{window.array_shape}",
+                got=f"{start} to {start + size}",
+                hint="omit the copy, or check the index",
+            )
 
 
 def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
@@ -79,11 +95,13 @@ def check_copy(
             hint="omit the copy",
         )
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
+    part = contiguous_layout(layout, smem_window)
+    require_copy_start(layout, smem_window, "the SMEM part of a copy")
     layouts.plan_copy(
         tuple(gmem_aval.shape),
         types.itemsize_bits(gmem_aval.dtype),
         gmem_window.sizes,
         gmem_window.squeezed,
-        contiguous_layout(layout, smem_window),
+        part,
         pieces=pieces,
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes
 from pallas_gpu.layouts.window import Window, is_contiguous
 
 # The minimum alignment of allocations in SMEM, required by TMA (PTX ISA, bulk copy).
@@ -24,18 +26,14 @@ def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
     Raises:
       LayoutError: the slice cuts through tiles, or is not contiguous.
     """
+    require_whole_tiles(layout, window)
     tile, _, _ = (x.tolist() for x in layout.axis_strides)
-    tiles = [divmod(size, t) for size, t in zip(window.sizes, tile, strict=True)]
-    if any(rest for _, rest in tiles):
-        raise LayoutError(
-            "a part of a tiled SMEM array cuts through its tiles",
-            expected=f"sizes that are multiples of the tiling {layout.tiling}",
-            got=f"a part of sizes {window.sizes}",
-            hint="use whole tiles",
-        )
     # Tiles are row-major, and a slice consists of whole tiles.
-    all_tiles = [n // t for n, t in zip(layout.shape, tile, strict=True)]
-    if not is_contiguous(all_tiles, [count for count, _ in tiles]):
+    all_tiles, tiles = (
+        [n // t for n, t in zip(sizes, tile, strict=True)]
+        for sizes in (layout.shape, window.sizes)
+    )
+    if not is_contiguous(all_tiles, tiles):
         raise LayoutError(
             "a part of an SMEM array is not contiguous",
             expected="a range of the leading dimension, and all of the others",
@@ -51,6 +49,77 @@ def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
         if axis in window.axes or axis >= first_tiled
     )
     return dataclasses.replace(layout, shape=shape)
+
+
+def is_addressable(layout: SmemLayout, starts: Sequence[int]) -> bool:
+    """Whether a slice with these starts is stored like an array of its own.
+
+    It starts with a tile, and with a repetition of the swizzle: addresses in the slice
+    are computed from its start.
+    """
+    tile = layout.axis_strides[0].tolist()
+    if any(start % t for start, t in zip(starts, tile, strict=True)):
+        return False
+    if layout.swizzle == NO_SWIZZLE:
+        return True
+    return start_bytes(layout, starts) % atom_bytes(layout.swizzle) == 0
+
+
+def start_bytes(layout: SmemLayout, starts: Sequence[int]) -> float:
+    """Returns the offset in bytes of the tile in which a slice starts."""
+    tile, between, _ = (x.tolist() for x in layout.axis_strides)
+    tiles = [start // t for start, t in zip(starts, tile, strict=True)]
+    return math.sumprod(tiles, between) * layout.itemsize_bits / 8
+
+
+def require_whole_tiles(layout: SmemLayout, window: Window) -> None:
+    """Raises LayoutError unless a slice consists of whole tiles.
+
+    Dynamic starts are the author's promise; the emulator checks them.
+    """
+    known = [start if isinstance(start, int) else 0 for start in window.starts]
+    tile = layout.axis_strides[0].tolist()
+    whole = all(size % t == 0 for size, t in zip(window.sizes, tile, strict=True))
+    if whole and is_addressable(layout, known):
+        return
+    first = tuple(x if isinstance(x, int) else "dynamic" for x in window.starts)
+    rules = []
+    if layout.tiling is not None:
+        rules.append(
+            f"starts and sizes that are multiples of the tiling {layout.tiling}"
+        )
+    if layout.swizzle != NO_SWIZZLE:
+        rules.append(f"a start at a multiple of {atom_bytes(layout.swizzle)} bytes")
+    raise LayoutError(
+        "a part of a tiled SMEM array cuts through its tiles",
+        expected=", and ".join(rules),
+        got=f"a part of sizes {window.sizes}, starts {first}, of an array of shape "
+        f"{layout.shape}",
+        hint="use whole tiles, or declare the array with smaller tiles or without "
+        "transforms",
+    )
+
+
+def require_copy_start(layout: SmemLayout, window: Window, what: str) -> None:
+    """Raises LayoutError for a slice that starts where TMA cannot address SMEM.
+
+    Args:
+      layout: placement of the whole array.
+      window: the slice, of whole tiles; a dynamic start is the author's promise.
+      what: the slice, for the message.
+    """
+    if window.dynamic:
+        return
+    offset_bytes = start_bytes(layout, window.starts)
+    if offset_bytes % ALLOCATION_ALIGNMENT_BYTES == 0:
+        return
+    raise LayoutError(
+        f"{what} does not start where TMA can address SMEM",
+        expected=f"a multiple of {ALLOCATION_ALIGNMENT_BYTES} bytes from the start of "
+        f"the array of shape {layout.shape}",
+        got=f"{offset_bytes:g} bytes, the element {tuple(window.starts)}",
+        hint="place each part in a separate row of as many bytes",
+    )
 
 
 def alignment_bytes(layout: SmemLayout, window: Window) -> int:

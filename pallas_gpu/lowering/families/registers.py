@@ -63,8 +63,9 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
 
 
 def _is_optimized(op: Any) -> bool:
+    """Whether the author asks for an access without bank conflicts: plgpu.load."""
     if "optimized" not in op.attributes:
-        return True
+        return False
     return ir.BoolAttr(op.attributes["optimized"]).value
 
 

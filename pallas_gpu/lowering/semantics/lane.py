@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors, types
-from pallas_gpu.layouts import Layout, WGSplatLayout
+from pallas_gpu.layouts import Layout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.defaults import spread_layout
 from pallas_gpu.layouts.registers.placement import (
     default_placement,
     place,
     place_registers,
 )
+from pallas_gpu.layouts.window import is_contiguous
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
@@ -66,7 +68,7 @@ class Lane:
         handle: Any,
         transforms: Any,
         layout: Any,
-        optimized: bool,
+        optimized: bool | None,
     ) -> Any:
         view = self.part(ctx, handle, transforms)
         module = smem if isinstance(handle, vals.SmemHandle) else gmem
@@ -79,14 +81,14 @@ class Lane:
         )
         if module is gmem:
             return gmem.load(view, placement)
-        optimized = optimized and distributes_evenly(view)
-        return smem.load(view, placement, optimized=optimized)
+        refuses = bool(optimized) and distributes_evenly(view)
+        return smem.load(view, placement, optimized=refuses)
 
     def read_for(
         self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
     ) -> Any:
         layout = getattr(other, "layout", None)
-        return self.read(ctx, handle, transforms, layout, True)
+        return self.read(ctx, handle, transforms, layout, None)
 
     def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         view = self.part(ctx, handle, transforms)
@@ -100,7 +102,8 @@ class Lane:
             if module is gmem:
                 gmem.store(view, value)
             else:
-                smem.store(view, value, optimized=distributes_evenly(view))
+                # An index expression does not ask for an access without conflicts.
+                smem.store(view, value, optimized=False)
 
     def add(self, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)
@@ -144,13 +147,20 @@ def _default_layout(handle: Any, view: Any) -> Any:
     """Returns the layout of a load that specifies none.
 
     An array tiled for the tensor core is loaded in WGMMA layout, any other in a strided
-    one.
+    one, or in one of powers of two where a strided one cannot be addressed.
     """
     shape = tuple(view.shape)
     tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
     if tiled and len(shape) == 2 and _covered_by_wgmma(*shape):
         return place(Layout.WGMMA, shape)
-    return default_placement(shape, dtypes.bits(handle.dtype))
+    placement = default_placement(shape, dtypes.bits(handle.dtype))
+    window = view.window
+    row_major = not (tiled or window.is_transposed) and is_contiguous(
+        window.array_shape, window.sizes
+    )
+    if isinstance(placement, WGStridedLayout) and not row_major:
+        return spread_layout(shape)
+    return placement
 
 
 def _covered_by_wgmma(rows: int, columns: int) -> bool:

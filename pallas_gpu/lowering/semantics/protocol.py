@@ -46,9 +46,17 @@ class Semantics(Protocol):
         """Returns a part of a reference in the form that instructions use."""
 
     def read(
-        self, ctx: Any, handle: Any, transforms: Any, layout: Any, optimized: bool
+        self,
+        ctx: Any,
+        handle: Any,
+        transforms: Any,
+        layout: Any,
+        optimized: bool | None,
     ) -> Any:
-        """Loads a part of a reference, in a layout if one is specified."""
+        """Loads a part of a reference, in a layout if one is specified.
+
+        Bank conflicts are an error if `optimized`; None avoids them where possible.
+        """
 
     def read_for(self, ctx: Any, handle: Any, transforms: Any, other: Any) -> Any:
         """Loads a part of a reference to combine it with another value, or None."""

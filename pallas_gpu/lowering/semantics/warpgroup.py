@@ -74,7 +74,7 @@ class Warpgroup:
         handle: Any,
         transforms: Any,
         layout: Any,
-        optimized: bool,
+        optimized: bool | None,
     ) -> Any:
         source = self.part(ctx, handle, transforms)
         stored = dtypes.memory_dtype(handle.dtype)
@@ -91,7 +91,7 @@ class Warpgroup:
     def read_for(
         self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
     ) -> Any:
-        return self.read(ctx, handle, transforms, None, True)
+        return self.read(ctx, handle, transforms, None, None)
 
     def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         target = self.part(ctx, handle, transforms)
