@@ -237,5 +237,16 @@ def test_accumulators_that_spill_are_no_error():
     assert result.stacks[plgpu.REGS].top == 512 > plgpu.REGS.budget(arch.SM_100A)
 
 
+def test_accumulators_that_no_sm_has_the_registers_for_are_refused():
+    with pytest.raises(errors.OutOfResources) as caught:
+        plan_scopes([plgpu.ACC((2560, 256))])
+    error = caught.value
+    assert (error.limit_bytes, error.used_bytes) == (256 * KIB, 2560 * KIB)
+    text = str(error)
+    assert "at most 512 registers a thread for accumulators" in text
+    assert "5,120 registers a thread" in text
+    assert "float32[2560, 256]" in text
+
+
 def test_a_kernel_without_tmem_allocates_no_columns():
     assert plan_scopes([tile(1)]).tmem_columns == 0

@@ -52,6 +52,8 @@ WINDOWS = {
     .slice((1, 64, 0), (None, 64, 64))
     .transpose((1, 0)),
     "permuted": Window.whole((4, 128, 64)).transpose((2, 0, 1)),
+    "over the edge": Window.whole((4, 128, 64)).slice((2, 0, 0), (None, 128, 128)),
+    "before the array": Window.whole((4, 128, 64)).slice((0, -8, 0), (4, 64, 64)),
 }
 
 

@@ -137,6 +137,32 @@ def test_a_copy_of_a_tiled_array_takes_whole_tiles():
         run(body, scratch_types=(TILED, BARRIER))
 
 
+@pytest.mark.parametrize("row", [4, 3])
+def test_a_copy_starts_with_a_tile(row):
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.at[0:8], tile.at[row : row + 8], barrier)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "a part of a tiled SMEM array cuts through its tiles",
+        got=f"starts ({row}, 0)",
+    ):
+        run(body, scratch_types=(TILED, BARRIER))
+
+
+def test_a_copy_starts_at_128_bytes_of_smem():
+    def body(x, o, rows, barrier):
+        plgpu.copy_gmem_to_smem(x.at[0, 0:16], rows.at[1], barrier)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "the SMEM part of a copy does not start where TMA can address SMEM",
+        expected="a multiple of 128 bytes",
+        got="64 bytes, the element (1, 0)",
+    ):
+        run(body, scratch_types=(plgpu.SMEM((4, 16), jnp.float32), BARRIER))
+
+
 def test_a_copy_to_smem_fills_one_piece():
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x.at[:, 0:32], tile.at[:, 0:32], barrier)  # HERE

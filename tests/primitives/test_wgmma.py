@@ -283,6 +283,36 @@ def test_only_16_bit_operands_may_lie_either_way(side, dtype):
         attempt(multiply, tiles((n, n), dtype), tiles((n, n), dtype), acc)
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.float8_e5m2])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_so_may_those_whose_storage_is_inferred(side, dtype):
+    def multiply(acc, sa, sb, x):
+        left = sa.T if side == "a" else sa
+        plgpu.wgmma(acc, left, sb.T if side == "a" else sb)  # HERE
+
+    plain = plgpu.SMEM((128, 128), dtype)
+    acc = plgpu.ACC((128, 128), jnp.int32 if dtype == jnp.int8 else F32)
+    with refused(
+        errors.LayoutError,
+        f"wgmma: {side} is stored with K in the major dimension",
+        expected="16-bit types only",
+    ):
+        attempt(multiply, plain, plain, acc)
+
+
+def test_some_storage_fits_where_it_is_inferred():
+    def multiply(acc, sa, sb, x):
+        plgpu.wgmma(acc, sa, sb)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "wgmma: b does not consist of whole tiles",
+        expected="(8, 16) or (8, 32) or (8, 64)",
+        got="sizes (64, 8) of (64, 8)",
+    ):
+        attempt(multiply, b=plgpu.SMEM((64, 8), F16), acc=plgpu.ACC((64, 8)))
+
+
 def test_parts_of_operands_are_whole_tiles():
     def multiply(acc, sa, sb, x):
         plgpu.wgmma(acc, sa.at[:, 32:64], sb.at[32:64])  # HERE

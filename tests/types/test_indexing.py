@@ -336,6 +336,17 @@ def test_a_reference_is_not_stored():
         run(body)
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_range_has_elements(size):
+    def body(x, o):
+        o[...] = x[plgpu.ds(0, size)]  # HERE
+
+    with refused(
+        errors.ShapeError, "a slice of a reference is empty", got=f"ds(start, {size})"
+    ):
+        run(body)
+
+
 def test_an_input_is_not_written():
     def body(x, o):
         x[...] = 0  # HERE

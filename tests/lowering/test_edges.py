@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts over the edge, sizes of 0 and 1: the same in the emulator and as lowered."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import acceptance, everywhere
+from tests.support.entry_kernels import make, numbers
+from tests.support.refusal import refused
+
+F16, F32 = jnp.float16, jnp.float32
+TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+ds = plgpu.ds
+
+
+def type_of(x: np.ndarray) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+
+
+def clipped(x: np.ndarray, starts, sizes) -> np.ndarray:
+    """A part of an array; zeros outside."""
+    wide = np.zeros([3 * n for n in x.shape], x.dtype)
+    wide[tuple(slice(n, 2 * n) for n in x.shape)] = x
+    ranges = zip(starts, sizes, x.shape, strict=True)
+    return wide[tuple(slice(n + start, n + start + size) for start, size, n in ranges)]
+
+
+# --- static parts over the edge -------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts", "sizes", "transforms"),
+    [
+        ((20, 64), (0, 0), (32, 64), ()),
+        ((32, 48), (0, 0), (32, 64), TILED),
+        ((64, 64), (-1, 0), (64, 64), TILED),
+        ((32, 64), (0, -8), (32, 64), ()),
+        ((20, 64), (-8, -4), (40, 128), TILED),
+    ],
+    ids=["wider", "wider-in-both-tiled", "negative", "negative-minor", "all-sides"],
+)
+def test_a_load_over_the_edge_reads_zeros(shape, starts, sizes, transforms):
+    x = numbers(*shape, dtype=np.float16)
+
+    def body(x, o, tile, barrier):
+        part = x.at[tuple(map(ds, starts, sizes))]
+        plgpu.copy_gmem_to_smem(part, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    expected = clipped(x, starts, sizes)
+    scratch = [plgpu.SMEM(sizes, F16, transforms=transforms), plgpu.Barrier()]
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body, type_of(expected), scratch_types=scratch, interpret=interpret
+        ),
+        [x],
+        expected,
+    )
+
+
+@pytest.mark.parametrize(("n", "start"), [(20, 0), (16, -8), (24, -2)])
+def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
+    x = numbers(32, 64, dtype=np.float16)
+
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])
+        plgpu.wait_smem_to_gmem(0)
+
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            jax.ShapeDtypeStruct((n, 64), F16),
+            scratch_types=[plgpu.SMEM((32, 64), F16), plgpu.Barrier()],
+            interpret=interpret,
+        ),
+        [x],
+        x[-start : n - start],
+    )
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+def test_a_store_entirely_outside_is_refused(start):
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])  # HERE
+
+    kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)], out=type_of(ROWS))
+    with refused(
+        errors.OutOfBoundsError,
+        "copy_smem_to_gmem: the destination is entirely out of bounds",
+        got=f"{start} to {start + 32}",
+    ):
+        jax.make_jaxpr(kernel)(ROWS)
+
+
+ROWS = np.zeros((32, 128), np.float32)
+
+
+def test_blocks_may_be_wider_than_the_array():
+    x = numbers(20, 100)
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+
+    def body(x, o):
+        o[...] = x[...] + 1
+
+    everywhere.check(
+        lambda interpret: plgpu.pallas_call(
+            body,
+            type_of(x),
+            grid=(3,),
+            in_specs=[spec],
+            out_specs=spec,
+            interpret=interpret,
+        ),
+        [x],
+        x + 1,
+    )
+
+
+def test_an_element_block_may_start_before_the_array():
+    x = numbers(16, 64)
+    spec = plgpu.BlockSpec((plgpu.Element(16), 64), lambda: (-1, 0))
+
+    def body(x, o):
+        o[...] = x[...]
+
+    everywhere.check(
+        lambda interpret: plgpu.pallas_call(
+            body, type_of(x), in_specs=[spec], interpret=interpret
+        ),
+        [x],
+        clipped(x, (-1, 0), x.shape),
+    )
+
+
+# --- multicasts -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "transforms", "ctas"),
+    [((1, 16, 64), (), 2), ((3, 128), (), 2), ((2, 128), (), 4), ((8, 128), TILED, 2)],
+    ids=str,
+)
+def test_ctas_share_the_bytes_of_a_multicast(shape, transforms, ctas):
+    x = numbers(*shape, dtype=np.float16)
+
+    def body(x, o, tile, barrier, free):
+        plgpu.barrier_arrive(free)
+        plgpu.barrier_wait(free)
+        plgpu.copy_gmem_to_smem(x, tile, barrier, collective_axes="c")
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("c")] = tile[...]
+
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            jax.ShapeDtypeStruct((ctas, *shape), F16),
+            scratch_types=[
+                plgpu.SMEM(shape, F16, transforms=transforms),
+                plgpu.Barrier(),
+                plgpu.ClusterBarrier(collective_axes=("c",)),
+            ],
+            cluster=(ctas,),
+            cluster_names=("c",),
+            interpret=interpret,
+        ),
+        [x],
+        np.stack([x] * ctas),
+    )
+
+
+# --- size 0 ---------------------------------------------------------------------------
+
+
+def double(x, o):
+    o[...] = x[...] * 2
+
+
+EMPTY = {
+    "kernel": lambda x: plgpu.kernel(double, x)(x),
+    "pallas_call": lambda x: plgpu.pallas_call(double, x)(x),
+    "blocks": lambda x: plgpu.pallas_call(
+        double, x, grid=1, in_specs=[plgpu.BlockSpec((8, 128), lambda i: (i, 0))]
+    )(x),
+}
+
+
+@pytest.mark.parametrize("call", EMPTY.values(), ids=list(EMPTY))
+def test_a_call_whose_results_are_empty_launches_nothing(call):
+    x = jnp.ones((0, 128))
+    assert not jax.make_jaxpr(call)(x).eqns or "pallas_gpu" not in str(
+        jax.make_jaxpr(call)(x)
+    )
+    result = call(x)
+    assert (result.shape, result.dtype) == (x.shape, x.dtype)
+
+
+@pytest.mark.parametrize("jit", [lambda f: f, jax.jit], ids=["eager", "jit"])
+@pytest.mark.parametrize("shape", [(0, 128), (0, 2, 128), (2, 0, 128)])
+def test_vmap_over_no_instances_launches_nothing(shape, jit):
+    call = plgpu.kernel(double, jax.ShapeDtypeStruct((128,), F32))
+    for _ in shape[:-1]:
+        call = jax.vmap(call)
+    assert "pallas_gpu" not in str(jax.make_jaxpr(call)(jnp.ones(shape)))
+    result = jit(call)(jnp.ones(shape))
+    assert (result.shape, result.dtype) == (shape, F32)
+
+
+def test_an_empty_operand_that_is_not_used_may_be_passed():
+    def body(nothing, x, o):
+        o[...] = x[...] * 2
+
+    def pallas(interpret):
+        return plgpu.pallas_call(body, type_of(x), interpret=interpret)
+
+    def kernel(interpret):
+        return plgpu.kernel(body, type_of(x), interpret=interpret)
+
+    x = numbers(16, 64)
+    for make_call in (kernel, pallas):
+        everywhere.check(make_call, [np.zeros((0, 64), np.float32), x], x * 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (lambda empty, x, o: empty[...], "a read"),
+        (lambda empty, x, o: jnp.sum(x[...][:0]), "slice"),
+        (lambda empty, x, o: jnp.zeros((4, 0)), "broadcast_in_dim"),
+    ],
+    ids=["read", "slice", "constant"],
+)
+def test_arrays_in_a_kernel_have_elements(body, what):
+    def whole(empty, x, o):
+        body(empty, x, o)
+        o[...] = x[...]
+
+    x = numbers(16, 64)
+    kernel = plgpu.kernel(whole, type_of(x))
+    with pytest.raises(errors.ShapeError, match=f"^{what} without elements") as caught:
+        jax.make_jaxpr(kernel)(jnp.zeros((0, 4)), x)
+    assert "test_edges.py" in caught.value.where
+
+
+# --- what is stored where -------------------------------------------------------------
+
+
+def test_an_input_is_not_written_by_a_kernel_that_is_compiled():
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, x)  # HERE
+
+    tile = plgpu.SMEM((64, 128), F32)
+    with refused(
+        errors.KernelError,
+        "input 0 (GMEM float32[64, 128]) is written, but it is an input",
+        got="copy_smem_to_gmem of an input",
+        hint="out_type",
+    ):
+        jax.make_jaxpr(make(body, scratch_types=[tile]))(numbers())
+
+
+def test_an_input_is_not_written_in_a_loop():
+    def body(x, o):
+        @plgpu.loop(0, 2)
+        def _(i):
+            x[i] = o[i]
+
+    with pytest.raises(errors.KernelError, match="it is an input"):
+        jax.make_jaxpr(make(body))(numbers())
+
+
+@pytest.mark.parametrize("index", [(slice(None), 5), (slice(None), slice(0, 4))])
+def test_bank_conflicts_of_an_index_expression_are_no_error(index):
+    x = numbers(128, 64)
+    expected = x.copy()
+    expected[index] = 2 * x[index]
+
+    def body(x, o, tile):
+        tile[...] = x[...]
+        tile[index] = 2 * tile[index]
+        o[...] = tile[...]
+
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            type_of(x),
+            scratch_types=[plgpu.SMEM(x.shape, F32)],
+            interpret=interpret,
+        ),
+        [x],
+        expected,
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "index"),
+    [((256, 32), (slice(None), slice(16, 18))), ((4, 32, 12), (..., slice(0, 3)))],
+)
+@pytest.mark.parametrize("space", ["GMEM", "SMEM"])
+def test_parts_that_a_strided_layout_cannot_address(space, shape, index):
+    x = numbers(*shape)
+
+    def body(x, o, tile):
+        if space == "SMEM":
+            tile[...] = x[...]
+            x = tile
+        o[...] = x[index]
+
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            type_of(x[index]),
+            scratch_types=[plgpu.SMEM(shape, F32)],
+            interpret=interpret,
+        ),
+        [x],
+        x[index],
+    )
+
+
+@pytest.mark.parametrize("start", [8, 3])
+@pytest.mark.parametrize("transforms", [TILED, TILED[1:]], ids=["tiled", "swizzled"])
+def test_a_dynamic_start_in_tiled_memory_is_a_promise_that_the_emulator_checks(
+    start, transforms
+):
+    def body(x, at, o, tile):
+        tile[...] = x[...]
+        o[...] = tile[ds(at[0], 8)]
+
+    x = numbers(16, 64, dtype=np.float16)
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct((8, 64), F16),
+        scratch_types=[plgpu.SMEM((16, 64), F16, transforms=transforms)],
+    )
+    promised = start % 8 == 0
+    verdict = acceptance.judge(kernel, [x, np.array([start])], execute=promised)
+    assert verdict.lowered == dict.fromkeys(verdict.lowered)
+    assert (verdict.emulated is None) == promised
+    if not promised:
+        assert "from inside a tile" in str(verdict.emulated)
+        assert "test_edges.py" in verdict.emulated.where
