@@ -255,11 +255,11 @@ def test_a_wait_counts_groups(n):
         run(body)
 
 
-def test_a_copy_outside_of_a_kernel_is_refused():
-    with refused(errors.KernelError, "commit_smem is called outside a kernel"):
-        plgpu.commit_smem()  # HERE
-    with refused(errors.KernelError, "commit_gmem is called outside a kernel"):
-        plgpu.commit_gmem()  # HERE
+@pytest.mark.parametrize("name", ["commit_smem", "commit_gmem"])
+def test_a_fence_outside_of_a_kernel_is_refused(name):
+    fence = getattr(plgpu, name)
+    with refused(errors.KernelError, f"{name} is called outside a kernel"):
+        fence()  # HERE
 
 
 def test_vmap_inside_a_body_does_not_reach_a_copy():
