@@ -13,7 +13,8 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry import call, check, scope, trace
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import scoped
 
 _MISSING: Any = object()
 
@@ -149,15 +150,17 @@ def _with_scratch(
         positional = (scratch,)
 
     @functools.wraps(body)
-    def scoped(*refs):
-        return run_scoped(
+    def in_scope(*refs):
+        names = parameter_names(body, (*refs, *positional), named)
+        return scoped(
             functools.partial(called, *refs),
-            *positional,
-            collective_axes=mesh.thread_name or (),
-            **named,
+            positional,
+            named,
+            mesh.thread_name or (),
+            names[len(jax.tree.leaves(refs)) :],
         )
 
-    return scoped
+    return in_scope
 
 
 def _operand(x: Any) -> Any:

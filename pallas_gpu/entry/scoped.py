@@ -10,6 +10,7 @@ import jax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, scope
+from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
@@ -44,12 +45,25 @@ def run_scoped(
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
     """
+    names = parameter_names(f, scratch_types, named_scratch_types)
+    return scoped(f, scratch_types, named_scratch_types, collective_axes, names)
+
+
+def scoped(
+    f: Callable[..., Any],
+    scratch_types: Sequence[Any],
+    named_scratch_types: dict[str, Any],
+    collective_axes: str | Sequence[str],
+    names: Sequence[str],
+) -> Any:
+    """`run_scoped` with a name for each declaration, for messages."""
     mesh = scope.current_mesh("run_scoped")
     if scope.in_warp():
         raise check.no_scope().with_location(_jax.where_now())
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
     leaves, tree = jax.tree.flatten(
-        (scratch_types, named_scratch_types), is_leaf=lambda x: hasattr(x, "to_ref")
+        (tuple(scratch_types), named_scratch_types),
+        is_leaf=lambda x: hasattr(x, "to_ref"),
     )
     refs = [_to_ref(leaf) for leaf in leaves]
     _check_axes(mesh, tuple(axes), leaves)
@@ -63,7 +77,10 @@ def run_scoped(
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
         flat = run_scoped_p.bind(
-            *closed.consts, jaxpr=jaxpr, collective_axes=tuple(axes)
+            *closed.consts,
+            jaxpr=jaxpr,
+            collective_axes=tuple(axes),
+            names=tuple(names),
         )
     return jax.tree.unflatten(out_tree, flat)
 

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, control, scope
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry import scoped as scopes
+from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import mbarrier, tma
 
@@ -227,7 +228,24 @@ class _Blocks:
                 )
             self._copy_out(outputs, smem[len(inputs) :])
 
-        run_scoped(scoped, *declarations, *barriers, *positional, **named)
+        names = self._names(blocks, in_tree, out_tree, positional, named)
+        scopes.scoped(scoped, (*declarations, *barriers, *positional), named, (), names)
+
+    def _names(self, blocks, in_tree, out_tree, positional, named) -> list[str]:
+        """Returns the names of the body's references in SMEM and of its scratch."""
+        n_in = in_tree.num_leaves
+        outs = jax.tree.unflatten(out_tree, blocks[n_in:])
+        outs = outs if isinstance(outs, tuple | list) else (outs,)
+        ins = jax.tree.unflatten(in_tree, blocks[:n_in])
+        names = parameter_names(self.kernel, (*ins, *outs, *positional), named)
+        copied = [
+            name
+            for name, block in zip(names, blocks, strict=False)
+            if block.declaration is not None
+        ]
+        loads = any(block.declaration is not None for block in blocks[:n_in])
+        barrier = ["of the blocks"] if loads else []
+        return [*copied, *barrier, *names[len(blocks) :]]
 
     def _scratch(self):
         if isinstance(self.scratch, dict):

@@ -230,6 +230,6 @@ def test_smem_is_undefined_until_it_is_written():
 
     with refused(
         errors.UninitializedReadError,
-        "SMEM float32[64, 128] (allocation 0) is read where nothing has been written",
+        "SMEM float32[64, 128] (tile) is read where nothing has been written",
     ):
         run(body, scratch_types=[TILE])

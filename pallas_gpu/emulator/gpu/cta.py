@@ -91,7 +91,6 @@ class Cta:
         )
         self.state: Table[Cta] = Table(self)
         self.at_end: list[Callable[[], None]] = []
-        self.allocations = itertools.count()
         self.warpgroups = [Warpgroup(self, i) for i in range(mesh.warpgroups)]
 
     @functools.cached_property

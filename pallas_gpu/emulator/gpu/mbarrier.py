@@ -12,6 +12,7 @@ import numpy as np
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
@@ -24,17 +25,19 @@ class Barrier:
     """One mbarrier.
 
     Attributes:
+      name: the author's, with its index.
       actor: its number in clocks; its time is the number of completed phases.
       arrivals: number of arrivals that complete a phase.
       phase: number of completed phases.
       pending_arrivals: missing arrivals in the current phase.
       pending_bytes: bytes announced by copies in the current phase that have not
         arrived; negative if another CTA's part of a multicast arrived first.
+      last_copy: the line of the latest copy on it.
       parts: by CTA, parts of multicasts that are announced but not issued.
     """
 
     __slots__ = (
-        "_completed", "_gathered", "actor", "arrivals", "name", "parts",
+        "_completed", "_gathered", "actor", "arrivals", "last_copy", "name", "parts",
         "pending_arrivals", "pending_bytes", "phase",
     )  # fmt: skip
 
@@ -45,6 +48,7 @@ class Barrier:
         self.phase = 0
         self.pending_arrivals = arrivals
         self.pending_bytes = 0
+        self.last_copy: Location | None = None
         self.parts: dict[str, int] = {}
         self._gathered: ordering.Clock = {}
         self._completed: ordering.Clock = {}
@@ -136,17 +140,22 @@ class Barrier:
         )
 
     def require_quiet(self) -> None:
-        """Raises BarrierError when a phase is incomplete."""
-        if self.pending_arrivals == self.arrivals and self.pending_bytes == 0:
+        """Raises BarrierError when a copy is in flight.
+
+        Arrivals that nobody waits for do no harm.
+        """
+        if self.pending_bytes == 0:
             return
         came = self.arrivals - self.pending_arrivals
         raise errors.BarrierError(
-            f"{self.name} ends in the middle of a phase",
-            expected=f"{self.arrivals} arrivals in every phase",
-            got=f"{came} arrivals in phase {self.phase}, and {self.pending_bytes} "
-            "pending bytes",
-            hint="num_arrivals must equal the arrivals per phase; a copy on the "
-            "barrier counts as one",
+            f"{self.name} ends in the middle of a phase: a copy on it has not been "
+            "waited for",
+            expected="a barrier_wait for every copy before the end of the scope",
+            got=f"{self.pending_bytes} bytes pending in phase {self.phase}, and {came} "
+            f"of {self.arrivals} arrivals",
+            hint="wait for the copy; num_arrivals must equal the arrivals per phase, "
+            "and a copy on the barrier counts as one",
+            where=self.last_copy.where if self.last_copy is not None else None,
         )
 
 
@@ -161,9 +170,9 @@ class BarrierArray(Referent):
       declaration: the declaration in the kernel.
     """
 
-    def __init__(self, cta: Cta, declaration: types.Barrier, key: Any):
-        number = next(cta.allocations)
-        super().__init__(f"barrier (allocation {number}{cta.suffix})")
+    def __init__(self, cta: Cta, declaration: types.Barrier, key: Any, name: str):
+        super().__init__(_name(name, (), cta))
+        self._author_name = name
         self.declaration = declaration
         self._cta = cta
         self._key = key
@@ -173,15 +182,16 @@ class BarrierArray(Referent):
             sizes[axis] for axis in self.collective_axes
         )
         for index in itertools.product(*(range(n) for n in self.shape)):
-            at = f"barrier {list(index)}" if index else "the barrier"
             self._barriers[index] = Barrier(
-                f"{at} (allocation {number}{cta.suffix})",
+                _name(name, index, cta),
                 arrivals,
                 cta.device.execution.actors.other(),
             )
 
     @classmethod
-    def of(cls, cta: Cta, declaration: types.Barrier, key: Any) -> BarrierArray:
+    def of(
+        cls, cta: Cta, declaration: types.Barrier, key: Any, name: str
+    ) -> BarrierArray:
         """Returns a CTA's barriers of a declaration.
 
         They exist from the start of the kernel; the first call creates them.
@@ -190,12 +200,13 @@ class BarrierArray(Referent):
           cta: the CTA.
           declaration: the declaration in the kernel.
           key: the declaration's key: (scope, position in it).
+          name: the author's; may be empty.
         """
         arrays = cta.state.of(_ARRAYS)
         if key not in arrays:
-            arrays[key] = cls(cta, declaration, key)
+            arrays[key] = cls(cta, declaration, key, name)
             if len(cta.cluster.ctas) > 1:
-                # Arrivals of other CTAs are complete only when the cluster has ended.
+                # Copies of other CTAs are complete only when the cluster has ended.
                 cta.at_end.append(arrays[key].require_quiet)
         return arrays[key]
 
@@ -212,7 +223,7 @@ class BarrierArray(Referent):
 
     def same_in(self, cta: Cta) -> BarrierArray:
         """Returns the barriers of the same declaration in another CTA."""
-        return self.of(cta, self.declaration, self._key)
+        return self.of(cta, self.declaration, self._key, self._author_name)
 
     def everywhere(self) -> list[BarrierArray]:
         """Returns the barriers that an arrival reaches: this CTA's, and others'."""
@@ -230,9 +241,14 @@ class BarrierArray(Referent):
         return self._barriers[tuple(region.window.starts)]
 
     def require_quiet(self) -> None:
-        """Raises BarrierError when a phase of one is incomplete."""
+        """Raises BarrierError when a copy on one is in flight."""
         for barrier in self._barriers.flat:
             barrier.require_quiet()
+
+
+def _name(name: str, index: tuple[int, ...], cta: Cta) -> str:
+    at = "".join(f"[{i}]" for i in index)
+    return f"barrier {name}{at}{cta.suffix}" if name else f"the barrier{at}{cta.suffix}"
 
 
 # The barriers of a CTA, by declaration.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -38,13 +38,25 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 ScopeKey = tuple[Any, int | None, int]
 
 
+class Declared(NamedTuple):
+    """One declaration of a scope.
+
+    Attributes:
+      aval: the type of its reference.
+      name: by which the author knows it; may be empty.
+    """
+
+    aval: Any
+    name: str
+
+
 @dataclasses.dataclass
 class Scope:
     """One entered scope.
 
     Attributes:
       key: its key.
-      declared: its declarations.
+      declared: its declarations, with the author's names.
       arrays: in SMEM, by the position of their declaration.
       barriers: likewise. Accumulators are in neither: they belong to a warpgroup.
       members: number of warpgroups that must enter.
@@ -53,7 +65,7 @@ class Scope:
     """
 
     key: ScopeKey
-    declared: Sequence[Any]
+    declared: Sequence[Declared]
     arrays: dict[int, SharedArray]
     barriers: dict[int, BarrierArray]
     members: int
@@ -67,7 +79,7 @@ class Scope:
             return self.arrays[position]
         if position in self.barriers:
             return self.barriers[position]
-        return Accumulator(self.declared[position])
+        return Accumulator(self.declared[position].aval)
 
 
 @dataclasses.dataclass
@@ -98,7 +110,8 @@ def scopes_of(cta: Cta) -> Scopes:
 @registry.register(run_scoped_p, registry.RuleKind.EMULATE)
 def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     jaxpr = step.params["jaxpr"]
-    declared = [v.aval for v in jaxpr.invars[len(ins) :]]
+    refs_of = zip(jaxpr.invars[len(ins) :], step.params["names"], strict=True)
+    declared = [Declared(v.aval, name) for v, name in refs_of]
     shared = bool(step.params["collective_axes"])
     scope, refs = yield from _enter(wg, jaxpr, declared, shared)
     results = yield from evaluate.run(wg, plan_of(jaxpr), [*ins, *refs])
@@ -108,7 +121,7 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
 
 
 def _enter(
-    wg: Warpgroup, jaxpr: Any, declared: Sequence[Any], shared: bool
+    wg: Warpgroup, jaxpr: Any, declared: Sequence[Declared], shared: bool
 ) -> Generator[Wait | None, None, tuple[Scope, list[Referent]]]:
     """Allocates or finds the scope; returns it with its references."""
     cta = wg.cta
@@ -128,7 +141,7 @@ def _enter(
     return scope, [scope.referent(i) for i in range(len(declared))]
 
 
-def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Any]) -> Scope:
+def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Declared]) -> Scope:
     """Returns a scope of a CTA; the first call creates it."""
     scopes = scopes_of(cta)
     scope = scopes.open.get(key)
@@ -158,33 +171,35 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
     for array in scope.arrays.values():
         _require_quiet(wg, array)
     for barriers in scope.barriers.values():
-        # Arrivals of other CTAs may be pending: those barriers are checked when the
+        # Copies of other CTAs may be pending: those barriers are checked when the
         # cluster ends.
         if not barriers.collective_axes:
             barriers.require_quiet()
 
 
 def _allocate(cta: Cta, scope: Scope) -> None:
-    for i, aval in enumerate(scope.declared):
+    for i, (aval, name) in enumerate(scope.declared):
         match aval:
             case types.BarrierRef():
                 declaration = (scope.key[0], i)
-                scope.barriers[i] = BarrierArray.of(cta, aval.barrier, declaration)
+                scope.barriers[i] = BarrierArray.of(
+                    cta, aval.barrier, declaration, name
+                )
             case types.AccumulatorRef():
                 pass
             case _:
-                scope.arrays[i] = _allocate_array(cta, aval, (scope.key, i))
+                scope.arrays[i] = _allocate_array(cta, aval, (scope.key, i), name)
 
 
-def _allocate_array(cta: Cta, aval: Any, place: Any) -> SharedArray:
+def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator does not model scratch memory in {aval.memory_space.name}",
             expected="SMEM, a barrier or an accumulator",
             hint="pass GMEM scratch as an additional output",
         )
-    where = f"(allocation {next(cta.allocations)}{cta.suffix})"
-    name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)} {where}"
+    of = f" ({name}{cta.suffix})" if name else cta.suffix
+    name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)}{of}"
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
     layout = _layout(shape, aval.dtype, aval.transforms)

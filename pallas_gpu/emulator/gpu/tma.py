@@ -87,6 +87,7 @@ def _copy_gmem_to_smem(
         _record(wg, part, barrier)
     barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
     for part in copies:
+        part.barrier.last_copy = wg.location
         load = Load(part.src, part.dst, part.barrier, oob_mode)
         wg.group.in_flight.submit(load)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +39,7 @@ def test_a_wait_without_an_arrival_is_a_deadlock_that_names_the_barrier():
         barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
     text = str(caught.value)
     assert "warpgroup 0" in text
-    assert "waits for phase 0 of the barrier" in text
+    assert "waits for phase 0 of barrier barrier at" in text
     assert "0 of 2 arrivals, 0 bytes of copies pending" in text
     assert "test_mbarrier.py" in text
 
@@ -95,13 +97,34 @@ def test_more_arrivals_than_declared_is_an_error():
     assert "16 bytes" in str(caught.value)
 
 
-def test_a_barrier_may_not_end_in_the_middle_of_a_phase():
+def test_an_arrival_that_nobody_waits_for_is_legal_at_the_end():
     def body(o, barrier):
         plgpu.barrier_arrive(barrier)
+        o[...] = jnp.ones(4)
 
+    run = barrier_kernel(body, plgpu.Barrier(num_arrivals=2))
+    np.testing.assert_array_equal(run(), np.ones(4))
+
+
+def test_a_barrier_may_not_end_while_a_copy_on_it_is_in_flight():
+    def body(x, o, tile):
+        def scope(full):
+            plgpu.copy_gmem_to_smem(x, tile, full.at[1])  # the line of the report
+
+        plgpu.run_scoped(scope, plgpu.Barrier(num_barriers=2))
+
+    run = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        scratch_types=[plgpu.SMEM((4,), F32)],
+        interpret=plgpu.InterpretParams(asynchrony="late"),
+    )
     with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
-        barrier_kernel(body, plgpu.Barrier(num_arrivals=2))()
-    assert "1 arrivals in phase 0" in str(caught.value)
+        run(jnp.ones(4))
+    text = str(caught.value)
+    assert "barrier full[1] ends" in text
+    assert "16 bytes pending in phase 0, and 1 of 1 arrivals" in text
+    assert re.search(r"at: +\S*test_mbarrier.py:\d+ \(.*\.scope\)", text)
 
 
 def test_a_false_predicate_skips_the_arrival():
