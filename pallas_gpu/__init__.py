@@ -8,9 +8,14 @@ function over arrays. It runs on a GPU, in an emulator on any machine, and compi
 offline for any target.
 """
 
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
 from pallas_gpu import arch as arch
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
 from pallas_gpu import errors as errors
+from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
 from pallas_gpu._jax import ds
@@ -64,6 +69,9 @@ from pallas_gpu.types import (
 )
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
+if _TYPE_CHECKING:
+    from pallas_gpu import ops as ops
+
 # The name in upstream's interpreter.
 InterpretGPUParams = InterpretParams
 
@@ -76,6 +84,7 @@ __all__ = [
     "run_scoped",
     "run_state",
     "offline",
+    "ops",
     # Control flow and positions
     "when",
     "loop",
@@ -125,6 +134,7 @@ __all__ = [
     "TilingTransform",
     "SwizzleTransform",
     "find_swizzle",
+    "layouts",
     "Layout",
     "TiledLayout",
     "Tiling",
@@ -140,3 +150,14 @@ __all__ = [
 ]
 
 _PUBLIC_NAMES.update(__all__)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__doc__", "__version__"])
+
+
+def __getattr__(name: str) -> _Any:
+    # ops is written on the names above, so it is imported when it is first used.
+    if name == "ops":
+        return _importlib.import_module("pallas_gpu.ops")
+    raise AttributeError(f"module 'pallas_gpu' has no attribute {name!r}")

@@ -209,3 +209,14 @@ class InternalError(PallasGpuError, AssertionError):
 
 class CompilationError(InternalError, RuntimeError):
     """MLIR, LLVM or ptxas refused what the package emitted."""
+
+
+__all__ = [
+    name
+    for name, value in globals().items()
+    if isinstance(value, type) and issubclass(value, PallasGpuError)
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

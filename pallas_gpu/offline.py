@@ -17,6 +17,9 @@ from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.walk import walk
 
+__all__ = ["KernelReport", "LoweredReport", "Resources", "compile", "lower"]
+
+
 __all__ = ["KernelReport", "compile", "lower"]
 
 
@@ -154,3 +157,7 @@ def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
         if not known:
             unique.append(params)
     return unique
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -238,6 +238,26 @@ block, and a copy that is still reading it would read other data.
 One tile of SMEM suffices here, since the result overwrites the input.
 `pallas_call` uses two, one for each of `x_ref` and `o_ref`.
 
+### Which thread has which element
+
+`tile_smem[...]` distributes the tile over the registers of the 128 threads. How it does
+that is its **register layout**. `plgpu.layouts.draw` draws one, here of a small array
+in which each thread holds 4 adjacent elements. A cell reads `warp:lane`, register and
+position in the register.
+"""
+
+# %%
+strided = plgpu.Layout.WG_STRIDED((8, 64), vec_size=4)
+drawing = plgpu.layouts.draw(strided, (8, 64))
+for line in drawing.splitlines():
+    print(line[:78], "...")
+
+# %% [markdown]
+"""
+The compiler chooses layouts; they matter for operations that combine elements of
+several threads, such as a sum over a row. [docs/semantics.md](../docs/semantics.md)
+explains how.
+
 ## In a JAX program
 
 A kernel is an operation of JAX like any other. It can be used in `jax.jit` together

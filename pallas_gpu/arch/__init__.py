@@ -27,3 +27,7 @@ __all__ = [
     "target",
     "target_of_capability",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -26,3 +26,21 @@ from pallas_gpu.layouts.smem.stagger import Stagger as Stagger
 from pallas_gpu.layouts.tmem.access import transfers as transfers
 from pallas_gpu.layouts.tmem.layout import TmemKind as TmemKind
 from pallas_gpu.layouts.tmem.layout import TmemLayout as TmemLayout
+
+# Public; the other names are imported from here by the rest of this package.
+__all__ = [
+    "Layout",
+    "TiledLayout",
+    "Tiling",
+    "Replicated",
+    "WGStridedLayout",
+    "WGSplatLayout",
+    "LinearLayout",
+    "TmemLayout",
+    "TmemKind",
+    "draw",
+]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

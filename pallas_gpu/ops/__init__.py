@@ -14,3 +14,7 @@ def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
     _matmul.clear_cache()
     _attention_kernel.make_kernel.cache_clear()
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.completion import shows
 from pallas_gpu.types.memory_space import REGS
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
@@ -39,6 +40,7 @@ class AccumulatorRef(IndexableRef):
         return hash((AccumulatorRef, self.inner_aval))
 
 
+@shows("init")
 @dataclasses.dataclass(frozen=True)
 class ACC:
     """Declares an accumulator of wgmma in the registers of a warpgroup.

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors
+from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
 from pallas_gpu.types.spaces.resource import Resource
@@ -84,6 +85,7 @@ class BarrierRef(IndexableRef):
         return hash((BarrierRef, self.barrier, self.inner_aval))
 
 
+@shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Barrier:
     """Declares one mbarrier, or an array of them, in SMEM.

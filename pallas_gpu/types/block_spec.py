@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.completion import shows
 from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.params import OOBFillMode
 from pallas_gpu.types.spaces.memory_space import MemorySpace
@@ -33,6 +34,7 @@ class Element:
     block_size: int
 
 
+@shows()
 @dataclasses.dataclass(frozen=True)
 class BlockSpec:
     """Which block of an array a grid step accesses.

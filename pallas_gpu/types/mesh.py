@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 
 from pallas_gpu import errors
+from pallas_gpu.types.completion import shows
 
 WARPGROUP_THREADS = 128
 # CUDA programming guide: at most 1024 threads a block, 2**31 - 1 blocks along x.
@@ -15,6 +16,7 @@ MAX_WARPGROUPS = 8
 MAX_BLOCKS = 2**31 - 1
 
 
+@shows("warpgroups", "blocks", "axes")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
     """The shape of a launch.

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.completion import shows
 from pallas_gpu.types.indexing import indexer
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
 
@@ -27,6 +28,10 @@ _aval_property = type(vars(_jax.AbstractRef)["at"])
 _aval_method = type(vars(_jax.AbstractRef)["get"])
 
 
+@shows(
+    "at", "T", "transpose", "get", "set", "swap", "shape", "dtype", "ndim", "size",
+    fields=False,
+)  # fmt: skip
 class RefView(_jax.TransformedRef):
     """A part of a reference: what `ref.at[...]` and `ref.T` return."""
 

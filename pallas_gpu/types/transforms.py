@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.types.completion import shows
 
 
 @runtime_checkable
@@ -22,6 +23,7 @@ class Transform(Protocol):
         """Returns a short description for error messages."""
 
 
+@shows()
 @dataclasses.dataclass(frozen=True)
 class TilingTransform:
     """Stores the trailing dimensions tile by tile.
@@ -53,6 +55,7 @@ class TilingTransform:
         return f"tiling {self.tiling}"
 
 
+@shows()
 @dataclasses.dataclass(frozen=True)
 class SwizzleTransform:
     """Permutes 16-byte chunks so that the rows of a column lie in different banks.

@@ -13,7 +13,18 @@ from pallas_gpu.types.transforms import itemsize_bits
 
 
 class Gmem(MemorySpace):
-    """Global memory: arguments and results of a kernel, row-major."""
+    """Global memory: arguments and results of a kernel, row-major.
+
+    PTX: .global. Since: sm_90. As `memory_space` of a `BlockSpec` it leaves the array
+    where it is. No scope of a kernel allocates arrays in it.
+
+    Args:
+      shape: positive static sizes.
+      dtype: element type.
+
+    Raises:
+      UnsupportedError: the declaration is used as scratch memory.
+    """
 
     name = "GMEM"
     unit = "bytes"

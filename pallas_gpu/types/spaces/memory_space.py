@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.types.completion import shows
 from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
@@ -34,6 +36,9 @@ class _Members(type):
     def __getitem__(cls, name: str) -> MemorySpace:
         return cls.members[name]
 
+    def __dir__(cls) -> list[str]:
+        return sorted(cls.members)
+
     def __iter__(cls) -> Iterator[MemorySpace]:
         return iter(cls.members.values())
 
@@ -44,6 +49,7 @@ class _Members(type):
         return any(item in (member, member.value) for member in cls)
 
 
+@shows("name", "value")
 class MemorySpace(Resource, metaclass=_Members):
     """Where a reference lives.
 
@@ -63,6 +69,16 @@ class MemorySpace(Resource, metaclass=_Members):
 
     # Arguments of a declaration that belong to this space.
     options: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        # `help` and editors show how to call the class's one object.
+        call = inspect.signature(MemorySpace.__call__)
+        accepted = [
+            parameter.replace(annotation=inspect.Parameter.empty)
+            for name, parameter in call.parameters.items()
+            if name in ("shape", "dtype", *cls.options)
+        ]
+        cls.__signature__ = inspect.Signature(accepted)  # type: ignore[attr-defined]
 
     def __init__(self) -> None:
         _Members.members[self.name] = self
@@ -171,6 +187,7 @@ def _require_static(space: MemorySpace, shape: tuple[Any, ...]) -> None:
         )
 
 
+@shows("transforms")
 @dataclasses.dataclass(frozen=True)
 class ScratchType:
     """A declaration of a scratch array.

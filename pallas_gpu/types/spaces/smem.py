@@ -12,7 +12,26 @@ from pallas_gpu.types.transforms import smem_layout
 
 
 class Smem(MemorySpace):
-    """Shared memory of one CTA; arrays are tiled and swizzled by their transforms."""
+    """Shared memory of one CTA: `SMEM(shape, dtype)` declares an array in it.
+
+    PTX: .shared. Since: sm_90. Its contents are initially undefined.
+
+    Args:
+      shape: positive static sizes.
+      dtype: element type.
+      transforms: how the array is tiled and swizzled, a `TilingTransform` and a
+        `SwizzleTransform`. By default they are inferred under Warpgroup semantics, and
+        the array is row-major under Lane semantics.
+
+    Returns:
+      A declaration for `scratch_types` and `run_scoped`.
+
+    Raises:
+      ShapeError, DTypeError, LayoutError: SMEM cannot store such an array.
+      MemorySpaceError: an argument that belongs to another space.
+
+      >>> tile = plgpu.SMEM((64, 128), jnp.float32)
+    """
 
     name = "SMEM"
     unit = "bytes"

@@ -62,7 +62,19 @@ class Tmem(MemorySpace):
     """Tensor memory of one SM: 128 lanes by 512 columns of 32 bits.
 
     An array has 128 or 64 rows, or those of its layout; its minor dimension runs along
-    the columns. PTX: tcgen05.alloc. Since: sm_100a.
+    the columns. PTX: tcgen05.alloc. Since: sm_100a. No operation of a kernel accesses
+    TMEM yet: a kernel that declares it is refused.
+
+    Args:
+      shape: positive static sizes, rows and columns last.
+      dtype: element type.
+      packed: whether elements narrower than 32 bits share a column.
+      collective: whether a pair of CTAs allocates the array.
+      layout: a TmemLayout, instead of `packed`.
+
+    Raises:
+      ShapeError, DTypeError, LayoutError: TMEM cannot store such an array.
+      ArgumentError: `packed` besides `layout`, or not a bool.
     """
 
     name = "TMEM"
