@@ -62,6 +62,8 @@ class Cells:
     def numbers(self, layer: int, index: tuple[Any, ...]) -> set[int]:
         """Returns the numbers in some cells."""
         part = self.layers[layer][index]
+        if part.size == 1:
+            return {part.item()}
         if part.size <= _FEW:
             return set(part.ravel().tolist())
         first = part.flat[0]

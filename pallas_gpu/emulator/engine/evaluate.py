@@ -18,7 +18,6 @@ from pallas_gpu.emulator.engine.steps import (
     EffectStep,
     FailStep,
     Plan,
-    bind_operands,
 )
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
@@ -84,7 +83,7 @@ def _details(error: errors.PallasGpuError) -> dict[str, Any]:
 
 
 def _effect(thread: Thread, step: EffectStep, env: list[Any]) -> Run:
-    operands = bind_operands(step.operands, env)
+    operands = step.bind(env)
     result = step.rule(thread, operands, used=step.used, **step.params)
     if isinstance(result, python_types.GeneratorType):
         result = yield from result

@@ -8,8 +8,8 @@ written, a read of any other is an error.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -121,23 +121,64 @@ def fresh_elements(
     return np.full(shape, poison(dtype), dtype), np.zeros(shape, np.bool_)
 
 
-@dataclasses.dataclass(slots=True)
-class Region:
-    """A window of an array with known starts.
+class Place:
+    """A window with known starts, and what every access derives from it.
 
     Attributes:
-      memory: the array.
-      window: the part; it may exceed the array.
+      window: the window.
+      box: the part inside the array, possibly empty.
+      inside: whether that is all of it.
+      key: an index for NumPy, which yields a view, also of one element.
+      order: the order of the view's axes; None where they are in the array's.
     """
 
-    memory: Any
-    window: Window
-    _box: ordering.Box | None = dataclasses.field(default=None, init=False)
-    _inside: bool = dataclasses.field(default=True, init=False)
+    __slots__ = ("_slices", "box", "inside", "key", "order", "window")
+
+    def __init__(self, window: Window):
+        ranges = list(zip(window.starts, window.sizes, strict=True))
+        self.window = window
+        self.box: ordering.Box = window.box()
+        self.inside = self.box == tuple([(start, start + n) for start, n in ranges])
+        self.key: tuple[Any, ...] = (
+            *[
+                slice(start, start + size) if axis in window.axes else start
+                for axis, (start, size) in enumerate(ranges)
+            ],
+            ...,
+        )
+        self.order = window.order if window.is_transposed else None
+        self._slices: dict[Any, Place] = {}
+
+    def slice(self, starts: Sequence[int], sizes: Sequence[int]) -> Place:
+        """Returns a slice of the window; see `Window.slice`."""
+        part = (*starts, *sizes)
+        found = self._slices.get(part)
+        if found is None:
+            found = self._slices[part] = Place(self.window.slice(starts, sizes))
+        return found
+
+
+class Region:
+    """A place in an array; it may exceed the array.
+
+    Args:
+      memory: the array.
+      place: the part, or its window.
+    """
+
+    __slots__ = ("memory", "place")
+
+    def __init__(self, memory: Any, place: Place | Window):
+        self.memory = memory
+        self.place = place if isinstance(place, Place) else Place(place)
+
+    @property
+    def window(self) -> Window:
+        return self.place.window
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.window.shape
+        return self.place.window.shape
 
     @property
     def dtype(self) -> Any:
@@ -145,21 +186,11 @@ class Region:
 
     def outside(self) -> int | None:
         """Returns the first axis on which the region exceeds the array, or None."""
-        self.box()
-        return None if self._inside else self.window.over_the_edge()[0]
+        return None if self.place.inside else self.window.over_the_edge()[0]
 
     def box(self) -> ordering.Box:
         """Returns the part inside the array, possibly empty."""
-        if self._box is None:
-            window = self.window
-            ranges = zip(window.starts, window.sizes, strict=True)
-            box = tuple([(start, start + size) for start, size in ranges])
-            for (low, high), n in zip(box, window.array_shape, strict=True):
-                if low < 0 or high > n:
-                    box, self._inside = window.box(), False
-                    break
-            self._box = box
-        return self._box
+        return self.place.box
 
     # --- requirements ----------------------------------------------------------------
 
@@ -208,21 +239,12 @@ class Region:
     # --- elements of a region in bounds -----------------------------------------------
 
     def key(self) -> tuple[Any, ...]:
-        """Returns an index for numpy; the result is a view, also of one element."""
-        window = self.window
-        kept = window.axes
-        ranges = zip(window.starts, window.sizes, strict=True)
-        return (
-            *[
-                slice(start, start + size) if axis in kept else start
-                for axis, (start, size) in enumerate(ranges)
-            ],
-            ...,
-        )
+        """Returns an index for NumPy; the result is a view, also of one element."""
+        return self.place.key
 
     def _ordered(self, view: np.ndarray) -> np.ndarray:
-        window = self.window
-        return view.transpose(window.order) if window.is_transposed else view
+        order = self.place.order
+        return view if order is None else view.transpose(order)
 
     def peek(self) -> np.ndarray:
         """Returns the elements, not copied."""

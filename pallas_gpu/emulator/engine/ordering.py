@@ -59,6 +59,9 @@ class Actors:
 
 def join(into: Clock, other: Clock) -> None:
     """Joins the clock `other` into `into`."""
+    if not into:
+        into.update(other)
+        return
     for actor, time in other.items():
         if into.get(actor, 0) < time:
             into[actor] = time

@@ -28,6 +28,7 @@ from pallas_gpu.emulator.engine.steps import (
     Plan,
     RefTemplate,
     Slot,
+    binder,
     slots_read,
 )
 from pallas_gpu.primitives import _operands
@@ -144,8 +145,9 @@ class _Builder:
         if bodies(eqn):
             return ControlStep(rule, tuple(ins), indices, eqn.params, Location(eqn))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
+        operands = _operands_of(eqn, ins)
         return EffectStep(
-            rule, _operands_of(eqn, ins), params, indices, (True,) * len(indices),
+            rule, operands, binder(operands), params, indices, (True,) * len(indices),
             not eqn.primitive.multiple_results, Location(eqn),
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.layouts.window import Sum, Window
 
 
@@ -43,10 +43,14 @@ class Const:
         return self.value
 
 
+# Places that a template remembers: the slots of a pipeline, the tiles of a small array.
+_PLACES = 1024
+
+
 class RefTemplate:
     """A window of a reference whose dynamic starts are read from slots."""
 
-    __slots__ = ("dynamic", "slot", "window")
+    __slots__ = ("_places", "_slots", "dynamic", "slot", "window")
 
     def __init__(self, slot: Slot, window: Window):
         self.slot = slot.index
@@ -56,27 +60,42 @@ class RefTemplate:
         self.window = window.at(
             [s.constant if isinstance(s, Sum) else s for s in window.starts]
         )
+        self._slots = [slot for _, slot in self.dynamic]
+        self._places: dict[tuple[int, ...], Place] = {}
 
     def bind(self, env: list[Any]) -> Region:
         """Returns the current part of memory of the reference."""
-        if not self.dynamic:
-            return Region(env[self.slot], self.window)
+        offsets = tuple([int(env[slot]) for slot in self._slots])
+        place = self._places.get(offsets)
+        return Region(env[self.slot], place or self._place(offsets))
+
+    def _place(self, offsets: tuple[int, ...]) -> Place:
         starts = list(self.window.starts)
-        for axis, slot in self.dynamic:
-            starts[axis] += int(env[slot])
-        return Region(env[self.slot], self.window.at(starts))
+        for (axis, _), offset in zip(self.dynamic, offsets, strict=True):
+            starts[axis] += offset
+        if len(self._places) >= _PLACES:
+            self._places.clear()
+        place = self._places[offsets] = Place(self.window.at(starts))
+        return place
 
 
-def bind_operands(template: Any, env: list[Any]) -> Any:
-    """Returns a pytree of operands with values and regions at its leaves."""
-    if isinstance(template, dict):
-        return {
-            name: None if leaf is None else bind_operands(leaf, env)
-            for name, leaf in template.items()
-        }
-    if isinstance(template, list | tuple):
-        return type(template)(bind_operands(leaf, env) for leaf in template)
-    return None if template is None else template.bind(env)
+def binder(template: Any) -> Callable[[list[Any]], Any]:
+    """Returns a function of the slots: a pytree with values and regions at its leaves.
+
+    Args:
+      template: a pytree of dicts, lists and tuples, None and the classes above.
+    """
+    match template:
+        case None:
+            return lambda env: None
+        case dict():
+            items = [(name, binder(leaf)) for name, leaf in template.items()]
+            return lambda env: {name: bind(env) for name, bind in items}
+        case list() | tuple():
+            leaves, kind = [binder(leaf) for leaf in template], type(template)
+            return lambda env: kind([bind(env) for bind in leaves])
+        case _:
+            return template.bind
 
 
 class Location:
@@ -110,6 +129,7 @@ class EffectStep:
 
     rule: Callable[..., Any]
     operands: Any
+    bind: Callable[[list[Any]], Any]
     params: dict[str, Any]
     outs: tuple[int, ...]
     used: tuple[bool, ...]

@@ -12,6 +12,7 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
@@ -45,15 +46,14 @@ class _First:
     """The copy that the first CTA of a multicast has issued.
 
     Attributes:
-      part, text: the part of the source.
-      who, where: the warpgroup and its line.
+      src: the source.
+      who, location: the warpgroup and its line.
       issued: how many CTAs have issued it.
     """
 
-    part: tuple[Any, ...]
-    text: str
-    who: str
-    where: str | None
+    src: Region
+    who: Warpgroup
+    location: Location | None
     issued: int = 0
 
 
@@ -116,7 +116,7 @@ def _boxes(src: Region, dst: Region, index: int, count: int) -> list[tuple[Any, 
     for box in pieces(dst.window.sizes, tile, count)[index]:
         ranges = [box[axis] for axis in dst.window.axes]
         starts, sizes = [start for start, _ in ranges], [size for _, size in ranges]
-        found.append((src.window.slice(starts, sizes), dst.window.slice(starts, sizes)))
+        found.append((src.place.slice(starts, sizes), dst.place.slice(starts, sizes)))
     return found
 
 
@@ -166,18 +166,19 @@ def _require_agreement(
     to = (dst.memory.place, _form(dst.window))
     count = counts.get(to, 0)
     counts[to] = count + 1
-    part = (src.memory.name, _form(src.window))
-    first = incomplete.setdefault(
-        (to, count), _First(part, _text(src), wg.name, wg.where())
-    )
+    first = incomplete.get((to, count))
+    if first is None:
+        first = incomplete[to, count] = _First(src, wg, wg.location)
     first.issued += 1
     if first.issued == len(group):
         del incomplete[to, count]
-    if first.part == part:
+    same_array = first.src.memory.name == src.memory.name
+    if same_array and _form(first.src.window) == _form(src.window):
         return
+    where = None if first.location is None else first.location.where
     raise errors.KernelError(
         "the CTAs of a multicast copy different parts of the array",
-        expected=f"{first.text}, as {first.who} does at {first.where}",
+        expected=f"{_text(first.src)}, as {first.who.name} does at {where}",
         got=_text(src),
         hint="let the source depend on axes other than collective_axes only",
     )

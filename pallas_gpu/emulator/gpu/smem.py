@@ -26,7 +26,7 @@ class SharedArray(Memory):
         other CTAs of the cluster.
     """
 
-    __slots__ = ("_stored", "layout", "place", "tile")
+    __slots__ = ("_addressable", "_aligned", "_stored", "layout", "place", "tile")
 
     def __init__(
         self,
@@ -40,6 +40,9 @@ class SharedArray(Memory):
         self.place = place
         self.layout = layout
         self._stored = layout.tiling is not None or layout.swizzle != NO_SWIZZLE
+        # Starts that have passed these checks, which take time.
+        self._addressable: set[tuple[int, ...]] = set()
+        self._aligned: set[tuple[int, ...]] = set()
         self.tile = (1,) * (data.ndim - len(layout.tile)) + layout.tile
 
     def mark_written(self, key: tuple[Any, ...], value: Any = True) -> None:
@@ -62,9 +65,12 @@ class SharedArray(Memory):
         An address is computed from the start of a tile: a start inside one, known only
         at run time, would silently address other elements on a GPU.
         """
-        if not self._stored or math.prod(window.sizes) <= 1:
+        if not self._stored or window.starts in self._addressable:
+            return
+        if math.prod(window.sizes) <= 1:
             return
         if is_addressable(self.layout, window.starts):
+            self._addressable.add(window.starts)
             return
         raise errors.LayoutError(
             f"{self.name} is {verb} from inside a tile",
@@ -79,4 +85,6 @@ class SharedArray(Memory):
 
         A dynamic start would otherwise be a misaligned address.
         """
-        require_copy_start(self.layout, window, what)
+        if window.starts not in self._aligned:
+            require_copy_start(self.layout, window, what)
+            self._aligned.add(window.starts)

@@ -14,7 +14,7 @@ import math
 Box = tuple[tuple[int, int], ...]
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def pieces(
     sizes: tuple[int, ...], tile: tuple[int, ...], count: int
 ) -> tuple[tuple[Box, ...], ...]:

@@ -21,9 +21,11 @@ def accumulated(a, b, acc_dtype=np.float32):
     return acc
 
 
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2", "bfloat16"])
+@pytest.mark.parametrize(
+    "name", ["float8_e4m3fn", "float8_e5m2", "bfloat16", "float16"]
+)
 def test_widening_keeps_every_value(name):
-    dtype = np.dtype(getattr(ml_dtypes, name))
+    dtype = np.dtype(getattr(ml_dtypes, name, name))
     word = np.dtype(f"u{dtype.itemsize}")
     every = np.arange(2 ** (8 * dtype.itemsize), dtype=word).view(dtype)
     np.testing.assert_array_equal(tensor_core.widen(every), every.astype(np.float32))
