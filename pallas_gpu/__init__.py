@@ -25,8 +25,13 @@ from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
+from pallas_gpu.pipeline.emit import emit_pipeline
 from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
 from pallas_gpu.pipeline.pallas_call import pallas_call
+from pallas_gpu.pipeline.warp_specialized import (
+    PipelinePipeline,
+    emit_pipeline_warp_specialized,
+)
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
@@ -81,6 +86,9 @@ __all__ = [
     # Entry points
     "kernel",
     "pallas_call",
+    "emit_pipeline",
+    "emit_pipeline_warp_specialized",
+    "PipelinePipeline",
     "run_scoped",
     "run_state",
     "offline",

@@ -34,17 +34,17 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     def run(body: Callable[[], None]) -> None:
         if isinstance(condition, bool):
             if condition:
-                _require_none("when", body, body())
+                require_none("when", body, body())
             return
         with _jax.trace_without_ref_rules():
             lax.cond(
-                condition, lambda: _require_none("when", body, body()), lambda: None
+                condition, lambda: require_none("when", body, body()), lambda: None
             )
 
     return run
 
 
-def _require_none(who: str, body: Callable[..., Any], result: Any) -> None:
+def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
     if result is not None:
         raise errors.KernelError(
             f"{who}: the body returns a value",
@@ -103,7 +103,7 @@ def loop(
         def iteration(i, carry):
             index = lower + i * step
             if init_carry is None:
-                return _require_none("loop", body, body(index))
+                return require_none("loop", body, body(index))
             return body(index, carry)
 
         with _jax.trace_without_ref_rules():

@@ -70,7 +70,7 @@ def nd_loop(
       ...     mi, ni = loop_info.index
     """
     axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
-    sizes = tuple(_size(n) for n in grid)
+    sizes = tuple(grid_size(n, "nd_loop") for n in grid)
     if tiling is not None:
         _check_tiling(sizes, tuple(tiling))
 
@@ -87,7 +87,7 @@ def nd_loop(
         )
 
         def iteration(i: Any, carry: Any) -> Any:
-            index = _unravel(first + i * instances, sizes, tiling)
+            index = unravel(first + i * instances, sizes, tiling)
             info = NDLoopInfo(index, i, local_steps)
             return body(info) if init_carry is None else body(info, carry=carry)
 
@@ -97,7 +97,7 @@ def nd_loop(
     return run
 
 
-def _size(n: Any) -> Any:
+def grid_size(n: Any, who: str) -> Any:
     """Returns a static size as an int, a traced one as an i32 scalar."""
     if _jax.is_tracer(n) and n.shape == () and jnp.issubdtype(n.dtype, jnp.integer):
         return n.astype(jnp.int32)
@@ -105,7 +105,7 @@ def _size(n: Any) -> Any:
         return operator.index(n)
     except TypeError:
         raise errors.ArgumentTypeError(
-            "nd_loop: a size of the grid is not an integer",
+            f"{who}: a size of the grid is not an integer",
             expected="an int, or a scalar integer of the kernel",
             got=repr(n),
             hint="divide with plgpu.cdiv or //",
@@ -135,7 +135,7 @@ def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
         )
 
 
-def _unravel(linear: Any, grid: Sequence[int], tiling: Any) -> tuple[Any, ...]:
+def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, ...]:
     """Converts a row-major position to indices, by tiles if there are tiles."""
     if tiling is None:
         return _digits(linear, grid)

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The compute warpgroups of a pipeline."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import control, scope
+from pallas_gpu.pipeline.loops import unravel
+from pallas_gpu.pipeline.outputs import Outputs
+from pallas_gpu.pipeline.producer import Producer, last_steps
+from pallas_gpu.primitives import mbarrier, tma
+from pallas_gpu.primitives.wgmma import wgmma_wait
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+    """What each compute warpgroup does.
+
+    The first one also stores the outputs, when all have written theirs.
+
+    Attributes:
+      body: the body.
+      producer: the inputs and their barriers.
+      outputs: the outputs with buffers.
+      warpgroups: number of compute warpgroups.
+      axis: name of the thread axis.
+      operands: maps buffers of inputs and outputs to the body's arguments.
+    """
+
+    body: Any
+    producer: Producer
+    outputs: Outputs
+    warpgroups: int
+    axis: str
+    operands: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+
+    @property
+    def _shared(self) -> bool:
+        """Whether several warpgroups write the same outputs."""
+        return self.warpgroups > 1 and bool(self.outputs.streams)
+
+    def declarations(self) -> dict[str, Any]:
+        """Returns the declarations of the outputs' buffers and barriers."""
+        found: dict[str, Any] = {"buffers": self.outputs.declarations()}
+        if self._shared:
+            slots = self.outputs.slots
+            found["free"] = types.Barrier(num_barriers=slots)
+            found["ready"] = types.Barrier(
+                num_arrivals=self.warpgroups, num_barriers=slots
+            )
+            found["done"] = types.Barrier(num_arrivals=self.warpgroups)
+        return found
+
+    def run(
+        self,
+        read: dict[str, Any],
+        written: dict[str, Any],
+        context: Callable[..., Any] | None,
+    ) -> None:
+        """Runs all steps, within the author's context if there is one."""
+        inputs = self.producer.inputs
+        inputs.wait_for_fixed(read)
+        calls: list[None] = []
+
+        def pipeline(carry: Any = None) -> Any:
+            calls.append(None)
+            return self._all_steps(read, written, carry)
+
+        if context is None:
+            pipeline()
+        else:
+            scope.call("compute_context", context, pipeline)
+        if len(calls) != 1:
+            raise errors.KernelError(
+                "compute_context does not run the pipeline once",
+                expected="one call of its argument",
+                got=f"{len(calls)} calls",
+                hint="call pipeline(init_carry) once",
+                where=scope.location(context or self.body.function),
+            )
+        if inputs.delayed:
+            wgmma_wait(0)
+        self._release_last(read)
+        self._finish(written)
+
+    # --- steps ------------------------------------------------------------------------
+
+    def _all_steps(
+        self, read: dict[str, Any], written: dict[str, Any], init_carry: Any
+    ) -> Any:
+        inputs, outputs = self.producer.inputs, self.outputs
+
+        def iteration(step: Any, state: Any) -> Any:
+            carry, visits = state
+            slot = inputs.slot(step)
+            produced = [
+                self.producer.full(read, i, slot) for i in range(len(inputs.moving))
+            ]
+            if not self.producer.separate_full:
+                inputs.wait(read, step)
+                produced = []
+            self._wait_for_buffers(written, slot)
+            results = outputs.refs(written["buffers"], step, visits)
+            manual = self.producer.releases.manual
+            consumed = [b.at[slot] for b in read["free"]] if manual else []
+            operands = self.operands(inputs.refs(read, step), results)
+            carry = self.body.call(
+                unravel(step, inputs.sizes),
+                [*operands, *produced, *consumed],
+                carry,
+            )
+            if not manual:
+                self._release(read, step)
+            return carry, self._store(written, results, step, visits, slot)
+
+        with _jax.trace_without_ref_rules():
+            state = (init_carry, outputs.start())
+            return control.counted_loop(inputs.steps, iteration, state)[0]
+
+    # --- inputs -----------------------------------------------------------------------
+
+    def _release(self, read: dict[str, Any], step: Any) -> None:
+        """Returns the buffers of the step for which the delay has passed."""
+        inputs = self.producer.inputs
+        for group, free in zip(
+            self.producer.releases.groups, read["free"], strict=True
+        ):
+            if not group.delay:
+                mbarrier.barrier_arrive(free.at[inputs.slot(step)])
+                continue
+            released = step - group.delay
+            barrier = free.at[inputs.slot(jnp.maximum(released, 0))]
+            mbarrier.barrier_arrive(barrier, predicate=released >= 0)
+
+    def _release_last(self, read: dict[str, Any]) -> None:
+        """Returns the buffers of the last steps, whose delay has not passed."""
+        inputs, releases = self.producer.inputs, self.producer.releases
+        for group, free in zip(releases.groups, read["free"], strict=True):
+            if group.delay and not releases.manual:
+
+                @control.loop(last_steps(inputs.steps, group.delay), inputs.steps)
+                def _(i, free=free):
+                    mbarrier.barrier_arrive(free.at[inputs.slot(i)])
+
+        if inputs.fixed:
+            mbarrier.barrier_arrive(read["fixed_free"])
+
+    # --- outputs ----------------------------------------------------------------------
+
+    def _first(self) -> Any:
+        return lax.axis_index(self.axis) == 0
+
+    def _wait_for_buffers(self, written: dict[str, Any], slot: Any) -> None:
+        if not self._shared or not self.outputs.moving:
+            self.outputs.wait_for_buffers()
+            return
+
+        @control.when(self._first())
+        def _():
+            self.outputs.wait_for_buffers()
+            mbarrier.barrier_arrive(written["free"].at[slot])
+
+        mbarrier.barrier_wait(written["free"].at[slot])
+
+    def _store(
+        self, written: dict[str, Any], refs: Any, step: Any, visits: Any, slot: Any
+    ) -> Any:
+        if not self.outputs.moving:
+            return visits
+        tma.commit_smem()
+        if not self._shared:
+            self.outputs.store(refs, step)
+            return self.outputs.after(step, visits)
+        ready = written["ready"].at[slot]
+        mbarrier.barrier_arrive(ready)
+
+        @control.when(self._first())
+        def _():
+            mbarrier.barrier_wait(ready)
+            self.outputs.store(refs, step)
+
+        return self.outputs.after(step, visits)
+
+    def _finish(self, written: dict[str, Any]) -> None:
+        """Stores the blocks that all steps shared, and waits for all copies."""
+        if not self.outputs.streams:
+            return
+        tma.commit_smem()
+        if not self._shared:
+            self._store_last(written)
+            return
+        mbarrier.barrier_arrive(written["done"])
+
+        @control.when(self._first())
+        def _():
+            mbarrier.barrier_wait(written["done"])
+            self._store_last(written)
+
+    def _store_last(self, written: dict[str, Any]) -> None:
+        self.outputs.store_fixed(written["buffers"])
+        tma.wait_smem_to_gmem(0)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Inputs of a pipeline: rings of buffers that copies fill ahead of the steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_gpu import _jax, types
+from pallas_gpu.entry import control
+from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.loops import unravel
+from pallas_gpu.primitives import mbarrier, tma
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The inputs of a pipeline that have buffers in SMEM.
+
+    Attributes:
+      streams: the inputs.
+      sizes: the grid.
+      steps: number of its steps.
+      slots: number of buffers of an input whose block changes.
+    """
+
+    streams: Sequence[Stream]
+    sizes: Sequence[Any]
+    steps: Any
+    slots: int
+
+    @functools.cached_property
+    def moving(self) -> list[Stream]:
+        """Inputs whose block changes."""
+        return [s for s in self.streams if s.axes]
+
+    @functools.cached_property
+    def fixed(self) -> list[Stream]:
+        """Inputs with one block for all steps."""
+        return [s for s in self.streams if not s.axes]
+
+    def declarations(self) -> dict[str, Any]:
+        """Returns the declarations of buffers and of the barriers of their copies."""
+        found: dict[str, Any] = {
+            "fixed": [s.buffers(1) for s in self.fixed],
+            "moving": [s.buffers(self.slots) for s in self.moving],
+        }
+        if self.fixed:
+            found["fixed_full"] = types.Barrier(num_arrivals=len(self.fixed))
+        if self.moving:
+            found["full"] = types.Barrier(
+                num_arrivals=len(self.moving), num_barriers=self.slots
+            )
+        return found
+
+    def slot(self, step: Any) -> Any:
+        """Returns the buffer of a step."""
+        return lax.rem(step, jnp.int32(self.slots)) if self.slots > 1 else 0
+
+    def refs(self, memory: dict[str, Any], step: Any) -> list[Any]:
+        """Returns the buffer of each input for a step."""
+        fixed, moving = iter(memory["fixed"]), iter(memory["moving"])
+        slot = self.slot(step)
+        return [
+            next(moving).at[slot] if s.axes else next(fixed).at[0] for s in self.streams
+        ]
+
+    def copy_fixed(self, memory: dict[str, Any]) -> None:
+        """Starts the copies of the blocks that all steps share."""
+        if not self.fixed:
+            return
+        position = [jnp.int32(0)] * len(self.sizes)
+        for stream, buffer in zip(self.fixed, memory["fixed"], strict=True):
+            tma.copy_gmem_to_smem(
+                stream.window(position), buffer.at[0], memory["fixed_full"]
+            )
+
+    def wait_for_fixed(self, memory: dict[str, Any]) -> None:
+        """Waits for the blocks that all steps share."""
+        if self.fixed:
+            mbarrier.barrier_wait(memory["fixed_full"])
+
+    def fill(self, memory: dict[str, Any]) -> None:
+        """Starts the copies of the first steps."""
+        if not self.moving:
+            return
+        if isinstance(self.steps, int):
+            count = min(self.steps, self.slots)
+        else:
+            count = jnp.minimum(self.steps, self.slots)
+
+        def first(step: Any, _: Any) -> None:
+            for i in range(len(self.moving)):
+                self.copy(memory, i, step, memory["full"].at[self.slot(step)])
+
+        with _jax.trace_without_ref_rules():
+            control.counted_loop(count, first, None)
+
+    @property
+    def delayed(self) -> bool:
+        """Whether reads of a step may still be in flight when it ends."""
+        return any(s.spec.delay_release for s in self.moving)
+
+    def wait(self, memory: dict[str, Any], step: Any) -> None:
+        """Waits for the blocks of a step."""
+        if self.moving:
+            mbarrier.barrier_wait(memory["full"].at[self.slot(step)])
+
+    def refill(self, memory: dict[str, Any], step: Any) -> None:
+        """Starts copies to the buffers that a step releases, for a later step."""
+        for i, stream in enumerate(self.moving):
+            released = step - stream.spec.delay_release
+            later = released + self.slots
+            needed = later < self.steps
+            if stream.spec.delay_release:
+                needed = needed & (released >= 0)
+            full = memory["full"].at[self.slot(later)]
+            self.copy(memory, i, later, full, predicate=needed)
+
+    def copy(
+        self,
+        memory: dict[str, Any],
+        i: int,
+        step: Any,
+        full: Any,
+        axes: Sequence[str] = (),
+        predicate: Any = None,
+    ) -> None:
+        """Starts the copy of a block.
+
+        Args:
+          memory: the buffers.
+          i: position of the input among those whose block changes.
+          step: the step that reads the block.
+          full: the barrier on which the copy completes.
+          axes: cluster axes of a multicast.
+          predicate: whether to copy.
+        """
+        tma.copy_gmem_to_smem(
+            self.moving[i].window(unravel(step, self.sizes)),
+            memory["moving"][i].at[self.slot(step)],
+            full,
+            collective_axes=axes or None,
+            predicate=predicate,
+        )

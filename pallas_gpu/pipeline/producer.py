@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The memory warpgroup of a pipeline, and how buffers return to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, types
+from pallas_gpu.entry import control
+from pallas_gpu.pipeline.inputs import Inputs
+from pallas_gpu.primitives import mbarrier
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Inputs whose buffers are released together.
+
+    Attributes:
+      members: their positions among the inputs whose blocks change.
+      delay: number of steps after which a buffer is released.
+      axes: cluster axes along which the copies are multicast.
+    """
+
+    members: tuple[int, ...]
+    delay: int
+    axes: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Releases:
+    """Barriers by which compute warpgroups return buffers to the memory warpgroup.
+
+    Attributes:
+      groups: the inputs, by the barrier that releases their buffers.
+      arrivals: number of warpgroups of a CTA that release a buffer.
+      manual: each input is a group of its own, and the body releases it.
+    """
+
+    groups: tuple[Group, ...]
+    arrivals: int
+    manual: bool
+
+    @classmethod
+    def of(cls, inputs: Inputs, arrivals: int, manual: bool) -> Releases:
+        """Returns the groups of the inputs."""
+        found: dict[Any, list[int]] = {}
+        for i, stream in enumerate(inputs.moving):
+            spec = stream.spec
+            key = (spec.delay_release, tuple(spec.collective_axes or ()))
+            found.setdefault((i, *key) if manual else key, []).append(i)
+        return cls(
+            tuple(Group(tuple(m), key[-2], key[-1]) for key, m in found.items()),
+            arrivals,
+            manual,
+        )
+
+    def declarations(self, slots: int) -> list[Any]:
+        """Returns the declaration of each group's barriers."""
+        return [
+            types.ClusterBarrier(
+                collective_axes=g.axes, num_barriers=slots, num_arrivals=self.arrivals
+            )
+            if g.axes
+            else types.Barrier(num_arrivals=self.arrivals, num_barriers=slots)
+            for g in self.groups
+        ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Producer:
+    """What the memory warpgroup does.
+
+    Attributes:
+      inputs: the inputs with buffers.
+      releases: how buffers return.
+      separate_full: each input has its own `full` barriers.
+    """
+
+    inputs: Inputs
+    releases: Releases
+    separate_full: bool
+
+    def declarations(self) -> dict[str, Any]:
+        """Returns the declarations of the buffers and all barriers."""
+        found = self.inputs.declarations()
+        if self.separate_full and self.inputs.moving:
+            one = types.Barrier(num_barriers=self.inputs.slots)
+            found["full"] = [one] * len(self.inputs.moving)
+        found["free"] = self.releases.declarations(self.inputs.slots)
+        if self.inputs.fixed:
+            found["fixed_free"] = types.Barrier(num_arrivals=self.releases.arrivals)
+        return found
+
+    def full(self, memory: dict[str, Any], i: int, slot: Any) -> Any:
+        """Returns the barrier on which the copies of an input complete."""
+        barriers = memory["full"][i] if self.separate_full else memory["full"]
+        return barriers.at[slot]
+
+    def run(self, memory: dict[str, Any], *, first: Any, last: Any) -> None:
+        """Copies the blocks of all steps.
+
+        Args:
+          memory: the buffers and barriers.
+          first: whether the buffers are free at the start; None: they are.
+          last: whether to wait until all have been released; None: wait.
+        """
+        inputs = self.inputs
+        inputs.copy_fixed(memory)
+
+        def step(i: Any, _: Any) -> None:
+            slot = inputs.slot(i)
+            used = i >= inputs.slots
+            if first is not None:
+                used = used | ~first
+            for group, free in zip(self.releases.groups, memory["free"], strict=True):
+                _wait_if(used, free.at[slot])
+                for member in group.members:
+                    inputs.copy(
+                        memory, member, i, self.full(memory, member, slot), group.axes
+                    )
+
+        with _jax.trace_without_ref_rules():
+            if inputs.moving:
+                control.counted_loop(inputs.steps, step, None)
+            if last is None:
+                self._drain(memory)
+            else:
+                control.when(last)(lambda: self._drain(memory))
+
+    def _drain(self, memory: dict[str, Any]) -> None:
+        """Waits until the buffers of the last steps have been released."""
+        inputs = self.inputs
+
+        @control.loop(last_steps(inputs.steps, inputs.slots), inputs.steps)
+        def _(i):
+            for free in memory["free"]:
+                mbarrier.barrier_wait(free.at[inputs.slot(i)])
+
+        if inputs.fixed:
+            mbarrier.barrier_wait(memory["fixed_free"])
+
+
+def last_steps(steps: Any, count: int) -> Any:
+    """Returns the first of the last `count` steps."""
+    if isinstance(steps, int):
+        return max(steps - count, 0)
+    return jnp.maximum(steps - count, 0)
+
+
+def _wait_if(condition: Any, barrier: Any) -> None:
+    @control.when(condition)
+    def _():
+        mbarrier.barrier_wait(barrier)

@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`emit_pipeline_warp_specialized`: one warpgroup copies, the others compute.
+
+The memory warpgroup fills rings of buffers; a barrier `full` of each buffer completes
+when its copies have arrived, a barrier `free` when all compute warpgroups, in all CTAs
+of a multicast, have released it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry import control, scope
+from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.pipeline import emit
+from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.compute import Compute
+from pallas_gpu.pipeline.inputs import Inputs
+from pallas_gpu.pipeline.loops import grid_size
+from pallas_gpu.pipeline.outputs import Outputs
+from pallas_gpu.pipeline.producer import Producer, Releases
+from pallas_gpu.primitives.registers import set_max_registers
+
+_WHO = "emit_pipeline_warp_specialized"
+# A warpgroup that has all registers of an SM would have 65536 / 128 per thread.
+_REGISTERS_PER_LANE = 512
+_MOST_REGISTERS = 256
+
+
+class PipelinePipeline(enum.IntEnum):
+    """The position of a pipeline in a sequence of pipelines that share buffers."""
+
+    START = 0
+    STEADY = 1
+    STOP = 2
+
+
+def emit_pipeline_warp_specialized(
+    body: Callable[..., Any],
+    *,
+    grid: Sequence[Any],
+    memory_registers: int,
+    in_specs: Sequence[Any] = (),
+    out_specs: Sequence[Any] = (),
+    max_concurrent_steps: int = 2,
+    wg_axis: str,
+    num_compute_wgs: int,
+    pipeline_state: Any = None,
+    manual_produced_barriers: bool = False,
+    manual_consumed_barriers: bool = False,
+    compute_context: Callable[..., Any] | None = None,
+    memory_thread_idx: int | None = None,
+) -> WarpSpecializedPipeline:
+    """Runs a body over a grid in several warpgroups, while another one copies blocks.
+
+    The last warpgroup of the block copies input blocks by TMA, up to
+    `max_concurrent_steps` steps ahead; all others run the body at every step and share
+    its blocks. See `emit_pipeline` for the order of steps and for outputs, which all
+    compute warpgroups write together.
+
+    Issued by: all warpgroups of a block. When it returns, the copies of the results are
+    complete in the first warpgroup.
+
+    Args:
+      body: `body(indices, *inputs, *outputs, *produced, *consumed)`, with a last
+        argument `carry` if there is a `compute_context`; it then returns the next
+        carry.
+      grid: sizes of the axes: ints or i32 scalars of the kernel.
+      memory_registers: registers per thread that the memory warpgroup keeps, a multiple
+        of 8 from 24; the others divide what it releases. 40 is sufficient for most.
+      in_specs: block specs of the inputs; each may be a pytree of them. A spec's
+        `delay_release=d` releases a block d steps later, for products (`wgmma`) that
+        the body has not waited for; those of the last steps are waited for, and
+        released, after the `compute_context`. `collective_axes` names cluster axes
+        along which the copies are multicast.
+      out_specs: block specs of the outputs.
+      max_concurrent_steps: number of buffers of each block that changes.
+      wg_axis: the kernel's thread axis.
+      num_compute_wgs: number of warpgroups that compute, one less than the block has.
+      pipeline_state: START, STEADY, ... STOP (`PipelinePipeline`, or an i32 scalar) for
+        pipelines that follow each other with the same `allocations`: copies of the next
+        one start before the last steps of the one before have been computed. Until
+        STOP, nothing else may write what the pipelines read.
+      manual_produced_barriers: the body gets a barrier per input, and waits on it.
+      manual_consumed_barriers: the body gets a barrier per input; every compute
+        warpgroup arrives on each once a step.
+      compute_context: `compute_context(pipeline)` is called by the compute warpgroups
+        and calls `pipeline(init_carry)` once, which returns the last carry.
+      memory_thread_idx: index of the memory warpgroup; the last one.
+
+    Returns:
+      A function of the references in GMEM, inputs first. Its argument `allocations`
+      takes the references that the caller has allocated with
+      `run_scoped(f, allocations=pipeline.get_allocations(*refs),
+      collective_axes=wg_axis)`.
+
+    Raises:
+      ArgumentError: warpgroups, depth, specs or state do not match.
+      LayoutError: TMA cannot copy a block.
+
+    Example:
+      >>> pipeline = plgpu.emit_pipeline_warp_specialized(
+      ...     body, grid=(k_tiles,), in_specs=[a_spec, b_spec], wg_axis="wg",
+      ...     num_compute_wgs=2, memory_registers=40, max_concurrent_steps=4,
+      ...     compute_context=context)
+      >>> pipeline(a_gmem, b_gmem)
+    """
+    sizes = tuple(grid_size(n, _WHO) for n in grid)
+    specs = jax.tree.leaves((list(in_specs), list(out_specs)), is_leaf=_is_spec)
+    emit.check_depth(_WHO, max_concurrent_steps, specs)
+    if memory_thread_idx not in (None, num_compute_wgs):
+        raise errors.UnsupportedError(
+            f"{_WHO}: the memory warpgroup is not the last one",
+            expected=f"memory_thread_idx={num_compute_wgs}",
+            got=repr(memory_thread_idx),
+            hint="omit memory_thread_idx",
+            where=_jax.where_now(),
+        )
+    return WarpSpecializedPipeline(
+        body=body,
+        grid=sizes,
+        in_specs=list(in_specs),
+        out_specs=list(out_specs),
+        depth=max_concurrent_steps,
+        wg_axis=wg_axis,
+        compute_wgs=num_compute_wgs,
+        memory_registers=memory_registers,
+        state=pipeline_state,
+        manual_produced=bool(manual_produced_barriers),
+        manual_consumed=bool(manual_consumed_barriers),
+        context=compute_context,
+    )
+
+
+def _is_spec(x: Any) -> bool:
+    return isinstance(x, types.BlockSpec)
+
+
+@dataclasses.dataclass(frozen=True)
+class WarpSpecializedPipeline:
+    """A pipeline that `emit_pipeline_warp_specialized` has described."""
+
+    body: Callable[..., Any]
+    grid: tuple[Any, ...]
+    in_specs: list[Any]
+    out_specs: list[Any]
+    depth: int
+    wg_axis: str
+    compute_wgs: int
+    memory_registers: int
+    state: Any
+    manual_produced: bool
+    manual_consumed: bool
+    context: Callable[..., Any] | None
+
+    def get_allocations(self, *refs: Any) -> Any:
+        """Returns the declarations of the buffers and barriers, for `run_scoped`.
+
+        Args:
+          *refs: the references in GMEM that the pipeline will be called with.
+        """
+        return self._plan(refs).declarations()
+
+    def __call__(self, *refs: Any, allocations: Any = None) -> None:
+        """Runs the pipeline; all warpgroups of the block call it.
+
+        Args:
+          *refs: references in GMEM, inputs first.
+          allocations: what `run_scoped` allocated for `get_allocations`.
+        """
+        plan = self._plan(refs)
+        self._check_state(plan, allocations)
+        if allocations is not None:
+            plan.run(allocations)
+            return
+        run_scoped(plan.run, plan.declarations(), collective_axes=self.wg_axis)
+
+    def _plan(self, refs: Sequence[Any]) -> _Plan:
+        self._check_mesh()
+        n_in = len(self.in_specs)
+        if len(refs) != n_in + len(self.out_specs):
+            raise errors.ArgumentError(
+                f"{_WHO}: the references do not match the block specs",
+                expected=f"{n_in} inputs and {len(self.out_specs)} outputs",
+                got=f"{len(refs)} references",
+                hint="pass the references in GMEM in the order of the specs",
+                where=_jax.where_now(),
+            )
+        inputs, in_tree = self._streams(refs[:n_in], self.in_specs, "input")
+        outputs, out_tree = self._streams(refs[n_in:], self.out_specs, "output")
+        return _Plan(self, inputs, outputs, in_tree, out_tree)
+
+    def _streams(
+        self, refs: Sequence[Any], specs: list[Any], kind: str
+    ) -> tuple[list[Stream], Any]:
+        leaves, tree = jax.tree.flatten(specs, is_leaf=_is_spec)
+        try:
+            flat = tree.flatten_up_to(list(refs))
+        except ValueError as error:
+            raise errors.ArgumentError(
+                f"{_WHO}: the {kind}s are not pytrees like their specs",
+                expected=str(tree),
+                got=str(error),
+                hint="pass a reference for each BlockSpec",
+                where=_jax.where_now(),
+            ) from None
+        rank = len(self.grid)
+        return [
+            Stream(ref, spec, rank, f"{kind} {i} of {_WHO}")
+            for i, (ref, spec) in enumerate(zip(flat, leaves, strict=True))
+        ], tree
+
+    def _check_mesh(self) -> None:
+        mesh = scope.current_mesh(_WHO)
+        expected = f"num_threads={self.compute_wgs + 1}, thread_name={self.wg_axis!r}"
+        if mesh.thread_name != self.wg_axis or mesh.warpgroups != self.compute_wgs + 1:
+            raise errors.ArgumentError(
+                f"{_WHO}: the kernel's warpgroups do not match",
+                expected=f"a kernel with {expected}",
+                got=f"num_threads={mesh.warpgroups}, thread_name={mesh.thread_name!r}",
+                hint="a block has the compute warpgroups and one memory warpgroup",
+                where=_jax.where_now(),
+            )
+
+    def _check_state(self, plan: _Plan, allocations: Any) -> None:
+        if self.state is None:
+            return
+        steps, reason = plan.inputs.steps, None
+        if allocations is None:
+            reason = "it allocates its own buffers", "allocations=..."
+        elif not isinstance(steps, int) or steps % self.depth:
+            reason = f"{steps} steps", f"a static multiple of {self.depth} steps"
+        elif any(s.spec.delay_release for s in plan.inputs.moving):
+            reason = "a spec has delay_release", "delay_release=0"
+        elif plan.inputs.fixed:
+            reason = f"{plan.inputs.fixed[0].what} is constant", "blocks that change"
+        if reason is not None:
+            raise errors.ArgumentError(
+                f"{_WHO}: the pipeline cannot be one of a sequence",
+                expected=reason[1],
+                got=reason[0],
+                hint="omit pipeline_state; each pipeline then waits for its last step",
+                where=_jax.where_now(),
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A pipeline over given references."""
+
+    pipeline: WarpSpecializedPipeline
+    all_inputs: list[Stream]
+    all_outputs: list[Stream]
+    in_tree: Any
+    out_tree: Any
+
+    @property
+    def inputs(self) -> Inputs:
+        grid, depth = self.pipeline.grid, self.pipeline.depth
+        steps = math.prod(grid)
+        slots = emit.buffers_needed(steps, depth)
+        return Inputs(emit.buffered(self.all_inputs), grid, steps, slots)
+
+    @property
+    def outputs(self) -> Outputs:
+        grid = self.pipeline.grid
+        streams = emit.buffered(self.all_outputs)
+        return Outputs(streams, grid, self.inputs.steps, self.inputs.slots)
+
+    @property
+    def producer(self) -> Producer:
+        pipeline, inputs = self.pipeline, self.inputs
+        releases = Releases.of(inputs, pipeline.compute_wgs, pipeline.manual_consumed)
+        return Producer(inputs, releases, pipeline.manual_produced)
+
+    def declarations(self) -> dict[str, Any]:
+        """Returns the declarations of all buffers and barriers."""
+        compute = self._compute()
+        return {
+            "inputs": self.producer.declarations(),
+            "outputs": compute.declarations(),
+        }
+
+    def _compute(self) -> Compute:
+        p = self.pipeline
+        return Compute(
+            emit.Body(p.body, _WHO, p.context is not None),
+            self.producer, self.outputs, p.compute_wgs, p.wg_axis, self._operands,
+        )  # fmt: skip
+
+    def _operands(self, ins: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
+        inputs = emit.arrange(self.all_inputs, ins)
+        outputs = emit.arrange(self.all_outputs, outs)
+        return [
+            *jax.tree.unflatten(self.in_tree, inputs),
+            *jax.tree.unflatten(self.out_tree, outputs),
+        ]
+
+    def run(self, memory: dict[str, Any]) -> None:
+        """Divides the warpgroups."""
+        p = self.pipeline
+        wg = lax.axis_index(p.wg_axis)
+        given = None if p.state is None else jnp.asarray(p.state, jnp.int32)
+        first = None if given is None else given == PipelinePipeline.START
+        last = None if given is None else given == PipelinePipeline.STOP
+
+        @control.when(wg == p.compute_wgs)
+        def _():
+            set_max_registers(p.memory_registers, action="decrease")
+            self.producer.run(memory["inputs"], first=first, last=last)
+
+        @control.when(wg < p.compute_wgs)
+        def _():
+            most = (_REGISTERS_PER_LANE - p.memory_registers) // p.compute_wgs
+            registers = min(_MOST_REGISTERS, most // 8 * 8)
+            set_max_registers(registers, action="increase")
+            self._compute().run(memory["inputs"], memory["outputs"], p.context)

@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""emit_pipeline: steps, buffers, carries, shared outputs, and what it refuses."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+from tests.support.refusal import refused
+
+ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+
+
+def pipelined(step, *, out=None, scratch=(), **options):
+    """A kernel that is one pipeline; returns what `everywhere.check` takes."""
+    specs = {"in_specs": [ROWS], "out_specs": [ROWS], "grid": (8,)} | options
+
+    def make(interpret):
+        def body(*refs):
+            plgpu.emit_pipeline(step, **specs)(*refs)
+
+        out_type = f32() if out is None else out
+        return plgpu.kernel(
+            body, out_type=out_type, scratch_types=scratch, interpret=interpret
+        )
+
+    return make
+
+
+def double(indices, x, o):
+    o[...] = x[...] * 2
+
+
+def add_index(indices, x, o):
+    o[...] = x[...] + indices[-1].astype(jnp.float32)
+
+
+# --- steps and buffers ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 8, 11])
+def test_any_number_of_buffers_gives_the_same_result(depth):
+    rows = np.repeat(np.arange(8, dtype=np.float32), 8)[:, None]
+    make = pipelined(add_index, max_concurrent_steps=depth)
+    everywhere.check(make, [numbers()], numbers() + rows)
+
+
+def test_the_last_axis_of_the_grid_runs_fastest():
+    spec = plgpu.BlockSpec((8, 128), lambda i, j: (i * 2 + j, 0))
+    make = pipelined(
+        add_index, grid=(4, 2), in_specs=[spec], out_specs=[spec],
+        max_concurrent_steps=2,
+    )  # fmt: skip
+    columns = np.tile(np.repeat([0.0, 1.0], 8), 4)[:, None].astype(np.float32)
+    everywhere.check(make, [numbers()], numbers() + columns)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_a_grid_may_have_a_size_that_is_known_at_run_time_only(count):
+    def make(interpret):
+        def body(x, n, o):
+            pipeline = plgpu.emit_pipeline(
+                double, grid=(n[0],), in_specs=[ROWS], out_specs=[ROWS],
+                max_concurrent_steps=4,
+            )  # fmt: skip
+            o[...] = jnp.zeros(o.shape, o.dtype)
+            plgpu.commit_smem()
+            pipeline(x, o)
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    expected = np.where(np.arange(64)[:, None] < 8 * count, numbers() * 2, 0)
+    args = [numbers(), jnp.array([count], jnp.int32)]
+    everywhere.check(make, args, expected)
+
+
+def test_a_grid_without_steps_returns_the_first_carry():
+    def make(interpret):
+        def body(x, o):
+            carry = plgpu.emit_pipeline(
+                lambda _, x, carry: carry + 1, grid=(0,), in_specs=[ROWS],
+                init_carry=jnp.int32(7),
+            )(x)  # fmt: skip
+            o[...] = jnp.full((64, 128), carry, jnp.float32)
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    everywhere.check(make, [numbers()], np.full((64, 128), 7, np.float32))
+
+
+def test_parts_of_arrays_are_pipelined_like_arrays():
+    def make(interpret):
+        def body(x, o):
+            half = plgpu.ds(32, 32)
+            o[plgpu.ds(0, 32)] = x[plgpu.ds(0, 32)]
+            plgpu.emit_pipeline(
+                double, grid=(4,), in_specs=[ROWS], out_specs=[ROWS],
+                max_concurrent_steps=2,
+            )(x.at[half], o.at[half])  # fmt: skip
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    factor = np.where(np.arange(64) < 32, 1, 2)[:, None].astype(np.float32)
+    everywhere.check(make, [numbers()], numbers() * factor)
+
+
+def test_a_block_that_no_axis_changes_is_copied_once():
+    scale = plgpu.BlockSpec((8, 128), lambda i: (0, 0))
+
+    def step(_, x, y, o):
+        o[...] = x[...] * y[...]
+
+    make = pipelined(step, in_specs=[ROWS, scale], max_concurrent_steps=2)
+    factors = numbers(8, 128)
+    everywhere.check(make, [numbers(), factors], numbers() * np.tile(factors, (8, 1)))
+    jaxpr = str(jax.make_jaxpr(make(None))(numbers(), factors))
+    # One copy of the factors; one that fills and one that refills the rows' buffers.
+    assert jaxpr.count("copy_gmem_to_smem[") == 3
+
+
+def test_squeezed_dimensions_are_dropped_and_gmem_is_passed_whole():
+    spec = plgpu.BlockSpec((None, 128), lambda i: (i, 0))
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+
+    def step(indices, x, table, o):
+        o[...] = x[...] + table[indices[0]]
+
+    make = pipelined(
+        step, grid=(64,), in_specs=[spec, whole], out_specs=[spec],
+        max_concurrent_steps=3,
+    )  # fmt: skip
+    everywhere.check(make, [numbers(), numbers()], numbers() * 2)
+
+
+def test_blocks_over_the_edge_are_zeros_and_store_what_lies_inside():
+    make = pipelined(double, out=f32(60, 128), max_concurrent_steps=2)
+    everywhere.check(make, [numbers(60, 128)], numbers(60, 128) * 2)
+
+
+# --- carries and shared outputs -------------------------------------------------------
+
+
+def test_a_carry_passes_from_step_to_step():
+    def step(_, x, o, carry):
+        carry = carry + jnp.sum(x[...], axis=0)
+        o[...] = jnp.broadcast_to(carry[None], (8, 128))
+        return carry
+
+    def make(interpret):
+        def body(x, o):
+            plgpu.emit_pipeline(
+                step, grid=(8,), in_specs=[ROWS], out_specs=[ROWS],
+                max_concurrent_steps=2, init_carry=jnp.zeros((128,), jnp.float32),
+            )(x, o)  # fmt: skip
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    sums = np.cumsum(numbers().reshape(8, 8, 128).sum(1), 0)
+    everywhere.check(make, [numbers()], np.repeat(sums, 8, 0))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_an_output_that_consecutive_steps_share_is_stored_when_it_is_complete(depth):
+    """The output's block depends on the outer axis; the inner one accumulates."""
+
+    def step(indices, x, o):
+        @plgpu.when(indices[1] == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...]
+
+    make = pipelined(
+        step, grid=(2, 4), out=f32(16, 128), max_concurrent_steps=depth,
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i * 4 + j, 0))],
+        out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))],
+    )  # fmt: skip
+    expected = numbers().reshape(2, 4, 8, 128).sum(1).reshape(16, 128)
+    everywhere.check(make, [numbers()], expected)
+
+
+def test_an_output_that_all_steps_share_is_stored_once():
+    def step(indices, x, o):
+        @plgpu.when(indices[0] == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...]
+
+    make = pipelined(
+        step, out=f32(8, 128), out_specs=[plgpu.BlockSpec((8, 128), lambda i: (0, 0))],
+        max_concurrent_steps=2,
+    )  # fmt: skip
+    everywhere.check(make, [numbers()], numbers().reshape(8, 8, 128).sum(0))
+
+
+def test_delay_release_keeps_a_buffer_for_products_in_flight():
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    spec = lambda m: plgpu.BlockSpec(  # noqa: E731
+        (64, 64), m, transforms=transforms, delay_release=1
+    )
+
+    def make(interpret):
+        def body(a, b, o):
+            def scoped(acc):
+                def step(_, a_block, b_block):
+                    plgpu.wgmma(acc, a_block, b_block)
+                    plgpu.wgmma_wait(1)
+
+                plgpu.emit_pipeline(
+                    step, grid=(4,), max_concurrent_steps=3,
+                    in_specs=[spec(lambda k: (0, k)), spec(lambda k: (k, 0))],
+                )(a, b)  # fmt: skip
+                o[...] = acc[...]
+
+            plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
+
+        return plgpu.kernel(body, out_type=f32(64, 64), interpret=interpret)
+
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, (64, 256)).astype(np.float16)
+    b = rng.integers(-4, 5, (256, 64)).astype(np.float16)
+    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_a_buffer_released_too_early_is_a_race():
+    """Without delay_release the product still reads what the next copy overwrites."""
+    transforms = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+    spec = lambda m: plgpu.BlockSpec((64, 64), m, transforms=transforms)  # noqa: E731
+
+    def body(a, b, o):
+        def scoped(acc):
+            def step(_, a_block, b_block):
+                plgpu.wgmma(acc, a_block, b_block)
+                plgpu.wgmma_wait(1)
+
+            plgpu.emit_pipeline(
+                step, grid=(4,), max_concurrent_steps=2,
+                in_specs=[spec(lambda k: (0, k)), spec(lambda k: (k, 0))],
+            )(a, b)  # fmt: skip
+            o[...] = acc[...]
+
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
+
+    interpret = plgpu.InterpretParams(detect_races=True)
+    kernel = plgpu.kernel(body, out_type=f32(64, 64), interpret=interpret)
+    a = np.ones((64, 256), np.float16)
+    with pytest.raises(errors.RaceError):
+        kernel(a, a.T)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [0, -1, 1.5, True, None])
+def test_a_number_of_buffers_that_is_not_positive_is_refused(depth):
+    what = "emit_pipeline: invalid max_concurrent_steps"
+    with refused(errors.ArgumentError, what, got=repr(depth)):
+        plgpu.emit_pipeline(double, grid=(8,), max_concurrent_steps=depth)  # HERE
+
+
+def test_delay_release_needs_more_buffers():
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
+    with refused(
+        errors.ArgumentError, "emit_pipeline: delay_release keeps all buffers in use",
+        expected="max_concurrent_steps of 3 or more", got="delay_release=2",
+    ):  # fmt: skip
+        make = functools.partial(plgpu.emit_pipeline, max_concurrent_steps=2)
+        make(double, grid=(8,), in_specs=[spec])  # HERE
+
+
+def test_collective_axes_are_refused():
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), collective_axes=("c",))
+    with refused(
+        errors.UnsupportedError, "emit_pipeline: a block spec has collective axes",
+        hint="emit_pipeline_warp_specialized",
+    ):  # fmt: skip
+        plgpu.emit_pipeline(double, grid=(8,), in_specs=[spec])  # HERE
+
+
+def test_a_missing_reference_is_refused():
+    pipeline = plgpu.emit_pipeline(double, grid=(8,), in_specs=[ROWS], out_specs=[ROWS])
+
+    def body(x, o):
+        pipeline(x)
+
+    kernel = plgpu.kernel(body, out_type=f32())
+    what = "emit_pipeline: the references do not match the block specs"
+    with pytest.raises(errors.ArgumentError, match=what) as info:
+        jax.eval_shape(kernel, numbers())
+    assert info.value.expected == "1 inputs and 1 outputs"
+    assert info.value.got == "1 references"
+
+
+def test_several_warpgroups_are_refused():
+    def body(x, o):
+        plgpu.emit_pipeline(double, grid=(8,), in_specs=[ROWS], out_specs=[ROWS])(x, o)
+
+    kernel = plgpu.kernel(body, out_type=f32(), num_threads=2, thread_name="wg")
+    with pytest.raises(errors.UnsupportedError, match="several warpgroups"):
+        jax.eval_shape(kernel, numbers())
+
+
+def test_a_body_that_returns_a_value_without_a_carry_is_refused():
+    def step(_, x, o):
+        o[...] = x[...]
+        return 1
+
+    with pytest.raises(errors.KernelError, match="the body returns a value"):
+        jax.eval_shape(pipelined(step)(None), numbers())
+
+
+def test_an_index_map_of_another_rank_is_refused():
+    spec = plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))
+    with pytest.raises(errors.ArgumentError, match="index map cannot be called"):
+        jax.eval_shape(pipelined(double, in_specs=[spec])(None), numbers())
+
+
+def test_the_pipeline_is_one_loop_whatever_its_length():
+    """The trace does not grow with the number of steps or of buffers."""
+
+    def size(steps, depth):
+        rows = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+        x = jax.ShapeDtypeStruct((8 * steps, 128), jnp.float32)
+        make = pipelined(
+            double, out=x, grid=(steps,), in_specs=[rows], out_specs=[rows],
+            max_concurrent_steps=depth,
+        )  # fmt: skip
+        return str(jax.make_jaxpr(make(None))(x)).count("\n")
+
+    assert size(8, 2) == size(64, 6)
+
+
+def test_positions_are_scalars_of_the_kernel():
+    seen = []
+
+    def step(indices, x, o):
+        seen.append(indices)
+        o[...] = x[...]
+
+    jax.eval_shape(pipelined(step)(None), numbers())
+    (((i,)),) = seen
+    assert isinstance(i, jax.core.Tracer)
+    assert i.dtype == jnp.int32
+    assert i.shape == ()
