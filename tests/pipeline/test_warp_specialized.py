@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""emit_pipeline_warp_specialized: products, shared outputs, barriers, sequences."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+from tests.support.refusal import refused
+
+ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+Specialized = functools.partial(
+    plgpu.emit_pipeline_warp_specialized, wg_axis="wg", memory_registers=40
+)
+
+
+def launched(body, out, *, consumers=1, **options):
+    """Returns what `everywhere.check` takes."""
+
+    def make(interpret):
+        return plgpu.kernel(
+            body, out_type=out, num_threads=consumers + 1, thread_name="wg",
+            interpret=interpret, **options,
+        )  # fmt: skip
+
+    return make
+
+
+def pipelined(step, *, consumers=1, out=None, **options):
+    """A kernel that is one pipeline."""
+    pipeline = Specialized(
+        step, num_compute_wgs=consumers,
+        **({"grid": (8,), "in_specs": [ROWS], "out_specs": [ROWS]} | options),
+    )  # fmt: skip
+    return launched(lambda *refs: pipeline(*refs), out or f32(), consumers=consumers)
+
+
+def small(*shape):
+    """Small integers, whose products are exact."""
+    values = np.random.default_rng(0).integers(-4, 5, shape)
+    return values.astype(np.float16)
+
+
+def own_half(wg):
+    return plgpu.ds(wg * 4, 4)
+
+
+# --- steps ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 11])
+def test_one_warpgroup_computes_while_another_copies(depth):
+    def step(indices, x, o):
+        o[...] = x[...] + indices[0].astype(jnp.float32)
+
+    make = pipelined(step, max_concurrent_steps=depth)
+    rows = np.repeat(np.arange(8, dtype=np.float32), 8)[:, None]
+    everywhere.check(make, [numbers()], numbers() + rows)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_warpgroups_that_compute_share_the_blocks_of_outputs(depth):
+    def step(_, x, o):
+        half = own_half(lax.axis_index("wg"))
+        o[half] = x[half] * 2
+
+    make = pipelined(step, consumers=2, max_concurrent_steps=depth)
+    everywhere.check(make, [numbers()], numbers() * 2)
+
+
+def test_shared_outputs_are_stored_when_their_block_is_complete():
+    """One output's block changes every two steps, another's never."""
+
+    def step(indices, x, o, total):
+        half = own_half(lax.axis_index("wg"))
+
+        @plgpu.when(indices[1] == 0)
+        def _():
+            o[half] = jnp.zeros((4, 128), o.dtype)
+
+        @plgpu.when(indices[0] + indices[1] == 0)
+        def _():
+            total[half] = jnp.zeros((4, 128), o.dtype)
+
+        o[half] += x[half]
+        total[half] += x[half]
+
+    make = pipelined(
+        step, consumers=2, grid=(4, 2), out=(f32(32, 128), f32(8, 128)),
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i * 2 + j, 0))],
+        out_specs=[
+            plgpu.BlockSpec((8, 128), lambda i, j: (i, 0)),
+            plgpu.BlockSpec((8, 128), lambda i, j: (0, 0)),
+        ],
+    )  # fmt: skip
+    blocks = numbers().reshape(4, 2, 8, 128)
+    expected = blocks.sum(1).reshape(32, 128), blocks.sum((0, 1))
+    everywhere.check(make, [numbers()], expected)
+
+
+def test_inputs_may_be_pytrees_constant_and_in_gmem():
+    fixed = plgpu.BlockSpec((8, 128), lambda i: (0, 0))
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+
+    def step(indices, x, pair, o):
+        o[...] = x[...] * pair["fixed"][...] + pair["whole"][plgpu.ds(0, 8)]
+
+    pipeline = Specialized(
+        step, grid=(8,), num_compute_wgs=1, out_specs=[ROWS],
+        in_specs=[ROWS, {"fixed": fixed, "whole": whole}],
+    )  # fmt: skip
+    make = launched(lambda x, y, z, o: pipeline(x, {"fixed": y, "whole": z}, o), f32())
+    y, z = numbers(8, 128), numbers()
+    expected = numbers() * np.tile(y, (8, 1)) + np.tile(z[:8], (8, 1))
+    everywhere.check(make, [numbers(), y, z], expected)
+
+
+# --- products -------------------------------------------------------------------------
+
+
+def product(*, consumers=2, delay=0, cluster=None, k=256, **options):
+    """Two warpgroups multiply halves of 128 rows; the carry counts the steps."""
+    spec = functools.partial(
+        plgpu.BlockSpec, transforms=TRANSFORMS, delay_release=delay
+    )
+
+    def body(a, b, o):
+        wg, column = lax.axis_index("wg"), 0
+        rows = plgpu.ds(wg * 64, 64)
+        if cluster:
+            column = lax.axis_index("c")
+        cell = []
+
+        def context(pipeline):
+            def scoped(acc):
+                cell.append(acc)
+                steps = pipeline(jnp.int32(0))
+                total = acc[...] + (steps - k // 64).astype(jnp.float32)
+                o[rows, plgpu.ds(column * 64, 64)] = total
+
+            plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
+
+        def step(_, a_block, b_block, *barriers_and_carry):
+            *barriers, carry = barriers_and_carry
+            if options.get("manual_produced_barriers"):
+                for barrier in barriers[:2]:
+                    plgpu.barrier_wait(barrier)
+            plgpu.wgmma(cell[0], a_block.at[rows], b_block)
+            plgpu.wgmma_wait(delay)
+            if options.get("manual_consumed_barriers"):
+                for barrier in barriers[-2:]:
+                    plgpu.barrier_arrive(barrier)
+            return carry + 1
+
+        Specialized(
+            step, grid=(k // 64,), num_compute_wgs=consumers, max_concurrent_steps=3,
+            in_specs=[
+                spec((128, 64), lambda k: (0, k), collective_axes=cluster),
+                spec((64, 64), lambda k: (k, column)),
+            ],
+            compute_context=context, **options,
+        )(a, b)  # fmt: skip
+
+    return body
+
+
+def check_product(**options):
+    a, b = small(128, 256), small(256, 64)
+    make = launched(product(**options), f32(128, 64), consumers=2)
+    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_a_product_carries_through_a_context(delay):
+    check_product(delay=delay)
+
+
+@pytest.mark.parametrize("produced", [False, True])
+@pytest.mark.parametrize("consumed", [False, True])
+def test_a_body_may_wait_and_release_by_itself(produced, consumed):
+    check_product(manual_produced_barriers=produced, manual_consumed_barriers=consumed)
+
+
+def test_a_cluster_shares_a_block_by_multicast():
+    a, b = small(128, 256), small(256, 128)
+    make = launched(
+        product(cluster=("c",)), f32(128, 128), consumers=2,
+        cluster=(2,), cluster_names=("c",),
+    )  # fmt: skip
+    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+
+
+# --- sequences ------------------------------------------------------------------------
+
+START, STEADY, STOP = plgpu.PipelinePipeline
+
+
+def sequence(states, *, depth=2):
+    """Pipelines over consecutive quarters of the rows, with the same buffers."""
+
+    def body(x, o):
+        def pipeline(state, part):
+            def step(indices, x_block):
+                row = (part * 2 + indices[0]) * 8
+                o[plgpu.ds(row, 8)] = x_block[...] + part
+
+            spec = plgpu.BlockSpec((8, 128), lambda i: (part * 2 + i, 0))
+            return Specialized(
+                step, grid=(2,), num_compute_wgs=1, in_specs=[spec],
+                max_concurrent_steps=depth, pipeline_state=state,
+            )  # fmt: skip
+
+        def scoped(allocations):
+            for part, state in enumerate(states):
+                pipeline(state, part)(x, allocations=allocations)
+
+        plgpu.run_scoped(
+            scoped, pipeline(None, 0).get_allocations(x), collective_axes="wg"
+        )
+
+    return launched(body, f32())
+
+
+@pytest.mark.parametrize(
+    "states", [(None,) * 4, (START, STEADY, STEADY, STOP), (START, STOP, START, STOP)]
+)
+def test_pipelines_follow_each_other_with_the_same_buffers(states):
+    parts = np.repeat(np.arange(4, dtype=np.float32), 16)[:, None]
+    everywhere.check(sequence(states), [numbers()], numbers() + parts)
+
+
+def test_a_state_may_be_known_at_run_time_only():
+    def body(x, o):
+        def pipeline(state, part):
+            def step(indices, x_block):
+                row = (part * 2 + indices[0]) * 8
+                o[plgpu.ds(row, 8)] = x_block[...] * 2
+
+            spec = plgpu.BlockSpec((8, 128), lambda i: (part * 2 + i, 0))
+            return Specialized(
+                step, grid=(2,), num_compute_wgs=1, in_specs=[spec],
+                pipeline_state=state,
+            )  # fmt: skip
+
+        def scoped(allocations):
+            @plgpu.loop(0, 4)
+            def _(part):
+                state = jnp.where(part == 0, START, jnp.where(part == 3, STOP, STEADY))
+                pipeline(state, part)(x, allocations=allocations)
+
+        plgpu.run_scoped(
+            scoped, pipeline(None, 0).get_allocations(x), collective_axes="wg"
+        )
+
+    everywhere.check(launched(body, f32()), [numbers()], numbers() * 2)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def copy(_, x, o):
+    o[...] = x[...]
+
+
+def test_a_sequence_needs_steps_that_fill_the_buffers():
+    with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
+        jax.eval_shape(sequence((START, STOP), depth=3)(None), numbers())
+    assert info.value.expected == "a static multiple of 3 steps"
+
+
+def test_a_sequence_needs_allocations():
+    with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
+        jax.eval_shape(pipelined(copy, pipeline_state=START)(None), numbers())
+    assert info.value.expected == "allocations=..."
+
+
+def test_warpgroups_must_be_those_of_the_kernel():
+    pipeline = Specialized(copy, grid=(8,), num_compute_wgs=2, in_specs=[ROWS])
+    kernel = launched(lambda x, o: pipeline(x), f32())(None)
+    with pytest.raises(errors.ArgumentError, match="warpgroups do not match") as info:
+        jax.eval_shape(kernel, numbers())
+    assert info.value.expected == "a kernel with num_threads=3, thread_name='wg'"
+
+
+def test_the_memory_warpgroup_is_the_last_one():
+    what = "emit_pipeline_warp_specialized: the memory warpgroup is not the last one"
+    with refused(errors.UnsupportedError, what, expected="memory_thread_idx=2"):
+        Specialized(copy, grid=(8,), num_compute_wgs=2, memory_thread_idx=0)  # HERE
+
+
+def test_a_context_runs_the_pipeline_once():
+    make = pipelined(copy, compute_context=lambda pipeline: None)
+    with pytest.raises(errors.KernelError, match="does not run the pipeline once"):
+        jax.eval_shape(make(None), numbers())
