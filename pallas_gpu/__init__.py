@@ -18,7 +18,6 @@ from pallas_gpu import errors as errors
 from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
-from pallas_gpu._jax import ds
 from pallas_gpu.entry.control import cdiv, loop, num_programs, program_id, when
 from pallas_gpu.entry.kernel import kernel
 from pallas_gpu.entry.run_state import run_state
@@ -70,6 +69,7 @@ from pallas_gpu.types import (
     SwizzleTransform,
     TilingTransform,
     Transform,
+    ds,
     find_swizzle,
 )
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES

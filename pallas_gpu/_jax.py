@@ -30,7 +30,6 @@ AbstractRef = jax.ref.AbstractRef
 TransformedRef = _state_types.TransformedRef
 NDIndexer = _indexing.NDIndexer
 Slice = _indexing.Slice
-ds = _indexing.ds
 TransposeTransform = _state_types.TransposeTransform
 ReshapeTransform = _state_types.ReshapeTransform
 BitcastTransform = _state_types.BitcastTransform
@@ -76,7 +75,6 @@ __all__ = [
     "batching",
     "check_types_under_axes",
     "convert_constvars_jaxpr",
-    "ds",
     "eval_jaxpr",
     "get_p",
     "is_tracer",

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
@@ -89,12 +89,16 @@ def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
         return interpret
     if isinstance(interpret, types.InterpretParams):
         return interpret
-    raise errors.ArgumentTypeError(
+    raise invalid_interpret(interpret)
+
+
+def invalid_interpret(interpret: Any) -> errors.ArgumentTypeError:
+    """Returns the error for another value of `interpret`."""
+    return errors.ArgumentTypeError(
         "invalid value of interpret",
         expected="None, True, False or InterpretParams(...)",
-        got=repr(interpret),
+        got=expect.shown(interpret),
         hint="None runs in the emulator on a CPU and on the GPU if there is one",
-        where=scope.called_at(),
     )
 
 

@@ -10,19 +10,23 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import scope
+from pallas_gpu.types import values
 
 
+@expect.arguments(condition=values.condition)
 def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     """Runs the decorated function if the condition holds.
 
     PTX: a branch; the condition is uniform in the warpgroup. Since: sm_90.
 
     Args:
-      condition: scalar bool. A Python bool is evaluated at trace time.
+      condition: scalar bool, or a scalar integer that is not 0. A Python bool is
+        evaluated at trace time.
 
     Raises:
+      ArgumentTypeError: the condition is not a scalar.
       KernelError: the function returns a value.
 
     Example:
@@ -32,14 +36,17 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
     """
 
     def run(body: Callable[[], None]) -> None:
+        expect.function(body, "when: the body")
+
+        def once() -> None:
+            require_none("when", body, scope.call("when", body))
+
         if isinstance(condition, bool):
             if condition:
-                require_none("when", body, body())
+                once()
             return
         with _jax.trace_without_ref_rules():
-            lax.cond(
-                condition, lambda: require_none("when", body, body()), lambda: None
-            )
+            lax.cond(condition, once, lambda: None)
 
     return run
 
@@ -55,6 +62,19 @@ def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
         )
 
 
+def _unroll(value: Any, what: str) -> int | bool:
+    if isinstance(value, bool):
+        return value
+    return expect.integer(1, unit="iterations")(value, what)
+
+
+@expect.arguments(
+    lower=values.index,
+    upper=values.index,
+    init_carry=values.values,
+    step=values.step,
+    unroll=expect.optional(_unroll),
+)
 def loop(
     lower: Any,
     upper: Any,
@@ -68,19 +88,21 @@ def loop(
     PTX: a backward branch. Since: sm_90.
 
     Args:
-      lower: first index.
+      lower: first index: an integer, static or a scalar.
       upper: end of the range, not included.
       init_carry: pytree of values passed from iteration to iteration as `carry`;
         without it the function's only argument is the index.
       step: increment of the index, positive.
       unroll: number of iterations per branch; it must divide a static number of
-        iterations.
+        iterations. True: all of them.
 
     Returns:
       The carry after the last iteration.
 
     Raises:
-      ArgumentError: the step is static and not positive.
+      ArgumentError: the step is static and not positive; the number of iterations is
+        not static, or not a multiple of unroll.
+      ArgumentTypeError: a bound is not an integer.
       KernelError: without `init_carry` the function returns a value.
 
     Example:
@@ -88,23 +110,18 @@ def loop(
       ... def total(i, carry):
       ...     return carry + ref[i]
     """
-    if isinstance(step, int) and step < 1:
-        raise errors.ArgumentError(
-            "loop: the step is not positive",
-            expected="1 or more",
-            got=step,
-            hint="count up, and index with the end minus the index",
-            where=_jax.where_now(),
-        )
+    trips = _trips(lower, upper, step)
+    if unroll not in (None, False, 1):
+        _check_unroll(trips, int(unroll))
 
     def run(body: Callable[..., Any]) -> Any:
-        trips = _trips(lower, upper, step)
+        expect.function(body, "loop: the body")
 
         def iteration(i, carry):
             index = lower + i * step
             if init_carry is None:
-                return require_none("loop", body, body(index))
-            return body(index, carry)
+                return require_none("loop", body, scope.call("loop", body, index))
+            return scope.call("loop", body, index, carry)
 
         with _jax.trace_without_ref_rules():
             return counted_loop(trips, iteration, init_carry, unroll=unroll)
@@ -121,6 +138,23 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
     return lax.fori_loop(0, trips, counted, init_carry, **options)
 
 
+def _check_unroll(trips: Any, unroll: int) -> None:
+    if not isinstance(trips, int):
+        raise errors.ArgumentError(
+            "loop: unroll needs a static number of iterations",
+            expected="lower, upper and step as Python integers",
+            got=expect.shown(trips),
+            hint="leave unroll out",
+        )
+    if trips % unroll:
+        raise errors.ArgumentError(
+            "loop: unroll does not divide the number of iterations",
+            expected=f"a divisor of {trips}",
+            got=unroll,
+            hint="choose another unroll",
+        )
+
+
 def _trips(lower: Any, upper: Any, step: Any) -> Any:
     if all(isinstance(x, int) for x in (lower, upper, step)):
         return max(0, -(-(upper - lower) // step))
@@ -128,6 +162,7 @@ def _trips(lower: Any, upper: Any, step: Any) -> Any:
     return jnp.maximum(lax.div(span + (step - 1), jnp.asarray(step, jnp.int32)), 0)
 
 
+@expect.arguments(axis=expect.anything)
 def program_id(axis: int) -> jax.Array:
     """Returns the position of this instance on a grid axis.
 
@@ -140,10 +175,11 @@ def program_id(axis: int) -> jax.Array:
       ArgumentError: the axis does not exist.
     """
     mesh = scope.current_mesh("program_id")
-    _require_axis(mesh, axis, "program_id")
+    axis = _require_axis(mesh, axis, "program_id")
     return lax.axis_index(mesh.grid_names[axis])
 
 
+@expect.arguments(axis=expect.anything)
 def num_programs(axis: int) -> int:
     """Returns the size of a grid axis.
 
@@ -156,23 +192,38 @@ def num_programs(axis: int) -> int:
       ArgumentError: the axis does not exist.
     """
     mesh = scope.current_mesh("num_programs")
-    _require_axis(mesh, axis, "num_programs")
+    axis = _require_axis(mesh, axis, "num_programs")
     return mesh.grid[axis]
 
 
-def _require_axis(mesh: Any, axis: int, who: str) -> None:
-    if not isinstance(axis, int) or not 0 <= axis < len(mesh.grid):
+def _require_axis(mesh: Any, axis: Any, who: str) -> int:
+    number = expect.index(axis)
+    if number is None or not 0 <= number < len(mesh.grid):
         raise errors.ArgumentError(
             f"{who}: invalid grid axis",
             expected=f"0 to {len(mesh.grid) - 1}"
             if mesh.grid
             else "a kernel with a grid",
-            got=axis,
+            got=expect.shown(axis) if number is None else number,
             hint="specify a grid; its axes are numbered from 0",
             where=_jax.where_now(),
         )
+    return number
 
 
+@expect.arguments(a=values.integer, b=values.integer)
 def cdiv(a: Any, b: Any) -> Any:
-    """Returns `a / b` rounded up, for integers."""
+    """Returns `a / b` rounded up, for integers.
+
+    Raises:
+      ArgumentTypeError: an operand is not an integer.
+      ArgumentError: a static divisor is 0.
+    """
+    if isinstance(b, int) and b == 0:
+        raise errors.ArgumentError(
+            "cdiv: the divisor is 0",
+            expected="another integer",
+            got=b,
+            hint="check the divisor",
+        )
     return -(-a // b)

@@ -11,14 +11,45 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, resources, types
+from pallas_gpu import _jax, arch, errors, expect, resources, types
 from pallas_gpu.entry import call, check, scope, trace
 from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.entry.scoped import scoped
+from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
+from pallas_gpu.types import values
 
 _MISSING: Any = object()
 
 
+def interpretation(value: Any) -> Any:
+    """Accepts what `interpret` can be."""
+    if value is None or isinstance(value, bool | types.InterpretParams):
+        return value
+    raise call.invalid_interpret(value)
+
+
+PARAMS = expect.optional(
+    expect.instance(types.CompilerParams, written="plgpu.CompilerParams(...)")
+)
+
+
+@expect.arguments(
+    body=expect.function,
+    out_shape=expect.anything,
+    out_type=expect.anything,
+    scratch_types=expect.anything,
+    scratch_shapes=expect.anything,
+    grid=expect.anything,
+    grid_names=expect.anything,
+    cluster=expect.anything,
+    cluster_names=expect.anything,
+    num_threads=expect.anything,
+    thread_name=expect.anything,
+    compiler_params=PARAMS,
+    interpret=expect.anything,
+    debug=expect.boolean,
+    name=expect.optional(expect.string),
+    kernel_name=expect.optional(expect.string),
+)
 def kernel(
     body: Callable[..., None] = _MISSING,
     out_shape: Any = None,
@@ -86,8 +117,13 @@ def kernel(
     outputs = _results(_one_of("out_type", out_type, "out_shape", out_shape))
     scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
     scratch = () if scratch is None else scratch
-    name = str(name or kernel_name or getattr(body, "__name__", "kernel"))
+    name = _one_of("name", name, "kernel_name", kernel_name)
+    name = name or getattr(body, "__name__", "kernel")
+    params = compiler_params or types.CompilerParams()
     with scope.locating(body):
+        interpret = interpretation(interpret)
+        check_types(outputs, name)
+        _refuse_semantics(params, name)
         mesh = types.Mesh(
             grid=grid,
             grid_names=grid_names,
@@ -97,16 +133,16 @@ def kernel(
             thread_name=thread_name,
             kernel_name=name,
         )
+        full = _with_scratch(body, scratch, mesh, f"kernel {name}")
     launch = functools.partial(
         launch_body,
         mesh=mesh,
         name=name,
-        compiler_params=compiler_params or types.CompilerParams(),
+        compiler_params=params,
         interpret=interpret,
         debug=debug,
         cache={},
     )
-    full = _with_scratch(body, scratch, mesh, f"kernel {name}")
 
     def over_arrays(*args: Any) -> Any:
         return launch(full, args, outputs)
@@ -143,11 +179,9 @@ def _with_scratch(
 ) -> Callable[..., None]:
     """Wraps the body in one scope that allocates its scratch memory."""
     called = functools.partial(scope.call, who, body)
-    if not jax.tree.leaves(scratch, is_leaf=lambda x: hasattr(x, "to_ref")):
+    positional, named = scratch_of(scratch)
+    if not positional and not named:
         return functools.wraps(body)(called)
-    positional, named = ((), scratch) if isinstance(scratch, dict) else (scratch, {})
-    if hasattr(scratch, "to_ref"):
-        positional = (scratch,)
 
     @functools.wraps(body)
     def in_scope(*refs):
@@ -163,10 +197,40 @@ def _with_scratch(
     return in_scope
 
 
-def _operand(x: Any) -> Any:
-    if hasattr(x, "dtype") and hasattr(x, "shape"):
-        return x if isinstance(x, jax.Array) else jnp.asarray(x)
-    return jnp.asarray(x)
+def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the declarations that are passed by position, and those by name.
+
+    Raises:
+      ArgumentTypeError: something is not a declaration.
+    """
+    for leaf in jax.tree.leaves(scratch, is_leaf=is_declaration):
+        require_declaration(leaf)
+    if isinstance(scratch, dict):
+        expect.names(tuple(scratch), "scratch_types: a key")
+        return (), scratch
+    return (scratch,) if is_declaration(scratch) else tuple(scratch), {}
+
+
+def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
+    if params.dimension_semantics is not None:
+        raise errors.UnsupportedError(
+            f"kernel {name}: dimension_semantics is for pallas_call",
+            expected="CompilerParams without it: the axes of a kernel are parallel",
+            got=params.dimension_semantics,
+            hint="leave it out",
+        )
+
+
+def _operand(x: Any, name: str) -> Any:
+    if isinstance(types.base_aval(x), _jax.AbstractRef):
+        raise errors.UnsupportedError(
+            f"kernel {name}: an argument is a reference",
+            expected="arrays as arguments",
+            got=expect.shown(x),
+            hint="pass its value, ref[...], and return the new value",
+            where=scope.called_at(),
+        )
+    return x if isinstance(x, jax.Array) else values.array(x, f"kernel {name}: x")
 
 
 def launch_body(
@@ -183,7 +247,7 @@ def launch_body(
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive."""
     flat, in_tree = jax.tree.flatten(tuple(args))
-    flat = [_operand(x) for x in flat]
+    flat = [_operand(x, name) for x in flat]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, name) for x in out_leaves]
     if out_avals and not any(aval.size for aval in out_avals):
@@ -267,16 +331,23 @@ def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> Non
     )
 
 
+def check_types(out_type: Any, name: str) -> None:
+    """Raises unless each leaf is the type of an array that a kernel can write."""
+    for leaf in jax.tree.leaves(out_type):
+        _out_aval(leaf, name)
+
+
 def _out_aval(x: Any, name: str) -> Any:
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         raise errors.ArgumentTypeError(
             f"kernel {name}: out_type contains a leaf that is not a type",
             expected="a pytree of jax.ShapeDtypeStruct(shape, dtype)",
-            got=repr(x),
+            got=expect.shown(x),
             hint="write jax.ShapeDtypeStruct(shape, dtype)",
-            where=_jax.where_now(),
         )
-    return jax.core.ShapedArray(tuple(x.shape), jnp.dtype(x.dtype))
+    what = f"kernel {name}: out_type"
+    dtype = values.element_type(x.dtype, what)
+    return jax.core.ShapedArray(expect.integers(0)(x.shape, what), dtype)
 
 
 def _over_flat_refs(body, in_tree, out_tree, out_type):

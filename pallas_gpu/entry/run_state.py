@@ -8,12 +8,13 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
 
 
+@expect.arguments(f=expect.function)
 def run_state(f: Callable[..., None]) -> Callable[..., Any]:
     """Turns a function over accumulators into a function over values.
 
@@ -48,7 +49,8 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
             for ref, leaf in zip(refs, leaves, strict=True):
                 if isinstance(leaf, types.AccumulatorInit):
                     ref[...] = leaf.value
-            if f(jax.tree.unflatten(tree, refs)) is not None:
+            state = jax.tree.unflatten(tree, refs)
+            if scopes.call("run_state", f, state) is not None:
                 raise errors.KernelError(
                     "run_state: the function returns a value",
                     expected="None; the final state is what run_state returns",

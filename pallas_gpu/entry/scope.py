@@ -75,7 +75,10 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
     Raises:
       ArgumentTypeError: its signature does not match the references.
     """
-    signature = inspect.signature(body)
+    try:
+        signature = inspect.signature(body)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return body(*refs, **named_refs)
     try:
         signature.bind(*refs, **named_refs)
     except TypeError as error:

@@ -8,12 +8,23 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.primitives.scoped import run_scoped_p
 
 
+def is_declaration(x: Any) -> bool:
+    """True for what ends a pytree of declarations: None is a mistake, not a tree."""
+    return x is None or hasattr(x, "to_ref")
+
+
+@expect.arguments(
+    f=expect.function,
+    scratch_types=expect.anything,
+    collective_axes=expect.names,
+    named_scratch_types=expect.anything,
+)
 def run_scoped(
     f: Callable[..., Any],
     *scratch_types: Any,
@@ -60,27 +71,25 @@ def scoped(
     mesh = scope.current_mesh("run_scoped")
     if scope.in_warp():
         raise check.no_scope().with_location(_jax.where_now())
-    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
+    axes = expect.names(collective_axes, "run_scoped: collective_axes")
     leaves, tree = jax.tree.flatten(
-        (tuple(scratch_types), named_scratch_types),
-        is_leaf=lambda x: hasattr(x, "to_ref"),
+        (tuple(scratch_types), named_scratch_types), is_leaf=is_declaration
     )
-    refs = [_to_ref(leaf) for leaf in leaves]
-    _check_axes(mesh, tuple(axes), leaves)
+    for leaf in leaves:
+        require_declaration(leaf)
+    refs = [leaf.to_ref() for leaf in leaves]
+    _check_axes(mesh, axes, leaves)
 
     def body(*flat):
         positional, named = jax.tree.unflatten(tree, flat)
-        return f(*positional, **named)
+        return scope.call("run_scoped", f, *positional, **named)
 
     closed, out_tree = _jax.trace(body, refs)
     _require_values(closed.jaxpr.outvars)
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
         flat = run_scoped_p.bind(
-            *closed.consts,
-            jaxpr=jaxpr,
-            collective_axes=tuple(axes),
-            names=tuple(names),
+            *closed.consts, jaxpr=jaxpr, collective_axes=axes, names=tuple(names)
         )
     return jax.tree.unflatten(out_tree, flat)
 
@@ -134,15 +143,15 @@ def _check_axes(
         )
 
 
-def _to_ref(declaration: Any) -> Any:
+def require_declaration(declaration: Any) -> None:
+    """Raises ArgumentTypeError unless a scope can allocate it."""
     types.refuse_foreign(declaration, "scratch")
-    to_ref = getattr(declaration, "to_ref", None)
-    if to_ref is None:
+    if not hasattr(declaration, "to_ref") or isinstance(declaration, type):
         raise errors.ArgumentTypeError(
             "not a scratch declaration",
             expected="plgpu.SMEM(shape, dtype), plgpu.Barrier(), or pytrees of them",
-            got=repr(declaration),
-            hint="declare an array with plgpu.SMEM(shape, dtype)",
-            where=_jax.where_now(),
+            got=expect.shown(declaration),
+            hint=f"call it: {declaration.__name__}(...)"
+            if hasattr(declaration, "to_ref")
+            else "declare an array with plgpu.SMEM(shape, dtype)",
         )
-    return to_ref()

@@ -10,11 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import scope
 from pallas_gpu.primitives.warp import warp_map_p
 
 
+@expect.arguments(f=expect.anything)
 def warp_map(f: Callable[[jax.Array], None], /) -> None:
     """Runs `f(warp_id)` once in each of the four warps of the calling warpgroup.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.control import cdiv, counted_loop
+from pallas_gpu.types import values
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,41 @@ class NDLoopInfo:
     num_local_steps: jax.Array | int | None
 
 
+def _grid(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts sizes: static ones as ints, traced ones as i32 scalars."""
+    value = value if expect.is_sequence(value) else (value,)
+    return tuple(grid_size(n, "nd_loop") for n in value)
+
+
+def grid_size(n: Any, who: str) -> Any:
+    """Returns a static size as an int, a traced one as an i32 scalar."""
+    try:
+        size = values.index(n, f"{who}: a size of the grid")
+    except errors.ArgumentTypeError:
+        raise errors.ArgumentTypeError(
+            f"{who}: a size of the grid is not an integer",
+            expected="an int, or a scalar integer of the kernel",
+            got=expect.shown(n),
+            hint="divide with plgpu.cdiv or //",
+            where=_jax.where_now(),
+        ) from None
+    if isinstance(size, int) and size < 0:
+        raise errors.ArgumentError(
+            f"{who}: a size of the grid is negative",
+            expected="0 or more",
+            got=size,
+            hint="check the sizes",
+            where=_jax.where_now(),
+        )
+    return size if isinstance(size, int) else size.astype(jnp.int32)
+
+
+@expect.arguments(
+    grid=_grid,
+    collective_axes=expect.names,
+    tiling=expect.optional(expect.integers(1)),
+    init_carry=values.values,
+)
 def nd_loop(
     grid: Sequence[Any],
     *,
@@ -63,18 +99,22 @@ def nd_loop(
       ArgumentError: a tiling of a different rank, one that does not divide the grid, or
         one of a grid with traced sizes.
       ArgumentTypeError: a size is not an integer.
+      AxisNameError: the kernel has no such axis.
 
     Example:
       >>> @plgpu.nd_loop((m_tiles, n_tiles), collective_axes="sm")
       ... def _(loop_info):
       ...     mi, ni = loop_info.index
     """
-    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
-    sizes = tuple(grid_size(n, "nd_loop") for n in grid)
+    axes, sizes = collective_axes, tuple(grid)
     if tiling is not None:
         _check_tiling(sizes, tuple(tiling))
+    mesh = scope.current_mesh("nd_loop")
+    for axis in axes:
+        check.require_axis_name(axis, mesh, _jax.where_now())
 
     def run(body: Callable[..., Any]) -> Any:
+        expect.function(body, "nd_loop: the body")
         instances = math.prod(lax.axis_size(a) for a in axes)
         first: Any = jnp.int32(0)
         for axis in axes:
@@ -89,28 +129,13 @@ def nd_loop(
         def iteration(i: Any, carry: Any) -> Any:
             index = unravel(first + i * instances, sizes, tiling)
             info = NDLoopInfo(index, i, local_steps)
-            return body(info) if init_carry is None else body(info, carry=carry)
+            named = {} if init_carry is None else {"carry": carry}
+            return scope.call("nd_loop", body, info, **named)
 
         with _jax.trace_without_ref_rules():
             return counted_loop(local_steps, iteration, init_carry)
 
     return run
-
-
-def grid_size(n: Any, who: str) -> Any:
-    """Returns a static size as an int, a traced one as an i32 scalar."""
-    if _jax.is_tracer(n) and n.shape == () and jnp.issubdtype(n.dtype, jnp.integer):
-        return n.astype(jnp.int32)
-    try:
-        return operator.index(n)
-    except TypeError:
-        raise errors.ArgumentTypeError(
-            f"{who}: a size of the grid is not an integer",
-            expected="an int, or a scalar integer of the kernel",
-            got=repr(n),
-            hint="divide with plgpu.cdiv or //",
-            where=_jax.where_now(),
-        ) from None
 
 
 def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
@@ -157,6 +182,12 @@ def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     return (linear, *reversed(digits))
 
 
+@expect.arguments(
+    lin_idx=values.integer,
+    shape=expect.integers(1),
+    minor_dim=expect.integer(),
+    tile_width=expect.integer(),
+)
 def planar_snake(
     lin_idx: Any, shape: tuple[int, int], minor_dim: int, tile_width: int
 ) -> tuple[Any, Any]:
@@ -190,6 +221,13 @@ def planar_snake(
             got=f"minor_dim={minor_dim}, tile_width={tile_width}",
             hint="tile_width is a number of tiles, e.g. 8",
             where=_jax.where_now(),
+        )
+    if len(shape) != 2:
+        raise errors.ArgumentError(
+            "planar_snake: the shape is not that of a plane",
+            expected="two sizes",
+            got=shape,
+            hint="pass (rows, columns), in tiles",
         )
     minor_size, major_size = shape[minor_dim], shape[1 - minor_dim]
     lin_idx = jnp.asarray(lin_idx, jnp.int32)

@@ -16,13 +16,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import check, control, scope
 from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import mbarrier, tma
+from pallas_gpu.types import values
 
 # What Python's and NumPy's sequences raise for an index that is being traced.
 _INDEXED_WITH_A_TRACER = (
@@ -32,6 +33,24 @@ _INDEXED_WITH_A_TRACER = (
 )
 
 
+@expect.arguments(
+    kernel=expect.function,
+    out_shape=expect.anything,
+    grid_spec=expect.optional(
+        expect.instance(types.GridSpec, written="plgpu.GridSpec(grid=...)")
+    ),
+    grid=expect.anything,
+    in_specs=expect.anything,
+    out_specs=expect.anything,
+    scratch_shapes=expect.anything,
+    input_output_aliases=expect.anything,
+    debug=expect.boolean,
+    interpret=expect.anything,
+    name=expect.optional(expect.string),
+    compiler_params=kernel_lib.PARAMS,
+    cost_estimate=expect.anything,
+    metadata=expect.anything,
+)
 def pallas_call(
     kernel: Callable[..., None],
     out_shape: Any,
@@ -70,7 +89,7 @@ def pallas_call(
       interpret: see `kernel`.
       name: name of the kernel.
       compiler_params: see `CompilerParams`.
-      cost_estimate, metadata: accepted and ignored.
+      cost_estimate, metadata: hints for other compilers, which this one does not use.
 
     Returns:
       A function from arrays to results.
@@ -88,27 +107,29 @@ def pallas_call(
         (grid_spec, in_specs, out_specs, scratch_shapes, compiler_params, interpret),
         "pallas_call",
     )
-    if grid_spec is not None:
-        grid, in_specs = grid_spec.grid, grid_spec.in_specs
-        out_specs, scratch_shapes = grid_spec.out_specs, grid_spec.scratch_shapes
     name = str(name or getattr(kernel, "__name__", "pallas_call"))
+    given = types.GridSpec(grid, in_specs, out_specs, scratch_shapes)
+    spec = _one_spec(grid_spec, given, name)
     if input_output_aliases:
         raise errors.UnsupportedError(
             f"pallas_call {name}: input_output_aliases is not supported yet",
             expected="no aliases",
-            got=dict(input_output_aliases),
+            got=expect.shown(input_output_aliases),
             hint="omit it; the result is a new array",
             where=scope.location(kernel),
         )
     params = compiler_params or types.CompilerParams()
-    _check_semantics(params, name)
-    sizes = (grid,) if isinstance(grid, int) else tuple(grid)
+    sizes: Any = spec.grid if expect.is_sequence(spec.grid) else (spec.grid,)
     with scope.locating(kernel):
+        interpret = kernel_lib.interpretation(interpret)
+        kernel_lib.check_types(out_shape, name)
+        kernel_lib.scratch_of(spec.scratch_shapes)
         mesh = types.Mesh(
             grid=sizes,
             grid_names=tuple(f"grid_axis_{i}" for i in range(len(sizes))),
             kernel_name=name,
         )
+    _check_semantics(params, mesh, name)
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
@@ -120,13 +141,14 @@ def pallas_call(
     )
 
     def call(*args: Any) -> Any:
-        in_leaves = _specs(in_specs, args, f"pallas_call {name}: in_specs")
-        out_leaves = _specs(out_specs, out_shape, f"pallas_call {name}: out_specs")
+        in_leaves = _specs(spec.in_specs, args, f"pallas_call {name}: in_specs")
+        out_leaves = _specs(spec.out_specs, out_shape, f"pallas_call {name}: out_specs")
 
         @functools.wraps(kernel)
         def body(*refs):
             flat = jax.tree.leaves(refs)
-            bodies = _Blocks(kernel, mesh, in_leaves, out_leaves, scratch_shapes, name)
+            scratch = spec.scratch_shapes
+            bodies = _Blocks(kernel, mesh, in_leaves, out_leaves, scratch, name)
             bodies.run(flat, jax.tree.structure(args), jax.tree.structure(out_shape))
 
         return launch(body, args, out_shape)
@@ -134,9 +156,41 @@ def pallas_call(
     return scope.over_arrays(call, kernel)
 
 
-def _check_semantics(params: types.CompilerParams, name: str) -> None:
-    for semantics in params.dimension_semantics or ():
-        if str(semantics).lower().rsplit(".", 1)[-1] != "parallel":
+def _one_spec(
+    grid_spec: types.GridSpec | None, given: types.GridSpec, name: str
+) -> types.GridSpec:
+    """Returns the grid and the specs, which are given together or one by one."""
+    if grid_spec is None:
+        return given
+    empty = types.GridSpec()
+    both = [
+        f.name
+        for f in dataclasses.fields(given)
+        if getattr(given, f.name) is not getattr(empty, f.name)
+    ]
+    if both:
+        raise errors.ArgumentError(
+            f"pallas_call {name}: grid_spec contains {both[0]}",
+            expected="grid_spec alone, or grid, in_specs, out_specs and scratch_shapes",
+            got=f"grid_spec and {', '.join(both)}",
+            hint="drop grid_spec, or move the arguments into it",
+            where=_jax.where_now(),
+        )
+    return grid_spec
+
+
+def _check_semantics(params: types.CompilerParams, mesh: types.Mesh, name: str) -> None:
+    given = params.dimension_semantics
+    if given is not None and len(given) != len(mesh.grid):
+        raise errors.ArgumentError(
+            f"pallas_call {name}: dimension_semantics does not match the grid",
+            expected=f"{len(mesh.grid)} entries, one for each grid axis",
+            got=given,
+            hint="write ('parallel',) * len(grid), or leave it out",
+            where=_jax.where_now(),
+        )
+    for semantics in given or ():
+        if semantics != "parallel":
             raise errors.UnsupportedError(
                 f"pallas_call {name}: only parallel grid axes are supported",
                 expected="'parallel' for each axis",
@@ -172,6 +226,7 @@ class _Block:
     window: Any  # the part of the GMEM reference
     declaration: types.ScratchType | None  # None: the GMEM reference is passed
     transfer_shape: tuple[int, ...]
+    oob_fill_mode: types.OOBFillMode = types.OOBFillMode.ZEROS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -248,11 +303,7 @@ class _Blocks:
         return [*copied, *barrier, *names[len(blocks) :]]
 
     def _scratch(self):
-        if isinstance(self.scratch, dict):
-            return (), self.scratch
-        if hasattr(self.scratch, "to_ref"):
-            return (self.scratch,), {}
-        return tuple(self.scratch), {}
+        return kernel_lib.scratch_of(self.scratch)
 
     def _what(self, i: int, n_in: int) -> str:
         kind, index = ("argument", i) if i < n_in else ("result", i - n_in)
@@ -260,7 +311,9 @@ class _Blocks:
 
     def _copy_in(self, blocks, smem, barrier) -> None:
         for block, ref in zip(blocks, smem, strict=False):
-            tma.copy_gmem_to_smem(block.window, ref, barrier)
+            tma.copy_gmem_to_smem(
+                block.window, ref, barrier, oob_mode=block.oob_fill_mode
+            )
         if blocks:
             mbarrier.barrier_wait(barrier)
 
@@ -305,7 +358,7 @@ class _Blocks:
             # The body accesses the block in GMEM: TMA cannot copy it, and it is always
             # in bounds.
             return _Block(window, None, kept)
-        return _Block(window, declaration, kept)
+        return _Block(window, declaration, kept, spec.oob_fill_mode)
 
     def _starts(self, spec, sizes, rank: int, what: str) -> list[Any]:
         if spec.block_shape is None or spec.index_map is None:
@@ -324,6 +377,11 @@ class _Blocks:
         self._refuse_arrays(spec.index_map, what)
         index = spec.index_map(*ids)
         index = index if isinstance(index, tuple | list) else (index,)
+        with scope.locating(spec.index_map):
+            index = [
+                values.index(i, f"BlockSpec of {what}: an index of the index map")
+                for i in index
+            ]
         if len(index) != rank:
             raise errors.ArgumentError(
                 f"BlockSpec of {what}: the index map returns the wrong number of "

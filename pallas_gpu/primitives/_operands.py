@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values
 
 
 @jax.tree_util.register_pytree_node_class
@@ -180,13 +181,14 @@ def require_one_barrier(barrier: Any, who: str) -> None:
 
 def require_scalar_bool(predicate: Any, who: str) -> Any:
     """Returns the predicate as a scalar bool, or raises."""
-    predicate = jnp.asarray(predicate)
-    if predicate.shape != () or predicate.dtype != jnp.bool_:
+    aval = values.abstract(predicate)
+    if not isinstance(aval, _jax.ShapedArray) or aval.shape or aval.dtype != jnp.bool_:
+        plain = isinstance(aval, _jax.ShapedArray)
         raise errors.ShapeError(
             f"{who}: the predicate is not a scalar bool",
             expected="a scalar bool",
-            got=f"{predicate.dtype}{list(predicate.shape)}",
+            got=f"{aval.dtype}{list(aval.shape)}" if plain else expect.shown(predicate),
             hint="compare scalars: lax.axis_index(name) == 0, ref[i] > 0",
             where=_jax.where_now(),
         )
-    return predicate
+    return jnp.asarray(predicate)

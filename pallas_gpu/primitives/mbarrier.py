@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pallas_gpu import expect
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -20,6 +21,7 @@ barrier_wait_p = registry.define(
 )
 
 
+@expect.arguments(barrier=expect.anything, predicate=expect.anything)
 def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
     """Arrives on a barrier once for the whole warpgroup, or warp.
 
@@ -48,6 +50,7 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
     )
 
 
+@expect.arguments(barrier=expect.anything)
 def barrier_wait(barrier: Any) -> None:
     """Waits until the barrier's next phase is complete.
 

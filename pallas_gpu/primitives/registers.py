@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, types
-from pallas_gpu.layouts import Layout
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.layouts import Layout, RegisterLayout, to_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values
 
 load_p = registry.define(
     "load",
@@ -34,17 +35,25 @@ set_max_registers_p = registry.define(
 
 def _check_layout(layout: Any, who: str) -> Any:
     types.refuse_foreign(layout, who)
-    if layout is None or hasattr(layout, "linear") or isinstance(layout, Layout):
+    if isinstance(layout, Layout):
+        to_layout(layout)  # raises if it needs parameters
+    if layout is None or isinstance(layout, Layout | RegisterLayout):
         return layout
     raise errors.ArgumentTypeError(
         f"{who}: the layout is not a register layout",
         expected="a member of plgpu.Layout, or a TiledLayout",
-        got=repr(layout),
+        got=expect.shown(layout),
         hint="e.g. plgpu.Layout.WGMMA",
         where=_jax.where_now(),
     )
 
 
+@expect.arguments(
+    src=expect.anything,
+    idx=expect.anything,
+    layout=expect.anything,
+    optimized=expect.boolean,
+)
 def load(
     src: Any, idx: Any = (), *, layout: Any = None, optimized: bool = True
 ) -> jax.Array:
@@ -57,11 +66,10 @@ def load(
     Args:
       src: SMEM or GMEM reference, or a part of one.
       idx: an index applied to `src` first, as in `src[idx]`.
-      layout: register layout of the result; None chooses WGMMA for a reference tiled
-        layout: register layout of the result; None means WGMMA for a reference tiled
-          for the tensor core and a strided layout otherwise.
-        optimized: whether to refuse accesses with bank conflicts instead of emitting
-          them.
+      layout: register layout of the result; None means WGMMA for a reference tiled
+        for the tensor core and a strided layout otherwise.
+      optimized: whether to refuse accesses with bank conflicts instead of emitting
+        them.
 
     Returns:
       An array of the reference's shape and dtype.
@@ -71,9 +79,9 @@ def load(
       LayoutError: the layout does not fit the shape or the transforms of the reference.
     """
     who = "load"
-    if idx is not None and idx != ():
-        src = src.at[idx]
     aval = ops.require_ref(src, who, "the source")
+    if idx is not None:
+        src = src.at[idx]
     if aval.memory_space not in (types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(
             "load: the source cannot be loaded",
@@ -87,10 +95,11 @@ def load(
         load_p,
         {"src": ops.operand(src)},
         layout=_check_layout(layout, who),
-        optimized=bool(optimized),
+        optimized=optimized,
     )
 
 
+@expect.arguments(x=values.array, new_layout=expect.anything)
 def layout_cast(x: Any, new_layout: Any) -> jax.Array:
     """Converts an array to a register layout.
 
@@ -123,9 +132,15 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
             hint="e.g. plgpu.Layout.WGMMA",
             where=_jax.where_now(),
         )
-    return ops.bind(layout_cast_p, jnp.asarray(x), layout=layout)
+    return ops.bind(layout_cast_p, x, layout=layout)
 
 
+@expect.arguments(
+    dtype=values.element_type,
+    shape=expect.integers(0),
+    dimension=expect.integer(),
+    layout=expect.anything,
+)
 def broadcasted_iota(
     dtype: Any, shape: Sequence[int], dimension: int, *, layout: Any = None
 ) -> jax.Array:
@@ -155,10 +170,18 @@ def broadcasted_iota(
             hint="choose a dimension of the shape",
             where=_jax.where_now(),
         )
+    if dtype == jnp.bool_:
+        raise errors.DTypeError(
+            "broadcasted_iota: a bool cannot count",
+            expected="integers or floats",
+            got="bool",
+            hint="compare integers: broadcasted_iota(jnp.int32, ...) % 2 == 1",
+        )
     value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))
     return value if layout is None else layout_cast(value, layout)
 
 
+@expect.arguments(n=expect.anything, action=expect.anything)
 def set_max_registers(n: int, *, action: str) -> None:
     """Releases registers of this warpgroup, or requests more.
 
@@ -179,15 +202,15 @@ def set_max_registers(n: int, *, action: str) -> None:
         raise errors.ArgumentError(
             "set_max_registers: invalid number of registers",
             expected="a multiple of 8 from 24 to 256",
-            got=n,
+            got=expect.shown(n),
             hint="a block of W warpgroups has 65536 / (128 W) registers per thread",
             where=_jax.where_now(),
         )
-    if action not in ("increase", "decrease"):
+    if not isinstance(action, str) or action not in ("increase", "decrease"):
         raise errors.ArgumentError(
             "set_max_registers: invalid action",
             expected="'increase' or 'decrease'",
-            got=repr(action),
+            got=expect.shown(action),
             hint="producers decrease, consumers increase",
             where=_jax.where_now(),
         )

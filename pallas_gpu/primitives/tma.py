@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -38,6 +38,15 @@ commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
 commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
 
 
+@expect.arguments(
+    src=expect.anything,
+    dst=expect.anything,
+    barrier=expect.anything,
+    collective_axes=expect.optional(expect.names),
+    leader_tracked=expect.refused(None, "omit it"),
+    oob_mode=expect.optional(expect.member(types.OOBFillMode)),
+    predicate=expect.anything,
+)
 def copy_gmem_to_smem(
     src: Any,
     dst: Any,
@@ -92,15 +101,6 @@ def copy_gmem_to_smem(
             where=_jax.where_now(),
         )
     ops.require_one_barrier(barrier, who)
-    if leader_tracked is not None:
-        raise errors.UnsupportedError(
-            f"{who}: leader_tracked is not supported",
-            expected="leader_tracked=None",
-            got=repr(leader_tracked),
-            hint="omit it",
-            where=_jax.where_now(),
-        )
-    axes = (collective_axes,) if isinstance(collective_axes, str) else collective_axes
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
     ops.bind(
@@ -112,10 +112,17 @@ def copy_gmem_to_smem(
             "predicate": predicate,
         },
         oob_mode=oob_mode or types.OOBFillMode.ZEROS,
-        collective_axes=tuple(axes or ()),
+        collective_axes=tuple(collective_axes or ()),
     )
 
 
+@expect.arguments(
+    src=expect.anything,
+    dst=expect.anything,
+    predicate=expect.anything,
+    commit_group=expect.boolean,
+    reduction_op=expect.anything,
+)
 def copy_smem_to_gmem(
     src: Any,
     dst: Any,
@@ -152,7 +159,7 @@ def copy_smem_to_gmem(
         raise errors.UnsupportedError(
             f"{who}: reduction_op is not supported",
             expected="reduction_op=None",
-            got=repr(reduction_op),
+            got=expect.shown(reduction_op),
             hint="combine in one block what goes to one place, or store what each "
             "block has to rows of its own and reduce them after the call",
             where=_jax.where_now(),
@@ -162,10 +169,11 @@ def copy_smem_to_gmem(
     ops.bind(
         copy_smem_to_gmem_p,
         {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
-        commit_group=bool(commit_group),
+        commit_group=commit_group,
     )
 
 
+@expect.arguments(n=expect.anything, wait_read_only=expect.boolean)
 def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
     """Waits until at most `n` groups of copies to GMEM are pending.
 
@@ -187,11 +195,11 @@ def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None:
         raise errors.ArgumentError(
             "wait_smem_to_gmem: invalid number of groups",
             expected="a Python integer, 0 or more",
-            got=repr(n),
+            got=expect.shown(n),
             hint="wait_smem_to_gmem(0) waits for all of them",
             where=_jax.where_now(),
         )
-    ops.bind(wait_smem_to_gmem_p, {}, n=n, wait_read_only=bool(wait_read_only))
+    ops.bind(wait_smem_to_gmem_p, {}, n=n, wait_read_only=wait_read_only)
 
 
 def commit_smem_to_gmem_group() -> None:

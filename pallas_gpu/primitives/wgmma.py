@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values
 
 wgmma_p = registry.define(
     "wgmma",
@@ -46,6 +47,7 @@ _SWIZZLES = (32, 64, 128)
 _MAX_COLUMNS = 256
 
 
+@expect.arguments(acc=expect.anything, a=expect.anything, b=expect.anything)
 def wgmma(acc: Any, a: Any, b: Any) -> None:
     """Starts `acc += a @ b` on the tensor core.
 
@@ -79,7 +81,7 @@ def wgmma(acc: Any, a: Any, b: Any) -> None:
     if a_is_ref:
         ops.require_space(a, types.SMEM, who, "a")
     else:
-        a = jnp.asarray(a)
+        a = values.array(a, f"{who}: a")
     _check_types(acc, a, b)
     _check_shapes(acc, a, b)
     if not a_is_ref:
@@ -303,6 +305,7 @@ def _check_major(operand: Any, window: Window, name: str) -> None:
     )
 
 
+@expect.arguments(n=expect.anything)
 def wgmma_wait(n: int) -> None:
     """Waits until at most `n` calls of `wgmma` are pending.
 
@@ -327,12 +330,13 @@ def _check_groups(n: Any, who: str) -> None:
     raise errors.ArgumentError(
         f"{who}: invalid number of groups",
         expected="a Python integer, 0 or more",
-        got=repr(n),
+        got=expect.shown(n),
         hint="0 waits for all",
         where=_jax.where_now(),
     )
 
 
+@expect.arguments(acc=expect.anything, wait_n=expect.anything)
 def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
     """Reads an accumulator.
 

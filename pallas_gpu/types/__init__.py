@@ -3,6 +3,7 @@
 
 from jax.extend import source_info_util as _source_info_util
 
+from pallas_gpu import expect as _expect
 from pallas_gpu.types.accumulator import (
     ACC,
     WGMMA_COLUMNS,
@@ -19,6 +20,7 @@ from pallas_gpu.types.barrier import (
 )
 from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
+from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.params import (
@@ -41,6 +43,7 @@ from pallas_gpu.types.transforms import (
 )
 from pallas_gpu.types.window import resolve
 
+_expect.explain_with(refuse_foreign)
 # The constructor that `dataclasses` writes is no line of the kernel's.
 _source_info_util.register_exclusion("<string>")
 
@@ -82,6 +85,7 @@ __all__ = [
     "WGMMA_ROWS",
     "base_aval",
     "describe",
+    "ds",
     "find_swizzle",
     "foreign_function",
     "is_foreign",

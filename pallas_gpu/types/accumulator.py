@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.memory_space import REGS
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
 from pallas_gpu.types.spaces.registers import Regs
+from pallas_gpu.types.values import element_type
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
 WGMMA_ROWS = 64
@@ -40,6 +41,7 @@ class AccumulatorRef(IndexableRef):
         return hash((AccumulatorRef, self.inner_aval))
 
 
+@expect.arguments(shape=expect.integers(), dtype=element_type)
 @shows("init")
 @dataclasses.dataclass(frozen=True)
 class ACC:
@@ -59,7 +61,6 @@ class ACC:
     dtype: Any = jnp.float32
 
     def __post_init__(self):
-        object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "dtype", jnp.dtype(self.dtype))
         if (
             len(self.shape) != 2
@@ -97,6 +98,7 @@ class ACC:
         """Does nothing: every kernel may declare accumulators."""
 
     @staticmethod
+    @expect.arguments(lambda _: "ACC.init", array=expect.anything)
     def init(array: Any) -> AccumulatorInit:
         """Returns an accumulator with an initial value, for `run_state`.
 

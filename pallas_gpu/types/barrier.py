@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
@@ -85,6 +85,22 @@ class BarrierRef(IndexableRef):
         return hash((BarrierRef, self.barrier, self.inner_aval))
 
 
+# PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
+MAX_ARRIVALS = 2**20 - 1
+
+
+@expect.arguments(
+    num_arrivals=expect.integer(
+        1,
+        MAX_ARRIVALS,
+        unit="arrivals",
+        hint="count one arrival for each warpgroup and each copy of a phase",
+    ),
+    num_barriers=expect.integers(),
+    orders_tensor_core=expect.refused(
+        False, "leave it out: tcgen05, which it is for, is not supported yet"
+    ),
+)
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Barrier:
@@ -99,10 +115,11 @@ class Barrier:
       num_arrivals: arrivals that complete a phase. One warpgroup's `barrier_arrive`
         counts once; a TMA copy on the barrier counts once and adds its bytes.
       num_barriers: shape of the array; `()` is a single barrier, used without index.
-      orders_tensor_core: the barrier is arrived on by tcgen05 (Blackwell).
+      orders_tensor_core: not supported yet: arrivals of tcgen05 (Blackwell).
 
     Raises:
-      ArgumentError: counts out of range.
+      ArgumentError, ArgumentTypeError: counts out of range, or not integers.
+      UnsupportedError: orders_tensor_core.
     """
 
     num_arrivals: int = 1
@@ -110,18 +127,7 @@ class Barrier:
     orders_tensor_core: bool = False
 
     def __post_init__(self):
-        shape = self.num_barriers
-        shape = (shape,) if isinstance(shape, int) else tuple(shape)
-        object.__setattr__(self, "num_barriers", shape)
-        # PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
-        if not 1 <= self.num_arrivals < 2**20:
-            raise errors.ArgumentError(
-                "Barrier: num_arrivals is out of range",
-                expected="1 to 1048575 arrivals",
-                got=self.num_arrivals,
-                hint="count one arrival for each warpgroup and each copy of a phase",
-                where=_jax.where_now(),
-            )
+        shape = self.shape
         if any(n < 1 for n in shape) or math.prod(shape) > MAX_BARRIERS_PER_ALLOCATION:
             raise errors.ArgumentError(
                 "Barrier: num_barriers is out of range",
@@ -154,6 +160,10 @@ class Barrier:
         """Does nothing: every kernel may declare barriers of a CTA."""
 
 
+@expect.arguments(
+    collective_axes=expect.names,
+    leader_tracked=expect.refused(False, "leave it out"),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterBarrier(Barrier):
     """Declares barriers whose arrivals reach every CTA along cluster axes.
@@ -179,8 +189,6 @@ class ClusterBarrier(Barrier):
     def __post_init__(self):
         super().__post_init__()
         axes = self.collective_axes
-        axes = (axes,) if isinstance(axes, str) else tuple(axes)
-        object.__setattr__(self, "collective_axes", axes)
         if not axes:
             raise errors.ArgumentError(
                 "ClusterBarrier: the cluster axes are missing",
@@ -195,12 +203,6 @@ class ClusterBarrier(Barrier):
                 expected="different cluster axes",
                 got=axes,
                 hint="name each axis once",
-                where=_jax.where_now(),
-            )
-        if self.leader_tracked:
-            raise errors.UnsupportedError(
-                "ClusterBarrier: leader_tracked is not supported yet",
-                hint="leave it out",
                 where=_jax.where_now(),
             )
 

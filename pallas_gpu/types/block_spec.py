@@ -7,12 +7,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import errors, expect
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.params import OOBFillMode
 from pallas_gpu.types.spaces.memory_space import MemorySpace
-from pallas_gpu.types.transforms import Transform
+from pallas_gpu.types.transforms import Transform, transforms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +19,10 @@ class Squeezed:
     """A block dimension of size one that the body's reference lacks (also `None`)."""
 
 
+_SIZE = expect.integer(1, unit="elements")
+
+
+@expect.arguments(block_size=_SIZE)
 @dataclasses.dataclass(frozen=True)
 class Blocked:
     """A block dimension of `block_size` elements; the index map counts blocks."""
@@ -27,6 +30,7 @@ class Blocked:
     block_size: int
 
 
+@expect.arguments(block_size=_SIZE)
 @dataclasses.dataclass(frozen=True)
 class Element:
     """A block dimension of `block_size` elements; the index map counts elements."""
@@ -34,6 +38,42 @@ class Element:
     block_size: int
 
 
+def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
+    if not expect.is_sequence(value):
+        raise expect.wrong_type(
+            what, "a sequence", "one entry a dimension", value, "write (64, 128)"
+        )
+    return tuple(_block_size(entry, dim) for dim, entry in enumerate(value))
+
+
+def _block_size(entry: Any, dim: int) -> Any:
+    size = expect.index(entry)
+    if is_squeezed(entry) or isinstance(entry, Blocked | Element):
+        return entry
+    if size is not None and size >= 1:
+        return size
+    raise errors.ArgumentError(
+        "BlockSpec: a block size is not a positive integer",
+        expected="a positive int, None, Blocked or Element",
+        got=f"{expect.shown(entry)} for dimension {dim}",
+        hint="None squeezes a dimension of size one",
+    )
+
+
+@expect.arguments(
+    block_shape=expect.optional(_block_shape),
+    index_map=expect.optional(expect.function),
+    pipeline_mode=expect.refused(None, "leave it out"),
+    transforms=transforms,
+    delay_release=expect.integer(0, unit="steps"),
+    collective_axes=expect.refused(
+        None, "leave it out: every block is copied to one CTA"
+    ),
+    oob_fill_mode=expect.member(OOBFillMode),
+    memory_space=expect.optional(
+        expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
+    ),
+)
 @shows()
 @dataclasses.dataclass(frozen=True)
 class BlockSpec:
@@ -46,11 +86,18 @@ class BlockSpec:
         always the first block.
       memory_space: SMEM (default): the block is copied. GMEM: the body accesses the
         whole array in global memory and the index map is not used.
+      pipeline_mode: not supported.
       transforms: tiling and swizzle of the block in SMEM.
-      oob_fill_mode: what the block holds outside of the array; TMA fills with zeros.
+      delay_release: a hint: steps after which an input's buffer may be reused. It is
+        not used yet, because blocks are not pipelined.
+      collective_axes: not supported: cluster axes of a multicast.
+      oob_fill_mode: as `oob_mode` of `copy_gmem_to_smem`: what the block holds outside
+        of the array.
 
     Raises:
-      ArgumentError: a block size that is not positive.
+      ArgumentError, ArgumentTypeError: an invalid value, a block size that is not
+        positive.
+      UnsupportedError: pipeline_mode, collective_axes.
     """
 
     block_shape: Sequence[Any] | None = None
@@ -61,34 +108,6 @@ class BlockSpec:
     collective_axes: tuple[str, ...] | None = None
     oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
     memory_space: MemorySpace | None = dataclasses.field(default=None, kw_only=True)
-
-    def __post_init__(self):
-        refuse_foreign(
-            (self.block_shape, self.transforms, self.memory_space), "BlockSpec"
-        )
-        object.__setattr__(self, "transforms", tuple(self.transforms))
-        if self.block_shape is not None:
-            object.__setattr__(self, "block_shape", tuple(self.block_shape))
-        if self.pipeline_mode is not None:
-            raise errors.UnsupportedError(
-                "BlockSpec: pipeline_mode is not supported",
-                expected="None",
-                got=repr(self.pipeline_mode),
-                hint="leave it out",
-                where=_jax.where_now(),
-            )
-        for dim, entry in enumerate(self.block_shape or ()):
-            size = getattr(entry, "block_size", entry)
-            if is_squeezed(entry):
-                continue
-            if not isinstance(size, int) or size < 1:
-                raise errors.ArgumentError(
-                    "BlockSpec: a block size is not a positive integer",
-                    expected="a positive int, None, Blocked or Element",
-                    got=f"{entry!r} for dimension {dim}",
-                    hint="None squeezes a dimension of size one",
-                    where=_jax.where_now(),
-                )
 
     def sizes(self, shape: tuple[int, ...], what: str) -> tuple[int, ...]:
         """Returns the block's size in each dimension of the array.
@@ -123,9 +142,15 @@ def is_squeezed(entry: Any) -> bool:
     return entry is None or isinstance(entry, Squeezed) or entry is Squeezed
 
 
+@expect.arguments(
+    grid=expect.anything,
+    in_specs=expect.anything,
+    out_specs=expect.anything,
+    scratch_shapes=expect.anything,
+)
 @dataclasses.dataclass(frozen=True)
 class GridSpec:
-    """Grid, block specs and scratch of a `pallas_call` in one object."""
+    """Grid, block specs and scratch of a `pallas_call`, which checks them."""
 
     grid: int | Sequence[int] = ()
     in_specs: Any = None

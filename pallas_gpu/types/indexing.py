@@ -8,13 +8,50 @@ edge, because a TMA copy clips it (the check pass refuses it in reads and writes
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types import values
+
+_NO_SIZE: Any = object()
+
+
+def _start(value: Any, what: str) -> Any:
+    return None if value is None else values.index(value, what)
+
+
+def _size(value: Any, what: str) -> int:
+    if _jax.is_tracer(value):
+        _refuse_dynamic_size(f"a size of type {type(value).__name__}")
+    return expect.integer()(value, what)
+
+
+@expect.arguments(start=_start, size=_size, stride=expect.optional(expect.integer(1)))
+def ds(start: Any, size: Any = _NO_SIZE, stride: int | None = None) -> Any:
+    """Selects a range of a dimension in an index expression.
+
+    PTX: none, it is part of an address. Since: sm_90.
+
+    Args:
+      start: first index: a Python integer, or an integer scalar.
+      size: number of elements: a Python integer. Without it, `ds(n)` is `:n`.
+      stride: distance of the elements; references support 1 alone.
+
+    Raises:
+      ArgumentTypeError: the start is not an integer.
+      UnsupportedError: a size that is not static.
+
+    Example:
+      >>> x_ref[plgpu.ds(i * 64, 64)]
+    """
+    if size is not _NO_SIZE:
+        return _jax.Slice(0 if start is None else start, size, stride or 1)
+    if start is None:
+        return slice(None, None, stride)
+    return _jax.Slice(0, _size(start, "ds: size"), stride or 1)
 
 
 def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
@@ -67,11 +104,8 @@ def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
         return _from_ds(entry)
     if _jax.is_tracer(entry):
         return _scalar(entry)
-    if isinstance(entry, bool) or jnp.shape(entry) != ():
-        _refuse(entry)
-    try:
-        position = operator.index(entry)
-    except TypeError:
+    position = expect.index(entry)
+    if position is None:
         _refuse(entry)
     if not -n <= position < n:
         raise errors.OutOfBoundsError(
@@ -85,19 +119,19 @@ def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
 
 
 def _refuse(entry: Any) -> NoReturn:
-    shape = tuple(jnp.shape(entry))
-    if shape:
+    shape = getattr(entry, "shape", ())
+    if isinstance(entry, list) or (isinstance(shape, tuple) and shape):
         raise errors.UnsupportedError(
             "a reference is indexed with an array",
             expected="integers, scalars and slices",
-            got=f"an index of shape {shape}",
+            got=f"an index of shape {shape}" if shape else expect.shown(entry),
             hint="read one row at a time: `x_ref[index_ref[i]]` in a loop",
             where=_jax.where_now(),
         )
     raise errors.ArgumentTypeError(
         "invalid index of a reference",
         expected="integers, integer scalars, slices and plgpu.ds(start, size)",
-        got=repr(entry),
+        got=expect.shown(entry),
         hint="convert it to an integer first",
         where=_jax.where_now(),
     )
@@ -121,7 +155,10 @@ def _from_slice(entry: slice, n: int) -> Any:
     bounds = (entry.start, entry.stop)
     if any(_jax.is_tracer(b) for b in bounds):
         _refuse_dynamic_size(f"a slice with bounds {entry.start}:{entry.stop}")
-    if entry.step not in (None, 1):
+    for bound in (*bounds, entry.step):
+        if bound is not None and expect.index(bound) is None:
+            _refuse(bound)
+    if entry.step is not None and expect.index(entry.step) != 1:
         _refuse_stride(entry.step)
     start, stop, _ = entry.indices(n)
     if stop <= start and n > 0:
@@ -136,11 +173,10 @@ def _from_slice(entry: slice, n: int) -> Any:
 
 
 def _from_ds(entry: Any) -> Any:
-    if entry.stride not in (None, 1):
+    if expect.index(entry.stride) != 1:
         _refuse_stride(entry.stride)
-    try:
-        size = operator.index(entry.size)
-    except TypeError:
+    size = expect.index(entry.size)
+    if size is None:
         _refuse_dynamic_size(f"a size of type {type(entry.size).__name__}")
     if size < 1:
         raise errors.ShapeError(
@@ -151,11 +187,11 @@ def _from_ds(entry: Any) -> Any:
             "kernel is traced",
             where=_jax.where_now(),
         )
-    start = entry.start
-    if _jax.is_tracer(start):
-        start = _scalar(start)
-    else:
-        start = operator.index(start)
+    if _jax.is_tracer(entry.start):
+        return _jax.Slice(_scalar(entry.start), size, 1)
+    start = expect.index(entry.start)
+    if start is None:
+        _refuse(entry.start)
     return _jax.Slice(start, size, 1)
 
 

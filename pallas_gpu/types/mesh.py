@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
-from pallas_gpu import errors
+from pallas_gpu import errors, expect
 from pallas_gpu.types.completion import shows
 
 WARPGROUP_THREADS = 128
@@ -16,6 +17,24 @@ MAX_WARPGROUPS = 8
 MAX_BLOCKS = 2**31 - 1
 
 
+def _sizes(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts a size or a sequence of sizes, which `Mesh` checks."""
+    value = value if expect.is_sequence(value) else (value,)
+    numbers = [expect.index(n) for n in value]
+    return tuple(x if n is None else n for n, x in zip(numbers, value, strict=True))
+
+
+@expect.arguments(
+    grid=_sizes,
+    grid_names=expect.names,
+    cluster=_sizes,
+    cluster_names=expect.names,
+    num_threads=expect.optional(
+        expect.integer(hint="num_threads counts warpgroups, not CUDA threads")
+    ),
+    thread_name=expect.optional(expect.string),
+    kernel_name=expect.optional(expect.string),
+)
 @shows("warpgroups", "blocks", "axes")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
@@ -46,11 +65,6 @@ class Mesh:
     kernel_name: str | None = None
 
     def __post_init__(self):
-        for field in ("grid", "grid_names", "cluster", "cluster_names"):
-            value = getattr(self, field)
-            if isinstance(value, int | str):
-                value = (value,)
-            object.__setattr__(self, field, tuple(value))
         self._check_axes("grid", self.grid, self.grid_names)
         self._check_axes("cluster", self.cluster, self.cluster_names)
         self._check_threads()

@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
-from pallas_gpu import _jax, arch, errors
+from pallas_gpu import arch, expect
 
 
 class LoweringSemantics(enum.Enum):
@@ -30,14 +30,49 @@ class OOBFillMode(enum.Enum):
     PROMISE_IN_BOUNDS = "promise_in_bounds"
 
 
+def _semantics(value: Any, what: str) -> tuple[str, ...]:
+    """Accepts a sequence of names, or of members of an enumeration of them."""
+    members = value if expect.is_sequence(value) else ()
+    words = [getattr(x, "name", x) for x in members]
+    if expect.is_sequence(value) and all(isinstance(x, str) for x in words):
+        return tuple(x.lower() for x in words)
+    raise expect.wrong_type(
+        what, "a sequence of strings", "a string for each grid axis", value,
+        "write ('parallel',) * len(grid), or leave it out",
+    )  # fmt: skip
+
+
+def _target(value: Any, what: str) -> str:
+    return arch.target(expect.string(value, what)).name
+
+
+@expect.arguments(
+    approx_math=expect.boolean,
+    dimension_semantics=expect.optional(_semantics),
+    max_concurrent_steps=expect.integer(1, unit="steps"),
+    unsafe_no_auto_barriers=expect.boolean,
+    reduction_scratch_bytes=expect.optional(
+        expect.integer(
+            0,
+            unit="bytes",
+            hint="leave it out for 2048 bytes",
+            out_of_range="is negative",
+        )
+    ),
+    lowering_semantics=expect.member(LoweringSemantics),
+    target=expect.optional(_target),
+    line_info=expect.boolean,
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
     """Parameters of compilation.
 
     Attributes:
       approx_math: fast approximations of exp, log, tanh and others for float32.
-      dimension_semantics: accepted for `pallas_call`: each grid axis is `"parallel"`.
-      max_concurrent_steps: reserved for pipelines.
+      dimension_semantics: `pallas_call` only: `"parallel"` for each grid axis, the one
+        kind that it supports.
+      max_concurrent_steps: a hint: blocks of `pallas_call` in flight at once, at least
+        1. It is not used yet, because blocks are not pipelined.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
         cross warps; less where the kernel's arrays leave less. A kernel without such
@@ -47,7 +82,7 @@ class CompilerParams:
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
 
     Raises:
-      ArgumentError, TargetError: a value out of range.
+      ArgumentError, ArgumentTypeError, TargetError: an invalid value.
     """
 
     approx_math: bool = False
@@ -59,30 +94,20 @@ class CompilerParams:
     target: str | None = None
     line_info: bool = False
 
-    def __post_init__(self):
-        if self.target is not None:
-            _require_target(self.target)
-        if self.dimension_semantics is not None:
-            object.__setattr__(
-                self, "dimension_semantics", tuple(map(str, self.dimension_semantics))
-            )
-        if (self.reduction_scratch_bytes or 0) < 0:
-            raise errors.ArgumentError(
-                "CompilerParams: reduction_scratch_bytes is negative",
-                expected="0 or more bytes",
-                got=self.reduction_scratch_bytes,
-                hint="leave it out for 2048 bytes",
-                where=_jax.where_now(),
-            )
 
-
-def _require_target(name: str) -> None:
-    try:
-        arch.target(name)
-    except errors.PallasGpuError as error:
-        raise error.with_location(_jax.where_now()) from None
-
-
+@expect.arguments(
+    seed=expect.integer(),
+    max_steps=expect.integer(
+        1,
+        unit="steps",
+        hint="leave it out for ten million",
+        out_of_range="is not positive",
+    ),
+    detect_races=expect.boolean,
+    out_of_bounds_reads=expect.choice("raise", "uninitialized"),
+    uninitialized_memory=expect.choice("nan", "zero"),
+    asynchrony=expect.choice("random", "eager", "late"),
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpretParams:
     """Parameters of the emulator.
@@ -98,7 +123,7 @@ class InterpretParams:
         `"eager"` at once, `"late"` as late as the waits allow.
 
     Raises:
-      ArgumentError: a value out of range.
+      ArgumentError, ArgumentTypeError: an invalid value.
     """
 
     seed: int = 0
@@ -107,27 +132,3 @@ class InterpretParams:
     out_of_bounds_reads: Literal["raise", "uninitialized"] = "raise"
     uninitialized_memory: Literal["nan", "zero"] = "nan"
     asynchrony: Literal["random", "eager", "late"] = "random"
-
-    def __post_init__(self):
-        choices = {
-            "out_of_bounds_reads": ("raise", "uninitialized"),
-            "uninitialized_memory": ("nan", "zero"),
-            "asynchrony": ("random", "eager", "late"),
-        }
-        for field, allowed in choices.items():
-            if getattr(self, field) not in allowed:
-                raise errors.ArgumentError(
-                    f"InterpretParams: invalid value of {field}",
-                    expected=" or ".join(map(repr, allowed)),
-                    got=repr(getattr(self, field)),
-                    hint=f"leave it out for {allowed[0]!r}",
-                    where=_jax.where_now(),
-                )
-        if self.max_steps < 1:
-            raise errors.ArgumentError(
-                "InterpretParams: max_steps is not positive",
-                expected="1 or more steps",
-                got=self.max_steps,
-                hint="leave it out for ten million",
-                where=_jax.where_now(),
-            )

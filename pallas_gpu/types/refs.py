@@ -17,7 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.indexing import indexer
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
@@ -50,14 +51,14 @@ class RefView(_jax.TransformedRef):
 
     def get(self, idx: Any = ()) -> jax.Array:
         """Reads the elements."""
-        view = self if idx == () else self.at[idx]
+        view = self.at[idx]
         _check_access(view)
         leaves, tree = jax.tree.flatten(view.transforms)
         return _jax.get_p.bind(view.ref, *leaves, tree=tree)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns their old values."""
-        view = self if idx == () else self.at[idx]
+        view = self.at[idx]
         _check_access(view)
         value = _stored(value, view)
         leaves, tree = jax.tree.flatten(view.transforms)
@@ -66,6 +67,25 @@ class RefView(_jax.TransformedRef):
     def set(self, value: Any, idx: Any = ()) -> None:
         """Writes the elements."""
         self.swap(value, idx)
+
+    def addupdate(self, value: Any, idx: Any = ()) -> None:
+        """Adds to the elements: a load, an addition and a store of each thread."""
+        view = self.at[idx]
+        _check_access(view)
+        value = _stored(value, view)
+        leaves, tree = jax.tree.flatten(view.transforms)
+        _jax.addupdate_p.bind(view.ref, value, *leaves, tree=tree)
+
+    def reshape(self, *shape: Any) -> Any:
+        """Refuses: a reference keeps its shape."""
+        raise _not_supported("reshape", "read the reference and reshape the value")
+
+    def bitcast(self, dtype: Any) -> Any:
+        """Refuses: a reference keeps its element type."""
+        raise _not_supported(
+            "bitcast",
+            "load it, and convert the value with jax.lax.bitcast_convert_type",
+        )
 
     def __getitem__(self, idx: Any) -> jax.Array:
         return self.at[idx].get()
@@ -87,24 +107,38 @@ class _At:
         return RefView(view.ref, (*view.transforms, indexer(idx, view.shape)))
 
 
+def _not_supported(method: str, hint: str) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        f"{method} of a reference is not supported",
+        expected="indices, slices and transposes of references",
+        got=f"ref.{method}(...)",
+        hint=hint,
+        where=_jax.where_now(),
+    )
+
+
 def _check_access(view: RefView) -> None:
     aval = base_aval(view)
     aval.memory_space.check_access(aval, view.shape)
 
 
 def _selects_all(idx: Any) -> bool:
-    return idx is ... or (isinstance(idx, tuple) and idx in ((), (...,)))
+    entries = idx if isinstance(idx, tuple) else (idx,)
+    return entries == () or (len(entries) == 1 and entries[0] is ...)
 
 
 def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
-    if len(given) == 1 and not isinstance(given[0], int):
+    if given in ((), (None,)):
+        return tuple(reversed(range(rank)))
+    if len(given) == 1 and expect.is_sequence(given[0]):
         given = tuple(given[0])
-    order = given or tuple(reversed(range(rank)))
-    if sorted(order) != list(range(rank)):
+    axes = [expect.index(axis) for axis in given]
+    order = tuple(n + rank * (n < 0) for n in axes if n is not None)
+    if len(order) != len(axes) or sorted(order) != list(range(rank)):
         raise errors.ArgumentError(
             "transpose of a reference: not a permutation of its dimensions",
             expected=f"each of 0 to {rank - 1} once",
-            got=order,
+            got=expect.shown(given),
             hint="name every dimension once",
             where=_jax.where_now(),
         )
@@ -124,7 +158,10 @@ def _stored(value: Any, view: RefView) -> Any:
             hint="read it first: source_ref[...]",
             where=_jax.where_now(),
         )
-    value = jnp.asarray(value)
+    try:
+        value = values.array(value, "a value that is stored")
+    except errors.PallasGpuError as error:
+        raise error.with_location(_jax.where_now()) from None
     shape, dtype = tuple(view.shape), jnp.dtype(view.dtype)
     if value.weak_type and jnp.result_type(dtype, value) == dtype:
         value = jax.lax.convert_element_type(value, dtype)
@@ -158,6 +195,11 @@ class IndexableRef(_jax.AbstractRef):
     get = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).get(*a, **kw))
     set = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).set(*a, **kw))
     swap = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).swap(*a, **kw))
+    addupdate = _aval_method(
+        lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
+    )
+    reshape = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).reshape(*a))
+    bitcast = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).bitcast(*a))
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]
@@ -278,10 +320,7 @@ def base_aval(ref: Any) -> Any:
         ref = ref.ref
     if isinstance(ref, _jax.AbstractRef):
         return ref
-    try:
-        aval = jax.typeof(ref)
-    except TypeError:
-        return None
+    aval = values.abstract(ref)
     return aval if isinstance(aval, _jax.AbstractRef) else None
 
 

@@ -6,13 +6,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.types.completion import shows
+from pallas_gpu.types.values import element_type
 
 
 @runtime_checkable
@@ -23,6 +24,23 @@ class Transform(Protocol):
         """Returns a short description for error messages."""
 
 
+def transforms(value: Any, what: str) -> tuple[Transform, ...]:
+    """Accepts sequences of transforms."""
+    if expect.is_sequence(value):
+        for transform in value:
+            if not isinstance(transform, Transform) or isinstance(transform, type):
+                raise _unknown_transform(transform)
+        return tuple(value)
+    raise expect.wrong_type(
+        what,
+        "a sequence of transforms",
+        "a tuple of TilingTransform and SwizzleTransform",
+        value,
+        "write transforms=(plgpu.TilingTransform(...), plgpu.SwizzleTransform(...))",
+    )
+
+
+@expect.arguments(tiling=expect.integers())
 @shows()
 @dataclasses.dataclass(frozen=True)
 class TilingTransform:
@@ -41,7 +59,6 @@ class TilingTransform:
     tiling: tuple[int, ...]
 
     def __post_init__(self):
-        object.__setattr__(self, "tiling", tuple(int(t) for t in self.tiling))
         if not self.tiling or min(self.tiling) < 1:
             raise errors.ArgumentError(
                 "TilingTransform: a tiling needs positive sizes",
@@ -55,6 +72,7 @@ class TilingTransform:
         return f"tiling {self.tiling}"
 
 
+@expect.arguments(swizzle=expect.integer())
 @shows()
 @dataclasses.dataclass(frozen=True)
 class SwizzleTransform:
@@ -86,6 +104,12 @@ class SwizzleTransform:
         return f"{self.swizzle}-byte swizzle"
 
 
+@expect.arguments(
+    minor_dim_bits=expect.integer(
+        1, unit="bits", hint="it is the minor dimension times the bits of an element"
+    ),
+    what=expect.string,
+)
 def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
     """Returns the widest swizzle whose pattern divides the minor dimension.
 
@@ -94,7 +118,7 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
       what: name of the operand, for error messages.
 
     Raises:
-      ArgumentError: the minor dimension is not a multiple of 16 bytes.
+      ArgumentError: the minor dimension is not a positive multiple of 16 bytes.
     """
     for swizzle_bytes in (128, 64, 32, 16):
         if minor_dim_bits % (swizzle_bytes * 8) == 0:
@@ -110,7 +134,7 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 
 def itemsize_bits(dtype) -> int:
     """Returns the stored size of one element in bits; a bool takes a byte."""
-    dtype = jnp.dtype(dtype)
+    dtype = element_type(dtype, "an array")
     if dtype == jnp.bool_:
         return 8
     return int(
@@ -149,18 +173,22 @@ def smem_layout(
                     hint="pass one TilingTransform",
                 )
             case _:
-                raise errors.ArgumentTypeError(
-                    "unknown SMEM transform",
-                    expected="TilingTransform or SwizzleTransform",
-                    got=repr(transform),
-                    hint="remove it",
-                )
+                raise _unknown_transform(transform)
     bits = itemsize_bits(dtype)
     if tiling is not None:
         _check_tiling(tuple(shape), tiling)
     if swizzle > 16:
         _check_swizzle(tuple(shape), bits, tiling, swizzle)
     return SmemLayout(tuple(shape), bits, tiling, swizzle)
+
+
+def _unknown_transform(transform: Any) -> errors.ArgumentTypeError:
+    return errors.ArgumentTypeError(
+        "unknown SMEM transform",
+        expected="TilingTransform or SwizzleTransform",
+        got=expect.shown(transform),
+        hint="remove it",
+    )
 
 
 def _check_tiling(shape: tuple[int, ...], tiling: tuple[int, ...]) -> None:

@@ -270,7 +270,7 @@ def test_a_reference_is_not_reshaped():
 
     with refused(
         errors.UnsupportedError,
-        "ReshapeTransform of a reference is not supported",
+        "reshape of a reference is not supported",
         hint="read the reference and reshape the value",
     ):
         run(body)

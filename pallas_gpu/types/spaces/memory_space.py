@@ -9,15 +9,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.foreign import refuse_foreign
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import KernelRef
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
-from pallas_gpu.types.transforms import Transform
+from pallas_gpu.types.transforms import Transform, transforms
 
 
 class _Members(type):
@@ -95,6 +94,15 @@ class MemorySpace(Resource, metaclass=_Members):
     def __reduce__(self) -> Any:
         return MemorySpace, (self.value,)
 
+    @expect.arguments(
+        lambda self, *_, **__: self.name,
+        shape=expect.anything,
+        dtype=values.dtype,
+        transforms=transforms,
+        packed=expect.anything,
+        collective=expect.anything,
+        layout=expect.anything,
+    )
     def __call__(
         self,
         shape: Sequence[int],
@@ -120,21 +128,16 @@ class MemorySpace(Resource, metaclass=_Members):
           ShapeError, DTypeError, LayoutError: the space cannot store such an array.
           ArgumentError, ArgumentTypeError: an invalid argument.
         """
-        refuse_foreign((transforms, layout), self.name)
         options = {
-            "transforms": tuple(transforms) or None,
+            "transforms": transforms or None,
             "packed": packed,
             "collective": collective,
             "layout": layout,
         }
         given = {name: value for name, value in options.items() if value is not None}
-        try:
-            self._require_options(given)
-            sizes, dtype = tuple(shape), jnp.dtype(dtype)
-            _require_static(self, sizes)
-            return ScratchType(self, sizes, dtype, self.storage(sizes, dtype, given))
-        except errors.PallasGpuError as error:
-            raise error.with_location(_jax.where_now()) from None
+        self._require_options(given)
+        sizes = _static_shape(self, shape)
+        return ScratchType(self, sizes, dtype, self.storage(sizes, dtype, given))
 
     def _require_options(self, given: dict[str, Any]) -> None:
         for name, value in given.items():
@@ -177,14 +180,17 @@ class MemorySpace(Resource, metaclass=_Members):
         )
 
 
-def _require_static(space: MemorySpace, shape: tuple[Any, ...]) -> None:
-    if any(not isinstance(size, int) or size < 1 for size in shape):
-        raise errors.ShapeError(
-            f"{space.name}: a shape needs positive static sizes",
-            expected="positive Python integers",
-            got=shape,
-            hint="sizes have to be known when the kernel is traced",
-        )
+def _static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:
+    sizes = [expect.index(n) for n in shape] if expect.is_sequence(shape) else [None]
+    static = tuple(n for n in sizes if n is not None and n >= 1)
+    if len(static) == len(sizes):
+        return static
+    raise errors.ShapeError(
+        f"{space.name}: a shape needs positive static sizes",
+        expected="positive Python integers",
+        got=shape if expect.is_sequence(shape) else expect.shown(shape),
+        hint="sizes have to be known when the kernel is traced",
+    )
 
 
 @shows("transforms")
@@ -209,7 +215,7 @@ class ScratchType:
     storage: Storage = ROW_MAJOR
 
     def __post_init__(self):
-        _require_static(self.memory_space, self.shape)
+        _static_shape(self.memory_space, self.shape)
         self.memory_space.check(self.shape, self.dtype, self.storage)
 
     @property

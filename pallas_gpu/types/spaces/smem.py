@@ -9,6 +9,7 @@ from pallas_gpu import arch
 from pallas_gpu.types.spaces.memory_space import MemorySpace
 from pallas_gpu.types.spaces.resource import Storage
 from pallas_gpu.types.transforms import smem_layout
+from pallas_gpu.types.values import element_type
 
 
 class Smem(MemorySpace):
@@ -48,4 +49,5 @@ class Smem(MemorySpace):
         return target.smem_bytes_per_block
 
     def check(self, shape: tuple[int, ...], dtype: Any, storage: Storage) -> None:
+        element_type(dtype, "SMEM: dtype")
         smem_layout(shape, dtype, storage.transforms)

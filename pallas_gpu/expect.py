@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for the arguments of public functions, stated beside their signatures.
+
+    @expect.arguments(n=expect.integer(0), wait_read_only=expect.boolean)
+    def wait_smem_to_gmem(n: int, wait_read_only: bool = False) -> None: ...
+
+A rule is a function of a value and the words that name it in messages. It returns the
+value in its normal form (a tuple for a list) or raises an error. Every parameter has a
+rule: `anything` for those that any value suits, or that the function itself checks.
+Rules for values that JAX traces are in `types/values.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import inspect
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from pallas_gpu import errors
+
+type Rule = Callable[[Any, str], Any]
+
+_LOCATE: list[Callable[[], str | None]] = []
+_EXPLAIN: list[Callable[[Any, str], None]] = []
+
+
+def locate_with(where: Callable[[], str | None]) -> None:
+    """Registers the function that returns the user's line that is running."""
+    _LOCATE[:] = [where]
+
+
+def explain_with(refuse: Callable[[Any, str], None]) -> None:
+    """Registers a check of the arguments of a call that fails.
+
+    Args:
+      refuse: `refuse(arguments, who)` raises if it has a better error.
+    """
+    _EXPLAIN[:] = [refuse]
+
+
+def arguments[T: Callable[..., Any]](
+    who: Callable[..., str] | None = None, /, **rules: Rule
+) -> Callable[[T], T]:
+    """Returns a decorator that checks the arguments of a function or a dataclass.
+
+    Errors of the function that have no line get the line of the call. A subclass
+    inherits the rules of its base.
+
+    Args:
+      who: the name in messages, as a function of the arguments; default: the name of
+        the function or class.
+      **rules: a rule for each parameter, by its name.
+
+    Raises:
+      InternalError: a parameter without a rule, or a rule without a parameter.
+    """
+
+    def decorate(target: Any) -> Any:
+        if not isinstance(target, type):
+            return _checked(target, who or (lambda *_, **__: target.__name__), rules)
+        own = {**getattr(target, "__expected__", {}), **rules}
+        name = target.__name__
+        init = _checked(vars(target)["__init__"], lambda *_, **__: name, own)
+        setattr(target, "__init__", init)  # noqa: B010 - mypy refuses the assignment
+        setattr(target, "__expected__", own)  # noqa: B010
+        return target
+
+    return decorate
+
+
+def _checked(
+    fn: Callable[..., Any], who: Callable[..., str], rules: Mapping[str, Rule]
+) -> Callable[..., Any]:
+    parameters = inspect.signature(fn).parameters
+    names = [name for name in parameters if name != "self"]
+    if set(names) != set(rules):
+        raise errors.InternalError(
+            f"{fn.__qualname__}: its parameters and their rules differ",
+            expected=names,
+            got=sorted(rules),
+        )
+    kinds = {p.kind: name for name, p in parameters.items()}
+    rest = kinds.get(inspect.Parameter.VAR_POSITIONAL)
+    others = kinds.get(inspect.Parameter.VAR_KEYWORD)
+    by_position = (
+        inspect.Parameter.POSITIONAL_ONLY,
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    )
+    ordered = [name for name, p in parameters.items() if p.kind in by_position]
+
+    def check(name: str | None, value: Any, prefix: str) -> Any:
+        rule = rules.get(name or "")
+        return value if rule is None else rule(value, f"{prefix}: {name}")
+
+    @functools.wraps(fn)
+    def checked(*args: Any, **named: Any) -> Any:
+        prefix, given = who(*args, **named), (args, named)
+        try:
+            args = tuple(
+                check(ordered[i] if i < len(ordered) else rest, value, prefix)
+                for i, value in enumerate(args)
+            )
+            named = {
+                name: check(name if name in parameters else others, value, prefix)
+                for name, value in named.items()
+            }
+            return fn(*args, **named)
+        except errors.PallasGpuError as error:
+            for refuse in _EXPLAIN:
+                refuse(given, prefix)
+            if _LOCATE and not _is_ours(sys._getframe(1)):
+                error.with_location(_LOCATE[0]())
+            raise
+
+    checked.__expected__ = rules  # type: ignore[attr-defined]
+    return checked
+
+
+def _is_ours(frame: FrameType) -> bool:
+    """True for a call from the package: its own caller knows a better line."""
+    return frame.f_globals.get("__name__", "").startswith(f"{__package__}.")
+
+
+# --- how values are shown -------------------------------------------------------------
+
+
+def shown(value: Any) -> str:
+    """Returns a short description of any value for an error message."""
+    kind = type(value).__name__
+    try:
+        if not isinstance(value, type) and hasattr(value, "shape"):
+            return f"{kind} {value.dtype}{list(value.shape)}"
+    except Exception:
+        pass
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a {kind}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def wrong_type(
+    what: str, kind: str, expected: str, value: Any, hint: str
+) -> errors.ArgumentTypeError:
+    """Returns the error for a value of another type."""
+    return errors.ArgumentTypeError(
+        f"{what} is not {kind}", expected=expected, got=shown(value), hint=hint
+    )
+
+
+# --- rules ----------------------------------------------------------------------------
+
+
+def anything(value: Any, what: str) -> Any:
+    """Accepts every value: any is right, or the function checks it itself."""
+    return value
+
+
+def optional(rule: Rule) -> Rule:
+    """Accepts None, and what the rule accepts."""
+    return lambda value, what: None if value is None else rule(value, what)
+
+
+def refused(default: Any, hint: str) -> Rule:
+    """Accepts the default alone: the package does not support the parameter yet."""
+
+    def check(value: Any, what: str) -> Any:
+        if value is default or (type(value) is type(default) and value == default):
+            return value
+        raise errors.UnsupportedError(
+            f"{what} is not supported",
+            expected=f"{default!r}, the default",
+            got=shown(value),
+            hint=hint,
+        )
+
+    return check
+
+
+def index(value: Any) -> int | None:
+    """Returns a static integer as an int; None for every other value."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except Exception:
+        return None
+
+
+def integer(
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    unit: str = "",
+    hint: str = "",
+    out_of_range: str = "is out of range",
+) -> Rule:
+    """Accepts static integers in a range, both ends included."""
+    wanted = _range(minimum, maximum, unit)
+
+    def check(value: Any, what: str) -> int:
+        number = index(value)
+        if number is None:
+            raise wrong_type(
+                what,
+                "an integer",
+                f"a Python integer{', ' if wanted else ''}{wanted}",
+                value,
+                hint or "it has to be known when the kernel is traced",
+            )
+        if not _within(number, minimum, maximum):
+            raise errors.ArgumentError(
+                f"{what} {out_of_range}",
+                expected=wanted,
+                got=number,
+                hint=hint or f"choose {wanted}",
+            )
+        return number
+
+    return check
+
+
+def integers(
+    minimum: int | None = None,
+    maximum: int | None = None,
+    *,
+    hint: str = "",
+    out_of_range: str = "is out of range",
+) -> Rule:
+    """Accepts sequences of static integers, or one integer, as a tuple of its own."""
+    wanted = _range(minimum, maximum, "")
+    each = integer(minimum, maximum, hint=hint, out_of_range=out_of_range)
+
+    def check(value: Any, what: str) -> tuple[int, ...]:
+        if index(value) is not None:
+            value = (value,)
+        if not is_sequence(value) or any(index(n) is None for n in value):
+            raise wrong_type(
+                what,
+                "a sequence of integers",
+                f"Python integers{', each ' if wanted else ''}{wanted}",
+                value,
+                hint or "they have to be known when the kernel is traced",
+            )
+        return tuple(each(n, what) for n in value)
+
+    return check
+
+
+def is_sequence(value: Any) -> bool:
+    """True for lists, tuples and other ordered collections; false for strings."""
+    if isinstance(value, str | bytes | Mapping | set | frozenset | type):
+        return False
+    return hasattr(value, "__len__") and _iterates(value)
+
+
+def _iterates(value: Any) -> bool:
+    try:
+        iter(value)
+    except Exception:
+        return False
+    return True
+
+
+def _range(minimum: int | None, maximum: int | None, unit: str) -> str:
+    unit = f" {unit}" if unit else ""
+    if minimum is None and maximum is None:
+        return ""
+    if maximum is None:
+        return f"{minimum} or more{unit}"
+    if minimum is None:
+        return f"at most {maximum}{unit}"
+    return f"{minimum} to {maximum}{unit}"
+
+
+def _within(number: float, minimum: float | None, maximum: float | None) -> bool:
+    low = minimum is None or number >= minimum
+    return low and (maximum is None or number <= maximum)
+
+
+def number(value: Any, what: str) -> float:
+    """Accepts static finite numbers."""
+    if not isinstance(value, bool) and not isinstance(value, str | bytes):
+        try:
+            result = float(value)
+        except Exception:
+            result = math.nan
+        if math.isfinite(result):
+            return result
+    raise wrong_type(
+        what, "a finite number", "a Python number", value, "it has to be static"
+    )
+
+
+def boolean(value: Any, what: str) -> bool:
+    """Accepts True and False."""
+    if isinstance(value, bool):
+        return value
+    raise wrong_type(what, "a bool", "True or False", value, "pass True or False")
+
+
+def string(value: Any, what: str) -> str:
+    """Accepts strings."""
+    if isinstance(value, str):
+        return value
+    raise wrong_type(what, "a string", "a string", value, "pass its name as a string")
+
+
+def names(value: Any, what: str) -> tuple[str, ...]:
+    """Accepts a name or a sequence of names, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    if is_sequence(value) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise wrong_type(
+        what,
+        "a name or a sequence of names",
+        "strings",
+        value,
+        "name axes by strings, e.g. ('x', 'y')",
+    )
+
+
+def choice(*values: str | None, hint: str = "") -> Rule:
+    """Accepts some strings."""
+    wanted = " or ".join(map(repr, values))
+
+    def check(value: Any, what: str) -> Any:
+        if (value is None or isinstance(value, str)) and value in values:
+            return value
+        prefix, _, name = what.partition(": ")
+        raise errors.ArgumentError(
+            f"{prefix}: invalid value of {name}",
+            expected=wanted,
+            got=shown(value),
+            hint=hint or f"leave it out for {values[0]!r}",
+        )
+
+    return check
+
+
+def member(kind: type[enum.Enum], prefix: str = "plgpu") -> Rule:
+    """Accepts the members of an enumeration, not their names or values."""
+    listed = [f"{prefix}.{kind.__name__}.{m.name}" for m in kind]
+
+    def check(value: Any, what: str) -> enum.Enum:
+        if isinstance(value, kind):
+            return value
+        meant = [
+            text
+            for text, m in zip(listed, kind, strict=True)
+            if isinstance(value, str) and value.lower() in (m.name.lower(), m.value)
+        ]
+        raise wrong_type(
+            what,
+            f"a member of {kind.__name__}",
+            " or ".join(listed),
+            value,
+            f"write {(meant or listed)[0]}",
+        )
+
+    return check
+
+
+def instance(*kinds: type, written: str) -> Rule:
+    """Accepts instances of some classes; `written` says how one is made."""
+
+    def check(value: Any, what: str) -> Any:
+        if isinstance(value, kinds):
+            return value
+        raise wrong_type(
+            what,
+            f"a {' or a '.join(k.__name__ for k in kinds)}",
+            written,
+            value,
+            f"write {written}",
+        )
+
+    return check
+
+
+def function(value: Any, what: str) -> Callable[..., Any]:
+    """Accepts functions and other callables, except classes."""
+    if callable(value) and not isinstance(value, type):
+        return value
+    raise wrong_type(
+        what, "a function", "a function", value, "pass the function itself"
+    )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for arguments that JAX traces: scalars, arrays, element types.
+
+They complete `pallas_gpu.expect`, which does not know JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import _jax, errors, expect
+
+expect.locate_with(_jax.where_now)
+
+_INT32 = np.iinfo(np.int32)
+
+
+def abstract(value: Any) -> Any:
+    """Returns the type of a value as JAX sees it; None for what is no value."""
+    if value is None or isinstance(value, str | bytes | type):
+        return None
+    try:
+        return jax.typeof(value)
+    except Exception:
+        return None
+
+
+def index(value: Any, what: str) -> Any:
+    """Accepts integers of 32 bits: static ones, and scalars that are traced."""
+    number = None if _jax.is_tracer(value) else expect.index(value)
+    if number is not None and _INT32.min <= number <= _INT32.max:
+        return number
+    if number is None and _is_scalar(value, jnp.integer):
+        return value
+    raise expect.wrong_type(
+        what,
+        "an integer scalar of 32 bits",
+        "a Python integer or an integer scalar, from -2**31 to 2**31 - 1",
+        value,
+        "convert it with int(...) or .astype(jnp.int32)",
+    )
+
+
+def integer(value: Any, what: str) -> Any:
+    """Accepts integers: static ones of any size, and arrays of them."""
+    number = None if _jax.is_tracer(value) else expect.index(value)
+    if number is not None:
+        return number
+    aval = abstract(value)
+    if isinstance(aval, jax.core.ShapedArray) and jnp.issubdtype(
+        aval.dtype, jnp.integer
+    ):
+        return value
+    hint = "convert it with int(...) or .astype(jnp.int32)"
+    raise expect.wrong_type(what, "an integer", "an integer", value, hint)
+
+
+def step(value: Any, what: str) -> Any:
+    """Accepts indices, and of static ones the positive ones."""
+    value = index(value, what)
+    if isinstance(value, int) and value < 1:
+        raise errors.ArgumentError(
+            f"{what.replace(':', ': the')} is not positive",
+            expected="1 or more",
+            got=value,
+            hint="count up, and index with the end minus the index",
+        )
+    return value
+
+
+def condition(value: Any, what: str) -> Any:
+    """Accepts scalars that are bools or integers: Python's, and traced ones."""
+    if isinstance(value, bool | np.bool_) and not _jax.is_tracer(value):
+        return bool(value)
+    if _is_scalar(value, jnp.integer) or _is_scalar(value, jnp.bool_):
+        return value
+    raise expect.wrong_type(
+        what,
+        "a scalar bool",
+        "a scalar bool",
+        value,
+        "compare scalars: lax.axis_index(name) == 0, ref[i] > 0; of an array take "
+        "jnp.all or jnp.any",
+    )
+
+
+def _is_scalar(value: Any, kind: Any) -> bool:
+    aval = abstract(value)
+    return (
+        isinstance(aval, jax.core.ShapedArray)
+        and aval.shape == ()
+        and not isinstance(value, bool)
+        and jnp.issubdtype(aval.dtype, kind)
+    )
+
+
+def array(value: Any, what: str) -> jax.Array:
+    """Accepts what JAX can compute with, as an array."""
+    _require_value(value, what)
+    return jnp.asarray(value)
+
+
+def values(value: Any, what: str) -> Any:
+    """Accepts pytrees of arrays and numbers."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(abstract(leaf), _jax.AbstractRef):
+            _require_value(leaf, what)
+    return value
+
+
+def _require_value(value: Any, what: str) -> None:
+    aval = abstract(value)
+    if isinstance(aval, jax.core.ShapedArray):
+        if is_element_type(aval.dtype):
+            return
+        raise expect.wrong_type(
+            what, "an array of bools, integers or floats", "a supported element type",
+            value, "convert it with .astype",
+        )  # fmt: skip
+    hint = "pass numbers or arrays"
+    if isinstance(aval, _jax.AbstractRef):
+        hint = "read the reference first: ref[...]"
+    raise expect.wrong_type(what, "an array", "an array or a number", value, hint)
+
+
+def is_element_type(element: Any) -> bool:
+    """True for the types that arrays of a kernel can have."""
+    kinds = (jnp.bool_, jnp.integer, jnp.floating)
+    return any(jnp.issubdtype(element, kind) for kind in kinds)
+
+
+def dtype(value: Any, what: str) -> np.dtype:
+    """Accepts what names the type of an element, as a dtype."""
+    return _dtype(value, what, lambda _: True)
+
+
+def element_type(value: Any, what: str) -> np.dtype:
+    """Accepts the types of bools, integers and floats, as a dtype."""
+    return _dtype(value, what, is_element_type)
+
+
+def _dtype(value: Any, what: str, accepts: Any) -> np.dtype:
+    found = None
+    names_a_type = isinstance(value, np.dtype | type | str)
+    if names_a_type or (hasattr(value, "dtype") and not hasattr(value, "shape")):
+        try:
+            found = jnp.dtype(value)
+        except Exception:
+            found = None
+    if found is not None and accepts(found):
+        return found
+    raise errors.DTypeError(
+        f"{what} is not an element type of a kernel",
+        expected="the type of bools, integers or floats",
+        got=expect.shown(value),
+        hint="write e.g. jnp.float32",
+    )

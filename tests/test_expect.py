@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rules for arguments: what they accept, what their errors say, who must have them."""
+
+from __future__ import annotations
+
+import enum
+import inspect
+
+import numpy as np
+import pytest
+
+from pallas_gpu import errors, expect
+from tests.support.refusal import refused
+
+
+class Colour(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+@expect.arguments(
+    n=expect.integer(0, 8, unit="tiles"),
+    colour=expect.member(Colour),
+    rest=expect.names,
+)
+def paint(n: int, colour: Colour = Colour.RED, *rest: str) -> tuple[object, ...]:
+    """Paints."""
+    return n, colour, rest
+
+
+def test_arguments_reach_the_function_in_their_normal_form():
+    assert paint(np.int64(3), Colour.BLUE, "x") == (3, Colour.BLUE, (("x",),))
+    assert type(paint(np.int64(3))[0]) is int
+
+
+def test_a_checked_function_keeps_its_signature_and_docstring():
+    assert list(inspect.signature(paint).parameters) == ["n", "colour", "rest"]
+    assert (paint.__name__, paint.__doc__) == ("paint", "Paints.")
+
+
+@pytest.mark.parametrize("n", [1.0, True, "1", None, [1], np.arange(3)])
+def test_an_integer_is_static(n):
+    with refused(
+        errors.ArgumentTypeError,
+        "paint: n is not an integer",
+        expected="a Python integer, 0 to 8 tiles",
+    ):
+        paint(n)  # HERE
+
+
+def test_an_integer_is_in_its_range():
+    with refused(
+        errors.ArgumentError,
+        "paint: n is out of range",
+        expected="0 to 8 tiles",
+        got="9",
+    ):
+        paint(9)  # HERE
+
+
+def test_the_members_of_an_enumeration_are_listed():
+    with refused(
+        errors.ArgumentTypeError,
+        "paint: colour is not a member of Colour",
+        expected="plgpu.Colour.RED or plgpu.Colour.BLUE",
+        got="'blue'",
+        hint="plgpu.Colour.BLUE",
+    ):
+        paint(1, "blue")  # HERE
+
+
+def test_a_parameter_without_a_rule_is_our_mistake():
+    with pytest.raises(errors.InternalError, match="parameters and their rules"):
+
+        @expect.arguments(a=expect.anything)
+        def f(a, b): ...
+
+
+def test_a_rule_without_a_parameter_is_our_mistake():
+    with pytest.raises(errors.InternalError, match="parameters and their rules"):
+
+        @expect.arguments(a=expect.anything, b=expect.anything)
+        def f(a): ...
+
+
+class Unprintable:
+    def __repr__(self):
+        raise RuntimeError
+
+
+def test_any_value_can_be_shown():
+    assert expect.shown(Unprintable()) == "a Unprintable"
+    assert expect.shown(np.zeros((2, 3), np.int8)) == "ndarray int8[2, 3]"
+    assert len(expect.shown("x" * 1000)) == 80
