@@ -230,7 +230,7 @@ def _operand(x: Any, name: str) -> Any:
             hint="pass its value, ref[...], and return the new value",
             where=scope.called_at(),
         )
-    return x if isinstance(x, jax.Array) else values.array(x, f"kernel {name}: x")
+    return values.array(x, f"kernel {name}: an argument")
 
 
 def launch_body(
