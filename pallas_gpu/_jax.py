@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
+from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
+from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
@@ -49,6 +53,8 @@ Effect = jex_core.Effect
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
 
+# Removes JAX's and this package's frames from tracebacks of errors.
+api_boundary = _traceback_util.api_boundary
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 jaxprs_in_params = _core.jaxprs_in_params
 
@@ -71,6 +77,7 @@ __all__ = [
     "Var",
     "ad",
     "addupdate_p",
+    "api_boundary",
     "allow_effect_in_control_flow",
     "batching",
     "check_types_under_axes",
@@ -79,7 +86,10 @@ __all__ = [
     "get_p",
     "is_tracer",
     "jaxprs_in_params",
+    "log_no_failed_callback",
+    "lost_threads",
     "mlir",
+    "own_computations",
     "results_vary_with",
     "swap_p",
     "trace",
@@ -90,6 +100,7 @@ __all__ = [
 
 _PACKAGE_DIR = os.path.dirname(os.path.abspath(__file__))
 source_info_util.register_exclusion(_PACKAGE_DIR)
+_traceback_util.register_exclusion(_PACKAGE_DIR)
 
 
 @contextlib.contextmanager
@@ -133,7 +144,8 @@ def trace(
     # make_jaxpr caches by function identity; `flat` is new each time. The name appears
     # in the debug info of JAX's messages.
     flat.__name__ = getattr(fn, "__name__", "kernel")
-    with trace_without_ref_rules(), _outside_of_shard_map():
+    # A loop of a kernel remains a loop where JAX's jit is disabled.
+    with trace_without_ref_rules(), _outside_of_shard_map(), jax.disable_jit(False):
         closed = jax.make_jaxpr(flat, axis_env=list(axis_sizes) or None)(*avals)
     return closed, out_tree[0]
 
@@ -208,6 +220,31 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
+class _Forks:
+    """Whether this process was forked from one in which XLA's threads ran."""
+
+    def __init__(self) -> None:
+        self.without_threads = self._with_threads = False
+        os.register_at_fork(before=self._before, after_in_child=self._in_child)
+
+    def _before(self) -> None:
+        self._with_threads = _xla_bridge.backends_are_initialized()
+
+    def _in_child(self) -> None:
+        self.without_threads |= self._with_threads
+
+
+_FORKS = _Forks()
+
+
+def lost_threads() -> bool:
+    """True in a forked child that has a backend of JAX without the backend's threads.
+
+    Every computation there waits forever, or aborts the process.
+    """
+    return _FORKS.without_threads
+
+
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)
@@ -225,12 +262,17 @@ def where(eqn_or_source_info: Any) -> str | None:
     frame = _source_info_util.user_frame(info.traceback)
     if frame is None:
         return None
-    name = frame.file_name
-    with contextlib.suppress(ValueError):
-        relative = os.path.relpath(name)
+    return f"{short_path(frame.file_name)}:{frame.start_line} ({frame.function_name})"
+
+
+def short_path(file_name: str) -> str:
+    """Returns a file's name relative to the current folder, if it is inside."""
+    # The current folder may be on another drive, or not exist any more.
+    with contextlib.suppress(ValueError, OSError):
+        relative = os.path.relpath(file_name)
         if not relative.startswith(".."):
-            name = relative
-    return f"{name}:{frame.start_line} ({frame.function_name})"
+            return relative
+    return file_name
 
 
 def where_now() -> str | None:
@@ -267,7 +309,38 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
+@contextlib.contextmanager
+def own_computations() -> Iterator[None]:
+    """Evaluates with JAX's defaults, whatever the user's options for own code are.
+
+    These check a program (transfers, NaNs, promotions): JAX evaluates parts of a kernel
+    for the emulator, and they are not the program's.
+    """
+    with contextlib.ExitStack() as stack:
+        for option in (
+            jax.disable_jit(False),
+            jax.transfer_guard("allow"),
+            jax.debug_nans(False),
+            jax.debug_infs(False),
+            jax.numpy_rank_promotion("allow"),
+            jax.numpy_dtype_promotion("standard"),
+        ):
+            stack.enter_context(option)
+        yield
+
+
+def log_no_failed_callback(is_reported: Callable[[BaseException], bool]) -> None:
+    """Stops JAX from logging certain exceptions of `pure_callback`, which it raises."""
+
+    def passes(record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return error is None or not is_reported(error)
+
+    _callback.logger.addFilter(passes)
+
+
 @functools.cache
+@own_computations()
 def _primitives_by_name() -> dict[str, Any]:
     def body(x):
         f = jax.jit(lambda y: y + 1)

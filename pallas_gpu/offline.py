@@ -136,7 +136,8 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
 
 
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
-    closed = jax.make_jaxpr(fn)(*args)
+    with jax.disable_jit(False):
+        closed = jax.make_jaxpr(fn)(*args)
     found = [
         call.CallParams(**site.eqn.params)
         for site in walk(closed.jaxpr)

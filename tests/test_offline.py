@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The public offline compiler: one report a kernel, for the target asked for."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -78,3 +80,20 @@ def test_both_semantics_give_the_code_of_a_thread():
         (report,) = plgpu.offline.lower(function, X)
         assert "vector<4xf32>" in report.mlir
         assert "mosaic_gpu." not in report.mlir.replace("mosaic_gpu.arch", "")
+
+
+NAMES = ["été", "日本語", "<lambda>", "a b\n", "3d", "x" * 5000, "\ud800", ""]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_symbols_are_identifiers_of_ptx_whatever_the_kernels_name(name):
+    (report,) = plgpu.offline.lower(scaled(2.0, name), X)
+    symbols = re.findall(r'@"?([^"\s(]+_mosaic_gpu)', report.mlir)
+    assert symbols and all(re.fullmatch(r"[A-Za-z_]\w*", s, re.A) for s in symbols)
+
+
+@pytest.mark.offline
+def test_a_kernel_with_a_name_beyond_ascii_compiles():
+    (report,) = plgpu.offline.compile(scaled(2.0, "été"), X)
+    assert report.name == "été"
+    assert ".entry _t__mosaic_gpu_kernel" in report.ptx

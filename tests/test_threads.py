@@ -21,7 +21,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import offline
+from pallas_gpu import errors, offline
 from pallas_gpu.runtime import offline_compiler
 from tests.support.semantics import BOTH, Lane
 
@@ -175,3 +175,16 @@ def test_a_forked_child_lowers_as_its_parent_does():
 
     # MLIR's threads are not in the child; it once waited for them forever.
     assert in_a_forked_child(lower) == 0
+
+
+def test_a_forked_child_is_told_that_the_emulator_cannot_run():
+    case = CASES[0]
+    x = jax.block_until_ready(jnp.asarray(case.argument()))
+
+    def emulate():
+        with pytest.raises(errors.UnsupportedError, match="forked after JAX") as info:
+            case.make()(x)
+        assert "get_context('spawn')" in info.value.hint
+
+    # JAX's own computations wait forever there, or abort the process.
+    assert in_a_forked_child(emulate) == 0

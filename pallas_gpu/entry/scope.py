@@ -96,10 +96,12 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
 def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
     """Gives a function over arrays the name and docstring of its body.
 
-    The signature is unchanged: the body's parameters are references, and JAX binds
-    arguments to the signature it finds (`jax.custom_vjp`, `static_argnames`).
+    Tracebacks of its errors contain the user's frames only, as JAX's do. The signature
+    is unchanged: the body's parameters are references, and JAX binds arguments to the
+    signature it finds (`jax.custom_vjp`, `static_argnames`).
     """
     signature = inspect.signature(function)
+    function = _jax.api_boundary(function)
     functools.update_wrapper(function, body)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
@@ -132,7 +134,7 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str | None:
     at = innermost(frames)
     if at is None:
         return None
-    return f"{_short(frames[at].filename)}:{frames[at].lineno} ({frames[at].name})"
+    return f"{_jax.short_path(frames[at].filename)}:{frames[at].lineno} ({frames[at].name})"
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
@@ -144,11 +146,6 @@ def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
     return None
 
 
-def _short(file_name: str) -> str:
-    relative = os.path.relpath(file_name)
-    return file_name if relative.startswith("..") else relative
-
-
 def location(fn: Callable[..., Any]) -> str | None:
     """Returns `file:line (name)` of a function's definition."""
     fn = inspect.unwrap(fn)
@@ -157,4 +154,4 @@ def location(fn: Callable[..., Any]) -> str | None:
     code = getattr(fn, "__code__", None)
     if code is None:
         return None
-    return f"{_short(code.co_filename)}:{code.co_firstlineno} ({fn.__name__})"
+    return f"{_jax.short_path(code.co_filename)}:{code.co_firstlineno} ({fn.__name__})"

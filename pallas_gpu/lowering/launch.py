@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -185,7 +186,11 @@ def _gpu(target: arch.Target) -> arch.GpuTarget:
 
 
 def _symbol(name: str) -> str:
-    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    """Returns a name as an identifier of PTX (PTX ISA, "Identifiers"), of ASCII only.
+
+    LLVM's NVPTX backend aborts the process at other characters.
+    """
+    cleaned = re.sub(r"[^0-9A-Za-z_]", "_", name)
     return cleaned if cleaned and not cleaned[0].isdigit() else f"kernel_{cleaned}"
 
 

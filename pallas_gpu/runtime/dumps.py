@@ -5,7 +5,7 @@
 
 writes `pallas_gpu_dump/<kernel>.<n>.mlir` and `.ptx` for each kernel that is compiled,
 `n` counting the different kernels of one name from 0. Files of an earlier run are
-overwritten.
+overwritten. A file that cannot be written is a warning: the program goes on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
 from pathlib import Path
 
 from pallas_gpu import compiler, errors
@@ -20,6 +21,7 @@ from pallas_gpu import compiler, errors
 KEEP_VARIABLE = "PALLAS_GPU_KEEP"
 DIRECTORY_VARIABLE = "PALLAS_GPU_DUMP_DIR"
 DEFAULT_DIRECTORY = "pallas_gpu_dump"
+_STEM_BYTES = 200
 
 # Texts written so far by (folder, kernel, stage): a text's index is its number.
 _written: dict[tuple[Path, str, str], list[str]] = {}
@@ -60,23 +62,45 @@ def dump(stage: str, kernel_name: str, text: str) -> Path | None:
       text: the text of the stage.
 
     Returns:
-      The file, None if the stage is not to be kept.
+      The file; None if the stage is not to be kept, or if the file cannot be written,
+      which is a warning.
 
     Raises:
       ArgumentError: the stage does not exist.
     """
     if not is_kept(stage):
         return None
-    folder = Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY).resolve()
-    # Kernel names are chosen by users: a slash must not lead out of the folder.
-    kernel = re.sub(r"[^\w.-]", "_", kernel_name)
+    folder = Path(os.environ.get(DIRECTORY_VARIABLE) or DEFAULT_DIRECTORY)
     with _lock:
-        texts = _written.setdefault((folder, kernel, stage), [])
+        texts = _written.setdefault((folder, _stem(kernel_name), stage), [])
         if text not in texts:
             texts.append(text)
-        path = folder / f"{kernel}.{texts.index(text)}.{stage}"
-        folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        number = texts.index(text)
+        return _write(folder, f"{_stem(kernel_name)}.{number}.{stage}", text)
+
+
+def _stem(kernel_name: str) -> str:
+    """Returns a kernel's name as the beginning of a file's name.
+
+    Users choose the names: a slash must not lead out of the folder, and file systems
+    allow 255 bytes.
+    """
+    cleaned = re.sub(r"[^\w.-]", "_", kernel_name).encode(errors="replace")
+    return cleaned[:_STEM_BYTES].decode(errors="ignore")
+
+
+def _write(folder: Path, name: str, text: str) -> Path | None:
+    try:
+        path = folder.resolve() / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="backslashreplace")
+    except OSError as error:
+        warnings.warn(
+            f"cannot write {name} to the folder {folder}: {error.strerror}; set "
+            f"{DIRECTORY_VARIABLE} to a folder with space that can be written to",
+            stacklevel=2,
+        )
+        return None
     return path
 
 

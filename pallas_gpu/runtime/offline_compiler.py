@@ -145,7 +145,7 @@ def keep_device_code(
             _types(operand_avals),
             _types(result_avals),
         )
-    except (errors.OfflineUnavailableError, errors.CompilationError) as error:
+    except (errors.OfflineUnavailableError, errors.InternalError) as error:
         warnings.warn(
             f"cannot keep {', '.join(sorted(stages))} of kernel {name!r}: {error}",
             stacklevel=2,

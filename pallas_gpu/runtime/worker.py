@@ -8,6 +8,7 @@ this process exits. It shares only two pipes with this process.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import dataclasses
 import os
 import re
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,8 @@ class Worker:
         self.disassemble = disassemble
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
-        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
+        with self._starting():
+            self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -94,7 +96,7 @@ class Worker:
         Raises:
           CompilationError: MLIR, LLVM or ptxas rejected the module, the child died, or
             it exceeded the time limit.
-          OfflineUnavailableError: CUDA packages are missing.
+          OfflineUnavailableError: CUDA packages are missing, or the child cannot start.
         """
         request = {
             "bytecode": serialized.bytecode,
@@ -132,20 +134,9 @@ class Worker:
     def _start(self) -> None:
         self.close()
         environment.require_offline(environment.find_cuda())
-        self._folder = tempfile.TemporaryDirectory(prefix="pallas-gpu-")
-        self._process = subprocess.Popen(
-            # -P: file names in this folder must not shadow other modules.
-            [sys.executable, "-P", str(_PROGRAM)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            env=child_environment(
-                os.environ, Path(self._folder.name), disassemble=self.disassemble
-            ),
-            bufsize=0,
-            # Ctrl-C in the terminal is for this process; the child exits with its pipe.
-            start_new_session=True,
-        )
+        with self._starting():
+            self._folder = tempfile.TemporaryDirectory(prefix="pallas-gpu-")
+            self._process = self._child(Path(self._folder.name))
         mark = self._stderr_size()
         config = target_config.target_config(self.target)
         answer = self._ask({"target_config": config}, "the start")
@@ -157,6 +148,32 @@ class Worker:
                 got=_failure_text(answer["error"], answer["output"], diagnostics),
                 hint="check that the versions of jax, jaxlib and the CUDA plugin match",
             )
+
+    def _child(self, folder: Path) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            # -P: file names in this folder must not shadow other modules.
+            [sys.executable, "-P", str(_PROGRAM)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            env=child_environment(os.environ, folder, disassemble=self.disassemble),
+            bufsize=0,
+            # Ctrl-C in the terminal is for this process; the child exits with its pipe.
+            start_new_session=True,
+        )
+
+    @contextlib.contextmanager
+    def _starting(self) -> Iterator[None]:
+        """Converts errors of the operating system: no space, no permission."""
+        try:
+            yield
+        except OSError as error:
+            raise errors.OfflineUnavailableError(
+                f"the offline compiler for {self.target.name} cannot start",
+                expected="space and permission to write temporary files",
+                got=f"{type(error).__name__}: {error}",
+                hint="free space in the temporary folder, or name another in TMPDIR",
+            ) from error
 
     def _ask(self, request: dict[str, Any], what: str) -> dict[str, Any]:
         process = self._process

@@ -18,7 +18,7 @@ from jax import lax
 from jax.experimental import pallas as upstream
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
+from pallas_gpu import _jax, errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
 from tests.support.refusal import refused
@@ -243,3 +243,54 @@ def test_entry_points_under_x64(x64, entry):
     for f in (k, jax.jit(k), lambda x: jax.vmap(k)(x[None])[0]):
         np.testing.assert_array_equal(f(numbers()), numbers() * 2 + SHIFT)
     assert plgpu.offline.lower(k, numbers())
+
+
+# --- options that check a program -----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        lambda: jax.transfer_guard("disallow"),
+        lambda: jax.debug_nans(True),
+        lambda: jax.debug_infs(True),
+        lambda: jax.numpy_rank_promotion("raise"),
+        lambda: jax.numpy_dtype_promotion("strict"),
+        jax.disable_jit,
+        jax.checking_leaks,
+    ],
+    ids=["transfers", "nans", "infs", "ranks", "dtypes", "no-jit", "leaks"],
+)
+@pytest.mark.parametrize("jit", [False, True])
+def test_options_that_check_a_program_do_not_check_the_emulator(option, jit):
+    def body(x, o, tile):
+        tile[...] = x[...] / 0.0
+
+        @plgpu.loop(0, 2)
+        def _(i):
+            rows = plgpu.ds(i * 32, 32)
+            row = jnp.sum(tile[rows] * 0.0, axis=1) + jnp.inf
+            o[rows] = jnp.where(row[:, None] == row[:, None], tile[rows], 1.0)
+
+    k = make(body, scratch_types=[plgpu.SMEM((64, 128), jnp.float32)])
+    x = jax.device_put(numbers())
+    with option():
+        result = (jax.jit(lambda x: k(x)[:0]) if jit else k)(x)
+        assert len(plgpu.offline.lower(k, x)) == 1
+    if not jit:
+        np.testing.assert_array_equal(result, np.ones((64, 128), np.float32))
+
+
+def test_the_package_needs_no_implicit_promotion_of_types():
+    primitives = _jax._primitives_by_name.__wrapped__
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        assert "scan" in primitives()
+
+
+def test_a_loop_of_a_kernel_is_a_loop_where_jit_is_disabled():
+    def body(x, o):
+        o[...] = lax.fori_loop(0, 3, lambda i, y: y + x[i, 0] * i.astype(y.dtype), x[0])
+
+    with jax.disable_jit():
+        (report,) = plgpu.offline.lower(make(body, f32(128)), numbers())
+    assert "scan" in report.jaxpr

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +28,12 @@ def blocked(**options):
     return plgpu.pallas_call(
         add_one, f32(), grid=2, in_specs=[spec], out_specs=spec, **options
     )
+
+
+def with_a_rule(k):
+    f = jax.custom_vjp(k)
+    f.defvjp(lambda x: (k(x), None), lambda _, g: (k(g),))
+    return f
 
 
 # --- derivatives ----------------------------------------------------------------------
@@ -198,19 +206,59 @@ def test_a_barrier_that_nobody_completes_is_a_deadlock():
     assert "test_transformations.py" in str(info.value.got)
 
 
-def test_under_jit_the_text_carries_the_whole_report():
+@pytest.mark.parametrize(
+    "transform",
+    [
+        jax.jit,
+        lambda k: jax.jit(jax.vmap(lambda x: k(x), axis_size=2, in_axes=None)),
+        lambda k: lambda x: jax.lax.scan(lambda c, _: (k(c), None), x, length=2),
+        lambda k: jax.jit(jax.grad(lambda x: with_a_rule(k)(x).sum())),
+    ],
+    ids=["jit", "vmap", "scan", "grad"],
+)
+def test_under_jit_the_report_comes_first_once_and_is_short(transform, caplog):
     def body(x, o, barrier):
         plgpu.barrier_wait(barrier)
 
     line = body.__code__.co_firstlineno + 1
-    with pytest.raises(Exception, match="deadlock: 1 of 1") as info:
-        jax.jit(make(body, scratch_types=[plgpu.Barrier()]))(
-            numbers()
-        ).block_until_ready()
-    text = str(info.value)
+    f = transform(make(body, scratch_types=[plgpu.Barrier()]))
+    with pytest.raises(Exception, match="deadlock: 1 of ") as info:
+        jax.block_until_ready(f(numbers()))
+    prefix, place, what, *rest = str(info.value).splitlines()
+    assert prefix.startswith("INTERNAL: CpuCallback error")
+    assert f'test_transformations.py", line {line}, in ' in place
+    assert place.endswith("body")
+    assert what.startswith("DeadlockError: deadlock: 1 of ")
     for part in ("expected:", "got:", "hint:", "at:", "0 of 1 arrivals"):
-        assert part in text
-    assert f"test_transformations.py:{line} " in text
+        assert part in "\n".join(rest)
+    seen = "".join(traceback.format_exception(info.value))
+    assert seen.count("deadlock: 1 of ") == 1
+    assert len(seen.splitlines()) <= 25
+    assert not caplog.records, "JAX logs the error a second time"
+
+
+def test_an_eager_error_shows_the_users_frames_only():
+    def body(x, o, barrier):
+        plgpu.barrier_wait(barrier)
+
+    with pytest.raises(errors.DeadlockError) as info:
+        make(body, scratch_types=[plgpu.Barrier()])(numbers())
+    seen = [frame.filename for frame in traceback.extract_tb(info.value.__traceback__)]
+    assert seen == [__file__]
+
+
+def test_frames_stay_where_jax_is_asked_for_them():
+    def body(x, o, barrier):
+        plgpu.barrier_wait(barrier)
+
+    before = jax.config.jax_traceback_filtering
+    jax.config.update("jax_traceback_filtering", "off")
+    try:
+        with pytest.raises(Exception, match="deadlock: 1 of ") as info:
+            jax.jit(make(body, scratch_types=[plgpu.Barrier()]))(numbers())
+    finally:
+        jax.config.update("jax_traceback_filtering", before)
+    assert "emulator/engine/scheduler.py" in str(info.value)
 
 
 def test_an_error_leaves_the_kernel_usable():

@@ -179,3 +179,16 @@ def test_output_without_sass_is_split_all_the_same():
 def test_output_without_a_report_is_our_bug():
     with pytest.raises(errors.InternalError, match="no ptxas report"):
         worker.split_output("// nothing")
+
+
+@pytest.mark.offline
+def test_no_place_for_temporary_files_is_an_error_of_ours(
+    serialize_body, monkeypatch, tmp_path
+):
+    owner = worker.Worker("sm_90a")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "absent"))
+    with pytest.raises(errors.OfflineUnavailableError, match="cannot start") as info:
+        compile_with(owner, serialize_body())
+    assert "TMPDIR" in info.value.hint
+    with pytest.raises(errors.OfflineUnavailableError, match="FileNotFoundError"):
+        worker.Worker("sm_90a")

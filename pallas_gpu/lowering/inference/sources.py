@@ -3,10 +3,9 @@
 
 from __future__ import annotations
 
-import os
-
 from jaxlib.mlir import ir
 
+from pallas_gpu import _jax
 from pallas_gpu.mosaic import logical
 
 _WORDS = {
@@ -55,10 +54,7 @@ def where(op: ir.Operation) -> str | None:
 def _place(location: ir.Location) -> str | None:
     match location:
         case ir.FileLineColLoc():
-            name = location.filename
-            relative = os.path.relpath(name) if os.path.isabs(name) else name
-            shown = name if relative.startswith("..") else relative
-            return f"{shown}:{location.start_line}"
+            return f"{_jax.short_path(location.filename)}:{location.start_line}"
         case ir.NameLoc():
             inner = _place(location.child_loc)
             return None if inner is None else f"{inner} ({location.name_str})"
