@@ -20,7 +20,6 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
-from jax._src import xla_bridge as _xla_bridge
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
@@ -87,9 +86,7 @@ __all__ = [
     "is_tracer",
     "jaxprs_in_params",
     "log_no_failed_callback",
-    "lost_threads",
     "mlir",
-    "own_computations",
     "results_vary_with",
     "swap_p",
     "trace",
@@ -220,31 +217,6 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
-class _Forks:
-    """Whether this process was forked from one in which XLA's threads ran."""
-
-    def __init__(self) -> None:
-        self.without_threads = self._with_threads = False
-        os.register_at_fork(before=self._before, after_in_child=self._in_child)
-
-    def _before(self) -> None:
-        self._with_threads = _xla_bridge.backends_are_initialized()
-
-    def _in_child(self) -> None:
-        self.without_threads |= self._with_threads
-
-
-_FORKS = _Forks()
-
-
-def lost_threads() -> bool:
-    """True in a forked child that has a backend of JAX without the backend's threads.
-
-    Every computation there waits forever, or aborts the process.
-    """
-    return _FORKS.without_threads
-
-
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)
@@ -309,26 +281,6 @@ def scan_arity(params: dict[str, Any]) -> tuple[int, int]:
     return len(consts), len(carry)
 
 
-@contextlib.contextmanager
-def own_computations() -> Iterator[None]:
-    """Evaluates with JAX's defaults, whatever the user's options for own code are.
-
-    These check a program (transfers, NaNs, promotions): JAX evaluates parts of a kernel
-    for the emulator, and they are not the program's.
-    """
-    with contextlib.ExitStack() as stack:
-        for option in (
-            jax.disable_jit(False),
-            jax.transfer_guard("allow"),
-            jax.debug_nans(False),
-            jax.debug_infs(False),
-            jax.numpy_rank_promotion("allow"),
-            jax.numpy_dtype_promotion("standard"),
-        ):
-            stack.enter_context(option)
-        yield
-
-
 def log_no_failed_callback(is_reported: Callable[[BaseException], bool]) -> None:
     """Stops JAX from logging certain exceptions of `pure_callback`, which it raises."""
 
@@ -340,7 +292,6 @@ def log_no_failed_callback(is_reported: Callable[[BaseException], bool]) -> None
 
 
 @functools.cache
-@own_computations()
 def _primitives_by_name() -> dict[str, Any]:
     def body(x):
         f = jax.jit(lambda y: y + 1)
@@ -351,7 +302,8 @@ def _primitives_by_name() -> dict[str, Any]:
         x = jax.lax.optimization_barrier(f(g(h(x))))
         x = jax.lax.fori_loop(0, 2, lambda _, y: y + 1, x)
         x = jax.lax.while_loop(lambda y: y < 0, lambda y: y, x)
-        return jax.lax.cond(x > 0, lambda: x, lambda: -x) + jax.lax.axis_index("i")
+        x = jax.lax.cond(x > 0, lambda: x, lambda: -x)
+        return x, jax.lax.axis_index("i")
 
     closed = jax.make_jaxpr(body, axis_env=[("i", 1)])(1.0)
     found = {eqn.primitive.name: eqn.primitive for eqn in closed.eqns}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """How an error leaves the emulator under `jit`: with the kernel's line as traceback.
 
-The launch is a callback, and JAX's runtime raises an error of its own, whose text is the
-Python stack, outwards from the innermost frame of the traceback, and then the exception.
-A traceback that ends in one frame without a caller makes it the kernel's line, followed
+The launch is a callback, and JAX's runtime raises an error of its own. Its text is the
+Python stack, outwards from the innermost frame of the traceback, and the exception. A
+traceback that ends in one frame without a caller makes it the kernel's line, followed
 by the report.
 """
 

@@ -13,29 +13,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu.launch import run_kernel
-from pallas_gpu.entry import call, scope
-
-
-def _run(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
-    with _jax.own_computations():
-        return run_kernel(params, arrays)
+from pallas_gpu.entry import call
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
-    if _jax.lost_threads():
-        raise errors.UnsupportedError(
-            f"kernel {params.name}: the emulator cannot run in a process that was "
-            "forked after JAX had computed something",
-            expected="a process with the threads of JAX's CPU backend",
-            got="a fork, which has none of its parent's threads",
-            hint="start processes by multiprocessing.get_context('spawn'), or fork "
-            "before the first computation; lowering and pallas_gpu.offline work",
-            where=scope.called_at(),
-        )
-    results = _run(params, arrays)
+    results = run_kernel(params, arrays)
     # Results are placed on the operands' device if committed, else on the default one.
     placed = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
     device = next(iter(placed[0].devices())) if placed else None
@@ -46,7 +31,7 @@ def _as_callback(*args: Any, **params: Any) -> list[jax.Array]:
     launch = call.CallParams(**params)
 
     def callback(*arrays: Any) -> list[np.ndarray]:
-        return report.from_the_kernels_line(lambda: _run(launch, arrays))
+        return report.from_the_kernels_line(lambda: run_kernel(launch, arrays))
 
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in launch.out_avals]
     return jax.pure_callback(callback, results, *args)

@@ -134,7 +134,8 @@ def _innermost(frames: Sequence[traceback.FrameSummary]) -> str | None:
     at = innermost(frames)
     if at is None:
         return None
-    return f"{_jax.short_path(frames[at].filename)}:{frames[at].lineno} ({frames[at].name})"
+    frame = frames[at]
+    return f"{_jax.short_path(frame.filename)}:{frame.lineno} ({frame.name})"
 
 
 def innermost(frames: Sequence[traceback.FrameSummary]) -> int | None:
