@@ -72,7 +72,7 @@ def test_a_grid_may_have_a_size_that_is_known_at_run_time_only(count):
                 max_concurrent_steps=4,
             )  # fmt: skip
             o[...] = jnp.zeros(o.shape, o.dtype)
-            plgpu.commit_smem()
+            plgpu.commit_gmem()
             pipeline(x, o)
 
         return plgpu.kernel(body, out_type=f32(), interpret=interpret)
