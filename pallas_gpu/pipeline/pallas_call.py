@@ -327,6 +327,13 @@ class _Blocks:
 
     def _block(self, ref: Any, spec: types.BlockSpec, what: str) -> _Block:
         shape = tuple(ref.shape)
+        if spec.collective_axes:
+            raise errors.UnsupportedError(
+                f"BlockSpec of {what}: pallas_call does not multicast blocks",
+                expected="collective_axes=None",
+                got=f"collective_axes={spec.collective_axes}",
+                hint="leave it out, or use emit_pipeline_warp_specialized",
+            )
         if spec.memory_space is types.GMEM:
             return _Block(ref, None, shape)
         if spec.memory_space not in (None, types.SMEM):

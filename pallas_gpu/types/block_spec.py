@@ -66,9 +66,7 @@ def _block_size(entry: Any, dim: int) -> Any:
     pipeline_mode=expect.refused(None, "leave it out"),
     transforms=transforms,
     delay_release=expect.integer(0, unit="steps"),
-    collective_axes=expect.refused(
-        None, "leave it out: every block is copied to one CTA"
-    ),
+    collective_axes=expect.optional(expect.names),
     oob_fill_mode=expect.member(OOBFillMode),
     memory_space=expect.optional(
         expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
@@ -88,16 +86,17 @@ class BlockSpec:
         whole array in global memory and the index map is not used.
       pipeline_mode: not supported.
       transforms: tiling and swizzle of the block in SMEM.
-      delay_release: a hint: steps after which an input's buffer may be reused. It is
-        not used yet, because blocks are not pipelined.
-      collective_axes: not supported: cluster axes of a multicast.
+      delay_release: steps for which a pipeline keeps a block after its own; a hint for
+        `pallas_call`, whose blocks stay until the end.
+      collective_axes: cluster axes of a multicast; `emit_pipeline_warp_specialized`
+        only.
       oob_fill_mode: as `oob_mode` of `copy_gmem_to_smem`: what the block holds outside
         of the array.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value, a block size that is not
         positive.
-      UnsupportedError: pipeline_mode, collective_axes.
+      UnsupportedError: pipeline_mode.
     """
 
     block_shape: Sequence[Any] | None = None

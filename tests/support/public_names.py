@@ -61,9 +61,8 @@ def _enter_constructors(found: dict[str, Any], name: str, cls: type) -> None:
 
 def _enter_layout(found: dict[str, Any], name: str, member: Any) -> None:
     """A layout with parameters is called as the function that makes it."""
-    maker = member.maker
-    if maker is not None:
-        found[name] = maker
+    if member.maker is not None:
+        found[name] = member.maker
 
 
 def reference_methods() -> set[str]:
