@@ -169,6 +169,10 @@ class LivelockError(KernelError, RuntimeError):
     """The kernel still runs after its budget of steps."""
 
 
+class UnwrittenResultError(KernelError, ValueError):
+    """A result has elements that no CTA stored."""
+
+
 class UninitializedReadError(KernelError, ValueError):
     """Memory is read before anything was written to it."""
 

@@ -64,7 +64,7 @@ def copy_gmem_to_smem(
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
     copy. It arrives on the barrier once and adds the copy's bytes to the current phase;
     `barrier_wait` on that barrier makes the data visible. Elements outside the array
-    are read as zero.
+    are read as zero; an integer index must be in bounds.
 
     Args:
       src: GMEM reference or a part of one.
@@ -74,8 +74,10 @@ def copy_gmem_to_smem(
         the same source; each loads a part and multicasts it to all of them, at the same
         offset in their SMEM, and every CTA's barrier counts all the bytes.
       leader_tracked: not supported.
-      oob_mode: ZEROS (default) admits parts outside the array; PROMISE_IN_BOUNDS makes
-        them an error in the emulator.
+      oob_mode: what the elements outside the array are. None (default) and ZEROS: zero;
+        UNDEFINED: undefined. PROMISE_IN_BOUNDS: there are none. The emulator reports a
+        broken promise, a use of undefined elements and, for None, a copy that lies
+        entirely outside.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy, its
         arrival and its bytes.
 
@@ -111,7 +113,7 @@ def copy_gmem_to_smem(
             "barrier": ops.operand(barrier),
             "predicate": predicate,
         },
-        oob_mode=oob_mode or types.OOBFillMode.ZEROS,
+        oob_mode=oob_mode,
         collective_axes=tuple(collective_axes or ()),
     )
 

@@ -107,6 +107,7 @@ class CompilerParams:
     out_of_bounds_reads=expect.choice("raise", "uninitialized"),
     uninitialized_memory=expect.choice("nan", "zero"),
     asynchrony=expect.choice("random", "eager", "late"),
+    partial_results=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpretParams:
@@ -118,9 +119,12 @@ class InterpretParams:
       max_steps: scheduler steps after which a run counts as a livelock.
       detect_races: compare every access with the accesses it is not ordered with.
       out_of_bounds_reads: `"raise"`, or `"uninitialized"` to read poison.
-      uninitialized_memory: `"nan"` fills fresh memory with poison, `"zero"` with zeros.
+      uninitialized_memory: `"nan"` fills fresh memory with poison, and a use of it is
+        an error; `"zero"` fills it with zeros, which count as values.
       asynchrony: when a copy in flight completes: `"random"` lets the seed decide,
         `"eager"` at once, `"late"` as late as the waits allow.
+      partial_results: accept results with elements that no CTA stored, and stores of
+        poison to results; such elements are poison afterwards.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value.
@@ -132,3 +136,4 @@ class InterpretParams:
     out_of_bounds_reads: Literal["raise", "uninitialized"] = "raise"
     uninitialized_memory: Literal["nan", "zero"] = "nan"
     asynchrony: Literal["random", "eager", "late"] = "random"
+    partial_results: bool = False

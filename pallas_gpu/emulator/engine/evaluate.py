@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine import poison
+from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.steps import (
     ArithmeticStep,
     ControlStep,
@@ -30,7 +32,10 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
     for step in plan.steps:
         match step:
             case ArithmeticStep():
-                env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
+                try:
+                    env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
+                except (errors.UninitializedReadError, AttributeError, TypeError):
+                    env[step.out] = _poisoned(step, env)
             case EffectStep():
                 if not thread.alone:
                     yield None
@@ -66,9 +71,12 @@ def guarded(thread: Thread, inner: Run) -> Run:
 
 
 def _located(error: errors.PallasGpuError, thread: Thread) -> errors.PallasGpuError:
-    error.with_location(thread.where())
-    position = f"in {thread.name}"
-    error.where = position if error.where is None else f"{error.where}\n{position}"
+    here = thread.where() or thread.execution.default_line()
+    error.with_location(here)
+    lines = [error.where] if error.where is not None else []
+    if isinstance(error, errors.UninitializedReadError) and here != error.where:
+        lines.append(f"used at {here}")
+    error.where = "\n".join([*lines, f"in {thread.name}"])
     return error
 
 
@@ -80,6 +88,14 @@ def _details(error: errors.PallasGpuError) -> dict[str, Any]:
         "hint": error.hint,
         "where": error.where,
     }
+
+
+def _poisoned(step: ArithmeticStep, env: list[Any]) -> Any:
+    """Evaluates a step that has failed, if its operands are poisoned."""
+    operands = [x.bind(env) for x in step.ins]
+    if not any(isinstance(x, Poisoned) for x in operands):
+        return step.fn(*operands)
+    return poison.apply(step.fn, operands)
 
 
 def _effect(thread: Thread, step: EffectStep, env: list[Any]) -> Run:

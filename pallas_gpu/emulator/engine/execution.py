@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pallas_gpu import errors
@@ -36,6 +36,7 @@ class Execution:
       actors: their numbers in clocks.
       steps: effects and loop iterations so far.
       resident: groups that have started and not ended.
+      default_line: returns the line for errors of an equation that has none.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Execution:
         self.lenient_reads = lenient_reads
         self.steps = 0
         self.resident: list[HasThreads] = []
+        self.default_line: Callable[[], str | None] = lambda: None
         self._asynchrony = asynchrony
         self._max_steps = max_steps
         self.actors = ordering.Actors()

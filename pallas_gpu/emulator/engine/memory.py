@@ -1,50 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory: arrays that track which elements were written, and windows of them.
 
-An array has the logical shape in the kernel's source. Fresh memory is poison: NaN for
-floats, a recognizable pattern for integers; with a mask of the elements that have been
-written, a read of any other is an error.
+An array has the logical shape in the kernel's source. Fresh memory is poison, with a
+mask of the elements that have a value.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.history import History
+from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.layouts.window import Window
-
-# Signalling NaNs (IEEE 754: exponent all ones, quiet bit clear) that spell A5 in a
-# dump; the eight-bit formats can only represent a plain NaN.
-_NAN_BITS = {
-    "float64": 0x7FF4_A5A5_A5A5_A5A5,
-    "float32": 0x7FA5_A5A5,
-    "float16": 0x7DA5,
-    "bfloat16": 0x7FA5,
-    "float8_e5m2": 0x7D,
-    "float8_e4m3fn": 0x7F,
-}
-
-
-@functools.cache
-def poison(dtype: Any) -> np.ndarray:
-    """Returns the content of fresh memory of a dtype, as an array of shape ()."""
-    dtype = jnp.dtype(dtype)
-    if dtype.name in _NAN_BITS:
-        word = np.dtype(f"u{dtype.itemsize}")
-        return np.array(_NAN_BITS[dtype.name], word).view(dtype)
-    if dtype.kind in "iu":
-        pattern = np.frombuffer(b"\xa5" * dtype.itemsize, dtype)
-        return pattern.reshape(())
-    if dtype == np.bool_:
-        return np.array(True)
-    return np.array(np.nan if jnp.issubdtype(dtype, jnp.inexact) else 1).astype(dtype)
 
 
 class Referent:
@@ -82,9 +54,12 @@ class Memory(Referent):
       read_only: whether the array is an input of the kernel.
       viewer: the group that accesses it, if several groups do.
       fence: what makes threads' stores visible to asynchronous work.
+      admits_poison: whether poisoned values may be stored; elements without a value.
     """
 
-    __slots__ = ("data", "history", "read_only", "viewer", "written")
+    __slots__ = (
+        "_origins", "admits_poison", "data", "history", "read_only", "viewer", "written"
+    )  # fmt: skip
 
     fence = ordering.Fence.SMEM
 
@@ -101,6 +76,8 @@ class Memory(Referent):
         self.read_only = read_only
         self.viewer: ordering.Viewer | None = None
         self.history = History(data.shape, self.fence)
+        self.admits_poison = False
+        self._origins: dict[ordering.Box, Origin] = {}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -110,6 +87,21 @@ class Memory(Referent):
         """Records that elements have a value."""
         if self.written is not None:
             self.written[key] = value
+
+    def mark_poisoned(self, region: Region, mask: np.ndarray, origin: Origin) -> None:
+        """Records that elements of a region in bounds have no value."""
+        if self.written is None:
+            self.written = np.ones(self.shape, np.bool_)
+        region.view(self.written)[mask] = False
+        self._origins.pop(region.box(), None)
+        self._origins[region.box()] = origin
+
+    def origin_at(self, element: Sequence[int]) -> Origin | None:
+        """Returns the origin of an element that was stored as poison, if it was."""
+        for box, origin in reversed(self._origins.items()):
+            if all(a <= i < b for i, (a, b) in zip(element, box, strict=True)):
+                return origin
+        return None
 
 
 def fresh_elements(
@@ -194,7 +186,11 @@ class Region:
 
     # --- requirements ----------------------------------------------------------------
 
-    def require_inside(self, verb: str) -> None:
+    def require_inside(
+        self,
+        verb: str,
+        hint: str = "check the index, or guard the access with plgpu.when",
+    ) -> None:
         """Raises unless the region is in bounds and addressable."""
         self.memory.require_addressable(self.window, verb)
         axis = self.outside()
@@ -210,31 +206,49 @@ class Region:
             expected=f"indices 0 to {shape[axis] - 1} in dimension {axis} "
             f"of shape {shape}",
             got=f"{got} in dimension {axis}",
-            hint="check the index, or guard the access with plgpu.when",
+            hint=hint,
         )
 
     def require_written(self) -> None:
         """Raises UninitializedReadError for an element without a value."""
-        missing = self.first_unwritten()
-        if missing is None:
-            return
-        raise errors.UninitializedReadError(
-            f"{self.memory.name} is read where nothing has been written",
-            expected="an earlier store or copy to it",
-            got=f"element {list(missing)} without a value",
-            hint="write it first, or copy to it and wait for the barrier",
-        )
+        missing = self.missing()
+        if missing is not None:
+            raise self.origin(missing, None).error()
 
-    def first_unwritten(self) -> tuple[int, ...] | None:
-        """Returns the array index of the first element without a value."""
-        if self.memory.written is None:
-            return None
-        box = self.box()
-        part = self.memory.written[tuple([slice(a, b) for a, b in box])]
-        if part.all():
-            return None
-        first = np.unravel_index(int(np.argmin(part)), part.shape)
-        return tuple(int(i) + low for i, (low, _) in zip(first, box, strict=True))
+    def missing(self, outside: bool = False) -> np.ndarray | None:
+        """Returns which elements have no value; None when all have.
+
+        Args:
+          outside: whether those outside the array have none.
+        """
+        written = self.memory.written
+        if self.outside() is None:
+            if written is None:
+                return None
+            part = self.view(written)
+            return None if part.all() else ~part
+        result = np.full(self.window.sizes, outside)
+        inner, outer = self._clip()
+        result[inner] = False if written is None else ~written[outer]
+        return self._squeeze(result) if result.any() else None
+
+    def origin(self, missing: np.ndarray, where: str | None) -> Origin:
+        """Returns the origin of elements without a value that are read at a line."""
+        element = list(self.window.starts)
+        first = np.unravel_index(int(np.argmax(missing)), missing.shape)
+        for axis, i in zip(self.window.axes, first, strict=True):
+            element[axis] += int(i)
+        stored = self.memory.origin_at(element)
+        if stored is not None:
+            return stored
+        count = int(missing.sum())
+        return Origin(
+            f"{self.memory.name} is read where nothing has been written",
+            f"element {element} without a value"
+            + (f", the first of {count}" if count > 1 else ""),
+            "write it first, or copy to it and wait for the barrier",
+            where,
+        )
 
     # --- elements of a region in bounds -----------------------------------------------
 
@@ -242,28 +256,32 @@ class Region:
         """Returns an index for NumPy; the result is a view, also of one element."""
         return self.place.key
 
-    def _ordered(self, view: np.ndarray) -> np.ndarray:
-        order = self.place.order
-        return view if order is None else view.transpose(order)
+    def view(self, array: np.ndarray) -> np.ndarray:
+        """Returns the region of an array of the memory's shape, not copied."""
+        part, order = array[self.place.key], self.place.order
+        return part if order is None else part.transpose(order)
 
     def peek(self) -> np.ndarray:
         """Returns the elements, not copied."""
-        return self._ordered(self.memory.data[self.key()])
+        return self.view(self.memory.data)
 
     def load(self) -> np.ndarray:
         """Returns a copy of the elements."""
         return np.array(self.peek())
 
-    def written_mask(self) -> np.ndarray | None:
-        """Returns a copy of the mask of elements with a value; None when all have."""
-        mask = self.memory.written
-        return None if mask is None else np.array(self._ordered(mask[self.key()]))
-
     def store(self, value: Any) -> None:
-        """Writes the elements."""
-        key = self.key()
-        self._ordered(self.memory.data[key])[...] = value
-        self.memory.mark_written(key)
+        """Writes the elements.
+
+        Raises:
+          UninitializedReadError: poisoned elements, which the memory does not admit.
+        """
+        poisoned = isinstance(value, Poisoned)
+        if poisoned and not self.memory.admits_poison:
+            raise value.origin.error()
+        self.peek()[...] = value.value if poisoned else np.asarray(value)
+        self.memory.mark_written(self.key())
+        if poisoned:
+            self.memory.mark_poisoned(self, value.mask, value.origin)
 
     def holds(self, value: np.ndarray, box: ordering.Box) -> bool:
         """True when a part of the region holds the bits of a value for all of it."""
@@ -313,7 +331,10 @@ class Region:
 
     def _squeeze(self, full: np.ndarray) -> np.ndarray:
         kept = [n for a, n in enumerate(full.shape) if a in self.window.axes]
-        return np.array(self._ordered(full.reshape(kept)))
+        part = full.reshape(kept)
+        return np.array(
+            part.transpose(self.window.order) if self.window.is_transposed else part
+        )
 
     def _expand(self, value: np.ndarray) -> np.ndarray:
         back = np.argsort(self.window.order)

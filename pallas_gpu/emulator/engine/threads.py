@@ -9,7 +9,8 @@ from typing import Any
 
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import Execution
-from pallas_gpu.emulator.engine.memory import Region, poison
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.poison import Poisoned, poison
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.waits import Wait
@@ -143,24 +144,33 @@ class Thread:
     def read(self, region: Region) -> Any:
         """Returns the elements of a region as the threads see them.
 
+        Elements without a value are poisoned.
+
         Raises:
-          OutOfBoundsError, RaceError, UninitializedReadError.
+          OutOfBoundsError, RaceError.
         """
         lenient = self.execution.lenient_reads
         if not lenient:
             region.require_inside("read")
         self.access(region, writes=False)
-        region.require_written()
+        missing = region.missing()
         if lenient:
-            return region.load_clipped(poison(region.dtype))
-        return region.load()
+            value = region.load_clipped(poison(region.dtype))
+        else:
+            value = region.load()
+        value = value[()] if value.ndim == 0 else value
+        if missing is None:
+            return value
+        return Poisoned(value, missing, region.origin(missing, self.where()))
 
     def write(self, region: Region, value: Any) -> None:
         """Stores values as the threads do.
 
         Raises:
           OutOfBoundsError, RaceError.
+          UninitializedReadError: the array is in GMEM, and the value is poisoned.
         """
         region.require_inside("written")
-        self.access(region, writes=True, value=value)
+        compared = None if isinstance(value, Poisoned) else value
+        self.access(region, writes=True, value=compared)
         region.store(value)

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import _jax
+from pallas_gpu.emulator.engine import poison
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import wgmma
 from pallas_gpu.emulator.gpu.cta import Warpgroup
@@ -22,8 +24,7 @@ def _get(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     region = operands["ref"]
     if _is_accumulator(region):
         return wgmma.load(wg, region, 0)
-    value = wg.read(region)
-    return value[()] if value.ndim == 0 else value
+    return wg.read(region)
 
 
 @registry.register(_jax.swap_p, _EMULATE)
@@ -32,10 +33,10 @@ def _swap(
 ) -> Any:
     region = operands["ref"]
     if _is_accumulator(region):
-        return _swap_accumulator(wg, region, np.asarray(operands["value"]), used[0])
+        return _swap_accumulator(wg, region, operands["value"], used[0])
     # A plain store is a swap whose result is not read: it must not count as a read.
     old = wg.read(region) if used[0] else None
-    wg.write(region, np.asarray(operands["value"]))
+    wg.write(region, operands["value"])
     return old
 
 
@@ -56,9 +57,14 @@ def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     region = operands["ref"]
     if _is_accumulator(region):
         return _add_to_accumulator(wg, region, np.asarray(operands["value"]))
-    old = wg.read(region)
-    wg.write(region, old + np.asarray(operands["value"]))
+    pair = (wg.read(region), operands["value"])
+    poisoned = any(isinstance(x, Poisoned) for x in pair)
+    wg.write(region, poison.apply(_sum, pair) if poisoned else _sum(*pair))
     return None
+
+
+def _sum(old: Any, value: Any) -> Any:
+    return old + np.asarray(value)
 
 
 def _add_to_accumulator(wg: Warpgroup, region: Region, value: Any) -> Run:

@@ -70,6 +70,7 @@ class Device:
         self.target = target
         self.suffix = suffix
         self.zeros = params.uninitialized_memory == "zero"
+        self._partial_results = params.partial_results
         self.arrays: list[GlobalArray] = []
         self.clusters: list[Group] = []
 
@@ -83,5 +84,6 @@ class Device:
         """Returns fresh global memory."""
         data, written = fresh_elements(shape, dtype, self.zeros)
         array = GlobalArray(name + self.suffix, data, written)
+        array.admits_poison = self._partial_results and written is not None
         self.arrays.append(array)
         return array

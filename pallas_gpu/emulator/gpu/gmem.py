@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
+from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Fence, Viewer
 
@@ -29,7 +32,9 @@ class GlobalArray(Memory):
         # The ellipsis keeps a view also where all axes are indexed.
         key: Any = (*index, ...)
         written = None if self.written is None else self.written[key]
-        return GlobalArray(self.name, self.data[key], written, self.read_only)
+        part = GlobalArray(self.name, self.data[key], written, self.read_only)
+        part.admits_poison = self.admits_poison
+        return part
 
     def seen_by(self, viewer: Viewer) -> GlobalArray:
         """Returns the array as accessed by a cluster."""
@@ -37,4 +42,29 @@ class GlobalArray(Memory):
             return self
         view = GlobalArray(self.name, self.data, self.written)
         view.history, view.viewer = self.history, viewer
+        view.admits_poison = self.admits_poison
         return view
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each element has a value, or need not have one."""
+        return self.admits_poison or self.written is None or bool(self.written.all())
+
+    def incomplete(self, where: str | None) -> errors.UnwrittenResultError:
+        """Returns the error for elements that nobody has stored.
+
+        Args:
+          where: the kernel's line.
+        """
+        assert self.written is not None
+        first = np.unravel_index(int(np.argmin(self.written)), self.shape)
+        missing = self.written.size - int(np.count_nonzero(self.written))
+        return errors.UnwrittenResultError(
+            f"{self.name} has elements that no CTA stored",
+            expected="a store to each element of a result",
+            got=f"{missing} of {self.written.size} elements without a value, the first "
+            f"at {[int(i) for i in first]}",
+            hint="store the rest too; if it is meant to be undefined, as a GPU leaves "
+            "it, run with interpret=plgpu.InterpretParams(partial_results=True)",
+            where=where,
+        )

@@ -21,6 +21,7 @@ from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.residency import Residency
 from pallas_gpu.entry import call
+from pallas_gpu.walk import walk
 
 _WARPGROUP_THREADS = 128
 
@@ -33,7 +34,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
       arrays: operands, batch axes included.
 
     Returns:
-      An array for each result. Elements that were not written are poison.
+      An array for each result.
 
     Raises:
       KernelError and its subclasses: a mistake that the run found.
@@ -49,6 +50,7 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     # Index arithmetic wraps as on the GPU, also where numpy would warn.
     with jax.default_device(_cpu()), np.errstate(all="ignore"):
         machine.run([launch.pool()])
+    launch.require_complete()
     return [array.data for array in launch.outputs]
 
 
@@ -83,6 +85,7 @@ class Launch:
         self._params = params
         self._device = device
         self._residency = _residency(params, device.target)
+        device.execution.default_line = lambda: _last_use(params.jaxpr, None)
         names = _names(params)
         self._inputs = [
             device.place(name, np.asarray(x))
@@ -104,6 +107,13 @@ class Launch:
             what="CTAs" if residency.ctas_per_cluster == 1 else "clusters",
             limit=f"{residency}{self._device.suffix}",
         )
+
+    def require_complete(self) -> None:
+        """Raises UnwrittenResultError for a result with elements nobody has stored."""
+        results = self._params.jaxpr.invars[self._params.num_inputs :]
+        for array, ref in zip(self.outputs, results, strict=True):
+            if not array.is_complete:
+                raise array.incomplete(_last_use(self._params.jaxpr, ref))
 
     def _clusters(self) -> Iterator[Cluster]:
         """Yields the clusters in row-major order, each ready to run."""
@@ -148,6 +158,18 @@ def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
     )
     threads = _WARPGROUP_THREADS * mesh.warpgroups
     return Residency.of(target, plan.smem_bytes, threads, math.prod(mesh.cluster))
+
+
+def _last_use(jaxpr: Any, ref: Any) -> str | None:
+    """Returns the last line that uses a reference, that of a kernel without a use."""
+    lines: list[str | None] = [None]
+    uses: list[str | None] = []
+    for site in walk(jaxpr):
+        if site.where is not None:
+            lines.append(site.where)
+            if any(site.origin(x) is ref for x in site.eqn.invars) and not site.bodies:
+                uses.append(site.where)
+    return (uses or lines)[-1]
 
 
 def _names(params: call.CallParams) -> list[str]:

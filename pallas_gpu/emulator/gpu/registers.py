@@ -14,8 +14,7 @@ from pallas_gpu.primitives import registers
 
 @registry.register(registers.load_p, registry.RuleKind.EMULATE)
 def _load(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
-    value = wg.read(operands["src"])
-    return value[()] if value.ndim == 0 else value
+    return wg.read(operands["src"])
 
 
 @registry.register(registers.layout_cast_p, registry.RuleKind.EMULATE)

@@ -37,6 +37,7 @@ class SharedArray(Memory):
         layout: SmemLayout,
     ):
         super().__init__(name, data, written)
+        self.admits_poison = True
         self.place = place
         self.layout = layout
         self._stored = layout.tiling is not None or layout.swizzle != NO_SWIZZLE
@@ -52,12 +53,6 @@ class SharedArray(Memory):
         self.written[key] = value
         if self.written.all():
             self.written = None
-
-    def unmark_written(self, key: tuple[Any, ...], value: Any) -> None:
-        """Records that elements have no value."""
-        if self.written is None:
-            self.written = np.ones(self.shape, np.bool_)
-        self.written[key] &= ~value
 
     def require_addressable(self, window: Window, verb: str) -> None:
         """Raises LayoutError unless the window starts with a tile.

@@ -14,9 +14,13 @@ import functools
 import math
 from typing import Any
 
-from pallas_gpu import types
-from pallas_gpu.emulator.engine.memory import Region, poison
+import numpy as np
+
+from pallas_gpu import layouts, types
+from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.ordering import Fence
+from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
+from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.streams import Stream
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
@@ -24,6 +28,7 @@ from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 
@@ -40,18 +45,33 @@ class Load:
     src: Region
     dst: Region
     barrier: Barrier
-    mode: types.OOBFillMode
+    mode: types.OOBFillMode | None
+    location: Location | None
 
     def advance(self) -> bool:
         """Moves the data and completes the bytes on the barrier."""
+        src, dst = self.src, self.dst
         undefined = self.mode is types.OOBFillMode.UNDEFINED
-        fill = poison(self.src.dtype) if undefined else 0
-        self.dst.store(self.src.load_clipped(fill).reshape(self.dst.shape))
-        if undefined and self.src.outside() is not None:
-            inside = self.src.inside_mask().reshape(self.dst.shape)
-            self.dst.memory.unmark_written(self.dst.key(), ~inside)
-        self.barrier.complete_bytes(_bytes(self.dst))
+        fill = poison(src.dtype) if undefined else 0
+        value: Any = src.load_clipped(fill).reshape(dst.shape)
+        missing = src.missing(outside=undefined)
+        if missing is not None:
+            where = self.location.where if self.location is not None else None
+            origin = _undefined(src, where) if undefined else src.origin(missing, where)
+            value = Poisoned(value, missing.reshape(dst.shape), origin)
+        dst.store(value)
+        self.barrier.complete_bytes(_bytes(dst))
         return True
+
+
+def _undefined(src: Region, where: str | None) -> Origin:
+    return Origin(
+        f"{src.memory.name} is copied from outside its bounds, and the copy leaves "
+        "those elements undefined",
+        f"the part {src.window.starts} of sizes {src.window.sizes}",
+        "select the elements inside with jnp.where, or use OOBFillMode.ZEROS",
+        where,
+    )
 
 
 def _bytes(region: Region) -> int:
@@ -66,7 +86,7 @@ _bits = functools.cache(types.itemsize_bits)
 def _copy_gmem_to_smem(
     wg: Warpgroup,
     operands: dict[str, Any],
-    oob_mode: types.OOBFillMode,
+    oob_mode: types.OOBFillMode | None,
     collective_axes: tuple[str, ...] = (),
     **_: Any,
 ) -> None:
@@ -77,6 +97,13 @@ def _copy_gmem_to_smem(
     dst.memory.require_aligned(dst.window, "the destination of a copy")
     if oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
         src.require_inside("the source of a copy that promises to be in bounds,")
+    _require_representable(src, dst, "copied")
+    if oob_mode is None and _is_outside(src):
+        src.require_inside(
+            "copied entirely",
+            "check the index, guard the copy with plgpu.when, or pass "
+            "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
+        )
     barrier = barrier_of(operands["barrier"])
     copies = [cluster.Part(src, dst, barrier)]
     if collective_axes:
@@ -88,8 +115,40 @@ def _copy_gmem_to_smem(
     barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
     for part in copies:
         part.barrier.last_copy = wg.location
-        load = Load(part.src, part.dst, part.barrier, oob_mode)
+        load = Load(part.src, part.dst, part.barrier, oob_mode, wg.location)
         wg.group.in_flight.submit(load)
+
+
+def _is_outside(region: Region) -> bool:
+    return any(low >= high for low, high in region.box())
+
+
+def _require_representable(gmem: Region, smem: Region, verb: str) -> None:
+    """Raises OutOfBoundsError where the hardware would not see the array's bounds.
+
+    An index must be in bounds, and so must a range of a dimension without a dim of its
+    own in the tensor map: the copy would access another row.
+    """
+    if gmem.outside() is None:
+        return
+    window = gmem.window
+    indexed = [a for a in window.over_the_edge() if a not in window.axes]
+    if indexed:
+        gmem.require_inside(verb)
+    array = smem.memory.layout
+    plan = layouts.plan_copy(
+        window.array_shape,
+        _bits(gmem.dtype),
+        window.sizes,
+        window.squeezed,
+        contiguous_layout(array, smem.window),
+    )
+    if not set(window.over_the_edge()) <= plan.bounded:
+        gmem.require_inside(
+            verb,
+            "too many dimensions share a tensor map for a bound on each: index it, or "
+            "check the range",
+        )
 
 
 def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
@@ -162,18 +221,20 @@ class Store:
     stream: StoreStream
     group: int
     value: Any = None
-    written: Any = True
+    missing: np.ndarray | None = None
 
     def advance(self) -> bool:
         """Reads the source, or writes the destination."""
         if self.value is None:
             self.value = self.src.load().reshape(self.dst.shape)
-            mask = self.src.written_mask()
-            if mask is not None:
-                self.written = mask.reshape(self.dst.shape)
+            missing = self.src.missing()
+            if missing is not None:
+                self.missing = missing.reshape(self.dst.shape)
             self.stream.reading.passed(self.group)
             return False
-        self.dst.store_clipped(self.value, self.written)
+        self.dst.store_clipped(
+            self.value, True if self.missing is None else ~self.missing
+        )
         self.stream.writing.passed(self.group)
         return True
 
@@ -196,8 +257,9 @@ def _commit(wg: Warpgroup) -> None:
 def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
     src.require_inside("the source of a copy")
     src.memory.require_aligned(src.window, "the source of a copy")
-    if any(low >= high for low, high in dst.box()):
-        dst.require_inside("the destination of a copy that is entirely out of bounds,")
+    _require_representable(dst, src, "written by a copy")
+    if _is_outside(dst):
+        dst.require_inside("written by a copy entirely")
     group = stream.open_group
     wg.access(
         src,
@@ -214,8 +276,20 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
         by=(stream.writing.actor, group),
         hint=f"call wait_smem_to_gmem(0) in the {wg.kind} that started the copy first",
     )
+    _require_values(src, dst)
     stream.issue()
     wg.group.in_flight.submit(Store(src, dst, stream, group))
+
+
+def _require_values(src: Region, dst: Region) -> None:
+    """Raises UninitializedReadError for poison that a copy stores to a result."""
+    missing = src.missing()
+    if missing is None or dst.memory.admits_poison:
+        return
+    if dst.outside() is not None:
+        missing &= dst.inside_mask().reshape(missing.shape)
+    if missing.any():
+        raise src.origin(missing, None).error()
 
 
 @registry.register(tma.commit_group_p, _EMULATE)

@@ -160,7 +160,7 @@ def store(wg: Warpgroup, acc: Region, value: Any) -> Run:
     stream = wg.state.of(MMAS)
     yield from stream.wait_for_all_but(wg, 0)
     acc.require_inside("written")
-    acc.peek()[...] = value
+    acc.peek()[...] = np.asarray(value)
 
 
 def _require_complete(stream: MmaStream, acc: Region) -> None:

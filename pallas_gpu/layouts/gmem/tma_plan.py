@@ -79,6 +79,15 @@ class TmaPlan:
     smem_bytes: int
 
     @property
+    def bounded(self) -> frozenset[int]:
+        """The dimensions of the array whose bounds the tensor map has.
+
+        Dimensions that share a dim of the map have none between them.
+        """
+        sources = [dim.sources for dim in self.dims]
+        return frozenset(s[0].gmem_dim for s in sources if len(s) == 1)
+
+    @property
     def box_bytes(self) -> int:
         """Bytes per instruction, those outside of the array included."""
         return math.prod(d.box for d in self.dims) * self.element_bits // 8
@@ -152,7 +161,8 @@ def plan_copy(
       element_bits: width of an element.
       slice_shape: static size in every dimension, 1 in squeezed ones.
       squeezed: dimensions indexed by an integer, absent from SMEM. Their index must be
-        in bounds.
+        in bounds, and so must the range of a dimension that is not in
+        `TmaPlan.bounded`.
       smem: placement of the array in SMEM.
       start_multiples: for each dimension a known divisor of the slice's start, 0 if
         the start is 0; all 1 (nothing known) if None. Tiles in two dimensions need

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,8 +13,9 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.memory import Memory, Region, poison
+from pallas_gpu.emulator.engine.memory import Memory, Region
 from pallas_gpu.layouts.window import Window
+from tests.support.refusal import refused
 
 F32 = jnp.float32
 
@@ -27,26 +27,6 @@ def scratch_kernel(body, dtype=F32, **interpret):
         scratch_types=[plgpu.SMEM((4, 4), dtype)],
         interpret=plgpu.InterpretParams(**interpret),
     )
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        np.float64,
-        np.float32,
-        np.float16,
-        ml_dtypes.bfloat16,
-        ml_dtypes.float8_e5m2,
-        ml_dtypes.float8_e4m3fn,
-    ],
-)
-def test_poison_of_floats_is_nan(dtype):
-    assert np.isnan(poison(dtype))
-
-
-def test_poison_of_integers_catches_the_eye():
-    assert poison(np.uint32) == 0xA5A5A5A5
-    assert poison(np.int8).view(np.uint8) == 0xA5
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32])
@@ -71,12 +51,25 @@ def test_uninitialized_memory_can_be_zero():
     np.testing.assert_array_equal(run(), np.ones(4))
 
 
-def test_outputs_nobody_writes_are_poison_and_no_error():
+def test_elements_of_a_result_that_nobody_stores_are_an_error():
     def body(o, tile):
-        o[0:2] = jnp.ones(2)
+        o[0:2] = jnp.ones(2)  # HERE
 
-    got = np.asarray(scratch_kernel(body)())
-    np.testing.assert_array_equal(got, [1, 1, np.nan, np.nan])
+    with refused(
+        errors.UnwrittenResultError,
+        "output 0 (GMEM float32[4]) has elements that no CTA stored",
+        got="2 of 4 elements without a value, the first at [2]",
+    ):
+        scratch_kernel(body)()
+
+
+def test_results_may_be_partial_on_request():
+    def body(o, tile):
+        tile[0, 0] = 1.0
+        o[0:2] = tile[0, 0:2]
+
+    got = np.asarray(scratch_kernel(body, partial_results=True)())
+    np.testing.assert_array_equal(got, [1, np.nan, np.nan, np.nan])
 
 
 def test_reading_an_output_before_it_is_written_is_an_error():
@@ -128,6 +121,7 @@ def test_reads_out_of_bounds_can_be_poison():
     def body(o, tile):
         tile[...] = jnp.ones((4, 4))
         o[0:2] = tile[plgpu.ds(dynamic(3), 2), 0]
+        o[2:4] = jnp.ones(2)
 
     got = np.asarray(scratch_kernel(body, out_of_bounds_reads="uninitialized")())
     np.testing.assert_array_equal(got[:2], [1, np.nan])

@@ -395,6 +395,7 @@ def test_ctas_of_a_cluster_may_write_the_same_element_one_after_the_other():
         @plgpu.when(at == 1)
         def _():
             o[0] = jnp.full(TILE, 2.0, F32)
+            o[1] = o[0]
 
     run = pair_kernel(body, [plgpu.ClusterBarrier(collective_axes="x")])
     np.testing.assert_array_equal(run()[0], np.full(TILE, 2.0))

@@ -20,6 +20,7 @@ X = np.arange(256, dtype=np.float32).reshape(TILE)
 
 def kernel(body, *barriers, **options):
     """A kernel with two results, a tile in SMEM and some barriers."""
+    options.setdefault("interpret", plgpu.InterpretParams(partial_results=True))
     return plgpu.kernel(
         body,
         out_type=(OUT, OUT),
@@ -150,7 +151,7 @@ THREADS = {"num_threads": 2, "thread_name": "wg"}
     "fences", [(plgpu.commit_smem, nothing), (nothing, plgpu.commit_smem)]
 )
 def test_the_writer_fences_or_who_has_waited_for_it(fences, seed):
-    params = plgpu.InterpretParams(seed=seed)
+    params = plgpu.InterpretParams(seed=seed, partial_results=True)
     run = kernel(handed_over(*fences), **THREADS, interpret=params)
     np.testing.assert_array_equal(run(X)[0], X)
 
@@ -158,7 +159,7 @@ def test_the_writer_fences_or_who_has_waited_for_it(fences, seed):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_fence_after_the_arrival_is_too_late(seed):
     """Also where the schedule runs it before the copy."""
-    params = plgpu.InterpretParams(seed=seed)
+    params = plgpu.InterpretParams(seed=seed, partial_results=True)
     body = handed_over(nothing, nothing, late=plgpu.commit_smem)
     unfenced(body, match="the copy to output 0", **THREADS, interpret=params)
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support.refusal import refused
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -276,3 +279,140 @@ def test_a_copy_starts_where_tma_can_address_smem(to_smem):
         kernel(x)
     assert "32 bytes, the element (8,)" in str(info.value)
     assert "test_tma.py" in str(info.value)
+
+
+# --- poison and bounds ----------------------------------------------------------------
+
+
+def waited_copy(src, tile, barrier, **options):
+    plgpu.copy_gmem_to_smem(src, tile, barrier, **options)
+    plgpu.barrier_wait(barrier)
+
+
+def test_a_store_of_unwritten_smem_is_an_error():
+    def body(o, tile, barrier):
+        tile[0:6] = jnp.ones((6, 4))
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o)  # HERE
+        plgpu.wait_smem_to_gmem(0)
+
+    with refused(
+        errors.UninitializedReadError,
+        "SMEM tile float32[8, 4] is read where nothing has been written",
+        got="element [6, 0] without a value, the first of 8",
+    ):
+        tile_kernel(body)()
+
+
+def test_a_load_of_what_nobody_stored_carries_poison():
+    def body(o, tile, barrier):
+        o[0:6] = jnp.ones((6, 4))
+        plgpu.commit_gmem()
+        plgpu.copy_gmem_to_smem(o, tile, barrier)  # HERE
+        plgpu.barrier_wait(barrier)
+        o[6] = tile[0]
+        o[7] = tile[7]
+
+    with refused(
+        errors.UninitializedReadError,
+        "output 0 (GMEM float32[8, 4]) is read where nothing has been written",
+        got="element [6, 0] without a value",
+    ):
+        tile_kernel(body)()
+
+
+def over_the_edge(keep, mode=plgpu.OOBFillMode.UNDEFINED):
+    """Loads a tile half of which is outside, and stores rows that are kept."""
+
+    def body(x, o, tile, barrier):
+        waited_copy(x.at[plgpu.ds(lax.axis_index("i") + 4, 8)], tile, barrier,
+                    oob_mode=mode)  # fmt: skip
+        row = plgpu.broadcasted_iota(jnp.int32, (8, 4), 0)
+        o[...] = jnp.where(row < keep, tile[...], 0.0)
+
+    return tile_kernel(body, grid=(1,), grid_names=("i",))
+
+
+def test_a_where_removes_undefined_elements():
+    want = np.concatenate([ramp(8, 4)[4:], np.zeros((4, 4))])
+    np.testing.assert_array_equal(over_the_edge(4)(ramp(8, 4)), want)
+    run = over_the_edge(8, plgpu.OOBFillMode.ZEROS)
+    np.testing.assert_array_equal(run(ramp(8, 4)), want)
+
+
+def test_undefined_elements_that_are_used_are_an_error():
+    with pytest.raises(errors.UninitializedReadError, match="undefined") as caught:
+        over_the_edge(5)(ramp(8, 4))
+    assert "waited_copy" in str(caught.value)
+
+
+def test_a_store_may_clip_undefined_elements():
+    def body(x, o, tile, barrier):
+        window = plgpu.ds(4 * lax.axis_index("i"), 8)
+        waited_copy(x.at[window], tile, barrier,
+                    oob_mode=plgpu.OOBFillMode.UNDEFINED)  # fmt: skip
+        tile[...] = tile[...] * 2
+        plgpu.commit_smem()
+
+        @plgpu.when(lax.axis_index("i") == 1)
+        def _():
+            plgpu.copy_smem_to_gmem(tile, o.at[window])
+            plgpu.wait_smem_to_gmem(0)
+
+        @plgpu.when(lax.axis_index("i") == 0)
+        def _():
+            plgpu.copy_smem_to_gmem(tile.at[0:4], o.at[0:4])
+            plgpu.wait_smem_to_gmem(0)
+
+    run = tile_kernel(body, grid=(2,), grid_names=("i",))
+    np.testing.assert_array_equal(run(ramp(8, 4)), 2 * ramp(8, 4))
+
+
+def test_a_load_that_lies_outside_as_a_whole_is_an_error_unless_it_is_meant():
+    def body(x, o, tile, barrier, **mode):
+        i = lax.axis_index("i")
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(i + 8, 8)], tile, barrier, **mode)
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    grid = {"grid": (1,), "grid_names": ("i",)}
+    with pytest.raises(errors.OutOfBoundsError, match="entirely out of bounds"):
+        tile_kernel(body, **grid)(ramp(8, 4))
+    zeros = functools.partial(body, oob_mode=plgpu.OOBFillMode.ZEROS)
+    np.testing.assert_array_equal(tile_kernel(zeros, **grid)(ramp(8, 4)), 0)
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_an_index_of_a_copy_stays_inside(load):
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i") + 3
+        if load:
+            waited_copy(x.at[i], tile, barrier, oob_mode=plgpu.OOBFillMode.ZEROS)
+        else:
+            waited_copy(x.at[0], tile, barrier)
+            plgpu.copy_smem_to_gmem(tile, o.at[i])
+
+    run = tile_kernel(body, out=(3, 8, 4), grid=(1,), grid_names=("i",))
+    with pytest.raises(errors.OutOfBoundsError, match=r"cop(ied|y) out of bounds"):
+        run(jnp.zeros((3, 8, 4)))
+
+
+@pytest.mark.parametrize("rank", [5, 6])
+def test_a_range_of_a_dimension_without_a_bound_stays_inside(rank):
+    shape = (2, *(1,) * (rank - 3), 8, 4)
+    gone = (0,) * (rank - 4)
+
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i") + 1
+        src = x.at[(0, plgpu.ds(i, 1), *gone)]
+        plgpu.copy_gmem_to_smem(src, tile, barrier, oob_mode=plgpu.OOBFillMode.ZEROS)
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    run = tile_kernel(body, (1, 8, 4), grid=(1,), grid_names=("i",))
+    if rank == 5:
+        np.testing.assert_array_equal(run(jnp.ones(shape)), 0)
+        return
+    with pytest.raises(errors.OutOfBoundsError) as caught:
+        run(jnp.ones(shape))
+    assert "too many dimensions share a tensor map" in str(caught.value)

@@ -85,7 +85,8 @@ def test_a_barrier_orders_two_warps(seed):
         @plgpu.when(warp_id == 0)
         def _():
             plgpu.barrier_wait(ready)
-            o[0] = tile[1]
+            for i in range(4):
+                o[i] = tile[1]
 
     assert run(in_one(body), TILE, plgpu.Barrier(), seed=seed)[0] == 5
 
@@ -199,6 +200,7 @@ def test_an_arrival_of_one_warp_counts_one():
             plgpu.barrier_arrive(ready)
 
         plgpu.barrier_wait(ready)
+        o[warp_id] = F32(0)
 
     with pytest.raises(errors.DeadlockError, match="3 of 4 arrivals"):
         run(in_one(body), plgpu.Barrier(num_arrivals=4))
@@ -240,6 +242,7 @@ def test_a_warp_that_spins_does_not_keep_the_others_from_running():
     def whole(o, flags):
         flags[...] = jnp.zeros(4)
         plgpu.warp_map(lambda warp_id: body(warp_id, o, flags))
+        o[...] = flags[...]
 
     run(whole, TILE, races=False)
 

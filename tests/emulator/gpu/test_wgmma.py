@@ -422,6 +422,7 @@ def with_registers(*counts):
             @plgpu.when(lax.axis_index("wg") == i)
             def _(n=n, action=action):
                 plgpu.set_max_registers(n, action=action)
+                o[...] = jnp.zeros(4)
 
     plgpu.kernel(
         body,
