@@ -9,8 +9,7 @@ offline for any target.
 """
 
 import importlib as _importlib
-from typing import TYPE_CHECKING as _TYPE_CHECKING
-from typing import Any as _Any
+import typing as _typing
 
 from pallas_gpu import arch as arch
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
@@ -65,6 +64,7 @@ from pallas_gpu.types import (
     MemorySpace,
     Mesh,
     OOBFillMode,
+    Ref,
     Squeezed,
     SwizzleTransform,
     TilingTransform,
@@ -74,7 +74,7 @@ from pallas_gpu.types import (
 )
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 
-if _TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from pallas_gpu import ops as ops
 
 # The name in upstream's interpreter.
@@ -125,6 +125,7 @@ __all__ = [
     "wgmma_accumulator_load",
     "ACC",
     # Types
+    "Ref",
     "MemorySpace",
     "GMEM",
     "SMEM",
@@ -164,8 +165,11 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__doc__", "__version__"])
 
 
-def __getattr__(name: str) -> _Any:
-    # ops is written on the names above, so it is imported when it is first used.
-    if name == "ops":
-        return _importlib.import_module("pallas_gpu.ops")
-    raise AttributeError(f"module 'pallas_gpu' has no attribute {name!r}")
+# To a type checker this function would mean that every name exists.
+if not _typing.TYPE_CHECKING:
+
+    def __getattr__(name: str) -> _typing.Any:
+        # ops is written on the names above, so it is imported when it is first used.
+        if name == "ops":
+            return _importlib.import_module("pallas_gpu.ops")
+        raise AttributeError(f"module 'pallas_gpu' has no attribute {name!r}")

@@ -31,6 +31,7 @@ barriers, TMA. As there, no GPU is needed.
 
 # %%
 import os
+from typing import Any
 
 # The emulator requires only a CPU. On a machine with a Hopper GPU, set this variable to
 # "cuda" to run the kernels below on the GPU.
@@ -137,8 +138,7 @@ columns of B, in steps of K, and sums the products in the accumulator.
        | 0 | 1 |...|       |acc|     rows of this block
        +---+---+---+       +---+
 
-The kernel is now created by a function of the shapes. For brevity, these kernels do not
-check that the tiles divide them.
+A function of the shapes now creates the kernel. The tiles have to divide them.
 """
 
 
@@ -316,7 +316,7 @@ CONSUMERS = 2
 PRODUCER = 2  # the number of the producer; the consumers are 0 and 1
 BLOCK_M = CONSUMERS * M
 PART = 64  # rows and columns of a part of the result
-WARPGROUPS = {"num_threads": CONSUMERS + 1, "thread_name": "wg"}
+WARPGROUPS: dict[str, Any] = {"num_threads": CONSUMERS + 1, "thread_name": "wg"}
 
 
 def scratch(barrier=plgpu.Barrier, **more):
@@ -383,7 +383,7 @@ def store(values, out, row, column, buffers):
         )
 
 
-def work(for_each_tile, steps, a, b, out, a_smem, b_smem, out_smem, full, empty, share):
+def work(do_tiles, steps, a, b, out, a_smem, b_smem, out_smem, full, empty, *, share):
     """What the three warpgroups do with each tile of the block."""
     wg = lax.axis_index("wg")
 
@@ -391,7 +391,7 @@ def work(for_each_tile, steps, a, b, out, a_smem, b_smem, out_smem, full, empty,
     def _():
         plgpu.set_max_registers(40, action="decrease")
 
-        @for_each_tile
+        @do_tiles
         def _(row, column, first):
             rows, columns = plgpu.ds(row, BLOCK_M), plgpu.ds(column, N)
             refs = a, b, a_smem, b_smem, full, empty
@@ -401,7 +401,7 @@ def work(for_each_tile, steps, a, b, out, a_smem, b_smem, out_smem, full, empty,
     def _():
         plgpu.set_max_registers(232, action="increase")
 
-        @for_each_tile
+        @do_tiles
         def _(row, column, first):
             values = multiply(wg, steps, a_smem, b_smem, full, empty, first)
             store(values, out, row + wg * M, column, out_smem.at[wg])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,23 @@ def _unroll(value: Any, what: str) -> int | bool:
     if isinstance(value, bool):
         return value
     return expect.integer(1, unit="iterations")(value, what)
+
+
+@overload
+def loop(
+    lower: Any, upper: Any, *, step: Any = 1, unroll: int | bool | None = None
+) -> Callable[[Callable[[jax.Array], None]], None]: ...
+
+
+@overload
+def loop[T](
+    lower: Any,
+    upper: Any,
+    *,
+    init_carry: T,
+    step: Any = 1,
+    unroll: int | bool | None = None,
+) -> Callable[[Callable[[jax.Array, T], T]], T]: ...
 
 
 @expect.arguments(

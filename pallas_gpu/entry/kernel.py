@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,49 @@ def interpretation(value: Any) -> Any:
 PARAMS = expect.optional(
     expect.instance(types.CompilerParams, written="plgpu.CompilerParams(...)")
 )
+
+
+@overload
+def kernel(
+    body: Callable[..., None],
+    out_shape: Any = None,
+    *,
+    out_type: Any = None,
+    scratch_types: Any = None,
+    scratch_shapes: Any = None,
+    grid: Sequence[int] = (),
+    grid_names: Sequence[str] = (),
+    cluster: Sequence[int] = (),
+    cluster_names: Sequence[str] = (),
+    num_threads: int | None = None,
+    thread_name: str | None = None,
+    compiler_params: types.CompilerParams | None = None,
+    interpret: bool | types.InterpretParams | None = None,
+    debug: bool = False,
+    name: str | None = None,
+    kernel_name: str | None = None,
+) -> Callable[..., Any]: ...
+
+
+@overload
+def kernel(
+    *,
+    out_shape: Any = None,
+    out_type: Any = None,
+    scratch_types: Any = None,
+    scratch_shapes: Any = None,
+    grid: Sequence[int] = (),
+    grid_names: Sequence[str] = (),
+    cluster: Sequence[int] = (),
+    cluster_names: Sequence[str] = (),
+    num_threads: int | None = None,
+    thread_name: str | None = None,
+    compiler_params: types.CompilerParams | None = None,
+    interpret: bool | types.InterpretParams | None = None,
+    debug: bool = False,
+    name: str | None = None,
+    kernel_name: str | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., Any]]: ...
 
 
 @expect.arguments(
@@ -64,7 +107,7 @@ def kernel(
     num_threads: int | None = None,
     thread_name: str | None = None,
     compiler_params: types.CompilerParams | None = None,
-    interpret: Any = None,
+    interpret: bool | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,

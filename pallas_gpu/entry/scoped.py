@@ -25,12 +25,12 @@ def is_declaration(x: Any) -> bool:
     collective_axes=expect.names,
     named_scratch_types=expect.anything,
 )
-def run_scoped(
-    f: Callable[..., Any],
+def run_scoped[T](
+    f: Callable[..., T],
     *scratch_types: Any,
     collective_axes: str | Sequence[str] = (),
     **named_scratch_types: Any,
-) -> Any:
+) -> T:
     """Calls `f` with freshly allocated scratch references.
 
     PTX: none; SMEM is allocated at compile time. Since: sm_90.

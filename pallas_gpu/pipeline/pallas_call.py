@@ -62,7 +62,7 @@ def pallas_call(
     scratch_shapes: Any = (),
     input_output_aliases: Mapping[int, int] | None = None,
     debug: bool = False,
-    interpret: Any = None,
+    interpret: bool | types.InterpretParams | None = None,
     name: str | None = None,
     compiler_params: types.CompilerParams | None = None,
     cost_estimate: Any = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import expect
+from pallas_gpu import expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -22,7 +22,7 @@ barrier_wait_p = registry.define(
 
 
 @expect.arguments(barrier=expect.anything, predicate=expect.anything)
-def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
+def barrier_arrive(barrier: types.Ref, *, predicate: Any = None) -> None:
     """Arrives on a barrier once for the whole warpgroup, or warp.
 
     PTX: mbarrier.arrive.release.cta. Since: sm_90.
@@ -51,7 +51,7 @@ def barrier_arrive(barrier: Any, *, predicate: Any = None) -> None:
 
 
 @expect.arguments(barrier=expect.anything)
-def barrier_wait(barrier: Any) -> None:
+def barrier_wait(barrier: types.Ref) -> None:
     """Waits until the barrier's next phase is complete.
 
     PTX: mbarrier.try_wait.parity.acquire.cta in a loop. Since: sm_90.

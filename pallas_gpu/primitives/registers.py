@@ -55,7 +55,7 @@ def _check_layout(layout: Any, who: str) -> Any:
     optimized=expect.boolean,
 )
 def load(
-    src: Any, idx: Any = (), *, layout: Any = None, optimized: bool = True
+    src: types.Ref, idx: Any = (), *, layout: Any = None, optimized: bool = True
 ) -> jax.Array:
     """Loads a reference into registers in a given layout.
 

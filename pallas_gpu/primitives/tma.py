@@ -48,9 +48,9 @@ commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
     predicate=expect.anything,
 )
 def copy_gmem_to_smem(
-    src: Any,
-    dst: Any,
-    barrier: Any = None,
+    src: types.Ref,
+    dst: types.Ref,
+    barrier: types.Ref | None = None,
     *,
     collective_axes: str | Sequence[str] | None = None,
     leader_tracked: Any = None,
@@ -126,8 +126,8 @@ def copy_gmem_to_smem(
     reduction_op=expect.anything,
 )
 def copy_smem_to_gmem(
-    src: Any,
-    dst: Any,
+    src: types.Ref,
+    dst: types.Ref,
     predicate: Any = None,
     *,
     commit_group: bool = True,

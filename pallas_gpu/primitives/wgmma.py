@@ -48,7 +48,7 @@ _MAX_COLUMNS = 256
 
 
 @expect.arguments(acc=expect.anything, a=expect.anything, b=expect.anything)
-def wgmma(acc: Any, a: Any, b: Any) -> None:
+def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     """Starts `acc += a @ b` on the tensor core.
 
     PTX: wgmma.fence, wgmma.mma_async.sync.aligned, wgmma.commit_group. Since: sm_90a.
@@ -337,7 +337,7 @@ def _check_groups(n: Any, who: str) -> None:
 
 
 @expect.arguments(acc=expect.anything, wait_n=expect.anything)
-def wgmma_accumulator_load(acc: Any, *, wait_n: int | None = 0) -> jax.Array:
+def wgmma_accumulator_load(acc: types.Ref, *, wait_n: int | None = 0) -> jax.Array:
     """Reads an accumulator.
 
     PTX: wgmma.wait_group, then no instruction: the values are in registers.

@@ -29,6 +29,7 @@ from pallas_gpu.types.params import (
     LoweringSemantics,
     OOBFillMode,
 )
+from pallas_gpu.types.ref import Ref
 from pallas_gpu.types.refs import KernelRef, RefView, base_aval, describe, not_a_value
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
@@ -72,6 +73,7 @@ __all__ = [
     "MemorySpace",
     "Mesh",
     "OOBFillMode",
+    "Ref",
     "RefView",
     "Resource",
     "ScratchType",
