@@ -18,7 +18,7 @@ from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import SerializedModule
 
 # Texts of a large kernel are about 1 MB.
-_CACHED_MODULES = 128
+_CACHED_MODULES = 32
 # The prefix of an instruction in nvdisasm's scheduling view: barriers to wait for
 # (`2&1` are two), read barrier, write barrier, yield, stall cycles.
 _CONTROL_CODES = re.compile(

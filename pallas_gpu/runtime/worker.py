@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parent's side of the offline compiler: one child process per target.
 
-A child takes seconds to start and tenths of a second per kernel, so it is kept until
-this process exits. It shares only two pipes with this process.
+A child takes seconds to start and tenths of a second per kernel, so it is kept; after a
+number of kernels another one replaces it, since the compiler's memory only grows. It
+shares only two pipes with this process.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from pallas_gpu.runtime.child_environment import child_environment
 from pallas_gpu.runtime.serialize import SerializedModule, shortened
 
 DEFAULT_TIMEOUT_SECONDS = 120.0
+# XLA and the plugin keep 0.75 MB of each kernel, and a start takes 5 s (measured).
+COMPILATIONS_PER_PROCESS = 256
 _PROGRAM = Path(worker_process.__file__)
 _PTX_LINE = re.compile(r"ptxas .*, line (\d+); ")
 
@@ -59,6 +62,7 @@ class Worker:
       timeout_seconds: time limit for its start and for each kernel.
       disassemble: print SASS if there is nvdisasm; this takes most of the time of a
         small kernel.
+      compilations: number of kernels after which another child replaces it.
     """
 
     def __init__(
@@ -67,12 +71,15 @@ class Worker:
         *,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         disassemble: bool = True,
+        compilations: int = COMPILATIONS_PER_PROCESS,
     ):
         self.target = arch.target(target)
         self.timeout_seconds = timeout_seconds
         self.disassemble = disassemble
+        self.compilations = compilations
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._compiled = 0
         with self._starting():
             self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as self
         self._folder: tempfile.TemporaryDirectory[str] | None = None
@@ -109,6 +116,9 @@ class Worker:
             mark = self._stderr_size()
             answer = self._ask(request, f"kernel {name!r}")
             diagnostics = self._stderr_since(mark)
+            self._compiled += 1
+            if self._compiled >= self.compilations:
+                self.close()
         if not answer["ok"]:
             raise errors.CompilationError(
                 f"kernel {name!r} does not compile for {self.target.name}",
@@ -121,6 +131,7 @@ class Worker:
     def close(self) -> None:
         """Stops the child; the next `compile` starts another."""
         process, self._process = self._process, None
+        self._compiled = 0
         folder, self._folder = self._folder, None
         if process is None or folder is None:
             return

@@ -135,6 +135,31 @@ def test_child_that_dies_while_compiling_shows_its_last_words(
     assert "exit code 1" in str(info.value)
 
 
+ANSWERS = """
+import os, sys
+sys.path.insert(0, {folder!r})
+from worker_process import pack_message, read_message
+while read_message(sys.stdin.buffer) is not None:
+    output = f".entry {{os.getpid()}}\\nptxas info"
+    sys.stdout.buffer.write(pack_message({{"ok": True, "output": output}}))
+    sys.stdout.buffer.flush()
+"""
+
+
+def test_another_child_replaces_one_after_a_number_of_kernels(
+    serialize_body, tmp_path, monkeypatch
+):
+    # A child that answers with its process id, and needs no CUDA.
+    program = tmp_path / "answers.py"
+    program.write_text(ANSWERS.format(folder=str(Path(worker_process.__file__).parent)))
+    monkeypatch.setattr(worker, "_PROGRAM", program)
+    monkeypatch.setattr(environment, "require_offline", lambda found: None)
+    own = worker.Worker("sm_90a", compilations=2)
+    children = [compile_with(own, serialize_body()).ptx for _ in range(4)]
+    assert own.pid is None
+    assert children[0] == children[1] != children[2] == children[3]
+
+
 def test_missing_packages_are_said_before_anything_starts(serialize_body, monkeypatch):
     nothing = environment.CudaInstallation(None, None, None, None, None, None, None)
     monkeypatch.setattr(environment, "find_cuda", lambda: nothing)

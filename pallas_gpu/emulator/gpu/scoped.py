@@ -207,7 +207,7 @@ def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
     return memory
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def _layout(shape: tuple[int, ...], dtype: Any, transforms: Any) -> SmemLayout:
     """Returns how an array is stored; cached, since all CTAs use the same."""
     return types.smem_layout(shape, dtype, transforms)

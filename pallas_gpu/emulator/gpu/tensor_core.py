@@ -107,23 +107,19 @@ def _float16(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return acc
 
 
-def _float8(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    steps = a.shape[1] // _F8_K_STEP
-    by_step_a = widen(a).reshape(a.shape[0], steps, _F8_K_STEP).transpose(1, 2, 0)
-    by_step_b = widen(b).reshape(steps, _F8_K_STEP, b.shape[1])
-    return np.array(_float8_steps(acc, by_step_a, by_step_b))
+def _float8(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
+    result: Any = acc
+    for k in range(0, a.shape[1], _F8_K_STEP):
+        step = slice(k, k + _F8_K_STEP)
+        result = _float8_step(result, widen(a[:, step]).T, widen(b[step]))
+    return result
 
 
+# Compiled once for each M and N that a wgmma has, whatever its K.
 @jax.jit
-def _float8_steps(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Accumulates instructions: `a` is (steps, K, M), `b` is (steps, K, N)."""
-
-    def step(acc, operands):
-        a, b = operands
-        total = _aligned_sum(acc.astype(jnp.float32), a, b)
-        return total.astype(acc.dtype), None
-
-    return jax.lax.scan(step, acc, (a, b))[0]
+def _float8_step(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Accumulates one instruction: `a` is (K, M), `b` is (K, N)."""
+    return _aligned_sum(acc.astype(jnp.float32), a, b).astype(acc.dtype)
 
 
 def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

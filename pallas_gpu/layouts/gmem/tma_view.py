@@ -24,7 +24,7 @@ MAX_STRIDE_BYTES = 1 << 40
 MAX_SIZE = 1 << 32
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1024)
 def divisors(n: int) -> tuple[int, ...]:
     """All divisors, ascending."""
     return tuple(d for d in range(1, n + 1) if n % d == 0)
