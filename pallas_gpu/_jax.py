@@ -88,6 +88,7 @@ __all__ = [
     "log_no_failed_callback",
     "mlir",
     "results_vary_with",
+    "register_view",
     "swap_p",
     "trace",
     "trace_without_ref_rules",
@@ -210,6 +211,17 @@ def check_types_under_axes(
             return _core.check_eqn(primitive, avals, params)
 
     _core.custom_typechecks[primitive] = rule
+
+
+def register_view(cls: type) -> None:
+    """Lets JAX flatten a subclass of `TransformedRef` where it flattens that class.
+
+    `jnp.ones_like` and `jnp.zeros_like` of a view look at the types in it.
+    """
+    _state_types.tracing_registry.register_dataclass_node(
+        cls, ["ref", "transforms"], []
+    )
+    _state_types._registry[cls] = _state_types._registry[TransformedRef]
 
 
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:

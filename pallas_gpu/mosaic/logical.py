@@ -16,7 +16,11 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.mosaic.elements import dtypes
 
-_FLOAT8 = {dtypes.F8_E4M3: "f8E4M3FN", dtypes.F8_E5M2: "f8E5M2"}
+_FLOAT8 = {
+    dtypes.F8_E4M3: "f8E4M3FN",
+    dtypes.F8_E5M2: "f8E5M2",
+    dtypes.F8_E8M0: "f8E8M0FNU",
+}
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
 # The prefix of our own operations; elementwise ones append lax's names to it.

@@ -19,6 +19,7 @@ from pallas_gpu.types.barrier import (
     ClusterBarrier,
 )
 from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
+from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
@@ -92,6 +93,7 @@ __all__ = [
     "foreign_function",
     "is_foreign",
     "itemsize_bits",
+    "kind",
     "not_a_value",
     "refuse_foreign",
     "resolve",

@@ -94,6 +94,9 @@ class RefView(_jax.TransformedRef):
         self.at[idx].set(value)
 
 
+_jax.register_view(RefView)
+
+
 class _At:
     """What `ref.at` returns: an index expression on it selects a part."""
 

@@ -72,7 +72,10 @@ def survivors(row: Row, kind: dtypes.Kind, monkeypatch) -> set[str]:
     programs = elements.row_programs()[row.name, kind, elements.SAMPLES[kind][0]]
     found = set()
     for name, emit in emitters(row, kind):
-        mutant = dataclasses.replace(row, **{_FIELDS.get(kind, kind): Case(emit)})
+        field = _FIELDS.get(kind, kind)
+        if kind == "float8" and row.float8 is None:
+            field = "floating"
+        mutant = dataclasses.replace(row, **{field: Case(emit)})
         with monkeypatch.context() as patched:
             patched.setitem(table.TABLE, row.name, mutant)
             if not any(map(is_noticed, programs)):
@@ -153,7 +156,10 @@ def conversions(src: np.dtype, dst: np.dtype) -> Iterator[tuple[str, Callable]]:
                 emit_resized(arith.extsi, x, np.dtype(np.int8)), np.dtype(np.int8), dst
             ),
         )
-    if "float8" in (a, b):
+    if a == "exponent":
+        yield "as float8_e5m2", lambda x: convert_value(x, dtypes.F8_E5M2, dst)
+        yield "as its bits", lambda x: convert_value(x, dtypes.U8, dst)
+    elif "float8" in (a, b) and b != "bool":
         formats = {dtypes.F8_E4M3: dtypes.F8_E5M2, dtypes.F8_E5M2: dtypes.F8_E4M3}
         if a == b:
             yield "not at all", lambda x: x

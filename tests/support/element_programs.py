@@ -26,7 +26,8 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "signed": ("int32", "int8"),
     "unsigned": ("uint32",),
     "bool": ("bool",),
-    "float8": (),
+    "float8": ("float8_e4m3fn", "float8_e5m2"),
+    "exponent": ("float8_e8m0fnu",),
 }
 BINARY = (
     *("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
@@ -168,7 +169,6 @@ REFERENCE: dict[str, Callable] = {
     "gt": np.greater,
     "ge": np.greater_equal,
     "is_finite": np.isfinite,
-    "select_n": lambda which, a, b: np.where(which, b, a),
     "floor": np.floor,
     "ceil": np.ceil,
     "round": _round,
@@ -197,7 +197,9 @@ CONVERSIONS_ONLY = {"convert_element_type"}
 
 def _expected(name: str, operands: Sequence[np.ndarray], row: Row, **params):
     dtype = operands[row.typed_by].dtype
-    is_float = dtypes.kind(dtype) == "float"
+    if name == "select_n":
+        return np.where(operands[0], operands[2], operands[1])
+    is_float = dtypes.kind(dtype) in ("float", "float8")
     wide = list(operands)
     if is_float:
         wide = [x if x.dtype == bool else x.astype(np.float64) for x in operands]
@@ -211,7 +213,15 @@ def _expected(name: str, operands: Sequence[np.ndarray], row: Row, **params):
             mask = (1 << 8 * dtype.itemsize) - 1
             bits = np.array([int(v) & mask for v in result], np.uint64)
             return bits.astype(f"u{dtype.itemsize}").view(dtype)
-        return result.astype(dtype)
+        return _rounded(result, dtype)
+
+
+def _rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """The nearest numbers; what is too large for float8 becomes its largest."""
+    if dtype in map(np.dtype, FLOAT8):
+        largest = float(ml_dtypes.finfo(dtype).max)
+        x = np.clip(x.astype(np.float64), -largest, largest)
+    return x.astype(dtype)
 
 
 # --- programs -------------------------------------------------------------------------
@@ -285,21 +295,20 @@ def conversions() -> Iterator[tuple[str, str]]:
     """Every pair of dtypes that convert."""
     yield from itertools.permutations(CONVERTIBLE, 2)
     for narrow in FLOAT8:
-        for wide in ("float16", "bfloat16", "float32", "float64"):
-            yield narrow, wide
-            yield wide, narrow
+        for other in CONVERTIBLE:
+            yield narrow, other
+            yield other, narrow
     yield from itertools.permutations(FLOAT8, 2)
+    # By way of float32.
+    for other in ("int32", "float32", "bfloat16", "float16", "float8_e5m2"):
+        yield "float8_e8m0fnu", other
 
 
 def conversion_program(src: str, dst: str) -> Program:
     """Converts an array as lax does."""
     x, target = sample(src, 0), np.dtype(dst)
-    if "float8" in src:
+    if "float8" in src:  # all values
         x = np.resize(np.arange(256, dtype=np.uint8), 256).view(np.dtype(src))
-    if dtypes.kind(x.dtype) in ("float", "float8") and dst in FLOAT8:
-        # Beyond the largest number the two formats differ in what they give.
-        largest = float(ml_dtypes.finfo(target).max)
-        x = np.clip(x.astype(np.float64), -largest, largest).astype(x.dtype)
 
     def emit(kb, view, out):
         gmem.store(out, elementwise.astype(gmem.load(view), target))
@@ -308,7 +317,7 @@ def conversion_program(src: str, dst: str) -> Program:
 
 
 def _converted(x: np.ndarray, dst: np.dtype) -> np.ndarray:
-    if dtypes.kind(x.dtype) == "float" and dst.kind in "iu":
+    if dtypes.kind(x.dtype) in ("float", "float8", "exponent") and dst.kind in "iu":
         limits = np.iinfo(dst)
         numbers = (float(v) for v in x)
         whole = [
@@ -317,5 +326,7 @@ def _converted(x: np.ndarray, dst: np.dtype) -> np.ndarray:
             for v in numbers
         ]  # fmt: skip
         return np.array([min(max(v, limits.min), limits.max) for v in whole], dst)
+    if dtypes.kind(x.dtype) == "exponent":
+        x = x.astype(np.float64)
     with np.errstate(all="ignore"):
-        return x.astype(dst)
+        return _rounded(x, dst)

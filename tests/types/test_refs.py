@@ -84,3 +84,16 @@ def test_a_reference_used_as_a_value_says_how_to_read_it(use, what):
     assert info.value.what == what
     assert "x_ref[...]" in info.value.hint
     assert "test_refs.py" in info.value.where
+
+
+@pytest.mark.parametrize("like", [jnp.ones_like, jnp.zeros_like])
+def test_an_array_is_made_like_a_part_of_a_reference(like):
+    found = []
+
+    def body(x, o):
+        found.append(like(x.at[0:2, 3]))
+
+    out = jax.ShapeDtypeStruct((8, 16), jnp.float16)
+    jax.eval_shape(plgpu.kernel(body, out_type=out), out)
+    assert found[0].shape == (2,)
+    assert found[0].dtype == jnp.float16

@@ -4,7 +4,11 @@
 from __future__ import annotations
 
 from pallas_gpu.entry.check import control, positions, shapes, tma
-from pallas_gpu.entry.check.equations import check_jaxpr, require_features
+from pallas_gpu.entry.check.equations import (
+    check_jaxpr,
+    require_element_types,
+    require_features,
+)
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs
@@ -21,6 +25,7 @@ __all__ = [
     "no_scope",
     "positions",
     "require_axis_name",
+    "require_element_types",
     "require_features",
     "require_transforms",
     "shapes",

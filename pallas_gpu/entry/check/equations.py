@@ -12,7 +12,7 @@ registers further checks with `registry.checks`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
@@ -21,7 +21,7 @@ from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import Site, walk
+from pallas_gpu.walk import Site, bodies, walk
 
 
 def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
@@ -32,7 +32,8 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       mesh: shape of the launch.
 
     Raises:
-      OutOfBoundsError: a static index is out of bounds..
+      OutOfBoundsError: a static index is out of bounds.
+      DTypeError: kernels, or the operation, do not support an element type.
       MemorySpaceError: a barrier is read or written as an array.
       UnsupportedError: an operation is not supported in a kernel.
       LayoutError: a copy that TMA does not support, or a part of an accumulator that
@@ -45,8 +46,20 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
             raise error.with_location(site.where) from None
 
 
+def require_element_types(avals: Iterable[Any]) -> None:
+    """Raises DTypeError for an array whose element type kernels do not support."""
+    for aval in avals:
+        array = isinstance(aval, _jax.ShapedArray | types.KernelRef)
+        # Tensor memory is rejected as a whole, whatever its elements.
+        if array and getattr(aval, "memory_space", None) is not types.TMEM:
+            types.kind(aval.dtype)
+
+
 def _check(site: Site, mesh: types.Mesh) -> None:
     eqn = site.eqn
+    # Scratch arrays are inputs of a body.
+    inner = (v for body in bodies(eqn) for v in body.jaxpr.invars)
+    require_element_types(v.aval for v in (*eqn.invars, *eqn.outvars, *inner))
     operation = registry.operation(eqn.primitive)
     if site.is_inside(warp_map_p):
         warp.check_equation(eqn, operation)

@@ -101,7 +101,8 @@ def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     """The A fragment of `mma.sync.m16n8kK`, `m_warps` warps along the rows.
 
     Args:
-      dtype: element type, or its width in bits; a register holds 32 bits.
+      dtype: element type, or its width in bits: 4, 8, 16 or 32 (tf32). A register
+        holds 32 bits.
       m_warps: 1, 2 or 4; the array is replicated over the remaining factor of warps.
     """
     e, rest = _elements_per_word(dtype), _other_warps(m_warps)
@@ -176,8 +177,13 @@ def element_bits(dtype: Any) -> int:
 
 def _elements_per_word(dtype: Any) -> int:
     bits = element_bits(dtype)
-    if bits not in (4, 8, 16):
-        raise LayoutError("mma.sync operands have 4, 8 or 16 bits", got=f"{bits} bits")
+    if bits not in (4, 8, 16, 32):
+        raise LayoutError(
+            "mma.sync has no fragment of 32-bit registers with such elements",
+            expected="elements of 4, 8, 16 or 32 bits",
+            got=f"{bits} bits",
+            hint="convert the array to a narrower type first",
+        )
     return 32 // bits
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""lax's elementwise operations: four rules for every row of the emitters' table.
+"""lax's elementwise operations: a check and four rules for every row of the table.
 
 An operation keeps lax's name until its arrays have layouts: the table maps one
 operation to different instructions for different types and parameters, and inference
@@ -34,7 +34,9 @@ from pallas_gpu.lowering.rules import (
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.elements.convert import require_conversion
 from pallas_gpu.mosaic.elements.row import Row
+from pallas_gpu.primitives import _registry as registry
 
 # Attributes: types of operands and result with their signs; lax's other parameters.
 _DTYPES, _PARAMS = "dtypes", "params"
@@ -47,6 +49,17 @@ def _params_of(ctx: RuleContext, row: Row) -> dict[str, Any]:
     if ctx.approx_math and row.approx is not None:
         params["approx_math"] = True
     return params
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def _check(row: Row, eqn: Any, mesh: Any) -> None:
+    """Refuses dtypes when the kernel is traced, before emulation and lowering alike."""
+    dtype = np.dtype(eqn.invars[row.typed_by].aval.dtype)
+    row.case(dtype)
+    if row.name == "convert_element_type":
+        require_conversion(dtype, np.dtype(eqn.outvars[0].aval.dtype))
 
 
 # --- Lane -----------------------------------------------------------------------------
@@ -179,6 +192,7 @@ def enter_rules(rows: Iterable[Row]) -> None:
         operation = logical.OWN + row.name
         lane(primitive)(_of(row, _on_registers))
         warpgroup(primitive)(_of(row, _on_arrays))
+        registry.checks(primitive)(_of(row, _check))
         infers(operation)(_of(row, _infer))
         expands(operation)(_of(row, _expand))
 

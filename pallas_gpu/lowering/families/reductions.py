@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
@@ -16,10 +17,17 @@ from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.constraints import is_vector
 from pallas_gpu.lowering.inference.network import Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import (
+    expands,
+    find_primitive,
+    infers,
+    lane,
+    warpgroup,
+)
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import reductions
+from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives.
 
@@ -80,8 +88,6 @@ def _make_warpgroup(kind: reductions.Kind):
         if not axes:
             return x
         dtype = x.dtype
-        if dtype != dtypes.BOOL:
-            table.lookup(kind).case(dtype)  # refuses unsupported types
         combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
         attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
         # The op requires an initial value; our reductions have none and ignore it.
@@ -96,7 +102,17 @@ def _make_warpgroup(kind: reductions.Kind):
     return rule
 
 
+def _make_check(kind: reductions.Kind):
+    def check(eqn: Any, mesh: Any) -> None:
+        dtype = np.dtype(eqn.invars[0].aval.dtype)
+        if dtype != dtypes.BOOL:
+            table.lookup(kind).require_combining(dtype)
+
+    return check
+
+
 for _name, _kind in KINDS.items():
+    registry.checks(find_primitive(_name))(_make_check(_kind))
     lane(_name)(_make_lane(_kind))
     warpgroup(_name)(_make_warpgroup(_kind))
 

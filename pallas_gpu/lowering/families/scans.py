@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
@@ -20,10 +21,17 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.network import Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import (
+    expands,
+    find_primitive,
+    infers,
+    lane,
+    warpgroup,
+)
 from pallas_gpu.mosaic import logical
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import scans
+from pallas_gpu.primitives import _registry as registry
 
 # lax's primitives, and the operations that combine the elements.
 KINDS: dict[str, scans.Kind] = {
@@ -121,7 +129,15 @@ def _make_warpgroup(kind: scans.Kind):
     return rule
 
 
+def _make_check(kind: scans.Kind):
+    def check(eqn: Any, mesh: Any) -> None:
+        table.lookup(kind).require_combining(np.dtype(eqn.invars[0].aval.dtype))
+
+    return check
+
+
 for _name, _kind in KINDS.items():
+    registry.checks(find_primitive(_name))(_make_check(_kind))
     lane(_name)(_make_lane(_kind))
     warpgroup(_name)(_make_warpgroup(_kind))
 

@@ -18,10 +18,18 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference import constraints, relations
 from pallas_gpu.lowering.inference.network import Network
-from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.lowering.rules import (
+    expands,
+    find_primitive,
+    infers,
+    lane,
+    warpgroup,
+)
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import require_conversion
+from pallas_gpu.primitives import _registry as registry
 
 # --- whole arrays ---------------------------------------------------------------------
 
@@ -153,6 +161,11 @@ def _expand_broadcast(expansion: Expansion, op: Any) -> None:
     array = regs.broadcast_in_dim(expansion.operand(op, 0), shape, tuple(dims))
     expansion.set(op.result, array)
     expansion.dead.append(op.operation)
+
+
+@registry.checks(find_primitive("iota"))
+def _check_iota(eqn: Any, mesh: Any) -> None:
+    require_conversion(dtypes.I32, np.dtype(eqn.params["dtype"]))
 
 
 @lane("iota")

@@ -26,22 +26,27 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
 
     Args:
       value: one element or a vector of `src`.
-      src, dst: bool, (u)int8 to (u)int64, float16, bfloat16, float32, float64;
-        float8_e4m3fn and float8_e5m2 convert from and to the other floats.
+      src, dst: any two dtypes of kernels, except that none converts to
+        float8_e8m0fnu.
 
     Raises:
       UnsupportedError: there is no conversion between the two.
     """
+    require_conversion(src, dst)
     if src == dst:
         return value
     match dtypes.kind(src), dtypes.kind(dst):
+        case ("exponent", _):
+            return convert_value(_from_exponent(value), dtypes.F32, dst)
         case ("float8", "float") | ("float", "float8") | ("float8", "float8"):
             return _convert_float8(value, src, dst)
-        case ("float8", _) | (_, "float8"):
-            raise errors.UnsupportedError(
-                f"Conversion from {src} to {dst} is not supported",
-                hint="convert through float32",
+        case ("float8", _):
+            return convert_value(
+                _convert_float8(value, src, dtypes.F32), dtypes.F32, dst
             )
+        case (_, "float8"):
+            single = convert_value(value, src, dtypes.F32)
+            return _convert_float8(single, dtypes.F32, dst)
         case "float", "float":
             return _float_to_float(value, src, dst)
         case "float", "bool":
@@ -57,6 +62,18 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
             return arith.cmpi(_CmpI.ne, value, dtypes.constant(0, src, value))
         case _:
             return _int_to_int(value, src, dst)
+
+
+def require_conversion(src: np.dtype, dst: np.dtype) -> None:
+    """Raises UnsupportedError if there is no conversion between two dtypes."""
+    if dtypes.kind(dst) != "exponent" or src == dst:
+        return
+    raise errors.UnsupportedError(
+        f"Conversion from {src} to {dst} is not supported",
+        expected="float8_e8m0fnu as the source of a conversion only",
+        got=f"{src} to {dst}",
+        hint="convert the array outside the kernel",
+    )
 
 
 def _int_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
@@ -155,3 +172,19 @@ def _to_float8(pair: ir.Value, dst: np.dtype) -> ir.Value:
         "=h,f,f",
     )
     return dtypes.bitcast(dtypes.splat(packed, 1), dst)
+
+
+# --- float8_e8m0fnu -------------------------------------------------------------------
+
+
+def _from_exponent(value: ir.Value) -> ir.Value:
+    """2**(bits - 127) as f32: the bits are its exponent; 255 is NaN in both."""
+    wide = _int_to_int(value, dtypes.U8, dtypes.U32)
+    at_exponent = arith.shli(wide, dtypes.constant(23, dtypes.U32, value))
+    # The exponent 0 of f32 is that of subnormals: 2**-127 is half its least normal.
+    subnormal = dtypes.constant(1 << 22, dtypes.U32, value)
+    is_zero = arith.cmpi(_CmpI.eq, wide, dtypes.constant(0, dtypes.U32, value))
+    is_nan = arith.cmpi(_CmpI.eq, wide, dtypes.constant(255, dtypes.U32, value))
+    nan = dtypes.constant(0x7FC00000, dtypes.U32, value)
+    bits = arith.select(is_nan, nan, arith.select(is_zero, subnormal, at_exponent))
+    return dtypes.bitcast(bits, dtypes.F32)

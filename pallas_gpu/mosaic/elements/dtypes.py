@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from pallas_gpu import errors
 from pallas_gpu.mosaic import module
-
-Kind = Literal["float", "signed", "unsigned", "bool", "float8"]
+from pallas_gpu.types.elements import Kind as Kind
+from pallas_gpu.types.elements import kind as kind
 
 BOOL = np.dtype(np.bool_)
 I8, I16, I32, I64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
@@ -28,6 +26,7 @@ F16, F32, F64 = (np.dtype(f"float{bits}") for bits in (16, 32, 64))
 BF16 = np.dtype(ml_dtypes.bfloat16)
 F8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 F8_E5M2 = np.dtype(ml_dtypes.float8_e5m2)
+F8_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
 
 _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
     F16: ir.F16Type.get,
@@ -35,32 +34,6 @@ _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
     F32: ir.F32Type.get,
     F64: ir.F64Type.get,
 }
-_FLOAT8 = (F8_E4M3, F8_E5M2)
-
-
-@functools.cache
-def kind(dtype: np.dtype) -> Kind:
-    """The kind of arithmetic of a dtype.
-
-    Raises:
-      DTypeError: kernels do not support the dtype.
-    """
-    if dtype in _FLOATS:
-        return "float"
-    if dtype in _FLOAT8:
-        return "float8"
-    match dtype.kind:
-        case "b":
-            return "bool"
-        case "i":
-            return "signed"
-        case "u":
-            return "unsigned"
-    raise errors.DTypeError(
-        "Kernels do not support this element type",
-        expected="bool, (u)int8 to (u)int64, bfloat16, float8 to float64",
-        got=dtype,
-    )
 
 
 @functools.cache
@@ -76,7 +49,7 @@ def named(name: str) -> np.dtype:
 
 
 def mlir_type(dtype: np.dtype) -> ir.Type:
-    """The element type of a dtype; float8 is represented as an i8 of its bits."""
+    """The element type of a dtype; an 8-bit float is represented as an i8."""
     make = _FLOATS.get(dtype)
     return make() if make else ir.IntegerType.get_signless(bits(dtype))
 
@@ -117,7 +90,7 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
     match kind(dtype):
         case "float":
             attribute = ir.FloatAttr.get(type_, float(exact))
-        case "float8":
+        case "float8" | "exponent":
             attribute = ir.IntegerAttr.get(type_, int(exact.view(np.int8)))
         case "bool":
             attribute = ir.IntegerAttr.get(type_, int(exact))

@@ -9,12 +9,12 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts.moves import rates
 from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.elements.arithmetic import Emitter, resize_float
+from pallas_gpu.mosaic.elements.arithmetic import Emitter
+from pallas_gpu.mosaic.elements.convert import convert_value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,8 @@ class Row:
 
     Attributes:
       name: lax's name of the primitive.
-      floating, signed, unsigned, boolean, float8: the case for such operands.
+      floating, signed, unsigned, boolean, float8, exponent: the case for such
+        operands. Without one for float8, it is computed in f32 and rounded once.
       params: the primitive's parameters that the emitters use.
       typed_by: the operand whose dtype selects the case.
       result: the dtype of the result: that of the operands, bool, or any, which is
@@ -52,6 +53,7 @@ class Row:
     unsigned: Case | None = None
     boolean: Case | None = None
     float8: Case | None = None
+    exponent: Case | None = None
     params: tuple[str, ...] = ()
     typed_by: int = 0
     result: Literal["operand", "bool", "any"] = "operand"
@@ -86,7 +88,8 @@ class Row:
             "signed": self.signed,
             "unsigned": self.unsigned,
             "bool": self.boolean,
-            "float8": self.float8,
+            "float8": self.float8 or self.floating,
+            "exponent": self.exponent,
         }
 
     @property
@@ -102,13 +105,26 @@ class Row:
         """
         case = self._find(dtype, approx_math)
         if case is None:
-            raise errors.DTypeError(
-                f"{self.name} does not support {dtype} operands",
-                expected=self.kinds,
-                got=dtype,
-                hint="convert the operands with astype first",
-            )
+            raise self._refusal(dtype, self.kinds)
         return case
+
+    def require_combining(self, dtype: np.dtype) -> None:
+        """Raises DTypeError unless a reduction or a scan combines such elements.
+
+        Each partial result would be rounded to float8: the result depends on their
+        order more than on the elements.
+        """
+        if self._widens(dtype) and dtypes.kind(dtype) == "float8":
+            raise self._refusal(dtype, [k for k in self.kinds if k != "float8"])
+        self.case(dtype)
+
+    def _refusal(self, dtype: np.dtype, kinds: list[dtypes.Kind]) -> errors.DTypeError:
+        return errors.DTypeError(
+            f"{self.name} does not support {dtype} operands",
+            expected=kinds,
+            got=dtype,
+            hint="convert the operands with astype first",
+        )
 
     def cost(self, dtype: np.dtype, approx_math: bool = False) -> float:
         """The cost of one element; 0 for unsupported dtypes, which `case` rejects."""
@@ -122,6 +138,8 @@ class Row:
         return self.cases[dtypes.kind(dtype)]
 
     def _widens(self, dtype: np.dtype) -> bool:
+        if dtypes.kind(dtype) == "float8":
+            return self.float8 is None
         return self.widen and dtype in (dtypes.F16, dtypes.BF16)
 
     def result_dtype(self, dtype: np.dtype, to: np.dtype | None = None) -> np.dtype:
@@ -148,8 +166,10 @@ class Row:
             return lambda *values: chosen(dtype, *values, **params)
 
         def widened(*values: ir.Value) -> ir.Value:
-            wide = [resize_float(arith.extf, dtypes.F32, value) for value in values]
+            wide = [convert_value(value, dtype, dtypes.F32) for value in values]
             result = chosen(dtypes.F32, *wide, **params)
-            return resize_float(arith.truncf, dtype, result)
+            if self.result == "bool":
+                return result
+            return convert_value(result, dtypes.F32, dtype)
 
         return widened

@@ -225,6 +225,8 @@ ROWS: tuple[Row, ...] = (
         unsigned=_SELECT,
         boolean=_SELECT,
         typed_by=-1,
+        float8=_SELECT,
+        exponent=_SELECT,
     ),
     # Conversions.
     Row(
@@ -234,6 +236,7 @@ ROWS: tuple[Row, ...] = (
         unsigned=_CONVERT,
         boolean=_CONVERT,
         float8=_CONVERT,
+        exponent=_CONVERT,
         result="any",
     ),
     _function("floor", math.floor),

@@ -73,8 +73,26 @@ def test_registers_are_as_many_as_upstreams(name):
     assert ours.linear(shape).num_registers == count
 
 
+def test_mma_fragments_of_single_precision():
+    """Lane g*4+i holds A's rows g, g+8 and columns i, i+4 (mma.m16n8k8, .tf32)."""
+    a = catalogue.mma_lhs(jnp.float32).linear((64, 8)).all_coordinates()
+    b = catalogue.mma_rhs(jnp.float32).linear((8, 8)).all_coordinates()
+    for lane in range(32):
+        g, i = divmod(lane, 4)
+        held = {(g, i), (g + 8, i), (g, i + 4), (g + 8, i + 4)}
+        assert set(map(tuple, a[lane].reshape(4, 2).tolist())) == held
+        assert b[lane].reshape(2, 2).tolist() == [[i, g], [i + 4, g]]
+
+
+@pytest.mark.parametrize("layout", [Layout.MMA_LHS, Layout.MMA_RHS])
+def test_no_mma_fragment_holds_64_bit_elements(layout):
+    with pytest.raises(LayoutError, match="no fragment of 32-bit registers") as info:
+        layout(jnp.float64)
+    assert "4, 8, 16 or 32" in str(info.value)
+
+
 @pytest.mark.parametrize("m_warps", [1, 2, 4])
-@pytest.mark.parametrize("bits", [4, 8, 16])
+@pytest.mark.parametrize("bits", [4, 8, 16, 32])
 def test_mma_layouts_cover_their_tiles(m_warps, bits):
     for layout in (
         catalogue.mma_lhs(bits, m_warps),

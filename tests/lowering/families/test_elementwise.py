@@ -215,3 +215,59 @@ def test_every_function_of_floats_compiles():
     make = everywhere.elementwise(body, jnp.bfloat16, shape=(128,))
     (report,) = plgpu.offline.compile(make(None), jnp.ones(128, jnp.bfloat16))
     assert "call.uni" not in report.ptx  # no function of libdevice is left unresolved
+
+
+@pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
+def test_float8_is_computed_in_single_precision_and_rounded_once(dtype):
+    x, y = numbers(dtype), numbers(dtype, seed=1)
+
+    def body(x_ref, y_ref, sums, products, larger, below, whole):
+        x, y = x_ref[...], y_ref[...]
+        sums[...] = x + y
+        products[...] = x * y - x
+        larger[...] = jnp.where(x > y, x, jnp.maximum(y, -x))
+        below[...] = x <= y
+        whole[...] = x.astype(jnp.int32) + jnp.abs(y).astype(jnp.int32)
+
+    types = [dtype, dtype, dtype, jnp.bool_, jnp.int32]
+    out = [jax.ShapeDtypeStruct(SHAPE, t) for t in types]
+
+    def rounded(value):
+        return value.astype(dtype).astype(np.float32)
+
+    a, b = (np.asarray(v).astype(np.float32) for v in (x, y))
+    expected = [
+        rounded(a + b),
+        rounded(rounded(a * b) - a),
+        np.where(a > b, a, np.maximum(b, -a)),
+        a <= b,
+        a.astype(np.int32) + np.abs(b).astype(np.int32),
+    ]
+    everywhere.check(
+        lambda interpret: plgpu.kernel(body, out_type=out, interpret=interpret),
+        (x, y),
+        expected,
+    )
+
+
+def test_scales_are_copied_and_widened():
+    """float8_e8m0fnu is a power of two: it moves as a byte, and becomes any float."""
+    bits = np.resize(np.arange(1, 255, dtype=np.uint8), SHAPE)
+    scales = bits.view(jnp.float8_e8m0fnu)
+
+    def body(x, same, wide, array, barrier):
+        plgpu.copy_gmem_to_smem(x, array, barrier)
+        plgpu.barrier_wait(barrier)
+        wide[...] = array[...].astype(jnp.float32)
+        plgpu.copy_smem_to_gmem(array, same)
+        plgpu.wait_smem_to_gmem(0)
+
+    out = [jax.ShapeDtypeStruct(SHAPE, t) for t in (scales.dtype, jnp.float32)]
+    scratch = [plgpu.SMEM(SHAPE, scales.dtype), plgpu.Barrier()]
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body, out_type=out, scratch_types=scratch, interpret=interpret
+        ),
+        (jnp.asarray(scales),),
+        [scales, 2.0 ** (bits.astype(np.float32) - 127)],
+    )

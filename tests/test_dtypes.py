@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types: what the emulator accepts lowers under both semantics, and reverse.
+
+Whether an operation has an element type is decided when the kernel is traced, before
+emulation and lowering. All operations that tracing accepts then run and lower, in one
+kernel for each element type.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import dtype_bodies
+from tests.support.dtype_bodies import OPERATIONS, SHAPE, words
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.semantics import BOTH, under
+
+FLOATS = ["float16", "bfloat16", "float32", "float64"]
+SIGNED = ["int8", "int16", "int32", "int64"]
+UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
+SUPPORTED = ["bool", *SIGNED, *UNSIGNED, *FLOATS, *FLOAT8, "float8_e8m0fnu"]
+UNSUPPORTED = words(
+    """
+    int2 uint2 int4 uint4 float4_e2m1fn float8_e3m4 float8_e4m3 float8_e4m3b11fnuz
+    float8_e4m3fnuz float8_e5m2fnuz
+    """
+)
+
+# Operations that only other kinds of types have. JAX rejects most of them itself.
+BITS = words(
+    """
+    and or xor not shift_left shift_right_logical shift_right_arithmetic
+    population_count clz reduce_and reduce_or
+    """
+)
+FUNCTIONS = words(
+    """
+    pow exp exp2 expm1 log log2 log1p rsqrt cbrt tanh logistic sin cos tan atan2 erf
+    erfc
+    """
+)
+ROUNDING = ["floor", "ceil", "round", "sqrt", "is_finite"]
+ARITHMETIC = words(
+    """
+    add sub mul div rem neg sign square integer_pow iota cumsum cumprod cummax cummin
+    reduce_sum reduce_prod
+    """
+)
+COMBINING = words(
+    """
+    cumsum cumprod cummax cummin reduce_sum reduce_prod reduce_max reduce_min
+    """
+)
+ORDER = words(
+    """
+    max min clamp eq ne lt le gt ge abs reduce_max reduce_min
+    """
+)
+# No scale converts to the type that scales have, and 4-bit types have no operations.
+TARGETS = ["to_int4", "to_float8_e8m0fnu"]
+
+REFUSED: dict[str, set[str]] = {
+    "bool": {*FUNCTIONS, *ROUNDING, *ARITHMETIC, *TARGETS, "population_count", "clz"}
+    | {"shift_left", "shift_right_logical", "shift_right_arithmetic", "clamp", "abs"},
+    **{key: {*FUNCTIONS, *ROUNDING, *TARGETS} for key in SIGNED},
+    **{key: {*FUNCTIONS, *ROUNDING, *TARGETS, "abs"} for key in UNSIGNED},
+    **{key: {*BITS, *TARGETS} for key in FLOATS},
+    **{key: {*BITS, *TARGETS, *COMBINING} for key in FLOAT8},
+    "float8_e8m0fnu": {*BITS, *FUNCTIONS, *ROUNDING, *ARITHMETIC, *ORDER, "to_int4"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def kernel_of(names: list[str], dtype: Any, interpret: Any = None):
+    """A kernel that stores the results of some operations on one array."""
+
+    def results(x):
+        for name in names:
+            yield name, jax.ShapeDtypeStruct(SHAPE, _result_dtype(name, x.dtype))
+
+    def body(x, *refs):
+        *outs, smem, barrier = refs
+        for name, out in zip(names, outs, strict=True):
+            out[...] = OPERATIONS[name](x, smem, barrier)
+
+    return plgpu.kernel(
+        body,
+        out_type=[shape for _, shape in results(jax.ShapeDtypeStruct((), dtype))],
+        scratch_types=[plgpu.SMEM(SHAPE, dtype), plgpu.Barrier()],
+        grid=(1,),
+        grid_names=("i",),
+        interpret=interpret,
+    )
+
+
+def _result_dtype(name: str, dtype: Any) -> Any:
+    if name in ("eq", "ne", "lt", "le", "gt", "ge", "is_finite"):
+        return np.bool_
+    return name.removeprefix("to_") if name.startswith("to_") else dtype
+
+
+@functools.cache
+def tried(dtype: str) -> dict[str, Exception | None]:
+    """For each operation the error of tracing it on a type, or None."""
+    x = jax.ShapeDtypeStruct(SHAPE, dtype)
+    found: dict[str, Exception | None] = {}
+    for name in OPERATIONS:
+        try:
+            jax.eval_shape(kernel_of([name], x.dtype), x)
+            found[name] = None
+        except Exception as error:
+            found[name] = error
+    return found
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+def test_each_operation_accepts_the_types_that_it_is_defined_on(dtype):
+    assert {n for n, error in tried(dtype).items() if error} == REFUSED[dtype]
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+def test_a_refusal_is_typed_and_has_a_line(dtype):
+    for name, error in tried(dtype).items():
+        if error is None:
+            continue
+        # JAX's own functions check their operands before there is an equation.
+        by_jax = isinstance(error, TypeError) and "accept" in str(error)
+        by_jax |= "logical reduction requires" in str(error)
+        ours = isinstance(error, errors.DTypeError | errors.UnsupportedError)
+        assert by_jax or (ours and error.where), (name, error)
+
+
+def accepted(dtype: str) -> list[str]:
+    return [name for name, error in tried(dtype).items() if error is None]
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize("semantics", BOTH)
+def test_what_tracing_accepts_is_lowered(dtype, semantics):
+    names, x = accepted(dtype), jax.ShapeDtypeStruct(SHAPE, dtype)
+    in_lockstep.lower(under(semantics, kernel_of(names, x.dtype)), [x])
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+def test_what_tracing_accepts_is_emulated(dtype):
+    names, x = accepted(dtype), jnp.ones(SHAPE, dtype)
+    results = kernel_of(names, x.dtype, interpret=True)(x)
+    assert [r.dtype for r in results] == [_result_dtype(n, x.dtype) for n in names]
+
+
+@pytest.mark.parametrize("dtype", UNSUPPORTED)
+@pytest.mark.parametrize("where", ["argument", "result"])
+def test_an_array_of_another_type_is_no_argument_and_no_result(dtype, where):
+    def body(x, o):  # HERE
+        pass
+
+    types = [jnp.float32, dtype] if where == "result" else [dtype, jnp.float32]
+    x, out = (jax.ShapeDtypeStruct(SHAPE, t) for t in types)
+    message = "Kernels do not support this element type"
+    with pytest.raises(errors.DTypeError, match=message) as info:
+        jax.eval_shape(plgpu.kernel(body, out_type=out), x)
+    assert "body" in info.value.where
+    assert "shifts" in info.value.hint
+
+
+@pytest.mark.parametrize("dtype", UNSUPPORTED)
+def test_scratch_of_another_type_is_refused(dtype):
+    def body(x, o, scratch):
+        o[...] = x[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+        scratch_types=[plgpu.SMEM(SHAPE, dtype)],
+    )
+    with pytest.raises(errors.DTypeError, match="do not support"):
+        jax.eval_shape(kernel, jax.ShapeDtypeStruct(SHAPE, jnp.float32))
+
+
+def test_every_row_of_the_table_is_tried():
+    assert {"copy_by_tma", "add", "cumsum", "to_bool"} <= set(OPERATIONS)
+    assert set(dtype_bodies.table.TABLE) - {"convert_element_type"} <= set(OPERATIONS)
