@@ -106,7 +106,7 @@ def test_who_is_unaware_of_masks_gets_an_error(use):
 # --- kernels --------------------------------------------------------------------------
 
 TILE = plgpu.SMEM((8, 16), I32)
-READ = "SMEM tile int32[8, 16] is read where nothing has been written"
+READ = "SMEM int32[8, 16] (tile) is read where nothing has been written"
 
 
 def run(body, *scratch, **options):

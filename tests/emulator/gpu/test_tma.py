@@ -298,7 +298,7 @@ def test_a_store_of_unwritten_smem_is_an_error():
 
     with refused(
         errors.UninitializedReadError,
-        "SMEM tile float32[8, 4] is read where nothing has been written",
+        "SMEM float32[8, 4] (tile) is read where nothing has been written",
         got="element [6, 0] without a value, the first of 8",
     ):
         tile_kernel(body)()
