@@ -251,6 +251,78 @@ def test_arrays_in_a_kernel_have_elements(body, what):
     assert "test_edges.py" in caught.value.where
 
 
+def test_a_copy_needs_an_array_with_elements():
+    def body(empty, x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(empty.at[ds(0, 16)], tile, barrier)  # HERE
+
+    scratch = [plgpu.SMEM((16, 64), F32), plgpu.Barrier()]
+    x = numbers(16, 64)
+    with refused(
+        errors.ShapeError, "a copy of no elements", got="an array of shape (0, 64)"
+    ):
+        jax.make_jaxpr(plgpu.kernel(body, type_of(x), scratch_types=scratch))(x[:0], x)
+
+
+# --- tilings --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiling", "swizzle"),
+    [((16, 64), (1, 32), 16), ((16, 2, 64), (8, 1, 64), 128), ((8, 64), (64,), 16)],
+)
+def test_any_tiling_that_divides_the_array_may_be_copied_and_accessed(
+    shape, tiling, swizzle
+):
+    x = numbers(*shape, dtype=np.float16)
+    transforms = plgpu.TilingTransform(tiling), plgpu.SwizzleTransform(swizzle)
+    tile = plgpu.SMEM(shape, F16, transforms=transforms)
+
+    def body(x, o, loaded, stored, barrier):
+        plgpu.copy_gmem_to_smem(x, loaded, barrier)
+        plgpu.barrier_wait(barrier)
+        stored[...] = loaded[...] * 2
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(stored, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            type_of(x),
+            scratch_types=[tile, tile, plgpu.Barrier()],
+            interpret=interpret,
+        ),
+        [x],
+        x * 2,
+    )
+
+
+@pytest.mark.parametrize("start", [1, 8])
+def test_a_part_of_a_swizzled_array_starts_with_the_pattern(start):
+    x = numbers(16, 64, dtype=np.float16)
+
+    def body(x, o, tile):
+        tile[...] = x[...]
+        o[...] = tile[start : start + 4]  # HERE
+
+    out = jax.ShapeDtypeStruct((4, 64), F16)
+    tile = plgpu.SMEM((16, 64), F16, transforms=TILED[1:])
+
+    def make_call(interpret):
+        return plgpu.kernel(body, out, scratch_types=[tile], interpret=interpret)
+
+    if start == 8:
+        everywhere.check(make_call, [x], x[8:12])
+        return
+    with refused(
+        errors.LayoutError,
+        "a part of a tiled SMEM array cuts through its tiles",
+        expected="a start at a multiple of 1024 bytes",
+        got="starts (1, 0)",
+    ):
+        jax.make_jaxpr(make_call(None))(x)
+
+
 # --- what is stored where -------------------------------------------------------------
 
 

@@ -17,8 +17,18 @@ from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import Lane, Warpgroup
 
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_KERNELS", "0:24").split(":"))
-# Under Lane semantics, layouts are the author's: most random kernels are refused.
-REFUSED = plgpu.errors.LayoutError, plgpu.errors.OutOfResources
+# Under Lane semantics layouts are the author's: most random kernels are refused for one
+# of these reasons, which have no meaning in the emulator. Warpgroup refuses none.
+LANE_REFUSES = {
+    "Operands of an elementwise operation have different layouts",
+    "The operand of a broadcast is in other threads than the result",
+    "the slice would move data between threads",
+    "This array cannot be sliced in registers",
+    "A reshape of this array can only insert or remove axes of size 1",
+    "a loop or a branch changes the layout of an array",
+    "this strided layout has no linear form",
+    "the placement is not linear in the bits of the thread index",
+}
 
 
 def check(got, expected) -> None:
@@ -35,12 +45,16 @@ def test_a_random_kernel_gives_what_numpy_gives(seed):
     check(in_lockstep.run(function, arguments, Warpgroup), expected)
     try:
         got = in_lockstep.run(function, arguments, Lane)
-    except REFUSED:
+    except plgpu.errors.LayoutError as error:
+        assert error.what in LANE_REFUSES
+        return
+    except plgpu.errors.OutOfResources as error:
+        assert error.what.startswith("converting")  # a layout_cast needs scratch
         return
     check(got, expected)
 
 
-@pytest.mark.parametrize("seed", range(FIRST, LAST, 20))
+@pytest.mark.parametrize("seed", range(FIRST, LAST, 6))
 def test_the_emulator_gives_it_too(seed):
     kernel = random_kernels.make(seed)
     function = kernel.function(plgpu.InterpretParams(seed=seed))

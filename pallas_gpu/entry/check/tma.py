@@ -87,11 +87,12 @@ def check_copy(
                 got=f"dimensions in the order {window.order}",
                 hint="copy it untransposed, and transpose when loading from SMEM",
             )
-    if math.prod(gmem_window.shape) == 0:
+    # A tensor map needs elements, also where a range over the edge reads zeros only.
+    if 0 in (*gmem_window.shape, *gmem_aval.shape):
         raise errors.ShapeError(
             "a copy of no elements",
             expected="at least one element",
-            got=f"shape {gmem_window.shape}",
+            got=f"shape {gmem_window.shape} of an array of shape {gmem_aval.shape}",
             hint="omit the copy",
         )
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
