@@ -54,6 +54,8 @@ DropVar = _core.DropVar
 
 # Removes JAX's and this package's frames from tracebacks of errors.
 api_boundary = _traceback_util.api_boundary
+# A key of JAX's options that a trace depends on, such as `jax_enable_x64`.
+trace_context = _config.trace_context
 convert_constvars_jaxpr = _partial_eval.convert_constvars_jaxpr
 jaxprs_in_params = _core.jaxprs_in_params
 
@@ -83,6 +85,7 @@ __all__ = [
     "convert_constvars_jaxpr",
     "eval_jaxpr",
     "get_p",
+    "is_export",
     "is_tracer",
     "jaxprs_in_params",
     "log_no_failed_callback",
@@ -91,6 +94,7 @@ __all__ = [
     "register_view",
     "swap_p",
     "trace",
+    "trace_context",
     "trace_without_ref_rules",
     "vary_alike",
     "where",
@@ -227,6 +231,11 @@ def register_view(cls: type) -> None:
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Evaluates a jaxpr in the current trace; equations keep their source lines."""
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def is_export(ctx: Any) -> bool:
+    """True if a lowering rule is called by `jax.export`."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
 
 
 def is_tracer(x: Any) -> bool:

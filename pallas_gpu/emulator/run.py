@@ -13,10 +13,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import report
 from pallas_gpu.emulator.gpu.launch import run_kernel
-from pallas_gpu.entry import call
+from pallas_gpu.entry import call, scope
 
 
 def _eager(params: call.CallParams, arrays: Sequence[Any]) -> list[jax.Array]:
@@ -41,7 +41,19 @@ _lower_callback = _jax.mlir.lower_fun(_as_callback, multiple_results=True)
 
 
 def lowering_rule(ctx: Any, *args: Any, **params: Any) -> Any:
-    """MLIR lowering of the kernel primitive to a callback into the emulator."""
+    """MLIR lowering of the kernel primitive to a callback into the emulator.
+
+    Raises:
+      UnsupportedError: the function is exported: callbacks cannot be serialized.
+    """
+    if _jax.is_export(ctx):
+        raise errors.UnsupportedError(
+            f"kernel {params['name']}: the emulator cannot be exported",
+            expected="a function that is exported for GPUs",
+            got="jax.export with the CPU among its platforms, or interpret=True",
+            hint='jax.export.export(f, platforms=["cuda"]), which needs no GPU',
+            where=scope.called_at(),
+        )
     return _lower_callback(ctx, *args, **params)
 
 

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
-from pallas_gpu.entry import call, check, scope, trace
+from pallas_gpu.entry import call, captured, check, scope, trace
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
@@ -184,6 +184,7 @@ def kernel(
         compiler_params=params,
         interpret=interpret,
         debug=debug,
+        functions=(body,),
         cache={},
     )
 
@@ -286,9 +287,14 @@ def launch_body(
     compiler_params: types.CompilerParams,
     interpret: Any,
     debug: bool,
+    functions: tuple[Callable[..., Any], ...],
     cache: dict[Any, Any],
 ) -> Any:
-    """Traces a body over the arguments' types and binds the kernel primitive."""
+    """Traces a body over the arguments' types and binds the kernel primitive.
+
+    `cache` keeps the trace for the types, as long as `functions`, those of the author
+    that the body calls, capture the same values.
+    """
     flat, in_tree = jax.tree.flatten(tuple(args))
     flat = [_operand(x, name) for x in flat]
     out_leaves, out_tree = jax.tree.flatten(out_type)
@@ -298,16 +304,17 @@ def launch_body(
         empty = [jnp.zeros(aval.shape, aval.dtype) for aval in out_avals]
         return jax.tree.unflatten(out_tree, empty)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
-    key = (tuple(in_avals), in_tree)
-    traced = cache.get(key)
-    if traced is None:
+    key = (tuple(in_avals), in_tree, _jax.trace_context())
+    values = captured.captured(functions)
+    before, traced = cache.get(key, (None, None))
+    if traced is None or before != values:
         traced = trace.trace_body(
             _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
             mesh, name,
         )  # fmt: skip
         _require_resources(traced, mesh, compiler_params, name, body)
         if not traced.scalars:
-            cache[key] = traced
+            cache[key] = values, traced
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
     params = call.CallParams(

@@ -137,6 +137,7 @@ def pallas_call(
         compiler_params=params,
         interpret=interpret,
         debug=debug,
+        functions=(kernel, *_index_maps((spec.in_specs, spec.out_specs))),
         cache={},
     )
 
@@ -177,6 +178,12 @@ def _one_spec(
             where=_jax.where_now(),
         )
     return grid_spec
+
+
+def _index_maps(specs: Any) -> list[Callable[..., Any]]:
+    leaves = jax.tree.leaves(specs, is_leaf=lambda x: isinstance(x, types.BlockSpec))
+    maps = (getattr(leaf, "index_map", None) for leaf in leaves)
+    return [index_map for index_map in maps if index_map is not None]
 
 
 def _check_semantics(params: types.CompilerParams, mesh: types.Mesh, name: str) -> None:

@@ -74,6 +74,24 @@ def test_a_custom_derivative_is_used():
     np.testing.assert_array_equal(gradient, np.full((64, 128), 5, np.float32))
 
 
+# --- export ---------------------------------------------------------------------------
+
+
+def test_the_emulator_cannot_be_exported():
+    k = make(add_one)
+    with refused(
+        errors.UnsupportedError,
+        "kernel add_one: the emulator cannot be exported",
+        hint='jax.export.export(f, platforms=["cuda"])',
+    ):
+        jax.export.export(jax.jit(k))(numbers())  # HERE
+
+
+def test_a_kernel_is_exported_for_gpus_without_one():
+    exported = jax.export.export(jax.jit(make(add_one)), platforms=["cuda"])(numbers())
+    assert "mosaic_gpu_v2" in exported.mlir_module()
+
+
 # --- devices --------------------------------------------------------------------------
 
 

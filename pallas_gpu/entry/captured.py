@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a kernel's body captures: the Python values that its trace depends on.
+
+A call traces its body again if a global variable or a variable of an enclosing function
+has changed since, as it would if nothing was kept.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+# Their functions do not change; what they capture is not looked at.
+_FIXED = ("jax", "jaxlib", "numpy", "pallas_gpu", "builtins", "functools", "math")
+# Containers that are nested more deeply are compared by identity.
+_DEPTH = 4
+# Larger NumPy arrays, too: they are no constants of a kernel.
+_BYTES = 1 << 16
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that is compared by identity, and kept so that its id is not reused."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def captured(functions: tuple[Callable[..., Any], ...]) -> tuple[Any, ...]:
+    """Returns a key that differs if what the functions capture differs.
+
+    It contains the values of global variables, of variables of enclosing functions and
+    of default arguments, of these functions and of those that they refer to by such a
+    variable. Of modules and other objects it contains the attributes that a function
+    names. An object that changes in another way is the same object.
+    """
+    seen: set[int] = set()
+    return tuple(key for f in functions for key in _function(f, seen))
+
+
+def _function(function: Any, seen: set[int]) -> Iterator[Any]:
+    while isinstance(function, functools.partial):
+        yield _value((function.args, function.keywords), (), seen)
+        function = function.func
+    function = inspect.unwrap(function)
+    if not isinstance(function, types.FunctionType | types.MethodType):
+        function = getattr(function, "__call__", None)  # noqa: B004 - to look into it
+    if isinstance(function, types.MethodType):
+        code = getattr(function.__func__, "__code__", None)
+        names = frozenset(() if code is None else _names(code))
+        yield _value(function.__self__, names, seen)
+        function = function.__func__
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    if str(function.__module__).partition(".")[0] in _FIXED:
+        return
+    code = function.__code__
+    names = frozenset(_names(code))
+    yield _Same(code)
+    yield _value((function.__defaults__, function.__kwdefaults__), names, seen)
+    for cell in function.__closure__ or ():
+        try:
+            yield _value(cell.cell_contents, names, seen)
+        except ValueError:  # not assigned yet
+            yield None
+    for name in sorted(names & function.__globals__.keys()):
+        yield name, _value(function.__globals__[name], names, seen)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Yields the global variables and attributes that a code names, nested code too."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _value(value: Any, names: Any, seen: set[int], depth: int = 0) -> Any:
+    """Returns a hashable key of a captured value."""
+    inner = functools.partial(_value, names=names, seen=seen, depth=depth + 1)
+    match value:
+        case None | bool() | int() | float() | complex() | str() | bytes():
+            # 1, 1.0 and True are equal, 0.0 and -0.0 as well.
+            return type(value), repr(value)
+        case np.ndarray() | np.generic() if value.nbytes <= _BYTES:
+            return str(value.dtype), value.shape, value.tobytes()
+        case jax.core.Tracer():
+            # A value that the body uses becomes an operand.
+            return jax.core.Tracer
+        case jax.Array() | types.BuiltinFunctionType():
+            return _Same(value)
+        case tuple() | list() if depth < _DEPTH:
+            return type(value), tuple(map(inner, value))
+        case dict() if depth < _DEPTH:
+            return tuple((inner(k), inner(v)) for k, v in value.items())
+        case types.FunctionType() | types.MethodType() | functools.partial():
+            return _Same(value), tuple(_function(value, seen))
+        case types.ModuleType() if value.__name__.partition(".")[0] in _FIXED:
+            return _Same(value)
+    attributes = getattr(value, "__dict__", {})
+    if depth >= _DEPTH:
+        return _Same(value)
+    return _Same(value), tuple(
+        (name, inner(attributes[name])) for name in sorted(names & attributes.keys())
+    )
