@@ -15,7 +15,6 @@ from __future__ import annotations
 import enum
 import functools
 import inspect
-import math
 import operator
 import sys
 from collections.abc import Callable, Mapping
@@ -78,7 +77,7 @@ def _checked(
     fn: Callable[..., Any], who: Callable[..., str], rules: Mapping[str, Rule]
 ) -> Callable[..., Any]:
     parameters = inspect.signature(fn).parameters
-    names = [name for name in parameters if name != "self"]
+    names = [name for name in parameters if name not in ("self", "cls")]
     if set(names) != set(rules):
         raise errors.InternalError(
             f"{fn.__qualname__}: its parameters and their rules differ",
@@ -285,16 +284,14 @@ def _within(number: float, minimum: float | None, maximum: float | None) -> bool
 
 
 def number(value: Any, what: str) -> float:
-    """Accepts static finite numbers."""
-    if not isinstance(value, bool) and not isinstance(value, str | bytes):
+    """Accepts static numbers."""
+    if not isinstance(value, bool | str | bytes):
         try:
-            result = float(value)
+            return float(value)
         except Exception:
-            result = math.nan
-        if math.isfinite(result):
-            return result
+            pass
     raise wrong_type(
-        what, "a finite number", "a Python number", value, "it has to be static"
+        what, "a number", "a Python number", value, "it has to be known when traced"
     )
 
 
@@ -345,6 +342,32 @@ def choice(*values: str | None, hint: str = "") -> Rule:
     return check
 
 
+def choice_of(*values: int) -> Rule:
+    """Accepts some integers."""
+    wanted = " or ".join(map(str, values))
+
+    def check(value: Any, what: str) -> int:
+        number = index(value)
+        if number in values:
+            return int(number)
+        raise errors.ArgumentError(
+            f"{what} is not supported",
+            expected=wanted,
+            got=shown(value),
+            hint=f"choose {wanted}",
+        )
+
+    return check
+
+
+def arrays(value: Any, what: str) -> Any:
+    """Accepts what has the shape and the element type of an array."""
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if not isinstance(value, type) and isinstance(shape, tuple) and dtype is not None:
+        return value
+    raise wrong_type(what, "an array", "an array", value, "pass jnp.asarray(...)")
+
+
 def member(kind: type[enum.Enum], prefix: str = "plgpu") -> Rule:
     """Accepts the members of an enumeration, not their names or values."""
     listed = [f"{prefix}.{kind.__name__}.{m.name}" for m in kind]
@@ -386,8 +409,9 @@ def instance(*kinds: type, written: str) -> Rule:
 
 
 def function(value: Any, what: str) -> Callable[..., Any]:
-    """Accepts functions and other callables, except classes."""
-    if callable(value) and not isinstance(value, type):
+    """Accepts functions and other callables, except classes and our declarations."""
+    ours = hasattr(getattr(type(value), "__call__", None), "__expected__")  # noqa: B004
+    if callable(value) and not isinstance(value, type) and not ours:
         return value
     raise wrong_type(
         what, "a function", "a function", value, "pass the function itself"

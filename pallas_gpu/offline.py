@@ -4,17 +4,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from pallas_gpu import arch, compiler, errors
-from pallas_gpu.entry import call
+from pallas_gpu import arch, compiler, errors, expect
+from pallas_gpu.entry import call, scope
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
 from pallas_gpu.runtime.resources_report import Resources
+from pallas_gpu.types import values
 from pallas_gpu.walk import walk
 
 __all__ = ["KernelReport", "LoweredReport", "Resources", "compile", "lower"]
@@ -66,6 +68,15 @@ class LoweredReport:
     mlir: str
 
 
+def _operand(value: Any, what: str) -> Any:
+    """Accepts pytrees of arrays, numbers and `jax.ShapeDtypeStruct`s."""
+    for leaf in jax.tree.leaves(value):
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            values.values(leaf, what)
+    return value
+
+
+@expect.arguments(fn=expect.function, args=_operand, target=expect.anything)
 def compile(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[KernelReport]:
@@ -93,6 +104,7 @@ def compile(
     return [_compile(params, chosen) for params in _kernels(fn, args)]
 
 
+@expect.arguments(fn=expect.function, args=_operand, target=expect.anything)
 def lower(
     fn: Callable[..., Any], *args: Any, target: str | arch.Target = "sm_90a"
 ) -> list[LoweredReport]:
@@ -137,7 +149,7 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
 
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
     with jax.disable_jit(False):
-        closed = jax.make_jaxpr(fn)(*args)
+        closed = jax.make_jaxpr(functools.partial(scope.call, "offline", fn))(*args)
     found = [
         call.CallParams(**site.eqn.params)
         for site in walk(closed.jaxpr)

@@ -12,7 +12,7 @@ import enum
 from collections.abc import Mapping
 from typing import overload
 
-from pallas_gpu import errors
+from pallas_gpu import errors, expect
 from pallas_gpu.arch.target import Target
 
 
@@ -168,6 +168,7 @@ DEFAULT_TARGET = SM_90A
 def target(name: str) -> GpuTarget: ...
 @overload
 def target[T: Target](name: T) -> T: ...
+@expect.arguments(name=expect.anything)
 def target(name: str | Target) -> Target:
     """Returns the target of that name.
 
@@ -177,18 +178,19 @@ def target(name: str | Target) -> Target:
     Raises:
       TargetError: the target is unknown.
     """
-    if isinstance(name, Target):
+    if isinstance(name, Target) and not isinstance(name, type):
         return name
-    if name in TARGETS:
+    if isinstance(name, str) and name in TARGETS:
         return TARGETS[name]
     raise errors.TargetError(
         "unknown target",
         expected=" or ".join(TARGETS),
-        got=repr(name),
+        got=expect.shown(name),
         hint="pass target='sm_90a' for Hopper or target='sm_100a' for Blackwell",
     )
 
 
+@expect.arguments(major=expect.integer(0), minor=expect.integer(0))
 def target_of_capability(major: int, minor: int) -> GpuTarget:
     """Returns the target for a device's compute capability.
 

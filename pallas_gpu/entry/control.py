@@ -152,7 +152,19 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
     def counted(i: Any, carry: Any) -> Any:
         return iteration(i if i.dtype == jnp.int32 else i.astype(jnp.int32), carry)
 
-    return lax.fori_loop(0, trips, counted, init_carry, **options)
+    try:
+        return lax.fori_loop(0, trips, counted, init_carry, **options)
+    except TypeError as error:
+        if isinstance(error, errors.PallasGpuError) or "carry" not in str(error):
+            raise
+        differ = str(error).split("\n\n")[1:2]
+        raise errors.KernelError(
+            "a loop's body returns another carry than it gets",
+            expected="the structure, shapes and dtypes of the initial carry",
+            got=" ".join(differ[0].split()) if differ else None,
+            hint="convert the new carry, or the initial one, with .astype",
+            where=scope.called_at(),
+        ) from None
 
 
 def _check_unroll(trips: Any, unroll: int) -> None:

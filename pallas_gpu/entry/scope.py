@@ -153,6 +153,6 @@ def location(fn: Callable[..., Any]) -> str | None:
     while isinstance(fn, functools.partial):
         fn = inspect.unwrap(fn.func)
     code = getattr(fn, "__code__", None)
-    if code is None:
-        return None
+    if code is None or code.co_filename.startswith(os.path.dirname(errors.__file__)):
+        return None  # a ready kernel: the line of its call says more
     return f"{_jax.short_path(code.co_filename)}:{code.co_firstlineno} ({fn.__name__})"

@@ -15,7 +15,7 @@ from pallas_gpu.entry import scope
 from pallas_gpu.primitives.warp import warp_map_p
 
 
-@expect.arguments(f=expect.anything)
+@expect.arguments(f=expect.function)
 def warp_map(f: Callable[[jax.Array], None], /) -> None:
     """Runs `f(warp_id)` once in each of the four warps of the calling warpgroup.
 
@@ -77,7 +77,7 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
 def _require_one_argument(f: Any) -> None:
     try:
         inspect.signature(f).bind(0)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise errors.ArgumentTypeError(
             "warp_map: the function does not have exactly one parameter",
             expected="a function of the warp's index, 0 to 3",

@@ -10,14 +10,27 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
+from pallas_gpu import errors, expect
 from pallas_gpu.ops.attention_config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.attention_kernel import Problem, make_kernel
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 # The part of a consumer's registers that is not an accumulator or an operand.
 _OTHER_REGISTERS = 32
 
 
+@expect.arguments(
+    q=expect.arrays,
+    k=expect.arrays,
+    v=expect.arrays,
+    causal=expect.boolean,
+    sm_scale=expect.optional(expect.number),
+    config=expect.optional(
+        expect.instance(AttentionConfig, written="AttentionConfig(...)")
+    ),
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
 def attention(
     q: Any,
     k: Any,

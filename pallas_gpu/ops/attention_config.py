@@ -5,13 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 
-from pallas_gpu import arch, errors
+from pallas_gpu import arch, errors, expect
 
 # Registers per thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
 REGISTERS = {2: (40, 232), 3: (32, 160)}
 
 
+@expect.arguments(
+    rows=expect.integer(),
+    block_kv=expect.integer(),
+    stages=expect.integer(),
+    consumers=expect.integer(),
+    ping_pong=expect.boolean,
+    heads_together=expect.integer(),
+    blocks=expect.optional(expect.integer()),
+)
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
     """Tile sizes and schedule of `attention`.
@@ -72,6 +81,11 @@ class AttentionConfig:
             )
 
     @classmethod
+    @expect.arguments(
+        lambda *_, **__: "AttentionConfig.default",
+        head_dim=expect.integer(1),
+        causal=expect.boolean,
+    )
     def default(cls, head_dim: int, *, causal: bool = False) -> AttentionConfig:
         """Returns the fastest configuration of `benchmarks/attention.py`."""
         if head_dim <= 64:

@@ -11,6 +11,7 @@ of A (or the same columns of B), each loads one half and multicasts it to both.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -21,7 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
 from pallas_gpu.ops.tiles import tiles
 
 _CONSUMERS = 2
@@ -31,6 +33,18 @@ _PRODUCER_REGISTERS = 40
 _CONSUMER_REGISTERS = 232
 
 
+@expect.arguments(
+    tile_m=expect.integer(),
+    tile_n=expect.integer(),
+    tile_k=expect.integer(),
+    stages=expect.integer(),
+    epilogue_m=expect.integer(),
+    epilogue_n=expect.integer(),
+    cluster=expect.anything,
+    minor=expect.anything,
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
 @dataclasses.dataclass(frozen=True)
 class MatmulConfig:
     """Tile sizes and schedule of `matmul`.
@@ -83,14 +97,14 @@ class MatmulConfig:
                 got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
                 hint="64 and 64 fit most tiles",
             )
-        if self.cluster not in (None, "m", "n"):
+        if not (self.cluster is None or _is_axis(self.cluster)):
             raise errors.ArgumentError(
                 "MatmulConfig: invalid cluster",
                 expected="'m', 'n' or None",
                 got=repr(self.cluster),
                 hint="'n' shares rows of A, 'm' columns of B",
             )
-        if self.minor not in ("m", "n") or self.strip < 1:
+        if not _is_axis(self.minor) or self.strip < 1:
             raise errors.ArgumentError(
                 "MatmulConfig: invalid order of tiles",
                 expected="minor 'm' or 'n' and a positive strip",
@@ -124,6 +138,18 @@ class MatmulConfig:
         return 1 if self.cluster is None else 2
 
 
+def _is_axis(value: Any) -> bool:
+    return isinstance(value, str) and value in ("m", "n")
+
+
+@expect.arguments(
+    a=expect.arrays,
+    b=expect.arrays,
+    config=expect.optional(expect.instance(MatmulConfig, written="MatmulConfig(...)")),
+    out_dtype=expect.anything,
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
 def matmul(
     a: Any,
     b: Any,
@@ -151,14 +177,27 @@ def matmul(
       ShapeError, DTypeError: operands that do not match each other or the tiles.
     """
     config = config or MatmulConfig()
-    out_dtype = jnp.dtype(out_dtype or a.dtype)
     problem = _check(a, b, config)
+    out_dtype = _out_dtype(a.dtype if out_dtype is None else out_dtype)
     dtypes = jnp.dtype(a.dtype), out_dtype
     return _kernel(*problem, *dtypes, config, compiler_params, interpret)(a, b)
 
 
+def _out_dtype(dtype: Any) -> jnp.dtype:
+    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
+    with contextlib.suppress(TypeError, ValueError):
+        if not is_array and jnp.issubdtype(found := jnp.dtype(dtype), jnp.floating):
+            return found
+    raise errors.DTypeError(
+        "matmul: the result cannot have this type",
+        expected="a floating-point type",
+        got=expect.shown(dtype),
+        hint="omit out_dtype, and convert the result",
+    )
+
+
 def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
-    if a.ndim != 2 or b.ndim != 2 or a.shape[1] != b.shape[0]:
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise errors.ShapeError(
             "matmul: the shapes do not form a product",
             expected="(M, K) and (K, N)",

@@ -14,17 +14,45 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+import jax
+
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.loops import grid_size, unravel
+from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.wgmma import wgmma_wait
+from pallas_gpu.types import values
 
 
+def block_specs(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts sequences of block specs, each of which may be a pytree of them."""
+    is_spec = lambda x: x is None or isinstance(x, types.BlockSpec)  # noqa: E731
+    leaves = jax.tree.leaves(value, is_leaf=is_spec)
+    if expect.is_sequence(value) and all(
+        isinstance(x, types.BlockSpec) for x in leaves
+    ):
+        return tuple(value)
+    raise expect.wrong_type(
+        what,
+        "a sequence of block specs",
+        "a list of plgpu.BlockSpec(block_shape, index_map)",
+        value,
+        "pass one spec per reference",
+    )
+
+
+@expect.arguments(
+    body=expect.function,
+    grid=grid_sizes,
+    in_specs=block_specs,
+    out_specs=block_specs,
+    max_concurrent_steps=expect.anything,
+    init_carry=values.values,
+)
 def emit_pipeline(
     body: Callable[..., Any],
     *,
@@ -71,7 +99,7 @@ def emit_pipeline(
       >>> plgpu.emit_pipeline(double, grid=(8,), in_specs=[spec], out_specs=[spec],
       ...                     max_concurrent_steps=2)(x_gmem, o_gmem)
     """
-    sizes = tuple(grid_size(n, "emit_pipeline") for n in grid)
+    sizes = tuple(grid)
     specs = (*in_specs, *out_specs)
     check_depth("emit_pipeline", max_concurrent_steps, specs)
     _refuse_collective(specs)

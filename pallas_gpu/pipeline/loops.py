@@ -17,6 +17,9 @@ from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.control import cdiv, counted_loop
 from pallas_gpu.types import values
 
+# Indices are i32.
+_MOST = 2**31 - 1
+
 
 @dataclasses.dataclass(frozen=True)
 class NDLoopInfo:
@@ -33,10 +36,10 @@ class NDLoopInfo:
     num_local_steps: jax.Array | int | None
 
 
-def _grid(value: Any, what: str) -> tuple[Any, ...]:
+def grid_sizes(value: Any, what: str) -> tuple[Any, ...]:
     """Accepts sizes: static ones as ints, traced ones as i32 scalars."""
     value = value if expect.is_sequence(value) else (value,)
-    return tuple(grid_size(n, "nd_loop") for n in value)
+    return tuple(grid_size(n, what.partition(":")[0]) for n in value)
 
 
 def grid_size(n: Any, who: str) -> Any:
@@ -63,7 +66,7 @@ def grid_size(n: Any, who: str) -> Any:
 
 
 @expect.arguments(
-    grid=_grid,
+    grid=grid_sizes,
     collective_axes=expect.names,
     tiling=expect.optional(expect.integers(1)),
     init_carry=values.values,
@@ -183,8 +186,8 @@ def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
 
 
 @expect.arguments(
-    lin_idx=values.integer,
-    shape=expect.integers(1),
+    lin_idx=values.indices,
+    shape=expect.integers(1, _MOST),
     minor_dim=expect.integer(),
     tile_width=expect.integer(),
 )
@@ -229,7 +232,15 @@ def planar_snake(
             got=shape,
             hint="pass (rows, columns), in tiles",
         )
+    if math.prod(shape) > _MOST:
+        raise errors.ArgumentError(
+            "planar_snake: the plane is too large",
+            expected=f"at most {_MOST} positions",
+            got=shape,
+            hint="split the plane",
+        )
     minor_size, major_size = shape[minor_dim], shape[1 - minor_dim]
+    tile_width = min(tile_width, minor_size)
     lin_idx = jnp.asarray(lin_idx, jnp.int32)
     whole = jnp.int32(tile_width * major_size)
     strip = lax.div(lin_idx, whole)

@@ -43,7 +43,7 @@ _INDEXED_WITH_A_TRACER = (
     in_specs=expect.anything,
     out_specs=expect.anything,
     scratch_shapes=expect.anything,
-    input_output_aliases=expect.anything,
+    input_output_aliases=expect.optional(expect.instance(Mapping, written="{}")),
     debug=expect.boolean,
     interpret=expect.anything,
     name=expect.optional(expect.string),
@@ -219,9 +219,9 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
         raise errors.ArgumentError(
             f"{what} does not match the arrays",
             expected=f"{structure.num_leaves} BlockSpecs, one for each array",
-            got=f"{wrong[0]!r}" if wrong else f"{len(leaves)} BlockSpecs",
+            got=f"{expect.shown(wrong[0])}" if wrong else f"{len(leaves)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
-            where=_jax.where_now(),
+            where=scope.called_at(),
         )
     return [types.BlockSpec() if x is None else x for x in leaves]
 

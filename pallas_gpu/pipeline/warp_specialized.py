@@ -18,17 +18,18 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.pipeline import emit
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.compute import Compute
 from pallas_gpu.pipeline.inputs import Inputs
-from pallas_gpu.pipeline.loops import grid_size
+from pallas_gpu.pipeline.loops import grid_sizes
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, Releases
 from pallas_gpu.primitives.registers import set_max_registers
+from pallas_gpu.types import values
 
 _WHO = "emit_pipeline_warp_specialized"
 # A warpgroup that has all registers of an SM would have 65536 / 128 per thread.
@@ -44,6 +45,21 @@ class PipelinePipeline(enum.IntEnum):
     STOP = 2
 
 
+@expect.arguments(
+    body=expect.function,
+    grid=grid_sizes,
+    memory_registers=expect.integer(),
+    in_specs=emit.block_specs,
+    out_specs=emit.block_specs,
+    max_concurrent_steps=expect.anything,
+    wg_axis=expect.string,
+    num_compute_wgs=expect.integer(),
+    pipeline_state=expect.optional(values.index),
+    manual_produced_barriers=expect.boolean,
+    manual_consumed_barriers=expect.boolean,
+    compute_context=expect.optional(expect.function),
+    memory_thread_idx=expect.optional(expect.integer()),
+)
 def emit_pipeline_warp_specialized(
     body: Callable[..., Any],
     *,
@@ -114,7 +130,7 @@ def emit_pipeline_warp_specialized(
       ...     compute_context=context)
       >>> pipeline(a_gmem, b_gmem)
     """
-    sizes = tuple(grid_size(n, _WHO) for n in grid)
+    sizes = tuple(grid)
     specs = jax.tree.leaves((list(in_specs), list(out_specs)), is_leaf=_is_spec)
     emit.check_depth(_WHO, max_concurrent_steps, specs)
     if memory_thread_idx not in (None, num_compute_wgs):
@@ -135,8 +151,8 @@ def emit_pipeline_warp_specialized(
         compute_wgs=num_compute_wgs,
         memory_registers=memory_registers,
         state=pipeline_state,
-        manual_produced=bool(manual_produced_barriers),
-        manual_consumed=bool(manual_consumed_barriers),
+        manual_produced=manual_produced_barriers,
+        manual_consumed=manual_consumed_barriers,
         context=compute_context,
     )
 

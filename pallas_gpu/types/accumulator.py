@@ -11,12 +11,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.memory_space import REGS
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef, base_aval, describe
 from pallas_gpu.types.spaces.registers import Regs
-from pallas_gpu.types.values import element_type
 
 # PTX ISA, wgmma.mma_async: M is 64 an instruction, N a multiple of 8 up to 256.
 WGMMA_ROWS = 64
@@ -41,7 +41,7 @@ class AccumulatorRef(IndexableRef):
         return hash((AccumulatorRef, self.inner_aval))
 
 
-@expect.arguments(shape=expect.integers(), dtype=element_type)
+@expect.arguments(shape=expect.integers(), dtype=values.element_type)
 @shows("init")
 @dataclasses.dataclass(frozen=True)
 class ACC:
@@ -98,7 +98,7 @@ class ACC:
         """Does nothing: every kernel may declare accumulators."""
 
     @staticmethod
-    @expect.arguments(lambda _: "ACC.init", array=expect.anything)
+    @expect.arguments(lambda *_, **__: "ACC.init", array=expect.anything)
     def init(array: Any) -> AccumulatorInit:
         """Returns an accumulator with an initial value, for `run_state`.
 
@@ -116,7 +116,7 @@ class ACC:
                 hint="read it first: ACC.init(ref[...])",
                 where=_jax.where_now(),
             )
-        array = jnp.asarray(array)
+        array = values.array(array, "ACC.init: the initial value")
         return AccumulatorInit(ACC(array.shape, array.dtype), array)
 
 

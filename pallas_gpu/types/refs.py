@@ -131,7 +131,7 @@ def _selects_all(idx: Any) -> bool:
 
 
 def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
-    if given in ((), (None,)):
+    if not given or (len(given) == 1 and given[0] is None):
         return tuple(reversed(range(rank)))
     if len(given) == 1 and expect.is_sequence(given[0]):
         given = tuple(given[0])

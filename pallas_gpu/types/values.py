@@ -21,7 +21,7 @@ _INT32 = np.iinfo(np.int32)
 
 def abstract(value: Any) -> Any:
     """Returns the type of a value as JAX sees it; None for what is no value."""
-    if value is None or isinstance(value, str | bytes | type):
+    if value is None or isinstance(value, str | bytes | type | jax.ShapeDtypeStruct):
         return None
     try:
         return jax.typeof(value)
@@ -43,6 +43,11 @@ def index(value: Any, what: str) -> Any:
         value,
         "convert it with int(...) or .astype(jnp.int32)",
     )
+
+
+def indices(value: Any, what: str) -> Any:
+    """Accepts indices, and arrays of integers."""
+    return index(value, what) if isinstance(value, int) else integer(value, what)
 
 
 def integer(value: Any, what: str) -> Any:

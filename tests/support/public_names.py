@@ -7,12 +7,14 @@ A name that is added to `__all__` is found here without an edit.
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import pallas_gpu as plgpu
 from pallas_gpu import ops
+from pallas_gpu.layouts.registers import catalogue
 from pallas_gpu.types import RefView
 
 # Public callables that are not called with a user's arguments.
@@ -22,7 +24,13 @@ NOT_CALLED = {
     "arch.Target": "a protocol",
     "NDLoopInfo": "made by nd_loop",
     "offline.KernelReport": "made by offline.compile",
+    "arch.GpuTarget": "hardware; arch.TARGETS contains them",
+    "layouts.LinearLayout": "made by the layouts' method linear",
+    "layouts.LinearLayout.create": "made by the layouts' method linear",
+    "layouts.LinearLayout.from_coordinates": "made by the layouts' method linear",
 }
+# Exceptions are caught, not made.
+NOT_WALKED = ("errors",)
 # Methods that users call on values; those of references are walked.
 METHODS = ("TiledLayout.reduce", "TiledLayout.linear", "Tiling.tile_shape")
 
@@ -30,7 +38,9 @@ METHODS = ("TiledLayout.reduce", "TiledLayout.linear", "Tiling.tile_shape")
 def public_callables() -> dict[str, Callable[..., Any]]:
     """Every public function, constructor and declaration, by its dotted name."""
     found: dict[str, Callable[..., Any]] = {}
-    for name in plgpu.__all__:
+    public = sorted(set(plgpu.__all__) - set(NOT_WALKED))
+    # A name of the package itself goes before the same one of a module.
+    for name in sorted(public, key=lambda n: inspect.ismodule(getattr(plgpu, n))):
         _enter(found, name, getattr(plgpu, name))
     _enter(found, "ops", ops)
     for name in METHODS:
@@ -42,7 +52,8 @@ def public_callables() -> dict[str, Callable[..., Any]]:
 def _enter(found: dict[str, Callable[..., Any]], name: str, value: Any) -> None:
     if inspect.ismodule(value):
         for inner in getattr(value, "__all__", ()):
-            _enter(found, f"{name}.{inner}", getattr(value, inner))
+            if inner not in plgpu.__all__:
+                _enter(found, f"{name}.{inner}", getattr(value, inner))
     elif inspect.isclass(value) and issubclass(value, enum.Enum):
         for member in value:
             if callable(member):
@@ -61,8 +72,9 @@ def _enter_constructors(found: dict[str, Any], name: str, cls: type) -> None:
 
 def _enter_layout(found: dict[str, Any], name: str, member: Any) -> None:
     """A layout with parameters is called as the function that makes it."""
-    if member.maker is not None:
-        found[name] = member.maker
+    maker = catalogue.definitions()[member.name]
+    if callable(maker) and not isinstance(maker, type):
+        found[name] = functools.wraps(maker)(lambda *a, **kw: member(*a, **kw))
 
 
 def reference_methods() -> set[str]:

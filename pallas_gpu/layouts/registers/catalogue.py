@@ -16,6 +16,7 @@ from typing import Any, assert_never
 
 import numpy as np
 
+from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.descriptions import (
     RegisterLayout,
@@ -66,22 +67,34 @@ TMA_INDICES = _tiled((16,), (4,), warp=(-2,), lane=(Replicated(32),))
 TMA_INDICES_4 = _tiled((4,), warp=(Replicated(4),), lane=(Replicated(32),))
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.WG_STRIDED",
+    shape=expect.integers(0),
+    vec_size=expect.integer(),
+)
 def wg_strided(shape: Sequence[int], vec_size: int) -> WGStridedLayout:
     """Row-major element i is in thread `(i // vec_size) % 128`."""
     return WGStridedLayout(tuple(shape), vec_size)
 
 
+@expect.arguments(lambda *_, **__: "Layout.WG_SPLAT", shape=expect.integers(0))
 def wg_splat(shape: Sequence[int] = ()) -> WGSplatLayout:
     """All elements are equal, and every thread holds them."""
     return WGSplatLayout(tuple(shape))
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.TCGEN05_TMEM_NATIVE", vector_length=expect.integer(1)
+)
 def tcgen05_tmem_native(vector_length: int = 2) -> TiledLayout:
     """One row per thread, as loaded by `tcgen05.ld.32x32b`."""
     v = vector_length
     return _tiled((128, v), (32, v), warp=(-4,), lane=(-2,))
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.TCGEN05_M64_COLLECTIVE", columns=expect.integer()
+)
 def tcgen05_m64_collective(columns: int) -> TiledLayout:
     """One CTA's half (64 rows) of an M=128 accumulator of two CTAs."""
     _check_columns(columns)
@@ -90,6 +103,11 @@ def tcgen05_m64_collective(columns: int) -> TiledLayout:
     )
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.TCGEN05_M64_COLLECTIVE_NATIVE",
+    columns=expect.integer(),
+    vector_length=expect.integer(1),
+)
 def tcgen05_m64_collective_native(columns: int, vector_length: int = 2) -> TiledLayout:
     """The same half with one row per thread."""
     _check_columns(columns)
@@ -97,6 +115,26 @@ def tcgen05_m64_collective_native(columns: int, vector_length: int = 2) -> Tiled
     return _tiled(*tiles, warp=(-4, -5), lane=(-3,))
 
 
+def _element(value: Any, what: str) -> Any:
+    """Accepts an element type, or its width in bits."""
+    width = expect.index(value)
+    if width is not None and width not in (2, 4, 8, 16, 32, 64):
+        width, value = None, None
+    try:
+        known = width is not None or (value is not None and np.dtype(value) is not None)
+    except Exception:
+        known = False
+    if known and not hasattr(value, "shape"):
+        return value if width is None else width
+    raise expect.wrong_type(
+        what, "an element type", "an element type, or its width in bits", value,
+        "write e.g. jnp.float16, or 16",
+    )  # fmt: skip
+
+
+@expect.arguments(
+    lambda *_, **__: "Layout.MMA_LHS", dtype=_element, m_warps=expect.integer()
+)
 def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     """The A fragment of `mma.sync.m16n8kK`, `m_warps` warps along the rows.
 
@@ -113,6 +151,9 @@ def mma_lhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     return _tiled(*tiles, warp=warp, lane=(-3, -2))
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.MMA_RHS", dtype=_element, m_warps=expect.integer()
+)
 def mma_rhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     """The B fragment of `mma.sync.m16n8kK` for an array of shape (K, N)."""
     e, n = _elements_per_word(dtype), _other_warps(m_warps)
@@ -123,6 +164,7 @@ def mma_rhs(dtype: Any, m_warps: int = 4) -> TiledLayout:
     return _tiled(*tiles, warp=warp, lane=(-3, -4), vector=-2)
 
 
+@expect.arguments(lambda *_, **__: "Layout.MMA_ACC", m_warps=expect.integer())
 def mma_acc(m_warps: int = 4) -> TiledLayout:
     """The C and D fragment of `mma.sync.m16n8kK` with 32-bit accumulators."""
     n = _other_warps(m_warps)
@@ -130,6 +172,12 @@ def mma_acc(m_warps: int = 4) -> TiledLayout:
     return _tiled(*tiles, warp=(-7, -6), lane=(-3, -2))
 
 
+@expect.arguments(
+    lambda *_, **__: "Layout.SMEM_GMEM_COPY",
+    shape=expect.integers(1),
+    dtype=_element,
+    swizzle=expect.choice_of(16, 32, 64, 128),
+)
 def smem_gmem_copy(shape: Sequence[int], dtype: Any, swizzle: int) -> TiledLayout:
     """A layout for copies through registers between GMEM and tiled SMEM.
 
@@ -141,6 +189,8 @@ def smem_gmem_copy(shape: Sequence[int], dtype: Any, swizzle: int) -> TiledLayou
       LayoutError: the tiles do not divide the shape.
     """
     bits = element_bits(dtype)
+    if len(shape) < 2:
+        raise LayoutError("a tiled array has rows and columns", got=f"shape {shape}")
     rows, columns = tuple(shape)[-2:]
     minor = swizzle * 8 // bits
     # 8 rows of `swizzle` bytes over 32 lanes, capped at one 16-byte access.
@@ -242,13 +292,18 @@ class Layout(enum.Enum):
     TMA_INDICES = enum.auto()
     TMA_INDICES_4 = enum.auto()
 
+    @expect.arguments(
+        lambda self, *_, **__: f"Layout.{self.name}",
+        args=expect.anything,
+        kwargs=expect.anything,
+    )
     def __call__(self, *args: Any, **kwargs: Any) -> RegisterLayout:
         """The layout with parameters.
 
         Raises:
           LayoutError: the layout does not have these parameters.
         """
-        make = _definitions()[self.name]
+        make = definitions()[self.name]
         if not callable(make):
             raise LayoutError(
                 f"Layout.{self.name} has no parameters", got=f"{args} {kwargs}"
@@ -266,9 +321,10 @@ class Layout(enum.Enum):
         Raises:
           LayoutError: the layout has parameters without defaults.
         """
-        definition = _definitions()[self.name]
+        definition = definitions()[self.name]
         return self() if callable(definition) else definition
 
+    @expect.arguments(axes=expect.integers())
     def reduce(self, axes: int | Sequence[int]) -> TiledLayout:
         """The layout after a reduction over `axes`; see `TiledLayout.reduce`.
 
@@ -286,7 +342,7 @@ class Layout(enum.Enum):
 
 
 @functools.cache
-def _definitions() -> dict[str, RegisterLayout | Callable[..., RegisterLayout]]:
+def definitions() -> dict[str, RegisterLayout | Callable[..., RegisterLayout]]:
     """Layouts without parameters, and functions for the others, by name."""
     makers: dict[str, RegisterLayout | Callable[..., RegisterLayout]] = {
         "TILED": TiledLayout,

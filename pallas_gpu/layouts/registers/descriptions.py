@@ -12,10 +12,11 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES, WARPS, LinearLayout
 
@@ -29,6 +30,16 @@ class TiledDim(NamedTuple):
     stride: int
 
 
+def _tiles(value: Any, what: str) -> tuple[tuple[int, ...], ...]:
+    if not expect.is_sequence(value):
+        raise expect.wrong_type(
+            what, "a sequence of tiles", "tiles such as ((64, 8), (2,))", value,
+            "write a tuple of tuples of sizes",
+        )  # fmt: skip
+    return tuple(expect.integers()(tile, f"{what}: a tile") for tile in value)
+
+
+@expect.arguments(tiles=_tiles)
 @dataclasses.dataclass(frozen=True)
 class Tiling:
     """Splits the trailing dimensions by a sequence of tiles.
@@ -47,8 +58,7 @@ class Tiling:
     tiles: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
-        tiles = tuple(tuple(int(x) for x in tile) for tile in self.tiles)
-        object.__setattr__(self, "tiles", tiles)
+        tiles = self.tiles
         ranks = [len(tile) for tile in tiles]
         if not tiles or min(ranks) == 0 or ranks != sorted(ranks, reverse=True):
             raise LayoutError(
@@ -75,6 +85,7 @@ class Tiling:
         """The number of trailing dimensions that the tiling splits."""
         return len(self.tiles[0])
 
+    @expect.arguments(shape=expect.integers(0))
     def tile_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
         """The shape after tiling.
 
@@ -118,6 +129,7 @@ class Tiling:
         return tuple(dims)
 
 
+@expect.arguments(times=expect.integer())
 @dataclasses.dataclass(frozen=True)
 class Replicated:
     """A warp or lane dim along which threads hold copies of the same data."""
@@ -137,6 +149,27 @@ class Replicated:
 PartitionDim = int | Replicated
 
 
+def _dims(value: Any, what: str) -> tuple[PartitionDim, ...]:
+    dims = value if expect.is_sequence(value) else ()
+    static = [d if isinstance(d, Replicated) else expect.index(d) for d in dims]
+    found = tuple(d for d in static if d is not None)
+    if expect.is_sequence(value) and len(found) == len(static):
+        return found
+    raise expect.wrong_type(
+        what,
+        "a sequence of dims",
+        "negative integers and Replicated(n)",
+        value,
+        "write e.g. (-3, -2)",
+    )
+
+
+@expect.arguments(
+    tiling=expect.instance(Tiling, written="plgpu.Tiling(((64, 8), (2,)))"),
+    warp_dims=_dims,
+    lane_dims=_dims,
+    vector_dim=expect.integer(),
+)
 @dataclasses.dataclass(frozen=True)
 class TiledLayout:
     """Distributes the dimensions of a tiling over warps, lanes and one register.
@@ -164,8 +197,6 @@ class TiledLayout:
     vector_dim: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "warp_dims", tuple(self.warp_dims))
-        object.__setattr__(self, "lane_dims", tuple(self.lane_dims))
         named = [d for d in self._partition if isinstance(d, int)]
         count = len(self.tiling.dims)
         if any(not -count <= d < 0 for d in named) or len(set(named)) != len(named):
@@ -213,6 +244,7 @@ class TiledLayout:
         """The trailing dimensions of an array must be multiples of this."""
         return self.tiling.tiles[0]
 
+    @expect.arguments(shape=expect.integers(0))
     def linear(self, shape: Sequence[int]) -> LinearLayout:
         """The placement of an array of `shape`.
 
@@ -221,6 +253,7 @@ class TiledLayout:
         """
         return _tiled_linear(self, tuple(shape))
 
+    @expect.arguments(axes=expect.integers())
     def reduce(self, axes: int | Sequence[int]) -> TiledLayout:
         """The layout of the array after a reduction over `axes` of the tiled shape.
 
@@ -347,6 +380,7 @@ def _drop_idle_tiles(
     return TiledLayout(Tiling(tuple(tiles)), warp_dims, lane_dims, vector_dim)
 
 
+@expect.arguments(shape=expect.integers(0), vec_size=expect.integer())
 @dataclasses.dataclass(frozen=True)
 class WGStridedLayout:
     """Distributes the row-major elements cyclically over threads, `vec_size` at a time.
@@ -366,7 +400,6 @@ class WGStridedLayout:
     vec_size: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
         if self.vec_size < 1 or math.prod(self.shape) % (THREADS * self.vec_size):
             raise LayoutError(
                 "a strided layout requires equally many whole vectors per thread",
@@ -376,6 +409,11 @@ class WGStridedLayout:
             )
 
     @classmethod
+    @expect.arguments(
+        lambda *_, **__: "WGStridedLayout.default",
+        shape=expect.integers(0),
+        bits=expect.integer(1),
+    )
     def default(cls, shape: Sequence[int], bits: int) -> WGStridedLayout:
         """Vectors of four elements, or fewer if the size requires it.
 
@@ -461,6 +499,7 @@ def _strided_linear(layout: WGStridedLayout) -> LinearLayout | None:
         return None
 
 
+@expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
 class WGSplatLayout:
     """One register per thread that represents all elements: they are equal."""

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.catalogue import Layout, to_layout
 from pallas_gpu.layouts.registers.descriptions import (
     RegisterLayout,
+    TiledLayout,
     WGSplatLayout,
     WGStridedLayout,
 )
@@ -21,6 +23,13 @@ _MAX_COLUMNS = 64
 _MAX_ROWS = 256
 
 
+_LAYOUTS = (Layout, TiledLayout, WGStridedLayout, WGSplatLayout, LinearLayout)
+
+
+@expect.arguments(
+    layout=expect.instance(*_LAYOUTS, written="plgpu.Layout.WGMMA"),
+    shape=expect.integers(1),
+)
 def draw(layout: Layout | RegisterLayout | LinearLayout, shape: Sequence[int]) -> str:
     """Formats the owner of each element: warp, lane, register and position in it.
 

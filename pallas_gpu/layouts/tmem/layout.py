@@ -19,6 +19,7 @@ from typing import NamedTuple, assert_never
 
 import numpy as np
 
+from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.descriptions import (
     PartitionDim,
@@ -85,6 +86,11 @@ class TmemPlaces(NamedTuple):
     positions: np.ndarray
 
 
+@expect.arguments(
+    kind=expect.member(TmemKind, "plgpu.layouts"),
+    packing=expect.integer(),
+    tile_columns=expect.integer(0),
+)
 @dataclasses.dataclass(frozen=True)
 class TmemLayout:
     """The placement of an array in TMEM, created by the method named after the kind.
@@ -146,6 +152,7 @@ class TmemLayout:
     # --- the kinds --------------------------------------------------------------------
 
     @classmethod
+    @expect.arguments(lambda *_, **__: "TmemLayout.default", packing=expect.integer())
     def default(cls, packing: int = 1) -> TmemLayout:
         """Row r in lane r: accumulators and left operands of 128 rows.
 
@@ -157,6 +164,11 @@ class TmemLayout:
         return cls(TmemKind.DEFAULT, packing)
 
     @classmethod
+    @expect.arguments(
+        lambda *_, **__: "TmemLayout.half_lane",
+        columns=expect.integer(),
+        packing=expect.integer(),
+    )
     def half_lane(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows, 16 per warp: accumulators of one CTA with M = 64.
 
@@ -170,6 +182,11 @@ class TmemLayout:
         return cls(TmemKind.HALF_LANE, packing, columns)
 
     @classmethod
+    @expect.arguments(
+        lambda *_, **__: "TmemLayout.m64_collective",
+        columns=expect.integer(),
+        packing=expect.integer(),
+    )
     def m64_collective(cls, columns: int, packing: int = 1) -> TmemLayout:
         """64 rows: one CTA's part of an accumulator of two CTAs, M = 128.
 
@@ -244,6 +261,10 @@ class TmemLayout:
                 assert_never(self.kind)
 
     @classmethod
+    @expect.arguments(
+        lambda *_, **__: "TmemLayout.from_tiled",
+        tiled=expect.instance(TiledLayout, written="plgpu.TiledLayout(...)"),
+    )
     def from_tiled(cls, tiled: TiledLayout) -> TmemLayout:
         """The layout that tiles describe, in any notation.
 

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A good call of every public callable, from which tests depart in one argument."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import layouts
+
+F32, F16 = jnp.float32, jnp.float16
+SHAPE = (64, 128)
+OUT = jax.ShapeDtypeStruct(SHAPE, F32)
+SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+WGMMA_TILES = ((64, 8), (16, 8), (8, 8), (2,))
+SPEC = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+
+
+def nothing(*_: Any) -> None:
+    """A body that ignores its arguments."""
+
+
+def same(*arguments: Any, carry: Any = None) -> Any:
+    """A body of a loop that returns its carry."""
+    return carry if carry is not None or len(arguments) < 2 else arguments[-1]
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    """What a body has: references, values and traced scalars."""
+
+    x: Any
+    o: Any
+    s: Any
+    b: Any
+    a: Any
+    w: Any
+    acc: Any
+    i: Any
+
+    @property
+    def array(self) -> Any:
+        """An array in registers."""
+        return jnp.zeros(SHAPE, F32)
+
+
+SCRATCH = {
+    "s": plgpu.SMEM(SHAPE, F32),
+    "b": plgpu.Barrier(),
+    "a": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
+    "w": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
+}
+
+
+def kernel(body: Callable[[Env], None]) -> Callable[..., Any]:
+    """Returns a kernel whose body gets an `Env`."""
+
+    def with_env(x, o, **refs):
+        def scoped(acc):
+            body(Env(x=x, o=o, acc=acc, i=lax.axis_index("g"), **refs))
+
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
+
+    return plgpu.kernel(
+        with_env, out_type=OUT, scratch_types=SCRATCH, grid=(2,), grid_names=("g",)
+    )
+
+
+def _none(result: Any, env: Any) -> None:
+    pass
+
+
+@dataclasses.dataclass(frozen=True)
+class Good:
+    """A call without a mistake.
+
+    Attributes:
+      arguments: by the names of the parameters; inside a body of an `Env`.
+      then: what is done with the result.
+      inside: whether the call is one of a body.
+    """
+
+    arguments: Callable[[Any], dict[str, Any]]
+    then: Callable[[Any, Any], Any] = _none
+    inside: bool = False
+
+
+def _top(then: Callable[[Any, Any], Any] = _none, **arguments: Any) -> Good:
+    return Good(lambda _: arguments, then)
+
+
+def _in(
+    arguments: Callable[[Env], dict[str, Any]],
+    then: Callable[[Any, Any], Any] = _none,
+) -> Good:
+    return Good(arguments, then, inside=True)
+
+
+def _trace(kernel: Any, _: Any) -> None:
+    jax.eval_shape(kernel, OUT)
+
+
+_halves = jnp.zeros((256, 256), F16)
+_heads = jnp.zeros((1, 128, 1, 64), F16)
+_run = lambda decorate, _: decorate(nothing)  # noqa: E731
+_loop = lambda decorate, _: decorate(same)  # noqa: E731
+_size = {"block_size": 8}
+
+GOOD: dict[str, Good] = {
+    # Entry points
+    "kernel": _top(_trace, body=nothing, out_type=OUT),
+    "pallas_call": _top(_trace, kernel=nothing, out_shape=OUT),
+    "run_scoped": _in(lambda e: {"f": nothing, "scratch_types": (SCRATCH["s"],)}),
+    "run_state": _in(
+        lambda e: {"f": nothing}, lambda f, e: f(plgpu.ACC.init(jnp.zeros((64, 64))))
+    ),
+    # Without a kernel to compile, which would need the CUDA wheels.
+    "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
+    "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
+    # Control flow and positions
+    "when": _in(lambda e: {"condition": e.i == 0}, _run),
+    "loop": _in(lambda e: {"lower": 0, "upper": 4, "init_carry": 1}, _loop),
+    "warp_map": _in(lambda e: {"f": nothing}),
+    "nd_loop": _in(
+        lambda e: {"grid": (4, 2), "collective_axes": "g", "init_carry": 1}, _loop
+    ),
+    "planar_snake": _in(
+        lambda e: {"lin_idx": e.i, "shape": (4, 4), "minor_dim": 0, "tile_width": 2}
+    ),
+    "program_id": _in(lambda e: {"axis": 0}),
+    "num_programs": _in(lambda e: {"axis": 0}),
+    "ds": _in(lambda e: {"start": 0, "size": 8}, lambda part, e: e.x.at[part][...]),
+    "cdiv": _in(lambda e: {"a": 7, "b": 2}),
+    "emit_pipeline": _in(
+        lambda e: {"body": same, "grid": (8,), "in_specs": [SPEC], "init_carry": 1},
+        lambda run, e: run(e.x),
+    ),
+    "emit_pipeline_warp_specialized": _in(
+        lambda e: {
+            "body": nothing,
+            "grid": (8,),
+            "in_specs": [SPEC],
+            "wg_axis": "wg",
+            "num_compute_wgs": 2,
+            "memory_registers": 40,
+        }
+    ),
+    # Copies
+    "copy_gmem_to_smem": _in(lambda e: {"src": e.x, "dst": e.s, "barrier": e.b}),
+    "copy_smem_to_gmem": _in(lambda e: {"src": e.s, "dst": e.o}),
+    "commit_gmem": _in(lambda e: {}),
+    "commit_smem": _in(lambda e: {}),
+    "commit_smem_to_gmem_group": _in(lambda e: {}),
+    "wait_smem_to_gmem": _in(lambda e: {"n": 0}),
+    # Barriers
+    "barrier_arrive": _in(lambda e: {"barrier": e.b}),
+    "barrier_wait": _in(lambda e: {"barrier": e.b}),
+    # Registers
+    "load": _in(lambda e: {"src": e.x}),
+    "layout_cast": _in(lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA}),
+    "broadcasted_iota": _in(
+        lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}
+    ),
+    "set_max_registers": _in(lambda e: {"n": 40, "action": "decrease"}),
+    # Tensor cores
+    "wgmma": _in(lambda e: {"acc": e.acc, "a": e.a, "b": e.w}),
+    "wgmma_wait": _in(lambda e: {"n": 0}),
+    "wgmma_accumulator_load": _in(lambda e: {"acc": e.acc}),
+    # Declarations
+    "ACC": _top(shape=(64, 64), dtype=F32),
+    "ACC.init": _in(lambda e: {"array": jnp.zeros((64, 64))}),
+    "GMEM": _top(shape=SHAPE, dtype=F32),
+    "SMEM": _top(shape=SHAPE, dtype=F32),
+    "TMEM": _top(shape=(128, 64), dtype=F32),
+    "REGS": _top(shape=SHAPE, dtype=F32),
+    "Barrier": _top(),
+    "ClusterBarrier": _top(collective_axes="c"),
+    "BlockSpec": _top(block_shape=(8, 128), index_map=lambda i: (i, 0)),
+    "Blocked": _top(**_size),
+    "Element": _top(**_size),
+    "Squeezed": _top(),
+    "GridSpec": _top(),
+    "Mesh": _top(),
+    "TilingTransform": _top(tiling=(8, 64)),
+    "SwizzleTransform": _top(swizzle=128),
+    "find_swizzle": _top(minor_dim_bits=1024),
+    # Layouts
+    "TiledLayout": _top(
+        tiling=plgpu.Tiling(WGMMA_TILES),
+        warp_dims=(-7,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    ),
+    "TiledLayout.reduce": _top(self=layouts.to_layout(plgpu.Layout.WGMMA), axes=0),
+    "TiledLayout.linear": _top(
+        self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 64)
+    ),
+    "Tiling": _top(tiles=WGMMA_TILES),
+    "Tiling.tile_shape": _top(self=plgpu.Tiling(WGMMA_TILES), shape=(64, 64)),
+    "Replicated": _top(times=2),
+    "Layout.WG_STRIDED": _top(shape=SHAPE, vec_size=2),
+    "Layout.WG_SPLAT": _top(),
+    "Layout.SMEM_GMEM_COPY": _top(shape=SHAPE, dtype=F32, swizzle=128),
+    "Layout.TCGEN05_TMEM_NATIVE": _top(),
+    "Layout.TCGEN05_M64_COLLECTIVE": _top(columns=32),
+    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE": _top(columns=32),
+    "Layout.MMA_LHS": _top(dtype=F16),
+    "Layout.MMA_RHS": _top(dtype=F16),
+    "Layout.MMA_ACC": _top(),
+    "layouts.WGStridedLayout": _top(shape=SHAPE, vec_size=2),
+    "layouts.WGStridedLayout.default": _top(shape=SHAPE, bits=32),
+    "layouts.WGSplatLayout": _top(shape=SHAPE),
+    "layouts.TmemLayout": _top(kind=layouts.TmemKind.DEFAULT),
+    "layouts.TmemLayout.default": _top(),
+    "layouts.TmemLayout.half_lane": _top(columns=32),
+    "layouts.TmemLayout.m64_collective": _top(columns=32),
+    "layouts.TmemLayout.scales": _top(),
+    "layouts.TmemLayout.scales_m64_collective": _top(),
+    "layouts.TmemLayout.sparse_metadata": _top(),
+    "layouts.TmemLayout.from_tiled": _top(tiled=layouts.TmemLayout.default().tiled),
+    "layouts.draw": _top(layout=plgpu.Layout.WGMMA, shape=(64, 8)),
+    # Parameters
+    "CompilerParams": _top(),
+    "InterpretParams": _top(),
+    "InterpretGPUParams": _top(),
+    "arch.target": _top(name="sm_90a"),
+    "arch.target_of_capability": _top(major=9, minor=0),
+    # Ready kernels
+    "ops.matmul": _top(a=_halves, b=_halves),
+    "ops.attention": _top(q=_heads, k=_heads, v=_heads),
+    "ops.MatmulConfig": _top(),
+    "ops.AttentionConfig": _top(),
+    "ops.AttentionConfig.default": _top(head_dim=64),
+    "ops.clear_cache": _top(),
+}
+
+# Methods and operators of references: from an Env and a wrong value to a call.
+METHODS: dict[str, dict[str, Callable[[Env, Any], Any]]] = {
+    "at": {"idx": lambda e, v: e.x.at[v]},
+    "[]": {"idx": lambda e, v: e.x[v], "second": lambda e, v: e.x[0, v]},
+    "[]=": {
+        "idx": lambda e, v: e.o.__setitem__(v, 0.0),
+        "value": lambda e, v: e.o.__setitem__(..., v),
+    },
+    "get": {"idx": lambda e, v: e.x.get(v)},
+    "set": {"value": lambda e, v: e.o.set(v), "idx": lambda e, v: e.o.set(0.0, v)},
+    "swap": {"value": lambda e, v: e.s.swap(v), "idx": lambda e, v: e.s.swap(0.0, v)},
+    "addupdate": {
+        "value": lambda e, v: e.s.addupdate(v),
+        "idx": lambda e, v: e.s.addupdate(0.0, v),
+    },
+    "transpose": {
+        "permutation": lambda e, v: e.x.transpose(v),
+        "second": lambda e, v: e.x.transpose(0, v),
+    },
+    "reshape": {"shape": lambda e, v: e.x.reshape(v)},
+    "bitcast": {"dtype": lambda e, v: e.x.bitcast(v)},
+    "slices": {
+        "start": lambda e, v: e.x[v:8],
+        "stop": lambda e, v: e.x[0:v],
+        "step": lambda e, v: e.x[0:8:v],
+    },
+    "barrier": {"idx": lambda e, v: plgpu.barrier_wait(e.b.at[v])},
+}
+
+PLAIN: list[Any] = [
+    None, True, -1, 0, 3, 2**40, -(10**30), 0.5, float("nan"), float("inf"), 1j,
+    "a", "", b"a", (), (1, -1), (0.5,), (None,), ("a",), [None], [[1, 2], [3]], {},
+    {"a": 1}, {1: 2}, set(), object(), object, int, np.int64(3), np.float32(0.5),
+    np.bool_(True), np.arange(3), np.zeros((0,)), np.array("a"), slice(None), ...,
+    jnp.zeros((2, 2)), jnp.ones((), bool), jax.ShapeDtypeStruct((8,), F32), jnp.float32,
+    nothing, lambda: None, lambda a, b, c, d, e, f: None, plgpu, plgpu.Barrier,
+    plgpu.Barrier(), SCRATCH["s"], plgpu.SMEM, plgpu.LoweringSemantics.Lane,
+    plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED, plgpu.CompilerParams(), SPEC,
+    plgpu.ds(0, 8), ValueError("a"),
+]  # fmt: skip
+
+
+def traced(env: Env) -> list[Any]:
+    """Values that exist only inside a body."""
+    return [
+        env.i, env.i == 0, env.i * 0.5, jnp.arange(3) + env.i, env.array, env.x, env.s,
+        env.b, env.acc, env.x.at[0], env.x.at[plgpu.ds(env.i, 8)], env.x.T, env.x.at,
+    ]  # fmt: skip
