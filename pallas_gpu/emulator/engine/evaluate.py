@@ -33,7 +33,7 @@ def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
         match step:
             case ArithmeticStep():
                 try:
-                    env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
+                    env[step.out] = step.run(env)
                 except (errors.UninitializedReadError, AttributeError, TypeError):
                     env[step.out] = _poisoned(step, env)
             case EffectStep():

@@ -116,11 +116,34 @@ class Location:
 
 @dataclasses.dataclass(slots=True)
 class ArithmeticStep:
-    """`out = fn(*ins)` in NumPy."""
+    """`out = fn(*ins)` in NumPy.
+
+    Attributes:
+      run: computes it from the slots.
+    """
 
     fn: Callable[..., Any]
     ins: tuple[Any, ...]
     out: int
+    run: Callable[[list[Any]], Any] = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = _caller(self.fn, self.ins)
+
+
+def _caller(fn: Callable[..., Any], ins: tuple[Any, ...]) -> Callable[..., Any]:
+    """Returns a function of the slots; most operations have one or two operands."""
+    match ins:
+        case (Slot(i),):
+            return lambda env: fn(env[i])
+        case Slot(i), Slot(j):
+            return lambda env: fn(env[i], env[j])
+        case Slot(i), Const(b):
+            return lambda env: fn(env[i], b)
+        case Const(a), Slot(j):
+            return lambda env: fn(a, env[j])
+        case _:
+            return lambda env: fn(*[x.bind(env) for x in ins])
 
 
 @dataclasses.dataclass(slots=True)
