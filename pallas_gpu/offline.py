@@ -110,7 +110,17 @@ def lower(
 ) -> list[LoweredReport]:
     """Lowers every kernel that a function calls to MLIR; requires no CUDA wheels.
 
-    Arguments and errors are those of `compile`, except for the errors of compilation.
+    Args:
+      fn: as in `compile`.
+      *args: as in `compile`.
+      target: as in `compile`.
+
+    Returns:
+      The jaxpr and the MLIR module of each kernel, in the order of the calls.
+
+    Raises:
+      KernelError: a kernel is wrong.
+      UnsupportedError: a kernel is not supported on the target.
     """
     chosen = arch.target(target)
     reports = []

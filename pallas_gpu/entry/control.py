@@ -25,6 +25,9 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
       condition: scalar bool, or a scalar integer that is not 0. A Python bool is
         evaluated at trace time.
 
+    Returns:
+      A decorator, which runs the function at once.
+
     Raises:
       ArgumentTypeError: the condition is not a scalar.
       KernelError: the function returns a value.
@@ -243,6 +246,12 @@ def _require_axis(mesh: Any, axis: Any, who: str) -> int:
 @expect.arguments(a=values.integer, b=values.integer)
 def cdiv(a: Any, b: Any) -> Any:
     """Returns `a / b` rounded up, for integers.
+
+    PTX: none for Python integers, integer arithmetic for scalars. Since: sm_90.
+
+    Args:
+      a: dividend, a Python integer or an integer scalar.
+      b: divisor, likewise.
 
     Raises:
       ArgumentTypeError: an operand is not an integer.

@@ -175,6 +175,7 @@ class ClusterBarrier(Barrier):
     PTX: mbarrier.arrive.release.cluster.shared::cluster with mapa. Since: sm_90.
 
     Attributes:
+      num_arrivals, num_barriers, orders_tensor_core: as of `Barrier`.
       collective_axes: names of cluster axes.
       leader_tracked: not supported yet.
 

@@ -149,7 +149,14 @@ def is_squeezed(entry: Any) -> bool:
 )
 @dataclasses.dataclass(frozen=True)
 class GridSpec:
-    """Grid, block specs and scratch of a `pallas_call`, which checks them."""
+    """Grid, block specs and scratch of a `pallas_call`, which checks them.
+
+    Attributes:
+      grid: sizes of the grid axes.
+      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
+      out_specs: the same for the results.
+      scratch_shapes: declarations of scratch references.
+    """
 
     grid: int | Sequence[int] = ()
     in_specs: Any = None

@@ -40,6 +40,9 @@ def ds(start: Any, size: Any = _NO_SIZE, stride: int | None = None) -> Any:
       size: number of elements: a Python integer. Without it, `ds(n)` is `:n`.
       stride: distance of the elements; references support 1 alone.
 
+    Returns:
+      An index, for `ref[...]` and `ref.at[...]`.
+
     Raises:
       ArgumentTypeError: the start is not an integer.
       UnsupportedError: a size that is not static.

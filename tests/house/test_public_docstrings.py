@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from types import ModuleType
+
+import pytest
 
 import pallas_gpu
 
@@ -19,11 +22,34 @@ def docstring_complaints(package: ModuleType) -> list[str]:
         text = inspect.getdoc(value) or ""
         if not text or _is_generated(value, text):
             found.append(f"{name}: no docstring")
-        elif _is_primitive(value, package):
-            for section in ("PTX:", "Raises:"):
-                if section not in text:
-                    found.append(f"{name}: its docstring has no `{section}`")
+        sections = [s for s in _sections(value, package) if s not in text]
+        found += [f"{name}: its docstring has no `{s}`" for s in sections if text]
     return found
+
+
+def _sections(value: object, package: ModuleType) -> list[str]:
+    """What the docstring of a public name must contain: sections, and parameters."""
+    if inspect.isroutine(value):
+        signature = inspect.signature(value)
+        wanted = []
+        if signature.parameters:
+            wanted = ["Args:", *signature.parameters, "Raises:"]
+        # A summary such as "Returns the size of …" says it, too.
+        wanted += ["Returns"] if _gives(signature) and wanted else []
+        if _is_primitive(value, package):
+            wanted += ["PTX:", "Since:", "Issued", "Raises:"]
+        return list(dict.fromkeys(wanted))
+    if inspect.isclass(value) and dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        checked = [] if "__post_init__" not in vars(value) else ["Raises:"]
+        return [*names, *checked]
+    return []
+
+
+def _gives(signature: inspect.Signature) -> bool:
+    """Whether a function returns something, as far as its annotation says."""
+    empty = inspect.Signature.empty
+    return signature.return_annotation not in (empty, None, "None")
 
 
 def _can_have_docstring(value: object) -> bool:
@@ -44,8 +70,12 @@ def _is_primitive(value: object, package: ModuleType) -> bool:
     )
 
 
-def test_every_public_name_is_described():
-    assert docstring_complaints(pallas_gpu) == []
+PACKAGES = [pallas_gpu, pallas_gpu.ops, pallas_gpu.offline, pallas_gpu.layouts]
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)
+def test_every_public_name_is_described(package):
+    assert docstring_complaints(package) == []
 
 
 def test_the_public_names_are_there_once():
@@ -81,7 +111,7 @@ def test_a_dataclass_that_only_has_its_signature_is_found():
 
 def test_a_primitive_that_names_no_ptx_is_found():
     def copy():
-        """Copies.
+        """Copies. Since: sm_90. Issued by a warp.
 
         Raises:
           ShapeError: the shapes differ.
@@ -93,6 +123,51 @@ def test_a_primitive_that_names_no_ptx_is_found():
 
 def test_a_function_that_is_no_primitive_needs_no_ptx():
     def compile_offline():
-        """Compiles."""
+        """Compiles.
+
+        Raises:
+          CompilationError: it does not.
+        """
 
     assert docstring_complaints(_package_with("compile_offline", compile_offline)) == []
+
+
+def test_a_parameter_that_is_not_described_is_found():
+    def scale(x, factor) -> int:
+        """Multiplies.
+
+        Args:
+          x: a number.
+
+        Raises:
+          ArgumentError: it is not.
+        """
+        return x * factor
+
+    assert docstring_complaints(_package_with("scale", scale)) == [
+        "scale: its docstring has no `factor`",
+        "scale: its docstring has no `Returns`",
+    ]
+
+
+def test_a_function_that_names_no_errors_is_found():
+    def stop(n):
+        """Stops.
+
+        Args:
+          n: when.
+        """
+
+    found = docstring_complaints(_package_with("stop", stop))
+    assert found == ["stop: its docstring has no `Raises:`"]
+
+
+def test_a_field_that_is_not_described_is_found():
+    @dataclasses.dataclass
+    class Spec:
+        """A shape."""
+
+        rows: int
+
+    found = docstring_complaints(_package_with("Spec", Spec))
+    assert found == ["Spec: its docstring has no `rows`"]

@@ -132,7 +132,14 @@ class Tiling:
 @expect.arguments(times=expect.integer())
 @dataclasses.dataclass(frozen=True)
 class Replicated:
-    """A warp or lane dim along which threads hold copies of the same data."""
+    """A warp or lane dim along which threads hold copies of the same data.
+
+    Args:
+      times: number of copies, a power of two.
+
+    Raises:
+      LayoutError: it is not.
+    """
 
     times: int
 
@@ -502,7 +509,14 @@ def _strided_linear(layout: WGStridedLayout) -> LinearLayout | None:
 @expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
 class WGSplatLayout:
-    """One register per thread that represents all elements: they are equal."""
+    """One register per thread that represents all elements: they are equal.
+
+    Args:
+      shape: of the array.
+
+    Raises:
+      LayoutError: a placement of more than one element is asked for.
+    """
 
     shape: tuple[int, ...] = ()
 

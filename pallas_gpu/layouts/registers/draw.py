@@ -40,6 +40,9 @@ def draw(layout: Layout | RegisterLayout | LinearLayout, shape: Sequence[int]) -
       layout: a name of the catalogue, a description or a linear form.
       shape: one or two dimensions, at most 256 by 64 elements.
 
+    Returns:
+      A table with a line for each row, below a line of column numbers.
+
     Raises:
       LayoutError: the shape is too large, or does not match the layout.
 

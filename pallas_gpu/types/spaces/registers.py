@@ -15,7 +15,17 @@ REGISTER_BITS = 32
 
 
 class Regs(MemorySpace):
-    """Registers of one warpgroup; only accumulators live there as references."""
+    """Registers of one warpgroup; only accumulators live there as references.
+
+    `plgpu.ACC(shape, dtype)` declares one. No scope allocates other arrays in them.
+
+    Args:
+      shape: positive static sizes.
+      dtype: element type.
+
+    Raises:
+      UnsupportedError: the declaration is used as scratch memory.
+    """
 
     name = "REGS"
     unit = "registers"
