@@ -50,7 +50,7 @@ class Mesh:
       cluster_names: a name for each.
       num_threads: warpgroups a block; None is one warpgroup without a name.
       thread_name: axis name of the warpgroups.
-      kernel_name: name of the compiled kernel.
+      kernel_name: a hint for readers; compiled kernels have the name that `kernel` got.
 
     Raises:
       ArgumentError: sizes and names that do not match each other or the hardware.

@@ -1,0 +1,542 @@
+# SPDX-License-Identifier: Apache-2.0
+"""No argument is accepted without effect, except what its docstring calls a hint.
+
+Every parameter that may be left out is in one of three tables. `EFFECTS` has calls that
+differ in the argument alone and end differently, or names the test that shows the
+effect. `HINTS` are called hints in a docstring. `REFUSED` accept their default alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, layouts
+from tests.support import effects as see
+from tests.support import public_calls as calls
+from tests.support import public_names as names
+from tests.support.public_calls import F16, F32, OUT, SHAPE, SPEC
+
+ROOT = Path(__file__).parents[2]
+CALLABLES = names.public_callables()
+SMALL = jax.ShapeDtypeStruct((8, 128), F32)
+TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
+MATMUL, ATTENTION = "tests/ops/test_matmul.py", "tests/ops/test_attention.py"
+EMIT = "tests/pipeline/test_emit_pipeline.py"
+SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
+MEMORY = "tests/emulator/engine/test_memory.py"
+IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
+RUN = "tests/emulator/test_run.py"
+K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
+P = functools.partial(plgpu.pallas_call, see.exp, OUT)
+TMEM = layouts.TmemLayout
+
+
+def block(*shape, **fields):
+    """A block spec whose index map counts the first dimension."""
+    return plgpu.BlockSpec(shape, lambda i: (i, 0), **fields)
+
+
+def shapes(*options):
+    """The types of the results of kernels."""
+    return see.values(
+        lambda **o: jax.eval_shape(plgpu.kernel(calls.nothing, **o), OUT), *options
+    )
+
+
+def over_the_edge(mode):
+    """A block over the array's edge, in the emulator."""
+    spec = block(48, 128, oob_fill_mode=mode)
+    params = plgpu.InterpretParams(partial_results=True)
+    k = plgpu.pallas_call(calls.nothing, OUT, grid=2, in_specs=[spec], interpret=params)
+    return see.outcome(lambda: k(jnp.ones(SHAPE, F32)).shape)
+
+
+def wrong_target(target):
+    """A kernel of Hopper's tensor core."""
+    k = plgpu.kernel(
+        see.product, out_type=OUT, **see.PRODUCT, **see.params(target=target)
+    )
+    return see.outcome(lambda: jax.eval_shape(k, OUT))
+
+
+def targets(name):
+    """A ready kernel of Hopper's tensor core for several targets."""
+
+    def traced(target):
+        params = plgpu.CompilerParams(target=target)
+        arguments = {**calls.GOOD[name].arguments(None), "compiler_params": params}
+        return jax.eval_shape(lambda: CALLABLES[name](**arguments))
+
+    return see.values(traced, {"target": "sm_90a"}, {"target": "sm_100a"})
+
+
+def loops(make, **good):
+    """Loops without and with a carry."""
+    return see.bodies(
+        lambda e: make(**good)(calls.nothing),
+        lambda e: make(**good, init_carry=e.x[0, 0])(calls.same),
+    )
+
+
+def with_predicate(call):
+    """A call without and with a predicate."""
+    return see.bodies(call, lambda e: call(e, predicate=e.i == 0))
+
+
+def copies(**options):
+    """A copy to SMEM without and with options."""
+    copy = lambda e, **o: plgpu.copy_gmem_to_smem(e.x, e.s, e.b, **o)  # noqa: E731
+    return see.bodies(copy, lambda e: copy(e, **options))
+
+
+def tmem(*options, dtype=F32):
+    """Declarations of arrays in TMEM."""
+    declare = lambda **o: plgpu.TMEM((128, 64), dtype, **o).storage  # noqa: E731
+    return see.values(declare, *options)
+
+
+EFFECTS: dict[str, Callable[[], list[str]] | str] = {
+    # Entry points
+    "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
+    "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
+    "kernel.out_shape": lambda: shapes({"out_shape": OUT}, {"out_shape": SMALL}),
+    "kernel.scratch_types": lambda: see.scratch(TILE, SMALL_TILE),
+    "kernel.scratch_shapes": lambda: see.kernels(
+        calls.nothing, *({"scratch_shapes": [t]} for t in (TILE, SMALL_TILE))
+    ),
+    "kernel.grid": lambda: see.kernels(
+        calls.nothing, *({"grid": (n,), "grid_names": ("g",)} for n in (1, 2))
+    ),
+    "kernel.grid_names": lambda: see.kernels(
+        see.at_axis("g"), *({"grid": (2,), "grid_names": (n,)} for n in "gh")
+    ),
+    "kernel.cluster": lambda: see.kernels(
+        calls.nothing, *({"cluster": (n,), "cluster_names": ("c",)} for n in (1, 2))
+    ),
+    "kernel.cluster_names": lambda: see.kernels(
+        see.at_axis("c"), *({"cluster": (2,), "cluster_names": (n,)} for n in "cd")
+    ),
+    "kernel.num_threads": lambda: see.kernels(
+        calls.nothing, *({"num_threads": n, "thread_name": "w"} for n in (1, 2))
+    ),
+    "kernel.thread_name": lambda: see.kernels(
+        see.at_axis("w"), *({"num_threads": 2, "thread_name": n} for n in "wt")
+    ),
+    "kernel.compiler_params": lambda: see.kernels(
+        see.exp, {}, see.params(approx_math=True)
+    ),
+    "kernel.interpret": lambda: see.interpreted(K),
+    "kernel.debug": lambda: see.printed(K),
+    "kernel.name": lambda: see.kernels(calls.nothing, {"name": "a"}, {"name": "b"}),
+    "kernel.kernel_name": lambda: see.kernels(
+        calls.nothing, *({"name": None, "kernel_name": n} for n in "ab")
+    ),
+    "pallas_call.grid_spec": lambda: see.grid_specs({"grid": 1}, {"grid": 2}),
+    "pallas_call.grid": lambda: see.block_calls({"grid": 1}, {"grid": 2}),
+    "pallas_call.in_specs": lambda: see.specs(SPEC, block(16, 128)),
+    "pallas_call.out_specs": lambda: see.block_calls(
+        *({"grid": 2, "out_specs": spec} for spec in (SPEC, block(16, 128)))
+    ),
+    "pallas_call.scratch_shapes": lambda: see.block_calls(
+        *({"scratch_shapes": [t]} for t in (TILE, SMALL_TILE)), body=lambda *_: None
+    ),
+    "pallas_call.debug": lambda: see.printed(P),
+    "pallas_call.interpret": lambda: see.interpreted(P),
+    "pallas_call.name": lambda: see.block_calls({"name": "a"}, {"name": "b"}),
+    "pallas_call.compiler_params": lambda: see.block_calls(
+        {}, see.params(approx_math=True), body=see.exp
+    ),
+    "run_scoped.scratch_types": lambda: see.bodies(
+        *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
+    ),
+    "run_scoped.named_scratch_types": lambda: see.bodies(
+        *(
+            lambda e, t=t: plgpu.run_scoped(lambda tile: None, tile=t)
+            for t in (TILE, SMALL_TILE)
+        )
+    ),
+    "run_scoped.collective_axes": lambda: see.bodies(
+        *(
+            lambda e, a=a: plgpu.run_scoped(calls.nothing, TILE, collective_axes=a)
+            for a in ((), "other")
+        )
+    ),
+    "offline.compile.args": lambda: (
+        see.values(lambda *a: plgpu.offline.compile(lambda *_: 0, *a), {})
+        + see.values(lambda: plgpu.offline.compile(lambda: 0, object()), {})
+    ),
+    "offline.compile.target": lambda: see.values(
+        lambda target: plgpu.offline.compile(lambda: 0, target=target),
+        {"target": "sm_90a"},
+        {"target": "sm_80"},
+    ),
+    "offline.lower.args": lambda: [
+        str(plgpu.offline.lower(K(), x))
+        for x in (OUT, jax.ShapeDtypeStruct(SHAPE, jnp.int32))
+    ],
+    "offline.lower.target": lambda: [
+        str(plgpu.offline.lower(K(), OUT, target=t)[0].target)
+        for t in ("sm_90a", "sm_100a")
+    ],
+    # Control flow, copies, barriers, registers
+    "loop.init_carry": lambda: loops(plgpu.loop, lower=0, upper=4),
+    "loop.step": lambda: see.bodies(
+        *(
+            lambda e, s=s: plgpu.loop(0, 4, step=s)(
+                lambda i: e.o.__setitem__((0, i), 1.0)
+            )
+            for s in (1, 2)
+        )
+    ),
+    "loop.unroll": lambda: see.bodies(
+        *(
+            lambda e, u=u: plgpu.loop(0, 4, unroll=u)(
+                lambda i: e.o.__setitem__((0, i), 1.0)
+            )
+            for u in (1, 2)
+        )
+    ),
+    "nd_loop.init_carry": lambda: loops(plgpu.nd_loop, grid=(4,), collective_axes="g"),
+    "nd_loop.tiling": lambda: see.bodies(
+        *(
+            lambda e, t=t: plgpu.nd_loop((4, 4), collective_axes="g", tiling=t)(
+                lambda info: e.o.__setitem__(info.index, 1.0)
+            )
+            for t in (None, (2, 2))
+        )
+    ),
+    "ds.size": lambda: see.values(plgpu.ds, {"start": 8}, {"start": 8, "size": 2}),
+    "ds.stride": lambda: see.values(
+        plgpu.ds, *({"start": 0, "size": 2, "stride": s} for s in (1, 2))
+    ),
+    "find_swizzle.what": lambda: see.values(
+        plgpu.find_swizzle, *({"minor_dim_bits": 8, "what": w} for w in ("a", "b"))
+    ),
+    "copy_gmem_to_smem.barrier": lambda: see.bodies(
+        lambda e: plgpu.copy_gmem_to_smem(e.x, e.s),
+        lambda e: plgpu.copy_gmem_to_smem(e.x, e.s, e.b),
+    ),
+    "copy_gmem_to_smem.predicate": lambda: with_predicate(
+        lambda e, **o: plgpu.copy_gmem_to_smem(e.x, e.s, e.b, **o)
+    ),
+    "copy_gmem_to_smem.collective_axes": lambda: copies(collective_axes="g"),
+    "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
+    "copy_smem_to_gmem.predicate": lambda: with_predicate(
+        lambda e, **o: plgpu.copy_smem_to_gmem(e.s, e.o, **o)
+    ),
+    "copy_smem_to_gmem.commit_group": lambda: see.bodies(
+        *(
+            lambda e, c=c: plgpu.copy_smem_to_gmem(e.s, e.o, commit_group=c)
+            for c in (True, False)
+        )
+    ),
+    "wait_smem_to_gmem.wait_read_only": lambda: see.bodies(
+        *(lambda e, r=r: plgpu.wait_smem_to_gmem(0, r) for r in (False, True))
+    ),
+    "barrier_arrive.predicate": lambda: with_predicate(
+        lambda e, **o: plgpu.barrier_arrive(e.b, **o)
+    ),
+    "load.idx": lambda: see.bodies(
+        lambda e: e.o.__setitem__(0, plgpu.load(e.x, 0)),
+        lambda e: e.o.__setitem__(0, plgpu.load(e.x, 1)),
+    ),
+    "load.layout": lambda: see.bodies(
+        *(
+            lambda e, v=v: e.o.__setitem__(
+                ..., plgpu.load(e.x, layout=plgpu.Layout.WG_STRIDED(SHAPE, vec_size=v))
+            )
+            for v in (1, 4)
+        )
+    ),
+    "load.optimized": "tests/lowering/test_warpgroup.py",
+    "broadcasted_iota.layout": lambda: see.bodies(
+        *(
+            lambda e, v=v: plgpu.broadcasted_iota(jnp.int32, SHAPE, 0, layout=v)
+            for v in (plgpu.Layout.WGMMA, plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4))
+        )
+    ),
+    "wgmma_accumulator_load.wait_n": lambda: see.bodies(
+        *(lambda e, n=n: plgpu.wgmma_accumulator_load(e.acc, wait_n=n) for n in (0, 1))
+    ),
+    # Declarations
+    "ACC.dtype": lambda: see.values(
+        lambda dtype: plgpu.ACC((64, 64), dtype).to_ref(),
+        {"dtype": F32},
+        {"dtype": F16},
+    ),
+    "Barrier.num_arrivals": lambda: see.scratch(
+        plgpu.Barrier(), plgpu.Barrier(num_arrivals=2)
+    ),
+    "Barrier.num_barriers": lambda: see.scratch(
+        plgpu.Barrier(), plgpu.Barrier(num_barriers=2)
+    ),
+    "ClusterBarrier.num_arrivals": "tests/emulator/gpu/test_cluster.py",
+    "ClusterBarrier.num_barriers": "tests/emulator/gpu/test_cluster.py",
+    "ClusterBarrier.collective_axes": "tests/emulator/gpu/test_cluster.py",
+    "SMEM.transforms": lambda: see.kernels(
+        lambda x, o, s: s.__setitem__(..., jnp.zeros((64, 64), F16)),
+        *(
+            {"scratch_types": [plgpu.SMEM((64, 64), F16, transforms=t)]}
+            for t in ((), calls.SWIZZLED)
+        ),
+    ),
+    "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
+    "TMEM.collective": lambda: tmem({}, {"collective": True}),
+    "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),
+    "BlockSpec.block_shape": lambda: see.specs(block(8, 128), block(16, 128)),
+    "BlockSpec.index_map": lambda: see.specs(plgpu.BlockSpec((8, 128)), SPEC),
+    "BlockSpec.transforms": lambda: see.specs(
+        SPEC, block(8, 128, transforms=(plgpu.TilingTransform((8, 32)),))
+    ),
+    "BlockSpec.delay_release": f"{EMIT}::"
+    "test_delay_release_keeps_a_buffer_for_products_in_flight",
+    "BlockSpec.collective_axes": f"{SPECIALIZED}::"
+    "test_a_cluster_shares_a_block_by_multicast",
+    "BlockSpec.oob_fill_mode": lambda: [
+        over_the_edge(plgpu.OOBFillMode.ZEROS),
+        over_the_edge(plgpu.OOBFillMode.PROMISE_IN_BOUNDS),
+    ],
+    "BlockSpec.memory_space": lambda: see.specs(
+        SPEC, block(8, 128, memory_space=plgpu.GMEM)
+    ),
+    "GridSpec.grid": lambda: see.grid_specs({"grid": 1}, {"grid": 8}),
+    "GridSpec.in_specs": lambda: see.grid_specs(
+        {"grid": 8}, {"grid": 8, "in_specs": [SPEC]}
+    ),
+    "GridSpec.out_specs": lambda: see.grid_specs(
+        {"grid": 8}, {"grid": 8, "out_specs": SPEC}
+    ),
+    "GridSpec.scratch_shapes": lambda: see.grid_specs(
+        {}, {"scratch_shapes": [plgpu.Barrier()]}
+    ),
+    **{
+        f"Mesh.{field}": "tests/types/test_mesh.py"
+        for field in (
+            "grid",
+            "grid_names",
+            "cluster",
+            "cluster_names",
+            "num_threads",
+            "thread_name",
+        )
+    },
+    # Layouts: values, compared as a whole
+    "Layout.WG_SPLAT.shape": lambda: see.values(
+        plgpu.Layout.WG_SPLAT, {}, {"shape": (2,)}
+    ),
+    "layouts.WGSplatLayout.shape": lambda: see.values(
+        layouts.WGSplatLayout, {}, {"shape": (2,)}
+    ),
+    "Layout.TCGEN05_TMEM_NATIVE.vector_length": lambda: see.values(
+        plgpu.Layout.TCGEN05_TMEM_NATIVE, {}, {"vector_length": 4}
+    ),
+    "Layout.TCGEN05_M64_COLLECTIVE_NATIVE.vector_length": lambda: see.values(
+        functools.partial(plgpu.Layout.TCGEN05_M64_COLLECTIVE_NATIVE, columns=32),
+        {},
+        {"vector_length": 4},
+    ),
+    **{
+        f"Layout.{name}.m_warps": lambda name=name, good=good: see.values(
+            functools.partial(plgpu.Layout[name], **good), {}, {"m_warps": 2}
+        )
+        for name, good in (
+            ("MMA_LHS", {"dtype": F16}),
+            ("MMA_RHS", {"dtype": F16}),
+            ("MMA_ACC", {}),
+        )
+    },
+    "layouts.TmemLayout.packing": lambda: see.values(
+        lambda packing: TMEM(layouts.TmemKind.DEFAULT, packing).columns((128, 64)),
+        {"packing": 1},
+        {"packing": 2},
+    ),
+    "layouts.TmemLayout.tile_columns": lambda: see.values(
+        lambda tile_columns: TMEM(layouts.TmemKind.HALF_LANE, 1, tile_columns).tiled,
+        {"tile_columns": 32},
+        {"tile_columns": 64},
+    ),
+    "layouts.TmemLayout.default.packing": lambda: see.values(
+        TMEM.default, {}, {"packing": 2}
+    ),
+    **{
+        f"layouts.TmemLayout.{kind}.packing": lambda kind=kind: see.values(
+            functools.partial(getattr(TMEM, kind), 32), {}, {"packing": 2}
+        )
+        for kind in ("half_lane", "m64_collective")
+    },
+    # Parameters
+    "CompilerParams.approx_math": lambda: see.kernels(
+        see.exp, see.params(), see.params(approx_math=True)
+    ),
+    "CompilerParams.dimension_semantics": lambda: see.block_calls(
+        *(
+            {"grid": 2, **see.params(dimension_semantics=[s])}
+            for s in ("parallel", "arbitrary")
+        )
+    ),
+    "CompilerParams.unsafe_no_auto_barriers": lambda: see.kernels(
+        see.exchange,
+        *(
+            {"scratch_types": [TILE], **see.params(unsafe_no_auto_barriers=off)}
+            for off in (False, True)
+        ),
+    ),
+    "CompilerParams.reduction_scratch_bytes": "tests/lowering/test_refusals.py",
+    "CompilerParams.lowering_semantics": lambda: see.kernels(
+        see.two_layouts,
+        *(see.params(lowering_semantics=s) for s in plgpu.LoweringSemantics),
+    ),
+    "CompilerParams.target": lambda: [wrong_target("sm_90a"), wrong_target("sm_100a")],
+    "CompilerParams.line_info": "tests/lowering/test_determinism.py::"
+    "test_lines_are_kept_only_where_they_are_asked_for",
+    "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",
+    "InterpretParams.max_steps": RUN,
+    "InterpretParams.detect_races": f"{RUN}::"
+    "test_two_ctas_that_write_the_same_element_race",
+    "InterpretParams.out_of_bounds_reads": f"{MEMORY}::"
+    "test_reads_out_of_bounds_can_be_poison",
+    "InterpretParams.uninitialized_memory": f"{MEMORY}::"
+    "test_uninitialized_memory_can_be_zero",
+    "InterpretParams.asynchrony": f"{IN_FLIGHT}::"
+    "test_late_work_waits_until_no_thread_can_run",
+    "InterpretParams.partial_results": f"{MEMORY}::"
+    "test_results_may_be_partial_on_request",
+    # Pipelines
+    "emit_pipeline.in_specs": f"{EMIT}::test_the_last_axis_of_the_grid_runs_fastest",
+    "emit_pipeline.out_specs": f"{EMIT}::"
+    "test_an_output_that_all_steps_share_is_stored_once",
+    "emit_pipeline.max_concurrent_steps": f"{EMIT}::"
+    "test_delay_release_needs_more_buffers",
+    "emit_pipeline.init_carry": f"{EMIT}::test_a_carry_passes_from_step_to_step",
+    **{
+        f"emit_pipeline_warp_specialized.{name}": f"{SPECIALIZED}::{test}"
+        for name, test in {
+            "in_specs": "test_one_warpgroup_computes_while_another_copies",
+            "out_specs": "test_warpgroups_that_compute_share_the_blocks_of_outputs",
+            "max_concurrent_steps": "test_one_warpgroup_computes_while_another_copies",
+            "pipeline_state": "test_pipelines_follow_each_other_with_the_same_buffers",
+            "manual_produced_barriers": "test_a_body_may_wait_and_release_by_itself",
+            "manual_consumed_barriers": "test_a_body_may_wait_and_release_by_itself",
+            "compute_context": "test_a_product_carries_through_a_context",
+            "memory_thread_idx": "test_the_memory_warpgroup_is_the_last_one",
+        }.items()
+    },
+    # Ready kernels
+    **{
+        f"ops.MatmulConfig.{name}": f"{MATMUL}::{test}"
+        for name, test in {
+            "tile_m": "test_tiles_and_clusters_divide_the_problem",
+            "tile_n": "test_tiles_of_narrow_swizzles",
+            "tile_k": "test_tiles_of_narrow_swizzles",
+            "stages": "test_the_buffers_fit_shared_memory",
+            "epilogue_m": "test_an_epilogue_in_parts",
+            "epilogue_n": "test_an_epilogue_in_parts",
+            "cluster": "test_tiles_and_clusters_divide_the_problem",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        }.items()
+    },
+    **{
+        f"ops.AttentionConfig.{name}": f"{ATTENTION}::{test}"
+        for name, test in {
+            "rows": "test_consumers_with_turns_and_without",
+            "block_kv": "test_the_tiles_fit_in_registers",
+            "stages": "test_the_buffers_fit_shared_memory",
+            "consumers": "test_consumers_with_turns_and_without",
+            "ping_pong": "test_consumers_with_turns_and_without",
+            "heads_together": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_persistent_blocks_compute_several_tiles",
+            "default.causal": "test_the_default_configurations",
+        }.items()
+    },
+    "ops.attention.causal": f"{ATTENTION}::test_types_and_masks",
+    "ops.attention.sm_scale": f"{ATTENTION}::test_the_scale_of_the_scores",
+    "ops.attention.config": f"{ATTENTION}::test_any_number_of_stages",
+    "ops.attention.compiler_params": lambda: targets("ops.attention"),
+    "ops.attention.interpret": ATTENTION,
+    "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
+    "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
+    "ops.matmul.compiler_params": lambda: targets("ops.matmul"),
+    "ops.matmul.interpret": MATMUL,
+}
+
+HINTS = (
+    "Mesh.kernel_name",
+    "CompilerParams.max_concurrent_steps",
+    "pallas_call.cost_estimate",
+    "pallas_call.metadata",
+)
+
+# What each is given, beside its good call, to be refused.
+REFUSED = {
+    "Barrier.orders_tensor_core": True,
+    "BlockSpec.pipeline_mode": 1,
+    "ClusterBarrier.orders_tensor_core": True,
+    "ClusterBarrier.leader_tracked": True,
+    "copy_gmem_to_smem.leader_tracked": 1,
+    "copy_smem_to_gmem.reduction_op": "add",
+    "pallas_call.input_output_aliases": {0: 0},
+}
+
+
+def optional_parameters():
+    """The parameters that may be left out, of each callable once."""
+    found = []
+    for name, fn in CALLABLES.items():
+        if inspect.isclass(fn) and fn.__name__ != name.rpartition(".")[2]:
+            continue  # another name of the same class
+        for parameter in names.parameters(fn).values():
+            rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            if rest or parameter.default is not parameter.empty:
+                found.append(f"{name}.{parameter.name}")
+    return found
+
+
+def test_it_is_decided_for_every_parameter_what_it_does():
+    assert sorted(optional_parameters()) == sorted((*EFFECTS, *HINTS, *REFUSED))
+
+
+@pytest.mark.parametrize("name", [n for n, see in EFFECTS.items() if callable(see)])
+def test_an_argument_has_an_effect(name):
+    one, other = EFFECTS[name]()
+    assert one != other
+
+
+@pytest.mark.parametrize("name", [n for n, e in EFFECTS.items() if isinstance(e, str)])
+def test_the_test_of_an_effect_exists(name):
+    file, _, test = EFFECTS[name].partition("::")
+    parameter = name.rpartition(".")[2]
+    text = (ROOT / file).read_text()
+    assert f"def {test}" in text
+    assert test or re.search(rf"\b{parameter}\b", text), f"{file} lacks {parameter}"
+
+
+@pytest.mark.parametrize("name", HINTS)
+def test_a_hint_is_called_one(name):
+    owner, _, parameter = name.rpartition(".")
+    doc = inspect.getdoc(CALLABLES[owner])
+    (text,) = re.findall(rf"^ *[\w, ]*\b{parameter}\b[\w, ]*: (.*)$", doc, re.MULTILINE)
+    assert "hint" in text
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_not_supported_is_refused(name):
+    owner, _, parameter = name.rpartition(".")
+    good = calls.GOOD[owner]
+
+    def call(env=None):
+        arguments = {**good.arguments(env), parameter: REFUSED[name]}
+        names.call(CALLABLES[owner], arguments)
+
+    with pytest.raises(errors.UnsupportedError, match=parameter):
+        jax.eval_shape(calls.kernel(call), OUT) if good.inside else call()
