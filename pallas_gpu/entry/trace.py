@@ -49,6 +49,7 @@ def trace_body(
     """
     with scope.tracing(mesh), scope.locating(body):
         check.require_element_types((*in_avals, *out_avals))
+        check.require_indexable((*in_avals, *out_avals))
         with jax_errors.typed(mesh):
             closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
         _require_no_result(body, out_tree, name)

@@ -22,6 +22,7 @@ from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.layouts.window import Window
+from pallas_gpu.pipeline import parallel
 from pallas_gpu.primitives import mbarrier, tma
 from pallas_gpu.types import values
 
@@ -253,6 +254,9 @@ class _Blocks:
                 self._block(ref, spec, self._what(i, n_in))
                 for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
             ]
+            for i, spec in enumerate(self.out_specs):
+                what = self._what(n_in + i, n_in)
+                parallel.require_own_blocks(spec, self.mesh, what, self.kernel)
         inputs = [b for b in blocks[:n_in] if b.declaration is not None]
         outputs = [b for b in blocks[n_in:] if b.declaration is not None]
         declarations = [b.declaration for b in (*inputs, *outputs)]

@@ -100,7 +100,7 @@ class CompilerParams:
     max_steps=expect.integer(
         1,
         unit="steps",
-        hint="leave it out for ten million",
+        hint="leave it out for a million",
         out_of_range="is not positive",
     ),
     detect_races=expect.boolean,
@@ -116,7 +116,9 @@ class InterpretParams:
     Attributes:
       seed: decides every choice of the scheduler and of asynchronous work; the same
         seed repeats a run exactly.
-      max_steps: scheduler steps after which a run counts as a livelock.
+      max_steps: steps in which no CTA has ended, after which a run counts as a
+        livelock. A step is an operation with an effect, an iteration of a loop, or 4096
+        elements that an operation computes or moves; a million take some 15 seconds.
       detect_races: compare every access with the accesses it is not ordered with.
       out_of_bounds_reads: `"raise"`, or `"uninitialized"` to read poison.
       uninitialized_memory: `"nan"` fills fresh memory with poison, and a use of it is
@@ -131,7 +133,7 @@ class InterpretParams:
     """
 
     seed: int = 0
-    max_steps: int = 10_000_000
+    max_steps: int = 1_000_000
     detect_races: bool = False
     out_of_bounds_reads: Literal["raise", "uninitialized"] = "raise"
     uninitialized_memory: Literal["nan", "zero"] = "nan"

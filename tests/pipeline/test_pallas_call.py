@@ -431,3 +431,65 @@ def test_an_index_map_closes_over_numbers():
     first, second = 1, jnp.int32(1)
     spec = plgpu.BlockSpec((32, 128), lambda i: (first - i * second, 0))
     check_add_one(numbers(), spec, grid=2)
+
+
+# --- blocks of results under a parallel grid ------------------------------------------
+
+
+def only_rows(i, j):
+    return i, 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "got"),
+    [
+        (None, "the same part of the array for each CTA along axis 0 of size 2, axis"),
+        (plgpu.BlockSpec((64, 128)), "the same part of the array"),
+        (plgpu.BlockSpec((32, 128), only_rows), "ignores axis 1 of size 3"),
+    ],
+)
+def test_a_block_of_a_result_belongs_to_one_cta(spec, got):
+    call = plgpu.pallas_call(add_one, f32(), grid=(2, 3), out_specs=spec)
+    with pytest.raises(errors.ArgumentError, match="several CTAs write the same") as e:
+        call(numbers())
+    assert got in str(e.value.got)
+    line = "only_rows" if "ignores" in got else "add_one"
+    assert f"({line})" in str(e.value.where)
+
+
+def test_an_axis_of_size_one_needs_no_index():
+    spec = plgpu.BlockSpec((32, 128), only_rows)
+    check_add_one(numbers(), spec, (2, 1))
+    call = plgpu.pallas_call(add_one, f32(), grid=(1, 1))
+    np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+def test_ctas_may_store_parts_of_a_whole_result_in_gmem():
+    def body(x, o):
+        i = plgpu.program_id(0)
+        o[i] = x[i] * 2
+
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+    call = plgpu.pallas_call(body, f32(4, 128), grid=4, out_specs=whole)
+    np.testing.assert_array_equal(call(numbers(4, 128)), 2 * numbers(4, 128))
+
+
+def test_an_index_map_may_use_an_axis_in_a_call():
+    spec = plgpu.BlockSpec((32, 128), lambda i: (jnp.remainder(i, 2), 0))
+    check_add_one(numbers(), spec, 2)
+
+
+def test_blocks_of_an_array_with_64_bit_indices_are_refused():
+    spec = plgpu.BlockSpec((1024,), lambda i: (i,))
+    array = jax.ShapeDtypeStruct((2**33,), jnp.int8)
+
+    def body(x, o):
+        o[...] = x[...]
+
+    call = plgpu.pallas_call(
+        body, array, grid=2**23, in_specs=[spec], out_specs=spec, interpret=True
+    )
+    with pytest.raises(errors.UnsupportedError, match="32-bit indices") as caught:
+        jax.eval_shape(call, array)
+    assert "8589934592 in dimension 0" in str(caught.value)
+    assert "(body)" in str(caught.value)

@@ -19,8 +19,8 @@ _EMULATE = registry.RuleKind.EMULATE
 
 
 def _begin_iteration(thread: Thread, step: ControlStep) -> None:
-    thread.execution.tick()
     thread.location = step.location
+    thread.execution.tick()
 
 
 @registry.register(lax.scan_p, _EMULATE)

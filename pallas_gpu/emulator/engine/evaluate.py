@@ -27,6 +27,7 @@ from pallas_gpu.emulator.engine.waits import Run
 
 def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
     """Runs a plan; the generator returns the list of results."""
+    thread.execution.tick(plan.work)
     env: list[Any] = [None] * plan.size
     env[: len(args)] = args
     for step in plan.steps:

@@ -27,14 +27,14 @@ class Execution:
     Args:
       seed: of the generator that makes every choice.
       asynchrony: when asynchronous work completes:  `"eager"`, `"late"` or `"random"`.
-      max_steps: the step budget.
+      max_steps: the budget of steps from the end of one group to that of the next.
       detect_races: whether to also compare threads with threads.
       lenient_reads: whether reads outside an array return poison instead of raising.
 
     Attributes:
       rng: the generator of all choices.
       actors: their numbers in clocks.
-      steps: effects and loop iterations so far.
+      steps: effects, loop iterations and work on large arrays, since a group ended.
       resident: groups that have started and not ended.
       default_line: returns the line for errors of an equation that has none.
     """
@@ -43,7 +43,7 @@ class Execution:
         self,
         seed: int = 0,
         asynchrony: str = "random",
-        max_steps: int = 10_000_000,
+        max_steps: int = 1_000_000,
         detect_races: bool = False,
         lenient_reads: bool = False,
     ):
@@ -61,17 +61,22 @@ class Execution:
         """Returns a container for the asynchronous work of a group."""
         return InFlight(self._asynchrony, self.rng)
 
-    def tick(self) -> None:
-        """Counts a step.
+    def progress(self) -> None:
+        """Called when a group has ended: the launch advances."""
+        self.steps = 0
+
+    def tick(self, steps: int = 1) -> None:
+        """Counts steps.
 
         Raises:
           LivelockError: the budget is exhausted.
         """
-        self.steps += 1
+        self.steps += steps
         if self.steps > self._max_steps:
             threads = [t for group in self.resident for t in group.threads]
             raise errors.LivelockError(
-                f"the kernel still runs after {self._max_steps} steps",
+                f"the kernel still runs after {self._max_steps} steps in which no "
+                "CTA has ended",
                 expected="an end within the step budget",
                 got=positions(threads),
                 hint="look for a loop whose condition never changes, or raise "

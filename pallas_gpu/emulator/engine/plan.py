@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,9 @@ _CALLS = {
     "custom_vjp_call_jaxpr": "fun_jaxpr",
 }
 
+# A step of the emulator takes about as long as NumPy for these many elements.
+_ELEMENTS_PER_STEP = 4096
+
 # By the jaxpr itself: jaxprs are equal only where they are the same object. A plan of a
 # small kernel holds 20 KB (measured).
 _CACHE: collections.OrderedDict[Any, Plan] = collections.OrderedDict()
@@ -78,6 +82,7 @@ class _Builder:
         self.jaxpr, self.consts = opened(jaxpr)
         self.size = 0
         self.steps: list[Any] = []
+        self.work = 0
 
     def build(self) -> Plan:
         names: dict[Any, Any] = {}
@@ -88,7 +93,7 @@ class _Builder:
         self._equations(self.jaxpr.eqns, names)
         outs = tuple(self._read(v, names) for v in self.jaxpr.outvars)
         self._drop_unread(outs)
-        return Plan(self.size, self.steps, outs)
+        return Plan(self.size, self.steps, outs, self.work)
 
     def _slot(self, aval: Any) -> Slot:
         self.size += 1
@@ -133,12 +138,14 @@ class _Builder:
         own = registry.operation(eqn.primitive) is not None
         if rule is not None and own and not eqn.effects:
             # The rule of a primitive without effects is a function of its operands.
+            self._count(*outs)
             return ArithmeticStep(
                 functools.partial(rule, **eqn.params), tuple(ins), *indices
             )
         if rule is None:
             fn = arithmetic.function(eqn)
             if fn is not None:
+                self._count(*ins, *outs)
                 return ArithmeticStep(fn, tuple(ins), *indices)
             raise errors.NotModelledError(
                 f"the emulator does not model {eqn.primitive.name}",
@@ -149,10 +156,16 @@ class _Builder:
             return ControlStep(rule, tuple(ins), indices, eqn.params, Location(eqn))
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         operands = _operands_of(eqn, ins)
+        self._count(*jax.tree.leaves(operands))
         return EffectStep(
             rule, operands, binder(operands), params, indices, (True,) * len(indices),
             not eqn.primitive.multiple_results, Location(eqn),
         )  # fmt: skip
+
+    def _count(self, *operands: Any) -> None:
+        """Counts the work of a step, by its largest operand."""
+        sizes = [_elements(x) for x in operands]
+        self.work += max(sizes, default=0) // _ELEMENTS_PER_STEP
 
     def _drop_unread(self, outs: tuple[Any, ...]) -> None:
         """Removes pure steps whose results are unread, and marks those of effects."""
@@ -167,6 +180,12 @@ class _Builder:
             steps.append(step)
             read.update(slots_read(step))
         self.steps = steps[::-1]
+
+
+def _elements(operand: Any) -> int:
+    if isinstance(operand, RefTemplate):
+        return math.prod(operand.window.sizes)
+    return math.prod(getattr(operand, "shape", ()))
 
 
 def _constant(value: Any) -> Const:

@@ -132,6 +132,7 @@ class _Scheduler:
             if group in pool.resident:
                 pool.resident.remove(group)
         self.execution.resident.remove(group)
+        self.execution.progress()
         group.finish()
 
     def _next(self, current: Group | None, stop: _Stop) -> Group | None:

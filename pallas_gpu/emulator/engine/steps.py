@@ -183,11 +183,19 @@ class FailStep:
 
 @dataclasses.dataclass(slots=True)
 class Plan:
-    """Steps over `size` slots; inputs come first."""
+    """Steps over `size` slots; inputs come first.
+
+    Attributes:
+      size: number of slots.
+      steps: in order.
+      outs: the results.
+      work: of the operations on large arrays, in steps of the budget.
+    """
 
     size: int
     steps: list[Any]
     outs: tuple[Any, ...]
+    work: int
 
 
 def slots_read(step: Any) -> set[int]:

@@ -8,6 +8,7 @@ from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
     require_features,
+    require_indexable,
 )
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
@@ -27,6 +28,7 @@ __all__ = [
     "require_axis_name",
     "require_element_types",
     "require_features",
+    "require_indexable",
     "require_transforms",
     "shapes",
     "tma",

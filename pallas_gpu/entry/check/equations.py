@@ -46,6 +46,9 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
             raise error.with_location(site.where) from None
 
 
+_MAX_DIMENSION = 2**31 - 1
+
+
 def require_element_types(avals: Iterable[Any]) -> None:
     """Raises DTypeError for an array whose element type kernels do not support."""
     for aval in avals:
@@ -53,6 +56,24 @@ def require_element_types(avals: Iterable[Any]) -> None:
         # Tensor memory is rejected as a whole, whatever its elements.
         if array and getattr(aval, "memory_space", None) is not types.TMEM:
             types.kind(aval.dtype)
+
+
+def require_indexable(avals: Iterable[Any]) -> None:
+    """Raises UnsupportedError for a dimension whose indices exceed 32 bits.
+
+    PTX ISA, cp.async.bulk.tensor: coordinates are .s32; so are grid indices and what a
+    kernel computes from them, which would wrap.
+    """
+    for aval in avals:
+        for axis, size in enumerate(aval.shape):
+            if size > _MAX_DIMENSION:
+                raise errors.UnsupportedError(
+                    "a dimension is too large for 32-bit indices",
+                    expected=f"at most {_MAX_DIMENSION} elements in each dimension",
+                    got=f"{size} in dimension {axis} of shape {tuple(aval.shape)}",
+                    hint="reshape the array to more dimensions before the call: "
+                    "x.reshape(-1, 1024)",
+                )
 
 
 def _check(site: Site, mesh: types.Mesh) -> None:

@@ -21,7 +21,8 @@ MAX_BOX = 256
 INNER_BOX_BYTES = 16
 STRIDE_BYTES = 16
 MAX_STRIDE_BYTES = 1 << 40
-MAX_SIZE = 1 << 32
+# The driver encodes sizes up to 2**32; coordinates are .s32 (PTX ISA).
+MAX_SIZE = 1 << 31
 
 
 @functools.lru_cache(maxsize=1024)

@@ -19,6 +19,7 @@ from pallas_gpu.emulator.engine import plan
 from pallas_gpu.emulator.engine.steps import ArithmeticStep
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
+from tests.support.refusal import refused
 
 F32 = jnp.float32
 I32 = jnp.int32
@@ -207,3 +208,61 @@ def test_scalar_integers_agree_with_jax(op, a, b):
             assert isinstance(step, ArithmeticStep)
             env[step.out] = step.fn(*[x.bind(env) for x in step.ins])
     assert steps.outs[0].bind(env) == compiled(np.int32(a), np.int32(b))
+
+
+# --- the budget of steps --------------------------------------------------------------
+
+
+def pure_loop(turns, rows=1):
+    """A kernel with a loop without effects."""
+
+    def body(n, o):
+        def more(carry):
+            return carry[0] < n[0]
+
+        def step(carry):
+            return carry[0] + 1, carry[1] + 1
+
+        start = (jnp.int32(0), jnp.zeros((rows, 128), F32))
+        o[...] = lax.while_loop(more, step, start)[1][0]
+
+    def run(**interpret):
+        params = plgpu.InterpretParams(**interpret)
+        n = np.array([turns], np.int32)
+        return run_on(body, n, out=(128,), interpret=params)
+
+    return run
+
+
+def test_a_loop_without_effects_ends_with_the_budget():
+    def body(x, o):
+        def keep(carry):
+            return carry[0], jnp.sin(carry[1])
+
+        start = (x[0], jnp.float32(1))
+        _, y = lax.while_loop(lambda c: c[0] < 10, keep, start)  # HERE
+        o[...] = jnp.full(4, y)
+
+    with refused(
+        errors.LivelockError,
+        "the kernel still runs after 100 steps in which no CTA has ended",
+    ):
+        run_on(body, jnp.zeros(4, I32), interpret=plgpu.InterpretParams(max_steps=100))
+
+
+def test_large_arrays_use_the_budget_faster():
+    assert pure_loop(20)(max_steps=100)[0] == 20
+    with pytest.raises(errors.LivelockError):
+        pure_loop(20, rows=512)(max_steps=100)
+
+
+def test_the_budget_begins_anew_when_a_cta_has_ended():
+    def body(o):
+        def step(i, _):
+            o[lax.axis_index("i")] = F32(i)
+
+        lax.fori_loop(0, 20, step, None)
+
+    params = plgpu.InterpretParams(max_steps=100)
+    got = run_on(body, grid=(4,), grid_names=("i",), interpret=params)
+    np.testing.assert_array_equal(got, [19] * 4)
