@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a mutant is: a kernel with one mistake, and the report that it must give.
+
+A kernel's body asks `m("name")` where a mistake can be; the answer is True for the
+mutant of that name alone. A line that a report must name ends with `# at: mark`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pallas_gpu.errors import PallasGpuError
+
+
+class Wrong:
+    """The kernel runs without a report, and its result is wrong."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What a mutant gives.
+
+    Attributes:
+      error: the error's class, or `Wrong`.
+      marks: of the lines that the error names, all of them.
+    """
+
+    error: type[PallasGpuError] | type[Wrong]
+    marks: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """A mistake.
+
+    Attributes:
+      name: as the kernel's body asks for it.
+      kind: the class of mistakes, e.g. "waits".
+      reports: what it gives; one of several where that is the schedule's choice.
+    """
+
+    name: str
+    kind: str
+    reports: tuple[Report, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """A kernel as it is called.
+
+    Attributes:
+      call: takes `interpret=` and returns the function of arrays.
+      arguments: the arrays.
+      expected: the results of the kernel without a mistake.
+      tolerance: absolute, of the results.
+    """
+
+    call: Callable[[Any], Callable[..., Any]]
+    arguments: Sequence[Any]
+    expected: Any
+    tolerance: float = 0.0
+
+
+class Switches:
+    """Answers whether a mistake is switched on, and records which were asked for."""
+
+    def __init__(self, chosen: str | None = None):
+        self.chosen = chosen
+        self.asked: set[str] = set()
+
+    def __call__(self, name: str) -> bool:
+        self.asked.add(name)
+        return name == self.chosen
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """A kernel and its mutants.
+
+    Attributes:
+      make: takes the switches and returns the launch.
+      mutants: its mistakes.
+      variants: switches that change the kernel and leave it correct.
+    """
+
+    make: Callable[[Switches], Launch]
+    mutants: tuple[Mutant, ...]
+    variants: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return self.make.__module__.rpartition(".")[2]
+
+    def line(self, mark: str) -> str:
+        """`file:line` of a marked line of its file."""
+        file = inspect.getsourcefile(self.make)
+        assert file is not None
+        with open(file) as source:
+            text = source.read().splitlines()
+        ending = re.compile(rf"# at: {re.escape(mark)}$")
+        (number,) = (i for i, line in enumerate(text, 1) if ending.search(line))
+        return f"{os.path.basename(file)}:{number}"
+
+
+def rows(kind: str, *found: tuple[Any, ...]) -> tuple[Mutant, ...]:
+    """Mutants of one kind: (name, error, marks ...); a name may have several rows."""
+    reports: dict[str, list[Report]] = {}
+    for name, error, *marks in found:
+        reports.setdefault(name, []).append(Report(error, tuple(marks)))
+    return tuple(Mutant(name, kind, tuple(r)) for name, r in reports.items())

@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""All kernels that have mutants."""
+
+from __future__ import annotations
+
+from tests.support.mutations import (
+    attention,
+    cluster_handover,
+    matmul,
+    multicast,
+    persistent,
+    smem_handover,
+    softmax,
+    specialised,
+    tma_pipeline,
+    warps,
+)
+
+SUBJECTS = tuple(
+    module.SUBJECT
+    for module in (
+        tma_pipeline,
+        specialised,
+        matmul,
+        attention,
+        multicast,
+        cluster_handover,
+        smem_handover,
+        softmax,
+        persistent,
+        warps,
+    )
+)
