@@ -89,6 +89,7 @@ UNANNOTATED = ["sample_readme", *(f"sample_{p.stem}" for p in TUTORIALS)]
 @pytest.fixture(scope="module")
 def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     """mypy's complaints about each sample, of one run over all."""
+    pytest.importorskip("mypy")
     folder = tmp_path_factory.mktemp("samples")
     (folder / "mypy.ini").write_text(CONFIG.format(samples=",".join(UNANNOTATED)))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
