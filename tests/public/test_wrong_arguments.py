@@ -7,6 +7,8 @@ found by walking the package: a new one needs a good call in tests/support/publi
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import warnings
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from typing import Any
 import jax
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -147,4 +150,37 @@ def test_wrong_arguments_inside_a_body(name):
 
     with pytest.raises(TracedEnough):
         jax.eval_shape(calls.kernel(body), calls.OUT)
+    assert found == {}
+
+
+def accepted_calls(name: str) -> list[tuple[int, object]]:
+    """The wrong calls of a name that succeed, by their position and label."""
+    accepted = []
+
+    def body(env):
+        for i, (label, call) in enumerate(wrong_calls(name, env)):
+            with contextlib.suppress(errors.PallasGpuError):
+                call()
+                accepted.append((i, label))
+        raise TracedEnough
+
+    with pytest.raises(TracedEnough):
+        jax.eval_shape(calls.kernel(body), calls.OUT)
+    return accepted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*INSIDE, *sorted(calls.METHODS)])
+def test_what_a_body_accepts_lowers_or_is_refused_with_a_line(name):
+    found = {}
+    for i, label in accepted_calls(name):
+
+        def body(env, i=i):
+            _, call = next(itertools.islice(wrong_calls(name, env), i, None))
+            call()
+
+        kernel = calls.kernel(body)
+        problem = leak(lambda k=kernel: plgpu.offline.lower(k, calls.OUT))
+        if problem is not None:
+            found[label] = problem
     assert found == {}

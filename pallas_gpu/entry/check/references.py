@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
@@ -133,9 +134,10 @@ def _ref_operands(eqn: _jax.JaxprEqn) -> list[ops.RefOperand]:
 
 def _static_value(var: Any) -> Any:
     """Returns the number of a literal index, and any other variable unchanged."""
-    if isinstance(var, _jax.Literal) and getattr(var.aval, "shape", None) == ():
-        return int(var.val)
-    return var
+    if not isinstance(var, _jax.Literal) or getattr(var.aval, "shape", None) != ():
+        return var
+    is_index = jnp.issubdtype(var.aval.dtype, jnp.integer)
+    return int(var.val) if is_index else var.val
 
 
 def window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
