@@ -89,6 +89,25 @@ def test_a_while_loop_ends_when_its_condition_fails():
     everywhere.check(kernel(body), [X], X + 4, atol=1e-5)
 
 
+def test_a_while_loop_that_changes_the_layout_of_its_carry_ends():
+    strided = plgpu.Layout.WG_STRIDED(SHAPE, vec_size=4)
+
+    def body(x_ref, o_ref):
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        flat = plgpu.load(x_ref, layout=strided, optimized=False)
+
+        def cond(state):
+            return (state[0] < 9) & (jnp.max(state[1]) < 100)
+
+        def step(state):
+            i, a, b = state
+            return i + 1, plgpu.layout_cast(b + 1.0, strided), a
+
+        o_ref[...] = lax.while_loop(cond, step, (0, x, flat))[1]
+
+    everywhere.check(kernel(body), [X], X + 5, atol=1e-5, semantics=[Warpgroup])
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int32, jnp.bool_])
 def test_a_jitted_function_in_a_body_may_close_over_a_scalar(dtype):
     scalar = jnp.asarray(1, dtype)

@@ -238,6 +238,19 @@ def test_fori_loop_carries_an_accumulator():
     check(with_accumulator(scope), AB)
 
 
+@pytest.mark.parametrize("form", ["for", "while"])
+def test_a_loop_reads_an_accumulator_into_its_carry(form):
+    def scope(acc, sa, sb):
+        for k in range(2):
+            add_step(acc, sa, sb, k)
+        if form == "for":
+            return lax.fori_loop(0, 3, lambda _, v: v + acc[...], acc[...])
+        step = lambda c: (c[0] + 1, c[1] + acc[...])  # noqa: E731
+        return lax.while_loop(lambda c: c[0] < 3, step, (0, acc[...]))[1]
+
+    check(with_accumulator(scope), 4 * AB, atol=4 * EXACT)
+
+
 def test_an_unrolled_loop_carries_an_accumulator():
     def scope(acc, sa, sb):
         @plgpu.loop(0, 4, unroll=2)
