@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 import jax
@@ -198,7 +198,8 @@ def _trips(lower: Any, upper: Any, step: Any) -> Any:
 def program_id(axis: int) -> jax.Array:
     """Returns the position of this instance on a grid axis.
 
-    PTX: %ctaid. Since: sm_90.
+    PTX: %ctaid; for a sequential axis of `pallas_call`, the index of a loop. Since:
+    sm_90.
 
     Args:
       axis: index of the grid axis.
@@ -206,9 +207,8 @@ def program_id(axis: int) -> jax.Array:
     Raises:
       ArgumentError: the axis does not exist.
     """
-    mesh = scope.current_mesh("program_id")
-    axis = _require_axis(mesh, axis, "program_id")
-    return lax.axis_index(mesh.grid_names[axis])
+    indices, sizes = _grid("program_id")
+    return indices[_require_axis(sizes, axis, "program_id")]
 
 
 @expect.arguments(axis=expect.anything)
@@ -223,19 +223,24 @@ def num_programs(axis: int) -> int:
     Raises:
       ArgumentError: the axis does not exist.
     """
-    mesh = scope.current_mesh("num_programs")
-    axis = _require_axis(mesh, axis, "num_programs")
-    return mesh.grid[axis]
+    _, sizes = _grid("num_programs")
+    return sizes[_require_axis(sizes, axis, "num_programs")]
 
 
-def _require_axis(mesh: Any, axis: Any, who: str) -> int:
+def _grid(who: str) -> tuple[Sequence[Any], Sequence[int]]:
+    """Returns the indices and sizes of the grid: parallel and sequential axes."""
+    mesh = scope.current_mesh(who)
+    if (position := scope.position()) is not None:
+        return position
+    return [lax.axis_index(name) for name in mesh.grid_names], mesh.grid
+
+
+def _require_axis(sizes: Sequence[int], axis: Any, who: str) -> int:
     number = expect.index(axis)
-    if number is None or not 0 <= number < len(mesh.grid):
+    if number is None or not 0 <= number < len(sizes):
         raise errors.ArgumentError(
             f"{who}: invalid grid axis",
-            expected=f"0 to {len(mesh.grid) - 1}"
-            if mesh.grid
-            else "a kernel with a grid",
+            expected=f"0 to {len(sizes) - 1}" if sizes else "a kernel with a grid",
             got=expect.shown(axis) if number is None else number,
             hint="specify a grid; its axes are numbered from 0",
             where=_jax.where_now(),

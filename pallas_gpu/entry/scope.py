@@ -21,6 +21,10 @@ _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
     "pallas_gpu_mesh", default=None
 )
 
+_POSITION: contextvars.ContextVar[tuple[tuple[Any, ...], tuple[Any, ...]] | None] = (
+    contextvars.ContextVar("pallas_gpu_position", default=None)
+)
+
 _IN_WARP: contextvars.ContextVar[bool] = contextvars.ContextVar(
     "pallas_gpu_in_warp", default=False
 )
@@ -34,6 +38,21 @@ def tracing(mesh: Mesh) -> Iterator[None]:
         yield
     finally:
         _MESH.reset(token)
+
+
+@contextlib.contextmanager
+def at_position(indices: Sequence[Any], sizes: Sequence[Any]) -> Iterator[None]:
+    """Sets the position on a grid of which a body sees one step after another."""
+    token = _POSITION.set((tuple(indices), tuple(sizes)))
+    try:
+        yield
+    finally:
+        _POSITION.reset(token)
+
+
+def position() -> tuple[tuple[Any, ...], tuple[Any, ...]] | None:
+    """Returns the indices and sizes of that grid; None if there is none."""
+    return _POSITION.get()
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ class Compute:
       outputs: the outputs with buffers.
       warpgroups: number of compute warpgroups.
       axis: name of the thread axis.
-      operands: maps buffers of inputs and outputs to the body's arguments.
+      operands: maps buffers of inputs and outputs, and the position, to the body's
+        arguments.
     """
 
     body: Any
@@ -39,7 +40,7 @@ class Compute:
     outputs: Outputs
     warpgroups: int
     axis: str
-    operands: Callable[[Sequence[Any], Sequence[Any]], list[Any]]
+    operands: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
     @property
     def _shared(self) -> bool:
@@ -110,12 +111,9 @@ class Compute:
             results = outputs.refs(written["buffers"], step, visits)
             manual = self.producer.releases.manual
             consumed = [b.at[slot] for b in read["free"]] if manual else []
-            operands = self.operands(inputs.refs(read, step), results)
-            carry = self.body.call(
-                unravel(step, inputs.sizes),
-                [*operands, *produced, *consumed],
-                carry,
-            )
+            indices = unravel(step, inputs.sizes)
+            operands = self.operands(inputs.refs(read, step), results, indices)
+            carry = self.body.call(indices, [*operands, *produced, *consumed], carry)
             if not manual:
                 self._release(read, step)
             return carry, self._store(written, results, step, visits, slot)

@@ -15,10 +15,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.blocks import Stream
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes, unravel
@@ -216,10 +217,13 @@ class Pipeline:
         slots = buffers_needed(steps, self.depth)
         ins = Inputs(buffered(self.inputs), self.grid, steps, slots)
         outs = Outputs(buffered(self.outputs), self.grid, steps, slots)
-        return run_scoped(
+        names = (ins.names(), [s.name for s in outs.streams])
+        return scoped(
             functools.partial(self._all_steps, ins, outs, init_carry),
-            ins.declarations(),
-            outs.declarations(),
+            (ins.declarations(), outs.declarations()),
+            {},
+            (),
+            jax.tree.leaves(names),
         )
 
     def _all_steps(
@@ -239,11 +243,12 @@ class Pipeline:
             ins.wait(read, step)
             outs.wait_for_buffers()
             results = outs.refs(written, step, visits)
+            indices = unravel(step, self.grid)
             operands = [
-                *arrange(self.inputs, ins.refs(read, step)),
-                *arrange(self.outputs, results),
+                *arrange(self.inputs, ins.refs(read, step), indices),
+                *arrange(self.outputs, results, indices),
             ]
-            carry = self.body.call(unravel(step, self.grid), operands, carry)
+            carry = self.body.call(indices, operands, carry)
             if outs.moving:
                 tma.commit_smem()
             outs.store(results, step)
@@ -253,7 +258,10 @@ class Pipeline:
 
         with _jax.trace_without_ref_rules():
             state = (init_carry, outs.start())
-            carry, _ = control.counted_loop(ins.steps, iteration, state)
+            if isinstance(ins.steps, int) and ins.steps == 1:
+                carry, _ = iteration(jnp.int32(0), state)
+            else:
+                carry, _ = control.counted_loop(ins.steps, iteration, state)
         if ins.delayed:
             wgmma_wait(0)
         if outs.streams:
@@ -273,10 +281,15 @@ def buffered(streams: Sequence[Stream]) -> list[Stream]:
     return [s for s in streams if s.buffered]
 
 
-def arrange(streams: Sequence[Stream], buffers: Sequence[Any]) -> list[Any]:
-    """Returns what the body accesses: a buffer, or the array in GMEM."""
+def arrange(
+    streams: Sequence[Stream], buffers: Sequence[Any], indices: Sequence[Any]
+) -> list[Any]:
+    """Returns what the body accesses: a buffer, a block in GMEM, or all of an array."""
     rest = iter(buffers)
-    return [next(rest) if s.buffered else s.ref for s in streams]
+    return [
+        next(rest) if s.buffered else s.window(indices) if s.direct else s.ref
+        for s in streams
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

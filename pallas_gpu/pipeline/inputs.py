@@ -58,6 +58,18 @@ class Inputs:
             )
         return found
 
+    def names(self) -> dict[str, Any]:
+        """Returns the names of the declarations, for messages."""
+        found: dict[str, Any] = {
+            "fixed": [s.name for s in self.fixed],
+            "moving": [s.name for s in self.moving],
+        }
+        if self.fixed:
+            found["fixed_full"] = "of " + ", ".join(found["fixed"])
+        if self.moving:
+            found["full"] = "of " + ", ".join(found["moving"])
+        return found
+
     def slot(self, step: Any) -> Any:
         """Returns the buffer of a step."""
         return lax.rem(step, jnp.int32(self.slots)) if self.slots > 1 else 0
@@ -77,7 +89,10 @@ class Inputs:
         position = [jnp.int32(0)] * len(self.sizes)
         for stream, buffer in zip(self.fixed, memory["fixed"], strict=True):
             tma.copy_gmem_to_smem(
-                stream.window(position), buffer.at[0], memory["fixed_full"]
+                stream.window(position),
+                buffer.at[0],
+                memory["fixed_full"],
+                oob_mode=stream.spec.oob_fill_mode,
             )
 
     def wait_for_fixed(self, memory: dict[str, Any]) -> None:
@@ -146,5 +161,6 @@ class Inputs:
             memory["moving"][i].at[self.slot(step)],
             full,
             collective_axes=axes or None,
+            oob_mode=self.moving[i].spec.oob_fill_mode,
             predicate=predicate,
         )

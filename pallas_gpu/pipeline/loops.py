@@ -165,6 +165,8 @@ def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
 
 def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, ...]:
     """Converts a row-major position to indices, by tiles if there are tiles."""
+    if not grid:
+        return ()
     if tiling is None:
         return _digits(linear, grid)
     outer = [n // t for n, t in zip(grid, tiling, strict=True)]

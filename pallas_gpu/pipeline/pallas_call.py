@@ -1,37 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`pallas_call`: a body over blocks, with a parallel grid and block specs.
+"""`pallas_call`: a body over blocks, with a grid and block specs.
 
-It is a `kernel` whose body is implemented here with the public primitives: it copies
-the input blocks to SMEM by TMA, runs the user's body, and copies output blocks back.
+It is a `kernel` whose body is a pipeline over the sequential axes of the grid.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import check, control, scope
 from pallas_gpu.entry import kernel as kernel_lib
+from pallas_gpu.entry import scope
 from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.layouts.window import Window
-from pallas_gpu.pipeline import parallel
-from pallas_gpu.primitives import mbarrier, tma
-from pallas_gpu.types import values
+from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.emit import Body, Pipeline, check_depth
 
-# What Python's and NumPy's sequences raise for an index that is being traced.
-_INDEXED_WITH_A_TRACER = (
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    IndexError,
-)
+# JAX's names of axes whose steps run one after another.
+_SEQUENTIAL = ("arbitrary", "sequential")
 
 
 @expect.arguments(
@@ -71,9 +64,15 @@ def pallas_call(
 ) -> Callable[..., Any]:
     """Transforms a function over blocks to a function over arrays.
 
-    Each instance of the grid is one block (CTA) of one warpgroup. Its input blocks are
-    copied to SMEM by TMA before the body runs, its output blocks back afterwards.
-    Elements of a block that are out of bounds are read as zeros and are not stored.
+    A parallel axis of the grid is an axis of the launch: each of its positions is one
+    block (CTA) of one warpgroup. An axis with the dimension semantics "arbitrary" is a
+    loop in each CTA, the last one innermost, and scratch references keep their contents
+    from step to step.
+
+    Input blocks are copied to SMEM by TMA before a step, up to
+    `CompilerParams.max_concurrent_steps` steps ahead. An output's block is copied back
+    when the next step has another one, or after the last step. Elements of a block that
+    are out of bounds are read as zeros and are not stored.
 
     Issued by: the host. It completes like any JAX operation.
 
@@ -81,7 +80,8 @@ def pallas_call(
       kernel: `kernel(*input_refs, *output_refs, *scratch_refs) -> None`.
       out_shape: pytree of `jax.ShapeDtypeStruct`.
       grid_spec: grid, specs and scratch in one object; replaces the next four.
-      grid: sizes of the parallel grid axes.
+      grid: sizes of the grid axes; `CompilerParams.dimension_semantics` says which are
+        parallel, by default all.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
       out_specs: the same for the results.
       scratch_shapes: declarations of scratch references.
@@ -125,12 +125,15 @@ def pallas_call(
         interpret = kernel_lib.interpretation(interpret)
         kernel_lib.check_types(out_shape, name)
         kernel_lib.scratch_of(spec.scratch_shapes)
-        mesh = types.Mesh(
-            grid=sizes,
-            grid_names=tuple(f"grid_axis_{i}" for i in range(len(sizes))),
-            kernel_name=name,
-        )
-    _check_semantics(params, mesh, name)
+        names = tuple(_axis_name(a) for a in range(len(sizes)))
+        whole = types.Mesh(grid=sizes, grid_names=names, kernel_name=name)
+    sequential = _sequential_axes(params, whole.grid, name)
+    parallel = [a for a in range(len(sizes)) if a not in sequential]
+    mesh = types.Mesh(
+        grid=tuple(whole.grid[a] for a in parallel),
+        grid_names=tuple(names[a] for a in parallel),
+        kernel_name=name,
+    )
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
@@ -150,7 +153,10 @@ def pallas_call(
         def body(*refs):
             flat = jax.tree.leaves(refs)
             scratch = spec.scratch_shapes
-            bodies = _Blocks(kernel, mesh, in_leaves, out_leaves, scratch, name)
+            bodies = _Blocks(
+                kernel, whole.grid, sequential, in_leaves, out_leaves, scratch,
+                params.max_concurrent_steps, name,
+            )  # fmt: skip
             bodies.run(flat, jax.tree.structure(args), jax.tree.structure(out_shape))
 
         return launch(body, args, out_shape)
@@ -187,25 +193,31 @@ def _index_maps(specs: Any) -> list[Callable[..., Any]]:
     return [index_map for index_map in maps if index_map is not None]
 
 
-def _check_semantics(params: types.CompilerParams, mesh: types.Mesh, name: str) -> None:
+def _sequential_axes(
+    params: types.CompilerParams, grid: Sequence[int], name: str
+) -> tuple[int, ...]:
+    """Returns the axes of the grid whose steps run one after another in a CTA."""
     given = params.dimension_semantics
-    if given is not None and len(given) != len(mesh.grid):
+    if given is None:
+        return ()
+    if len(given) != len(grid):
         raise errors.ArgumentError(
             f"pallas_call {name}: dimension_semantics does not match the grid",
-            expected=f"{len(mesh.grid)} entries, one for each grid axis",
+            expected=f"{len(grid)} entries, one for each grid axis",
             got=given,
-            hint="write ('parallel',) * len(grid), or leave it out",
+            hint="write 'parallel' or 'arbitrary' for each axis, or leave it out",
             where=_jax.where_now(),
         )
-    for semantics in given or ():
-        if semantics != "parallel":
-            raise errors.UnsupportedError(
-                f"pallas_call {name}: only parallel grid axes are supported",
-                expected="'parallel' for each axis",
-                got=params.dimension_semantics,
-                hint="loop in the body with plgpu.loop",
-                where=_jax.where_now(),
-            )
+    unknown = [kind for kind in given if kind not in ("parallel", *_SEQUENTIAL)]
+    if unknown:
+        raise errors.ArgumentError(
+            f"pallas_call {name}: unknown dimension_semantics",
+            expected="'parallel' or 'arbitrary' for each axis",
+            got=given,
+            hint="'arbitrary' axes run one step after another in each CTA",
+            where=_jax.where_now(),
+        )
+    return tuple(a for a, kind in enumerate(given) if kind in _SEQUENTIAL)
 
 
 def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
@@ -228,222 +240,151 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
-    """One argument or result: its reference, its block and the body's reference."""
-
-    window: Any  # the part of the GMEM reference
-    declaration: types.ScratchType | None  # None: the GMEM reference is passed
-    transfer_shape: tuple[int, ...]
-    oob_fill_mode: types.OOBFillMode = types.OOBFillMode.ZEROS
-
-
-@dataclasses.dataclass(frozen=True)
 class _Blocks:
+    """The body of the kernel: a pipeline over the sequential axes of the grid."""
+
     kernel: Callable[..., None]
-    mesh: types.Mesh
+    grid: Sequence[int]
+    sequential: Sequence[int]
     in_specs: Sequence[types.BlockSpec]
     out_specs: Sequence[types.BlockSpec]
     scratch: Any
+    depth: int
     name: str
 
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
+        """Runs the body at all steps of this CTA."""
+        positional, named = kernel_lib.scratch_of(self.scratch)
+        names = self._names(in_tree, out_tree, positional, named)
+        with scope.locating(self.kernel):
+            streams = self._streams(refs, names)
+        n_in = len(self.in_specs)
+        sizes = [self.grid[a] for a in self.sequential]
+        if sizes:
+            specs = (*self.in_specs, *self.out_specs)
+            check_depth(f"pallas_call {self.name}", self.depth, specs)
+
+        def with_scratch(*scratch: Any, **named_scratch: Any) -> None:
+            def step(indices: Sequence[Any], *blocks: Any) -> None:
+                ins = jax.tree.unflatten(in_tree, blocks[:n_in])
+                outs = _as_tuple(jax.tree.unflatten(out_tree, blocks[n_in:]))
+                with scope.at_position(self._position(*indices), self.grid):
+                    self._call((*ins, *outs, *scratch), named_scratch)
+
+            who = f"pallas_call {self.name}"
+            body = Body(step, who, has_carry=False)
+            Pipeline(body, streams[:n_in], streams[n_in:], sizes, self.depth).run(None)
+
+        if jax.tree.leaves((positional, named), is_leaf=scopes.is_declaration):
+            own = names[len(streams) :]
+            scopes.scoped(with_scratch, positional, named, (), own)
+        else:
+            with_scratch()
+
+    def _call(self, refs: Sequence[Any], named: dict[str, Any]) -> None:
+        who = f"pallas_call {self.name}"
+        result = scope.call(who, self.kernel, *refs, **named)
+        if result is not None:
+            raise errors.KernelError(
+                f"{who}: the body returns a value",
+                expected="None",
+                got="a result",
+                hint="store results into the output references: out_ref[...] = value",
+                where=scope.location(self.kernel),
+            )
+
+    def _names(self, in_tree: Any, out_tree: Any, positional: Any, named: Any) -> Any:
+        """Returns the body's names of its blocks and of its scratch."""
+        blocks = [object()] * (in_tree.num_leaves + out_tree.num_leaves)
+        ins = jax.tree.unflatten(in_tree, blocks[: in_tree.num_leaves])
+        outs = jax.tree.unflatten(out_tree, blocks[in_tree.num_leaves :])
+        args = (*ins, *_as_tuple(outs), *positional)
+        return parameter_names(self.kernel, args, named)
+
+    def _position(self, *indices: Any) -> list[Any]:
+        """Returns the position on the whole grid at a step of the sequential axes."""
+        steps = iter(indices)
+        return [
+            next(steps) if a in self.sequential else lax.axis_index(_axis_name(a))
+            for a in range(len(self.grid))
+        ]
+
+    def _streams(self, refs: Sequence[Any], names: Sequence[str]) -> list[Stream]:
         n_in = len(self.in_specs)
         specs = (*self.in_specs, *self.out_specs)
-        with scope.locating(self.kernel):
-            blocks = [
-                self._block(ref, spec, self._what(i, n_in))
-                for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
-            ]
-            for i, spec in enumerate(self.out_specs):
-                what = self._what(n_in + i, n_in)
-                parallel.require_own_blocks(spec, self.mesh, what, self.kernel)
-        inputs = [b for b in blocks[:n_in] if b.declaration is not None]
-        outputs = [b for b in blocks[n_in:] if b.declaration is not None]
-        declarations = [b.declaration for b in (*inputs, *outputs)]
-        barriers = [types.Barrier(num_arrivals=len(inputs))] if inputs else []
-        positional, named = self._scratch()
-
-        def scoped(*allocated, **named_refs):
-            smem = list(allocated[: len(declarations)])
-            rest = allocated[len(declarations) + len(barriers) :]
-            barrier = allocated[len(declarations)] if barriers else None
-            self._copy_in(inputs, smem, barrier)
-            queue = iter(smem)
-            seen = [
-                next(queue) if b.declaration is not None else b.window for b in blocks
-            ]
-            ins = jax.tree.unflatten(in_tree, seen[:n_in])
-            outs = jax.tree.unflatten(out_tree, seen[n_in:])
-            outs = outs if isinstance(outs, tuple | list) else (outs,)
-            result = scope.call(
-                f"pallas_call {self.name}",
-                self.kernel,
-                *ins,
-                *outs,
-                *rest,
-                **named_refs,
+        streams = [
+            Stream(
+                ref, spec, len(self.sequential), self._what(i, n_in), names[i],
+                self._position,
             )
-            if result is not None:
-                raise errors.KernelError(
-                    f"pallas_call {self.name}: the body returns a value",
-                    expected="None",
-                    got="a result",
-                    hint="store results into the output references: "
-                    "out_ref[...] = value",
-                    where=scope.location(self.kernel),
-                )
-            self._copy_out(outputs, smem[len(inputs) :])
-
-        names = self._names(blocks, in_tree, out_tree, positional, named)
-        scopes.scoped(scoped, (*declarations, *barriers, *positional), named, (), names)
-
-    def _names(self, blocks, in_tree, out_tree, positional, named) -> list[str]:
-        """Returns the names of the body's references in SMEM and of its scratch."""
-        n_in = in_tree.num_leaves
-        outs = jax.tree.unflatten(out_tree, blocks[n_in:])
-        outs = outs if isinstance(outs, tuple | list) else (outs,)
-        ins = jax.tree.unflatten(in_tree, blocks[:n_in])
-        names = parameter_names(self.kernel, (*ins, *outs, *positional), named)
-        copied = [
-            name
-            for name, block in zip(names, blocks, strict=False)
-            if block.declaration is not None
-        ]
-        loads = any(block.declaration is not None for block in blocks[:n_in])
-        barrier = ["of the blocks"] if loads else []
-        return [*copied, *barrier, *names[len(blocks) :]]
-
-    def _scratch(self):
-        return kernel_lib.scratch_of(self.scratch)
+            for i, (ref, spec) in enumerate(zip(refs, specs, strict=False))
+        ]  # fmt: skip
+        for stream in streams:
+            _check_spec(stream)
+        for stream in streams[n_in:]:
+            self._require_own_block(stream)
+        first = [jnp.int32(0)] * len(self.sequential)
+        return [stream.where_it_fits(first) for stream in streams]
 
     def _what(self, i: int, n_in: int) -> str:
         kind, index = ("argument", i) if i < n_in else ("result", i - n_in)
         return f"{kind} {index} of pallas_call {self.name}"
 
-    def _copy_in(self, blocks, smem, barrier) -> None:
-        for block, ref in zip(blocks, smem, strict=False):
-            tma.copy_gmem_to_smem(
-                block.window, ref, barrier, oob_mode=block.oob_fill_mode
-            )
-        if blocks:
-            mbarrier.barrier_wait(barrier)
-
-    def _copy_out(self, blocks, smem) -> None:
-        if not blocks:
+    def _require_own_block(self, stream: Stream) -> None:
+        """Refuses an output of which several CTAs write the same block."""
+        if stream.spec.memory_space is types.GMEM:
             return
-        tma.commit_smem()
-        for block, ref in zip(blocks, smem, strict=True):
-            tma.copy_smem_to_gmem(ref, block.window)
-        tma.wait_smem_to_gmem(0)
-
-    def _block(self, ref: Any, spec: types.BlockSpec, what: str) -> _Block:
-        shape = tuple(ref.shape)
-        if spec.collective_axes:
-            raise errors.UnsupportedError(
-                f"BlockSpec of {what}: pallas_call does not multicast blocks",
-                expected="collective_axes=None",
-                got=f"collective_axes={spec.collective_axes}",
-                hint="leave it out, or use emit_pipeline_warp_specialized",
-            )
-        if spec.memory_space is types.GMEM:
-            return _Block(ref, None, shape)
-        if spec.memory_space not in (None, types.SMEM):
-            raise errors.MemorySpaceError(
-                f"BlockSpec of {what}: blocks must be in SMEM or GMEM",
-                expected="memory_space SMEM (default) or GMEM",
-                got=f"memory_space {spec.memory_space.name}",
-                hint="omit memory_space",
-            )
-        sizes = spec.sizes(shape, what)
-        starts = self._starts(spec, sizes, len(shape), what)
-        squeezed = spec.squeezed(len(shape))
-        kept = tuple(s for s, gone in zip(sizes, squeezed, strict=True) if not gone)
-        indices = [
-            start if gone else _jax.Slice(start, size, 1)
-            for start, size, gone in zip(starts, sizes, squeezed, strict=True)
-        ]
-        window = types.RefView(ref, (_jax.indexer(indices, shape),))
-        if 0 in kept:
-            return _Block(window, None, kept)
-        storage = types.Storage(tuple(spec.transforms))
-        declaration = types.ScratchType(types.SMEM, kept, jnp.dtype(ref.dtype), storage)
-        error = _tma_problem(ref, window, declaration)
-        if error is not None:
-            divides = all(n % s == 0 for n, s in zip(shape, sizes, strict=True))
-            if spec.transforms or not divides:
-                error.what = f"{what}: {error.what}"
-                raise error
-            # The body accesses the block in GMEM: TMA cannot copy it, and it is always
-            # in bounds.
-            return _Block(window, None, kept)
-        return _Block(window, declaration, kept, spec.oob_fill_mode)
-
-    def _starts(self, spec, sizes, rank: int, what: str) -> list[Any]:
-        if spec.block_shape is None or spec.index_map is None:
-            return [0] * rank
-        ids = [control.program_id(i) for i in range(len(self.mesh.grid))]
-        try:
-            inspect.signature(spec.index_map).bind(*ids)
-        except TypeError as error:
-            raise errors.ArgumentError(
-                f"BlockSpec of {what}: the index map cannot be called",
-                expected=f"a function of {len(ids)} grid indices",
-                got=str(error),
-                hint="define the index map with one argument per grid axis",
-                where=scope.location(spec.index_map),
-            ) from None
-        self._refuse_arrays(spec.index_map, what)
-        index = spec.index_map(*ids)
-        index = index if isinstance(index, tuple | list) else (index,)
-        with scope.locating(spec.index_map):
-            index = [
-                values.index(i, f"BlockSpec of {what}: an index of the index map")
-                for i in index
-            ]
-        if len(index) != rank:
-            raise errors.ArgumentError(
-                f"BlockSpec of {what}: the index map returns the wrong number of "
-                "indices",
-                expected=f"{rank}, one per dimension of the array",
-                got=f"{len(index)}",
-                hint="return an index for squeezed dimensions too",
-                where=scope.location(spec.index_map),
-            )
-        return [
-            i if isinstance(entry, types.Element) else i * size
-            for i, size, entry in zip(index, sizes, spec.block_shape, strict=True)
-        ]
-
-    def _refuse_arrays(self, index_map: Callable[..., Any], what: str) -> None:
-        """Raises for an index map that closes over an array."""
-        index = jax.core.ShapedArray((), jnp.int32)
-        try:
-            traced, _ = _jax.trace(index_map, [index] * len(self.mesh.grid))
-        except _INDEXED_WITH_A_TRACER:
-            closed_over = ["a list or an array of NumPy, indexed with a grid index"]
-        else:
-            consts = [v.aval for v in traced.jaxpr.constvars if v.aval.shape]
-            closed_over = [f"{c.dtype}{list(c.shape)}" for c in consts]
-        if closed_over:
-            raise errors.ClosureError(
-                f"BlockSpec of {what}: the index map uses an array from the enclosing "
-                "function",
-                expected="an index computed from the grid indices and numbers",
-                got=closed_over[0],
-                hint="pass both arrays as arguments in memory_space=plgpu.GMEM, and "
-                "index one with the other in the body: `x_ref[index_ref[i]]`",
-                where=scope.location(index_map),
-            )
-
-
-def _tma_problem(ref, window, declaration) -> errors.LayoutError | None:
-    """Returns the reason why TMA cannot copy the block, None if it can."""
-    source = types.resolve(tuple(ref.shape), window.transforms)
-    smem = declaration.to_ref()
-    try:
-        check.check_copy(
-            types.base_aval(ref), source, smem, Window.whole(declaration.shape)
+        everywhere = dataclasses.replace(
+            stream, grid_rank=len(self.grid), position=_itself
         )
-    except errors.LayoutError as error:
-        return error
-    return None
+        ignored = [
+            f"axis {a} of size {n}"
+            for a, n in enumerate(self.grid)
+            if n > 1 and a not in self.sequential and a not in everywhere.axes
+        ]
+        if not ignored:
+            return
+        spec = stream.spec
+        mapped = None if spec.block_shape is None else spec.index_map
+        raise errors.ArgumentError(
+            f"{stream.what}: several CTAs write the same block",
+            expected="an index map that uses every parallel grid axis",
+            got=f"an index map that ignores {', '.join(ignored)}"
+            if mapped is not None
+            else f"the same part of the array for each CTA along {', '.join(ignored)}",
+            hint="use the axis in the index map; or make it sequential, "
+            "dimension_semantics 'arbitrary'; or pass "
+            "plgpu.BlockSpec(memory_space=plgpu.GMEM) and let each CTA store its own "
+            "part of the array",
+            where=scope.location(mapped or self.kernel),
+        )
+
+
+def _itself(*indices: Any) -> tuple[Any, ...]:
+    return indices
+
+
+def _as_tuple(outs: Any) -> tuple[Any, ...]:
+    return tuple(outs) if isinstance(outs, tuple | list) else (outs,)
+
+
+def _axis_name(axis: int) -> str:
+    return f"grid_axis_{axis}"
+
+
+def _check_spec(stream: Stream) -> None:
+    spec = stream.spec
+    if spec.collective_axes:
+        raise errors.UnsupportedError(
+            f"BlockSpec of {stream.what}: pallas_call does not multicast blocks",
+            expected="collective_axes=None",
+            got=f"collective_axes={spec.collective_axes}",
+            hint="leave it out, or use emit_pipeline_warp_specialized",
+        )
+    if spec.memory_space not in (None, types.SMEM, types.GMEM):
+        raise errors.MemorySpaceError(
+            f"BlockSpec of {stream.what}: blocks must be in SMEM or GMEM",
+            expected="memory_space SMEM (default) or GMEM",
+            got=f"memory_space {spec.memory_space.name}",
+            hint="omit memory_space",
+        )

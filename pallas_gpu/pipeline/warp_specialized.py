@@ -313,9 +313,9 @@ class _Plan:
             self.producer, self.outputs, p.compute_wgs, p.wg_axis, self._operands,
         )  # fmt: skip
 
-    def _operands(self, ins: Sequence[Any], outs: Sequence[Any]) -> list[Any]:
-        inputs = emit.arrange(self.all_inputs, ins)
-        outputs = emit.arrange(self.all_outputs, outs)
+    def _operands(self, ins: Any, outs: Any, indices: Any) -> list[Any]:
+        inputs = emit.arrange(self.all_inputs, ins, indices)
+        outputs = emit.arrange(self.all_outputs, outs, indices)
         return [
             *jax.tree.unflatten(self.in_tree, inputs),
             *jax.tree.unflatten(self.out_tree, outputs),

@@ -86,8 +86,8 @@ class BlockSpec:
         whole array in global memory and the index map is not used.
       pipeline_mode: not supported.
       transforms: tiling and swizzle of the block in SMEM.
-      delay_release: steps for which a pipeline keeps a block after its own; a hint for
-        `pallas_call`, whose blocks stay until the end.
+      delay_release: number of steps of a pipeline, or of the sequential axes of a
+        `pallas_call`, for which a block stays after its own step.
       collective_axes: cluster axes of a multicast; `emit_pipeline_warp_specialized`
         only.
       oob_fill_mode: as `oob_mode` of `copy_gmem_to_smem`: what the block holds outside

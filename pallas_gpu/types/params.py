@@ -69,10 +69,10 @@ class CompilerParams:
 
     Attributes:
       approx_math: fast approximations of exp, log, tanh and others for float32.
-      dimension_semantics: `pallas_call` only: `"parallel"` for each grid axis, the one
-        kind that it supports.
-      max_concurrent_steps: a hint: blocks of `pallas_call` in flight at once, at least
-        1. It is not used yet, because blocks are not pipelined.
+      dimension_semantics: `pallas_call` only: for each grid axis `"parallel"`, an axis
+        of the launch, or `"arbitrary"`, a loop in each CTA. Default: all parallel.
+      max_concurrent_steps: `pallas_call` only: number of SMEM buffers of a block that
+        changes along "arbitrary" axes; copies run up to this many steps ahead.
       unsafe_no_auto_barriers: drop the warpgroup barriers that order SMEM accesses.
       reduction_scratch_bytes: SMEM of each warpgroup for reductions and relayouts that
         cross warps; less where the kernel's arrays leave less. A kernel without such

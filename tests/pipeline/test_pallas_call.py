@@ -333,7 +333,9 @@ def test_a_tiled_block_that_tma_cannot_carry_is_refused():
 
 def test_a_block_over_the_edge_that_tma_cannot_carry_is_refused():
     spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    call = plgpu.pallas_call(add_one, f32(7, 3), in_specs=[spec], grid=2)
+    call = plgpu.pallas_call(
+        add_one, f32(7, 3), in_specs=[spec], out_specs=spec, grid=2
+    )
     with pytest.raises(errors.LayoutError, match="argument 0 of pallas_call add_one"):
         call(numbers(7, 3))
 
@@ -361,13 +363,13 @@ def test_a_grid_has_positive_sizes():
         plgpu.pallas_call(body, f32(), grid=0)
 
 
-def test_only_parallel_axes_are_supported():
-    params = plgpu.CompilerParams(dimension_semantics=["arbitrary"])
+def test_unknown_semantics_of_an_axis_are_refused():
+    params = plgpu.CompilerParams(dimension_semantics=["serial"])
     with refused(
-        errors.UnsupportedError,
-        "pallas_call add_one: only parallel grid axes are supported",
-        got="arbitrary",
-        hint="plgpu.loop",
+        errors.ArgumentError,
+        "pallas_call add_one: unknown dimension_semantics",
+        expected="'parallel' or 'arbitrary'",
+        got="serial",
     ):
         plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
 

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pallas_call with sequential axes: loops in each CTA, scratch that outlives a step."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+from tests.support.refusal import refused
+
+TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def params(*semantics, depth=2):
+    return plgpu.CompilerParams(
+        dimension_semantics=semantics, max_concurrent_steps=depth
+    )
+
+
+def called(body, out, **options):
+    """Returns what `everywhere.check` takes."""
+
+    def make(interpret):
+        return plgpu.pallas_call(body, out, interpret=interpret, **options)
+
+    return make
+
+
+def small(*shape):
+    values = np.random.default_rng(0).integers(-4, 5, shape)
+    return values.astype(np.float16)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_a_product_loops_over_k(depth):
+    """A matrix product: parallel over blocks of the result, sequential over k."""
+
+    def product(a, b, o, acc):
+        plgpu.wgmma(acc, a, b)
+        plgpu.wgmma_wait(0)
+
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
+        def _():
+            o[...] = acc[...]
+
+    make = called(
+        product, f32(128, 128), grid=(2, 2, 4),
+        in_specs=[
+            plgpu.BlockSpec((64, 64), lambda i, j, k: (i, k), transforms=TRANSFORMS),
+            plgpu.BlockSpec((64, 64), lambda i, j, k: (k, j), transforms=TRANSFORMS),
+        ],
+        out_specs=plgpu.BlockSpec((64, 64), lambda i, j, k: (i, j)),
+        scratch_shapes=[plgpu.ACC((64, 64))],
+        compiler_params=params("parallel", "parallel", "arbitrary", depth=depth),
+    )  # fmt: skip
+    a, b = small(128, 256), small(256, 128)
+    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_an_output_whose_map_ignores_the_sequential_axis_accumulates():
+    def add_up(x, o):
+        @plgpu.when(plgpu.program_id(1) == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...]
+
+    make = called(
+        add_up, f32(16, 128), grid=(2, 4),
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i * 4 + j, 0))],
+        out_specs=plgpu.BlockSpec((8, 128), lambda i, j: (i, 0)),
+        compiler_params=params("parallel", "arbitrary"),
+    )  # fmt: skip
+    expected = numbers().reshape(2, 4, 8, 128).sum(1).reshape(16, 128)
+    everywhere.check(make, [numbers()], expected)
+
+
+@pytest.mark.parametrize("semantics", ["arbitrary", "sequential"])
+def test_scratch_keeps_its_contents_from_step_to_step(semantics):
+    """A cumulative sum over blocks of rows."""
+
+    def cumulative(x, o, total):
+        @plgpu.when(plgpu.program_id(0) == 0)
+        def _():
+            total[...] = jnp.zeros(total.shape, total.dtype)
+
+        total[...] += x[...]
+        o[...] = total[...]
+
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+    make = called(
+        cumulative, f32(), grid=8, in_specs=[spec], out_specs=spec,
+        scratch_shapes=[plgpu.SMEM((8, 128), jnp.float32)],
+        compiler_params=params(semantics),
+    )  # fmt: skip
+    expected = np.cumsum(numbers().reshape(8, 8, 128), 0).reshape(64, 128)
+    everywhere.check(make, [numbers()], expected)
+
+
+def test_the_sequential_axis_may_be_the_first_one():
+    seen = []
+
+    def body(x, o):
+        seen.append([plgpu.num_programs(a) for a in range(2)])
+        position = plgpu.program_id(0) * 10 + plgpu.program_id(1)
+        o[...] = x[...] + position.astype(jnp.float32)
+
+    spec = plgpu.BlockSpec((8, 128), lambda i, j: (i * 2 + j, 0))
+    make = called(
+        body, f32(), grid=(4, 2), in_specs=[spec], out_specs=spec,
+        compiler_params=params("arbitrary", "parallel"),
+    )  # fmt: skip
+    positions = np.repeat([10 * i + j for i in range(4) for j in range(2)], 8)
+    everywhere.check(make, [numbers()], numbers() + positions[:, None])
+    assert seen[0] == [4, 2]
+
+
+def test_blocks_that_tma_cannot_copy_are_accessed_in_gmem_at_every_step():
+    """Rows of three elements: 12 bytes, which TMA does not address."""
+
+    def body(x, o):
+        o[...] = x[...] * 2
+
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    make = called(
+        body, f32(8, 3), grid=2, in_specs=[spec], out_specs=spec,
+        compiler_params=params("arbitrary"),
+    )  # fmt: skip
+    everywhere.check(make, [numbers(8, 3)], numbers(8, 3) * 2)
+
+
+def test_vmap_adds_a_parallel_axis():
+    def add_up(x, o):
+        @plgpu.when(plgpu.program_id(0) == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...]
+
+    call = plgpu.pallas_call(
+        add_up, f32(8, 128), grid=8, compiler_params=params("arbitrary"),
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i: (i, 0))],
+        out_specs=plgpu.BlockSpec((8, 128), lambda i: (0, 0)),
+    )  # fmt: skip
+    x = numbers(3, 64, 128)
+    np.testing.assert_array_equal(jax.vmap(call)(x), x.reshape(3, 8, 8, 128).sum(1))
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def test_ctas_that_write_the_same_block_are_refused():
+    def body(x, o):
+        o[...] = x[...]
+
+    rows = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+    index_map = lambda i: (0, 0)  # noqa: E731  # HERE
+    call = plgpu.pallas_call(
+        body, f32(8, 128), grid=8, in_specs=[rows],
+        out_specs=plgpu.BlockSpec((8, 128), index_map),
+    )  # fmt: skip
+    with refused(
+        errors.ArgumentError,
+        "result 0 of pallas_call body: several CTAs write the same block",
+        got="ignores axis 0 of size 8", hint="'arbitrary'",
+    ):  # fmt: skip
+        call(numbers())
+
+
+def test_delay_release_needs_more_buffers_than_its_steps():
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
+    call = plgpu.pallas_call(
+        lambda x, o: None, f32(), grid=8, in_specs=[spec], out_specs=spec,
+        compiler_params=params("arbitrary"),
+    )  # fmt: skip
+    with pytest.raises(errors.ArgumentError, match="keeps all buffers in use"):
+        call(numbers())
