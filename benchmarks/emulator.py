@@ -79,8 +79,8 @@ def main() -> None:
     kernels = {
         "upstream": jax.jit(matmul(upstream, pl, upstream.InterpretGPUParams())),
         "pallas_gpu": jax.jit(matmul(plgpu, plgpu, plgpu.InterpretParams())),
-        "pallas_gpu, detect_races": jax.jit(
-            matmul(plgpu, plgpu, plgpu.InterpretParams(detect_races=True))
+        "pallas_gpu, detect_races=False": jax.jit(
+            matmul(plgpu, plgpu, plgpu.InterpretParams(detect_races=False))
         ),
     }
     expected = np.asarray(a, np.float32) @ np.asarray(b, np.float32)

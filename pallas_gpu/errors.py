@@ -45,6 +45,7 @@ class PallasGpuError(Exception):
         self.got = got
         self.hint = hint
         self.where = where
+        self.schedule: str | None = None
         super().__init__(what)
 
     def with_location(self, where: str | None) -> PallasGpuError:
@@ -53,12 +54,18 @@ class PallasGpuError(Exception):
             self.where = where
         return self
 
+    def with_schedule(self, schedule: str) -> PallasGpuError:
+        """Adds how to repeat the run of the emulator that failed."""
+        self.schedule = schedule
+        return self
+
     def __str__(self) -> str:
         rows = [
             ("expected", self.expected),
             ("got", self.got),
             ("hint", self.hint),
             ("at", None if self.where is None else _with_source(self.where)),
+            ("schedule", self.schedule),
         ]
         lines = [self.what]
         for label, value in rows:

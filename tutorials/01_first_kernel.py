@@ -450,6 +450,66 @@ np.testing.assert_array_equal(row_below_or_last(small), np.asarray(small)[below]
 
 # %% [markdown]
 """
+### A race
+
+Blocks run in any order, also at the same time. If each adds to the same
+result, one may read it before another has written it. Here the blocks happen to run one
+after the other, so the sum would even be right, but on a GPU it would not. The emulator
+compares the accesses of all blocks, warpgroups and copies, and reports two of which one
+is a store if nothing orders them:
+"""
+
+
+# %%
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((128,), jnp.float32),
+    grid=(4,),
+    grid_names=("rows",),
+    interpret=True,
+)
+def sum_of_rows(x_gmem, total_gmem):
+    i = jax.lax.axis_index("rows")
+
+    @plgpu.when(i == 0)
+    def _():
+        total_gmem[...] = jnp.zeros(128, jnp.float32)
+
+    total_gmem[...] += jnp.sum(x_gmem[plgpu.ds(i * ROWS, ROWS)], axis=0)
+
+
+try:
+    sum_of_rows(x)
+except plgpu.errors.RaceError as error:
+    print(error)
+    assert "read by one CTA and written by another" in str(error)
+else:
+    raise AssertionError("the emulator should have found the race")
+
+# %% [markdown]
+"""
+Each block has to write a separate part of the result, and something that runs later
+combines the parts, here XLA. The emulator can also run a kernel several times, with
+other orders of blocks and copies: a failure names the parameters that repeat it.
+"""
+
+
+# %%
+@plgpu.kernel(
+    out_type=jax.ShapeDtypeStruct((4, 128), jnp.float32),
+    grid=(4,),
+    grid_names=("rows",),
+    interpret=plgpu.InterpretParams(schedules=4),
+)
+def sums_of_rows(x_gmem, sums_gmem):
+    i = jax.lax.axis_index("rows")
+    sums_gmem[i] = jnp.sum(x_gmem[plgpu.ds(i * ROWS, ROWS)], axis=0)
+
+
+total = jnp.sum(sums_of_rows(x), axis=0)
+np.testing.assert_allclose(total, jnp.sum(x, axis=0), atol=1e-4)
+
+# %% [markdown]
+"""
 Under `jax.jit` the same messages are at the end of a long error of JAX. To debug, call
 the kernel without `jit`.
 

@@ -108,6 +108,12 @@ class CompilerParams:
     uninitialized_memory=expect.choice("nan", "zero"),
     asynchrony=expect.choice("random", "eager", "late"),
     partial_results=expect.boolean,
+    schedules=expect.integer(
+        1,
+        unit="schedules",
+        hint="leave it out to run a kernel once",
+        out_of_range="is not positive",
+    ),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InterpretParams:
@@ -119,7 +125,8 @@ class InterpretParams:
       max_steps: steps in which no CTA has ended, after which a run counts as a
         livelock. A step is an operation with an effect, an iteration of a loop, or 4096
         elements that an operation computes or moves; a million take some 15 seconds.
-      detect_races: compare every access with the accesses it is not ordered with.
+      detect_races: whether to compare the accesses of threads, and of CTAs, with each
+        other. False is faster; accesses of asynchronous work are always compared.
       out_of_bounds_reads: `"raise"`, or `"uninitialized"` to read poison.
       uninitialized_memory: `"nan"` fills fresh memory with poison, and a use of it is
         an error; `"zero"` fills it with zeros, which count as values.
@@ -127,6 +134,9 @@ class InterpretParams:
         `"eager"` at once, `"late"` as late as the waits allow.
       partial_results: accept results with elements that no CTA stored, and stores of
         poison to results; such elements are poison afterwards.
+      schedules: how many times to run the kernel, with consecutive seeds, and each
+        asynchrony in turn unless one is chosen. The first failure is reported, with the
+        parameters that repeat it; so are results that depend on the schedule.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value.
@@ -134,8 +144,32 @@ class InterpretParams:
 
     seed: int = 0
     max_steps: int = 1_000_000
-    detect_races: bool = False
+    detect_races: bool = True
     out_of_bounds_reads: Literal["raise", "uninitialized"] = "raise"
     uninitialized_memory: Literal["nan", "zero"] = "nan"
     asynchrony: Literal["random", "eager", "late"] = "random"
     partial_results: bool = False
+    schedules: int = 1
+
+    def each_schedule(self) -> list[InterpretParams]:
+        """Returns the parameters of every single run."""
+        # Late completion shows missing waits, eager completion early overwrites.
+        modes: tuple[Literal["random", "late", "eager"], ...]
+        modes = ("random", "late", "eager")
+        if self.asynchrony != "random":
+            modes = (self.asynchrony,)
+        return [
+            dataclasses.replace(
+                self, seed=self.seed + i, asynchrony=modes[i % len(modes)], schedules=1
+            )
+            for i in range(self.schedules)
+        ]
+
+    def __str__(self) -> str:
+        """The call that makes these parameters, without defaults."""
+        given = [
+            f"{field.name}={getattr(self, field.name)!r}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return f"InterpretParams({', '.join(given)})"

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_gpu import errors
 from tools.source_tree import ROOT
 
 TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -32,6 +33,19 @@ def test_the_kernel_of_the_readme_computes_what_it_says():
     x = names["x"]
     expected = jnp.exp(x - jnp.max(x, axis=1, keepdims=True))
     np.testing.assert_allclose(names["y"], expected, rtol=1e-6)
+
+
+def test_the_race_of_the_readme_is_reported_as_it_says():
+    names: dict[str, Any] = {}
+    run("python", names)
+    run("python race", names)
+    with pytest.raises(errors.RaceError) as caught:
+        names["sum_of_rows"](names["x"])
+    quoted = re.search(r"^    RaceError: (.*)\n +got: +(.*) at \S+ (.*)$", TEXT, re.M)
+    assert quoted is not None
+    assert caught.value.what == quoted[1]
+    assert str(caught.value.got).startswith(quoted[2])
+    assert str(caught.value.got).endswith(quoted[3])
 
 
 @pytest.mark.offline

@@ -45,8 +45,7 @@ def ids(value: Any) -> str:
 
 def run(launch: Launch, **params: Any) -> bool:
     """Whether the results are those expected."""
-    # To be dropped when races are looked for by default.
-    interpret = plgpu.InterpretParams(detect_races=True, **params)
+    interpret = plgpu.InterpretParams(**params)
     return is_right(launch, launch.call(interpret)(*launch.arguments))
 
 

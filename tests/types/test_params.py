@@ -67,3 +67,22 @@ def test_the_step_budget_is_positive():
         errors.ArgumentError, "InterpretParams: max_steps is not positive", got="0"
     ):
         plgpu.InterpretParams(max_steps=0)  # HERE
+
+
+def test_the_number_of_schedules_is_positive():
+    with refused(
+        errors.ArgumentError, "InterpretParams: schedules is not positive", got="0"
+    ):
+        plgpu.InterpretParams(schedules=0)  # HERE
+
+
+def test_schedules_have_consecutive_seeds_and_each_asynchrony_in_turn():
+    each = plgpu.InterpretParams(seed=5, schedules=4).each_schedule()
+    assert [str(p) for p in each] == [
+        "InterpretParams(seed=5)",
+        "InterpretParams(seed=6, asynchrony='late')",
+        "InterpretParams(seed=7, asynchrony='eager')",
+        "InterpretParams(seed=8)",
+    ]
+    late = plgpu.InterpretParams(asynchrony="late", schedules=2).each_schedule()
+    assert [p.asynchrony for p in late] == ["late", "late"]

@@ -44,7 +44,7 @@ class Execution:
         seed: int = 0,
         asynchrony: str = "random",
         max_steps: int = 1_000_000,
-        detect_races: bool = False,
+        detect_races: bool = True,
         lenient_reads: bool = False,
     ):
         self.rng = random.Random(seed)

@@ -38,17 +38,22 @@ def race(
         )
     return errors.RaceError(
         what,
-        expected=f"an order between this access and the one at {old.where}",
+        expected=f"an order between this access and the one{_at(old)}",
         got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
         f"{box_text(old.box)}",
         hint=old.hint,
     )
 
 
+def _at(access: Access) -> str:
+    """Returns the line, if the author wrote it; pallas_call has copies of its own."""
+    return f" at {access.where}" if access.where is not None else ""
+
+
 def _unfenced(old: Access, new: Access, name: str, commit: str) -> errors.RaceError:
     verb = "overwrites" if new.writes else "reads"
     return errors.RaceError(
-        f"{new.what} {verb} {name}, written at {old.where} and not fenced",
+        f"{new.what} {verb} {name}, written{_at(old)} and not fenced",
         expected=f"{commit} between the two, by the writer, or by another thread that "
         "has waited for the writer",
         got=f"{old.what} wrote elements {box_text(old.box)} without one",
@@ -65,6 +70,6 @@ def _between_groups(
         f"{name} is {does} by one CTA and {did} by another",
         expected="each element of a result to be accessed by one CTA, or an order "
         "between the accesses: CTAs run in any order, also at the same time",
-        got=f"element {element}, {did} by {who} at {old.where} and {does} by {by}",
+        got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
         hint="let each CTA write a separate part of the result",
     )

@@ -16,6 +16,7 @@ from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
+from pallas_gpu.emulator.gpu import schedules
 from pallas_gpu.emulator.gpu.cta import Cluster
 from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -44,6 +45,18 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     interpret = params.interpret
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
+    if interpret.schedules == 1:
+        return _run_once(params, arrays, interpret)
+    return schedules.run_all(
+        interpret,
+        lambda schedule: _run_once(params, arrays, schedule),
+        _names(params)[len(arrays) :],
+    )
+
+
+def _run_once(
+    params: call.CallParams, arrays: Sequence[Any], interpret: types.InterpretParams
+) -> list[np.ndarray]:
     target = arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
     machine = Machine(interpret, target)
     launch = Launch(params, machine.devices[0], arrays)

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several runs of a kernel, each with a schedule of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from pallas_gpu import errors, types
+
+
+def run_all(
+    params: types.InterpretParams,
+    run: Callable[[types.InterpretParams], list[np.ndarray]],
+    names: Sequence[str],
+) -> list[np.ndarray]:
+    """Runs all schedules until one fails; returns the results, equal in all.
+
+    Args:
+      params: parameters with a number of schedules.
+      run: runs the kernel with one.
+      names: of the results.
+
+    Raises:
+      RaceError: the results depend on the schedule.
+      Errors of the runs, with the schedule.
+    """
+    first: list[np.ndarray] = []
+    each = params.each_schedule()
+    for number, schedule in enumerate(each, start=1):
+        try:
+            results = run(schedule)
+            if number == 1:
+                first = results
+            for name, a, b in zip(names, first, results, strict=True):
+                _require_equal(name, a, b, each[0], schedule)
+        except errors.PallasGpuError as error:
+            raise error.with_schedule(
+                f"{number} of {len(each)}; {schedule} repeats it"
+            ) from None
+    return first
+
+
+def _require_equal(
+    name: str,
+    first: np.ndarray,
+    other: np.ndarray,
+    schedule: types.InterpretParams,
+    other_schedule: types.InterpretParams,
+) -> None:
+    a, b = (_bits(x) for x in (first, other))
+    differs = a != b
+    if not differs.any():
+        return
+    at = np.unravel_index(int(np.argmax(differs)), differs.shape)
+    raise errors.RaceError(
+        f"{name} depends on the schedule",
+        expected="the same result in every order of threads and copies",
+        got=f"element {[int(i) for i in at]} is {first[at]} with {schedule}, and "
+        f"{other[at]} with {other_schedule}",
+        hint="order the accesses that determine it, with barriers and waits",
+    )
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    """Returns values that are equal where all bits are; comparable also for NaN."""
+    x = np.ascontiguousarray(x)
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype.itemsize in (1, 2, 4, 8) else x
