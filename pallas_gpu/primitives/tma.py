@@ -67,7 +67,7 @@ def copy_gmem_to_smem(
     are read as zero; an integer index must be in bounds.
 
     Args:
-      src: GMEM reference or a part of one.
+      src: GMEM reference or a part of one that starts at a multiple of 16 bytes.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier.
       collective_axes: cluster axes of a multicast: all CTAs along them call this with
@@ -143,7 +143,8 @@ def copy_smem_to_gmem(
 
     Args:
       src: SMEM reference or a part of one.
-      dst: GMEM reference of the same shape and dtype.
+      dst: GMEM reference of the same shape and dtype, or a part of one that starts in
+        the array, at a multiple of 16 bytes.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: not supported.

@@ -42,7 +42,7 @@ def clipped(x: np.ndarray, starts, sizes) -> np.ndarray:
         ((32, 48), (0, 0), (32, 64), TILED),
         ((64, 64), (-1, 0), (64, 64), TILED),
         ((32, 64), (0, -8), (32, 64), ()),
-        ((20, 64), (-8, -4), (40, 128), TILED),
+        ((20, 64), (-5, -8), (40, 128), TILED),
     ],
     ids=["wider", "wider-in-both-tiled", "negative", "negative-minor", "all-sides"],
 )
@@ -66,16 +66,19 @@ def test_a_load_over_the_edge_reads_zeros(shape, starts, sizes, transforms):
     )
 
 
-@pytest.mark.parametrize(("n", "start"), [(20, 0), (16, -8), (24, -2)])
+@pytest.mark.parametrize(("n", "start"), [(20, 0), (20, 8), (40, 15)])
 def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
     x = numbers(32, 64, dtype=np.float16)
 
     def body(x, o, tile, barrier):
         plgpu.copy_gmem_to_smem(x, tile, barrier)
         plgpu.barrier_wait(barrier)
-        plgpu.copy_smem_to_gmem(tile, o.at[ds(start, 32)])
-        plgpu.wait_smem_to_gmem(0)
+        for first in (0, start):
+            plgpu.copy_smem_to_gmem(tile, o.at[ds(first, 32)])
+            plgpu.wait_smem_to_gmem(0)
 
+    expected = np.resize(x, (n, 64))
+    expected[start : start + 32] = x[: n - start]
     everywhere.check(
         lambda interpret: plgpu.kernel(
             body,
@@ -84,7 +87,7 @@ def test_a_store_over_the_edge_writes_what_lies_inside(n, start):
             interpret=interpret,
         ),
         [x],
-        x[-start : n - start],
+        expected,
     )
 
 
@@ -103,6 +106,91 @@ def test_a_store_entirely_outside_is_refused(start):
 
 
 ROWS = np.zeros((32, 128), np.float32)
+
+
+@pytest.mark.parametrize("start", [32, -32, 100])
+@pytest.mark.parametrize("mode", [None, plgpu.OOBFillMode.ZEROS])
+def test_a_load_entirely_outside_reads_zeros_if_that_is_meant(start, mode):
+    def body(x, o, tile, barrier):
+        part = x.at[ds(start, 32)]
+        plgpu.copy_gmem_to_smem(part, tile, barrier, oob_mode=mode)  # HERE
+        plgpu.barrier_wait(barrier)
+        o[...] = tile[...]
+
+    scratch = [plgpu.SMEM((32, 128), F32), plgpu.Barrier()]
+
+    def make_call(interpret):
+        return make(body, type_of(ROWS), scratch_types=scratch, interpret=interpret)
+
+    if mode is not None:
+        everywhere.check(make_call, [ROWS + 1], ROWS)
+        return
+    with refused(
+        errors.OutOfBoundsError,
+        "copy_gmem_to_smem: the source is entirely out of bounds",
+        hint="OOBFillMode.ZEROS",
+    ):
+        jax.make_jaxpr(make_call(None))(ROWS)
+
+
+# --- where a copy may start in GMEM: measured, elsewhere an illegal instruction -------
+
+
+@pytest.mark.parametrize(
+    ("shape", "starts"), [((64, 128), (0, 4)), ((64, 128), (0, -1)), ((64, 6), (1, 0))]
+)
+def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
+    sizes = (32, min(shape[1], 64))
+
+    def body(x, o, tile, barrier):
+        part = x.at[tuple(map(ds, starts, sizes))]
+        plgpu.copy_gmem_to_smem(part, tile, barrier)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "copy_gmem_to_smem does not start where TMA can address GMEM",
+        expected="16 bytes, 8 elements",
+        got=f"starts {starts}",
+    ):
+        kernel = plgpu.kernel(
+            body,
+            jax.ShapeDtypeStruct(sizes, F16),
+            scratch_types=[plgpu.SMEM(sizes, F16), plgpu.Barrier()],
+        )
+        jax.make_jaxpr(kernel)(np.zeros(shape, np.float16))
+
+
+def test_a_store_does_not_start_before_the_array():
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, o.at[ds(-8, 32)])  # HERE
+
+    kernel = make(body, scratch_types=[plgpu.SMEM((32, 128), F32)])
+    with refused(
+        errors.OutOfBoundsError,
+        "copy_smem_to_gmem starts before the array",
+        got="starts (-8, 0)",
+    ):
+        jax.make_jaxpr(kernel)(ROWS)
+
+
+@pytest.mark.parametrize(("start", "store"), [(4, False), (-8, True)])
+def test_the_emulator_checks_starts_that_are_known_at_run_time(start, store):
+    def body(x, at, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.at[:, ds(0 if store else at[0], 64)], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile, o.at[ds(at[0] if store else 0, 32)])
+        plgpu.wait_smem_to_gmem(0)
+
+    kernel = plgpu.kernel(
+        body,
+        jax.ShapeDtypeStruct((32, 64), F16),
+        scratch_types=[plgpu.SMEM((32, 64), F16), plgpu.Barrier()],
+    )
+    args = [np.zeros((32, 128), np.float16), np.array([start])]
+    verdict = acceptance.judge(kernel, args, execute=False)
+    assert verdict.lowered == dict.fromkeys(verdict.lowered)
+    text = "starts before the array" if store else "where TMA can address GMEM"
+    assert text in str(verdict.emulated) and "test_edges.py" in verdict.emulated.where
 
 
 def test_blocks_may_be_wider_than_the_array():

@@ -28,6 +28,7 @@ from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
@@ -74,6 +75,10 @@ def _undefined(src: Region, where: str | None) -> Origin:
     )
 
 
+def _words(src: Region, dst: Region) -> str:
+    return f"a copy from {src.memory.name} to {dst.memory.name}"
+
+
 def _bytes(region: Region) -> int:
     """Returns the size of a region, parts outside the array included."""
     return math.prod(region.window.sizes) * _bits(region.dtype) // 8
@@ -97,6 +102,7 @@ def _copy_gmem_to_smem(
     dst.memory.require_aligned(dst.window, "the destination of a copy")
     if oob_mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
         src.require_inside("the source of a copy that promises to be in bounds,")
+    require_start(src.window, _bits(src.dtype), _words(src, dst), store=False)
     _require_representable(src, dst, "copied")
     if oob_mode is None and _is_outside(src):
         src.require_inside(
@@ -257,6 +263,7 @@ def _commit(wg: Warpgroup) -> None:
 def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
     src.require_inside("the source of a copy")
     src.memory.require_aligned(src.window, "the source of a copy")
+    require_start(dst.window, _bits(dst.dtype), _words(src, dst), store=True)
     _require_representable(dst, src, "written by a copy")
     if _is_outside(dst):
         dst.require_inside("written by a copy entirely")

@@ -10,6 +10,7 @@ from typing import Any
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
+from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
@@ -26,8 +27,6 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     smem_window = references.window_in_bounds(smem.ref, smem.transforms, name)
     # A range may exceed the array: TMA reads zeros and clips writes.
     gmem_window = gmem.window(gmem.ref.aval.shape)
-    if not load:
-        _require_some_inside(gmem_window, name)
     pieces = 1
     if load:
         axes = eqn.params["collective_axes"]
@@ -35,19 +34,25 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
     check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
+    # The default mode of a load refuses what can only give zeros.
+    if not load or eqn.params["oob_mode"] is None:
+        _require_some_inside(gmem_window, name, "source" if load else "destination")
+    bits = types.itemsize_bits(gmem.ref.aval.dtype)
+    require_start(gmem_window, bits, name, store=not load)
 
 
-def _require_some_inside(window: Window, who: str) -> None:
-    """Raises OutOfBoundsError for a destination known to be wholly outside."""
+def _require_some_inside(window: Window, who: str, what: str) -> None:
+    """Raises OutOfBoundsError for a part that is known to be wholly outside."""
     ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
     for axis, (start, size, n) in enumerate(ranges):
         if isinstance(start, int) and (start >= n or start + size <= 0):
             raise errors.OutOfBoundsError(
-                f"{who}: the destination is entirely out of bounds",
+                f"{who}: the {what} is entirely out of bounds",
                 expected=f"a range that overlaps 0 to {n} in dimension {axis} of shape "
                 f"{window.array_shape}",
                 got=f"{start} to {start + size}",
-                hint="omit the copy, or check the index",
+                hint="omit the copy, check the index, or, for a load, pass "
+                "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
             )
 
 

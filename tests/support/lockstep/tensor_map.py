@@ -105,6 +105,13 @@ class TensorMap:
         places = swizzled(address + places, self.swizzle)
         return places.reshape(-1, self.dtype.itemsize)
 
+    def check_start(self, start: tuple[int, ...], store: bool) -> None:
+        """Raises where an H200 reports an illegal instruction (measured)."""
+        if start[0] * self.dtype.itemsize % 16:
+            raise KernelError(f"a copy at {start}: not a multiple of 16 bytes")
+        if store and min(start) < 0:
+            raise KernelError(f"a copy to GMEM at {start}, before the tensor")
+
     def in_gmem(self, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
         """[elements]: offsets from the base, and which lie within the tensor."""
         offset = np.zeros((), np.int64)

@@ -118,6 +118,7 @@ class _LoadWork:
         for cta, target in zip(targets, self._barriers, strict=True):
             target.check_known(issue.row, "a copy")
             cta.smem.begin_write(issue.row, self._places.reshape(-1), "a tensor copy")
+        issue.tensor_map.check_start(issue.start, store=False)
         memory, places, _ = _in_gmem(issue)
         memory.check_visible(np.array([issue.row]), places, "a tensor copy reads")
 
@@ -201,6 +202,7 @@ class _StoreWork:
         self._smem = issue.strand.cta.smem
         rows = np.array([issue.row])
         self._smem.begin_read(rows, self._places.reshape(-1), "a tensor copy")
+        issue.tensor_map.check_start(issue.start, store=True)
         memory, places, _ = _in_gmem(issue)
         memory.check_visible(rows, places, "a tensor copy overwrites")
 
