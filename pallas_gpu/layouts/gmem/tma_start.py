@@ -55,5 +55,4 @@ def require_start(window: Window, element_bits: int, what: str, *, store: bool) 
 
 
 def _text(window: Window) -> str:
-    starts = (str(x) if isinstance(x, int) else "dynamic" for x in window.starts)
-    return f"({', '.join(starts)})"
+    return str(tuple(x if isinstance(x, int) else "dynamic" for x in window.starts))
