@@ -111,6 +111,41 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
     )  # fmt: skip
 
 
+def simple_matmul(
+    m: int, n: int, k: int, tile_n: int, depth: int
+) -> Callable[..., Any]:
+    """A product by `pallas_call` with one sequential axis: what a first kernel is."""
+    plgpu = pallas_gpu
+    tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
+
+    def product(a: Any, b: Any, o: Any, acc: Any) -> None:
+        plgpu.wgmma(acc, a, b)
+        plgpu.wgmma_wait(1)
+
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
+        def _() -> None:
+            o[...] = acc[...].astype(o.dtype)
+
+    def spec(shape: Any, index_map: Any, delay: int = 0) -> Any:
+        return plgpu.BlockSpec(shape, index_map, transforms=tiles, delay_release=delay)
+
+    return plgpu.pallas_call(
+        product,
+        jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(m // 128, n // tile_n, k // 64),
+        in_specs=[
+            spec((128, 64), lambda i, j, ki: (i, ki), 1),
+            spec((64, tile_n), lambda i, j, ki: (ki, j), 1),
+        ],
+        out_specs=spec((128, tile_n), lambda i, j, ki: (i, j)),
+        scratch_shapes=[plgpu.ACC((128, tile_n))],
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            max_concurrent_steps=depth,
+        ),
+    )
+
+
 def copy(package: str) -> Callable[..., Any]:
     """A streaming copy: each block copies rows through SMEM."""
     plgpu, _ = PACKAGES[package]
@@ -148,6 +183,9 @@ def measure_matmul(m: int, n: int, k: int) -> list[dict[str, Any]]:
         candidates[f"{package}, emit_pipeline_warp_specialized"] = jax.jit(
             matmul(package, m, n, k)
         )
+    for tile_n, depth in ((128, 2), (128, 3)):
+        name = f"pallas_gpu.pallas_call, 128x{tile_n}, {depth} steps"
+        candidates[name] = jax.jit(simple_matmul(m, n, k, tile_n, depth))
     a, b = inputs[0]
     reference = a[:256].astype(jnp.float32) @ b.astype(jnp.float32)
     for name, f in candidates.items():
