@@ -186,10 +186,10 @@ def emulated(args, c, causal, **options):
 def test_ten_orders_of_events_give_one_result(blocks, causal):
     c = config(block_kv=32, blocks=blocks)
     args = operands(Shape(q_len=192, kv_len=96, head_dim=16))
-    first = emulated(args, c, causal, seed=0)
-    for seed in range(1, 10):
-        got = emulated(args, c, causal, seed=seed)
-        np.testing.assert_array_equal(got, first)
+    # A result that depends on the schedule is an error.
+    got = emulated(args, c, causal, schedules=10)
+    expected = reference(*args, causal=causal)
+    np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late"])

@@ -134,12 +134,11 @@ def emulated(shape, c, **options):
 def test_a_hundred_orders_of_events_give_one_result():
     c = config(cluster="n")
     shape = (256, 128, 256)
-    first = emulated(shape, c, seed=0)
+    # A result that depends on the schedule is an error.
+    got = emulated(shape, c, schedules=100)
     np.testing.assert_allclose(
-        first.astype(np.float32), reference(*operands(*shape)), atol=2**-5
+        got.astype(np.float32), reference(*operands(*shape)), atol=2**-5
     )
-    for seed in range(1, 100):
-        np.testing.assert_array_equal(emulated(shape, c, seed=seed), first)
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
