@@ -43,9 +43,11 @@ def make(m: Switches) -> Launch:
     def rows(i):
         return (i + 1 if m("input of the next block") else i), 0
 
-    def out(i):
+    def out(i):  # at: map of the result
         if m("one block of the result"):
             return 0, 0
+        if m("two CTAs for a block"):
+            return i // 2, 0
         return (i + 1 if m("result of the next block") else i), 0
 
     x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
@@ -99,7 +101,8 @@ SUBJECT = Subject(
         ),
         *rows(
             "two writers",
-            ("one block of the result", errors.RaceError, "store"),
+            ("one block of the result", errors.ArgumentError, "map of the result"),
+            ("two CTAs for a block", errors.RaceError, "store"),
         ),
         *rows(
             "counts",
