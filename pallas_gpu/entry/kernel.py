@@ -256,13 +256,14 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
-    if params.dimension_semantics is not None:
-        raise errors.UnsupportedError(
-            f"kernel {name}: dimension_semantics is for pallas_call",
-            expected="CompilerParams without it: the axes of a kernel are parallel",
-            got=params.dimension_semantics,
-            hint="leave it out",
-        )
+    for field in ("dimension_semantics", "max_concurrent_steps"):
+        if getattr(params, field) != getattr(types.CompilerParams(), field):
+            raise errors.UnsupportedError(
+                f"kernel {name}: {field} is for pallas_call",
+                expected="CompilerParams without it: the axes of a kernel are parallel",
+                got=getattr(params, field),
+                hint="leave it out, or use plgpu.emit_pipeline in the body",
+            )
 
 
 def _operand(x: Any, name: str) -> Any:

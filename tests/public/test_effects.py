@@ -56,7 +56,10 @@ def over_the_edge(mode):
     """A block over the array's edge, in the emulator."""
     spec = block(48, 128, oob_fill_mode=mode)
     params = plgpu.InterpretParams(partial_results=True)
-    k = plgpu.pallas_call(calls.nothing, OUT, grid=2, in_specs=[spec], interpret=params)
+    k = plgpu.pallas_call(
+        calls.nothing, OUT, grid=2, in_specs=[spec], out_specs=see.WHOLE,
+        interpret=params,
+    )  # fmt: skip
     return see.outcome(lambda: k(jnp.ones(SHAPE, F32)).shape)
 
 
@@ -383,6 +386,19 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for s in ("parallel", "arbitrary")
         )
     ),
+    "CompilerParams.max_concurrent_steps": lambda: see.block_calls(
+        *(
+            {
+                "grid": 4,
+                "in_specs": [block(8, 128)],
+                "out_specs": see.WHOLE,
+                **see.params(
+                    dimension_semantics=["arbitrary"], max_concurrent_steps=steps
+                ),
+            }
+            for steps in (1, 2)
+        )
+    ),
     "CompilerParams.unsafe_no_auto_barriers": lambda: see.kernels(
         see.exchange,
         *(
@@ -400,6 +416,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "test_lines_are_kept_only_where_they_are_asked_for",
     "InterpretParams.seed": f"{RUN}::test_a_seed_repeats_a_run_and_seeds_differ",
     "InterpretParams.max_steps": RUN,
+    "InterpretParams.schedules": "tests/types/test_params.py",
     "InterpretParams.detect_races": f"{RUN}::"
     "test_two_ctas_that_write_the_same_element_race",
     "InterpretParams.out_of_bounds_reads": f"{MEMORY}::"
@@ -472,7 +489,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 
 HINTS = (
     "Mesh.kernel_name",
-    "CompilerParams.max_concurrent_steps",
     "pallas_call.cost_estimate",
     "pallas_call.metadata",
 )

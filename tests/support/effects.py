@@ -43,6 +43,10 @@ def kernels(body: Callable[..., None], *options: dict[str, Any]) -> list[str]:
     return [outcome(lambda o=o: lowered(plgpu.kernel(body, **o))) for o in made]
 
 
+# An output that every CTA gets whole, in GMEM.
+WHOLE = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+
+
 def block_calls(*options: dict[str, Any], body: Any = None) -> list[str]:
     """Calls of `pallas_call` as MLIR."""
     body = body or calls.nothing
@@ -52,12 +56,15 @@ def block_calls(*options: dict[str, Any], body: Any = None) -> list[str]:
 
 def specs(*given: plgpu.BlockSpec, grid: int = 2) -> list[str]:
     """Calls of `pallas_call` that differ in the spec of their input."""
-    return block_calls(*({"grid": grid, "in_specs": [spec]} for spec in given))
+    return block_calls(
+        *({"grid": grid, "in_specs": [spec], "out_specs": WHOLE} for spec in given)
+    )
 
 
 def grid_specs(*given: dict[str, Any]) -> list[str]:
     """Calls of `pallas_call` that differ in their `GridSpec`."""
-    return block_calls(*({"grid_spec": plgpu.GridSpec(**g)} for g in given))
+    made = ({"out_specs": WHOLE, **fields} for fields in given)
+    return block_calls(*({"grid_spec": plgpu.GridSpec(**fields)} for fields in made))
 
 
 def bodies(*inside: Callable[[calls.Env], Any]) -> list[str]:
