@@ -47,8 +47,8 @@ def make(m: Switches) -> Launch:
         if m("one block of the result"):
             return 0, 0
         if m("two CTAs for a block"):
-            return i // 2, 0
-        return (i + 1 if m("result of the next block") else i), 0
+            return i // 2, 0  # at: half the blocks
+        return (i + 1 if m("result of the next block") else i), 0  # at: next block
 
     x = np.random.default_rng(0).standard_normal((ROWS, COLUMNS)).astype(np.float32)
     x = 100 * x if m("not shifted") else x
@@ -97,12 +97,12 @@ SUBJECT = Subject(
         *rows(
             "bounds",
             ("a row beyond the block", errors.OutOfBoundsError, "beyond"),
-            ("result of the next block", errors.OutOfBoundsError, "store"),
+            ("result of the next block", errors.OutOfBoundsError, "next block"),
         ),
         *rows(
             "two writers",
             ("one block of the result", errors.ArgumentError, "map of the result"),
-            ("two CTAs for a block", errors.RaceError, "store"),
+            ("two CTAs for a block", errors.RaceError, "half the blocks"),
         ),
         *rows(
             "counts",
