@@ -86,9 +86,8 @@ class Compute:
                 hint="call pipeline(init_carry) once",
                 where=scope.location(context or self.body.function),
             )
-        if inputs.delayed:
-            wgmma_wait(0)
-        self._release_last(read)
+        if inputs.fixed:
+            mbarrier.barrier_arrive(read["fixed_free"])
         self._finish(written)
 
     # --- steps ------------------------------------------------------------------------
@@ -120,7 +119,12 @@ class Compute:
 
         with _jax.trace_without_ref_rules():
             state = (init_carry, outputs.start())
-            return control.counted_loop(inputs.steps, iteration, state)[0]
+            carry, _ = control.counted_loop(inputs.steps, iteration, state)
+        if inputs.delayed:
+            # Copies for the next pipeline then overlap the rest of the context.
+            wgmma_wait(0)
+            self._release_last(read)
+        return carry
 
     # --- inputs -----------------------------------------------------------------------
 
@@ -146,9 +150,6 @@ class Compute:
                 @control.loop(last_steps(inputs.steps, group.delay), inputs.steps)
                 def _(i, free=free):
                     mbarrier.barrier_arrive(free.at[inputs.slot(i)])
-
-        if inputs.fixed:
-            mbarrier.barrier_arrive(read["fixed_free"])
 
     # --- outputs ----------------------------------------------------------------------
 
