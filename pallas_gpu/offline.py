@@ -22,9 +22,6 @@ from pallas_gpu.walk import walk
 __all__ = ["KernelReport", "LoweredReport", "Resources", "compile", "lower"]
 
 
-__all__ = ["KernelReport", "compile", "lower"]
-
-
 @dataclasses.dataclass(frozen=True)
 class KernelReport:
     """The result of compiling one kernel.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -54,17 +53,21 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
     while isinstance(function, functools.partial):
         yield _value((function.args, function.keywords), (), seen)
         function = function.func
-    function = inspect.unwrap(function)
     if not isinstance(function, types.FunctionType | types.MethodType):
+        yield from _wrapped(function, seen)
         function = getattr(function, "__call__", None)  # noqa: B004 - to look into it
     if isinstance(function, types.MethodType):
         code = getattr(function.__func__, "__code__", None)
         names = frozenset(() if code is None else _names(code))
-        yield _value(function.__self__, names, seen)
+        # An object may refer to its own methods.
+        if id(function.__self__) not in seen:
+            seen.add(id(function.__self__))
+            yield _value(function.__self__, names, seen)
         function = function.__func__
     if not isinstance(function, types.FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
+    yield from _wrapped(function, seen)
     if str(function.__module__).partition(".")[0] in _FIXED:
         return
     code = function.__code__
@@ -78,6 +81,13 @@ def _function(function: Any, seen: set[int]) -> Iterator[Any]:
             yield None
     for name in sorted(names & function.__globals__.keys()):
         yield name, _value(function.__globals__[name], names, seen)
+
+
+def _wrapped(function: Any, seen: set[int]) -> Iterator[Any]:
+    """Yields the keys of the function that a decorator has wrapped."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None:
+        yield from _function(inner, seen)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:

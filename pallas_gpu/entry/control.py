@@ -59,8 +59,9 @@ def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
         raise errors.KernelError(
             f"{who}: the body returns a value",
             expected="None",
-            got=repr(result),
-            hint="store to a reference, or carry it: lax.cond, loop(init_carry=...)",
+            got="a result",
+            hint="store to a reference, out_ref[...] = value; or carry it: lax.cond, "
+            "loop(init_carry=...)",
             where=scope.location(body),
         )
 
@@ -158,13 +159,13 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
     try:
         return lax.fori_loop(0, trips, counted, init_carry, **options)
     except TypeError as error:
-        if isinstance(error, errors.PallasGpuError) or "carry" not in str(error):
-            raise
         differ = str(error).split("\n\n")[1:2]
+        if "body function carry input" not in str(error) or not differ:
+            raise
         raise errors.KernelError(
             "a loop's body returns another carry than it gets",
             expected="the structure, shapes and dtypes of the initial carry",
-            got=" ".join(differ[0].split()) if differ else None,
+            got=" ".join(differ[0].split()),
             hint="convert the new carry, or the initial one, with .astype",
             where=scope.called_at(),
         ) from None
@@ -269,4 +270,8 @@ def cdiv(a: Any, b: Any) -> Any:
             got=b,
             hint="check the divisor",
         )
-    return -(-a // b)
+    if isinstance(a, int) and isinstance(b, int):
+        return -(-a // b)
+    # Without a negation, which unsigned types and the minimum of signed ones lack.
+    quotient = a // b
+    return quotient + (quotient * b != a)

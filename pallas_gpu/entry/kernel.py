@@ -18,6 +18,8 @@ from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
 
 _MISSING: Any = object()
+# Traces that a kernel keeps, one for each combination of argument types.
+_KEPT_TRACES = 64
 
 
 def interpretation(value: Any) -> Any:
@@ -124,8 +126,8 @@ def kernel(
     Args:
       body: `body(*input_refs, *output_refs, *scratch_refs) -> None`. If omitted,
         `kernel` returns a decorator.
-      out_type: pytree of `jax.ShapeDtypeStruct` for the results. A result that is not
-        written has undefined contents.
+      out_type: pytree of `jax.ShapeDtypeStruct` for the results. On a GPU, elements
+        that the kernel does not store are undefined; in the emulator they are an error.
       scratch_types: sequence of declarations for positional scratch references, or a
         dict for keyword ones.
       grid, grid_names: sizes and names of the grid axes.
@@ -146,6 +148,7 @@ def kernel(
       KernelError and its subclasses: the body is invalid.
       OutOfResources: the body does not fit the target (sm_90a if none is specified).
       NoGpuError: interpret=False without a GPU.
+      UnwrittenResultError: in the emulator, elements of a result were not stored.
 
     Example:
       >>> @plgpu.kernel(out_type=jax.ShapeDtypeStruct((128,), jnp.float32))
@@ -315,6 +318,8 @@ def launch_body(
         )  # fmt: skip
         _require_resources(traced, mesh, compiler_params, name, body)
         if not traced.scalars:
+            if len(cache) >= _KEPT_TRACES:
+                cache.pop(next(iter(cache)))
             cache[key] = values, traced
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")

@@ -25,7 +25,8 @@ _INDEXED_WITH_A_TRACER = (
 )
 
 
-def _itself(*indices: Any) -> tuple[Any, ...]:
+def itself(*indices: Any) -> tuple[Any, ...]:
+    """The position of an index map that takes the loop's indices."""
     return indices
 
 
@@ -48,7 +49,7 @@ class Stream:
     grid_rank: int
     what: str
     name: str = ""
-    position: Callable[..., Sequence[Any]] = _itself
+    position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
 
     @property
@@ -147,6 +148,45 @@ class Stream:
         except errors.LayoutError as error:
             return error
         return None
+
+
+def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
+    """Returns the stream if its spec has an effect.
+
+    Args:
+      stream: an input or output of a pipeline.
+      output: which of the two.
+      multicast: whether the pipeline supports collective axes of inputs.
+
+    Raises:
+      MemorySpaceError: blocks in another memory.
+      UnsupportedError: a field of the spec that the pipeline does not use.
+    """
+    spec = stream.spec
+    if spec.memory_space not in (None, types.SMEM, types.GMEM):
+        raise errors.MemorySpaceError(
+            f"BlockSpec of {stream.what}: blocks must be in SMEM or GMEM",
+            expected="memory_space SMEM (default) or GMEM",
+            got=f"memory_space {spec.memory_space.name}",
+            hint="omit memory_space",
+        )
+    reason = None
+    if spec.collective_axes and (output or not multicast):
+        reason = "blocks are not multicast", "collective_axes"
+    elif spec.collective_axes and not stream.axes:
+        reason = "a block that no axis changes is not multicast", "collective_axes"
+    elif output and spec.delay_release:
+        reason = "the buffers of outputs are not read asynchronously", "delay_release"
+    if reason is not None:
+        raise errors.UnsupportedError(
+            f"BlockSpec of {stream.what}: {reason[0]}",
+            expected=f"a BlockSpec without {reason[1]}",
+            got=f"{reason[1]}={getattr(spec, reason[1])!r}",
+            hint="leave it out, or use emit_pipeline_warp_specialized"
+            if not multicast and not output
+            else "leave it out",
+        )
+    return stream
 
 
 def _start(index: Any, size: int, entry: Any) -> Any:

@@ -57,6 +57,7 @@ class Compute:
                 num_arrivals=self.warpgroups, num_barriers=slots
             )
             found["done"] = types.Barrier(num_arrivals=self.warpgroups)
+            found["stored"] = types.Barrier()
         return found
 
     def run(
@@ -201,6 +202,10 @@ class Compute:
         def _():
             mbarrier.barrier_wait(written["done"])
             self._store_last(written)
+            mbarrier.barrier_arrive(written["stored"])
+
+        # A next pipeline may use the same buffers.
+        mbarrier.barrier_wait(written["stored"])
 
     def _store_last(self, written: dict[str, Any]) -> None:
         self.outputs.store_fixed(written["buffers"])

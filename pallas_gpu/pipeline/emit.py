@@ -20,13 +20,27 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import scoped
-from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.wgmma import wgmma_wait
 from pallas_gpu.types import values
+
+
+def flat_block_specs(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts sequences of block specs."""
+    specs = block_specs(value, what)
+    if all(isinstance(x, types.BlockSpec) for x in specs):
+        return specs
+    raise expect.wrong_type(
+        what,
+        "a flat sequence of block specs",
+        "a list of plgpu.BlockSpec(block_shape, index_map)",
+        value,
+        "use emit_pipeline_warp_specialized for pytrees of references",
+    )
 
 
 def block_specs(value: Any, what: str) -> tuple[Any, ...]:
@@ -49,8 +63,8 @@ def block_specs(value: Any, what: str) -> tuple[Any, ...]:
 @expect.arguments(
     body=expect.function,
     grid=grid_sizes,
-    in_specs=block_specs,
-    out_specs=block_specs,
+    in_specs=flat_block_specs,
+    out_specs=flat_block_specs,
     max_concurrent_steps=expect.anything,
     init_carry=values.values,
 )
@@ -103,7 +117,6 @@ def emit_pipeline(
     sizes = tuple(grid)
     specs = (*in_specs, *out_specs)
     check_depth("emit_pipeline", max_concurrent_steps, specs)
-    _refuse_collective(specs)
 
     def run(*refs: Any) -> Any:
         _require_one_warpgroup()
@@ -141,8 +154,13 @@ def streams_of(
             hint="pass one reference in GMEM per spec, inputs first",
             where=_jax.where_now(),
         )
+    n_in = len(in_specs)
     return [
-        Stream(ref, spec, grid_rank, _what(i, len(in_specs), who))
+        checked(
+            Stream(ref, spec, grid_rank, _what(i, n_in, who)),
+            output=i >= n_in,
+            multicast=False,
+        )
         for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
     ]
 
@@ -175,18 +193,6 @@ def check_depth(who: str, steps: Any, specs: Sequence[types.BlockSpec]) -> None:
             hint="increase max_concurrent_steps",
             where=_jax.where_now(),
         )
-
-
-def _refuse_collective(specs: Sequence[types.BlockSpec]) -> None:
-    for spec in specs:
-        if spec.collective_axes:
-            raise errors.UnsupportedError(
-                "emit_pipeline: a block spec has collective axes",
-                expected="collective_axes=None",
-                got=f"collective_axes={spec.collective_axes!r}",
-                hint="use emit_pipeline_warp_specialized",
-                where=_jax.where_now(),
-            )
 
 
 def _require_one_warpgroup() -> None:

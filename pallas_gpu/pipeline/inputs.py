@@ -135,6 +135,8 @@ class Inputs:
             if stream.spec.delay_release:
                 needed = needed & (released >= 0)
             full = memory["full"].at[self.slot(later)]
+            # An index map may read a table that has no entry after the last step.
+            later = jnp.minimum(later, self.steps - 1)
             self.copy(memory, i, later, full, predicate=needed)
 
     def copy(

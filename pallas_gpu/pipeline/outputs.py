@@ -50,8 +50,18 @@ class Outputs:
         return not stream.axes & set(self._axes)
 
     def _revisited(self, stream: Stream) -> bool:
-        """Whether consecutive steps may have the same block."""
-        return not stream.follows(self._axes[-1])
+        """Whether consecutive steps may have the same block.
+
+        A last axis of a size known at run time only may have one step.
+        """
+        last = self._axes[-1]
+        several = isinstance(self.sizes[last], int) or len(self._axes) == 1
+        return not (several and stream.follows(last))
+
+    @functools.cached_property
+    def _returns(self) -> bool:
+        """Whether a block may be stored again after another one was."""
+        return any(set(self._axes[: max(s.axes)]) - s.axes for s in self.moving)
 
     @functools.cached_property
     def moving(self) -> list[Stream]:
@@ -83,7 +93,10 @@ class Outputs:
 
     def wait_for_buffers(self) -> None:
         """Waits until the copies from the buffers of the next step have read them."""
-        if self.moving:
+        if self._returns:
+            # The later store of a block overwrites the earlier one.
+            tma.wait_smem_to_gmem(0)
+        elif self.moving:
             tma.wait_smem_to_gmem(self.slots - 1, wait_read_only=True)
 
     def store(self, refs: Sequence[Any], step: Any) -> None:
@@ -117,7 +130,8 @@ class Outputs:
     def _completes(self, stream: Stream, step: Any) -> Any:
         """Whether the next step has another block, or there is none."""
         here = stream.block_index(unravel(step, self.sizes))
-        there = stream.block_index(unravel(step + 1, self.sizes))
+        following = jnp.minimum(step + 1, self.steps - 1)
+        there = stream.block_index(unravel(following, self.sizes))
         changed = step + 1 == self.steps
         for a, b in zip(here, there, strict=True):
             if not (isinstance(a, int) and isinstance(b, int)):
@@ -126,7 +140,12 @@ class Outputs:
 
     def store_fixed(self, buffers: Sequence[Any]) -> None:
         """Starts the copies of the blocks that all steps shared."""
+        if isinstance(self.steps, int) and self.steps == 0:
+            return
+        written = None if isinstance(self.steps, int) else self.steps > 0
+        position = [jnp.int32(0)] * len(self.sizes)
         for stream, buffer in zip(self.streams, buffers, strict=True):
             if self._fixed(stream):
-                position = [jnp.int32(0)] * len(self.sizes)
-                tma.copy_smem_to_gmem(buffer.at[0], stream.window(position))
+                tma.copy_smem_to_gmem(
+                    buffer.at[0], stream.window(position), predicate=written
+                )

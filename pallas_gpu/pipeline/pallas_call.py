@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.entry import control, scope
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import scope
 from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.blocks import Stream, checked, itself
 from pallas_gpu.pipeline.emit import Body, Pipeline, check_depth
 
 # JAX's names of axes whose steps run one after another.
@@ -284,14 +284,7 @@ class _Blocks:
     def _call(self, refs: Sequence[Any], named: dict[str, Any]) -> None:
         who = f"pallas_call {self.name}"
         result = scope.call(who, self.kernel, *refs, **named)
-        if result is not None:
-            raise errors.KernelError(
-                f"{who}: the body returns a value",
-                expected="None",
-                got="a result",
-                hint="store results into the output references: out_ref[...] = value",
-                where=scope.location(self.kernel),
-            )
+        control.require_none(who, self.kernel, result)
 
     def _names(self, in_tree: Any, out_tree: Any, positional: Any, named: Any) -> Any:
         """Returns the body's names of its blocks and of its scratch."""
@@ -319,8 +312,8 @@ class _Blocks:
             )
             for i, (ref, spec) in enumerate(zip(refs, specs, strict=False))
         ]  # fmt: skip
-        for stream in streams:
-            _check_spec(stream)
+        for i, stream in enumerate(streams):
+            checked(stream, output=i >= n_in, multicast=False)
         for stream in streams[n_in:]:
             self._require_own_block(stream)
         first = [jnp.int32(0)] * len(self.sequential)
@@ -335,7 +328,7 @@ class _Blocks:
         if stream.spec.memory_space is types.GMEM:
             return
         everywhere = dataclasses.replace(
-            stream, grid_rank=len(self.grid), position=_itself
+            stream, grid_rank=len(self.grid), position=itself
         )
         ignored = [
             f"axis {a} of size {n}"
@@ -360,31 +353,9 @@ class _Blocks:
         )
 
 
-def _itself(*indices: Any) -> tuple[Any, ...]:
-    return indices
-
-
 def _as_tuple(outs: Any) -> tuple[Any, ...]:
     return tuple(outs) if isinstance(outs, tuple | list) else (outs,)
 
 
 def _axis_name(axis: int) -> str:
     return f"grid_axis_{axis}"
-
-
-def _check_spec(stream: Stream) -> None:
-    spec = stream.spec
-    if spec.collective_axes:
-        raise errors.UnsupportedError(
-            f"BlockSpec of {stream.what}: pallas_call does not multicast blocks",
-            expected="collective_axes=None",
-            got=f"collective_axes={spec.collective_axes}",
-            hint="leave it out, or use emit_pipeline_warp_specialized",
-        )
-    if spec.memory_space not in (None, types.SMEM, types.GMEM):
-        raise errors.MemorySpaceError(
-            f"BlockSpec of {stream.what}: blocks must be in SMEM or GMEM",
-            expected="memory_space SMEM (default) or GMEM",
-            got=f"memory_space {spec.memory_space.name}",
-            hint="omit memory_space",
-        )

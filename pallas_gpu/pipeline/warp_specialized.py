@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.pipeline import emit
-from pallas_gpu.pipeline.blocks import Stream
+from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.compute import Compute
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes
@@ -30,11 +30,11 @@ from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, Releases
 from pallas_gpu.primitives.registers import set_max_registers
 from pallas_gpu.types import values
+from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 _WHO = "emit_pipeline_warp_specialized"
-# A warpgroup that has all registers of an SM would have 65536 / 128 per thread.
-_REGISTERS_PER_LANE = 512
-_MOST_REGISTERS = 256
+# PTX ISA, setmaxnreg: counts are multiples of 8 up to 256.
+_REGISTER_UNIT, _MOST_REGISTERS = 8, 256
 
 
 class PipelinePipeline(enum.IntEnum):
@@ -45,6 +45,20 @@ class PipelinePipeline(enum.IntEnum):
     STOP = 2
 
 
+def _state(value: Any, what: str) -> Any:
+    """Accepts a member of PipelinePipeline, or a scalar that is traced."""
+    value = values.index(value, what)
+    if _jax.is_tracer(value) or value in tuple(PipelinePipeline):
+        return value
+    raise expect.wrong_type(
+        what,
+        "a state of a pipeline",
+        ", ".join(f"plgpu.PipelinePipeline.{s.name}" for s in PipelinePipeline),
+        value,
+        "write plgpu.PipelinePipeline.START",
+    )
+
+
 @expect.arguments(
     body=expect.function,
     grid=grid_sizes,
@@ -53,8 +67,8 @@ class PipelinePipeline(enum.IntEnum):
     out_specs=emit.block_specs,
     max_concurrent_steps=expect.anything,
     wg_axis=expect.string,
-    num_compute_wgs=expect.integer(),
-    pipeline_state=expect.optional(values.index),
+    num_compute_wgs=expect.integer(1),
+    pipeline_state=expect.optional(_state),
     manual_produced_barriers=expect.boolean,
     manual_consumed_barriers=expect.boolean,
     compute_context=expect.optional(expect.function),
@@ -92,7 +106,8 @@ def emit_pipeline_warp_specialized(
         carry.
       grid: sizes of the axes: ints or i32 scalars of the kernel.
       memory_registers: registers per thread that the memory warpgroup keeps, a multiple
-        of 8 from 24; the others divide what it releases. 40 is sufficient for most.
+        of 8 from 24 to its share of the block's; the others divide what it releases. 40
+        is sufficient for most.
       in_specs: block specs of the inputs; each may be a pytree of them. A spec's
         `delay_release=d` releases a block d steps later, for products (`wgmma`) that
         the body has not waited for; after the last step the pipeline waits for them.
@@ -201,6 +216,7 @@ class WarpSpecializedPipeline:
 
     def _plan(self, refs: Sequence[Any]) -> _Plan:
         self._check_mesh()
+        self.compute_registers()
         n_in = len(self.in_specs)
         if len(refs) != n_in + len(self.out_specs):
             raise errors.ArgumentError(
@@ -230,9 +246,36 @@ class WarpSpecializedPipeline:
             ) from None
         rank = len(self.grid)
         return [
-            Stream(ref, spec, rank, f"{kind} {i} of {_WHO}")
+            checked(
+                Stream(ref, spec, rank, f"{kind} {i} of {_WHO}"),
+                output=kind == "output",
+            )
             for i, (ref, spec) in enumerate(zip(flat, leaves, strict=True))
         ], tree
+
+    def compute_registers(self) -> int:
+        """Returns the registers per thread of a compute warpgroup.
+
+        They share what the memory warpgroup leaves of the registers with which the
+        block was launched: `setmaxnreg.inc` waits for ever for more.
+
+        Raises:
+          ArgumentError: there is nothing to share.
+        """
+        warpgroups = self.compute_wgs + 1
+        share = arch.SM_90A.registers_per_sm // (WARPGROUP_THREADS * warpgroups)
+        launched = share // _REGISTER_UNIT * _REGISTER_UNIT
+        if self.memory_registers > launched:
+            raise errors.ArgumentError(
+                f"{_WHO}: memory_registers exceeds the share of a warpgroup",
+                expected=f"at most {launched}, of a block of {warpgroups} warpgroups",
+                got=self.memory_registers,
+                hint="40 is sufficient for most",
+                where=_jax.where_now(),
+            )
+        left = launched * warpgroups - self.memory_registers
+        most = left // self.compute_wgs // _REGISTER_UNIT * _REGISTER_UNIT
+        return min(_MOST_REGISTERS, most)
 
     def _check_mesh(self) -> None:
         mesh = scope.current_mesh(_WHO)
@@ -253,7 +296,8 @@ class WarpSpecializedPipeline:
         if allocations is None:
             reason = "it allocates its own buffers", "allocations=..."
         elif not isinstance(steps, int) or steps % self.depth:
-            reason = f"{steps} steps", f"a static multiple of {self.depth} steps"
+            count = steps if isinstance(steps, int) else "a traced number of"
+            reason = f"{count} steps", f"a static multiple of {self.depth} steps"
         elif any(s.spec.delay_release for s in plan.inputs.moving):
             reason = "a spec has delay_release", "delay_release=0"
         elif plan.inputs.fixed:
@@ -335,7 +379,5 @@ class _Plan:
 
         @control.when(wg < p.compute_wgs)
         def _():
-            most = (_REGISTERS_PER_LANE - p.memory_registers) // p.compute_wgs
-            registers = min(_MOST_REGISTERS, most // 8 * 8)
-            set_max_registers(registers, action="increase")
+            set_max_registers(p.compute_registers(), action="increase")
             self._compute().run(memory["inputs"], memory["outputs"], p.context)

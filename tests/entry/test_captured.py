@@ -173,3 +173,36 @@ def test_options_of_jax_are_part_of_what_is_kept():
     with jax.enable_x64(True):
         k(numbers())
     assert [t.name for t in types_seen] == ["int32", "int64"]
+
+
+SCALE_OF_WRAPPER = 1.0
+
+
+def test_a_wrapper_is_looked_into_as_what_it_wraps(monkeypatch):
+    def wrapped(x, o):
+        o[...] = x[...]
+
+    @functools.wraps(wrapped)
+    def wrapper(x, o):
+        o[...] = x[...] * SCALE_OF_WRAPPER
+
+    kernel = plgpu.kernel(wrapper, out_type=f32(128))
+    x = numbers(128)
+    np.testing.assert_array_equal(kernel(x), x)
+    monkeypatch.setitem(globals(), "SCALE_OF_WRAPPER", 3.0)
+    np.testing.assert_array_equal(kernel(x), x * 3)
+
+
+def test_an_object_may_refer_to_its_own_methods():
+    class Doubling:
+        def __init__(self):
+            self.step = self.body
+
+        def body(self, x, o, again=True):
+            if again:
+                self.step(x, o, again=False)
+            else:
+                o[...] = x[...] * 2
+
+    kernel = plgpu.kernel(Doubling().body, out_type=f32(128))
+    np.testing.assert_array_equal(kernel(numbers(128)), numbers(128) * 2)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -169,3 +170,36 @@ def test_a_loop_reads_what_its_body_wrote():
         o[...] = tile[...]
 
     np.testing.assert_array_equal(run(body, scratch_types=[TILE]), numbers() + 3)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "a", "b", "expected"),
+    [
+        (jnp.uint32, 5, 2, 3),
+        (jnp.uint32, 4, 2, 2),
+        (jnp.uint8, 200, 4, 50),
+        (jnp.int32, -(2**31), 4, -(2**29)),
+        (jnp.int32, -7, 2, -3),
+        (jnp.int32, 7, 2, 4),
+    ],
+)
+def test_cdiv_rounds_up_for_every_type(dtype, a, b, expected):
+    def body(x, o):
+        o[0] = plgpu.cdiv(x[0], jnp.asarray(b, dtype))
+
+    kernel = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((1,), dtype))
+    assert kernel(np.array([a], dtype))[0] == expected
+
+
+def test_an_error_of_the_body_that_names_a_carry_is_the_bodys_own():
+    def body(x, o):
+        def step(i, carry):
+            return carry
+
+        @plgpu.loop(0, 4, init_carry=jnp.float32(0))
+        def _(i, carry):
+            return step(i)
+
+    kernel = plgpu.kernel(body, out_type=f32(128))
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        kernel(numbers(128))

@@ -145,6 +145,40 @@ def test_blocks_over_the_edge_are_zeros_and_store_what_lies_inside():
     everywhere.check(make, [numbers(60, 128)], numbers(60, 128) * 2)
 
 
+def test_an_index_map_reads_a_table_for_its_own_steps_only():
+    """The blocks of inputs and outputs are in the order of a table in GMEM."""
+
+    def make(interpret):
+        def body(x, table, o):
+            spec = plgpu.BlockSpec((8, 128), lambda i: (table[i], 0))
+            plgpu.emit_pipeline(
+                double, grid=(8,), in_specs=[spec], out_specs=[spec],
+                max_concurrent_steps=2,
+            )(x, o)  # fmt: skip
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    table = np.array([3, 1, 0, 2, 7, 6, 4, 5], np.int32)
+    everywhere.check(make, [numbers(), table], numbers() * 2)
+
+
+def test_an_output_of_a_grid_without_steps_keeps_its_contents():
+    """The number of steps is known at run time only, and zero."""
+
+    def make(interpret):
+        def body(x, n, o):
+            o[...] = x[...]
+            plgpu.commit_gmem()
+            shared = plgpu.BlockSpec((8, 128), lambda i: (0, 0))
+            plgpu.emit_pipeline(
+                double, grid=(n[0],), in_specs=[ROWS], out_specs=[shared]
+            )(x, o)
+
+        return plgpu.kernel(body, out_type=f32(), interpret=interpret)
+
+    everywhere.check(make, [numbers(), jnp.zeros((1,), jnp.int32)], numbers())
+
+
 # --- carries and shared outputs -------------------------------------------------------
 
 
@@ -185,6 +219,42 @@ def test_an_output_that_consecutive_steps_share_is_stored_when_it_is_complete(de
     )  # fmt: skip
     expected = numbers().reshape(2, 4, 8, 128).sum(1).reshape(16, 128)
     everywhere.check(make, [numbers()], expected)
+
+
+def test_the_last_store_of_a_block_wins():
+    """Every block of the output is stored twice, with other blocks in between."""
+
+    def step(indices, x, o):
+        o[...] = x[...] + indices[0].astype(jnp.float32)
+
+    make = pipelined(
+        step, grid=(2, 8), max_concurrent_steps=3,
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
+        out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
+    )  # fmt: skip
+    everywhere.check(make, [numbers()], numbers() + 1)
+
+
+def test_a_last_axis_of_one_step_at_run_time_shares_the_block_of_the_axis_before():
+    def make(interpret):
+        def body(x, n, o):
+            def step(indices, x_block, total):
+                @plgpu.when(indices[0] == 0)
+                def _():
+                    total[...] = jnp.zeros(total.shape, total.dtype)
+
+                total[...] += x_block[...]
+
+            plgpu.emit_pipeline(
+                step, grid=(8, n[0]), max_concurrent_steps=2,
+                in_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))],
+                out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
+            )(x, o)  # fmt: skip
+
+        return plgpu.kernel(body, out_type=f32(8, 128), interpret=interpret)
+
+    expected = numbers().reshape(8, 8, 128).sum(0)
+    everywhere.check(make, [numbers(), jnp.ones((1,), jnp.int32)], expected)
 
 
 def test_an_output_that_all_steps_share_is_stored_once():
@@ -277,13 +347,24 @@ def test_delay_release_needs_more_buffers():
         make(double, grid=(8,), in_specs=[spec])  # HERE
 
 
-def test_collective_axes_are_refused():
-    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), collective_axes=("c",))
-    with refused(
-        errors.UnsupportedError, "emit_pipeline: a block spec has collective axes",
-        hint="emit_pipeline_warp_specialized",
-    ):  # fmt: skip
-        plgpu.emit_pipeline(double, grid=(8,), in_specs=[spec])  # HERE
+@pytest.mark.parametrize(
+    ("options", "error", "got"),
+    [
+        ({"collective_axes": ("c",)}, errors.UnsupportedError, "collective_axes"),
+        ({"memory_space": plgpu.TMEM}, errors.MemorySpaceError, "TMEM"),
+    ],
+)
+def test_fields_of_a_spec_without_effect_are_refused(options, error, got):
+    spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), **options)
+    with pytest.raises(error, match="BlockSpec of input 0 of emit_pipeline") as info:
+        jax.eval_shape(pipelined(double, in_specs=[spec])(None), numbers())
+    assert got in info.value.got
+
+
+def test_pytrees_of_specs_are_for_the_specialized_pipeline():
+    with pytest.raises(errors.ArgumentTypeError, match="flat sequence") as info:
+        plgpu.emit_pipeline(double, grid=(8,), in_specs=[{"x": ROWS}])
+    assert "emit_pipeline_warp_specialized" in info.value.hint
 
 
 def test_a_missing_reference_is_refused():

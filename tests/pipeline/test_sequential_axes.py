@@ -14,6 +14,7 @@ from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
 
+ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
 TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
@@ -176,7 +177,7 @@ def test_ctas_that_write_the_same_block_are_refused():
 def test_delay_release_needs_more_buffers_than_its_steps():
     spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), delay_release=2)
     call = plgpu.pallas_call(
-        lambda x, o: None, f32(), grid=8, in_specs=[spec], out_specs=spec,
+        lambda x, o: None, f32(), grid=8, in_specs=[spec], out_specs=ROWS,
         compiler_params=params("arbitrary"),
     )  # fmt: skip
     with pytest.raises(errors.ArgumentError, match="keeps all buffers in use"):

@@ -51,6 +51,10 @@ def small(*shape):
     return values.astype(np.float16)
 
 
+def copy(_, x, o):
+    o[...] = x[...]
+
+
 def own_half(wg):
     return plgpu.ds(wg * 4, 4)
 
@@ -123,6 +127,53 @@ def test_inputs_may_be_pytrees_constant_and_in_gmem():
     y, z = numbers(8, 128), numbers()
     expected = numbers() * np.tile(y, (8, 1)) + np.tile(z[:8], (8, 1))
     everywhere.check(make, [numbers(), y, z], expected)
+
+
+def fixed_output(grid):
+    """Two pipelines in sequence that write the same buffers of outputs."""
+
+    def step(_, x, o):
+        half = own_half(lax.axis_index("wg"))
+        o[half] = x[half]
+
+    def pipeline(part):
+        return Specialized(
+            step, grid=grid, num_compute_wgs=2, in_specs=[ROWS],
+            out_specs=[plgpu.BlockSpec((8, 128), lambda i: (part, 0))],
+        )  # fmt: skip
+
+    def body(x, o):
+        def scoped(allocations):
+            for part in range(2):
+                pipeline(part)(x, o, allocations=allocations)
+
+        plgpu.run_scoped(
+            scoped, pipeline(0).get_allocations(x, o), collective_axes="wg"
+        )
+
+    return launched(body, f32(16, 128), consumers=2)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_buffers_of_shared_outputs_are_free_when_a_pipeline_returns(steps):
+    last = numbers()[8 * steps - 8 : 8 * steps]
+    make = fixed_output((steps,))
+    everywhere.check(make, [numbers()], np.tile(last, (2, 1)))
+    kernel = make(plgpu.InterpretParams(schedules=12))
+    np.testing.assert_array_equal(kernel(numbers()), np.tile(last, (2, 1)))
+
+
+@pytest.mark.parametrize("memory", [24, 32, 40, 48, 64])
+@pytest.mark.parametrize("consumers", range(1, 6))
+def test_warpgroups_share_the_registers_of_their_block(consumers, memory):
+    """`setmaxnreg.inc` would wait for ever for more than the launch has."""
+    pipeline = Specialized(
+        copy, grid=(8,), num_compute_wgs=consumers, memory_registers=memory
+    )
+    launch = 65536 // (128 * (consumers + 1)) // 8 * 8
+    asked = pipeline.compute_registers()
+    assert memory + consumers * asked <= launch * (consumers + 1)
+    assert min(launch, 256) <= asked <= 256
 
 
 # --- products -------------------------------------------------------------------------
@@ -268,10 +319,6 @@ def test_a_state_may_be_known_at_run_time_only():
 # --- refusals -------------------------------------------------------------------------
 
 
-def copy(_, x, o):
-    o[...] = x[...]
-
-
 def test_a_sequence_needs_steps_that_fill_the_buffers():
     with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
         jax.eval_shape(sequence((START, STOP), depth=3)(None), numbers())
@@ -290,6 +337,39 @@ def test_warpgroups_must_be_those_of_the_kernel():
     with pytest.raises(errors.ArgumentError, match="warpgroups do not match") as info:
         jax.eval_shape(kernel, numbers())
     assert info.value.expected == "a kernel with num_threads=3, thread_name='wg'"
+
+
+def test_memory_registers_are_at_most_the_share_of_a_warpgroup():
+    pipeline = Specialized(
+        copy, grid=(8,), num_compute_wgs=3, in_specs=[ROWS], memory_registers=248
+    )
+    kernel = launched(lambda x, o: pipeline(x), f32(), consumers=3)(None)
+    with pytest.raises(errors.ArgumentError, match="memory_registers exceeds") as info:
+        jax.eval_shape(kernel, numbers())
+    assert info.value.expected == "at most 128, of a block of 4 warpgroups"
+
+
+def test_a_state_is_one_of_three():
+    with pytest.raises(errors.ArgumentTypeError, match="pipeline_state") as info:
+        Specialized(copy, grid=(8,), num_compute_wgs=1, pipeline_state=7)
+    assert "PipelinePipeline.START" in info.value.expected
+
+
+@pytest.mark.parametrize(
+    ("where", "options"),
+    [
+        ("out_specs", {"delay_release": 1}),
+        ("out_specs", {"collective_axes": ("c",)}),
+        ("in_specs", {"collective_axes": ("c",)}),
+    ],
+)
+def test_fields_of_a_spec_without_effect_are_refused(where, options):
+    index_map = lambda i: (0, 0)  # noqa: E731
+    spec = plgpu.BlockSpec((8, 128), index_map, **options)
+    make = pipelined(copy, **{where: [spec]}, max_concurrent_steps=2)
+    with pytest.raises(errors.UnsupportedError, match="BlockSpec of") as info:
+        jax.eval_shape(make(None), numbers())
+    assert next(iter(options)) in info.value.got
 
 
 def test_the_memory_warpgroup_is_the_last_one():
