@@ -59,7 +59,7 @@ def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
         raise errors.KernelError(
             f"{who}: the body returns a value",
             expected="None",
-            got="a result",
+            got=expect.shown(result),
             hint="store to a reference, out_ref[...] = value; or carry it: lax.cond, "
             "loop(init_carry=...)",
             where=scope.location(body),

@@ -25,6 +25,8 @@ NOT_CALLED = {
     "arch.Target": "a protocol",
     "NDLoopInfo": "made by nd_loop",
     "offline.KernelReport": "made by offline.compile",
+    "offline.LoweredReport": "made by offline.lower",
+    "offline.Resources": "made by offline.compile",
     "arch.GpuTarget": "hardware; arch.TARGETS contains them",
     "layouts.LinearLayout": "made by the layouts' method linear",
     "layouts.LinearLayout.create": "made by the layouts' method linear",
