@@ -57,7 +57,14 @@ class KernelReport:
 
 @dataclasses.dataclass(frozen=True)
 class LoweredReport:
-    """A kernel as MLIR: the result of `lower`."""
+    """A kernel as MLIR: the result of `lower`.
+
+    Attributes:
+      name: the kernel's name.
+      target: the target's name.
+      jaxpr: the traced body.
+      mlir: the module that JAX's CUDA plugin compiles.
+    """
 
     name: str
     target: str
