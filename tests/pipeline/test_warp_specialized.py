@@ -82,6 +82,17 @@ def test_warpgroups_that_compute_share_the_blocks_of_outputs(depth):
     everywhere.check(make, [numbers()], numbers() * 2)
 
 
+@pytest.mark.parametrize(("consumers", "memory"), [(1, 40), (2, 48), (4, 40)])
+def test_registers_are_divided_so_that_all_warpgroups_start(consumers, memory):
+    def step(_, x, o):
+        count = 8 // consumers
+        part = plgpu.ds(lax.axis_index("wg") * count, count)
+        o[part] = x[part] * 2
+
+    make = pipelined(step, consumers=consumers, memory_registers=memory)
+    everywhere.check(make, [numbers()], numbers() * 2)
+
+
 def test_shared_outputs_are_stored_when_their_block_is_complete():
     """One output's block changes every two steps, another's never."""
 
