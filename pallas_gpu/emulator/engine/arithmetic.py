@@ -184,10 +184,11 @@ def _integer_pow(eqn: Any) -> Function:
 def _select(eqn: Any) -> Function:
     def select(which: Any, *cases: Any) -> Any:
         if which.ndim == 0:
-            return cases[int(which)]
+            return cases[min(max(int(which), 0), len(cases) - 1)]
+        # An index outside, as that of poison, selects the nearest case.
         result = cases[0]
         for i, case in enumerate(cases[1:], 1):
-            result = np.where(which == i, case, result)
+            result = np.where(which >= i, case, result)
         return result
 
     return select

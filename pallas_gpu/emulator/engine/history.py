@@ -169,8 +169,13 @@ class _Check:
         unordered = [old for old in accesses if not self._ordered(old)]
         if not unordered:
             return None
-        # Of writers of the same values it suffices to see one.
-        if not self._new.writes and len(unordered) < len(accesses):
+        # Of writers of the same values it suffices to see one. Unless threads are
+        # compared with threads, several writers may have stored different values.
+        if (
+            self._threads_too
+            and not self._new.writes
+            and len(unordered) < len(accesses)
+        ):
             return None
         return unordered[0]
 

@@ -8,7 +8,6 @@ resolved to windows here, so that a step only adds starts.
 
 from __future__ import annotations
 
-import collections
 import functools
 import math
 from collections.abc import Sequence
@@ -52,22 +51,19 @@ _CALLS = {
 # A step of the emulator takes about as long as NumPy for these many elements.
 _ELEMENTS_PER_STEP = 4096
 
-# By the jaxpr itself: jaxprs are equal only where they are the same object. A plan of a
-# small kernel holds 20 KB (measured).
-_CACHE: collections.OrderedDict[Any, Plan] = collections.OrderedDict()
-_CACHE_SIZE = 1024
-
 
 def plan_of(jaxpr: Any) -> Plan:
-    """Returns the plan of a jaxpr, made once for each jaxpr object."""
-    plan = _CACHE.get(jaxpr)
-    if plan is None:
-        plan = _CACHE[jaxpr] = _Builder(jaxpr).build()
-        if len(_CACHE) > _CACHE_SIZE:
-            _CACHE.popitem(last=False)
-    else:
-        _CACHE.move_to_end(jaxpr)
-    return plan
+    """Returns the plan of a jaxpr, made once for each jaxpr object.
+
+    Several threads may call it at a time.
+    """
+    return _plans(jaxpr)
+
+
+# By the jaxpr itself: jaxprs are equal only where they are the same object.
+@functools.lru_cache(maxsize=1024)
+def _plans(jaxpr: Any) -> Plan:
+    return _Builder(jaxpr).build()
 
 
 def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:

@@ -65,7 +65,9 @@ def _convert(eqn: Any) -> Callable[..., Any]:
 
 
 def _select(eqn: Any) -> Callable[..., Any]:
-    return lambda which, *cases: cases[int(which)]
+    # An index outside, as that of poison, selects the nearest case.
+    last = len(eqn.invars) - 2
+    return lambda which, *cases: cases[min(max(int(which), 0), last)]
 
 
 def _same(eqn: Any) -> Callable[..., Any]:

@@ -8,10 +8,9 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from pallas_gpu import arch, errors, resources, types
+from pallas_gpu import arch, resources, types
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.plan import plan_of
@@ -22,9 +21,8 @@ from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.residency import Residency
 from pallas_gpu.entry import call
+from pallas_gpu.types.mesh import WARPGROUP_THREADS
 from pallas_gpu.walk import walk
-
-_WARPGROUP_THREADS = 128
 
 
 def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarray]:
@@ -61,22 +59,10 @@ def _run_once(
     machine = Machine(interpret, target)
     launch = Launch(params, machine.devices[0], arrays)
     # Index arithmetic wraps as on the GPU, also where numpy would warn.
-    with jax.default_device(_cpu()), np.errstate(all="ignore"):
+    with np.errstate(all="ignore"):
         machine.run([launch.pool()])
     launch.require_complete()
     return [array.data for array in launch.outputs]
-
-
-def _cpu() -> Any:
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError as error:
-        raise errors.UnsupportedError(
-            "the emulator needs JAX's CPU platform",
-            expected="a CPU device in addition to the GPU",
-            got=str(error),
-            hint="set JAX_PLATFORMS=cuda,cpu, or leave it unset",
-        ) from error
 
 
 class Launch:
@@ -169,7 +155,7 @@ def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
         params.compiler_params.reduction_scratch_bytes,
         mesh.warpgroups,
     )
-    threads = _WARPGROUP_THREADS * mesh.warpgroups
+    threads = WARPGROUP_THREADS * mesh.warpgroups
     return Residency.of(target, plan.smem_bytes, threads, math.prod(mesh.cluster))
 
 

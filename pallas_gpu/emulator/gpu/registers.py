@@ -10,6 +10,7 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
+from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 
 @registry.register(registers.load_p, registry.RuleKind.EMULATE)
@@ -24,7 +25,6 @@ def _layout_cast(x: Any, **_: Any) -> Any:
 
 # CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers per SM.
 _REGISTERS_PER_SM = 65536
-_WARPGROUP_THREADS = 128
 # PTX ISA, setmaxnreg: the smallest count.
 _FEWEST = 24
 
@@ -47,7 +47,7 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
         )
     counts[wg.index] = n
     others = len(wg.cta.warpgroups) - len(counts)
-    total = (sum(counts.values()) + others * _FEWEST) * _WARPGROUP_THREADS
+    total = (sum(counts.values()) + others * _FEWEST) * WARPGROUP_THREADS
     if total <= _REGISTERS_PER_SM:
         return
     held = ", ".join(f"warpgroup {i}: {count}" for i, count in sorted(counts.items()))
@@ -56,8 +56,8 @@ def _set_max_registers(wg: Warpgroup, _: Any, n: int, action: str, used: Any) ->
         resource="registers",
         limit_bytes=4 * _REGISTERS_PER_SM,
         used_bytes=4 * total,
-        expected=f"at most {_REGISTERS_PER_SM // _WARPGROUP_THREADS} per thread, "
+        expected=f"at most {_REGISTERS_PER_SM // WARPGROUP_THREADS} per thread, "
         "summed over the warpgroups",
-        got=f"{total // _WARPGROUP_THREADS} ({held})",
+        got=f"{total // WARPGROUP_THREADS} ({held})",
         hint="decrease the producer's count further, or increase the others' less",
     )

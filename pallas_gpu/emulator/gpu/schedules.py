@@ -38,7 +38,7 @@ def run_all(
         except errors.PallasGpuError as error:
             raise error.with_schedule(
                 f"{number} of {len(each)}; {schedule} repeats it"
-            ) from None
+            ) from error.__cause__
     return first
 
 

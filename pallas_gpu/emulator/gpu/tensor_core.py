@@ -8,9 +8,9 @@ of the hardware's sums differ; results agree up to float32's precision.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -23,10 +23,15 @@ _F8_K_STEP = 32
 # of Hopper shift all products of an instruction to their largest exponent, keep 14 bits
 # and truncate the rest. One of the 14 is the integer bit.
 _F8_FRACTION_BITS = 13
+_F8_UNIT = np.float32(2.0**-_F8_FRACTION_BITS)
+_F8_MASK = np.uint32((0xFFFF_FFFF << (23 - _F8_FRACTION_BITS)) & 0xFFFF_FFFF)
+_EXPONENT_MASK = np.uint32(0x7F80_0000)
 # OpenBLAS (interface/gemm.c: SMP_THRESHOLD_MIN times GEMM_MULTITHREAD_THRESHOLD) runs a
 # product of at most so many multiplications in the calling thread. Larger ones wake its
 # other threads, which wait by spinning: beside other work that takes 100 times as long.
 _ONE_THREAD_TERMS = 65536 * 4
+# Few enough for a core's cache, and enough to outweigh NumPy's calls.
+_PRODUCTS_AT_ONCE = 65536
 # Products of int8 are below 2**14, so this many sum up exactly in float32.
 _EXACT_INT8_TERMS = 1024
 
@@ -107,48 +112,51 @@ def _float16(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return acc
 
 
-def _float8(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> Any:
-    result: Any = acc
+def _float8(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    a, b = widen(a), widen(b)
+    result = acc.astype(np.float32)
     for k in range(0, a.shape[1], _F8_K_STEP):
         step = slice(k, k + _F8_K_STEP)
-        result = _float8_step(result, widen(a[:, step]).T, widen(b[step]))
-    return result
+        # An accumulator of float16 is rounded after every instruction.
+        result = _aligned_sum(result, a[:, step], b[step])
+        result = result.astype(acc.dtype).astype(np.float32)
+    return result.astype(acc.dtype)
 
 
-# Compiled once for each M and N that a wgmma has, whatever its K.
-@jax.jit
-def _float8_step(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Accumulates one instruction: `a` is (K, M), `b` is (K, N)."""
-    return _aligned_sum(acc.astype(jnp.float32), a, b).astype(acc.dtype)
-
-
-def _aligned_sum(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+def _aligned_sum(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Sums acc and the products of one instruction as integers of a common unit."""
-    products = _outer(a, b)
-    exponents = _outer(_power_of_two(a), _power_of_two(b))
-    largest = jnp.maximum(exponents.max(axis=0), _power_of_two(acc))
-    # A lower bound of all products of 8-bit floats; it keeps the division finite.
-    unit = jnp.maximum(largest, 2.0**-64) * 2.0**-_F8_FRACTION_BITS
-    units = jnp.trunc(products / unit[None]).sum(axis=0) + jnp.trunc(acc / unit)
+    largest = _power_of_two(acc)
+    for powers in _products(_power_of_two(a), _power_of_two(b)):
+        np.maximum(largest, powers.max(axis=0), out=largest)
+    # A lower bound of all products of 8-bit floats; it keeps the inverse finite.
+    unit = np.maximum(largest, np.float32(2.0**-64)) * _F8_UNIT
+    # Exact, as that of each power of two.
+    inverse = 1 / unit
+    units = np.trunc(acc * inverse)
+    for products in _products(a, b):
+        np.multiply(products, inverse, out=products)
+        units += np.trunc(products, out=products).sum(axis=0)
     total = _keep_fraction_bits(units * unit)
-    plain = acc + products.sum(axis=0)
-    return jnp.where(jnp.isfinite(plain), total, plain)
+    if np.isfinite(largest).all():
+        return total
+    plain = acc + product(a, b)
+    return np.where(np.isfinite(plain), total, plain)
 
 
-def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
-    """Returns the products of (K, M) and (K, N), as (K, M, N)."""
-    # Of equal ranks: `jax_numpy_rank_promotion` may be "raise".
-    return a[:, :, None] * b[:, None, :]
+def _products(a: np.ndarray, b: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the products of (M, K) and (K, N), as (part of K, M, N)."""
+    (m, depth), n = a.shape, b.shape[1]
+    columns, rows = np.ascontiguousarray(a.T)[:, :, None], b[:, None, :]
+    step = max(1, _PRODUCTS_AT_ONCE // (m * n))
+    for k in range(0, depth, step):
+        yield columns[k : k + step] * rows[k : k + step]
 
 
-def _power_of_two(x: jax.Array) -> jax.Array:
+def _power_of_two(x: np.ndarray) -> np.ndarray:
     """Returns the largest power of two not above |x|; 0 for 0."""
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0x7F80_0000)
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return (np.ascontiguousarray(x).view(np.uint32) & _EXPONENT_MASK).view(np.float32)
 
 
-def _keep_fraction_bits(x: jax.Array) -> jax.Array:
+def _keep_fraction_bits(x: np.ndarray) -> np.ndarray:
     """Truncates float32's 23 bits of fraction as the tensor core does."""
-    mask = jnp.uint32((0xFFFF_FFFF << (23 - _F8_FRACTION_BITS)) & 0xFFFF_FFFF)
-    bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & mask
-    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+    return (x.view(np.uint32) & _F8_MASK).view(np.float32)

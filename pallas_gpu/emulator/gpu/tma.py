@@ -58,7 +58,10 @@ class Load:
         missing = src.missing(outside=undefined)
         if missing is not None:
             where = self.location.where if self.location is not None else None
-            origin = _undefined(src, where) if undefined else src.origin(missing, where)
+            inside = src.missing()
+            origin = (
+                _undefined(src, where) if inside is None else src.origin(inside, where)
+            )
             value = Poisoned(value, missing.reshape(dst.shape), origin)
         dst.store(value)
         self.barrier.complete_bytes(_bytes(dst))

@@ -146,6 +146,19 @@ def test_a_copy_of_the_same_values_is_a_race():
         do(tile, access(B, 0, 4), {B: 1}, unchanged=lambda box: True)
 
 
+@pytest.mark.parametrize("first", [A, B])
+def test_each_writer_needs_a_fence_where_threads_are_not_compared(first):
+    """Their values may differ: nothing has compared the two stores."""
+    second = A + B - first
+    tile = history()
+    do(tile, access(first, 0, 4), {first: 1}, threads_too=False)
+    do(tile, access(second, 0, 4), {second: 1}, threads_too=False)
+    clock = fenced({A: 1})
+    clock[B] = 1
+    with pytest.raises(errors.RaceError, match="not fenced"):
+        do(tile, access(C, 0, 4, writes=False, by_copy=True), clock, threads_too=False)
+
+
 # --- fences ---------------------------------------------------------------------------
 
 

@@ -90,6 +90,22 @@ def test_what_combines_poison_with_values_is_poison(fn):
         assert mask_of(fn, half_poisoned(dtype)).all()
 
 
+@pytest.mark.parametrize("n", [(), (2,)], ids=["a scalar", "an array"])
+def test_a_poisoned_index_that_selects_one_of_several_is_an_error(n):
+    def body(o, index):
+        which = index[0] if n == () else index[...]
+        cases = [jnp.full(n, i, I32) for i in (1, 2, 3)]
+        o[...] = lax.select_n(which, *cases)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(n, I32),
+        scratch_types=[plgpu.SMEM((2,), I32)],
+    )
+    with pytest.raises(errors.UninitializedReadError, match="test_poison.py"):
+        kernel()
+
+
 def test_zero_times_poison_of_integers_is_no_poison():
     x = half_poisoned(np.int32)
     assert mask_of(lambda v: v * 0, x) is None

@@ -107,6 +107,36 @@ def test_float8_sums_need_no_rank_promotion():
         np.testing.assert_array_equal(accumulated(a, a.T), np.full((8, 8), 8.0))
 
 
+@pytest.mark.parametrize("acc_dtype", [np.float32, np.float16])
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_sums_with_infinities_and_nan_are_those_of_float32(name, acc_dtype):
+    """Where a term is not finite there are no bits to align."""
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((16, 64)).astype(name)
+    b = rng.standard_normal((64, 8)).astype(name)
+    a[0, 3] = a[5, 40] = np.nan
+    if name == "float8_e5m2":
+        a[1, 2], a[2, 33], b[7, 1] = np.inf, -np.inf, np.inf
+    got = accumulated(a, b, acc_dtype)
+    plain = a.astype(np.float32) @ b.astype(np.float32)
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(plain))
+    infinite = np.isinf(plain)
+    np.testing.assert_array_equal(np.isinf(got), infinite)
+    np.testing.assert_array_equal(got[infinite], plain[infinite])
+    finite = np.isfinite(plain)
+    np.testing.assert_allclose(got[finite], plain[finite], atol=0.1)
+
+
+def test_settings_of_jax_do_not_reach_the_emulator():
+    a = jnp.ones((64, 128), jnp.float8_e4m3fn)
+    a = jax.block_until_ready(a.at[0, 0].set(jnp.nan))
+    with jax.transfer_guard("disallow"), jax.debug_nans(True):
+        out = product(a, a, jnp.float32, True)
+    want = np.full((64, 64), 128.0)
+    want[0] = want[:, 0] = np.nan
+    np.testing.assert_array_equal(out, want)
+
+
 # --- beside a GPU ---------------------------------------------------------------------
 
 

@@ -346,6 +346,15 @@ def test_undefined_elements_that_are_used_are_an_error():
     assert "waited_copy" in str(caught.value)
 
 
+def test_what_nobody_wrote_is_not_taken_for_what_is_outside():
+    def body(x, o, tile, barrier):
+        waited_copy(o, tile, barrier, oob_mode=plgpu.OOBFillMode.UNDEFINED)
+        o[...] = tile[...]
+
+    with pytest.raises(errors.UninitializedReadError, match="nothing has been written"):
+        tile_kernel(body)(ramp(8, 4))
+
+
 def test_a_store_may_clip_undefined_elements():
     def body(x, o, tile, barrier):
         window = plgpu.ds(4 * lax.axis_index("i"), 8)
