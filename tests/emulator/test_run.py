@@ -14,6 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.emulator.gpu import schedules
 
 F32 = jnp.float32
 
@@ -211,6 +212,15 @@ def test_schedules_try_each_asynchrony_and_name_the_one_that_fails():
     with pytest.raises(type(caught.value)) as single:
         run(**options)
     assert str(single.value) == text[: text.index("  schedule:")].rstrip()
+
+
+def test_an_error_of_one_schedule_keeps_its_cause():
+    def run(schedule):
+        raise errors.InternalError("the emulator failed") from ZeroDivisionError()
+
+    with pytest.raises(errors.InternalError) as caught:
+        schedules.run_all(plgpu.InterpretParams(schedules=2), run, [])
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_correct_kernel_has_the_same_result_in_all_schedules():

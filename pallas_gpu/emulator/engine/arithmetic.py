@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """lax's pure operations in NumPy.
 
-Each row is lax's definition. XLA's CPU backend deviates from it in ways that show in a
+Each row is lax's definition, but for `_to`: what is too large for float8 becomes the
+largest number, as on a GPU. XLA's CPU backend deviates from it in ways that show in a
 kernel's results (jax 0.11.2 and 0.12.0.1): it flushes denormals, which the emitted code
 keeps, it drops NaN from reductions, and it computes maxima of 8-bit sums modulo 2**32.
 NumPy also needs no compilation.
@@ -31,11 +32,6 @@ def function(eqn: Any) -> Function | None:
     """
     make = _TABLE.get(eqn.primitive.name)
     return None if make is None else scalars.function(eqn) or make(eqn)
-
-
-def has_row(name: str) -> bool:
-    """True for the name of a primitive that has a function."""
-    return name in _TABLE
 
 
 def is_floating(dtype: Any) -> bool:

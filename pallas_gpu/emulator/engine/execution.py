@@ -26,7 +26,7 @@ class Execution:
 
     Args:
       seed: of the generator that makes every choice.
-      asynchrony: when asynchronous work completes:  `"eager"`, `"late"` or `"random"`.
+      asynchrony: when asynchronous work completes: `"eager"`, `"late"` or `"random"`.
       max_steps: the budget of steps from the end of one group to that of the next.
       detect_races: whether to also compare threads with threads.
       lenient_reads: whether reads outside an array return poison instead of raising.

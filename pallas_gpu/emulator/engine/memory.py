@@ -54,7 +54,8 @@ class Memory(Referent):
       read_only: whether the array is an input of the kernel.
       viewer: the group that accesses it, if several groups do.
       fence: what makes threads' stores visible to asynchronous work.
-      admits_poison: whether poisoned values may be stored; elements without a value.
+      admits_poison: whether poisoned values may be stored, whose elements then have no
+        value.
     """
 
     __slots__ = (

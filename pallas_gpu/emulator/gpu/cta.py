@@ -50,7 +50,6 @@ class Cluster(Group):
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]
-        device.clusters.append(self)
 
     @property
     def name(self) -> str:
@@ -60,7 +59,6 @@ class Cluster(Group):
 
     def finish(self) -> None:
         """Checks for unfinished work of the CTAs, once all have ended."""
-        self.device.clusters.remove(self)
         for cta in self.ctas:
             for check in cta.at_end:
                 check()

@@ -12,7 +12,6 @@ from pallas_gpu import arch, types
 from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import fresh_elements
-from pallas_gpu.emulator.engine.threads import Group
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
 
@@ -55,8 +54,6 @@ class Device:
       target: its target.
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.
-      arrays: its global memory.
-      clusters: those that are resident on its SMs.
     """
 
     def __init__(
@@ -71,19 +68,14 @@ class Device:
         self.suffix = suffix
         self.zeros = params.uninitialized_memory == "zero"
         self._partial_results = params.partial_results
-        self.arrays: list[GlobalArray] = []
-        self.clusters: list[Group] = []
 
     def place(self, name: str, elements: np.ndarray) -> GlobalArray:
         """Returns an input, stored in global memory."""
-        array = GlobalArray(name + self.suffix, elements, None, read_only=True)
-        self.arrays.append(array)
-        return array
+        return GlobalArray(name + self.suffix, elements, None, read_only=True)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
         """Returns fresh global memory."""
         data, written = fresh_elements(shape, dtype, self.zeros)
         array = GlobalArray(name + self.suffix, data, written)
         array.admits_poison = self._partial_results and written is not None
-        self.arrays.append(array)
         return array

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from pallas_gpu.emulator.engine.ordering import Fence, Viewer
 class GlobalArray(Memory):
     """An array in GMEM, as accessed by one cluster.
 
-    The views of all clusters share elements, mask and history.
+    The views of all clusters share elements, mask, history and origins.
     """
 
     __slots__ = ()
@@ -40,9 +41,8 @@ class GlobalArray(Memory):
         """Returns the array as accessed by a cluster."""
         if self.read_only:
             return self
-        view = GlobalArray(self.name, self.data, self.written)
-        view.history, view.viewer = self.history, viewer
-        view.admits_poison = self.admits_poison
+        view = copy.copy(self)
+        view.viewer = viewer
         return view
 
     @property

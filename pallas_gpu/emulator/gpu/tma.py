@@ -161,7 +161,10 @@ def _require_representable(gmem: Region, smem: Region, verb: str) -> None:
 
 
 def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
-    """Checks and records the accesses of a copy; its destination becomes poison."""
+    """Checks and records the accesses of a copy.
+
+    So nobody sees the destination before the copy has completed.
+    """
     src, dst = part.src, part.dst
     hint = "call barrier_wait on the copy's barrier first"
     wg.access(
@@ -178,8 +181,6 @@ def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
         by=(part.barrier.actor, part.barrier.phase + 1),
         hint=hint,
     )
-    if dst.memory.written is not None or dst.dtype.kind not in "iub":
-        dst.memory.data[dst.key()] = poison(dst.dtype)
 
 
 # --- SMEM to GMEM ---------------------------------------------------------------------

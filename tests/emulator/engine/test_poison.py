@@ -102,7 +102,7 @@ def test_a_poisoned_index_that_selects_one_of_several_is_an_error(n):
         out_type=jax.ShapeDtypeStruct(n, I32),
         scratch_types=[plgpu.SMEM((2,), I32)],
     )
-    with pytest.raises(errors.UninitializedReadError, match="test_poison.py"):
+    with pytest.raises(errors.UninitializedReadError, match=r"test_poison\.py"):
         kernel()
 
 

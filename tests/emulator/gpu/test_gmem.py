@@ -11,6 +11,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.ordering import Access, Viewer
+from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
 
@@ -31,6 +32,17 @@ def test_the_views_of_clusters_share_a_history():
     write(second, 4, 4, 8)
     with pytest.raises(errors.RaceError, match=r"written by CTA 0 .* by CTA 1"):
         write(second, 4, 3, 4)
+
+
+def test_a_cluster_knows_where_the_poison_of_another_one_comes_from():
+    whole = array((8,))
+    whole.admits_poison = True
+    first, second = (whole.seen_by(Viewer(f"CTA {i}")) for i in range(2))
+    origin = Origin("it is read", "element [4]", "write it", "k:1")
+    mask = np.arange(8) >= 4
+    first.whole().store(Poisoned(np.zeros(8, np.float32), mask, origin))
+    read = second.whole()
+    assert read.origin(read.missing(), "k:2") is origin
 
 
 def test_different_parts_of_an_array_have_different_histories():
