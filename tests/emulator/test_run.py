@@ -214,6 +214,39 @@ def test_schedules_try_each_asynchrony_and_name_the_one_that_fails():
     assert str(single.value) == text[: text.index("  schedule:")].rstrip()
 
 
+def test_schedules_find_a_store_that_hides_behind_a_later_one_of_the_same_values():
+    """Between the first thread's stores the reader would see the first of them."""
+
+    def body(o, tile, barrier):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            tile[...] = jnp.full(4, 5.0, F32)
+            tile[...] = jnp.full(4, 6.0, F32)
+
+        @plgpu.when(wg == 1)
+        def _():
+            tile[...] = jnp.full(4, 6.0, F32)
+            plgpu.barrier_arrive(barrier)
+
+        @plgpu.when(wg == 2)
+        def _():
+            plgpu.barrier_wait(barrier)
+            o[...] = tile[...]
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((4,), F32),
+        scratch_types=[plgpu.SMEM((4,), F32), plgpu.Barrier()],
+        num_threads=3,
+        thread_name="wg",
+        interpret=plgpu.InterpretParams(schedules=8),
+    )
+    with pytest.raises(errors.RaceError):
+        kernel()
+
+
 def test_an_error_of_one_schedule_keeps_its_cause():
     def run(schedule):
         raise errors.InternalError("the emulator failed") from ZeroDivisionError()

@@ -78,7 +78,9 @@ class History:
             groups.
           record: False if no later access can conflict with it.
           unchanged: for a thread's store, which does not conflict with other threads
-            where it leaves the elements as they are.
+            where it leaves the elements as they are. What they were before the other
+            threads' last stores is not known: a race with that shows in the schedules
+            in which it is still there.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.

