@@ -38,8 +38,8 @@ demo: setup  ## first light: emulator, offline compiler, and a GPU if there is o
 test: setup  ## all tests
 	$(PYTEST) $(ARGS)
 
-fast: setup  ## the tests that are not marked slow
-	$(PYTEST) -m "not slow" $(ARGS)
+fast: setup  ## the tests that are not slow and compile nothing
+	$(PYTEST) -m "not slow and not offline" $(ARGS)
 
 smoke: setup  ## the short set; with JAX=0.12 on the high end of the supported range
 	$(PYTEST) -m smoke $(ARGS)

@@ -137,6 +137,7 @@ def accepted(dtype: str) -> list[str]:
     return [name for name in OPERATIONS if name not in REFUSED[dtype]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", SUPPORTED)
 @pytest.mark.parametrize("semantics", BOTH)
 def test_every_other_operation_is_lowered(dtype, semantics):

@@ -20,7 +20,14 @@ FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_EDGES", "0:60").split("
 AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
 
 
-@pytest.mark.parametrize("seed", range(FIRST, LAST))
+# `make fast` takes the first ones.
+SEEDS = [
+    pytest.param(seed, marks=pytest.mark.slow if seed >= FIRST + 20 else ())
+    for seed in range(FIRST, LAST)
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 def test_emulator_and_lowering_accept_the_same_kernels(seed):
     program = random_edges.make(seed)
     verdict = acceptance.judge(program.function, program.arguments)

@@ -96,12 +96,14 @@ def test_heads_of_k_and_v_serve_several_heads_of_q(heads, kv_heads):
     check(Shape(128, 128, heads, kv_heads, batch=2), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_kv", [48, 208])
 def test_masks_meet_blocks_of_any_size(block_kv):
     s = Shape(q_len=256, kv_len=256, head_dim=16)
     check(s, config(block_kv=block_kv), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("q_len", "kv_len", "causal"),
     [
@@ -120,11 +122,13 @@ def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
     check(Shape(q_len, kv_len), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stages", [1, 3])
 def test_any_number_of_stages(stages):
     check(Shape(head_dim=16), config(stages=stages), causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("consumers", "rows", "ping_pong"),
     [(2, 64, False), slow(2, 128, True), (3, 64, True)],
@@ -134,12 +138,14 @@ def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
     check(Shape(q_len=200, kv_len=96, head_dim=16), c, causal=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("blocks", "causal"), [(1, True), (3, False), (132, True)])
 def test_persistent_blocks_compute_several_tiles(blocks, causal):
     c = config(blocks=blocks)
     check(Shape(300, 200, heads=3, head_dim=16), c, causal=causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads_together", [1, 4])
 def test_the_order_of_tiles_covers_them_all(heads_together):
     c = config(heads_together=heads_together, blocks=2)
@@ -192,6 +198,7 @@ def test_ten_orders_of_events_give_one_result(blocks, causal):
     np.testing.assert_allclose(got.astype(np.float64), expected, atol=2**-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchrony", ["eager", "late"])
 @pytest.mark.parametrize("changes", [{}, {"blocks": 2}, {"consumers": 3, "stages": 1}])
 def test_there_is_no_race(changes, asynchrony):

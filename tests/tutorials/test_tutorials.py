@@ -28,6 +28,7 @@ def test_there_is_a_first_tutorial():
     assert "01_first_kernel" in [path.stem for path in TUTORIALS]
 
 
+@pytest.mark.slow
 @pytest.mark.smoke
 @each_tutorial
 def test_every_code_cell_runs_in_order_in_a_fresh_process(path: Path):
