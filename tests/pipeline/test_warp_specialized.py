@@ -262,6 +262,17 @@ def test_a_cluster_shares_a_block_by_multicast():
     everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
 
 
+def test_a_deadlock_of_a_pipeline_has_a_line():
+    """A body that never releases its buffers."""
+    make = pipelined(
+        lambda _, x, o, free: o.__setitem__(..., x[...]), manual_consumed_barriers=True
+    )
+    with pytest.raises(errors.DeadlockError) as info:
+        make(plgpu.InterpretParams())(numbers())
+    assert "None" not in str(info.value)
+    assert "test_warp_specialized.py" in str(info.value.where)
+
+
 # --- sequences ------------------------------------------------------------------------
 
 START, STEADY, STOP = plgpu.PipelinePipeline

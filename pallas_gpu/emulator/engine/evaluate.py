@@ -72,7 +72,7 @@ def guarded(thread: Thread, inner: Run) -> Run:
 
 
 def _located(error: errors.PallasGpuError, thread: Thread) -> errors.PallasGpuError:
-    here = thread.where() or thread.execution.default_line()
+    here = thread.where()
     error.with_location(here)
     lines = [error.where] if error.where is not None else []
     if isinstance(error, errors.UninitializedReadError) and here != error.where:

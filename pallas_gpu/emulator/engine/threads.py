@@ -81,8 +81,13 @@ class Thread:
         return self.label
 
     def where(self) -> str | None:
-        """Returns the current line of the kernel."""
-        return self.location.where if self.location is not None else None
+        """Returns the current line of the kernel.
+
+        Equations of this package's own loops have none; a line of the kernel then
+        stands for them.
+        """
+        line = self.location.where if self.location is not None else None
+        return line or self.execution.default_line()
 
     def release(self) -> ordering.Clock:
         """Returns the clock that an arrival releases, which excludes later work."""
