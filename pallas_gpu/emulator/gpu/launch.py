@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
@@ -84,7 +85,9 @@ class Launch:
         self._params = params
         self._device = device
         self._residency = _residency(params, device.target)
-        device.execution.default_line = lambda: _last_use(params.jaxpr, None)
+        device.execution.default_line = functools.cache(
+            lambda: _last_use(params.jaxpr, None)
+        )
         names = _names(params)
         self._inputs = [
             device.place(name, np.asarray(x))
