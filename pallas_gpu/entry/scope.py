@@ -106,7 +106,8 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
             f"{who}: the body's signature does not match its references",
             expected=f"a body with {len(refs)} positional references{named}",
             got=f"{getattr(body, '__name__', 'body')}{signature}: {error}",
-            hint="the order is inputs, outputs, scratch",
+            hint="the order is inputs, outputs, scratch; the body of a pipeline takes "
+            "the indices first and a carry last",
             where=location(body),
         ) from None
     return body(*refs, **named_refs)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +15,7 @@ from pallas_gpu.entry import control, scope
 from pallas_gpu.pipeline.loops import unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, last_steps
+from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
 from pallas_gpu.primitives.wgmma import wgmma_wait
 
@@ -27,20 +28,19 @@ class Compute:
 
     Attributes:
       body: the body.
+      streams: all inputs and outputs.
       producer: the inputs and their barriers.
       outputs: the outputs with buffers.
       warpgroups: number of compute warpgroups.
       axis: name of the thread axis.
-      operands: maps buffers of inputs and outputs, and the position, to the body's
-        arguments.
     """
 
-    body: Any
+    body: Body
+    streams: Streams
     producer: Producer
     outputs: Outputs
     warpgroups: int
     axis: str
-    operands: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], list[Any]]
 
     @property
     def _shared(self) -> bool:
@@ -58,6 +58,16 @@ class Compute:
             )
             found["done"] = types.Barrier(num_arrivals=self.warpgroups)
             found["stored"] = types.Barrier()
+        return found
+
+    def names(self) -> dict[str, Any]:
+        """Returns the names of the declarations, for messages."""
+        outputs = [stream.name for stream in self.outputs.streams]
+        found: dict[str, Any] = {"buffers": outputs}
+        if self._shared:
+            of = " of " + ", ".join(outputs)
+            for barrier in ("free", "ready", "done", "stored"):
+                found[barrier] = barrier + of
         return found
 
     def run(
@@ -78,7 +88,8 @@ class Compute:
         if context is None:
             pipeline()
         else:
-            scope.call("compute_context", context, pipeline)
+            result = scope.call("compute_context", context, pipeline)
+            control.require_none("compute_context", context, result)
         if len(calls) != 1:
             raise errors.KernelError(
                 "compute_context does not run the pipeline once",
@@ -112,7 +123,7 @@ class Compute:
             manual = self.producer.releases.manual
             consumed = [b.at[slot] for b in read["free"]] if manual else []
             indices = unravel(step, inputs.sizes)
-            operands = self.operands(inputs.refs(read, step), results, indices)
+            operands = self.streams.operands(inputs.refs(read, step), results, indices)
             carry = self.body.call(indices, [*operands, *produced, *consumed], carry)
             if not manual:
                 self._release(read, step)

@@ -65,9 +65,9 @@ class Inputs:
             "moving": [s.name for s in self.moving],
         }
         if self.fixed:
-            found["fixed_full"] = "of " + ", ".join(found["fixed"])
+            found["fixed_full"] = "full of " + ", ".join(found["fixed"])
         if self.moving:
-            found["full"] = "of " + ", ".join(found["moving"])
+            found["full"] = "full of " + ", ".join(found["moving"])
         return found
 
     def slot(self, step: Any) -> Any:

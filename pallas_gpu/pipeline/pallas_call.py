@@ -21,7 +21,8 @@ from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.pipeline.blocks import Stream, checked, itself
-from pallas_gpu.pipeline.emit import Body, Pipeline, check_depth
+from pallas_gpu.pipeline.emit import Pipeline, check_depth
+from pallas_gpu.pipeline.streams import Body, Streams, is_spec
 
 # JAX's names of axes whose steps run one after another.
 _SEQUENTIAL = ("arbitrary", "sequential")
@@ -157,7 +158,9 @@ def pallas_call(
                 kernel, whole.grid, sequential, in_leaves, out_leaves, scratch,
                 params.max_concurrent_steps, name,
             )  # fmt: skip
-            bodies.run(flat, jax.tree.structure(args), jax.tree.structure(out_shape))
+            bodies.run(
+                flat, jax.tree.structure(args), jax.tree.structure(_as_tuple(out_shape))
+            )
 
         return launch(body, args, out_shape)
 
@@ -225,7 +228,6 @@ def _specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     structure = jax.tree.structure(like)
     if specs is None:
         return [types.BlockSpec()] * structure.num_leaves
-    is_spec = lambda x: x is None or isinstance(x, types.BlockSpec)  # noqa: E731
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     wrong = [x for x in leaves if not is_spec(x)]
     if wrong or len(leaves) != structure.num_leaves:
@@ -255,44 +257,35 @@ class _Blocks:
     def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
         """Runs the body at all steps of this CTA."""
         positional, named = kernel_lib.scratch_of(self.scratch)
-        names = self._names(in_tree, out_tree, positional, named)
-        with scope.locating(self.kernel):
-            streams = self._streams(refs, names)
-        n_in = len(self.in_specs)
+        who = f"pallas_call {self.name}"
         sizes = [self.grid[a] for a in self.sequential]
         if sizes:
-            specs = (*self.in_specs, *self.out_specs)
-            check_depth(f"pallas_call {self.name}", self.depth, specs)
+            check_depth(who, self.depth, (*self.in_specs, *self.out_specs))
+        names = self._names(in_tree, out_tree, positional, named)
+        with scope.locating(self.kernel):
+            streams = self._streams(refs, names, in_tree, out_tree)
 
         def with_scratch(*scratch: Any, **named_scratch: Any) -> None:
             def step(indices: Sequence[Any], *blocks: Any) -> None:
-                ins = jax.tree.unflatten(in_tree, blocks[:n_in])
-                outs = _as_tuple(jax.tree.unflatten(out_tree, blocks[n_in:]))
                 with scope.at_position(self._position(*indices), self.grid):
-                    self._call((*ins, *outs, *scratch), named_scratch)
+                    refs = (*blocks, *scratch)
+                    result = scope.call(who, self.kernel, *refs, **named_scratch)
+                control.require_none(who, self.kernel, result)
 
-            who = f"pallas_call {self.name}"
             body = Body(step, who, has_carry=False)
-            Pipeline(body, streams[:n_in], streams[n_in:], sizes, self.depth).run(None)
+            Pipeline(body, streams, sizes, self.depth).run(None)
 
         if jax.tree.leaves((positional, named), is_leaf=scopes.is_declaration):
-            own = names[len(streams) :]
+            own = names[len(refs) :]
             scopes.scoped(with_scratch, positional, named, (), own)
         else:
             with_scratch()
 
-    def _call(self, refs: Sequence[Any], named: dict[str, Any]) -> None:
-        who = f"pallas_call {self.name}"
-        result = scope.call(who, self.kernel, *refs, **named)
-        control.require_none(who, self.kernel, result)
-
     def _names(self, in_tree: Any, out_tree: Any, positional: Any, named: Any) -> Any:
         """Returns the body's names of its blocks and of its scratch."""
-        blocks = [object()] * (in_tree.num_leaves + out_tree.num_leaves)
-        ins = jax.tree.unflatten(in_tree, blocks[: in_tree.num_leaves])
-        outs = jax.tree.unflatten(out_tree, blocks[in_tree.num_leaves :])
-        args = (*ins, *_as_tuple(outs), *positional)
-        return parameter_names(self.kernel, args, named)
+        ins = jax.tree.unflatten(in_tree, [object()] * in_tree.num_leaves)
+        outs = jax.tree.unflatten(out_tree, [object()] * out_tree.num_leaves)
+        return parameter_names(self.kernel, (*ins, *outs, *positional), named)
 
     def _position(self, *indices: Any) -> list[Any]:
         """Returns the position on the whole grid at a step of the sequential axes."""
@@ -302,22 +295,22 @@ class _Blocks:
             for a in range(len(self.grid))
         ]
 
-    def _streams(self, refs: Sequence[Any], names: Sequence[str]) -> list[Stream]:
-        n_in = len(self.in_specs)
+    def _streams(
+        self, refs: Sequence[Any], names: Sequence[str], in_tree: Any, out_tree: Any
+    ) -> Streams:
+        n_in, rank = len(self.in_specs), len(self.sequential)
         specs = (*self.in_specs, *self.out_specs)
         streams = [
-            Stream(
-                ref, spec, len(self.sequential), self._what(i, n_in), names[i],
-                self._position,
-            )
-            for i, (ref, spec) in enumerate(zip(refs, specs, strict=False))
-        ]  # fmt: skip
+            Stream(ref, spec, rank, self._what(i, n_in), names[i], self._position)
+            for i, (ref, spec) in enumerate(zip(refs, specs, strict=True))
+        ]
         for i, stream in enumerate(streams):
             checked(stream, output=i >= n_in, multicast=False)
         for stream in streams[n_in:]:
             self._require_own_block(stream)
-        first = [jnp.int32(0)] * len(self.sequential)
-        return [stream.where_it_fits(first) for stream in streams]
+        first = [jnp.int32(0)] * rank
+        fitting = [stream.where_it_fits(first) for stream in streams]
+        return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
 
     def _what(self, i: int, n_in: int) -> str:
         kind, index = ("argument", i) if i < n_in else ("result", i - n_in)

@@ -94,6 +94,20 @@ class Producer:
             found["fixed_free"] = types.Barrier(num_arrivals=self.releases.arrivals)
         return found
 
+    def names(self) -> dict[str, Any]:
+        """Returns the names of the declarations, for messages."""
+        found = self.inputs.names()
+        inputs = [stream.name for stream in self.inputs.moving]
+        if self.separate_full and inputs:
+            found["full"] = [f"full of {name}" for name in inputs]
+        found["free"] = [
+            "free of " + ", ".join(inputs[i] for i in group.members)
+            for group in self.releases.groups
+        ]
+        if self.inputs.fixed:
+            found["fixed_free"] = found["fixed_full"].replace("full", "free", 1)
+        return found
+
     def full(self, memory: dict[str, Any], i: int, slot: Any) -> Any:
         """Returns the barrier on which the copies of an input complete."""
         barriers = memory["full"][i] if self.separate_full else memory["full"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,16 +17,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu import _jax, arch, errors, expect
 from pallas_gpu.entry import control, scope
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import emit
-from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.compute import Compute
-from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import grid_sizes
-from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, Releases
+from pallas_gpu.pipeline.streams import Body, block_specs, is_spec, streams_of
 from pallas_gpu.primitives.registers import set_max_registers
 from pallas_gpu.types import values
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
@@ -63,9 +60,9 @@ def _state(value: Any, what: str) -> Any:
     body=expect.function,
     grid=grid_sizes,
     memory_registers=expect.integer(),
-    in_specs=emit.block_specs,
-    out_specs=emit.block_specs,
-    max_concurrent_steps=expect.anything,
+    in_specs=block_specs,
+    out_specs=block_specs,
+    max_concurrent_steps=emit.BUFFERS,
     wg_axis=expect.string,
     num_compute_wgs=expect.integer(1),
     pipeline_state=expect.optional(_state),
@@ -145,7 +142,7 @@ def emit_pipeline_warp_specialized(
       >>> pipeline(a_gmem, b_gmem)
     """
     sizes = tuple(grid)
-    specs = jax.tree.leaves((list(in_specs), list(out_specs)), is_leaf=_is_spec)
+    specs = jax.tree.leaves((in_specs, out_specs), is_leaf=is_spec)
     emit.check_depth(_WHO, max_concurrent_steps, specs)
     if memory_thread_idx not in (None, num_compute_wgs):
         raise errors.UnsupportedError(
@@ -169,10 +166,6 @@ def emit_pipeline_warp_specialized(
         manual_consumed=manual_consumed_barriers,
         context=compute_context,
     )
-
-
-def _is_spec(x: Any) -> bool:
-    return isinstance(x, types.BlockSpec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,49 +202,28 @@ class WarpSpecializedPipeline:
         """
         plan = self._plan(refs)
         self._check_state(plan, allocations)
+        declarations = plan.declarations()
         if allocations is not None:
+            _require_same_tree(allocations, declarations)
             plan.run(allocations)
             return
-        run_scoped(plan.run, plan.declarations(), collective_axes=self.wg_axis)
+        names = jax.tree.leaves(plan.names())
+        scoped(plan.run, (declarations,), {}, self.wg_axis, names)
 
     def _plan(self, refs: Sequence[Any]) -> _Plan:
         self._check_mesh()
         self.compute_registers()
-        n_in = len(self.in_specs)
-        if len(refs) != n_in + len(self.out_specs):
-            raise errors.ArgumentError(
-                f"{_WHO}: the references do not match the block specs",
-                expected=f"{n_in} inputs and {len(self.out_specs)} outputs",
-                got=f"{len(refs)} references",
-                hint="pass the references in GMEM in the order of the specs",
-                where=_jax.where_now(),
-            )
-        inputs, in_tree = self._streams(refs[:n_in], self.in_specs, "input")
-        outputs, out_tree = self._streams(refs[n_in:], self.out_specs, "output")
-        return _Plan(self, inputs, outputs, in_tree, out_tree)
-
-    def _streams(
-        self, refs: Sequence[Any], specs: list[Any], kind: str
-    ) -> tuple[list[Stream], Any]:
-        leaves, tree = jax.tree.flatten(specs, is_leaf=_is_spec)
-        try:
-            flat = tree.flatten_up_to(list(refs))
-        except ValueError as error:
-            raise errors.ArgumentError(
-                f"{_WHO}: the {kind}s are not pytrees like their specs",
-                expected=str(tree),
-                got=str(error),
-                hint="pass a reference for each BlockSpec",
-                where=_jax.where_now(),
-            ) from None
-        rank = len(self.grid)
-        return [
-            checked(
-                Stream(ref, spec, rank, f"{kind} {i} of {_WHO}"),
-                output=kind == "output",
-            )
-            for i, (ref, spec) in enumerate(zip(flat, leaves, strict=True))
-        ], tree
+        body = Body(self.body, _WHO, self.context is not None)
+        streams = streams_of(
+            body, refs, self.in_specs, self.out_specs, len(self.grid), multicast=True
+        )
+        inputs, outputs = streams.over(self.grid, self.depth)
+        releases = Releases.of(inputs, self.compute_wgs, self.manual_consumed)
+        producer = Producer(inputs, releases, self.manual_produced)
+        compute = Compute(
+            body, streams, producer, outputs, self.compute_wgs, self.wg_axis
+        )
+        return _Plan(self, producer, compute)
 
     def compute_registers(self) -> int:
         """Returns the registers per thread of a compute warpgroup.
@@ -292,16 +264,19 @@ class WarpSpecializedPipeline:
     def _check_state(self, plan: _Plan, allocations: Any) -> None:
         if self.state is None:
             return
-        steps, reason = plan.inputs.steps, None
+        steps, reason = plan.producer.inputs.steps, None
         if allocations is None:
             reason = "it allocates its own buffers", "allocations=..."
         elif not isinstance(steps, int) or steps % self.depth:
             count = steps if isinstance(steps, int) else "a traced number of"
             reason = f"{count} steps", f"a static multiple of {self.depth} steps"
-        elif any(s.spec.delay_release for s in plan.inputs.moving):
+        elif any(s.spec.delay_release for s in plan.producer.inputs.moving):
             reason = "a spec has delay_release", "delay_release=0"
-        elif plan.inputs.fixed:
-            reason = f"{plan.inputs.fixed[0].what} is constant", "blocks that change"
+        elif plan.producer.inputs.fixed:
+            reason = (
+                f"{plan.producer.inputs.fixed[0].what} is constant",
+                "blocks that change",
+            )
         if reason is not None:
             raise errors.ArgumentError(
                 f"{_WHO}: the pipeline cannot be one of a sequence",
@@ -312,57 +287,37 @@ class WarpSpecializedPipeline:
             )
 
 
+def _require_same_tree(allocations: Any, declarations: Any) -> None:
+    expected = jax.tree.structure(declarations, is_leaf=is_declaration)
+    got = jax.tree.structure(allocations, is_leaf=lambda x: hasattr(x, "shape"))
+    if got != expected:
+        raise errors.ArgumentError(
+            f"{_WHO}: the allocations are not those of this pipeline",
+            expected="the references of `get_allocations` with the same arguments",
+            got=str(got),
+            hint="pass what run_scoped allocated for pipeline.get_allocations(*refs)",
+            where=_jax.where_now(),
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """A pipeline over given references."""
+    """A pipeline over given references: what each warpgroup does."""
 
     pipeline: WarpSpecializedPipeline
-    all_inputs: list[Stream]
-    all_outputs: list[Stream]
-    in_tree: Any
-    out_tree: Any
-
-    @property
-    def inputs(self) -> Inputs:
-        grid, depth = self.pipeline.grid, self.pipeline.depth
-        steps = math.prod(grid)
-        slots = emit.buffers_needed(steps, depth)
-        return Inputs(emit.buffered(self.all_inputs), grid, steps, slots)
-
-    @property
-    def outputs(self) -> Outputs:
-        grid = self.pipeline.grid
-        streams = emit.buffered(self.all_outputs)
-        return Outputs(streams, grid, self.inputs.steps, self.inputs.slots)
-
-    @property
-    def producer(self) -> Producer:
-        pipeline, inputs = self.pipeline, self.inputs
-        releases = Releases.of(inputs, pipeline.compute_wgs, pipeline.manual_consumed)
-        return Producer(inputs, releases, pipeline.manual_produced)
+    producer: Producer
+    compute: Compute
 
     def declarations(self) -> dict[str, Any]:
         """Returns the declarations of all buffers and barriers."""
-        compute = self._compute()
         return {
             "inputs": self.producer.declarations(),
-            "outputs": compute.declarations(),
+            "outputs": self.compute.declarations(),
         }
 
-    def _compute(self) -> Compute:
-        p = self.pipeline
-        return Compute(
-            emit.Body(p.body, _WHO, p.context is not None),
-            self.producer, self.outputs, p.compute_wgs, p.wg_axis, self._operands,
-        )  # fmt: skip
-
-    def _operands(self, ins: Any, outs: Any, indices: Any) -> list[Any]:
-        inputs = emit.arrange(self.all_inputs, ins, indices)
-        outputs = emit.arrange(self.all_outputs, outs, indices)
-        return [
-            *jax.tree.unflatten(self.in_tree, inputs),
-            *jax.tree.unflatten(self.out_tree, outputs),
-        ]
+    def names(self) -> dict[str, Any]:
+        """Returns the names of the declarations, for messages."""
+        return {"inputs": self.producer.names(), "outputs": self.compute.names()}
 
     def run(self, memory: dict[str, Any]) -> None:
         """Divides the warpgroups."""
@@ -380,4 +335,4 @@ class _Plan:
         @control.when(wg < p.compute_wgs)
         def _():
             set_max_registers(p.compute_registers(), action="increase")
-            self._compute().run(memory["inputs"], memory["outputs"], p.context)
+            self.compute.run(memory["inputs"], memory["outputs"], p.context)
