@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,16 +12,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.entry import check
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.types import values
+from pallas_gpu.pipeline.index_maps import block_index, dependencies
 
-# What Python's and NumPy's sequences raise for an index that is being traced.
-_INDEXED_WITH_A_TRACER = (
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-    IndexError,
-)
+# Operations of index maps with another block for each position.
+_LINEAR = {"add", "sub", "mul", "neg", "axis_index", "convert_element_type"}
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -40,7 +35,8 @@ class Stream:
       grid_rank: number of the loop's axes.
       what: name of the argument for error messages.
       name: the body's name of the block.
-      position: maps the loop's indices to the arguments of the index map.
+      position: maps the loop's indices to the arguments of the index map: the grid
+        indices, and the references that it reads.
       direct: whether the body accesses the block in GMEM, without a copy.
     """
 
@@ -81,6 +77,15 @@ class Stream:
         """The loop's axes that the block depends on."""
         return frozenset[int]().union(*dependencies(self._index_jaxpr))
 
+    @property
+    def may_return(self) -> bool:
+        """Whether positions with other blocks in between may have the same block.
+
+        The map reads an array, or computes more than sums and products.
+        """
+        names = {eqn.primitive.name for eqn in self._index_jaxpr.eqns}
+        return not names <= _LINEAR
+
     def follows(self, axis: int) -> bool:
         """Whether an index of the block is that of an axis of the loop, unchanged."""
         jaxpr = self._index_jaxpr
@@ -96,11 +101,16 @@ class Stream:
         """Returns the part of the array at a position of the loop."""
         shape = tuple(self.ref.shape)
         entries = self.spec.block_shape or (None,) * len(shape)
-        squeezed = self.spec.squeezed(len(shape))
+        starts = [
+            _start(i, size, entry)
+            for i, size, entry in zip(
+                self.block_index(indices), self.sizes, entries, strict=True
+            )
+        ]
         steps = [
-            _start(i, size, entry) if gone else _range(i, size, entry)
-            for i, size, entry, gone in zip(
-                self.block_index(indices), self.sizes, entries, squeezed, strict=True
+            start if gone else _jax.Slice(start, size, 1)
+            for start, size, gone in zip(
+                starts, self.sizes, self.spec.squeezed(len(shape)), strict=True
             )
         ]
         base, before = self.ref, ()
@@ -126,15 +136,27 @@ class Stream:
         """
         if not self.buffered or 0 in self.block_shape:
             return dataclasses.replace(self, direct=self.buffered)
-        problem = self._tma_problem(indices)
-        if problem is None:
+        # In a trace of its own: an index map may read an array.
+        problems: list[Any] = []
+        _jax.trace(lambda: problems.append(self._tma_problem(indices)), [])
+        if problems == [None]:
             return self
-        shape = tuple(self.ref.shape)
-        divides = all(n % s == 0 for n, s in zip(shape, self.sizes, strict=True))
-        if self.spec.transforms or not divides:
+        if self.spec.transforms or self._may_exceed:
+            (problem,) = problems
             problem.what = f"{self.what}: {problem.what}"
             raise problem
         return dataclasses.replace(self, direct=True)
+
+    @property
+    def _may_exceed(self) -> bool:
+        """Whether a block with a valid index may lie partly outside of the array."""
+        entries = self.spec.block_shape or ()
+        extended = (
+            isinstance(entry, types.BoundedSlice) or any(getattr(entry, "padding", ()))
+            for entry in entries
+        )
+        divides = zip(self.ref.shape, self.sizes, strict=True)
+        return any(extended) or any(n % size for n, size in divides)
 
     def _tma_problem(self, indices: Sequence[Any]) -> errors.LayoutError | None:
         """Returns the reason why TMA cannot copy a block, None if it can."""
@@ -170,13 +192,19 @@ def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
             got=f"memory_space {spec.memory_space.name}",
             hint="omit memory_space",
         )
-    reason = None
+    reason, entries = None, spec.block_shape or ()
     if spec.collective_axes and (output or not multicast):
         reason = "blocks are not multicast", "collective_axes"
     elif spec.collective_axes and not stream.axes:
         reason = "a block that no axis changes is not multicast", "collective_axes"
     elif output and spec.delay_release:
         reason = "the buffers of outputs are not read asynchronously", "delay_release"
+    elif output and spec.oob_fill_mode is not None:
+        reason = "what lies outside of a result is not stored", "oob_fill_mode"
+    elif output and any(isinstance(x, types.BoundedSlice) for x in entries):
+        reason = "TMA stores whole blocks, not a BoundedSlice of them", "block_shape"
+    elif output and any(isinstance(x, types.Element) and x.padding[0] for x in entries):
+        reason = "TMA stores no block that starts before the array", "block_shape"
     if reason is not None:
         raise errors.UnsupportedError(
             f"BlockSpec of {stream.what}: {reason[0]}",
@@ -190,88 +218,6 @@ def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
 
 
 def _start(index: Any, size: int, entry: Any) -> Any:
-    return index if isinstance(entry, types.Element) else index * size
-
-
-def _range(index: Any, size: int, entry: Any) -> Any:
-    return _jax.Slice(_start(index, size, entry), size, 1)
-
-
-def block_index(
-    spec: types.BlockSpec, indices: Sequence[Any], rank: int, what: str
-) -> list[Any]:
-    """Returns the result of a spec's index map, one index per dimension of the array.
-
-    Raises:
-      ArgumentError, ArgumentTypeError: the map has the wrong arguments or results.
-      ClosureError: it uses an array from the enclosing function.
-    """
-    index_map = spec.index_map
-    if spec.block_shape is None or index_map is None:
-        return [0] * rank
-    _check_signature(index_map, len(indices), what)
-    _refuse_arrays(index_map, len(indices), what)
-    index = index_map(*indices)
-    index = list(index) if isinstance(index, tuple | list) else [index]
-    with scope.locating(index_map):
-        name = f"BlockSpec of {what}: an index of the index map"
-        index = [values.index(i, name) for i in index]
-    if len(index) != rank:
-        raise errors.ArgumentError(
-            f"BlockSpec of {what}: the index map returns the wrong number of indices",
-            expected=f"{rank}, one per dimension of the array",
-            got=f"{len(index)}",
-            hint="return an index for squeezed dimensions too",
-            where=scope.location(index_map),
-        )
-    return index
-
-
-def _check_signature(index_map: Callable[..., Any], rank: int, what: str) -> None:
-    try:
-        inspect.signature(index_map).bind(*range(rank))
-    except TypeError as error:
-        raise errors.ArgumentError(
-            f"BlockSpec of {what}: the index map cannot be called",
-            expected=f"a function of {rank} grid indices",
-            got=str(error),
-            hint="define the index map with one argument per grid axis",
-            where=scope.location(index_map),
-        ) from None
-
-
-def _refuse_arrays(index_map: Callable[..., Any], rank: int, what: str) -> None:
-    """Raises for an index map that closes over an array."""
-    index = jax.core.ShapedArray((), jnp.int32)
-    try:
-        traced, _ = _jax.trace(index_map, [index] * rank)
-    except _INDEXED_WITH_A_TRACER:
-        closed_over = ["a list or an array of NumPy, indexed with a grid index"]
-    else:
-        avals = [v.aval for v in traced.jaxpr.constvars]
-        arrays = [a for a in avals if a.shape and not isinstance(a, _jax.AbstractRef)]
-        closed_over = [f"{a.dtype}{list(a.shape)}" for a in arrays]
-    if closed_over:
-        raise errors.ClosureError(
-            f"BlockSpec of {what}: the index map uses an array from the enclosing "
-            "function",
-            expected="an index computed from the grid indices and numbers",
-            got=closed_over[0],
-            hint="pass both arrays as arguments in memory_space=plgpu.GMEM, and index "
-            "one with the other in the body: `x_ref[index_ref[i]]`",
-            where=scope.location(index_map),
-        )
-
-
-def dependencies(jaxpr: _jax.Jaxpr) -> tuple[frozenset[int], ...]:
-    """Returns for each result of a jaxpr the positions of its inputs that affect it."""
-    nothing: frozenset[int] = frozenset()
-    known = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars)}
-
-    def of(atom: Any) -> frozenset[int]:
-        return nothing if isinstance(atom, _jax.Literal) else known.get(atom, nothing)
-
-    for eqn in jaxpr.eqns:
-        affects = nothing.union(*(of(x) for x in eqn.invars))
-        known.update(dict.fromkeys(eqn.outvars, affects))
-    return tuple(of(x) for x in jaxpr.outvars)
+    if isinstance(entry, types.Element):
+        return index - entry.padding[0] if entry.padding[0] else index
+    return index if isinstance(entry, types.BoundedSlice) else index * size

@@ -61,7 +61,9 @@ class Outputs:
     @functools.cached_property
     def _returns(self) -> bool:
         """Whether a block may be stored again after another one was."""
-        return any(set(self._axes[: max(s.axes)]) - s.axes for s in self.moving)
+        return any(
+            s.may_return or set(self._axes[: max(s.axes)]) - s.axes for s in self.moving
+        )
 
     @functools.cached_property
     def moving(self) -> list[Stream]:

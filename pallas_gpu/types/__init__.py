@@ -18,9 +18,16 @@ from pallas_gpu.types.barrier import (
     BarrierRef,
     ClusterBarrier,
 )
-from pallas_gpu.types.block_spec import Blocked, BlockSpec, Element, GridSpec, Squeezed
+from pallas_gpu.types.block_spec import (
+    Blocked,
+    BlockSpec,
+    BoundedSlice,
+    Element,
+    Squeezed,
+)
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
+from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
 from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh
@@ -63,6 +70,7 @@ __all__ = [
     "BarrierRef",
     "BlockSpec",
     "Blocked",
+    "BoundedSlice",
     "ClusterBarrier",
     "CompilerParams",
     "Declaration",
@@ -74,6 +82,7 @@ __all__ = [
     "MemorySpace",
     "Mesh",
     "OOBFillMode",
+    "PrefetchScalarGridSpec",
     "Ref",
     "RefView",
     "Resource",

@@ -30,10 +30,45 @@ class Blocked:
     block_size: int
 
 
-@expect.arguments(block_size=_SIZE)
+def _padding(value: Any, what: str) -> tuple[int, int]:
+    padding = expect.integers(0)(value, what)
+    if len(padding) == 2:
+        return padding[0], padding[1]
+    raise errors.ArgumentError(
+        f"{what} is not a pair",
+        expected="the number of elements before the array and after it",
+        got=padding,
+        hint="write padding=(1, 1) for a halo of one element",
+    )
+
+
+@expect.arguments(block_size=_SIZE, padding=_padding)
 @dataclasses.dataclass(frozen=True)
 class Element:
-    """A block dimension of `block_size` elements; the index map counts elements."""
+    """A block dimension of `block_size` elements; the index map counts elements.
+
+    Attributes:
+      block_size: number of elements.
+      padding: number of elements before the array and after it that blocks may contain
+        as well. Index 0 is the first one of them. A block of an argument holds there
+        what `BlockSpec.oob_fill_mode` says. A result has padding after it alone, which
+        is not stored.
+    """
+
+    block_size: int
+    padding: tuple[int, int] = (0, 0)
+
+
+@expect.arguments(block_size=_SIZE)
+@dataclasses.dataclass(frozen=True)
+class BoundedSlice:
+    """A block dimension of up to `block_size` elements, of an argument.
+
+    The index map returns `plgpu.ds(start, size)` for it, in elements, where start and
+    size may be computed from the grid indices and `size` is at most `block_size`. The
+    body's reference has `block_size` elements; those after the slice are the array's
+    next ones, or outside of the array.
+    """
 
     block_size: int
 
@@ -48,13 +83,13 @@ def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
 
 def _block_size(entry: Any, dim: int) -> Any:
     size = expect.index(entry)
-    if is_squeezed(entry) or isinstance(entry, Blocked | Element):
+    if is_squeezed(entry) or isinstance(entry, Blocked | Element | BoundedSlice):
         return entry
     if size is not None and size >= 1:
         return size
     raise errors.ArgumentError(
         "BlockSpec: a block size is not a positive integer",
-        expected="a positive int, None, Blocked or Element",
+        expected="a positive int, None, Blocked, Element or BoundedSlice",
         got=f"{expect.shown(entry)} for dimension {dim}",
         hint="None squeezes a dimension of size one",
     )
@@ -67,7 +102,7 @@ def _block_size(entry: Any, dim: int) -> Any:
     transforms=transforms,
     delay_release=expect.integer(0, unit="steps"),
     collective_axes=expect.optional(expect.names),
-    oob_fill_mode=expect.member(OOBFillMode),
+    oob_fill_mode=expect.optional(expect.member(OOBFillMode)),
     memory_space=expect.optional(
         expect.instance(MemorySpace, written="plgpu.SMEM or plgpu.GMEM")
     ),
@@ -79,9 +114,10 @@ class BlockSpec:
 
     Attributes:
       block_shape: one entry a dimension: an integer, `None` (size one, squeezed),
-        `Blocked`, `Element`. None for the whole array.
+        `Blocked`, `Element`, `BoundedSlice`. None for the whole array.
       index_map: from grid indices to the block's index, one integer a dimension. None:
-        always the first block.
+        always the first block. With `PrefetchScalarGridSpec`, the references of the
+        first arguments follow the grid indices.
       memory_space: SMEM (default): the block is copied. GMEM: the body accesses the
         whole array in global memory and the index map is not used.
       pipeline_mode: not supported.
@@ -91,7 +127,8 @@ class BlockSpec:
       collective_axes: cluster axes of a multicast; `emit_pipeline_warp_specialized`
         only.
       oob_fill_mode: as `oob_mode` of `copy_gmem_to_smem`: what the block holds outside
-        of the array.
+        of the array. None: zeros; in the emulator, a block that lies entirely outside
+        is an error.
 
     Raises:
       ArgumentError, ArgumentTypeError: an invalid value, a block size that is not
@@ -105,7 +142,7 @@ class BlockSpec:
     transforms: Sequence[Transform] = ()
     delay_release: int = 0
     collective_axes: tuple[str, ...] | None = None
-    oob_fill_mode: OOBFillMode = OOBFillMode.ZEROS
+    oob_fill_mode: OOBFillMode | None = None
     memory_space: MemorySpace | None = dataclasses.field(default=None, kw_only=True)
 
     def sizes(self, shape: tuple[int, ...], what: str) -> tuple[int, ...]:
@@ -139,26 +176,3 @@ class BlockSpec:
 def is_squeezed(entry: Any) -> bool:
     """True for a block dimension that the body's reference lacks."""
     return entry is None or isinstance(entry, Squeezed) or entry is Squeezed
-
-
-@expect.arguments(
-    grid=expect.anything,
-    in_specs=expect.anything,
-    out_specs=expect.anything,
-    scratch_shapes=expect.anything,
-)
-@dataclasses.dataclass(frozen=True)
-class GridSpec:
-    """Grid, block specs and scratch of a `pallas_call`, which checks them.
-
-    Attributes:
-      grid: sizes of the grid axes.
-      in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
-      out_specs: the same for the results.
-      scratch_shapes: declarations of scratch references.
-    """
-
-    grid: int | Sequence[int] = ()
-    in_specs: Any = None
-    out_specs: Any = None
-    scratch_shapes: Any = ()

@@ -23,9 +23,9 @@ def _start(value: Any, what: str) -> Any:
     return None if value is None else values.index(value, what)
 
 
-def _size(value: Any, what: str) -> int:
+def _size(value: Any, what: str) -> Any:
     if _jax.is_tracer(value):
-        _refuse_dynamic_size(f"a size of type {type(value).__name__}")
+        return values.index(value, what)
     return expect.integer()(value, what)
 
 
@@ -37,15 +37,16 @@ def ds(start: Any, size: Any = _NO_SIZE, stride: int | None = None) -> Any:
 
     Args:
       start: first index: a Python integer, or an integer scalar.
-      size: number of elements: a Python integer. Without it, `ds(n)` is `:n`.
+      size: number of elements: a Python integer; in the index map of a `BoundedSlice`
+        also an integer scalar. Without it, `ds(n)` is `:n`.
       stride: distance of the elements; references support 1 alone.
 
     Returns:
       An index, for `ref[...]` and `ref.at[...]`.
 
     Raises:
-      ArgumentTypeError: the start is not an integer.
-      UnsupportedError: a size that is not static.
+      ArgumentTypeError: the start or the size is not an integer.
+      UnsupportedError: a reference is indexed with a size that is not static.
 
     Example:
       >>> x_ref[plgpu.ds(i * 64, 64)]

@@ -355,14 +355,6 @@ def test_blocks_live_in_smem_or_gmem(space):
         call(numbers())
 
 
-def test_a_grid_has_positive_sizes():
-    def body(x, o):  # HERE
-        pass
-
-    with refused(errors.ArgumentError, "grid needs positive static sizes", got="(0,)"):
-        plgpu.pallas_call(body, f32(), grid=0)
-
-
 def test_unknown_semantics_of_an_axis_are_refused():
     params = plgpu.CompilerParams(dimension_semantics=["serial"])
     with refused(
@@ -424,7 +416,7 @@ def test_an_index_map_does_not_close_over_an_array(table):
         errors.ClosureError,
         "BlockSpec of argument 0 of pallas_call add_one: the index map uses an array "
         "from the enclosing function",
-        hint="memory_space=plgpu.GMEM",
+        hint="PrefetchScalarGridSpec",
     ):
         call(numbers())
 

@@ -322,6 +322,11 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         {}, {"scratch_shapes": [plgpu.Barrier()]}
     ),
     **{
+        f"PrefetchScalarGridSpec.{field}": "tests/pipeline/test_scalar_prefetch.py"
+        for field in ("grid", "in_specs", "out_specs", "scratch_shapes")
+    },
+    "Element.padding": "tests/pipeline/test_block_kinds.py",
+    **{
         f"Mesh.{field}": "tests/types/test_mesh.py"
         for field in (
             "grid",

@@ -81,7 +81,6 @@ SUBJECT = Subject(
             ("not normalised", Wrong),
             ("one row twice", Wrong),
             ("added to the result", Wrong),
-            ("input of the next block", Wrong),
         ),
         *rows(
             "initialisation",
@@ -97,6 +96,7 @@ SUBJECT = Subject(
         *rows(
             "bounds",
             ("a row beyond the block", errors.OutOfBoundsError, "beyond"),
+            ("input of the next block", errors.OutOfBoundsError, "store"),
             ("result of the next block", errors.OutOfBoundsError, "next block"),
         ),
         *rows(

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The grid of a `pallas_call`: axes of the launch, and loops in each CTA."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.pipeline.loops import grid_sizes
+
+# JAX's names of axes whose steps run one after another.
+_SEQUENTIAL = ("arbitrary", "sequential")
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The axes of a grid.
+
+    Attributes:
+      sizes: of all axes; that of a sequential axis may be a traced scalar.
+      sequential: the axes that are loops in each CTA. The others are axes of the
+        launch.
+    """
+
+    sizes: tuple[Any, ...]
+    sequential: tuple[int, ...]
+
+    @classmethod
+    def of(cls, sizes: Any, params: types.CompilerParams, name: str) -> Grid:
+        """Returns the grid of a call.
+
+        Raises:
+          ArgumentError, ArgumentTypeError: a size is not an integer or is negative; the
+            semantics do not match the axes.
+          UnsupportedError: the size of a parallel axis is not static.
+        """
+        sizes = grid_sizes(sizes, f"pallas_call {name}: grid")
+        grid = cls(sizes, _sequential_axes(params, sizes, name))
+        for a in grid.parallel:
+            if not isinstance(sizes[a], int):
+                raise errors.UnsupportedError(
+                    f"pallas_call {name}: the size of a parallel grid axis is traced",
+                    expected="a Python integer: it is a size of the launch, which is "
+                    "compiled",
+                    got=f"{sizes[a]} for axis {a}",
+                    hint="make the axis sequential, dimension_semantics 'arbitrary': "
+                    "such a size may be traced",
+                    where=_jax.where_now(),
+                )
+        return grid
+
+    @property
+    def parallel(self) -> list[int]:
+        """The axes of the launch."""
+        return [a for a in range(len(self.sizes)) if a not in self.sequential]
+
+    @property
+    def steps(self) -> list[Any]:
+        """Sizes of the sequential axes."""
+        return [self.sizes[a] for a in self.sequential]
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is known that there are no positions."""
+        return any(isinstance(n, int) and n == 0 for n in self.sizes)
+
+    @functools.cached_property
+    def several(self) -> list[int]:
+        """The parallel axes with several positions."""
+        return [a for a in self.parallel if self.sizes[a] > 1]
+
+    def mesh(self, name: str) -> types.Mesh:
+        """Returns the launch; an empty grid is traced as one of one position."""
+        return types.Mesh(
+            grid=tuple(max(self.sizes[a], 1) for a in self.parallel),
+            grid_names=tuple(_axis_name(a) for a in self.parallel),
+            kernel_name=name,
+        )
+
+    def position(self, *steps: Any) -> list[Any]:
+        """Returns the position at a step of the sequential axes."""
+        following = iter(steps)
+        return [
+            next(following) if a in self.sequential else lax.axis_index(_axis_name(a))
+            for a in range(len(self.sizes))
+        ]
+
+
+def _axis_name(axis: int) -> str:
+    return f"grid_axis_{axis}"
+
+
+def _sequential_axes(
+    params: types.CompilerParams, grid: Sequence[Any], name: str
+) -> tuple[int, ...]:
+    """Returns the axes of the grid whose steps run one after another in a CTA."""
+    given = params.dimension_semantics
+    if given is None:
+        return ()
+    if len(given) != len(grid):
+        raise errors.ArgumentError(
+            f"pallas_call {name}: dimension_semantics does not match the grid",
+            expected=f"{len(grid)} entries, one for each grid axis",
+            got=given,
+            hint="write 'parallel' or 'arbitrary' for each axis, or leave it out",
+            where=_jax.where_now(),
+        )
+    unknown = [kind for kind in given if kind not in ("parallel", *_SEQUENTIAL)]
+    if unknown:
+        raise errors.ArgumentError(
+            f"pallas_call {name}: unknown dimension_semantics",
+            expected="'parallel' or 'arbitrary' for each axis",
+            got=given,
+            hint="'arbitrary' axes run one step after another in each CTA",
+            where=_jax.where_now(),
+        )
+    return tuple(a for a, kind in enumerate(given) if kind in _SEQUENTIAL)

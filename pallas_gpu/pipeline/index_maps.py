@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Index maps: from a position of a grid to the index of a block."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.entry import scope
+from pallas_gpu.types import values
+
+# What Python's and NumPy's sequences raise for an index that is being traced.
+_INDEXED_WITH_A_TRACER = (
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    IndexError,
+)
+
+
+def block_index(
+    spec: types.BlockSpec, arguments: Sequence[Any], rank: int, what: str
+) -> list[Any]:
+    """Returns the result of a spec's index map, one index per dimension of the array.
+
+    Of a slice (`BoundedSlice`) it returns the start.
+
+    Args:
+      spec: the spec.
+      arguments: of the map: grid indices, then references that it may read.
+      rank: number of dimensions of the array.
+      what: name of the argument for error messages.
+
+    Raises:
+      ArgumentError, ArgumentTypeError: the map has the wrong arguments or results.
+      ClosureError: it uses an array from the enclosing function.
+    """
+    index_map = spec.index_map
+    if spec.block_shape is None or index_map is None:
+        return [0] * rank
+    _check_signature(index_map, arguments, what)
+    _refuse_arrays(index_map, arguments, what)
+    index = index_map(*arguments)
+    index = list(index) if isinstance(index, tuple | list) else [index]
+    if len(index) != rank:
+        raise errors.ArgumentError(
+            f"BlockSpec of {what}: the index map returns the wrong number of indices",
+            expected=f"{rank}, one per dimension of the array",
+            got=f"{len(index)}",
+            hint="return an index for squeezed dimensions too",
+            where=scope.location(index_map),
+        )
+    with scope.locating(index_map):
+        name = f"BlockSpec of {what}: an index of the index map"
+        return [
+            values.index(_start_of_slice(i, entry, what), name)
+            for i, entry in zip(index, spec.block_shape, strict=True)
+        ]
+
+
+def _start_of_slice(index: Any, entry: Any, what: str) -> Any:
+    """Returns the start of the slice that an index map returns for a BoundedSlice."""
+    if not isinstance(entry, types.BoundedSlice):
+        return index
+    is_slice = isinstance(index, _jax.Slice)
+    size = index.size if is_slice else None
+    fits = size is None or not isinstance(size, int) or size <= entry.block_size
+    if not is_slice or not fits or index.stride != 1:
+        raise errors.ArgumentError(
+            f"BlockSpec of {what}: the index map returns no slice for a BoundedSlice",
+            expected=f"plgpu.ds(start, size) with a size of at most {entry.block_size}",
+            got=f"plgpu.ds with size {size} and stride {index.stride}"
+            if is_slice
+            else expect.shown(index),
+            hint="return plgpu.ds(start, size), or use plgpu.Element for a start alone",
+        )
+    return index.start
+
+
+def _is_ref(x: Any) -> bool:
+    return isinstance(types.base_aval(x), _jax.AbstractRef)
+
+
+def _check_signature(
+    index_map: Callable[..., Any], arguments: Sequence[Any], what: str
+) -> None:
+    try:
+        inspect.signature(index_map).bind(*arguments)
+    except TypeError as error:
+        refs = sum(map(_is_ref, arguments))
+        expected = f"a function of {len(arguments) - refs} grid indices"
+        raise errors.ArgumentError(
+            f"BlockSpec of {what}: the index map cannot be called",
+            expected=expected + (f" and {refs} references" if refs else ""),
+            got=str(error),
+            hint="define the index map with one argument per grid axis, and one for "
+            "each argument that num_scalar_prefetch counts"
+            if refs
+            else "define the index map with one argument per grid axis",
+            where=scope.location(index_map),
+        ) from None
+
+
+def _refuse_arrays(
+    index_map: Callable[..., Any], arguments: Sequence[Any], what: str
+) -> None:
+    """Raises for an index map that closes over an array."""
+    index = jax.core.ShapedArray((), jnp.int32)
+    avals = [types.base_aval(x) if _is_ref(x) else index for x in arguments]
+    try:
+        traced, _ = _jax.trace(index_map, avals)
+    except _INDEXED_WITH_A_TRACER:
+        closed_over = ["a list or an array of NumPy, indexed with a grid index"]
+    else:
+        consts = [v.aval for v in traced.jaxpr.constvars]
+        arrays = [a for a in consts if a.shape and not isinstance(a, _jax.AbstractRef)]
+        closed_over = [f"{a.dtype}{list(a.shape)}" for a in arrays]
+    if closed_over:
+        raise errors.ClosureError(
+            f"BlockSpec of {what}: the index map uses an array from the enclosing "
+            "function",
+            expected="an index computed from the grid indices and numbers",
+            got=closed_over[0],
+            hint="pass it as the first argument of the call, with grid_spec="
+            "plgpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, ...): the index map "
+            "gets its reference after the grid indices; in a pipeline, close over the "
+            "reference of an array",
+            where=scope.location(index_map),
+        )
+
+
+def dependencies(jaxpr: _jax.Jaxpr) -> tuple[frozenset[int], ...]:
+    """Returns for each result of a jaxpr the positions of its inputs that affect it."""
+    nothing: frozenset[int] = frozenset()
+    known = {v: frozenset({i}) for i, v in enumerate(jaxpr.invars)}
+
+    def of(atom: Any) -> frozenset[int]:
+        return nothing if isinstance(atom, _jax.Literal) else known.get(atom, nothing)
+
+    for eqn in jaxpr.eqns:
+        affects = nothing.union(*(of(x) for x in eqn.invars))
+        known.update(dict.fromkeys(eqn.outvars, affects))
+    return tuple(of(x) for x in jaxpr.outvars)

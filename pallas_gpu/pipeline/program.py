@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each CTA of a `pallas_call` runs: a pipeline over the sequential axes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import errors, types
+from pallas_gpu.entry import control, scope
+from pallas_gpu.entry import kernel as kernel_lib
+from pallas_gpu.entry import scoped as scopes
+from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.pipeline.blocks import Stream, checked
+from pallas_gpu.pipeline.emit import Pipeline, check_depth
+from pallas_gpu.pipeline.grid import Grid
+from pallas_gpu.pipeline.streams import Body, Streams
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The body of the kernel that a `pallas_call` launches.
+
+    Attributes:
+      kernel: the author's function.
+      grid: the grid.
+      prefetched: number of arguments that index maps read.
+      in_specs, out_specs: a spec for each other argument, and for each result.
+      scratch: declarations of the author's scratch.
+      depth: number of buffers of a block that changes.
+      name: of the call.
+    """
+
+    kernel: Callable[..., None]
+    grid: Grid
+    prefetched: int
+    in_specs: Sequence[types.BlockSpec]
+    out_specs: Sequence[types.BlockSpec]
+    scratch: Any
+    depth: int
+    name: str
+
+    @property
+    def _who(self) -> str:
+        return f"pallas_call {self.name}"
+
+    def run(self, refs: Sequence[Any], in_tree: Any, out_tree: Any) -> None:
+        """Runs the body at all steps of this CTA.
+
+        Args:
+          refs: references in GMEM: prefetched arguments, other ones, results.
+          in_tree, out_tree: structures of the body's arguments for the last two.
+        """
+        positional, named = kernel_lib.scratch_of(self.scratch)
+        if self.grid.sequential:
+            check_depth(self._who, self.depth, (*self.in_specs, *self.out_specs))
+        names = self._names(in_tree, out_tree, positional, named)
+        with scope.locating(self.kernel):
+            streams = self._streams(refs, names, in_tree, out_tree)
+
+        def with_scratch(*scratch: Any, **named_scratch: Any) -> None:
+            body = Body(self._step(refs, scratch, named_scratch), self._who, False)
+            Pipeline(body, streams, self.grid.steps, self.depth).run(None)
+
+        if jax.tree.leaves((positional, named), is_leaf=scopes.is_declaration):
+            own = names[len(refs) :]
+            scopes.scoped(with_scratch, positional, named, (), own)
+        else:
+            with_scratch()
+
+    def _step(
+        self, refs: Sequence[Any], scratch: Sequence[Any], named: dict[str, Any]
+    ) -> Callable[..., None]:
+        """Returns the author's function at a step, with its blocks."""
+        prefetched = refs[: self.prefetched]
+
+        def step(indices: Sequence[Any], *blocks: Any) -> None:
+            position = self.grid.position(*indices)
+            with scope.at_position(position, self.grid.sizes):
+                operands = (*prefetched, *blocks, *scratch)
+                result = scope.call(self._who, self.kernel, *operands, **named)
+            control.require_none(self._who, self.kernel, result)
+
+        return step
+
+    def _names(self, in_tree: Any, out_tree: Any, positional: Any, named: Any) -> Any:
+        """Returns the body's names of all its references."""
+        first = [object()] * self.prefetched
+        ins = jax.tree.unflatten(in_tree, [object()] * in_tree.num_leaves)
+        outs = jax.tree.unflatten(out_tree, [object()] * out_tree.num_leaves)
+        return parameter_names(self.kernel, (*first, *ins, *outs, *positional), named)
+
+    # --- arrays -----------------------------------------------------------------------
+
+    def _streams(
+        self, refs: Sequence[Any], names: Sequence[str], in_tree: Any, out_tree: Any
+    ) -> Streams:
+        n, n_in = self.prefetched, len(self.in_specs)
+        rank = len(self.grid.sequential)
+        specs = (*self.in_specs, *self.out_specs)
+        read = tuple(refs[:n])
+
+        def position(*steps: Any) -> Sequence[Any]:
+            return (*self.grid.position(*steps), *read)
+
+        streams = [
+            Stream(ref, spec, rank, self._what(i), name, position)
+            for i, (ref, spec, name) in enumerate(
+                zip(refs[n:], specs, names[n : len(refs)], strict=True)
+            )
+        ]
+        for i, stream in enumerate(streams):
+            checked(stream, output=i >= n_in, multicast=False)
+        for stream in streams[n_in:]:
+            self._require_own_block(stream, read)
+        first = [jnp.int32(0)] * rank
+        fitting = [stream.where_it_fits(first) for stream in streams]
+        return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
+
+    def _what(self, i: int) -> str:
+        n_in = len(self.in_specs)
+        kind, index = "result", i - n_in
+        if i < n_in:
+            kind, index = "argument", self.prefetched + i
+        return f"{kind} {index} of {self._who}"
+
+    def _require_own_block(self, stream: Stream, read: Sequence[Any]) -> None:
+        """Refuses an output of which several CTAs write the same block."""
+        if stream.spec.memory_space is types.GMEM:
+            return
+        everywhere = dataclasses.replace(
+            stream,
+            grid_rank=len(self.grid.sizes),
+            position=lambda *indices: (*indices, *read),
+        )
+        ignored = [
+            f"axis {a} of size {self.grid.sizes[a]}"
+            for a in self.grid.several
+            if a not in everywhere.axes
+        ]
+        if not ignored:
+            return
+        spec = stream.spec
+        mapped = None if spec.block_shape is None else spec.index_map
+        raise errors.ArgumentError(
+            f"{stream.what}: several CTAs write the same block",
+            expected="an index map that uses every parallel grid axis",
+            got=f"an index map that ignores {', '.join(ignored)}"
+            if mapped is not None
+            else f"the same part of the array for each CTA along {', '.join(ignored)}",
+            hint="use the axis in the index map; or make it sequential, "
+            "dimension_semantics 'arbitrary'; or pass "
+            "plgpu.BlockSpec(memory_space=plgpu.GMEM) and let each CTA store its own "
+            "part of the array",
+            where=scope.location(mapped or self.kernel),
+        )
