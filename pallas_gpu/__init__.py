@@ -17,10 +17,21 @@ from pallas_gpu import errors as errors
 from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
-from pallas_gpu.entry.control import cdiv, loop, num_programs, program_id, when
+from pallas_gpu.entry.control import loop, num_programs, program_id, when
+from pallas_gpu.entry.empty import empty, empty_like, empty_ref_like
+from pallas_gpu.entry.integers import (
+    align_to,
+    cdiv,
+    next_power_of_2,
+    strides_from_shape,
+)
+from pallas_gpu.entry.interpret import (
+    force_gpu_interpret_mode,
+    set_gpu_interpret_mode,
+)
 from pallas_gpu.entry.kernel import kernel
 from pallas_gpu.entry.run_state import run_state
-from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.entry.scoped import run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
 from pallas_gpu.pipeline.emit import emit_pipeline
@@ -35,6 +46,7 @@ from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
     load,
+    multiple_of,
     set_max_registers,
 )
 from pallas_gpu.primitives.tma import (
@@ -71,16 +83,25 @@ from pallas_gpu.types import (
     SwizzleTransform,
     TilingTransform,
     Transform,
+    WarpMesh,
     ds,
     find_swizzle,
+    no_block_spec,
+    squeezed,
+    transpose_ref,
 )
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
+from pallas_gpu.types.indexing import Slice
 
 if _typing.TYPE_CHECKING:
     from pallas_gpu import ops as ops
 
-# The name in upstream's interpreter.
+# Upstream's other names for the same things.
 InterpretGPUParams = InterpretParams
+WGMMAAccumulatorRef = ACC
+ANY = GMEM
+dslice = ds
+wgmma_accumulator_deref = wgmma_accumulator_load
 
 __version__ = "0.1.0"
 
@@ -92,7 +113,11 @@ __all__ = [
     "emit_pipeline_warp_specialized",
     "PipelinePipeline",
     "run_scoped",
+    "with_scoped",
     "run_state",
+    "empty",
+    "empty_like",
+    "empty_ref_like",
     "offline",
     "ops",
     # Control flow and positions
@@ -105,7 +130,14 @@ __all__ = [
     "program_id",
     "num_programs",
     "ds",
+    "dslice",
+    "Slice",
+    "transpose_ref",
     "cdiv",
+    "align_to",
+    "next_power_of_2",
+    "strides_from_shape",
+    "multiple_of",
     # Copies
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
@@ -125,11 +157,14 @@ __all__ = [
     "wgmma",
     "wgmma_wait",
     "wgmma_accumulator_load",
+    "wgmma_accumulator_deref",
     "ACC",
+    "WGMMAAccumulatorRef",
     # Types
     "Ref",
     "MemorySpace",
     "GMEM",
+    "ANY",
     "SMEM",
     "TMEM",
     "REGS",
@@ -140,9 +175,12 @@ __all__ = [
     "Element",
     "BoundedSlice",
     "Squeezed",
+    "squeezed",
+    "no_block_spec",
     "GridSpec",
     "PrefetchScalarGridSpec",
     "Mesh",
+    "WarpMesh",
     "Transform",
     "TilingTransform",
     "SwizzleTransform",
@@ -156,6 +194,8 @@ __all__ = [
     "CompilerParams",
     "InterpretParams",
     "InterpretGPUParams",
+    "force_gpu_interpret_mode",
+    "set_gpu_interpret_mode",
     "LoweringSemantics",
     "OOBFillMode",
     "arch",

@@ -8,8 +8,9 @@ Three families share `PallasGpuError`:
   transformation does not support it.
 * `InternalError`: the package is wrong.
 
-Each class of the first family also derives from the builtin that users of JAX expect
-for that mistake (`ValueError`, `TypeError`, `IndexError`).
+Each class of the first family is a `ValueError`, as most mistakes are in JAX and in
+upstream's Pallas, and also the builtin that they or NumPy raise for that mistake
+(`TypeError`, `IndexError`, `NameError`).
 """
 
 from __future__ import annotations
@@ -99,11 +100,11 @@ def _rebuild(cls: type[PallasGpuError], state: dict[str, object]) -> PallasGpuEr
 # --- the kernel's mistake -----------------------------------------------------------
 
 
-class KernelError(PallasGpuError):
+class KernelError(PallasGpuError, ValueError):
     """The kernel, or the call of it, is wrong."""
 
 
-class ShapeError(KernelError, ValueError):
+class ShapeError(KernelError):
     """Shapes do not match each other or the operation."""
 
 
@@ -111,15 +112,15 @@ class DTypeError(KernelError, TypeError):
     """The operation does not support the element type."""
 
 
-class MemorySpaceError(KernelError, ValueError):
+class MemorySpaceError(KernelError):
     """A reference is in a memory space that the operation cannot use."""
 
 
-class LayoutError(KernelError, ValueError):
+class LayoutError(KernelError):
     """A register layout, a tiling or a swizzle does not fit."""
 
 
-class ArgumentError(KernelError, ValueError):
+class ArgumentError(KernelError):
     """An argument of a public function is out of range."""
 
 
@@ -131,7 +132,7 @@ class OutOfBoundsError(KernelError, IndexError):
     """An index or a slice is out of bounds of a reference."""
 
 
-class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of Triton know
+class OutOfResources(KernelError):  # noqa: N818 - the name users of Triton know
     """The kernel requires more than the target's limit per block.
 
     Attributes:
@@ -149,22 +150,22 @@ class OutOfResources(KernelError, ValueError):  # noqa: N818 - the name users of
         self.used_bytes = used_bytes
 
 
-class ClosureError(KernelError, ValueError):
+class ClosureError(KernelError):
     """The kernel's body uses an array from the enclosing function."""
 
 
-class AxisNameError(KernelError, LookupError):
+class AxisNameError(KernelError, LookupError, NameError):
     """No axis of that name surrounds the operation."""
 
 
 # --- mistakes that only a run can show (emulator) -----------------------------------
 
 
-class BarrierError(KernelError, ValueError):
+class BarrierError(KernelError):
     """A barrier is used against its protocol (missed phase, bytes left over …)."""
 
 
-class RaceError(KernelError, ValueError):
+class RaceError(KernelError):
     """Two accesses to the same memory are not ordered."""
 
 
@@ -176,11 +177,11 @@ class LivelockError(KernelError, RuntimeError):
     """The kernel still runs after its budget of steps."""
 
 
-class UnwrittenResultError(KernelError, ValueError):
+class UnwrittenResultError(KernelError):
     """A result has elements that no CTA stored."""
 
 
-class UninitializedReadError(KernelError, ValueError):
+class UninitializedReadError(KernelError):
     """Memory is read before anything was written to it."""
 
 
@@ -195,7 +196,7 @@ class TargetError(UnsupportedError):
     """The feature does not exist on the chosen target."""
 
 
-class NoGpuError(UnsupportedError, RuntimeError):
+class NoGpuError(UnsupportedError, ValueError):
     """The call requires a GPU and there is none."""
 
 

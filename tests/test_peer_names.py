@@ -29,6 +29,7 @@ NOT_TAKEN = {
     ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
     ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
     ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
+    ("empty", "out_sharding"): "jax.lax.empty takes it",
     ("Element", "padding"): "upstream refuses it on GPUs too",
 }
 

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
@@ -80,7 +81,9 @@ _jax.check_types_under_axes(kernel_p, lambda params: params["mesh"].axes)
 
 
 def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:
-    """Returns the parameter for `interpret` and PALLAS_GPU_INTERPRET."""
+    """Returns the parameter for `interpret`, PALLAS_GPU_INTERPRET and a forced mode."""
+    if (forced := interpret_mode.forced()) is not None:
+        return forced
     if interpret is None and os.environ.get("PALLAS_GPU_INTERPRET", "0") == "1":
         interpret = True
     if interpret is True:

@@ -121,8 +121,9 @@ def loop(
       The carry after the last iteration.
 
     Raises:
-      ArgumentError: the step is static and not positive; the number of iterations is
-        not static, or not a multiple of unroll.
+      ArgumentError: the step is static and not positive.
+      UnsupportedError: unroll, where the number of iterations is not static, or not a
+        multiple of it.
       ArgumentTypeError: a bound is not an integer.
       KernelError: without `init_carry` the function returns a value.
 
@@ -173,14 +174,14 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
 
 def _check_unroll(trips: Any, unroll: int) -> None:
     if not isinstance(trips, int):
-        raise errors.ArgumentError(
+        raise errors.UnsupportedError(
             "loop: unroll needs a static number of iterations",
             expected="lower, upper and step as Python integers",
             got=expect.shown(trips),
             hint="leave unroll out",
         )
     if trips % unroll:
-        raise errors.ArgumentError(
+        raise errors.UnsupportedError(
             "loop: unroll does not divide the number of iterations",
             expected=f"a divisor of {trips}",
             got=unroll,
@@ -247,31 +248,3 @@ def _require_axis(sizes: Sequence[int], axis: Any, who: str) -> int:
             where=_jax.where_now(),
         )
     return number
-
-
-@expect.arguments(a=values.integer, b=values.integer)
-def cdiv(a: Any, b: Any) -> Any:
-    """Returns `a / b` rounded up, for integers.
-
-    PTX: none for Python integers, integer arithmetic for scalars. Since: sm_90.
-
-    Args:
-      a: dividend, a Python integer or an integer scalar.
-      b: divisor, likewise.
-
-    Raises:
-      ArgumentTypeError: an operand is not an integer.
-      ArgumentError: a static divisor is 0.
-    """
-    if isinstance(b, int) and b == 0:
-        raise errors.ArgumentError(
-            "cdiv: the divisor is 0",
-            expected="another integer",
-            got=b,
-            hint="check the divisor",
-        )
-    if isinstance(a, int) and isinstance(b, int):
-        return -(-a // b)
-    # Without a negation, which unsigned types and the minimum of signed ones lack.
-    quotient = a // b
-    return quotient + (quotient * b != a)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
-from pallas_gpu.entry import call, captured, check, scope, trace
+from pallas_gpu.entry import call, captured, check, scope, trace, warp
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
@@ -48,11 +49,14 @@ def kernel(
     cluster_names: Sequence[str] = (),
     num_threads: int | None = None,
     thread_name: str | None = None,
+    mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
     interpret: bool | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
+    cost_estimate: Any = None,
+    metadata: dict[str, str] | None = None,
 ) -> Callable[..., Any]: ...
 
 
@@ -69,11 +73,14 @@ def kernel(
     cluster_names: Sequence[str] = (),
     num_threads: int | None = None,
     thread_name: str | None = None,
+    mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
     interpret: bool | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
+    cost_estimate: Any = None,
+    metadata: dict[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., Any]]: ...
 
 
@@ -89,11 +96,16 @@ def kernel(
     cluster_names=expect.anything,
     num_threads=expect.anything,
     thread_name=expect.anything,
+    mesh=expect.optional(
+        expect.instance(types.Mesh, types.WarpMesh, written="plgpu.Mesh(grid=...)")
+    ),
     compiler_params=PARAMS,
     interpret=expect.anything,
     debug=expect.boolean,
     name=expect.optional(expect.string),
     kernel_name=expect.optional(expect.string),
+    cost_estimate=expect.anything,
+    metadata=expect.anything,
 )
 def kernel(
     body: Callable[..., None] = _MISSING,
@@ -108,11 +120,14 @@ def kernel(
     cluster_names: Sequence[str] = (),
     num_threads: int | None = None,
     thread_name: str | None = None,
+    mesh: types.Mesh | types.WarpMesh | None = None,
     compiler_params: types.CompilerParams | None = None,
     interpret: bool | types.InterpretParams | None = None,
     debug: bool = False,
     name: str | None = None,
     kernel_name: str | None = None,
+    cost_estimate: Any = None,
+    metadata: dict[str, str] | None = None,
 ) -> Any:
     """Turns a function over references into a function over arrays.
 
@@ -134,11 +149,17 @@ def kernel(
       cluster, cluster_names: sizes and names of the cluster axes: the grid counts
         clusters, and CTAs of one cluster can access each other's SMEM and barriers.
       num_threads, thread_name: warpgroups per block and the name of their axis.
+      mesh: grid, cluster and warpgroups as one `Mesh`, instead of the six arguments
+        above. A `WarpMesh`: the decorated function runs in each warp of the calling
+        warpgroup; it is called in the body of another kernel, and only `body` and
+        `mesh` are given.
       compiler_params: see `CompilerParams`.
       interpret: None: the emulator on a CPU, the GPU if there is one. True or
         `InterpretParams`: the emulator. False: never the emulator.
       debug: whether to print the traced body.
-      name, kernel_name: name of the kernel; default: that of the body.
+      name, kernel_name: name of the kernel; default: that of the mesh, else that of the
+        body.
+      cost_estimate, metadata: hints for other compilers, which this one does not use.
       out_shape, scratch_shapes: older spellings of out_type and scratch_types.
 
     Returns:
@@ -159,30 +180,33 @@ def kernel(
         options = {k: v for k, v in locals().items() if k not in ("body",)}
         return functools.partial(kernel, **options)
     given = (out_type, out_shape, scratch_types, scratch_shapes, compiler_params)
-    types.refuse_foreign((*given, interpret), "kernel")
+    types.refuse_foreign((*given, mesh, interpret), "kernel")
+    axes: dict[str, Any] = {"grid": grid, "grid_names": grid_names, "cluster": cluster,
+            "cluster_names": cluster_names, "num_threads": num_threads,
+            "thread_name": thread_name}  # fmt: skip
+    if isinstance(mesh, types.WarpMesh):
+        sized = {**axes, "out_type": out_type, "scratch_types": scratch_types}
+        _refuse_beside("a WarpMesh", sized)
+        return warp.over_warps(body, mesh)
     outputs = _results(_one_of("out_type", out_type, "out_shape", out_shape))
     scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
     scratch = () if scratch is None else scratch
     name = _one_of("name", name, "kernel_name", kernel_name)
-    name = name or getattr(body, "__name__", "kernel")
+    name = name or getattr(mesh, "kernel_name", None)
+    name = str(name or getattr(body, "__name__", "kernel"))
     params = compiler_params or types.CompilerParams()
     with scope.locating(body):
         interpret = interpretation(interpret)
         check_types(outputs, name)
         _refuse_semantics(params, name)
-        mesh = types.Mesh(
-            grid=grid,
-            grid_names=grid_names,
-            cluster=cluster,
-            cluster_names=cluster_names,
-            num_threads=num_threads,
-            thread_name=thread_name,
-            kernel_name=name,
-        )
-        full = _with_scratch(body, scratch, mesh, f"kernel {name}")
+        if mesh is not None:
+            _refuse_beside("a Mesh", axes)
+        launched = types.Mesh(**axes) if mesh is None else mesh
+        launched = dataclasses.replace(launched, kernel_name=name)
+        full = _with_scratch(body, scratch, launched, f"kernel {name}")
     launch = functools.partial(
         launch_body,
-        mesh=mesh,
+        mesh=launched,
         name=name,
         compiler_params=params,
         interpret=interpret,
@@ -207,6 +231,19 @@ def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
             where=_jax.where_now(),
         )
     return value if value is not None else old_value
+
+
+def _refuse_beside(mesh: str, given: dict[str, Any]) -> None:
+    """Raises for arguments that the mesh has, or that it cannot have."""
+    both = [name for name, value in given.items() if value not in ((), None)]
+    if both:
+        raise errors.ArgumentError(
+            f"kernel: {both[0]} is given beside {mesh}",
+            expected="the axes in the mesh, or one by one",
+            got=f"mesh and {', '.join(both)}",
+            hint=f"drop {both[0]}, or the mesh",
+            where=_jax.where_now(),
+        )
 
 
 def _results(out_type: Any) -> Any:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,6 +59,59 @@ def run_scoped[T](
     """
     names = parameter_names(f, scratch_types, named_scratch_types)
     return scoped(f, scratch_types, named_scratch_types, collective_axes, names)
+
+
+@expect.arguments(
+    scratch_types=expect.anything,
+    collective_axes=expect.names,
+    named_scratch_types=expect.anything,
+)
+def with_scoped(
+    *scratch_types: Any,
+    collective_axes: str | Sequence[str] = (),
+    **named_scratch_types: Any,
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Returns a decorator: `run_scoped` around each call of the decorated function.
+
+    PTX: none; SMEM is allocated at compile time. Since: sm_90.
+
+    Issued by whoever calls the decorated function, see `run_scoped`.
+
+    Args:
+      *scratch_types: declarations; their references follow the arguments of a call.
+      collective_axes: see `run_scoped`.
+      **named_scratch_types: the same, passed by name.
+
+    Raises:
+      ArgumentTypeError: an argument is not a declaration.
+
+    Example:
+      >>> @plgpu.with_scoped(plgpu.SMEM((64, 64), jnp.float32))
+      ... def copied(x_ref, tile): ...
+      >>> copied(x_ref)
+    """
+    for leaf in jax.tree.leaves(
+        (scratch_types, named_scratch_types), is_leaf=is_declaration
+    ):
+        require_declaration(leaf)
+
+    def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
+        expect.function(f, "with_scoped: the function")
+
+        @functools.wraps(f)
+        def call(*args: Any) -> Any:
+            names = parameter_names(f, (*args, *scratch_types), named_scratch_types)
+            return scoped(
+                functools.partial(f, *args),
+                scratch_types,
+                named_scratch_types,
+                collective_axes,
+                names[len(jax.tree.leaves(args)) :],
+            )
+
+        return call
+
+    return decorate
 
 
 def scoped(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`warp_map`: a part of a kernel that each warp executes independently."""
+"""`warp_map`, and `kernel` over a `WarpMesh`: what each warp executes on its own."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -10,9 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
-from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 
 @expect.arguments(f=expect.function)
@@ -59,19 +60,59 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
 
     def body(warp_id: jax.Array) -> None:
         if f(warp_id) is not None:
-            raise errors.KernelError(
-                "warp_map: the function returns a value",
-                expected="None",
-                got="a value per warp",
-                hint="store it to a reference: ref[warp_id] = value",
-                where=scope.location(f),
+            raise _returns_a_value("warp_map", f)
+
+    _bind(body, None)
+
+
+def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., None]:
+    """`kernel` over the warps of a warpgroup: `warp_map` with a named axis.
+
+    Args:
+      f: function of what the result is called with, references among it.
+      mesh: the name of the axis.
+
+    Returns:
+      A function that runs `f` once in each warp.
+    """
+
+    def run(*args: Any) -> None:
+        outer = scope.current_mesh("a kernel over a WarpMesh")
+        if mesh.axis_name in (name for name, _ in outer.axes):
+            raise errors.ArgumentError(
+                "two axes have the same name",
+                expected="another name than those of the kernel's axes",
+                got=mesh.axis_name,
+                hint="rename the axis of the WarpMesh",
+                where=_jax.where_now(),
             )
 
+        def body(_: jax.Array) -> None:
+            if scope.call("a kernel over a WarpMesh", f, *args) is not None:
+                raise _returns_a_value("a kernel over a WarpMesh", f)
+
+        _bind(body, mesh.axis_name)
+
+    return functools.wraps(f)(run)
+
+
+def _bind(body: Callable[[jax.Array], None], axis_name: str | None) -> None:
+    axes = [] if axis_name is None else [(axis_name, WARPS)]
     with scope.one_warp():
-        closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)])
+        closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)], axes)
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
-        warp_map_p.bind(*closed.consts, jaxpr=jaxpr)
+        warp_map_p.bind(*closed.consts, jaxpr=jaxpr, axis_name=axis_name)
+
+
+def _returns_a_value(who: str, f: Callable[..., Any]) -> errors.KernelError:
+    return errors.KernelError(
+        f"{who}: the function returns a value",
+        expected="None",
+        got="a value per warp",
+        hint="store it to a reference: ref[warp_id] = value",
+        where=scope.location(f),
+    )
 
 
 def _require_one_argument(f: Any) -> None:

@@ -14,7 +14,8 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import check, scope
-from pallas_gpu.entry.control import cdiv, counted_loop
+from pallas_gpu.entry.control import counted_loop
+from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.types import values
 
 # Indices are i32.

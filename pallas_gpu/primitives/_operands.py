@@ -8,6 +8,7 @@ operand is None. Rules restore the tree with their own values at the leaves.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -158,8 +159,13 @@ def require_same(src: Any, dst: Any, who: str) -> None:
         )
 
 
-def require_one_barrier(barrier: Any, who: str) -> None:
-    """Raises unless the operand is exactly one barrier."""
+def one_barrier(barrier: Any, who: str) -> RefOperand:
+    """Returns the operand of a barrier, or of an array of one.
+
+    Raises:
+      ArgumentTypeError, MemorySpaceError: it is not a barrier.
+      ShapeError: it is an array of several.
+    """
     aval = require_ref(barrier, who, "the barrier")
     if aval.memory_space is not types.BARRIERS:
         raise errors.MemorySpaceError(
@@ -169,7 +175,7 @@ def require_one_barrier(barrier: Any, who: str) -> None:
             hint="declare it in scratch_types or run_scoped",
             where=_jax.where_now(),
         )
-    if tuple(barrier.shape) != ():
+    if math.prod(barrier.shape) != 1:
         raise errors.ShapeError(
             f"{who}: the operand is an array of barriers",
             expected="one barrier",
@@ -177,6 +183,7 @@ def require_one_barrier(barrier: Any, who: str) -> None:
             hint="select one with barrier.at[i]",
             where=_jax.where_now(),
         )
+    return operand(barrier.at[(0,) * len(barrier.shape)])
 
 
 def require_scalar_bool(predicate: Any, who: str) -> Any:

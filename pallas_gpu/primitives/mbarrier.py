@@ -33,21 +33,20 @@ def barrier_arrive(barrier: types.Ref, *, predicate: Any = None) -> None:
     copies on it, have arrived.
 
     Args:
-      barrier: one barrier; index an array with `barrier.at[i]`.
+      barrier: one barrier, or an array of one; index a larger one with
+        `barrier.at[i]`.
       predicate: scalar bool, uniform in the warpgroup or warp; False skips the
         arrival.
 
     Raises:
       MemorySpaceError: the operand is not a barrier.
-      ShapeError: the operand is an array of barriers.
+      ShapeError: the operand is an array of several barriers.
     """
     who = "barrier_arrive"
-    ops.require_one_barrier(barrier, who)
+    one = ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
-    ops.bind(
-        barrier_arrive_p, {"barrier": ops.operand(barrier), "predicate": predicate}
-    )
+    ops.bind(barrier_arrive_p, {"barrier": one, "predicate": predicate})
 
 
 @expect.arguments(barrier=expect.anything)
@@ -61,11 +60,11 @@ def barrier_wait(barrier: types.Ref) -> None:
     in order; and a barrier is waited for either by warpgroups or by warps, not by both.
 
     Args:
-      barrier: one barrier; index an array with `barrier.at[i]`.
+      barrier: one barrier, or an array of one; index a larger one with
+        `barrier.at[i]`.
 
     Raises:
       MemorySpaceError: the operand is not a barrier.
-      ShapeError: the operand is an array of barriers.
+      ShapeError: the operand is an array of several barriers.
     """
-    ops.require_one_barrier(barrier, "barrier_wait")
-    ops.bind(barrier_wait_p, {"barrier": ops.operand(barrier)})
+    ops.bind(barrier_wait_p, {"barrier": ops.one_barrier(barrier, "barrier_wait")})

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts import Layout, RegisterLayout, to_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.types import values
+from pallas_gpu.types import values as value_rules
 
 load_p = registry.define(
     "load",
@@ -27,6 +28,12 @@ layout_cast_p = registry.define(
     "layout_cast",
     "registers",
     result=lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype),
+)
+multiple_of_p = registry.define(
+    "multiple_of",
+    "registers",
+    result=lambda x, **_: jax.core.ShapedArray((), x.dtype),
+    issuers=registry.ISSUERS,
 )
 set_max_registers_p = registry.define(
     "set_max_registers", "registers", feature=arch.Feature.SETMAXNREG
@@ -99,7 +106,7 @@ def load(
     )
 
 
-@expect.arguments(x=values.array, new_layout=expect.anything)
+@expect.arguments(x=value_rules.array, new_layout=expect.anything)
 def layout_cast(x: Any, new_layout: Any) -> jax.Array:
     """Converts an array to a register layout.
 
@@ -136,7 +143,7 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
 
 
 @expect.arguments(
-    dtype=values.element_type,
+    dtype=value_rules.element_type,
     shape=expect.integers(0),
     dimension=expect.integer(),
     layout=expect.anything,
@@ -179,6 +186,60 @@ def broadcasted_iota(
         )
     value = jax.lax.broadcasted_iota(dtype, tuple(shape), dimension % len(shape))
     return value if layout is None else layout_cast(value, layout)
+
+
+_DIVISORS = expect.integers(1)
+
+
+@expect.arguments(x=value_rules.integer, values=_DIVISORS)
+def multiple_of(x: Any, values: int | Sequence[int]) -> Any:
+    """Promises that an index is a multiple of an integer.
+
+    The compiler accesses memory in larger units where an index is known to be a
+    multiple of them, and the emulator checks the promise.
+
+    PTX: none. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp.
+
+    Args:
+      x: an integer: static, or a scalar.
+      values: an integer, or several, of which `x` is a multiple.
+
+    Returns:
+      `x`.
+
+    Raises:
+      ArgumentTypeError: `x` is not an integer scalar.
+      ArgumentError: a static `x`, or in the emulator any `x`, is not a multiple.
+
+    Example:
+      >>> start = plgpu.multiple_of(index_ref[i], 8)
+      >>> tile = x_ref[plgpu.ds(start, 64)]
+    """
+    divisor = math.lcm(*cast(Sequence[int], values))
+    if not _jax.is_tracer(x) and expect.index(x) is not None:
+        require_multiple(int(x), divisor)
+        return x
+    if jnp.shape(x):
+        raise errors.ArgumentTypeError(
+            "multiple_of: the value is not a scalar",
+            expected="an integer scalar",
+            got=expect.shown(x),
+            hint="promise it of the index that an access uses",
+        )
+    return ops.bind(multiple_of_p, x, divisor=divisor)
+
+
+def require_multiple(x: int, divisor: int) -> None:
+    """Raises ArgumentError unless `x` is a multiple of `divisor`."""
+    if x % divisor:
+        raise errors.ArgumentError(
+            "multiple_of: the value is not a multiple",
+            expected=f"a multiple of {divisor}",
+            got=x,
+            hint="promise what holds for every value of the index",
+        )
 
 
 @expect.arguments(n=expect.anything, action=expect.anything)

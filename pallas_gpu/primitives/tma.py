@@ -102,7 +102,7 @@ def copy_gmem_to_smem(
             hint="declare plgpu.Barrier() in scratch_types and pass it",
             where=_jax.where_now(),
         )
-    ops.require_one_barrier(barrier, who)
+    one_barrier = ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
     ops.bind(
@@ -110,7 +110,7 @@ def copy_gmem_to_smem(
         {
             "src": ops.operand(src),
             "dst": ops.operand(dst),
-            "barrier": ops.operand(barrier),
+            "barrier": one_barrier,
             "predicate": predicate,
         },
         oob_mode=oob_mode,

@@ -24,13 +24,15 @@ from pallas_gpu.types.block_spec import (
     BoundedSlice,
     Element,
     Squeezed,
+    no_block_spec,
+    squeezed,
 )
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
 from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
-from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.mesh import Mesh, WarpMesh
 from pallas_gpu.types.params import (
     CompilerParams,
     InterpretParams,
@@ -38,7 +40,14 @@ from pallas_gpu.types.params import (
     OOBFillMode,
 )
 from pallas_gpu.types.ref import Ref
-from pallas_gpu.types.refs import KernelRef, RefView, base_aval, describe, not_a_value
+from pallas_gpu.types.refs import (
+    KernelRef,
+    RefView,
+    base_aval,
+    describe,
+    not_a_value,
+    transpose_ref,
+)
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
 from pallas_gpu.types.spaces.tmem import TmemStorage
@@ -95,6 +104,7 @@ __all__ = [
     "Transform",
     "WGMMA_COLUMNS",
     "WGMMA_ROWS",
+    "WarpMesh",
     "base_aval",
     "describe",
     "ds",
@@ -103,8 +113,11 @@ __all__ = [
     "is_foreign",
     "itemsize_bits",
     "kind",
+    "no_block_spec",
     "not_a_value",
     "refuse_foreign",
     "resolve",
     "smem_layout",
+    "squeezed",
+    "transpose_ref",
 ]

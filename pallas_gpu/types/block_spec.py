@@ -19,6 +19,9 @@ class Squeezed:
     """A block dimension of size one that the body's reference lacks (also `None`)."""
 
 
+squeezed = Squeezed()
+
+
 _SIZE = expect.integer(1, unit="elements")
 
 
@@ -176,3 +179,7 @@ class BlockSpec:
 def is_squeezed(entry: Any) -> bool:
     """True for a block dimension that the body's reference lacks."""
     return entry is None or isinstance(entry, Squeezed) or entry is Squeezed
+
+
+# For an argument or a result of which a body gets the whole array.
+no_block_spec = BlockSpec()

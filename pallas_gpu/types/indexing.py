@@ -16,6 +16,9 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 
+# What `ds` makes: a start, a size and a stride.
+Slice = _jax.Slice
+
 _NO_SIZE: Any = object()
 
 

@@ -50,7 +50,7 @@ class Mesh:
       cluster_names: a name for each.
       num_threads: warpgroups a block; None is one warpgroup without a name.
       thread_name: axis name of the warpgroups.
-      kernel_name: a hint for readers; compiled kernels have the name that `kernel` got.
+      kernel_name: name of the kernel, unless `kernel` gets one.
 
     Raises:
       ArgumentError: sizes and names that do not match each other or the hardware.
@@ -147,3 +147,27 @@ class Mesh:
             *zip(self.cluster_names, self.cluster, strict=True),
             *threads,
         )
+
+
+@expect.arguments(axis_name=expect.string)
+@shows()
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WarpMesh:
+    """The four warps of a warpgroup, as the `mesh` of a `kernel` inside a kernel.
+
+      >>> @plgpu.kernel(mesh=plgpu.WarpMesh(axis_name="warp"))
+      ... def in_each_warp():
+      ...     @plgpu.when(lax.axis_index("warp") == 0)
+      ...     def _(): ...
+      >>> in_each_warp()
+
+    It is `warp_map` with a name for the warp's index.
+
+    Attributes:
+      axis_name: the name of the axis, for `lax.axis_index`.
+
+    Raises:
+      ArgumentTypeError: the name is not a string.
+    """
+
+    axis_name: str

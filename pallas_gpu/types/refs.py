@@ -12,6 +12,7 @@ kernel's line.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -315,6 +316,30 @@ class KernelRef(IndexableRef):
 
     def __hash__(self):
         return hash((KernelRef, self.inner_aval, self.memory_space, self.storage))
+
+
+@expect.arguments(ref=expect.anything, permutation=expect.anything)
+def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
+    """Returns a view of a reference with its dimensions permuted.
+
+    PTX: none, it is part of an address. Since: sm_90.
+
+    Args:
+      ref: a reference, or a part of one.
+      permutation: for each dimension of the view, the reference's.
+
+    Raises:
+      ArgumentTypeError: `ref` is not a reference.
+      ArgumentError: not a permutation of its dimensions.
+    """
+    if base_aval(ref) is None:
+        raise errors.ArgumentTypeError(
+            "transpose_ref: not a reference",
+            expected="a reference (an argument or scratch of the kernel)",
+            got=expect.shown(ref),
+            hint="transpose an array with jnp.transpose",
+        )
+    return ref.transpose(permutation)
 
 
 def base_aval(ref: Any) -> Any:

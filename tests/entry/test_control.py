@@ -13,7 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.entry.control import cdiv
+from pallas_gpu.entry.integers import cdiv
 from tests.support.entry_kernels import TILE, f32, make, numbers, run
 from tests.support.refusal import refused
 

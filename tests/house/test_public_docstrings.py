@@ -39,7 +39,8 @@ def _sections(value: object, package: ModuleType) -> list[str]:
         if _is_primitive(value, package):
             wanted += ["PTX:", "Since:", "Issued", "Raises:"]
         return list(dict.fromkeys(wanted))
-    if inspect.isclass(value) and dataclasses.is_dataclass(value):
+    of_jax = (getattr(value, "__module__", "") or "").startswith("jax.")
+    if inspect.isclass(value) and dataclasses.is_dataclass(value) and not of_jax:
         names = [field.name for field in dataclasses.fields(value)]
         checked = [] if "__post_init__" not in vars(value) else ["Raises:"]
         return [*names, *checked]

@@ -134,6 +134,10 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.thread_name": lambda: see.kernels(
         see.at_axis("w"), *({"num_threads": 2, "thread_name": n} for n in "wt")
     ),
+    "kernel.mesh": lambda: see.kernels(
+        see.at_axis("g"),
+        *({"mesh": plgpu.Mesh(grid=(2,), grid_names=(n,))} for n in "gh"),
+    ),
     "kernel.compiler_params": lambda: see.kernels(
         see.exp, {}, see.params(approx_math=True)
     ),
@@ -173,6 +177,26 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for a in ((), "other")
         )
     ),
+    "with_scoped.scratch_types": lambda: see.bodies(
+        *(
+            lambda e, t=t: plgpu.with_scoped(t)(calls.nothing)()
+            for t in (TILE, SMALL_TILE)
+        )
+    ),
+    "with_scoped.named_scratch_types": lambda: see.bodies(
+        *(
+            lambda e, t=t: plgpu.with_scoped(tile=t)(lambda tile: None)()
+            for t in (TILE, SMALL_TILE)
+        )
+    ),
+    "with_scoped.collective_axes": lambda: see.bodies(
+        *(
+            lambda e, a=a: plgpu.with_scoped(TILE, collective_axes=a)(calls.nothing)()
+            for a in ((), "other")
+        )
+    ),
+    "force_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
+    "set_gpu_interpret_mode.params": "tests/entry/test_interpret.py",
     "offline.compile.args": lambda: (
         see.values(lambda *a: plgpu.offline.compile(lambda *_: 0, *a), {})
         + see.values(lambda: plgpu.offline.compile(lambda: 0, object()), {})
@@ -337,6 +361,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             "thread_name",
         )
     },
+    "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
+    "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
     # Layouts: values, compared as a whole
     "Layout.WG_SPLAT.shape": lambda: see.values(
         plgpu.Layout.WG_SPLAT, {}, {"shape": (2,)}
@@ -493,7 +519,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 }
 
 HINTS = (
-    "Mesh.kernel_name",
+    "kernel.cost_estimate",
+    "kernel.metadata",
     "pallas_call.cost_estimate",
     "pallas_call.metadata",
 )
@@ -514,8 +541,11 @@ def optional_parameters():
     """The parameters that may be left out, of each callable once."""
     found = []
     for name, fn in CALLABLES.items():
-        if inspect.isclass(fn) and fn.__name__ != name.rpartition(".")[2]:
-            continue  # another name of the same class
+        own = getattr(fn, "__name__", name)
+        if own != name and getattr(plgpu, own, None) is fn:
+            continue  # another name of the same class or function
+        if inspect.isclass(fn) and own != name.rpartition(".")[2]:
+            continue
         for parameter in names.parameters(fn).values():
             rest = parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
             if rest or parameter.default is not parameter.empty:

@@ -24,6 +24,7 @@ NOT_CALLED = {
     "Transform": "a protocol",
     "arch.Target": "a protocol",
     "NDLoopInfo": "made by nd_loop",
+    "Slice": "a class of JAX, made by ds; what indexes a reference is checked there",
     "offline.KernelReport": "made by offline.compile",
     "offline.LoweredReport": "made by offline.lower",
     "offline.Resources": "made by offline.compile",
@@ -63,7 +64,7 @@ def _enter(found: dict[str, Callable[..., Any]], name: str, value: Any) -> None:
                 _enter_layout(found, f"{name}.{member.name}", member)
     elif callable(value):
         found[name] = value
-        if inspect.isclass(value):
+        if inspect.isclass(value) and not value.__module__.startswith("jax."):
             _enter_constructors(found, name, value)
 
 

@@ -172,6 +172,7 @@ class Warp(Warpgroup):
     Attributes:
       number: position in the warpgroup.
       warpgroup: its warpgroup.
+      axis_name: the name of the axis of warps in the current region, None without one.
     """
 
     kind = "warp"
@@ -180,12 +181,17 @@ class Warp(Warpgroup):
         super().__init__(warpgroup.cta, warpgroup.index)
         self.number = number
         self.warpgroup = warpgroup
+        self.axis_name: str | None = None
         self.alone = False
 
     @property
     def label(self) -> str:
         """The position in the CTA, for messages."""
         return f"warp {self.number} of {self.warpgroup.label}"
+
+    def axis_index(self, name: str) -> int:
+        """Returns the position on a named axis, that of the warps included."""
+        return self.number if name == self.axis_name else super().axis_index(name)
 
     def start(self, known: ordering.Clock, run: Run, location: Location | None) -> None:
         """Starts a run that happens after everything in `known`."""

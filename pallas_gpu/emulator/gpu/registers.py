@@ -23,6 +23,12 @@ def _layout_cast(x: Any, **_: Any) -> Any:
     return x
 
 
+@registry.register(registers.multiple_of_p, registry.RuleKind.EMULATE)
+def _multiple_of(x: Any, divisor: int, **_: Any) -> Any:
+    registers.require_multiple(int(x), divisor)
+    return x
+
+
 # CUDA C++ programming guide, compute capability 9.0: 64 Ki 32-bit registers per SM.
 _REGISTERS_PER_SM = 65536
 # PTX ISA, setmaxnreg: the smallest count.

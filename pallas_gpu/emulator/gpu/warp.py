@@ -29,6 +29,7 @@ def _warp_map(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
         wg.warps = [Warp(wg, number) for number in range(WARPS)]
     warps, threads, known = wg.warps, wg.group.threads, wg.release()
     for warp in warps:
+        warp.axis_name = step.params["axis_name"]
         body_run = evaluate.run(warp, body, [*ins, np.int32(warp.number)])
         warp.start(known, evaluate.guarded(warp, body_run), step.location)
     threads.extend(warps)

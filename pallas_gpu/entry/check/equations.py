@@ -84,6 +84,8 @@ def _check(site: Site, mesh: types.Mesh) -> None:
     operation = registry.operation(eqn.primitive)
     if site.is_inside(warp_map_p):
         warp.check_equation(eqn, operation)
+        if warp.is_position(site):
+            return
     if operation is None:
         positions.refuse_collective(eqn, mesh)
         if not _has_rules(eqn.primitive):

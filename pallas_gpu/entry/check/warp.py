@@ -9,6 +9,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
+from pallas_gpu.walk import Site
 
 
 def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> None:
@@ -33,6 +34,16 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
         )
     for var in (*eqn.invars, *eqn.outvars):
         _require_scalar_or_memory(var.aval, name)
+
+
+def is_position(site: Site) -> bool:
+    """True for a position on the axis of warps of a surrounding `warp_map`."""
+    names = [
+        outer.eqn.params["axis_name"]
+        for outer in site.enclosing
+        if outer.eqn.primitive is warp_map_p
+    ]
+    return site.eqn.params.get("axis_name") in names
 
 
 def no_scope() -> errors.UnsupportedError:

@@ -23,11 +23,16 @@ from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.lowering.semantics.lane import distributes_evenly
-from pallas_gpu.mosaic import dialect, gmem, smem
+from pallas_gpu.mosaic import dialect, elementwise, gmem, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma as mosaic_wgmma
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.primitives.registers import layout_cast_p, load_p, set_max_registers_p
+from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.primitives.registers import (
+    layout_cast_p,
+    load_p,
+    multiple_of_p,
+    set_max_registers_p,
+)
 
 # --- loads ----------------------------------------------------------------------------
 
@@ -241,3 +246,12 @@ def _set_max_registers(ctx: RuleContext) -> list[Any]:
     params = ctx.eqn.params
     mosaic_wgmma.set_max_registers(params["n"], params["action"])
     return []
+
+
+# --- promises about indices -----------------------------------------------------------
+
+
+@uniform(multiple_of_p)
+def _multiple_of(ctx: RuleContext, x: Any) -> Any:
+    promised = scalars.promise(vals.scalar_value(x), ctx.eqn.params["divisor"])
+    return elementwise.scalar(promised, vals.numpy_dtype(ctx.eqn.invars[0].aval))

@@ -25,7 +25,11 @@ def _warp_map(ctx: RuleContext, *captured: Any) -> list[Any]:
     # with the effects of all of them.
     mbarrier.warpgroup_barrier()
     number = elementwise.scalar(ctx.builder.threads.warp, I32)
+    axes, name = ctx.kernel.axes, ctx.eqn.params["axis_name"]
+    if name is not None:
+        axes[name] = ctx.builder.threads.warp
     with ctx.builder.in_warp():
         lower_jaxpr(ctx.kernel, ctx.eqn.params["jaxpr"], [*captured, number])
+    axes.pop(name, None)
     mbarrier.warpgroup_barrier()
     return []

@@ -16,6 +16,9 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
 
+# On an addition of 0: what the result is a multiple of.
+_PROMISE = "pallas_gpu.multiple_of"
+
 
 def constant(value: object, dtype: np.dtype) -> ir.Value:
     """A constant of a dtype, emitted once per kernel."""
@@ -63,6 +66,8 @@ def divisor(index: int | ir.Value) -> int:
     number = known(index)
     if number is not None or isinstance(index, int):
         return abs(number or 0)
+    if (promised := _promised(index)) is not None:
+        return promised
     name, operands = _definition(index)
     match name:
         case "arith.index_cast":
@@ -76,6 +81,23 @@ def divisor(index: int | ir.Value) -> int:
         case "arith.addi" | "arith.subi":
             return math.gcd(*(divisor(x) for x in operands))
     return 1
+
+
+def promise(value: ir.Value, multiple: int) -> ir.Value:
+    """Returns an integer that the author says is a multiple of another."""
+    zero = arith.constant(value.type, ir.IntegerAttr.get(value.type, 0))
+    same = arith.addi(value, zero)
+    bits = ir.IntegerType.get_signless(64)
+    known_ = math.lcm(multiple, divisor(value))
+    same.owner.attributes[_PROMISE] = ir.IntegerAttr.get(bits, known_)
+    return same
+
+
+def _promised(value: ir.Value) -> int | None:
+    owner = value.owner
+    if isinstance(owner, ir.Block) or _PROMISE not in owner.attributes:
+        return None
+    return ir.IntegerAttr(owner.attributes[_PROMISE]).value
 
 
 def _definition(value: ir.Value) -> tuple[str | None, Sequence[ir.Value]]:

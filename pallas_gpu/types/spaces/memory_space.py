@@ -48,7 +48,7 @@ class _Members(type):
         return any(item in (member, member.value) for member in cls)
 
 
-@shows("name", "value")
+@shows("like", "name", "value")
 class MemorySpace(Resource, metaclass=_Members):
     """Where a reference lives.
 
@@ -138,6 +138,20 @@ class MemorySpace(Resource, metaclass=_Members):
         self._require_options(given)
         sizes = _static_shape(self, shape)
         return ScratchType(self, sizes, dtype, self.storage(sizes, dtype, given))
+
+    @expect.arguments(
+        lambda self, *_, **__: f"{self.name}.like", shape_dtype_like=expect.arrays
+    )
+    def like(self, shape_dtype_like: Any) -> ScratchType:
+        """Declares a scratch array in this space with the shape and type of another.
+
+        Args:
+          shape_dtype_like: an array, a reference or a `jax.ShapeDtypeStruct`.
+
+        Raises:
+          As the declaration of that shape and type.
+        """
+        return self(shape_dtype_like.shape, shape_dtype_like.dtype)
 
     def _require_options(self, given: dict[str, Any]) -> None:
         for name, value in given.items():

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays with undefined contents, for kernels to write."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax import lax
+
+from pallas_gpu import expect
+from pallas_gpu.types import values
+
+# The largest dimension that kernels can index.
+_MAX_SIZE = 2**31 - 1
+
+
+@expect.arguments(shape=expect.integers(0, _MAX_SIZE), dtype=values.element_type)
+def empty(shape: Sequence[int], dtype: Any) -> jax.Array:
+    """Returns an array with undefined contents.
+
+    Issued by: the host.
+
+    Args:
+      shape: sizes of the dimensions.
+      dtype: element type.
+
+    Raises:
+      ArgumentError, ArgumentTypeError, DTypeError: an invalid shape or type.
+    """
+    return lax.empty(tuple(shape), dtype)
+
+
+def _types(value: Any, what: str) -> Any:
+    """Accepts pytrees of what has a shape and an element type."""
+    for leaf in jax.tree.leaves(value):
+        expect.arrays(leaf, what)
+    return value
+
+
+@expect.arguments(x=_types)
+def empty_like(x: Any) -> Any:
+    """Returns arrays with undefined contents, of the given shapes and types.
+
+    Issued by: the host.
+
+    Args:
+      x: pytree of arrays, references or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ArgumentTypeError: a leaf without shape and type.
+    """
+    return jax.tree.map(lambda leaf: empty(leaf.shape, leaf.dtype), x)
+
+
+@expect.arguments(x=_types)
+def empty_ref_like(x: Any) -> Any:
+    """Returns mutable references to arrays with undefined contents.
+
+    Issued by: the host.
+
+    Args:
+      x: pytree of arrays, references or `jax.ShapeDtypeStruct`.
+
+    Raises:
+      ArgumentTypeError: a leaf without shape and type.
+    """
+    return jax.tree.map(lambda leaf: jax.new_ref(empty(leaf.shape, leaf.dtype)), x)
