@@ -91,16 +91,22 @@ def test_every_class_belongs_to_one_family(cls):
     ("cls", "builtin"),
     [
         (errors.ShapeError, ValueError),
+        (errors.KernelError, ValueError),
         (errors.DTypeError, TypeError),
+        (errors.DTypeError, ValueError),
+        (errors.ArgumentTypeError, TypeError),
+        (errors.ArgumentTypeError, ValueError),
         (errors.MemorySpaceError, ValueError),
         (errors.OutOfBoundsError, IndexError),
         (errors.OutOfResources, ValueError),
         (errors.ClosureError, ValueError),
         (errors.AxisNameError, LookupError),
+        (errors.AxisNameError, NameError),
         (errors.TargetError, NotImplementedError),
         (errors.DifferentiationError, NotImplementedError),
         (errors.DeadlockError, RuntimeError),
         (errors.NoGpuError, RuntimeError),
+        (errors.NoGpuError, ValueError),
     ],
 )
 def test_users_of_jax_catch_the_builtin_they_expect(cls, builtin):

@@ -362,7 +362,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         )
     },
     "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
-    "Mesh.kernel_name": "tests/entry/test_kernel_mesh.py::test_a_mesh_names_the_kernel",
     # Layouts: values, compared as a whole
     "Layout.WG_SPLAT.shape": lambda: see.values(
         plgpu.Layout.WG_SPLAT, {}, {"shape": (2,)}
