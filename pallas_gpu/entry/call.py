@@ -52,6 +52,8 @@ class CallParams:
       interpret: InterpretParams: the emulator; None: the emulator on CPU only; False:
         never the emulator.
       name: name of the kernel.
+      aliases: pairs (operand, result) that are one array: the operand is its initial
+        contents. The body uses the result's reference.
     """
 
     jaxpr: _jax.Jaxpr
@@ -61,6 +63,7 @@ class CallParams:
     compiler_params: types.CompilerParams
     interpret: types.InterpretParams | bool | None
     name: str
+    aliases: tuple[tuple[int, int], ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""
@@ -161,7 +164,7 @@ class _Identity:
     def _key(self):
         call = self.call
         return (id(call.jaxpr), call.batch, call.out_avals, call.interpret,
-                call.compiler_params, call.mesh)  # fmt: skip
+                call.compiler_params, call.mesh, call.aliases)  # fmt: skip
 
     def __eq__(self, other):
         return isinstance(other, _Identity) and self._key() == other._key()
@@ -198,11 +201,18 @@ def _batch_kernel(axis_data, args, dims, **params):
         avals = params["out_avals"]
         empty = [jnp.zeros((0, *aval.shape), aval.dtype) for aval in avals]
         return empty, [0] * len(empty)
+    # What a kernel updates in place is another array for each instance.
+    updated = {operand for operand, _ in params["aliases"]}
+    batched = tuple(d is not None or i in updated for i, d in enumerate(dims))
     moved = [
-        x if d is None else jnp.moveaxis(x, d, 0)
-        for x, d in zip(args, dims, strict=True)
+        x
+        if not batched[i]
+        else jnp.broadcast_to(x, (size, *x.shape))
+        if dims[i] is None
+        else jnp.moveaxis(x, dims[i], 0)
+        for i, x in enumerate(args)
     ]
-    level = BatchAxis(size, tuple(d is not None for d in dims))
+    level = BatchAxis(size, batched)
     out_avals = tuple(
         _jax.ShapedArray((size, *aval.shape), aval.dtype)
         for aval in params["out_avals"]

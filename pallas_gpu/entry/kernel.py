@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
-from pallas_gpu.entry import call, captured, check, scope, trace, warp
+from pallas_gpu.entry import call, captured, check, mutable, scope, trace, warp
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
@@ -133,8 +133,9 @@ def kernel(
 
     The body runs once for each position on the grid, cluster and thread axes;
     `lax.axis_index(name)` returns its position. Arguments and results are references in
-    GMEM, followed by scratch references. Composes with `jax.jit`, `jax.vmap`,
-    `lax.scan` and `lax.cond`.
+    GMEM, followed by scratch references. An argument that `jax.new_ref` has made, or
+    one that the body closes over, is updated in place. Composes with `jax.jit`,
+    `jax.vmap`, `lax.scan` and `lax.cond`.
 
     Issued by: the host. It completes like any JAX operation.
 
@@ -306,18 +307,6 @@ def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
             )
 
 
-def _operand(x: Any, name: str) -> Any:
-    if isinstance(types.base_aval(x), _jax.AbstractRef):
-        raise errors.UnsupportedError(
-            f"kernel {name}: an argument is a reference",
-            expected="arrays as arguments",
-            got=expect.shown(x),
-            hint="pass its value, ref[...], and return the new value",
-            where=scope.called_at(),
-        )
-    return values.array(x, f"kernel {name}: an argument")
-
-
 def launch_body(
     body: Callable[..., None],
     args: Sequence[Any],
@@ -330,48 +319,68 @@ def launch_body(
     debug: bool,
     functions: tuple[Callable[..., Any], ...],
     cache: dict[Any, Any],
+    aliases: Sequence[tuple[int, int]] = (),
 ) -> Any:
     """Traces a body over the arguments' types and binds the kernel primitive.
 
     `cache` keeps the trace for the types, as long as `functions`, those of the author
-    that the body calls, capture the same values.
+    that the body calls, capture the same values. `aliases` are pairs (argument, result)
+    of leaves that are one array, of which the body gets one reference.
     """
-    flat, in_tree = jax.tree.flatten(tuple(args))
-    flat = [_operand(x, name) for x in flat]
+    given, in_tree = jax.tree.flatten(tuple(args), is_leaf=mutable.is_view)
+    what = f"kernel {name}: an argument"
+    flat = [values.array(mutable.initial(x, name), what) for x in given]
+    sources = [x if mutable.is_mutable(x) else None for x in given]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, name) for x in out_leaves]
-    if out_avals and not any(aval.size for aval in out_avals):
+    if (
+        out_avals
+        and not any(aval.size for aval in out_avals)
+        and all(x is None for x in sources)
+    ):
         # Nothing to compute: a launch would only write results without elements.
         empty = [jnp.zeros(aval.shape, aval.dtype) for aval in out_avals]
         return jax.tree.unflatten(out_tree, empty)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
-    key = (tuple(in_avals), in_tree, _jax.trace_context())
-    values = captured.captured(functions)
+    # Which arguments are references, and which of these are the same one.
+    same = tuple(None if x is None else _position(x, given) for x in sources)
+    key = (tuple(in_avals), in_tree, same, _jax.trace_context())
+    seen = captured.captured(functions)
     before, traced = cache.get(key, (None, None))
-    if traced is None or before != values:
+    if traced is None or before != seen:
         traced = trace.trace_body(
             _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-            mesh, name,
+            mesh, name, aliases, sources,
         )  # fmt: skip
         _require_resources(traced, mesh, compiler_params, name, body)
-        if not traced.scalars:
+        if not traced.captured:
             if len(cache) >= _KEPT_TRACES:
                 cache.pop(next(iter(cache)))
-            cache[key] = values, traced
+            cache[key] = seen, traced
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
+    given += traced.captured
+    updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
+    mutable.require_no_overlap(given, updated.values(), name)
     params = call.CallParams(
         jaxpr=traced.jaxpr,
         mesh=mesh,
         batch=(),
-        out_avals=tuple(out_avals),
+        out_avals=(*out_avals, *map(mutable.contents, updated.values())),
         compiler_params=compiler_params,
         interpret=call.resolve_interpret(interpret),
         name=name,
+        aliases=traced.aliases,
     )
-    operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.scalars)])
+    operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
     results = call.kernel_p.bind(*operands, **params.as_dict())
-    return jax.tree.unflatten(out_tree, results)
+    for j, ref in updated.items():
+        mutable.update(ref, results[j], name)
+    return jax.tree.unflatten(out_tree, results[: len(out_avals)])
+
+
+def _position(x: Any, among: Sequence[Any]) -> int:
+    return next(i for i, y in enumerate(among) if y is x)
 
 
 def _require_resources(

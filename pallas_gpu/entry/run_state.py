@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_state`: accumulators with initial and final values."""
+"""`run_state`: references with initial and final values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,20 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
+from pallas_gpu.types import values
 
 
 @expect.arguments(f=expect.function)
 def run_state(f: Callable[..., None]) -> Callable[..., Any]:
-    """Turns a function over accumulators into a function over values.
+    """Turns a function over references into a function over values.
 
     PTX: none. Since: sm_90a.
 
-    Issued by a warpgroup. The result is read after all `wgmma` of the warpgroup.
+    In a kernel the references are accumulators. Issued by a warpgroup. The result is
+    read after all `wgmma` of the warpgroup.
+
+    Outside a kernel they are those of `jax.new_ref`: `f` calls kernels that update them
+    in place.
 
     Args:
       f: function of a pytree of references that returns None.
@@ -28,10 +33,10 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
     Returns:
       A function of the same pytree with `plgpu.ACC.init(array)` at its leaves, or
       declarations `plgpu.ACC(...)`, which are initialized with zeros, that returns the
-      final values.
+      final values. Outside a kernel the leaves are arrays.
 
     Raises:
-      ArgumentTypeError: a leaf is not an accumulator.
+      ArgumentTypeError: a leaf is not an accumulator, or not an array.
       KernelError: `f` returns a value.
 
     Example:
@@ -41,6 +46,8 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
 
     def run(init: Any) -> Any:
         leaves, tree = jax.tree.flatten(init, is_leaf=_is_leaf)
+        if not scopes.in_kernel() and not any(map(_is_leaf, leaves)):
+            return _of_arrays(f, init)
         for leaf in leaves:
             _require_accumulator(leaf)
         declarations = [getattr(leaf, "declaration", leaf) for leaf in leaves]
@@ -49,20 +56,30 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
             for ref, leaf in zip(refs, leaves, strict=True):
                 if isinstance(leaf, types.AccumulatorInit):
                     ref[...] = leaf.value
-            state = jax.tree.unflatten(tree, refs)
-            if scopes.call("run_state", f, state) is not None:
-                raise errors.KernelError(
-                    "run_state: the function returns a value",
-                    expected="None; the final state is what run_state returns",
-                    got="a value",
-                    hint="store results to the references",
-                    where=scopes.location(f),
-                )
+            _call(f, jax.tree.unflatten(tree, refs))
             return [wgmma_accumulator_load(ref) for ref in refs]
 
         return jax.tree.unflatten(tree, run_scoped(scope, *declarations))
 
     return run
+
+
+def _of_arrays(f: Callable[..., None], init: Any) -> Any:
+    arrays = jax.tree.map(lambda x: values.array(x, "run_state: a leaf"), init)
+    refs = jax.tree.map(jax.new_ref, arrays)
+    _call(f, refs)
+    return jax.tree.map(jax.freeze, refs)
+
+
+def _call(f: Callable[..., None], state: Any) -> None:
+    if scopes.call("run_state", f, state) is not None:
+        raise errors.KernelError(
+            "run_state: the function returns a value",
+            expected="None; the final state is what run_state returns",
+            got="a value",
+            hint="store results to the references",
+            where=scopes.location(f),
+        )
 
 
 def _is_leaf(x: Any) -> bool:

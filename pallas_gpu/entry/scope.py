@@ -70,6 +70,11 @@ def in_warp() -> bool:
     return _IN_WARP.get()
 
 
+def in_kernel() -> bool:
+    """True while a kernel's body is traced."""
+    return _MESH.get() is not None
+
+
 def current_mesh(who: str) -> Mesh:
     """Returns the mesh of the kernel that is being traced.
 

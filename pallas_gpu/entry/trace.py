@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,21 +12,24 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check, jax_errors, scope
+from pallas_gpu.entry import captured_refs, check, jax_errors, mutable, scope
 from pallas_gpu.walk import bodies, walk
 
 
 @dataclasses.dataclass(frozen=True)
 class TracedBody:
-    """A body as a jaxpr over GMEM references: inputs, lifted scalars, outputs.
+    """A body as a jaxpr over GMEM references: inputs, captured values, outputs.
 
     Attributes:
       jaxpr: without consts and results.
-      scalars: values that the body closes over; each became an input of shape (1,).
+      captured: values that the body closes over. Each became an input: a scalar one of
+        shape (1,), a `jax.Ref` one of its contents.
+      aliases: pairs (input, output) that are one array.
     """
 
     jaxpr: _jax.Jaxpr
-    scalars: tuple[Any, ...]
+    captured: tuple[Any, ...]
+    aliases: tuple[tuple[int, int], ...]
 
 
 def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
@@ -39,8 +43,20 @@ def trace_body(
     out_avals: Sequence[Any],
     mesh: types.Mesh,
     name: str,
+    aliases: Sequence[tuple[int, int]] = (),
+    sources: Sequence[Any] = (),
 ) -> TracedBody:
     """Traces `body(*input_refs, *output_refs)` and checks the result.
+
+    Args:
+      body: the function.
+      in_avals, out_avals: types of the arrays.
+      mesh: the launch.
+      name: name of the kernel.
+      aliases: pairs (input, output) that are one array; the body gets its reference
+        for both.
+      sources: for each input the `jax.Ref` whose contents it is, if any. A reference
+        that the body writes becomes one more output, in the order of the inputs.
 
     Raises:
       KernelError: the body returns a value.
@@ -50,23 +66,86 @@ def trace_body(
     with scope.tracing(mesh), scope.locating(body):
         check.require_element_types((*in_avals, *out_avals))
         check.require_indexable((*in_avals, *out_avals))
+        arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
         with jax_errors.typed(mesh):
-            closed, out_tree = _jax.trace(body, _refs(in_avals, out_avals), mesh.axes)
+            closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
         _require_no_result(body, out_tree, name)
-        scalars = _closed_over_scalars(closed, name)
+        captured = _captured(closed, name)
         _refuse_arrays_of_calls(closed.jaxpr, name)
-        jaxpr = closed.jaxpr
-        if scalars:
-            closed = _lift(closed, in_avals, out_avals, mesh)
-            jaxpr = closed.jaxpr
-        check.check_jaxpr(jaxpr, mesh)
-        check.check_inputs(jaxpr, len(in_avals) + len(scalars))
-        check.check_waits(jaxpr)
-    return TracedBody(jaxpr, tuple(scalars))
+        if captured:
+            closed, arrays = _lift(closed, arrays, captured, mesh)
+        check.check_jaxpr(closed.jaxpr, mesh)
+        check.check_inputs(closed.jaxpr, len(arrays.inputs))
+        check.check_waits(closed.jaxpr)
+        closed, arrays = _without_unwritten(closed, arrays, mesh)
+    return TracedBody(closed.jaxpr, tuple(captured), arrays.aliases)
 
 
-def _refs(in_avals, out_avals) -> list[types.KernelRef]:
-    return [gmem_ref(a.shape, a.dtype) for a in (*in_avals, *out_avals)]
+@dataclasses.dataclass(frozen=True)
+class _Arrays:
+    """The arrays of a body that is being traced.
+
+    Attributes:
+      inputs, outputs: their types. The outputs end with one for each `jax.Ref`.
+      declared: number of outputs without these.
+      aliases: pairs (input, output) that are one array, those of `jax.Ref` last.
+      sources: for each input the `jax.Ref` whose contents it is, else None.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    declared: int
+    aliases: tuple[tuple[int, int], ...]
+    sources: tuple[Any, ...]
+
+    @classmethod
+    def of(
+        cls,
+        inputs: Sequence[Any],
+        outputs: Sequence[Any],
+        aliases: Sequence[tuple[int, int]],
+        sources: Sequence[Any],
+    ) -> _Arrays:
+        arrays = cls((), tuple(outputs), len(outputs), tuple(aliases), ())
+        sources = sources or [None] * len(inputs)
+        for aval, source in zip(inputs, sources, strict=True):
+            arrays = arrays.with_input(aval, source)
+        return arrays
+
+    def with_input(self, aval: Any, source: Any = None) -> _Arrays:
+        """Returns the arrays and another one, the contents of `source` if given."""
+        inputs, sources = (*self.inputs, aval), (*self.sources, source)
+        outputs, aliases = self.outputs, self.aliases
+        if source is not None and not any(source is x for x in self.sources):
+            outputs = (*outputs, aval)
+            aliases = (*aliases, (len(self.inputs), len(self.outputs)))
+        return _Arrays(inputs, outputs, self.declared, aliases, sources)
+
+    def refs(self) -> list[types.KernelRef]:
+        """Returns fresh references: inputs, then outputs."""
+        return [gmem_ref(a.shape, a.dtype) for a in (*self.inputs, *self.outputs)]
+
+    def split(self, refs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+        """Returns the references of inputs and outputs, one for what is one array."""
+        n_in = len(self.inputs)
+        inputs, outputs = list(refs[:n_in]), list(refs[n_in:])
+        for i, j in self.aliases:
+            inputs[i] = outputs[j]
+        for i, source in enumerate(self.sources):
+            if source is not None:
+                first = next(k for k, x in enumerate(self.sources) if x is source)
+                inputs[i] = inputs[first]
+        return inputs, outputs
+
+    def bound(self, body: Callable[..., Any]) -> Callable[..., Any]:
+        """Returns a function of all references that calls the body."""
+
+        @functools.wraps(body)
+        def flat(*refs: Any) -> Any:
+            inputs, outputs = self.split(refs)
+            return body(*inputs, *outputs[: self.declared])
+
+        return flat
 
 
 def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> None:
@@ -81,18 +160,19 @@ def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> No
     )
 
 
-def _closed_over_scalars(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
+def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
+    """Returns the scalars and references that a body closes over."""
     for var in closed.jaxpr.constvars:
-        aval = var.aval
-        if isinstance(aval, _jax.AbstractRef):
-            raise errors.UnsupportedError(
-                f"kernel {name}: the body uses a jax.Ref from the enclosing function",
-                expected="references that the kernel passes to its body",
-                got=str(aval),
-                hint="pass its value as an argument and return the new value",
+        if isinstance(var.aval, types.refs.IndexableRef):
+            raise errors.KernelError(
+                f"kernel {name}: a reference is used outside its scope",
+                expected="references that the kernel or run_scoped passes to its body",
+                got=types.describe(var.aval),
+                hint="use it in the function that gets it, or declare it in "
+                "scratch_types",
                 where=_first_use(closed.jaxpr, var),
             )
-        if aval.shape:
+        if not isinstance(var.aval, _jax.AbstractRef) and var.aval.shape:
             raise _array_error(closed.jaxpr, var, name)
     return list(closed.consts)
 
@@ -132,26 +212,65 @@ def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
     return None if first is None else first.where
 
 
-def _lift(closed, in_avals, out_avals, mesh) -> _jax.ClosedJaxpr:
-    """Replaces closed-over scalars by reads of (1,)-shaped inputs."""
-    scalar_avals = [
-        jax.core.ShapedArray((1,), v.aval.dtype) for v in closed.jaxpr.constvars
-    ]
-    n_in, n_scalars = len(in_avals), len(scalar_avals)
+def _lift(
+    closed: _jax.ClosedJaxpr, arrays: _Arrays, captured: Sequence[Any], mesh: types.Mesh
+) -> tuple[_jax.ClosedJaxpr, _Arrays]:
+    """Replaces captured values by inputs: a scalar by a read of a (1,)-shaped one."""
+    n_in, n_out = len(arrays.inputs), len(arrays.outputs)
+    for value, var in zip(captured, closed.jaxpr.constvars, strict=True):
+        is_ref = isinstance(var.aval, _jax.AbstractRef)
+        aval = _jax.ShapedArray(var.aval.shape if is_ref else (1,), var.aval.dtype)
+        arrays = arrays.with_input(aval, value if is_ref else None)
 
     def lifted(*refs):
-        inputs, scalars, outputs = (
-            refs[:n_in],
-            refs[n_in : n_in + n_scalars],
-            refs[n_in + n_scalars :],
-        )
-        values = [ref[0] for ref in scalars]
-        _jax.eval_jaxpr(closed.jaxpr, values, *inputs, *outputs)
+        inputs, outputs = arrays.split(refs)
+        consts = [
+            ref[0] if source is None else ref
+            for ref, source in zip(inputs, arrays.sources, strict=True)
+        ][n_in:]
+        _jax.eval_jaxpr(jaxpr, consts, *inputs[:n_in], *outputs[:n_out])
 
-    refs = _refs([*in_avals, *scalar_avals], out_avals)
-    return _jax.trace(lifted, refs, mesh.axes)[0]
+    jaxpr = captured_refs.in_gmem(closed.jaxpr)
+    return _jax.trace(lifted, arrays.refs(), mesh.axes)[0], arrays
 
 
-def lifted_operands(scalars: Sequence[Any]) -> list[Any]:
-    """Returns closed-over scalars as operands of shape (1,)."""
-    return [jnp.reshape(s, (1,)) for s in scalars]
+def _without_unwritten(
+    closed: _jax.ClosedJaxpr, arrays: _Arrays, mesh: types.Mesh
+) -> tuple[_jax.ClosedJaxpr, _Arrays]:
+    """Makes inputs of the `jax.Ref`s that the body only reads."""
+    written = check.written(closed.jaxpr)
+    old_outputs = closed.jaxpr.invars[len(arrays.inputs) :]
+    only_read = {
+        j: i
+        for i, j in arrays.aliases
+        if j >= arrays.declared and old_outputs[j] not in written
+    }
+    if not only_read:
+        return closed, arrays
+    fewer = _Arrays.of(
+        arrays.inputs,
+        arrays.outputs[: arrays.declared],
+        [(i, j) for i, j in arrays.aliases if j < arrays.declared],
+        [
+            None
+            if any(source is arrays.sources[i] for i in only_read.values())
+            else source
+            for source in arrays.sources
+        ],
+    )
+
+    def again(*refs):
+        inputs, outputs = fewer.split(refs)
+        kept = iter(outputs)
+        old = [
+            inputs[only_read[j]] if j in only_read else next(kept)
+            for j in range(len(arrays.outputs))
+        ]
+        _jax.eval_jaxpr(closed.jaxpr, [], *inputs, *old)
+
+    return _jax.trace(again, fewer.refs(), mesh.axes)[0], fewer
+
+
+def lifted_operands(captured: Sequence[Any]) -> list[Any]:
+    """Returns captured values as operands: scalars as arrays of shape (1,)."""
+    return [x[...] if mutable.is_mutable(x) else jnp.reshape(x, (1,)) for x in captured]

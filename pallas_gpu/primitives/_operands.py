@@ -101,7 +101,7 @@ def _check_accesses(primitive: Any, operands: Any) -> None:
 
 
 def _is_value(x: Any) -> bool:
-    return _jax.is_tracer(x) or isinstance(x, jax.Array)
+    return _jax.is_tracer(x) or isinstance(x, jax.Array | jax.Ref)
 
 
 def unflatten(tree: Any, leaves: Sequence[Any]) -> Any:

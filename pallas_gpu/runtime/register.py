@@ -87,7 +87,9 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         result_avals=kernel.out_avals,
     )
     results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kernel.out_avals]
-    return custom_call.call(args, results, serialized)
+    return custom_call.call(
+        args, results, serialized, input_output_aliases=dict(kernel.aliases)
+    )
 
 
 _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)

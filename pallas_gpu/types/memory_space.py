@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pallas_gpu.types.spaces.gmem import Gmem
 from pallas_gpu.types.spaces.registers import Regs
+from pallas_gpu.types.spaces.resource import Resource
 from pallas_gpu.types.spaces.smem import Smem
 from pallas_gpu.types.spaces.tmem import Tmem
 
@@ -12,3 +13,5 @@ GMEM = Gmem()
 SMEM = Smem()
 TMEM = Tmem()
 REGS = Regs()
+
+Resource.of_captured_refs = GMEM

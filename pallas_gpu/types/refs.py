@@ -343,12 +343,15 @@ def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
 
 
 def base_aval(ref: Any) -> Any:
-    """Returns the abstract reference under a tracer, a view or an abstract value."""
+    """Returns the abstract reference under a tracer, a view or an abstract value.
+
+    A `jax.Ref` that a kernel closes over is a reference in GMEM.
+    """
     while isinstance(ref, _jax.TransformedRef):
         ref = ref.ref
-    if isinstance(ref, _jax.AbstractRef):
-        return ref
-    aval = values.abstract(ref)
+    aval = ref if isinstance(ref, _jax.AbstractRef) else values.abstract(ref)
+    if type(aval) is _jax.AbstractRef and aval.memory_space is None:
+        return KernelRef(aval.inner_aval, Resource.of_captured_refs)
     return aval if isinstance(aval, _jax.AbstractRef) else None
 
 

@@ -255,19 +255,6 @@ def test_a_closure_of_a_jitted_function_is_found(make_array):
         run(body)
 
 
-def test_a_body_does_not_close_over_a_ref_of_jax():
-    ref = jax.new_ref(jnp.zeros(3))
-
-    def body(x, o):
-        o[0, 0] = ref[0]  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "kernel body: the body uses a jax.Ref from the enclosing function",
-    ):
-        run(body)
-
-
 # --- operations -----------------------------------------------------------------------
 
 

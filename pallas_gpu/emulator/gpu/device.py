@@ -69,9 +69,11 @@ class Device:
         self.zeros = params.uninitialized_memory == "zero"
         self._partial_results = params.partial_results
 
-    def place(self, name: str, elements: np.ndarray) -> GlobalArray:
+    def place(
+        self, name: str, elements: np.ndarray, read_only: bool = True
+    ) -> GlobalArray:
         """Returns an input, stored in global memory."""
-        return GlobalArray(name + self.suffix, elements, None, read_only=True)
+        return GlobalArray(name + self.suffix, elements, None, read_only)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
         """Returns fresh global memory."""

@@ -93,9 +93,14 @@ class Launch:
             device.place(name, np.asarray(x))
             for name, x in zip(names, arrays, strict=False)
         ]
+        initial = {result: arrays[operand] for operand, result in params.aliases}
         self.outputs = [
-            device.allocate(name, tuple(aval.shape), np.dtype(aval.dtype))
-            for name, aval in zip(names[len(arrays) :], params.out_avals, strict=True)
+            device.place(name, np.array(initial[i]), read_only=False)
+            if i in initial
+            else device.allocate(name, tuple(aval.shape), np.dtype(aval.dtype))
+            for i, (name, aval) in enumerate(
+                zip(names[len(arrays) :], params.out_avals, strict=True)
+            )
         ]
 
     def pool(self) -> Pool:
@@ -176,8 +181,10 @@ def _last_use(jaxpr: Any, ref: Any) -> str | None:
 
 def _names(params: call.CallParams) -> list[str]:
     n_in, names = params.num_inputs, []
+    operands = {n_in + result: operand for operand, result in params.aliases}
     for i, var in enumerate(params.jaxpr.invars):
-        which = f"input {i}" if i < n_in else f"output {i - n_in}"
+        number = operands.get(i, i)
+        which = f"input {number}" if number < n_in else f"output {number - n_in}"
         aval = var.aval
         names.append(f"{which} (GMEM {np.dtype(aval.dtype).name}{list(aval.shape)})")
     return names

@@ -12,7 +12,7 @@ from pallas_gpu.entry.check.equations import (
 )
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
-from pallas_gpu.entry.check.references import check_inputs
+from pallas_gpu.entry.check.references import check_inputs, written
 from pallas_gpu.entry.check.tma import check_copy
 from pallas_gpu.entry.check.warp import no_scope
 from pallas_gpu.entry.check.wgmma import require_transforms
@@ -32,4 +32,5 @@ __all__ = [
     "require_transforms",
     "shapes",
     "tma",
+    "written",
 ]

@@ -15,7 +15,7 @@ from pallas_gpu.layouts.smem.window import require_whole_tiles
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import accesses
+from pallas_gpu.primitives._accesses import Access, accesses
 from pallas_gpu.primitives.registers import load_p
 from pallas_gpu.walk import walk
 
@@ -104,18 +104,32 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
       inputs: how many of its references are inputs; the first ones.
     """
     numbers = {var: i for i, var in enumerate(jaxpr.invars[:inputs])}
+    for var, (access, where) in _writes(jaxpr).items():
+        if var in numbers:
+            aval = types.describe(access.ref.aval)
+            raise errors.KernelError(
+                f"input {numbers[var]} ({aval}) is written, but it is an input",
+                expected="stores to outputs of the kernel and to scratch memory",
+                got=f"{words(access.operation.name)} of an input",
+                hint="declare a result for it in out_type, and write that; or pass a "
+                "jax.new_ref(array), which kernels update in place",
+                where=where,
+            )
+
+
+def written(jaxpr: _jax.Jaxpr) -> set[Any]:
+    """Returns the references that a body writes, as variables of its jaxpr."""
+    return set(_writes(jaxpr))
+
+
+def _writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, str | None]]:
+    """Returns the first access that writes a reference, with its line."""
+    found: dict[Any, tuple[Access, str | None]] = {}
     for site in walk(jaxpr):
         for access in accesses(site.eqn):
-            number = numbers.get(site.origin(access.ref))
-            if access.writes and number is not None:
-                aval = types.describe(access.ref.aval)
-                raise errors.KernelError(
-                    f"input {number} ({aval}) is written, but it is an input",
-                    expected="stores to outputs of the kernel and to scratch memory",
-                    got=f"{words(access.operation.name)} of an input",
-                    hint="declare a result for it in out_type, and write that",
-                    where=site.where,
-                )
+            if access.writes:
+                found.setdefault(site.origin(access.ref), (access, site.where))
+    return found
 
 
 def static_operands(eqn: _jax.JaxprEqn) -> Any:

@@ -73,7 +73,8 @@ class Lowered:
         if eqn.primitive is call.kernel_p:
             module = self._by_equation[id(eqn)].module
             arrays = [np.asarray(x) for x in inputs]
-            return lockstep.run_module(module, arrays, eqn.params["out_avals"])
+            initial = {j: arrays[i] for i, j in eqn.params["aliases"]}
+            return lockstep.run_module(module, arrays, eqn.params["out_avals"], initial)
         bodies = list(_bodies(eqn))
         if not any(_kernels(body.jaxpr) for body in bodies):
             results = eqn.primitive.bind(*inputs, **eqn.params)

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -30,7 +31,10 @@ def run(
 
 
 def run_module(
-    module: ir.Module, operands: Sequence[np.ndarray], results
+    module: ir.Module,
+    operands: Sequence[np.ndarray],
+    results: Sequence[Any],
+    initial: Mapping[int, np.ndarray] | None = None,
 ) -> list[np.ndarray]:
     """Runs a whole kernel's module.
 
@@ -38,12 +42,15 @@ def run_module(
       module: as `pallas_gpu.lowering` gives it.
       operands: the arrays of the kernel.
       results: shapes and dtypes of what it returns.
+      initial: contents of the results that are operands, too.
 
     Raises:
       NotModelled: it has an operation that the machine does not execute.
       KernelError: it breaks a rule of the PTX ISA.
     """
     outputs = [np.zeros(t.shape, t.dtype) for t in results]
+    for i, contents in (initial or {}).items():
+        outputs[i][...] = contents
     arrays = [*(np.array(x) for x in operands), *outputs]
     buffers = [x.reshape(-1).view(np.uint8) for x in arrays]
     with module.context:
