@@ -34,6 +34,7 @@ from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
+from pallas_gpu.pipeline.dynamic import dynamic_scheduling_loop
 from pallas_gpu.pipeline.emit import emit_pipeline
 from pallas_gpu.pipeline.loops import NDLoopInfo, nd_loop, planar_snake
 from pallas_gpu.pipeline.pallas_call import pallas_call
@@ -125,6 +126,7 @@ __all__ = [
     "loop",
     "warp_map",
     "nd_loop",
+    "dynamic_scheduling_loop",
     "NDLoopInfo",
     "planar_snake",
     "program_id",

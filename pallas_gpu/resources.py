@@ -14,10 +14,12 @@ emitted; it is last, so that a kernel that does not use it does not allocate it.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, errors, types, walk
+from pallas_gpu.arch.residency import Residency
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
@@ -133,6 +135,12 @@ class Plan:
     def with_scratch(self) -> Plan:
         """Returns the plan of a kernel whose code uses scratch."""
         return dataclasses.replace(self, scratch_bytes=self.scratch_room_bytes)
+
+
+def residency(plan: Plan, target: arch.GpuTarget, mesh: types.Mesh) -> Residency:
+    """Returns how many CTAs of a kernel are resident at once, registers aside."""
+    threads = WARPGROUP_THREADS * mesh.warpgroups
+    return Residency.of(target, plan.smem_bytes, threads, math.prod(mesh.cluster))
 
 
 def _align(n: int, alignment: int) -> int:

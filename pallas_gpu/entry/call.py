@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
+from pallas_gpu.primitives import scheduling
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True
@@ -73,6 +74,18 @@ class CallParams:
     def num_inputs(self) -> int:
         """Number of array operands."""
         return len(self.jaxpr.invars) - len(self.out_avals)
+
+    @functools.cached_property
+    def workspace(self) -> tuple[_jax.ShapedArray, ...]:
+        """Types of arrays in GMEM that the launch adds, of zeros at its start.
+
+        They are operands behind the inputs, and results behind the outputs, so that the
+        kernel may write them. There is one if the kernel schedules its clusters
+        dynamically: the counter of claimed positions.
+        """
+        if not scheduling.is_dynamic(self.jaxpr):
+            return ()
+        return (_jax.ShapedArray((1,), jnp.dtype(jnp.int32)),)
 
 
 @kernel_p.def_abstract_eval

@@ -157,8 +157,18 @@ def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) ->
     def counted(i: Any, carry: Any) -> Any:
         return iteration(i if i.dtype == jnp.int32 else i.astype(jnp.int32), carry)
 
+    return _loop(lax.fori_loop, 0, trips, counted, init_carry, **options)
+
+
+def while_loop(condition: Any, body: Any, init: Any) -> Any:
+    """`lax.while_loop`, for bodies of the author's."""
+    return _loop(lax.while_loop, condition, body, init)
+
+
+def _loop(loop: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Calls a loop of JAX; a carry that changes its type is a KernelError."""
     try:
-        return lax.fori_loop(0, trips, counted, init_carry, **options)
+        return loop(*args, **options)
     except TypeError as error:
         differ = str(error).split("\n\n")[1:2]
         if "body function carry input" not in str(error) or not differ:

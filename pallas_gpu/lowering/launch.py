@@ -85,13 +85,28 @@ def _launch_spec(
 ) -> LaunchSpec:
     return LaunchSpec(
         name=_symbol(params.name),
-        grid=(ctx_lib.total_blocks(params), 1, 1),
+        grid=(_launched_blocks(params, target, plan), 1, 1),
         cluster=(math.prod(params.mesh.cluster), 1, 1),
         threads=threads_of(params),
         smem_bytes=plan.smem_bytes,
-        num_buffers=len(params.jaxpr.invars),
+        num_buffers=len(params.jaxpr.invars) + 2 * len(params.workspace),
         arch=target.compute_capability,
     )
+
+
+def _launched_blocks(
+    params: CallParams, target: arch.GpuTarget, plan: resources.Plan
+) -> int:
+    """Returns the number of blocks of the launch.
+
+    Under dynamic scheduling it is that of the resident ones, which claim the positions
+    of the others. A block more would only start late, and one less would leave room.
+    """
+    blocks = ctx_lib.total_blocks(params)
+    if not params.workspace or params.batch:
+        return blocks
+    resident = resources.residency(plan, target, params.mesh)
+    return min(blocks, resident.clusters * resident.ctas_per_cluster)
 
 
 def threads_of(params: CallParams) -> int:
@@ -243,7 +258,8 @@ def _handles(kernel: KernelState) -> Sequence[Any]:
         ]
         shape = (*(size for _, size in levels), *var.aval.shape)
         lead = tuple(index for index, _ in levels)
-        handles.append(vals.GmemHandle(i, shape, vals.numpy_dtype(var.aval), lead))
+        buffer = i if is_input else i + len(params.workspace)
+        handles.append(vals.GmemHandle(buffer, shape, vals.numpy_dtype(var.aval), lead))
     return [kernel.semantics.gmem_handle(kernel, handle) for handle in handles]
 
 

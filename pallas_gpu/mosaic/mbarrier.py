@@ -115,10 +115,10 @@ def arrive(
     if sync:
         synchronize()
     with predicated(_elected(elected)):
-        _emit_arrive(pointer)
+        emit_arrive(pointer)
 
 
-def _emit_arrive(pointer: ir.Value) -> None:
+def emit_arrive(pointer: ir.Value) -> None:
     # nvvm.mbarrier.arrive with an unused result crashes the CUDA plugin of jax 0.11.2
     # during compilation; the sink `_` needs no result.
     llvm.inline_asm(

@@ -68,3 +68,12 @@ def barrier_wait(barrier: types.Ref) -> None:
       ShapeError: the operand is an array of several barriers.
     """
     ops.bind(barrier_wait_p, {"barrier": ops.one_barrier(barrier, "barrier_wait")})
+
+
+def wait_for_cluster(barrier: types.Ref) -> None:
+    """`barrier_wait` for an arrival that releases stores of another CTA to this one.
+
+    PTX: mbarrier.try_wait.parity.acquire.cluster in a loop. Since: sm_90.
+    """
+    operands = {"barrier": ops.one_barrier(barrier, "barrier_wait")}
+    ops.bind(barrier_wait_p, operands, memory_scope="cluster")

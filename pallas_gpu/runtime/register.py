@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
 from pallas_gpu.entry import call
@@ -83,13 +84,19 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         serialized,
         name=kernel.name,
         target=target,
-        operand_avals=args,
-        result_avals=kernel.out_avals,
+        operand_avals=[*args, *kernel.workspace],
+        result_avals=[*kernel.out_avals, *kernel.workspace],
     )
-    results = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in kernel.out_avals]
+    results = [
+        jax.ShapeDtypeStruct(a.shape, a.dtype)
+        for a in (*kernel.out_avals, *kernel.workspace)
+    ]
+    zeros = [jnp.zeros(a.shape, a.dtype) for a in kernel.workspace]
+    n_in, n_out = len(args), len(kernel.out_avals)
+    in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(zeros))}
     return custom_call.call(
-        args, results, serialized, input_output_aliases=dict(kernel.aliases)
-    )
+        [*args, *zeros], results, serialized, input_output_aliases=in_place
+    )[:n_out]
 
 
 _custom_call_rule = _jax.mlir.lower_fun(_launch, multiple_results=True)

@@ -63,7 +63,7 @@ def test_a_wait_makes_known_what_came_before_the_arrivals():
     writer, reader = np.array([0]), np.array([4])
     b = Mbarrier(cluster.ctas[0], 1024, 1, row=0)
     clocks.meet(writer, together=True)
-    b.arrive(1, clocks.published(writer))
+    b.arrive(1, clocks.released(0, lane=3))
     assert clocks.known[4, 0] == 0
     clocks.acquire(reader, b.completed)
     assert clocks.known[4, 0] == 1
@@ -80,3 +80,12 @@ def test_an_initialisation_is_unknown_until_the_threads_have_met():
         b.check_known(4, "an arrival")
     b.fenced = True
     b.check_known(4, "an arrival")
+
+
+@pytest.mark.parametrize(("lanes", "known"), [([3], 1), ([3, 5], 0), ([], 0)])
+def test_an_arrival_releases_what_its_thread_alone_has_done(lanes, known):
+    cluster = stand.cluster(warpgroups=1)
+    mask = np.zeros(32, bool)
+    mask[lanes] = True
+    cluster.clocks.touch(np.array([0]), mask)
+    assert cluster.clocks.released(0, lane=3)[0] == known

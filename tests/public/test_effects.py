@@ -232,6 +232,11 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for u in (1, 2)
         )
     ),
+    "dynamic_scheduling_loop.init_carry": lambda: loops(
+        plgpu.dynamic_scheduling_loop, grid_names="g"
+    ),
+    "dynamic_scheduling_loop.thread_axis": "tests/pipeline/test_dynamic.py",
+    "dynamic_scheduling_loop.cluster_axes": "tests/pipeline/test_dynamic.py",
     "nd_loop.init_carry": lambda: loops(plgpu.nd_loop, grid=(4,), collective_axes="g"),
     "nd_loop.tiling": lambda: see.bodies(
         *(

@@ -137,6 +137,9 @@ GOOD: dict[str, Good] = {
     "nd_loop": _in(
         lambda e: {"grid": (4, 2), "collective_axes": "g", "init_carry": 1}, _loop
     ),
+    "dynamic_scheduling_loop": _in(
+        lambda e: {"grid_names": "g", "init_carry": 1}, _loop
+    ),
     "planar_snake": _in(
         lambda e: {"lin_idx": e.i, "shape": (4, 4), "minor_dim": 0, "tile_width": 2}
     ),

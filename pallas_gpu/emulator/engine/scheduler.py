@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.threads import Group, Thread
-from pallas_gpu.emulator.engine.waits import ITERATION, positions
+from pallas_gpu.emulator.engine.waits import ITERATION, TURN, positions
 
 # Iterations of loops without a known end after which another group runs: the
 # loop may poll memory that one of them has to write.
@@ -26,6 +26,8 @@ _ITERATIONS = 256
 # first, once groups have waited for each other: so seeds try different orders. Groups
 # that never do run one after the other, which keeps few of them in memory at once.
 _SWITCH_PROBABILITY = 1 / 8
+# How often another group runs first where the order of the groups decides.
+_TURN_PROBABILITY = 1 / 2
 
 
 class Pool:
@@ -85,7 +87,8 @@ class _Stop(enum.Enum):
     BLOCKED = enum.auto()
     # Waits for its own work; another group may run before.
     WAITS = enum.auto()
-    # It may poll memory that a group that has not started writes.
+    # Another group may run before, also one that has not started: this one may poll
+    # memory that it writes, or claim what it would have claimed.
     POLLS = enum.auto()
 
 
@@ -180,6 +183,10 @@ class _Scheduler:
                 thread.wait = None
                 iterations += 1
                 if contended and iterations == _ITERATIONS:
+                    return _Stop.POLLS
+            elif thread.wait is TURN:
+                thread.wait = None
+                if contended and rng.random() < _TURN_PROBABILITY:
                     return _Stop.POLLS
         return _Stop.ENDED
 

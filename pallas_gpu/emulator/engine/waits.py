@@ -35,6 +35,10 @@ class Wait:
 # another group writes: after some iterations the scheduler runs another group.
 ITERATION = Wait(lambda: True, "the next iteration", str)
 
+# Yielded before an operation whose result depends on the order of the groups: the
+# scheduler may run another group first.
+TURN = Wait(lambda: True, "its turn", str)
+
 # A thread, or a rule that can block: yields None where another thread may run, or a
 # Wait; its return value is the results.
 Run = Generator[Wait | None, None, Any]

@@ -100,7 +100,7 @@ def multicast(
         if peer is not cta:
             own.expect_part(peer.name, 1)
             theirs.expect_part(cta.name, -1)
-        memory = _counterpart(wg, dst.memory, peer)
+        memory = counterpart(wg, dst.memory, peer)
         parts += [
             Part(Region(src.memory, source), Region(memory, target), theirs)
             for source, target in boxes
@@ -120,7 +120,7 @@ def _boxes(src: Region, dst: Region, index: int, count: int) -> list[tuple[Any, 
     return found
 
 
-def _counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
+def counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     """Returns the same array in another CTA."""
     if peer is wg.cta:
         return memory

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
@@ -30,6 +30,7 @@ class Cluster(Group):
       mesh: shape of the launch.
       batch: position on the unnamed axes that `jax.vmap` added.
       block: position on the grid axes.
+      positions: of the grid that no cluster has claimed, in row-major order.
 
     Attributes:
       ctas: in row-major order.
@@ -41,12 +42,14 @@ class Cluster(Group):
         mesh: types.Mesh,
         batch: tuple[int, ...] = (),
         block: tuple[int, ...] = (),
+        positions: Iterable[int] = (),
     ):
         super().__init__(device.execution)
         self.device = device
         self.mesh = mesh
         self.batch = batch
         self.block = block
+        self.positions = iter(positions)
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import arch, resources, types
+from pallas_gpu.arch.residency import Residency
 from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.plan import plan_of
@@ -20,9 +21,7 @@ from pallas_gpu.emulator.gpu import schedules
 from pallas_gpu.emulator.gpu.cta import Cluster
 from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
-from pallas_gpu.emulator.gpu.residency import Residency
 from pallas_gpu.entry import call
-from pallas_gpu.types.mesh import WARPGROUP_THREADS
 from pallas_gpu.walk import walk
 
 
@@ -106,10 +105,11 @@ class Launch:
     def pool(self) -> Pool:
         """Returns the clusters, to be started as SMs become free."""
         params, residency = self._params, self._residency
-        sizes = [axis.size for axis in params.batch] + list(params.mesh.grid)
+        positions = math.prod(params.mesh.grid)
+        launched = self._launched(positions)
         return Pool(
-            self._clusters(),
-            total=math.prod(sizes),
+            self._clusters(launched, iter(range(launched, positions))),
+            total=launched * math.prod(axis.size for axis in params.batch),
             capacity=residency.clusters,
             what="CTAs" if residency.ctas_per_cluster == 1 else "clusters",
             limit=f"{residency}{self._device.suffix}",
@@ -122,14 +122,32 @@ class Launch:
             if not array.is_complete:
                 raise array.incomplete(_last_use(self._params.jaxpr, ref))
 
-    def _clusters(self) -> Iterator[Cluster]:
-        """Yields the clusters in row-major order, each ready to run."""
+    def _launched(self, positions: int) -> int:
+        """Returns how many clusters of a grid are launched.
+
+        Under dynamic scheduling these are as many as the device holds: any number, when
+        it has other work too.
+        """
+        if not self._params.workspace or self._params.batch:
+            return positions
+        most = min(positions, self._residency.clusters)
+        return self._device.execution.rng.randint(1, most)
+
+    def _clusters(self, launched: int, rest: Iterator[int]) -> Iterator[Cluster]:
+        """Yields the first clusters in row-major order, each ready to run.
+
+        Args:
+          launched: how many of each grid.
+          rest: the other positions, for those that claim them.
+        """
         params = self._params
+        rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
         mesh, body = params.mesh, plan_of(params.jaxpr)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
-            for block in itertools.product(*(range(n) for n in mesh.grid)):
-                cluster = Cluster(self._device, mesh, batch, block)
+            grid = itertools.product(*(range(n) for n in mesh.grid))
+            for block in itertools.islice(grid, launched):
+                cluster = Cluster(self._device, mesh, batch, block, rest)
                 viewer = Viewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
                 for cta in cluster.ctas:
@@ -163,8 +181,7 @@ def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
         params.compiler_params.reduction_scratch_bytes,
         mesh.warpgroups,
     )
-    threads = WARPGROUP_THREADS * mesh.warpgroups
-    return Residency.of(target, plan.smem_bytes, threads, math.prod(mesh.cluster))
+    return resources.residency(plan, target, mesh)
 
 
 def _last_use(jaxpr: Any, ref: Any) -> str | None:

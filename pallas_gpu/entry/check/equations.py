@@ -17,6 +17,7 @@ from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
+from pallas_gpu.entry.check.scheduling import check_claims
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
@@ -44,6 +45,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
             _check(site, mesh)
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
+    check_claims(jaxpr)
 
 
 _MAX_DIMENSION = 2**31 - 1

@@ -92,8 +92,11 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     else:
         shift, mask = index, arith.shli(one, index)
     parity = arith.andi(arith.shrui(bits, shift), one)
-    if isinstance(handle.barrier, types.ClusterBarrier):
-        cluster.wait(pointer, parity, ctx.kernel.arrival_scope)
+    scope = ctx.eqn.params.get("memory_scope")
+    if scope is None and isinstance(handle.barrier, types.ClusterBarrier):
+        scope = ctx.kernel.arrival_scope
+    if scope is not None:
+        cluster.wait(pointer, parity, scope)
     else:
         mbarrier.wait(pointer, parity)
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)

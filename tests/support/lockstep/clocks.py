@@ -12,6 +12,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+_ALL_LANES = np.uint32(2**32 - 1)
+_LANE_BITS = 1 << np.arange(32, dtype=np.int64)
+
 
 class Clocks:
     """The clocks of a cluster.
@@ -23,6 +26,8 @@ class Clocks:
         warp has executed.
       covered: [memories, warps] the latest epoch of each warp that another warp knew
         when it executed such a fence.
+      touched: [warps] a bit for each lane that has loaded or stored in the running
+        epoch.
     """
 
     def __init__(self, warps: int) -> None:
@@ -30,6 +35,7 @@ class Clocks:
         self.epoch = np.ones(warps, np.int32)
         self.fences = np.ones((2, warps), np.int32)
         self.covered = np.zeros((2, warps), np.int32)
+        self.touched = np.zeros(warps, np.uint32)
         self._agents: dict[Hashable, int] = {}
         self._warps = warps
 
@@ -50,6 +56,7 @@ class Clocks:
         rows = np.asarray(rows)
         self.known[rows, rows] = self.epoch[rows]
         self.epoch[rows] += 1
+        self.touched[rows] = 0
         joint = self.known[rows].max(axis=0)
         if together:
             self.known[rows] = joint
@@ -61,9 +68,26 @@ class Clocks:
         known = self.known[rows, : self._warps].max(axis=0)
         self.covered[memory] = np.maximum(self.covered[memory], known)
 
-    def published(self, rows: np.ndarray) -> np.ndarray:
-        """What a release by some threads of warps makes known: up to their meeting."""
-        return self.known[rows].max(axis=0)
+    def touch(self, rows: np.ndarray, mask: np.ndarray | None) -> None:
+        """Active lanes of warps load or store."""
+        if mask is None:
+            self.touched[rows] = _ALL_LANES
+        else:
+            bits = mask.reshape(len(rows), -1) @ _LANE_BITS
+            self.touched[rows] |= bits.astype(np.uint32)
+
+    def released(self, row: int, lane: int) -> np.ndarray:
+        """What a release by one thread makes known.
+
+        That is what its warp knew when its lanes last met, and what the thread has done
+        since, in program order. The latter counts if no other lane has done anything.
+        """
+        clock = self.known[row].copy()
+        if self.touched[row] == 1 << lane:
+            clock[row] = self.epoch[row]
+            self.epoch[row] += 1
+            self.touched[row] = 0
+        return clock
 
     def acquire(self, rows: np.ndarray, clock: np.ndarray | None) -> None:
         """The warps know what a clock says."""

@@ -73,8 +73,13 @@ class Lowered:
         if eqn.primitive is call.kernel_p:
             module = self._by_equation[id(eqn)].module
             arrays = [np.asarray(x) for x in inputs]
-            initial = {j: arrays[i] for i, j in eqn.params["aliases"]}
-            return lockstep.run_module(module, arrays, eqn.params["out_avals"], initial)
+            params = call.CallParams(**eqn.params)
+            # The kernel writes what the launch adds in place.
+            zeros = [np.zeros(a.shape, a.dtype) for a in params.workspace]
+            results = [*zeros, *params.out_avals, *zeros]
+            initial = {len(zeros) + j: arrays[i] for i, j in params.aliases}
+            done = lockstep.run_module(module, arrays, results, initial)
+            return done[len(zeros) : len(done) - len(zeros)]
         bodies = list(_bodies(eqn))
         if not any(_kernels(body.jaxpr) for body in bodies):
             results = eqn.primitive.bind(*inputs, **eqn.params)

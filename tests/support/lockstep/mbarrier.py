@@ -13,7 +13,7 @@ from tests.support.lockstep import values
 from tests.support.lockstep.accesses import cluster_address
 from tests.support.lockstep.assembly import Statement, parse
 from tests.support.lockstep.clocks import join
-from tests.support.lockstep.engine import KernelError, Wait
+from tests.support.lockstep.engine import LANES, KernelError, Wait
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
@@ -160,7 +160,7 @@ def _arrive_expect_tx(program: Program, op: ir.Operation) -> Step:
             row = int(strand.row_of_lane[lane])
             barrier.check_known(row, "arrive.expect_tx")
             barrier.expect(int(strand.per_lane(strand.env[count])[lane]))
-            barrier.arrive(1, strand.cta.clocks.published(np.array([row])))
+            barrier.arrive(1, strand.cta.clocks.released(row, lane % LANES))
 
     return arrive
 
@@ -252,7 +252,7 @@ def _arrive(inputs: list[int], statement: Statement) -> Step:
                 cta, offset = cluster_address(strand, number)
             barrier = find(cta, offset)
             barrier.check_known(row, "an arrival")
-            barrier.arrive(1, strand.cta.clocks.published(np.array([row])))
+            barrier.arrive(1, strand.cta.clocks.released(row, lane % LANES))
 
     return arrive
 

@@ -56,6 +56,7 @@ class Memory:
             self._check_busy(places, "loaded", self._busy_writes)
             lanes = _active_lanes(strand)
             self._check_written(strand, places, lanes, "loaded")
+            self.clocks.touch(strand.rows, strand.mask)
             epochs = self.clocks.epoch
             for row in strand.active_rows():
                 mine = lanes[0] == row
@@ -72,6 +73,7 @@ class Memory:
             rows, lanes = _active_lanes(strand)
             self._check_written(strand, places, (rows, lanes), "stored")
             self._check_read(places, rows, lanes)
+            self.clocks.touch(strand.rows, strand.mask)
             self._writer[places] = (rows * LANES + lanes)[:, None]
             self._written[places] = self.clocks.epoch[rows][:, None]
             self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]

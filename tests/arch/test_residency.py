@@ -8,7 +8,7 @@ import dataclasses
 import pytest
 
 from pallas_gpu import arch
-from pallas_gpu.emulator.gpu.residency import Residency
+from pallas_gpu.arch.residency import Residency
 
 KIB = 1024
 

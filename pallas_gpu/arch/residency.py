@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from pallas_gpu import arch
+from pallas_gpu.arch.nvidia import GpuTarget
 
 # CUDA programming guide, "Technical Specifications per Compute Capability": the SMEM
 # that the system reserves in each block.
@@ -25,14 +25,14 @@ class Residency:
       ctas_per_cluster: size of a cluster, whose CTAs start together.
     """
 
-    target: arch.GpuTarget
+    target: GpuTarget
     ctas_per_sm: int
     ctas_per_cluster: int
 
     @classmethod
     def of(
         cls,
-        target: arch.GpuTarget,
+        target: GpuTarget,
         smem_bytes: int,
         threads_per_block: int,
         ctas_per_cluster: int,

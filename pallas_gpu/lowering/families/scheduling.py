@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dynamic scheduling: claims of positions, and their way to the CTAs of a cluster."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import I32, RuleContext
+from pallas_gpu.lowering.expansion.memory import smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.mbarrier import (
+    barrier_index,
+    barrier_pointer,
+    predicate_value,
+)
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.mosaic import elementwise, scheduling
+from pallas_gpu.primitives.scheduling import claim_p, publish_p
+
+
+@uniform(claim_p)
+def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
+    params = ctx.kernel.params
+    predicate = predicate_value(ctx.operands(invals)["predicate"])
+    instances = math.prod(axis.size for axis in params.batch)
+    launched = math.prod(ctx.builder.spec.grid) // math.prod(params.mesh.cluster)
+    counter = ctx.builder.buffers[params.num_inputs]
+    claimed = scheduling.claim(counter, launched // instances, predicate)
+    return [elementwise.scalar(claimed, I32)]
+
+
+@lane(publish_p)
+def _publish_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    position, barrier, predicate = _values(ctx, invals)
+    dst = ctx.part(ctx.operands(invals)["dst"])
+    scheduling.publish(position, dst, barrier, predicate)
+    return []
+
+
+@warpgroup(publish_p)
+def _publish_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    dst = ctx.part(ctx.operands(invals)["dst"])
+    ir.Operation.create("pallas_gpu.publish", [], [dst, *_values(ctx, invals)])
+    return []
+
+
+def _values(
+    ctx: RuleContext, invals: Any
+) -> tuple[ir.Value, ir.Value, ir.Value | None]:
+    operands = ctx.operands(invals)
+    barrier = operands["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    return (
+        vals.scalar_value(operands["position"]),
+        barrier_pointer(ctx, barrier.ref, index),
+        predicate_value(operands["predicate"]),
+    )
+
+
+@infers("pallas_gpu.publish")
+def _infer_publish(network: Network, op: ir.Operation, key: int) -> None:
+    use = Use(op, "store", array_of(network, op, 0), network.weight)
+    network.use_memory(use)
+
+
+@expands("pallas_gpu.publish")
+def _expand_publish(expansion: Expansion, op: Any) -> None:
+    dst, position, barrier, predicate = op.operands
+    scheduling.publish(position, smem_view(expansion, dst), barrier, predicate)
+    expansion.dead.append(op.operation)

@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""dynamic_scheduling_loop: each position of the grid is taken once, by who is free."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.refusal import refused
+
+GRID = (3, 4)
+NUMBERS = np.arange(12, dtype=np.int32).reshape(GRID)
+
+
+def mesh(threads=1, ctas=1):
+    """The options of a kernel and of the loop for its warpgroups and clusters."""
+    launch = {"grid": GRID, "grid_names": ("i", "j")}
+    axes = {}
+    if threads > 1:
+        launch |= {"num_threads": threads, "thread_name": "wg"}
+        axes["thread_axis"] = "wg"
+    if ctas > 1:
+        launch |= {"cluster": (ctas,), "cluster_names": ("c",)}
+        axes["cluster_axes"] = ("c",)
+    return launch, axes
+
+
+def positions(threads=1, ctas=1):
+    """A kernel: each warpgroup of each CTA stores each position's number."""
+    launch, axes = mesh(threads, ctas)
+
+    def body(o_ref):
+        c = lax.axis_index("c") if ctas > 1 else 0
+        wg = lax.axis_index("wg") if threads > 1 else 0
+
+        @plgpu.dynamic_scheduling_loop(("i", "j"), **axes)
+        def _(info):
+            i, j = info.index
+            o_ref[i, j, c, wg] = i * 4 + j
+
+    shape = jax.ShapeDtypeStruct((*GRID, ctas, threads), jnp.int32)
+    return lambda interpret: plgpu.kernel(
+        body, out_type=shape, interpret=interpret, **launch
+    )
+
+
+@pytest.mark.parametrize(("threads", "ctas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
+def test_all_warpgroups_of_a_cluster_get_each_position(threads, ctas):
+    expected = np.broadcast_to(NUMBERS[..., None, None], (*GRID, ctas, threads))
+    everywhere.check(positions(threads, ctas), [], expected)
+
+
+def counted(interpret):
+    """For each position who took it, in which step, of a kernel with a carry."""
+
+    def body(who_ref, step_ref, steps_ref):
+        own = lax.axis_index("i") * 4 + lax.axis_index("j")
+
+        @plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
+        def steps(info, carry):
+            who_ref[info.index] = own
+            step_ref[info.index] = info.local_index
+            return carry + 1
+
+        steps_ref[own] = steps
+
+    return plgpu.kernel(
+        body,
+        out_type=[
+            *[jax.ShapeDtypeStruct(GRID, jnp.int32)] * 2,
+            jax.ShapeDtypeStruct((12,), jnp.int32),
+        ],
+        interpret=interpret,
+        **mesh()[0],
+    )()
+
+
+def test_schedules_differ_in_who_takes_what_and_in_how_many_there_are():
+    assignments, launched = set(), set()
+    for seed in range(8):
+        params = plgpu.InterpretParams(seed=seed, partial_results=True)
+        who, step, steps = map(np.asarray, counted(params))
+        clusters = sorted(set(who.flat))
+        assert clusters == list(range(len(clusters)))  # the first ones are launched
+        for cluster in clusters:
+            own = np.flatnonzero(who == cluster)
+            assert own[0] == cluster
+            # The positions behind the first are taken in order.
+            assert (
+                step.flat[own].tolist()
+                == list(range(len(own)))
+                == [*range(steps[cluster])]
+            )
+        assignments.add(who.tobytes())
+        launched.add(len(clusters))
+    assert len(assignments) > 4
+    assert len(launched) > 2
+
+
+def test_a_store_outside_the_loop_is_missing_for_ctas_that_are_not_launched():
+    def body(o_ref):
+        o_ref[lax.axis_index("i"), lax.axis_index("j")] = 1
+        plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)
+
+    with pytest.raises(errors.UnwrittenResultError):
+        plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct(GRID, jnp.int32), **mesh()[0]
+        )()
+
+
+def test_two_clusters_that_store_to_one_place_race():
+    def body(o_ref):
+        @plgpu.dynamic_scheduling_loop(("i", "j"))
+        def _(info):
+            o_ref[info.local_index] = info.index[0] * 4 + info.index[1]
+
+    params = plgpu.InterpretParams(schedules=4, partial_results=True)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((12,), jnp.int32),
+        interpret=params,
+        **mesh()[0],
+    )
+    with pytest.raises(errors.RaceError, match="output 0"):
+        kernel()
+
+
+def test_scratch_of_a_step_is_free_in_the_next():
+    def body(x_ref, o_ref, tile, barrier):
+        @plgpu.dynamic_scheduling_loop(("i", "j"))
+        def _(info):
+            i, j = info.index
+            plgpu.copy_gmem_to_smem(x_ref.at[i, j], tile, barrier)
+            plgpu.barrier_wait(barrier)
+            o_ref[i, j] = tile[...] * 2
+
+    x = np.arange(12 * 128, dtype=np.float32).reshape(*GRID, 128)
+    everywhere.check(
+        lambda interpret: plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
+            interpret=interpret,
+            **mesh()[0],
+        ),
+        [x],
+        2 * x,
+    )
+
+
+def test_under_vmap_each_instance_has_all_positions():
+    def body(x_ref, o_ref):
+        @plgpu.dynamic_scheduling_loop(("i", "j"))
+        def _(info):
+            o_ref[info.index] = x_ref[info.index] + 1
+
+    def make(interpret):
+        return jax.vmap(
+            plgpu.kernel(
+                body,
+                out_type=jax.ShapeDtypeStruct(GRID, jnp.int32),
+                interpret=interpret,
+                **mesh()[0],
+            )
+        )
+
+    x = np.stack([NUMBERS, NUMBERS * 10])
+    everywhere.check(make, [x], x + 1)
+
+
+@pytest.mark.parametrize(
+    ("smem_bytes", "blocks"), [(200 * 1024, 132), (100 * 1024, 264), (64, 300)]
+)
+def test_the_launch_has_as_many_ctas_as_fit_at_once(smem_bytes, blocks):
+    def body(o_ref, tile):
+        @plgpu.dynamic_scheduling_loop("i")
+        def _(info):
+            o_ref[info.index] = info.local_index
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((300,), jnp.int32),
+        scratch_types=[plgpu.SMEM((smem_bytes,), jnp.int8)],
+        grid=(300,),
+        grid_names=("i",),
+    )
+    (lowered,) = in_lockstep.lower(kernel, []).kernels
+    assert f"%c{blocks} = arith.constant {blocks} : index" in str(lowered.module)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def run(body, **options):
+    plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(GRID, jnp.int32),
+        **{**mesh()[0], **options},
+    )()
+
+
+@pytest.mark.parametrize(
+    ("names", "axes", "what"),
+    [
+        (("i",), {"thread_axis": "wg", "cluster_axes": ("c",)}, "grid_names"),
+        (("i", "j"), {"cluster_axes": ("c",)}, "thread_axis"),
+        (("i", "j"), {"thread_axis": "wg"}, "cluster_axes"),
+    ],
+)
+def test_all_axes_of_the_kernel_are_named(names, axes, what):
+    def body(o_ref):
+        plgpu.dynamic_scheduling_loop(names, **axes)  # HERE
+
+    says = f"dynamic_scheduling_loop: {what} does not name all axes of the kernel"
+    with refused(errors.ArgumentError, says, hint="the same names"):
+        run(body, **mesh(2, 2)[0])
+
+
+def test_an_axis_that_the_kernel_does_not_have_is_refused():
+    def body(o_ref):
+        plgpu.dynamic_scheduling_loop(("i", "k"))
+
+    with pytest.raises(errors.AxisNameError, match="'k'"):
+        run(body)
+
+
+def test_a_second_loop_would_find_no_positions():
+    def body(o_ref):
+        for _ in range(2):
+            plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
+
+    says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
+    with refused(errors.UnsupportedError, says, got="a second one"):
+        run(body)
+
+
+def test_a_loop_within_a_loop_would_find_no_positions():
+    def body(o_ref):
+        @plgpu.loop(0, 2)
+        def _(_):
+            plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
+
+    says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
+    with refused(errors.UnsupportedError, says, got="one within a loop"):
+        run(body)
+
+
+def test_a_carry_keeps_its_type():
+    def body(o_ref):
+        loop = plgpu.dynamic_scheduling_loop(("i", "j"), init_carry=jnp.int32(0))
+        loop(lambda info, carry: carry * 1.5)  # HERE
+
+    says = "a loop's body returns another carry than it gets"
+    with refused(errors.KernelError, says):
+        run(body)
