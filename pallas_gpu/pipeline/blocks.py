@@ -93,9 +93,8 @@ class Stream:
 
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the index of the block at a position of the loop."""
-        return block_index(
-            self.spec, self.position(*indices), len(self.ref.shape), self.what
-        )
+        rank = len(self.sizes)  # that of the spec, too
+        return block_index(self.spec, self.position(*indices), rank, self.what)
 
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""

@@ -93,7 +93,7 @@ def _check_signature(
     except TypeError as error:
         refs = sum(map(_is_ref, arguments))
         expected = f"a function of {len(arguments) - refs} grid indices"
-        raise errors.ArgumentError(
+        raise errors.ArgumentTypeError(
             f"BlockSpec of {what}: the index map cannot be called",
             expected=expected + (f" and {refs} references" if refs else ""),
             got=str(error),

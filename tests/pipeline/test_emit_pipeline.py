@@ -420,7 +420,7 @@ def test_a_body_that_returns_a_value_without_a_carry_is_refused():
 
 def test_an_index_map_of_another_rank_is_refused():
     spec = plgpu.BlockSpec((8, 128), lambda i, j: (i, 0))
-    with pytest.raises(errors.ArgumentError, match="index map cannot be called"):
+    with pytest.raises(errors.ArgumentTypeError, match="map cannot be called"):
         jax.eval_shape(pipelined(double, in_specs=[spec])(None), numbers())
 
 

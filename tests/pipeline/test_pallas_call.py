@@ -256,7 +256,7 @@ def test_an_index_map_takes_the_grid_indices():
     spec = plgpu.BlockSpec((32, 128), lambda i, j: (i, j))  # HERE
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[spec], out_specs=ROWS)
     with refused(
-        errors.ArgumentError,
+        errors.ArgumentTypeError,
         "BlockSpec of argument 0 of pallas_call body: the index map cannot be called",
         expected="a function of 1 grid indices",
     ):

@@ -165,7 +165,7 @@ def test_an_index_map_takes_the_references_too():
     spec = plgpu.BlockSpec((8, 128), index_map)
     call = called(body, in_specs=[spec], out_specs=ROWS)
     with refused(
-        errors.ArgumentError,
+        errors.ArgumentTypeError,
         "BlockSpec of argument 1 of pallas_call body: the index map cannot be called",
         expected="a function of 1 grid indices and 1 references",
     ):
