@@ -339,8 +339,7 @@ def launch_body(
         and all(x is None for x in sources)
     ):
         # Nothing to compute: a launch would only write results without elements.
-        empty = [jnp.zeros(aval.shape, aval.dtype) for aval in out_avals]
-        return jax.tree.unflatten(out_tree, empty)
+        return _zeros(out_avals, out_tree)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
     # Which arguments are references, and which of these are the same one.
     same = tuple(None if x is None else _position(x, given) for x in sources)
@@ -359,6 +358,9 @@ def launch_body(
             cache[key] = seen, traced
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
+    if 0 in mesh.grid:
+        # CUDA refuses an empty grid. Mistakes of the body do not depend on the grid.
+        return _zeros(out_avals, out_tree)
     given += traced.captured
     updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
@@ -377,6 +379,11 @@ def launch_body(
     for j, ref in updated.items():
         mutable.update(ref, results[j], name)
     return jax.tree.unflatten(out_tree, results[: len(out_avals)])
+
+
+def _zeros(avals: Sequence[Any], tree: Any) -> Any:
+    """Returns the results of a kernel that is not launched."""
+    return jax.tree.unflatten(tree, [jnp.zeros(x.shape, x.dtype) for x in avals])
 
 
 def _position(x: Any, among: Sequence[Any]) -> int:

@@ -19,6 +19,7 @@ from pallas_gpu.types.barrier import (
     ClusterBarrier,
 )
 from pallas_gpu.types.block_spec import (
+    BlockDim,
     Blocked,
     BlockSpec,
     BoundedSlice,
@@ -27,6 +28,7 @@ from pallas_gpu.types.block_spec import (
     no_block_spec,
     squeezed,
 )
+from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
 from pallas_gpu.types.grid_spec import GridSpec, PrefetchScalarGridSpec
@@ -77,11 +79,13 @@ __all__ = [
     "AccumulatorRef",
     "Barrier",
     "BarrierRef",
+    "BlockDim",
     "BlockSpec",
     "Blocked",
     "BoundedSlice",
     "ClusterBarrier",
     "CompilerParams",
+    "CostEstimate",
     "Declaration",
     "Element",
     "GridSpec",

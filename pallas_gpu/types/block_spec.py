@@ -76,6 +76,10 @@ class BoundedSlice:
     block_size: int
 
 
+# An entry of `BlockSpec.block_shape`.
+type BlockDim = int | Squeezed | Blocked | Element | BoundedSlice | None
+
+
 def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
     if not expect.is_sequence(value):
         raise expect.wrong_type(

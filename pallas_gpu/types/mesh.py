@@ -44,7 +44,7 @@ class Mesh:
     warpgroups of 128 CUDA threads. The last grid axis varies fastest.
 
     Attributes:
-      grid: sizes of the grid axes.
+      grid: sizes of the grid axes; with a size of 0, nothing is launched.
       grid_names: a name for each, for `lax.axis_index`.
       cluster: sizes of the cluster axes (at most three).
       cluster_names: a name for each.
@@ -65,8 +65,8 @@ class Mesh:
     kernel_name: str | None = None
 
     def __post_init__(self):
-        self._check_axes("grid", self.grid, self.grid_names)
-        self._check_axes("cluster", self.cluster, self.cluster_names)
+        self._check_axes("grid", self.grid, self.grid_names, 0)
+        self._check_axes("cluster", self.cluster, self.cluster_names, 1)
         self._check_threads()
         names = [name for name, _ in self.axes]
         if len(set(names)) != len(names):
@@ -92,12 +92,13 @@ class Mesh:
             )
 
     def _check_axes(
-        self, what: str, sizes: Sequence[int], names: Sequence[str]
+        self, what: str, sizes: Sequence[int], names: Sequence[str], least: int
     ) -> None:
-        if any(not isinstance(n, int) or isinstance(n, bool) or n < 1 for n in sizes):
+        numbers = [expect.index(n) for n in sizes]
+        if any(n is None or n < least for n in numbers):
             raise errors.ArgumentError(
-                f"{what} needs positive static sizes",
-                expected="positive Python integers",
+                f"{what} needs {'positive ' if least else ''}static sizes",
+                expected=f"Python integers, {least} or more",
                 got=tuple(sizes),
                 hint="sizes have to be known when the kernel is traced",
             )

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
@@ -205,3 +206,71 @@ def test_empty_arrays_have_the_shapes_and_types_asked_for():
         }
     assert plgpu.empty((0, 4), F16).shape == (0, 4)
     assert isinstance(plgpu.empty_ref_like(OUT), jax.Ref)
+
+
+# --- launches -------------------------------------------------------------------------
+
+
+def first_row(x, *outs):
+    for out in outs:
+        out[0] = x[0]
+
+
+@pytest.mark.parametrize(
+    "out_type",
+    [OUT, (OUT,), [OUT, OUT], (OUT, OUT), [], {"a": OUT, "b": OUT}, [(OUT, OUT), OUT]],
+)
+def test_results_come_in_the_container_of_their_types(out_type):
+    seen = []
+
+    def body(x, *outs):
+        seen.append([jax.tree.structure(out) for out in outs])
+
+    make = [m.kernel(body, out_type=out_type) for m in (mosaic_gpu, plgpu)]
+    theirs, ours = (jax.eval_shape(kernel, OUT) for kernel in make)
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("grid", [(0,), (3, 0)])
+def test_an_empty_grid_launches_nothing(grid, jit):
+    names = ("i", "j")[: len(grid)]
+
+    def body(x, o):
+        o[...] = x[...] * jax.lax.axis_index("i")
+
+    kernel = plgpu.kernel(body, out_type=[OUT], grid=grid, grid_names=names)
+    (result,) = (jax.jit(kernel) if jit else kernel)(X)
+    np.testing.assert_array_equal(result, np.zeros_like(X))
+    assert "pallas_gpu_kernel" not in str(jax.make_jaxpr(kernel)(X))
+
+
+def test_an_empty_grid_hides_no_mistake():
+    kernel = plgpu.kernel(lambda x, o: x[64], out_type=OUT, grid=0, grid_names="i")
+    with pytest.raises(errors.OutOfBoundsError):
+        kernel(X)
+
+
+def test_an_empty_grid_leaves_references_as_they_are():
+    ref = jax.new_ref(jnp.asarray(X))
+
+    def body(x):
+        x[...] = x[...] + 1
+
+    plgpu.kernel(body, out_type=(), grid=0, grid_names="i")(ref)
+    np.testing.assert_array_equal(ref[...], X)
+
+
+def test_empty_arrays_are_arguments_and_results():
+    none = jax.ShapeDtypeStruct((0, 8), F32)
+
+    def body(x, empty, o, nothing):
+        assert empty.shape == nothing.shape == (0, 8)
+        o[...] = x[...]
+
+    kernel = plgpu.kernel(body, out_type=[OUT, none], interpret=True)
+    o, nothing = kernel(X, np.zeros((0, 8), np.float32))
+    np.testing.assert_array_equal(o, X)
+    assert nothing.shape == (0, 8)
+    assert plgpu.kernel(body, out_type=none)(X).shape == (0, 8)

@@ -523,6 +523,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 }
 
 HINTS = (
+    "CostEstimate.remote_bytes_transferred",
     "kernel.cost_estimate",
     "kernel.metadata",
     "pallas_call.cost_estimate",

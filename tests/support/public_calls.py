@@ -250,6 +250,7 @@ GOOD: dict[str, Good] = {
     "layouts.draw": _top(layout=plgpu.Layout.WGMMA, shape=(64, 8)),
     # Parameters
     "CompilerParams": _top(),
+    "CostEstimate": _top(flops=1, transcendentals=0, bytes_accessed=8),
     "InterpretParams": _top(),
     "InterpretGPUParams": _top(),
     "arch.target": _top(name="sm_90a"),

@@ -41,8 +41,8 @@ def test_equal_meshes_are_one_key():
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"grid": (0,), "grid_names": ("i",)}, "grid needs positive static sizes"),
-        ({"grid": (True,), "grid_names": ("i",)}, "grid needs positive static sizes"),
+        ({"grid": (-1,), "grid_names": ("i",)}, "grid needs static sizes"),
+        ({"grid": (True,), "grid_names": ("i",)}, "grid needs static sizes"),
         ({"cluster": (-2,), "cluster_names": ("c",)}, "cluster needs positive"),
         ({"grid": (2,)}, "grid and grid_names have different lengths"),
         ({"cluster_names": ("c",)}, "cluster and cluster_names have different lengths"),
