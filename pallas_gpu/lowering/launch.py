@@ -212,10 +212,12 @@ def _symbol(name: str) -> str:
 def _prologue(kernel: KernelState) -> None:
     """Emits the positions on the axes, and the initialisation of every barrier."""
     ctx_lib.emit_axes(kernel)
-    zero = vals.constant(0, ctx_lib.I32)
     declarations = _barriers(kernel.params.jaxpr, kernel.plan)
     for slot, barrier in declarations.items():
-        kernel.state[slot] = zero
+        # The bits are the parities of the next waits. The parity of the phase before
+        # the first is 1: a wait for it returns at once.
+        parities = -1 if barrier.initially_complete else 0
+        kernel.state[slot] = vals.constant(parities, ctx_lib.I32)
         for i in range(barrier.size):
             offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(

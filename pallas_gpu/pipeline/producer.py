@@ -57,6 +57,11 @@ class Releases:
             manual,
         )
 
+    @property
+    def across_ctas(self) -> bool:
+        """Whether other CTAs release buffers of this one."""
+        return any(group.axes for group in self.groups)
+
     def declarations(self, slots: int) -> list[Any]:
         """Returns the declaration of each group's barriers."""
         return [
@@ -64,14 +69,27 @@ class Releases:
                 collective_axes=g.axes, num_barriers=slots, num_arrivals=self.arrivals
             )
             if g.axes
-            else types.Barrier(num_arrivals=self.arrivals, num_barriers=slots)
+            else self.free(slots)
             for g in self.groups
         ]
+
+    def free(self, slots: int | tuple[int, ...] = ()) -> types.Barrier:
+        """Returns the declaration of barriers that this CTA's warpgroups arrive on."""
+        return types.Barrier(
+            num_arrivals=self.arrivals,
+            num_barriers=slots,
+            initially_complete=not self.across_ctas,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class Producer:
     """What the memory warpgroup does.
+
+    It waits before it fills a buffer again, in a later step or in a later pipeline with
+    the same buffers, and so need not wait at its end. But a CTA must not exit before
+    the last arrival from another one: where copies are multicast, it waits at the end,
+    and the first round finds its buffers free.
 
     Attributes:
       inputs: the inputs with buffers.
@@ -91,7 +109,7 @@ class Producer:
             found["full"] = [one] * len(self.inputs.moving)
         found["free"] = self.releases.declarations(self.inputs.slots)
         if self.inputs.fixed:
-            found["fixed_free"] = types.Barrier(num_arrivals=self.releases.arrivals)
+            found["fixed_free"] = self.releases.free()
         return found
 
     def names(self) -> dict[str, Any]:
@@ -118,17 +136,21 @@ class Producer:
 
         Args:
           memory: the buffers and barriers.
-          first: whether the buffers are free at the start; None: they are.
-          last: whether to wait until all have been released; None: wait.
+          first: with multicasts, whether the buffers are free; None: they are.
+          last: with multicasts, whether to wait until all have been released; None:
+            wait.
         """
         inputs = self.inputs
+        if inputs.fixed and not self.releases.across_ctas:
+            mbarrier.barrier_wait(memory["fixed_free"])
         inputs.copy_fixed(memory)
 
         def step(i: Any, _: Any) -> None:
             slot = inputs.slot(i)
-            used = i >= inputs.slots
-            if first is not None:
-                used = used | ~first
+            used = None
+            if self.releases.across_ctas:
+                used = i >= inputs.slots
+                used = used if first is None else used | ~first
             for group, free in zip(self.releases.groups, memory["free"], strict=True):
                 _wait_if(used, free.at[slot])
                 for member in group.members:
@@ -139,10 +161,9 @@ class Producer:
         with _jax.trace_without_ref_rules():
             if inputs.moving:
                 control.counted_loop(inputs.steps, step, None)
-            if last is None:
-                self._drain(memory)
-            else:
-                control.when(last)(lambda: self._drain(memory))
+            if self.releases.across_ctas:
+                at_end = control.when(True if last is None else last)
+                at_end(lambda: self._drain(memory))
 
     def _drain(self, memory: dict[str, Any]) -> None:
         """Waits until the buffers of the last steps have been released."""
@@ -165,6 +186,6 @@ def last_steps(steps: Any, count: int) -> Any:
 
 
 def _wait_if(condition: Any, barrier: Any) -> None:
-    @control.when(condition)
+    @control.when(True if condition is None else condition)
     def _():
         mbarrier.barrier_wait(barrier)

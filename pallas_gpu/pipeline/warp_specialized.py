@@ -114,9 +114,9 @@ def emit_pipeline_warp_specialized(
       wg_axis: the kernel's thread axis.
       num_compute_wgs: number of warpgroups that compute, one less than the block has.
       pipeline_state: START, STEADY, ... STOP (`PipelinePipeline`, or an i32 scalar) for
-        pipelines that follow each other with the same `allocations`: copies of the next
-        one start before the last steps of the one before have been computed. Until
-        STOP, nothing else may write what the pipelines read.
+        pipelines with multicasts that follow each other with the same `allocations`:
+        copies of the next one start before the last steps of the one before have been
+        computed, as they do without multicasts.
       manual_produced_barriers: the body gets a barrier per input, and waits on it.
       manual_consumed_barriers: the body gets a barrier per input; every compute
         warpgroup arrives on each once a step.
@@ -267,11 +267,11 @@ class WarpSpecializedPipeline:
         steps, reason = plan.producer.inputs.steps, None
         if allocations is None:
             reason = "it allocates its own buffers", "allocations=..."
+        elif not plan.producer.releases.across_ctas:
+            return
         elif not isinstance(steps, int) or steps % self.depth:
             count = steps if isinstance(steps, int) else "a traced number of"
             reason = f"{count} steps", f"a static multiple of {self.depth} steps"
-        elif any(s.spec.delay_release for s in plan.producer.inputs.moving):
-            reason = "a spec has delay_release", "delay_release=0"
         elif plan.producer.inputs.fixed:
             reason = (
                 f"{plan.producer.inputs.fixed[0].what} is constant",

@@ -100,6 +100,7 @@ MAX_ARRIVALS = 2**20 - 1
     orders_tensor_core=expect.refused(
         False, "leave it out: tcgen05, which it is for, is not supported yet"
     ),
+    initially_complete=expect.boolean,
 )
 @shows("shape", "size")
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,6 +117,9 @@ class Barrier:
         counts once; a TMA copy on the barrier counts once and adds its bytes.
       num_barriers: shape of the array; `()` is a single barrier, used without index.
       orders_tensor_core: not supported yet: arrivals of tcgen05 (Blackwell).
+      initially_complete: the first wait of each warpgroup returns at once, the second
+        one waits for the first phase. So a producer that waits for a free buffer need
+        not treat the first round apart.
 
     Raises:
       ArgumentError, ArgumentTypeError: counts out of range, or not integers.
@@ -125,6 +129,7 @@ class Barrier:
     num_arrivals: int = 1
     num_barriers: int | Sequence[int] = ()
     orders_tensor_core: bool = False
+    initially_complete: bool = False
 
     def __post_init__(self):
         shape = self.shape
@@ -175,7 +180,8 @@ class ClusterBarrier(Barrier):
     PTX: mbarrier.arrive.release.cluster.shared::cluster with mapa. Since: sm_90.
 
     Attributes:
-      num_arrivals, num_barriers, orders_tensor_core: as of `Barrier`.
+      num_arrivals, num_barriers, orders_tensor_core, initially_complete: as of
+        `Barrier`.
       collective_axes: names of cluster axes.
       leader_tracked: not supported yet.
 

@@ -278,16 +278,24 @@ def test_a_deadlock_of_a_pipeline_has_a_line():
 START, STEADY, STOP = plgpu.PipelinePipeline
 
 
-def sequence(states, *, depth=2):
-    """Pipelines over consecutive quarters of the rows, with the same buffers."""
+def sequence(states, *, depth=2, cluster=(), **of_spec):
+    """Pipelines over consecutive quarters of the rows, with the same buffers.
+
+    Each CTA of a cluster receives the blocks by multicast and has an own result.
+    """
 
     def body(x, o):
+        o = o.at[lax.axis_index("c")] if cluster else o
+
         def pipeline(state, part):
             def step(indices, x_block):
                 row = (part * 2 + indices[0]) * 8
                 o[plgpu.ds(row, 8)] = x_block[...] + part
 
-            spec = plgpu.BlockSpec((8, 128), lambda i: (part * 2 + i, 0))
+            spec = plgpu.BlockSpec(
+                (8, 128), lambda i: (part * 2 + i, 0),
+                collective_axes=("c",) if cluster else (), **of_spec,
+            )  # fmt: skip
             return Specialized(
                 step, grid=(2,), num_compute_wgs=1, in_specs=[spec],
                 max_concurrent_steps=depth, pipeline_state=state,
@@ -301,15 +309,51 @@ def sequence(states, *, depth=2):
             scoped, pipeline(None, 0).get_allocations(x), collective_axes="wg"
         )
 
-    return launched(body, f32())
+    if not cluster:
+        return launched(body, f32())
+    out = f32(*cluster, 64, 128)
+    return launched(body, out, cluster=cluster, cluster_names=("c",))
 
 
+def with_parts():
+    return numbers() + np.repeat(np.arange(4, dtype=np.float32), 16)[:, None]
+
+
+@pytest.mark.parametrize("cluster", [(), (2,)])
 @pytest.mark.parametrize(
     "states", [(None,) * 4, (START, STEADY, STEADY, STOP), (START, STOP, START, STOP)]
 )
-def test_pipelines_follow_each_other_with_the_same_buffers(states):
-    parts = np.repeat(np.arange(4, dtype=np.float32), 16)[:, None]
-    everywhere.check(sequence(states), [numbers()], numbers() + parts)
+def test_pipelines_follow_each_other_with_the_same_buffers(states, cluster):
+    expected = np.broadcast_to(with_parts(), (*cluster, 64, 128))
+    everywhere.check(sequence(states, cluster=cluster), [numbers()], expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{"depth": 3}, {"depth": 1}, {"depth": 3, "delay_release": 1}]
+)
+def test_their_steps_need_not_fill_the_buffers(options):
+    states = START, STEADY, STEADY, STOP
+    everywhere.check(sequence(states, **options), [numbers()], with_parts())
+
+
+def test_their_blocks_may_be_constant():
+    def body(x, o):
+        def pipeline(part):
+            def step(indices, x_block):
+                o[plgpu.ds((part * 2 + indices[0]) * 8, 8)] = x_block[...]
+
+            spec = plgpu.BlockSpec((8, 128), lambda i: (part, 0))
+            return Specialized(step, grid=(2,), num_compute_wgs=1, in_specs=[spec])
+
+        def scoped(allocations):
+            @plgpu.loop(0, 4)
+            def _(part):
+                pipeline(part)(x, allocations=allocations)
+
+        plgpu.run_scoped(scoped, pipeline(0).get_allocations(x), collective_axes="wg")
+
+    expected = np.repeat(numbers().reshape(8, 8, 128)[:4], 2, axis=0).reshape(64, 128)
+    everywhere.check(launched(body, f32()), [numbers()], expected)
 
 
 def test_a_state_may_be_known_at_run_time_only():
@@ -341,9 +385,10 @@ def test_a_state_may_be_known_at_run_time_only():
 # --- refusals -------------------------------------------------------------------------
 
 
-def test_a_sequence_needs_steps_that_fill_the_buffers():
+def test_a_sequence_with_multicasts_needs_steps_that_fill_the_buffers():
+    make = sequence((START, STOP), depth=3, cluster=(2,))
     with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
-        jax.eval_shape(sequence((START, STOP), depth=3)(None), numbers())
+        jax.eval_shape(make(None), numbers())
     assert info.value.expected == "a static multiple of 3 steps"
 
 

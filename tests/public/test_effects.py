@@ -311,6 +311,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "Barrier.num_barriers": lambda: see.scratch(
         plgpu.Barrier(), plgpu.Barrier(num_barriers=2)
     ),
+    "Barrier.initially_complete": "tests/lowering/families/test_mbarrier.py",
+    "ClusterBarrier.initially_complete": "tests/lowering/families/test_mbarrier.py",
     "ClusterBarrier.num_arrivals": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.num_barriers": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.collective_axes": "tests/emulator/gpu/test_cluster.py",

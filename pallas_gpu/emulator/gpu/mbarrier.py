@@ -37,12 +37,15 @@ class Barrier:
     """
 
     __slots__ = (
-        "_completed", "_gathered", "actor", "arrivals", "last_copy", "name", "parts",
-        "pending_arrivals", "pending_bytes", "phase",
+        "_completed", "_first_wait", "_gathered", "actor", "arrivals", "last_copy",
+        "name", "parts", "pending_arrivals", "pending_bytes", "phase",
     )  # fmt: skip
 
-    def __init__(self, name: str, arrivals: int, actor: int):
+    def __init__(
+        self, name: str, arrivals: int, actor: int, initially_complete: bool = False
+    ):
         self.name = name
+        self._first_wait = -1 if initially_complete else 0
         self.actor = actor
         self.arrivals = arrivals
         self.phase = 0
@@ -113,7 +116,7 @@ class Barrier:
           BarrierError: the phase is too old: its parity is ambiguous.
         """
         phases = wg.state.of(_AWAITED)
-        awaited = phases.get(self, 0)
+        awaited = phases.get(self, self._first_wait)
         phases[self] = awaited + 1
         self._require_in_time(awaited)
         if self.phase == awaited:
@@ -186,6 +189,7 @@ class BarrierArray(Referent):
                 _name(name, index, cta),
                 arrivals,
                 cta.device.execution.actors.other(),
+                declaration.initially_complete,
             )
 
     @classmethod
