@@ -12,6 +12,7 @@ import importlib as _importlib
 import typing as _typing
 
 from pallas_gpu import arch as arch
+from pallas_gpu import bridge as _bridge  # noqa: F401 - registers its lowerings
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
 from pallas_gpu import errors as errors
 from pallas_gpu import layouts as layouts

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
@@ -49,6 +51,7 @@ JaxprEqn: TypeAlias = jex_core.JaxprEqn  # noqa: UP040
 Var = jex_core.Var
 Literal = jex_core.Literal
 Effect = jex_core.Effect
+ReadEffect = _state_types.ReadEffect
 ShapedArray = jax.core.ShapedArray
 DropVar = _core.DropVar
 
@@ -70,6 +73,7 @@ __all__ = [
     "Literal",
     "NDIndexer",
     "Primitive",
+    "ReadEffect",
     "ReshapeTransform",
     "ShapedArray",
     "Slice",
@@ -80,8 +84,11 @@ __all__ = [
     "addupdate_p",
     "api_boundary",
     "allow_effect_in_control_flow",
+    "at_line_of",
     "batching",
+    "bind_again",
     "check_types_under_axes",
+    "consts_of",
     "convert_constvars_jaxpr",
     "eval_jaxpr",
     "get_p",
@@ -90,6 +97,8 @@ __all__ = [
     "jaxprs_in_params",
     "log_no_failed_callback",
     "mlir",
+    "override_lowering",
+    "pallas_call_primitive",
     "results_vary_with",
     "register_view",
     "swap_p",
@@ -310,6 +319,56 @@ def log_no_failed_callback(is_reported: Callable[[BaseException], bool]) -> None
         return error is None or not is_reported(error)
 
     _callback.logger.addFilter(passes)
+
+
+@contextlib.contextmanager
+def at_line_of(eqn: JaxprEqn) -> Iterator[None]:
+    """Gives what is traced the source line of an equation, if it has one.
+
+    An equation of a jitted function of JAX has none: it keeps the line of its call.
+    """
+    info = eqn.source_info
+    if where(info) is None:
+        yield
+        return
+    with source_info_util.user_context(info.traceback):
+        yield
+
+
+def bind_again(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Binds an equation's primitive to other operands; returns a list of results."""
+    params = eqn.primitive.get_bind_params(eqn.params)
+    results = eqn.primitive.bind(*operands, **params)
+    return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def consts_of(jaxpr: Any) -> list[Any]:
+    """Returns the consts of a jaxpr, open or closed."""
+    return list(getattr(jaxpr, "consts", ()))
+
+
+def source_of(jaxpr: Any) -> str:
+    """Returns `name at file:line` of the function that was traced, or its name."""
+    return str(jaxpr.debug_info.func_src_info)
+
+
+def pallas_call_primitive() -> Any:
+    """Returns the primitive of JAX's own `pallas_call`; None if nobody imported it.
+
+    This package does not import it.
+    """
+    return getattr(sys.modules.get("jax.experimental.pallas"), "pallas_call_p", None)
+
+
+def override_lowering(primitive: Any, platform: str, rule: Callable[..., Any]) -> None:
+    """Registers `rule(default, ctx, *operands, **params)` for a platform.
+
+    `default` is the lowering that the primitive has for all platforms.
+    """
+    default = _mlir._lowerings[primitive].rule
+    mlir.register_lowering(
+        primitive, functools.partial(rule, default), platform=platform
+    )
 
 
 @functools.cache

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 
-from pallas_gpu import arch, compiler, errors, expect
+from pallas_gpu import _jax, arch, compiler, errors, expect
 from pallas_gpu.entry import call, scope
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import register
@@ -161,14 +161,19 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
     )
 
 
+def _launches(closed: _jax.ClosedJaxpr) -> Iterator[call.CallParams]:
+    """Yields the kernels of a jaxpr, those that JAX's `pallas_call` contains too."""
+    for site in walk(closed.jaxpr):
+        if site.eqn.primitive is call.kernel_p:
+            yield call.CallParams(**site.eqn.params)
+        elif (expanded := call.expansion(site.eqn)) is not None:
+            yield from _launches(expanded)
+
+
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
     with jax.disable_jit(False):
         closed = jax.make_jaxpr(functools.partial(scope.call, "offline", fn))(*args)
-    found = [
-        call.CallParams(**site.eqn.params)
-        for site in walk(closed.jaxpr)
-        if site.eqn.primitive is call.kernel_p
-    ]
+    found = list(_launches(closed))
     if not found:
         raise errors.ArgumentError(
             "the function does not call a kernel of pallas_gpu",

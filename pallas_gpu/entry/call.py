@@ -204,6 +204,29 @@ def no_gpu(name: str) -> errors.NoGpuError:
     )
 
 
+# --- kernels inside operations of others -------------------------------------------------
+
+_EXPANSIONS: dict[Any, Callable[[_jax.JaxprEqn], Any]] = {}
+
+
+def register_expansion(
+    primitive: Any, expand: Callable[[_jax.JaxprEqn], _jax.ClosedJaxpr | None]
+) -> None:
+    """Registers a primitive of others whose equations may become kernels.
+
+    Args:
+      primitive: the primitive.
+      expand: returns a jaxpr that does the same with our kernels; None if it does not.
+    """
+    _EXPANSIONS[primitive] = expand
+
+
+def expansion(eqn: _jax.JaxprEqn) -> _jax.ClosedJaxpr | None:
+    """Returns a jaxpr with our kernels for an equation of others, None without one."""
+    expand = _EXPANSIONS.get(eqn.primitive)
+    return None if expand is None else expand(eqn)
+
+
 # --- transformations ------------------------------------------------------------------
 
 

@@ -177,6 +177,8 @@ def location(fn: Callable[..., Any]) -> str | None:
     fn = inspect.unwrap(fn)
     while isinstance(fn, functools.partial):
         fn = inspect.unwrap(fn.func)
+    if (defined_at := getattr(fn, "defined_at", None)) is not None:
+        return str(defined_at)  # of a function that JAX has traced already
     code = getattr(fn, "__code__", None)
     if code is None or code.co_filename.startswith(os.path.dirname(errors.__file__)):
         return None  # a ready kernel: the line of its call says more

@@ -40,6 +40,7 @@ from pallas_gpu.types.params import (
     InterpretParams,
     LoweringSemantics,
     OOBFillMode,
+    on_use_of_params,
 )
 from pallas_gpu.types.ref import Ref
 from pallas_gpu.types.refs import (
@@ -119,6 +120,7 @@ __all__ = [
     "kind",
     "no_block_spec",
     "not_a_value",
+    "on_use_of_params",
     "refuse_foreign",
     "resolve",
     "smem_layout",

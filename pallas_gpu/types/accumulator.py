@@ -94,6 +94,10 @@ class ACC:
         """Returns a fresh abstract reference of this declaration."""
         return AccumulatorRef(jax.core.ShapedArray(self.shape, self.dtype))
 
+    def get_ref_aval(self) -> AccumulatorRef:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
+
     def check_scope(self, mesh: Mesh) -> None:
         """Does nothing: every kernel may declare accumulators."""
 

@@ -161,6 +161,10 @@ class Barrier:
         """Returns a fresh abstract reference of this declaration."""
         return BarrierRef(self)
 
+    def get_ref_aval(self) -> BarrierRef:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
+
     def check_scope(self, mesh: Mesh) -> None:
         """Does nothing: every kernel may declare barriers of a CTA."""
 

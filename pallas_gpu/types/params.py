@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from pallas_gpu import arch, expect
@@ -28,6 +28,18 @@ class OOBFillMode(enum.Enum):
     UNDEFINED = "undefined"
     ZEROS = "zeros"
     PROMISE_IN_BOUNDS = "promise_in_bounds"
+
+
+_WHEN_USED: list[Callable[[], None]] = []
+
+
+def on_use_of_params(action: Callable[[], None]) -> None:
+    """Registers what is done before JAX uses `CompilerParams` as a parameter.
+
+    JAX hashes the parameters of every operation that it traces: that is the first that
+    this package learns of a call of JAX's own `pl.pallas_call`.
+    """
+    _WHEN_USED.append(action)
 
 
 def _semantics(value: Any, what: str) -> tuple[str, ...]:
@@ -93,6 +105,11 @@ class CompilerParams:
     lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
     target: str | None = None
     line_info: bool = False
+
+    def __hash__(self) -> int:
+        for action in _WHEN_USED:
+            action()
+        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
 
 
 @expect.arguments(

@@ -242,6 +242,10 @@ class ScratchType:
         aval = jax.core.ShapedArray(self.shape, self.dtype)
         return KernelRef(aval, self.memory_space, storage=self.storage)
 
+    def get_ref_aval(self) -> KernelRef:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
+
     def check_scope(self, mesh: Mesh) -> None:
         """Raises unless a scope of a kernel with this mesh may declare it."""
         self.memory_space.check_scope(self, mesh)

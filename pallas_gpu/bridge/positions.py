@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Positions on the grid, hints to the compiler, and small functions of JAX's Pallas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax
+from pallas_gpu.bridge.rules import Evaluation, rule
+from pallas_gpu.entry import control
+
+
+@rule("program_id")
+def _program_id(body: Evaluation, eqn: _jax.JaxprEqn, _: list[Any]) -> list[Any]:
+    return [control.program_id(body.axes[eqn.params["axis"]])]
+
+
+@rule("num_programs")
+def _num_programs(body: Evaluation, eqn: _jax.JaxprEqn, _: list[Any]) -> list[Any]:
+    return [jnp.asarray(control.num_programs(body.axes[eqn.params["axis"]]), jnp.int32)]
+
+
+@rule("multiple_of")
+def _multiple_of(_: Evaluation, __: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    return operands
+
+
+@rule("broadcast_to")
+def _broadcast_to(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    return [jnp.broadcast_to(operands[0], eqn.params["shape"])]
+
+
+@rule("reciprocal")
+def _reciprocal(_: Evaluation, __: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    return [1 / operands[0]]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of received bodies: `jnp.dot` of blocks and of values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.bridge.evaluate import Transposed, Unread, read
+from pallas_gpu.bridge.rules import Evaluation, rule
+from pallas_gpu.entry.product import Matrix, product, sum_of_products
+
+# Precisions for which the tensor core's arithmetic is exact enough, by name. DEFAULT
+# and HIGH are tf32 for float32, as in JAX on GPUs.
+_PRECISIONS = (
+    "DEFAULT", "HIGH", "F16_F16_F32", "BF16_BF16_F32", "TF32_TF32_F32",
+    "ANY_F8_ANY_F8_F32",
+)  # fmt: skip
+
+
+@rule("transpose", lazy=True)
+def _transpose(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    """A transpose of a matrix is postponed: a product reads both orders."""
+    (x,) = operands
+    if tuple(eqn.params["permutation"]) == (1, 0):
+        return [Transposed(x, eqn)]
+    return _jax.bind_again(eqn, [read(x)])
+
+
+@rule("dot_general", lazy=True)
+def _dot_general(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    (contracted, batch) = eqn.params["dimension_numbers"]
+    types_of = [v.aval for v in eqn.invars]
+    if any(batch) or any(len(axes) != 1 for axes in contracted):
+        raise _unsupported(eqn, "a product with batch dimensions")
+    _require_precision(eqn)
+    (axis_a,), (axis_b,) = contracted
+    if min(t.ndim for t in types_of) == 1 and max(t.ndim for t in types_of) <= 2:
+        result = sum_of_products(*(read(x) for x in operands), axis_a, axis_b)
+    elif all(t.ndim == 2 for t in types_of):
+        a, b = (_matrix(x) for x in operands)
+        result = product(a if axis_a == 1 else a.T, b if axis_b == 0 else b.T)
+    else:
+        raise _unsupported(eqn, "a product of arrays with more than two dimensions")
+    return [result.astype(eqn.outvars[0].aval.dtype)]
+
+
+def _matrix(x: Any) -> Matrix:
+    match x:
+        case Unread():
+            return Matrix(x.view) if x.is_pending else Matrix(x.read())
+        case Transposed():
+            return _matrix(x.operand).T
+        case _:
+            return Matrix(jnp.asarray(x))
+
+
+def _require_precision(eqn: _jax.JaxprEqn) -> None:
+    given = eqn.params["precision"]
+    each = given if isinstance(given, tuple) else (given,)
+    names = [getattr(p, "name", str(p)) for p in each if p is not None]
+    narrow = all(jnp.dtype(v.aval.dtype).itemsize <= 2 for v in eqn.invars)
+    if narrow and not isinstance(given, jax.lax.DotAlgorithmPreset):
+        return
+    unknown = [name for name in names if name not in _PRECISIONS]
+    if unknown:
+        raise errors.UnsupportedError(
+            "a matrix product with a precision that the tensor core does not have",
+            expected="precision DEFAULT or HIGH: float32 operands are read as tf32",
+            got=", ".join(unknown),
+            hint="drop the precision, or split each float32 operand into the sum of "
+            "bfloat16 parts and add their products",
+            where=_jax.where_now(),
+        )
+
+
+def _unsupported(eqn: _jax.JaxprEqn, what: str) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        f"dot_general: {what}",
+        expected="a product of two matrices, or of a vector and a matrix",
+        got=" and ".join(str(v.aval) for v in eqn.invars),
+        hint="multiply one matrix after the other, `jnp.dot(a_ref[i], b_ref[i])`, in a "
+        "loop or a grid axis",
+        where=_jax.where_now(),
+    )

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads and writes of references in received bodies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, types
+from pallas_gpu.bridge.evaluate import Unread
+from pallas_gpu.bridge.rules import Evaluation, rule
+
+
+def view(ref: Any, steps: Sequence[Any]) -> types.RefView:
+    """Returns a part of a reference.
+
+    Args:
+      ref: a reference of this package, or a part of one.
+      steps: index and transpose steps as JAX records them.
+
+    Raises:
+      OutOfBoundsError, UnsupportedError: a step is not supported.
+    """
+    part = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    for step in steps:
+        match step:
+            case _jax.NDIndexer():
+                part = part.at[tuple(step.indices)]
+            case _jax.TransposeTransform():
+                part = part.transpose(step.permutation)
+            case _jax.ReshapeTransform():
+                part = part.reshape(step.shape)
+            case _jax.BitcastTransform():
+                part = part.bitcast(step.dtype)
+            case _:
+                part = types.RefView(part.ref, (*part.transforms, step))
+    return part
+
+
+@rule("get")
+def _get(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, *leaves = operands
+    part = view(ref, jax.tree.unflatten(eqn.params["tree"], leaves))
+    if types.base_aval(part).memory_space is types.SMEM and len(part.shape) == 2:
+        return [Unread(part, eqn)]
+    return [part.get()]
+
+
+@rule("swap")
+def _swap(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, value, *leaves = operands
+    part = view(ref, jax.tree.unflatten(eqn.params["tree"], leaves))
+    return [part.swap(value)]
+
+
+@rule("addupdate")
+def _addupdate(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, value, *leaves = operands
+    view(ref, jax.tree.unflatten(eqn.params["tree"], leaves)).addupdate(value)
+    return []
+
+
+@rule("masked_load")
+def _masked_load(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, steps, mask, other = jax.tree.unflatten(eqn.params["args_tree"], operands)
+    loaded = view(ref, steps).get()
+    # Without `other` these elements are undefined: those of the block are as good.
+    if mask is None or other is None:
+        return [loaded]
+    return [jnp.where(mask, loaded, jnp.asarray(other, loaded.dtype))]
+
+
+@rule("masked_swap")
+def _masked_swap(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, steps, value, mask = jax.tree.unflatten(eqn.params["args_tree"], operands)
+    part = view(ref, steps)
+    if mask is None:
+        return [part.swap(value)]
+    old = part.get()
+    part.set(jnp.where(mask, value, old))
+    return [old]

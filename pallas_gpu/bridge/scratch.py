@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scratch memory of received bodies: declarations from the types in their jaxprs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import _jax, errors, types
+
+# Memory spaces of JAX's Pallas, by name, in which a scratch array becomes one in SMEM.
+_SHARED = ("default", "any", "smem", "vmem")
+
+
+def declaration(aval: Any) -> Any:
+    """Returns the declaration of a scratch reference.
+
+    Args:
+      aval: its type: one of this package's, or of JAX's Pallas.
+
+    Raises:
+      MemorySpaceError: the reference is in a memory that has no counterpart.
+    """
+    if isinstance(aval, types.AccumulatorRef):
+        return types.ACC(aval.shape, aval.dtype)
+    if isinstance(aval, types.BarrierRef):
+        return aval.barrier
+    if isinstance(aval, types.KernelRef):
+        space = aval.memory_space
+        return types.ScratchType(space, aval.shape, aval.dtype, aval.storage)
+    inner = aval.inner_aval
+    is_array = isinstance(inner, _jax.ShapedArray) and inner.dtype.isbuiltin is not None
+    if is_array and str(aval.memory_space).lower() in _SHARED:
+        return types.SMEM(inner.shape, inner.dtype)
+    raise errors.MemorySpaceError(
+        "a scratch reference is in a memory that has no counterpart",
+        expected="an array in SMEM, an accumulator or a barrier",
+        got=str(aval),
+        hint="declare it with plgpu.SMEM(shape, dtype), plgpu.ACC(shape, dtype) or "
+        "plgpu.Barrier()",
+        where=_jax.where_now(),
+    )
+
+
+def names(jaxpr: _jax.Jaxpr, count: int) -> list[str]:
+    """Returns the author's names of a jaxpr's last inputs; empty where unknown."""
+    given = jaxpr.debug_info.arg_names or ()
+    found = ["" if name is None else str(name) for name in given][-count:]
+    return found if len(found) == count else [""] * count

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block specs of JAX's Pallas as those of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from pallas_gpu import errors, types
+from pallas_gpu.bridge.evaluate import Evaluator
+from pallas_gpu.bridge.origin import located
+
+# JAX's memory spaces of blocks, by name.
+_SPACES: dict[str, types.MemorySpace | None] = {
+    "default": None,
+    "smem": None,
+    "vmem": None,
+    "any": types.GMEM,
+    "gmem": types.GMEM,
+    "hbm": types.GMEM,
+}
+
+
+def block_spec(mapping: Any) -> types.BlockSpec:
+    """Returns the block spec of an argument or a result.
+
+    Args:
+      mapping: JAX's description: block shape, index map as a jaxpr, memory space.
+
+    Raises:
+      UnsupportedError: a block that this package does not have.
+      MemorySpaceError: a memory in which blocks cannot be.
+    """
+    if mapping.pipeline_mode is not None:
+        raise errors.UnsupportedError(
+            f"BlockSpec of {mapping.origin}: a pipeline_mode of one block",
+            expected="one number of buffers for all blocks",
+            got=str(mapping.pipeline_mode),
+            hint="drop pipeline_mode and set CompilerParams(max_concurrent_steps=...)",
+        )
+    space = _space(mapping)
+    if space is types.GMEM:
+        return types.BlockSpec(memory_space=types.GMEM)
+    shape = tuple(_entry(entry, mapping) for entry in mapping.block_shape)
+    return types.BlockSpec(shape, _index_map(mapping), memory_space=space)
+
+
+def _space(mapping: Any) -> types.MemorySpace | None:
+    given = mapping.ref_aval.memory_space
+    if isinstance(given, types.MemorySpace):
+        return given
+    name = str(given).lower()
+    if name in _SPACES:
+        return _SPACES[name]
+    raise errors.MemorySpaceError(
+        f"BlockSpec of {mapping.origin}: blocks cannot be in this memory",
+        expected="no memory_space, pl.ANY or one of this package",
+        got=f"memory_space {given}",
+        hint="leave memory_space out for blocks in SMEM",
+    )
+
+
+def _entry(entry: Any, mapping: Any) -> Any:
+    """Returns a dimension of a block shape."""
+    kind = type(entry).__name__
+    if entry is None or kind == "Squeezed":
+        return None
+    if isinstance(entry, int):
+        return entry
+    if kind == "Blocked":
+        return entry.block_size
+    if kind == "Element":
+        return _element(entry)
+    raise errors.UnsupportedError(
+        f"BlockSpec of {mapping.origin}: unknown kind of block dimension",
+        expected="an integer, None, pl.Blocked, pl.Element or pl.Squeezed",
+        got=str(entry),
+        hint="use pl.Element, whose index map counts elements",
+    )
+
+
+def _element(entry: Any) -> Any:
+    if not any(entry.padding):
+        return types.Element(entry.block_size)
+    raise errors.UnsupportedError(
+        "BlockSpec: a padded dimension",
+        expected="pl.Element without padding",
+        got=str(entry),
+        hint="drop the padding: what a block reads outside of the array is zero",
+    )
+
+
+def _index_map(mapping: Any) -> Callable[..., Any]:
+    """Returns the index map as a function, of grid indices and prefetched arrays."""
+    jaxpr = mapping.index_map_jaxpr
+    evaluator = Evaluator(axes=())
+
+    def index_map(*arguments: Any) -> tuple[Any, ...]:
+        return tuple(evaluator.evaluate(jaxpr, arguments))
+
+    return located(index_map, jaxpr)
