@@ -11,7 +11,6 @@ import contextlib
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -357,7 +356,8 @@ def pallas_call_primitive() -> Any:
 
     This package does not import it.
     """
-    return getattr(sys.modules.get("jax.experimental.pallas"), "pallas_call_p", None)
+    # Importing a module enters it into its package.
+    return getattr(vars(jax.experimental).get("pallas"), "pallas_call_p", None)
 
 
 def override_lowering(primitive: Any, platform: str, rule: Callable[..., Any]) -> None:

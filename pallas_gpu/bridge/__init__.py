@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Doors to others: kernels written for JAX's own `pallas_call`, which this package runs.
+"""Kernels written for others: JAX's own `pallas_call` with our parameters.
 
 Importing it registers the lowerings.
 """

@@ -147,18 +147,23 @@ def _may_write(eqn: _jax.JaxprEqn) -> bool:
 def _ours(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Binds an operation of this package to the references of this trace."""
     params = dict(eqn.params)
-    named = ops.unflatten(params.pop("tree"), operands)
-    whole = {name: _joined(x) for name, x in named.items()}
+    if "tree" not in params:  # with a body of its own
+        raise _unsupported(eqn)
+    given = ops.unflatten(params.pop("tree"), operands)
+    whole = jax.tree.map(_joined, given, is_leaf=_is_operand)
     results = ops.bind(eqn.primitive, whole, **params)
     if not eqn.primitive.multiple_results:
         return [results]
     return [] if results is None else list(results)
 
 
+def _is_operand(x: Any) -> bool:
+    return isinstance(x, ops.RefOperand)
+
+
 def _joined(operand: Any) -> Any:
     """Returns an operand whose reference may be a view as one with all its steps."""
-    is_operand = isinstance(operand, ops.RefOperand)
-    if not is_operand or not isinstance(operand.ref, _jax.TransformedRef):
+    if not _is_operand(operand) or not isinstance(operand.ref, _jax.TransformedRef):
         return operand
     base = ops.operand(operand.ref)
     return ops.RefOperand(base.ref, (*base.transforms, *operand.transforms))
@@ -167,7 +172,7 @@ def _joined(operand: Any) -> Any:
 def _unsupported(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
     name = eqn.primitive.name
     return errors.UnsupportedError(
-        f"the operation {name} of JAX's Pallas has no counterpart in this package",
+        f"the operation {name} is not supported in a body of pl.pallas_call",
         expected="operations on arrays, and " + ", ".join(sorted(RULES)),
         got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
         hint=HINTS.get(name, "write the kernel with plgpu.kernel or plgpu.pallas_call"),
@@ -178,7 +183,7 @@ def _unsupported(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
 HINTS: dict[str, str] = {
     **dict.fromkeys(
         ("semaphore_read", "semaphore_signal", "semaphore_wait"),
-        "use a barrier, `plgpu.Barrier()` in scratch_shapes, and plgpu.barrier_arrive "
+        "declare a barrier, plgpu.Barrier, in scratch_shapes; use plgpu.barrier_arrive "
         "and plgpu.barrier_wait",
     ),
 }

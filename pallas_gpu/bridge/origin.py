@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable
 from typing import Any
+
+import jax
 
 from pallas_gpu import _jax
 
 
 def located[**P, T](function: Callable[P, T], jaxpr: Any) -> Callable[P, T]:
-    """Gives a function the line, for messages, of the one that was traced to a jaxpr."""
+    """Gives a function the line, for messages, of the one that was traced to a jaxpr.
+
+    A default of JAX's, such as an index map that the author left out, gives none.
+    """
     name, at, line = _jax.source_of(jaxpr).rpartition(" at ")
-    if at:
+    if at and not line.startswith(os.path.dirname(jax.__file__)):
         path, _, number = line.rpartition(":")
         where = f"{_jax.short_path(path)}:{number} ({name})"
         function.defined_at = where  # type: ignore[attr-defined]
@@ -25,7 +31,8 @@ def with_names(function: Callable[..., Any], names: Any) -> Callable[..., Any]:
 
     Arguments in a pytree have names such as `refs[0]`, which are no identifiers.
     """
-    words = [str(n) if str(n).isidentifier() else f"ref_{i}" for i, n in enumerate(names)]
+    given = [str(name) for name in names]
+    words = [n if n.isidentifier() else f"ref_{i}" for i, n in enumerate(given)]
     if len(set(words)) == len(words):
         kind = inspect.Parameter.POSITIONAL_ONLY
         parameters = [inspect.Parameter(word, kind) for word in words]

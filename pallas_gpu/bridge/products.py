@@ -39,10 +39,13 @@ def _dot_general(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
     _require_precision(eqn)
     (axis_a,), (axis_b,) = contracted
     if min(t.ndim for t in types_of) == 1 and max(t.ndim for t in types_of) <= 2:
-        result = sum_of_products(*(read(x) for x in operands), axis_a, axis_b)
+        a, b = (read(x) for x in operands)
+        result = sum_of_products(a, b, axis_a, axis_b)
     elif all(t.ndim == 2 for t in types_of):
-        a, b = (_matrix(x) for x in operands)
-        result = product(a if axis_a == 1 else a.T, b if axis_b == 0 else b.T)
+        left, right = (_matrix(x) for x in operands)
+        result = product(
+            left if axis_a == 1 else left.T, right if axis_b == 0 else right.T
+        )
     else:
         raise _unsupported(eqn, "a product of arrays with more than two dimensions")
     return [result.astype(eqn.outvars[0].aval.dtype)]
@@ -82,7 +85,6 @@ def _unsupported(eqn: _jax.JaxprEqn, what: str) -> errors.UnsupportedError:
         f"dot_general: {what}",
         expected="a product of two matrices, or of a vector and a matrix",
         got=" and ".join(str(v.aval) for v in eqn.invars),
-        hint="multiply one matrix after the other, `jnp.dot(a_ref[i], b_ref[i])`, in a "
-        "loop or a grid axis",
+        hint="multiply one matrix after the other, in a loop or along a grid axis",
         where=_jax.where_now(),
     )

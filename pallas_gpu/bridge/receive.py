@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.extend.pallas
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, types
 from pallas_gpu.bridge import control, positions, products, references, scratch
 from pallas_gpu.bridge.evaluate import Evaluator
 from pallas_gpu.bridge.origin import located, with_names
@@ -32,7 +32,7 @@ def run(*operands: Any, **params: Any) -> list[Any]:
     """Runs a call of `pl.pallas_call`.
 
     Args:
-      *operands: prefetched arrays, then the other arguments.
+      *operands: traced sizes of the grid, prefetched arrays, the other arguments.
       **params: the parameters of JAX's primitive.
 
     Raises:
@@ -41,7 +41,8 @@ def run(*operands: Any, **params: Any) -> list[Any]:
     """
     mapping, jaxpr = params["grid_mapping"], params["jaxpr"]
     name = params["name"] or _jax.source_of(jaxpr).partition(" at ")[0]
-    _require_static_grid(mapping, name)
+    bounds = iter(operands[: mapping.num_dynamic_grid_bounds])
+    grid = [n if isinstance(n, int) else next(bounds) for n in mapping.grid]
     n_in = mapping.num_inputs
     specs = [block_spec(m) for m in mapping.block_mappings]
     declared = [scratch.declaration(aval) for aval in mapping.scratch_avals]
@@ -57,28 +58,19 @@ def run(*operands: Any, **params: Any) -> list[Any]:
     received = pallas_call(
         with_names(located(body, jaxpr), scratch.names(jaxpr, count)),
         results,
-        grid=mapping.grid,
-        in_specs=specs[:n_in],
-        out_specs=specs[n_in:],
-        scratch_shapes=declared,
+        grid_spec=types.PrefetchScalarGridSpec(
+            num_scalar_prefetch=mapping.num_index_operands,
+            grid=grid,
+            in_specs=specs[:n_in],
+            out_specs=specs[n_in:],
+            scratch_shapes=declared,
+        ),
         input_output_aliases=dict(params["input_output_aliases"]) or None,
         name=name,
         compiler_params=_for_the_grid(params["compiler_params"], mapping, axes),
         interpret=_interpretation(params["interpret"]),
     )
-    return list(received(*operands))
-
-
-def _require_static_grid(mapping: Any, name: str) -> None:
-    dynamic = [n for n in mapping.grid if not isinstance(n, int)]
-    if dynamic:
-        raise errors.UnsupportedError(
-            f"pallas_call {name}: a size of the grid is not static",
-            expected="Python integers",
-            got=str(mapping.grid),
-            hint="launch the largest grid and skip programs with pl.when",
-            where=_jax.where_now(),
-        )
+    return list(received(*operands[mapping.num_dynamic_grid_bounds :]))
 
 
 def _for_the_grid(

@@ -6,9 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import _jax, errors, types
-
-# Memory spaces of JAX's Pallas, by name, in which a scratch array becomes one in SMEM.
-_SHARED = ("default", "any", "smem", "vmem")
+from pallas_gpu.types import values
 
 
 def declaration(aval: Any) -> Any:
@@ -28,15 +26,17 @@ def declaration(aval: Any) -> Any:
         space = aval.memory_space
         return types.ScratchType(space, aval.shape, aval.dtype, aval.storage)
     inner = aval.inner_aval
-    is_array = isinstance(inner, _jax.ShapedArray) and inner.dtype.isbuiltin is not None
-    if is_array and str(aval.memory_space).lower() in _SHARED:
+    is_array = isinstance(inner, _jax.ShapedArray) and values.is_element_type(
+        inner.dtype
+    )
+    if is_array and types.base_aval(aval).memory_space is types.SMEM:
         return types.SMEM(inner.shape, inner.dtype)
     raise errors.MemorySpaceError(
         "a scratch reference is in a memory that has no counterpart",
         expected="an array in SMEM, an accumulator or a barrier",
         got=str(aval),
-        hint="declare it with plgpu.SMEM(shape, dtype), plgpu.ACC(shape, dtype) or "
-        "plgpu.Barrier()",
+        hint="declare it with pl.MemorySpace.DEFAULT(shape, dtype), plgpu.SMEM(shape, "
+        "dtype), plgpu.ACC(shape, dtype) or plgpu.Barrier()",
         where=_jax.where_now(),
     )
 

@@ -6,19 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from pallas_gpu import errors, types
 from pallas_gpu.bridge.evaluate import Evaluator
 from pallas_gpu.bridge.origin import located
-
-# JAX's memory spaces of blocks, by name.
-_SPACES: dict[str, types.MemorySpace | None] = {
-    "default": None,
-    "smem": None,
-    "vmem": None,
-    "any": types.GMEM,
-    "gmem": types.GMEM,
-    "hbm": types.GMEM,
-}
 
 
 def block_spec(mapping: Any) -> types.BlockSpec:
@@ -45,17 +37,14 @@ def block_spec(mapping: Any) -> types.BlockSpec:
     return types.BlockSpec(shape, _index_map(mapping), memory_space=space)
 
 
-def _space(mapping: Any) -> types.MemorySpace | None:
-    given = mapping.ref_aval.memory_space
-    if isinstance(given, types.MemorySpace):
-        return given
-    name = str(given).lower()
-    if name in _SPACES:
-        return _SPACES[name]
+def _space(mapping: Any) -> types.MemorySpace:
+    space = types.base_aval(mapping.ref_aval).memory_space
+    if space in (types.SMEM, types.GMEM):
+        return space
     raise errors.MemorySpaceError(
         f"BlockSpec of {mapping.origin}: blocks cannot be in this memory",
         expected="no memory_space, pl.ANY or one of this package",
-        got=f"memory_space {given}",
+        got=f"memory_space {mapping.ref_aval.memory_space}",
         hint="leave memory_space out for blocks in SMEM",
     )
 
@@ -70,23 +59,14 @@ def _entry(entry: Any, mapping: Any) -> Any:
     if kind == "Blocked":
         return entry.block_size
     if kind == "Element":
-        return _element(entry)
+        return types.Element(entry.block_size, tuple(entry.padding))
+    if kind == "BoundedSlice":
+        return types.BoundedSlice(entry.block_size)
     raise errors.UnsupportedError(
         f"BlockSpec of {mapping.origin}: unknown kind of block dimension",
-        expected="an integer, None, pl.Blocked, pl.Element or pl.Squeezed",
+        expected="an integer, pl.Squeezed, pl.Blocked, pl.Element or pl.BoundedSlice",
         got=str(entry),
         hint="use pl.Element, whose index map counts elements",
-    )
-
-
-def _element(entry: Any) -> Any:
-    if not any(entry.padding):
-        return types.Element(entry.block_size)
-    raise errors.UnsupportedError(
-        "BlockSpec: a padded dimension",
-        expected="pl.Element without padding",
-        got=str(entry),
-        hint="drop the padding: what a block reads outside of the array is zero",
     )
 
 
@@ -96,6 +76,7 @@ def _index_map(mapping: Any) -> Callable[..., Any]:
     evaluator = Evaluator(axes=())
 
     def index_map(*arguments: Any) -> tuple[Any, ...]:
-        return tuple(evaluator.evaluate(jaxpr, arguments))
+        index = evaluator.evaluate(jaxpr, arguments)
+        return tuple(jax.tree.unflatten(mapping.index_map_out_tree, index))
 
     return located(index_map, jaxpr)

@@ -204,7 +204,7 @@ def no_gpu(name: str) -> errors.NoGpuError:
     )
 
 
-# --- kernels inside operations of others -------------------------------------------------
+# --- kernels inside operations of others ----------------------------------------------
 
 _EXPANSIONS: dict[Any, Callable[[_jax.JaxprEqn], Any]] = {}
 

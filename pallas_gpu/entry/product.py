@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -118,8 +117,7 @@ def _require_rows(m: int, n: int) -> None:
         "a matrix product: the tensor core has no instruction of this shape",
         expected=f"M a multiple of {types.WGMMA_ROWS} and N of {types.WGMMA_COLUMNS}",
         got=f"M = {m}, N = {n}",
-        hint="use larger blocks, or write it as a sum of products, "
-        "`jnp.sum(a[:, :, None] * b[None], 1)`",
+        hint="use larger blocks, or pad them with zeros",
         where=_jax.where_now(),
     )
 

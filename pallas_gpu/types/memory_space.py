@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from pallas_gpu.types.refs import SPACES_OF_JAX
 from pallas_gpu.types.spaces.gmem import Gmem
 from pallas_gpu.types.spaces.registers import Regs
-from pallas_gpu.types.spaces.resource import Resource
 from pallas_gpu.types.spaces.smem import Smem
 from pallas_gpu.types.spaces.tmem import Tmem
 
@@ -14,4 +14,7 @@ SMEM = Smem()
 TMEM = Tmem()
 REGS = Regs()
 
-Resource.of_captured_refs = GMEM
+# A `jax.Ref`, which a kernel closes over, has none.
+SPACES_OF_JAX.update(
+    none=GMEM, default=SMEM, smem=SMEM, vmem=SMEM, any=GMEM, gmem=GMEM, hbm=GMEM
+)

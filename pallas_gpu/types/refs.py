@@ -318,6 +318,10 @@ class KernelRef(IndexableRef):
         return hash((KernelRef, self.inner_aval, self.memory_space, self.storage))
 
 
+# JAX's memory spaces, by name, as those in which this package has such references.
+SPACES_OF_JAX: dict[str, Resource] = {}
+
+
 @expect.arguments(ref=expect.anything, permutation=expect.anything)
 def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
     """Returns a view of a reference with its dimensions permuted.
@@ -345,13 +349,16 @@ def transpose_ref(ref: Any, permutation: Sequence[int]) -> RefView:
 def base_aval(ref: Any) -> Any:
     """Returns the abstract reference under a tracer, a view or an abstract value.
 
-    A `jax.Ref` that a kernel closes over is a reference in GMEM.
+    A `jax.Ref` that a kernel closes over, and references in a body of JAX's own
+    `pallas_call`, are described as this package will have them.
     """
     while isinstance(ref, _jax.TransformedRef):
         ref = ref.ref
     aval = ref if isinstance(ref, _jax.AbstractRef) else values.abstract(ref)
-    if type(aval) is _jax.AbstractRef and aval.memory_space is None:
-        return KernelRef(aval.inner_aval, Resource.of_captured_refs)
+    if type(aval) is _jax.AbstractRef:
+        space = SPACES_OF_JAX.get(str(aval.memory_space).lower(), aval.memory_space)
+        if isinstance(space, Resource):
+            return KernelRef(aval.inner_aval, space)
     return aval if isinstance(aval, _jax.AbstractRef) else None
 
 

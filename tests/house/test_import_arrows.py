@@ -45,6 +45,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "runtime": (*_LOWERING, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
     "pipeline": _ENTRY,
+    # What receives kernels of others turns them into calls of ours.
+    "bridge": (*_ENTRY, "pipeline"),
     # Ready kernels are written on the public names, as their users would.
     "ops": ("errors", "expect", "arch"),
 }

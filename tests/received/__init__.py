@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels written for JAX's own Pallas; only their compiler_params are this package's."""
+"""Kernels written for JAX's own Pallas, but for their compiler_params."""

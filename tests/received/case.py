@@ -30,5 +30,5 @@ class Case:
 
 
 def params(*kinds: str, **options: Any) -> plgpu.CompilerParams:
-    """Our compiler parameters, with the semantics of the grid's axes if there are any."""
+    """Our compiler parameters, with the kinds of the grid's axes if there are any."""
     return plgpu.CompilerParams(dimension_semantics=kinds or None, **options)

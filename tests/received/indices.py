@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels whose accesses depend on data: gather, histogram, scalar prefetch, aliases."""
+"""Kernels whose accesses depend on data: gather, histogram, prefetch, aliases."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from tests.received.case import Case, params
 
@@ -53,7 +54,42 @@ def histogram(x, *, bins=64, block=128):
     )(x)
 
 
+def take_blocks_kernel(table_ref, x_ref, o_ref):
+    # Also the body reads the prefetched table.
+    o_ref[...] = x_ref[...] + table_ref[pl.program_id(0)].astype(x_ref.dtype)
+
+
+def take_blocks(table, x, *, block=16):
+    """Copies the blocks of rows that a table names, by an index map that reads it."""
+    columns = x.shape[1]
+    return pl.pallas_call(
+        take_blocks_kernel,
+        out_shape=jax.ShapeDtypeStruct((table.shape[0] * block, columns), x.dtype),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(table.shape[0],),
+            in_specs=[pl.BlockSpec((block, columns), lambda i, table: (table[i], 0))],
+            out_specs=pl.BlockSpec((block, columns), lambda i, table: (i, 0)),
+        ),
+        compiler_params=params("arbitrary", max_concurrent_steps=2),
+    )(table, x)
+
+
+def take_blocks_reference(table, x):
+    blocks = x.reshape(-1, 16, x.shape[1])[table.astype(int)]
+    return (blocks + table[:, None, None]).reshape(-1, x.shape[1])
+
+
 CASES = {
+    "scalar prefetch": Case(
+        take_blocks,
+        lambda rng: (
+            jnp.asarray([3, 0, 3, 1], jnp.int32),
+            jnp.asarray(rng.standard_normal((64, 128)), jnp.float32),
+        ),
+        take_blocks_reference,
+        1e-6,
+    ),
     "gather by a dynamic index": Case(
         gather,
         lambda rng: (

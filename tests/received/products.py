@@ -21,9 +21,7 @@ def matmul_kernel(a_ref, b_ref, o_ref, sum_ref):
     def _():
         sum_ref[...] = jnp.zeros_like(sum_ref)
 
-    sum_ref[...] += jnp.dot(
-        a_ref[...], b_ref[...], preferred_element_type=jnp.float32
-    )
+    sum_ref[...] += jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
 
     @pl.when(k == pl.num_programs(2) - 1)
     def _():
@@ -41,7 +39,7 @@ def matmul(a, b, *, bm=64, bn=64, bk=64):
             pl.BlockSpec((bk, bn), lambda i, j, k: (k, j)),
         ],
         out_specs=pl.BlockSpec((bm, bn), lambda i, j, k: (i, j)),
-        scratch_shapes=[pl.MemoryRef(jax.core.ShapedArray((bm, bn), jnp.float32), pl.ANY)],
+        scratch_shapes=[pl.MemorySpace.DEFAULT((bm, bn), jnp.float32)],
         compiler_params=params(
             "parallel", "parallel", "arbitrary", max_concurrent_steps=2
         ),
@@ -60,9 +58,7 @@ def attention_kernel(q_ref, k_ref, v_ref, o_ref, max_ref, sum_ref, acc_ref, *, s
 
     @pl.when(j * keys <= i * rows + rows - 1)
     def _():
-        scores = jnp.dot(
-            q_ref[...], k_ref[...].T, preferred_element_type=jnp.float32
-        )
+        scores = jnp.dot(q_ref[...], k_ref[...].T, preferred_element_type=jnp.float32)
         row = i * rows + lax.broadcasted_iota(jnp.int32, scores.shape, 0)
         column = j * keys + lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         scores = jnp.where(column <= row, scores * scale, -1e30)
@@ -83,8 +79,8 @@ def attention_kernel(q_ref, k_ref, v_ref, o_ref, max_ref, sum_ref, acc_ref, *, s
 
 def attention(q, k, v, *, block=64):
     heads, length, width = q.shape
-    per_row = pl.MemoryRef(jax.core.ShapedArray((block,), jnp.float32), pl.ANY)
-    sums = pl.MemoryRef(jax.core.ShapedArray((block, width), jnp.float32), pl.ANY)
+    per_row = pl.MemorySpace.DEFAULT((block,), jnp.float32)
+    sums = pl.MemorySpace.DEFAULT((block, width), jnp.float32)
     keys = pl.BlockSpec((None, block, width), lambda h, i, j: (h, j, 0))
     rows = pl.BlockSpec((None, block, width), lambda h, i, j: (h, i, 0))
     return pl.pallas_call(

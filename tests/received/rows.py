@@ -12,10 +12,6 @@ from jax.experimental import pallas as pl
 from tests.received.case import Case, params
 
 
-def _shared(shape, dtype=jnp.float32):
-    return pl.MemoryRef(jax.core.ShapedArray(shape, dtype), pl.ANY)
-
-
 def add_kernel(x_ref, y_ref, o_ref):
     o_ref[...] = x_ref[...] + y_ref[...]
 
@@ -106,7 +102,7 @@ def recurrence(x, decay, *, time=16, width=128):
             pl.BlockSpec((width,), lambda c, t: (c,)),
         ],
         out_specs=pl.BlockSpec((time, width), lambda c, t: (t, c)),
-        scratch_shapes=[_shared((width,))],
+        scratch_shapes=[pl.MemorySpace.DEFAULT((width,), jnp.float32)],
         compiler_params=params("parallel", "arbitrary", max_concurrent_steps=2),
     )(x, decay)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels of JAX's own Pallas run in the emulator, compile offline, and run on a GPU."""
+"""Kernels of JAX's own Pallas in the emulator, compiled offline, and on a GPU."""
 
 from __future__ import annotations
 

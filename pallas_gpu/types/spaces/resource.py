@@ -41,7 +41,6 @@ class Resource:
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
       declared_by: how a kernel gets a reference to it, for hints.
-      of_captured_refs: the resource of each `jax.Ref` that a body closes over.
     """
 
     name: ClassVar[str]
@@ -50,7 +49,6 @@ class Resource:
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[arch.Feature | None] = None
     declared_by: ClassVar[str]
-    of_captured_refs: ClassVar[Resource]
 
     def __str__(self) -> str:
         return self.name.lower()

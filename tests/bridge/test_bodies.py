@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the bodies of received calls may contain, and how mistakes in them are told."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jax.experimental.pallas import triton as pltriton
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+X = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+F32 = jnp.float32
+
+
+def call(body, *args, out=None, grid=(), **options):
+    """Calls a body over whole arrays."""
+    out = jax.ShapeDtypeStruct(X.shape, F32) if out is None else out
+    return pl.pallas_call(
+        body,
+        out_shape=out,
+        grid=grid,
+        compiler_params=plgpu.CompilerParams(),
+        **options,
+    )(*args)
+
+
+def lowers(body, *args, **options):
+    """Both semantics have a module for it; raises otherwise."""
+    return plgpu.offline.lower(lambda *a: call(body, *a, **options), *args)
+
+
+def check(body, expected, *args, **options):
+    out = call(body, *args, **options)
+    np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-5)
+    lowers(body, *args, **options)
+
+
+def test_loops_branches_and_slices():
+    def body(x_ref, o_ref):
+        @pl.loop(0, 4)
+        def _(i):
+            rows = pl.ds(pl.multiple_of(i * 16, 16), 16)
+
+            @pl.when(i % 2 == 0)
+            def _():
+                o_ref[rows, :] = x_ref[rows, :]
+
+            @pl.when(i % 2 == 1)
+            def _():
+                o_ref[rows, :] = -x_ref[rows, :]
+
+    sign = np.where(np.arange(64) // 16 % 2, -1, 1)[:, None]
+    check(body, X * sign, X)
+
+
+def test_a_switch_a_while_loop_and_a_jitted_function():
+    @jax.jit
+    def scaled(x, factor):
+        return x * factor
+
+    def body(x_ref, o_ref):
+        def halve(state):
+            i, factor = state
+            return i + 1, factor / 2
+
+        _, factor = lax.while_loop(lambda s: s[0] < 3, halve, (0, 8.0))
+        x = scaled(x_ref[...], factor)
+        o_ref[...] = lax.switch(
+            (x_ref[0, 0] > 100).astype(jnp.int32) + 1,
+            [lambda: x + 1, lambda: x + 2, lambda: x + 3],
+        )
+
+    check(body, X + 2, X)
+
+
+def test_scoped_scratch():
+    def body(x_ref, o_ref):
+        def with_tile(tile_ref, other_ref):
+            tile_ref[...] = x_ref[...]
+            other_ref[...] = tile_ref[...] * 2
+            return jnp.max(other_ref[...])
+
+        largest = pl.run_scoped(
+            with_tile,
+            pl.MemorySpace.DEFAULT(X.shape, F32),
+            plgpu.SMEM(X.shape, F32),
+        )
+        o_ref[...] = x_ref[...] + largest
+
+    check(body, X + 2 * X.max(), X)
+
+
+def test_masked_loads_and_stores():
+    def body(x_ref, o_ref):
+        column = lax.broadcasted_iota(jnp.int32, x_ref.shape, 1)
+        x = pltriton.load(x_ref, mask=column < 100, other=7.0)
+        o_ref[...] = jnp.zeros_like(o_ref)
+        pltriton.store(o_ref, x, mask=column >= 50)
+
+    column = np.arange(128)
+    expected = np.where(column < 50, 0, np.where(column < 100, X, 7))
+    check(body, expected, X)
+
+
+def test_squeezed_and_element_dimensions():
+    def body(x_ref, o_ref):
+        assert x_ref.shape == (10, 128)
+        o_ref[...] = x_ref[0:8] + x_ref[2:10]
+
+    out = call(
+        body,
+        X.reshape(2, 32, 128),
+        grid=(2, 3),
+        out=jax.ShapeDtypeStruct((2, 24, 128), F32),
+        in_specs=[
+            pl.BlockSpec(
+                (pl.Squeezed(), pl.Element(10), pl.Element(128)),
+                lambda i, j: (i, 8 * j, 0),
+            )
+        ],
+        out_specs=pl.BlockSpec((None, 8, 128), lambda i, j: (i, j, 0)),
+    )
+    x = X.reshape(2, 32, 128)
+    np.testing.assert_allclose(out, x[:, 0:24] + x[:, 2:26])
+
+
+def test_the_sum_of_a_references_part_and_a_value():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl_ref = o_ref.at[0:32]
+        pl_ref[...] += 1
+
+    expected = X.copy()
+    expected[:32] += 1
+    check(body, expected, X)
+
+
+def test_operations_of_this_package_on_its_references_and_on_blocks():
+    def body(x_ref, o_ref, tile_ref, barrier_ref):
+        plgpu.copy_gmem_to_smem(x_ref, tile_ref, barrier_ref)
+        plgpu.barrier_wait(barrier_ref)
+        x = plgpu.layout_cast(tile_ref[...], plgpu.Layout.WGMMA)
+
+        @plgpu.when(pl.program_id(0) == 0)
+        def _():
+            o_ref[...] = x + plgpu.broadcasted_iota(F32, x.shape, 1)
+
+    check(
+        body,
+        X + np.arange(128),
+        X,
+        grid=(1,),
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        scratch_shapes=[plgpu.SMEM(X.shape, F32), plgpu.Barrier()],
+    )
+
+
+def test_wgmma_of_blocks_into_an_accumulator():
+    def body(a_ref, b_ref, o_ref, acc_ref):
+        plgpu.wgmma(acc_ref, a_ref, b_ref)
+        o_ref[...] = acc_ref[...]
+
+    a, b = X[:, :64].astype(jnp.bfloat16), X.astype(jnp.bfloat16)
+    expected = np.float32(a) @ np.float32(b)
+    check(body, expected, a, b, scratch_shapes=[plgpu.ACC((64, 128), F32)])
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+def test_a_store_out_of_bounds_names_the_line():
+    def body(x_ref, index_ref, o_ref):
+        o_ref[index_ref[0]] = x_ref[0]  # this line
+
+    with pytest.raises(Exception, match="OutOfBounds") as caught:
+        call(body, X, np.array([64, 0, 0, 0], np.int32))
+    assert "this line" in str(caught.value)
+
+
+def test_a_race_of_two_programs_is_found():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...] + pl.program_id(0)
+
+    with pytest.raises(Exception, match="RaceError"):
+        call(body, X, grid=(2,), out_specs=pl.BlockSpec(memory_space=pl.ANY))
+
+
+def test_a_block_that_several_programs_write_is_refused():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(errors.ArgumentError, match="several CTAs write") as caught:
+        call(body, X, grid=(2,))
+    assert "test_bodies.py" in str(caught.value)
+
+
+def test_an_operation_without_a_counterpart_is_refused_with_its_line():
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.sort(x_ref[...], axis=1)  # this line
+
+    with pytest.raises(errors.UnsupportedError, match="sort") as caught:
+        call(body, X)
+    assert "this line" in str(caught.value)
+
+
+def test_an_operation_of_jaxs_pallas_on_references_is_refused_with_its_line():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl.delay(100)  # this line
+
+    with pytest.raises(errors.UnsupportedError, match="delay") as caught:
+        call(body, X)
+    assert "this line" in str(caught.value)
+
+
+def test_scratch_in_another_memory_is_refused():
+    with pytest.raises(errors.MemorySpaceError, match="no counterpart"):
+        call(
+            lambda x_ref, o_ref, s_ref: None,
+            X,
+            scratch_shapes=[pl.MemoryRef(jax.core.ShapedArray((8,), F32), pl.ANY)],
+        )
+
+
+def test_a_semaphore_is_refused():
+    def body(x_ref, o_ref, sem_ref):
+        pl.semaphore_signal(sem_ref)
+
+    with pytest.raises(errors.MemorySpaceError, match="no counterpart"):
+        call(body, X, scratch_shapes=[pltpu.SemaphoreType.REGULAR])
+
+
+def test_buffers_of_one_block_are_refused():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(errors.UnsupportedError, match="pipeline_mode"):
+        call(
+            body,
+            X,
+            in_specs=[pl.BlockSpec(X.shape, pipeline_mode=pl.Buffered(2))],
+        )

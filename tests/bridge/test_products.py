@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of blocks and of values: operands of any type and order."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.experimental import pallas as pl
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+RNG = np.random.default_rng(0)
+# float32 is read as tf32, 10 bits of mantissa; sums of 8-bit floats have 13 bits.
+TYPES = {"bfloat16": 1e-5, "float32": 1e-2, "int8": 0.0, "float8_e4m3fn": 2e-4}
+
+
+def call(body, out, *args, **options):
+    return pl.pallas_call(
+        body, out_shape=out, compiler_params=plgpu.CompilerParams(), **options
+    )(*args)
+
+
+def numbers(dtype, *shape):
+    if dtype == "int8":
+        return jnp.asarray(RNG.integers(-8, 8, shape), jnp.int8)
+    return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+def float64(x):
+    return np.asarray(x).astype(np.float64)
+
+
+@pytest.mark.parametrize("turned", [(0, 0), (1, 0), (0, 1), (1, 1)])
+@pytest.mark.parametrize("dtype", TYPES)
+def test_blocks_in_any_order(dtype, turned):
+    """Transposes are given to the tensor core where it has them."""
+    a, b = numbers(dtype, 64, 64), numbers(dtype, 64, 128)
+    out = jnp.int32 if dtype == "int8" else jnp.float32
+
+    def body(a_ref, b_ref, o_ref):
+        x, y = a_ref[...], b_ref[...]
+        o_ref[...] = jnp.dot(
+            x.T if turned[0] else x,
+            y.T if turned[1] else y,
+            preferred_element_type=out,
+        )
+
+    def product(a, b):
+        return call(body, jax.ShapeDtypeStruct((64, 128), out), a, b)
+
+    stored = (a.T if turned[0] else a, b.T if turned[1] else b)
+    result = product(*stored)
+    scale = np.abs(float64(a)) @ np.abs(float64(b))
+    assert np.all(abs(result - float64(a) @ float64(b)) <= TYPES[dtype] * scale)
+    plgpu.offline.lower(product, *stored)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_values_in_registers(dtype):
+    """The left one stays in registers if the tensor core reads its type there."""
+    a, b = numbers(dtype, 64, 64), numbers(dtype, 128, 64)
+    out = jnp.int32 if dtype == "int8" else jnp.float32
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = lax.dot_general(
+            a_ref[...] + a_ref[...],
+            b_ref[...] * 2,
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=out,
+        )
+
+    def product(a, b):
+        return call(body, jax.ShapeDtypeStruct((64, 128), out), a, b)
+
+    scale = 4 * np.abs(float64(a)) @ np.abs(float64(b)).T
+    difference = product(a, b) - 4 * float64(a) @ float64(b).T
+    assert np.all(abs(difference) <= TYPES[dtype] * scale)
+    plgpu.offline.lower(product, a, b)
+
+
+def test_more_columns_than_an_instruction_has():
+    a, b = numbers("bfloat16", 64, 32), numbers("bfloat16", 32, 320)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], b_ref[...], preferred_element_type=jnp.float32)
+
+    def product(a, b):
+        return call(body, jax.ShapeDtypeStruct((64, 320), jnp.float32), a, b)
+
+    expected = float64(a) @ float64(b)
+    np.testing.assert_allclose(product(a, b), expected, atol=1e-4)
+    plgpu.offline.lower(product, a, b)
+
+
+def test_vectors():
+    v, m = numbers("float32", 64), numbers("float32", 64, 128)
+
+    def body(v_ref, m_ref, rows_ref, columns_ref, total_ref):
+        rows_ref[...] = jnp.dot(v_ref[...], m_ref[...])
+        columns_ref[...] = jnp.dot(m_ref[...].T, v_ref[...])
+        total_ref[...] = jnp.full((128,), jnp.dot(v_ref[...], v_ref[...]))
+
+    def products(v, m):
+        return call(body, [jax.ShapeDtypeStruct((128,), jnp.float32)] * 3, v, m)
+
+    rows, columns, total = products(v, m)
+    np.testing.assert_allclose(rows, float64(v) @ float64(m), atol=1e-4)
+    np.testing.assert_allclose(columns, rows, atol=1e-4)
+    np.testing.assert_allclose(total, float64(v) @ float64(v), atol=1e-4)
+    plgpu.offline.lower(products, v, m)
+
+
+def test_an_operand_that_is_overwritten_before_the_product():
+    """A load that is postponed does not see a later store."""
+    a, b = numbers("bfloat16", 64, 64), numbers("bfloat16", 64, 64)
+
+    def body(a_ref, b_ref, o_ref, tile_ref):
+        tile_ref[...] = a_ref[...]
+        before = tile_ref[...].T
+        tile_ref[...] = jnp.zeros_like(tile_ref)
+        o_ref[...] = jnp.dot(before, b_ref[...], preferred_element_type=jnp.float32)
+
+    scratch = plgpu.SMEM((64, 64), jnp.bfloat16)
+    out = call(
+        body,
+        jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        a,
+        b,
+        scratch_shapes=[scratch],
+    )
+    np.testing.assert_allclose(out, float64(a).T @ float64(b), atol=1e-4)
+
+
+def test_a_product_of_blocks_reads_them_from_smem():
+    """Nothing is loaded to registers on the way."""
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(
+            a_ref[...], b_ref[...].T, preferred_element_type=jnp.float32
+        )
+
+    a = numbers("bfloat16", 64, 64)
+    (report,) = plgpu.offline.lower(
+        lambda a: call(body, jax.ShapeDtypeStruct((64, 64), jnp.float32), a, a), a
+    )
+    # The accumulator is read and the result is written; no block is read.
+    assert report.jaxpr.count("<- ") == 2
+
+
+@pytest.mark.parametrize(
+    ("shapes", "precision", "what"),
+    [
+        (((64, 64), (64, 64)), "highest", "precision"),
+        (((2, 64, 64), (2, 64, 64)), None, "batch"),
+        (((32, 64), (64, 64)), None, "no instruction of this shape"),
+    ],
+)
+def test_what_the_tensor_core_does_not_have_is_refused(shapes, precision, what):
+    a, b = (numbers("float32", *shape) for shape in shapes)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.matmul(a_ref[...], b_ref[...], precision=precision)
+
+    with pytest.raises(errors.PallasGpuError, match=what) as caught:
+        call(body, jax.eval_shape(jnp.matmul, a, b), a, b)
+    assert "test_products.py" in str(caught.value)
