@@ -224,35 +224,98 @@ def test_a_barrier_that_nobody_completes_is_a_deadlock():
     assert "test_transformations.py" in str(info.value.got)
 
 
-@pytest.mark.parametrize(
-    "transform",
-    [
-        jax.jit,
-        lambda k: jax.jit(jax.vmap(lambda x: k(x), axis_size=2, in_axes=None)),
-        lambda k: lambda x: jax.lax.scan(lambda c, _: (k(c), None), x, length=2),
-        lambda k: jax.jit(jax.grad(lambda x: with_a_rule(k)(x).sum())),
-    ],
-    ids=["jit", "vmap", "scan", "grad"],
-)
-def test_under_jit_the_report_comes_first_once_and_is_short(transform, caplog):
-    def body(x, o, barrier):
-        plgpu.barrier_wait(barrier)
+JITTED = {
+    "jit": jax.jit,
+    "vmap": lambda k: jax.jit(jax.vmap(lambda x: k(x), axis_size=2, in_axes=None)),
+    "scan": lambda k: lambda x: jax.lax.scan(lambda c, _: (k(c), None), x, length=2),
+    "grad": lambda k: jax.jit(jax.grad(lambda x: with_a_rule(k)(x).sum())),
+}
+jitted = pytest.mark.parametrize("transform", JITTED.values(), ids=JITTED.keys())
 
-    line = body.__code__.co_firstlineno + 1
-    f = transform(make(body, scratch_types=[plgpu.Barrier()]))
-    with pytest.raises(Exception, match="deadlock: 1 of ") as info:
-        jax.block_until_ready(f(numbers()))
+
+def waiting(x, o, barrier):
+    plgpu.barrier_wait(barrier)
+
+
+def racing(x, o):
+    o[...] = x[...] + jax.lax.axis_index("i")
+
+
+def require_report(info, name, line, source):
+    """The error of JAX's runtime: its own line, the kernel's line, the report."""
     prefix, place, what, *rest = str(info.value).splitlines()
     assert prefix.startswith("INTERNAL: CpuCallback error")
     assert f'test_transformations.py", line {line}, in ' in place
-    assert place.endswith("body")
-    assert what.startswith("DeadlockError: deadlock: 1 of ")
-    for part in ("expected:", "got:", "hint:", "at:", "0 of 1 arrivals"):
-        assert part in "\n".join(rest)
+    assert what.startswith(name)
+    text = "\n".join(rest)
+    for part in ("expected:", "got:", "hint:", "at:", source):
+        assert part in text
     seen = "".join(traceback.format_exception(info.value))
-    assert seen.count("deadlock: 1 of ") == 1
+    assert seen.count(what) == 1
     assert len(seen.splitlines()) <= 25
+
+
+@jitted
+def test_under_jit_the_report_comes_first_once_and_is_short(transform, caplog):
+    f = transform(make(waiting, scratch_types=[plgpu.Barrier()]))
+    with pytest.raises(Exception, match="deadlock: 1 of ") as info:
+        jax.block_until_ready(f(numbers()))
+    line = waiting.__code__.co_firstlineno + 1
+    require_report(info, "DeadlockError: deadlock", line, "plgpu.barrier_wait(barrier)")
+    assert "0 of 1 arrivals" in str(info.value)
     assert not caplog.records, "JAX logs the error a second time"
+
+
+@jitted
+def test_a_race_under_jit_is_a_report_of_jax(transform):
+    f = transform(make(racing, grid=(2,), grid_names=("i",)))
+    with pytest.raises(jax.errors.JaxRuntimeError) as info:
+        jax.block_until_ready(f(numbers()))
+    line = racing.__code__.co_firstlineno + 1
+    require_report(info, "RaceError: output 0", line, "o[...] = x[...] + jax.lax.axis")
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        lambda k: lambda xs: k(xs[0]),
+        jax.vmap,
+        lambda k: jax.grad(lambda xs: with_a_rule(k)(xs[0]).sum()),
+    ],
+    ids=["eager", "vmap", "grad"],
+)
+def test_without_jit_a_race_is_a_race_error(transform):
+    f = transform(make(racing, grid=(2,), grid_names=("i",)))
+    with pytest.raises(errors.RaceError) as info:
+        f(numbers(1, 64, 128))
+    assert "o[...] = x[...] + jax.lax.axis_index" in str(info.value)
+
+
+def test_a_race_is_a_race_error_where_jit_is_disabled():
+    f = jax.jit(make(racing, grid=(2,), grid_names=("i",)))
+    with jax.disable_jit(), pytest.raises(errors.RaceError):
+        f(numbers())
+
+
+def test_the_report_of_many_threads_that_wait_is_short():
+    def body(x, o, barriers):
+        for i in range(16):
+            wg = jax.lax.axis_index("wg")
+            at = jax.lax.axis_index("c") * 2 + wg
+
+            @plgpu.when(at == i)
+            def _(i=i):
+                plgpu.barrier_wait(barriers.at[i])
+
+    k = make(
+        body, cluster=(8,), cluster_names=("c",), num_threads=2, thread_name="wg",
+        scratch_types=[plgpu.Barrier(num_barriers=16)],
+    )  # fmt: skip
+    with pytest.raises(Exception, match="16 of 16 warpgroups wait") as info:
+        jax.jit(k)(numbers())
+    seen = "".join(traceback.format_exception(info.value))
+    assert "... and 12 more" in seen
+    assert len(seen.splitlines()) <= 25
 
 
 def test_an_eager_error_shows_the_users_frames_only():

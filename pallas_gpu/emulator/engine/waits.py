@@ -7,8 +7,9 @@ import dataclasses
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Protocol
 
-# A report of thousands of threads would be unreadable.
-_LISTED = 32
+# A report of two lines for each state, in a traceback, has at most 25 lines.
+_LISTED_STATES = 4
+_LISTED_NAMES = 8
 
 
 @dataclasses.dataclass(slots=True)
@@ -59,19 +60,28 @@ class Positioned(Protocol):
 
 
 def positions(threads: Iterable[Positioned]) -> str:
-    """Returns a line per thread: its position and what it waits for."""
-    threads = list(threads)
-    lines = []
-    for thread in threads[:_LISTED]:
-        if thread.done:
-            lines.append(f"{thread.name}: has ended")
-        elif thread.wait is not None:
-            lines.append(
-                f"{thread.name}: waits for {thread.wait.what} at {thread.where()}\n"
-                f"    {thread.wait.state()}"
-            )
-        else:
-            lines.append(f"{thread.name}: runs at {thread.where()}")
-    if len(threads) > _LISTED:
-        lines.append(f"... and {len(threads) - _LISTED} more")
+    """Returns what threads wait for, and where; those in one state together."""
+    states: dict[str, list[str]] = {}
+    for thread in threads:
+        states.setdefault(_state(thread), []).append(thread.name)
+    lines = [f"{_some(names)}: {state}" for state, names in states.items()]
+    if len(lines) > _LISTED_STATES:
+        rest = list(states.values())[_LISTED_STATES:]
+        lines[_LISTED_STATES:] = [f"... and {sum(map(len, rest))} more"]
     return "\n".join(lines)
+
+
+def _state(thread: Positioned) -> str:
+    if thread.done:
+        return "has ended"
+    if thread.wait is None:
+        return f"runs at {thread.where()}"
+    wait = thread.wait
+    return f"waits for {wait.what} at {thread.where()}\n    {wait.state()}"
+
+
+def _some(names: list[str]) -> str:
+    """Returns names of threads, as many as fit in a line."""
+    more = len(names) - _LISTED_NAMES
+    listed = ", ".join(names[:_LISTED_NAMES])
+    return f"{listed} and {more} more" if more > 0 else listed

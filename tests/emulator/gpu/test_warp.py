@@ -188,7 +188,8 @@ def test_warps_that_wait_for_each_other_are_a_deadlock():
     text = str(caught.value)
     assert "2 of 4 warpgroups and warps wait" in text
     assert "warp 0 of warpgroup 0 of the only CTA: waits for phase 0" in text
-    assert "warp 2 of warpgroup 0 of the only CTA: has ended" in text
+    assert "warp 2 of warpgroup 0 of the only CTA, warp 3 of" in text
+    assert "only CTA: has ended" in text
     assert "waits for its four warps to end" in text
     assert "2 of 4 warps have ended" in text
 
