@@ -89,6 +89,7 @@ __all__ = [
     "check_types_under_axes",
     "consts_of",
     "convert_constvars_jaxpr",
+    "enclosing_axes",
     "eval_jaxpr",
     "get_p",
     "is_export",
@@ -181,6 +182,11 @@ def vary_alike(operands: Sequence[Any]) -> list[Any]:
         else x
         for x in operands
     ]
+
+
+def enclosing_axes() -> dict[Any, int]:
+    """Returns names and sizes of the axes that `jax.lax.axis_index` knows here."""
+    return dict(_core.get_axis_env().axis_sizes)
 
 
 def results_vary_with(operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:

@@ -41,6 +41,21 @@ class BatchAxis:
 
 
 @dataclasses.dataclass(frozen=True)
+class EnclosingAxis:
+    """An axis around the call, of `jax.shard_map` or `jax.vmap`, that the body names.
+
+    Attributes:
+      name: name of the axis.
+      size: its size.
+      operand: the input that contains the position on it, an int32 of shape (1,).
+    """
+
+    name: Any
+    size: int
+    operand: int
+
+
+@dataclasses.dataclass(frozen=True)
 class CallParams:
     """The parameters of the kernel primitive, by name.
 
@@ -55,6 +70,7 @@ class CallParams:
       name: name of the kernel.
       aliases: pairs (operand, result) that are one array: the operand is its initial
         contents. The body uses the result's reference.
+      enclosing: axes around the call on which the body asks for its position.
     """
 
     jaxpr: _jax.Jaxpr
@@ -65,6 +81,7 @@ class CallParams:
     interpret: types.InterpretParams | bool | None
     name: str
     aliases: tuple[tuple[int, int], ...] = ()
+    enclosing: tuple[EnclosingAxis, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Returns the parameters as keyword arguments of the primitive."""
@@ -93,7 +110,12 @@ def _kernel_types(*operands, out_avals, **__):
     return _jax.results_vary_with(operands, out_avals)
 
 
-_jax.check_types_under_axes(kernel_p, lambda params: params["mesh"].axes)
+def _axes(params: dict[str, Any]) -> Sequence[tuple[str, int]]:
+    around = [(axis.name, axis.size) for axis in params["enclosing"]]
+    return [*around, *params["mesh"].axes]
+
+
+_jax.check_types_under_axes(kernel_p, _axes)
 
 
 def resolve_interpret(interpret: Any) -> types.InterpretParams | bool | None:

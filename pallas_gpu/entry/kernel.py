@@ -373,6 +373,7 @@ def launch_body(
         interpret=call.resolve_interpret(interpret),
         name=name,
         aliases=traced.aliases,
+        enclosing=traced.enclosing,
     )
     operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
     results = call.kernel_p.bind(*operands, **params.as_dict())

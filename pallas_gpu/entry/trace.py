@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import captured_refs, check, jax_errors, mutable, scope
+from pallas_gpu.entry import call, captured_refs, check, jax_errors, mutable, scope
 from pallas_gpu.walk import bodies, walk
 
 
@@ -25,11 +25,14 @@ class TracedBody:
       captured: values that the body closes over. Each became an input: a scalar one of
         shape (1,), a `jax.Ref` one of its contents.
       aliases: pairs (input, output) that are one array.
+      enclosing: axes around the call that the body names. The positions on them are the
+        last of the captured values.
     """
 
     jaxpr: _jax.Jaxpr
     captured: tuple[Any, ...]
     aliases: tuple[tuple[int, int], ...]
+    enclosing: tuple[call.EnclosingAxis, ...]
 
 
 def gmem_ref(shape: Sequence[int], dtype: Any) -> types.KernelRef:
@@ -72,13 +75,21 @@ def trace_body(
         _require_no_result(body, out_tree, name)
         captured = _captured(closed, name)
         _refuse_arrays_of_calls(closed.jaxpr, name)
-        if captured:
-            closed, arrays = _lift(closed, arrays, captured, mesh)
+        around = _enclosing_axes(closed.jaxpr, mesh)
+        positions = [jax.lax.axis_index(axis) for axis in around]
+        if captured or positions:
+            closed, arrays = _lift(closed, arrays, captured, positions, mesh)
+        n_before = len(arrays.inputs) - len(positions)
+        enclosing = tuple(
+            call.EnclosingAxis(axis, size, n_before + i)
+            for i, (axis, size) in enumerate(around.items())
+        )
         check.check_jaxpr(closed.jaxpr, mesh)
         check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
         closed, arrays = _without_unwritten(closed, arrays, mesh)
-    return TracedBody(closed.jaxpr, tuple(captured), arrays.aliases)
+    values = (*captured, *positions)
+    return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,22 +223,43 @@ def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
     return None if first is None else first.where
 
 
+def _enclosing_axes(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> dict[Any, int]:
+    """Returns the axes around the call whose positions a body asks for, with sizes."""
+    known, own = _jax.enclosing_axes(), [name for name, _ in mesh.axes]
+    named = (
+        site.eqn.params["axis_name"]
+        for site in walk(jaxpr)
+        if site.eqn.primitive is jax.lax.axis_index_p
+    )
+    return {axis: known[axis] for axis in named if axis in known and axis not in own}
+
+
 def _lift(
-    closed: _jax.ClosedJaxpr, arrays: _Arrays, captured: Sequence[Any], mesh: types.Mesh
+    closed: _jax.ClosedJaxpr,
+    arrays: _Arrays,
+    captured: Sequence[Any],
+    positions: Sequence[Any],
+    mesh: types.Mesh,
 ) -> tuple[_jax.ClosedJaxpr, _Arrays]:
-    """Replaces captured values by inputs: a scalar by a read of a (1,)-shaped one."""
+    """Replaces captured values by inputs: a scalar by a read of a (1,)-shaped one.
+
+    Adds inputs for the positions on axes around the call.
+    """
     n_in, n_out = len(arrays.inputs), len(arrays.outputs)
     for value, var in zip(captured, closed.jaxpr.constvars, strict=True):
         is_ref = isinstance(var.aval, _jax.AbstractRef)
         aval = _jax.ShapedArray(var.aval.shape if is_ref else (1,), var.aval.dtype)
         arrays = arrays.with_input(aval, value if is_ref else None)
+    n_captured = len(arrays.inputs)
+    for _ in positions:
+        arrays = arrays.with_input(_jax.ShapedArray((1,), jnp.dtype(jnp.int32)))
 
     def lifted(*refs):
         inputs, outputs = arrays.split(refs)
         consts = [
             ref[0] if source is None else ref
             for ref, source in zip(inputs, arrays.sources, strict=True)
-        ][n_in:]
+        ][n_in:n_captured]
         _jax.eval_jaxpr(jaxpr, consts, *inputs[:n_in], *outputs[:n_out])
 
     jaxpr = captured_refs.in_gmem(closed.jaxpr)

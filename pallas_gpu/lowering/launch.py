@@ -17,7 +17,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import mbarrier, passes
+from pallas_gpu.mosaic import gmem, mbarrier, passes
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 
 
@@ -212,6 +212,8 @@ def _symbol(name: str) -> str:
 def _prologue(kernel: KernelState) -> None:
     """Emits the positions on the axes, and the initialisation of every barrier."""
     ctx_lib.emit_axes(kernel)
+    for axis in kernel.params.enclosing:
+        kernel.axes[axis.name] = _position_around(kernel, axis.operand)
     declarations = _barriers(kernel.params.jaxpr, kernel.plan)
     for slot, barrier in declarations.items():
         # The bits are the parities of the next waits. The parity of the phase before
@@ -247,22 +249,32 @@ def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrie
     return found
 
 
+def _position_around(kernel: KernelState, operand: int) -> Any:
+    """Emits the load of the position on an axis that encloses the launch."""
+    handle = _handle(kernel, operand)
+    pointer = kernel.builder.buffers[handle.buffer_index]
+    view = gmem.GmemView(pointer, handle.buffer_index, handle.dtype, handle.window)
+    return gmem.load_scalar(view.slice([0], [None]))
+
+
 def _handles(kernel: KernelState) -> Sequence[Any]:
-    params = kernel.params
-    batch = [kernel.axes["batch", i] for i in range(len(params.batch))]
-    handles = []
-    for i, var in enumerate(params.jaxpr.invars):
-        is_input = i < params.num_inputs
-        levels = [
-            (index, axis.size)
-            for index, axis in zip(batch, params.batch, strict=True)
-            if not is_input or axis.batched[i]
-        ]
-        shape = (*(size for _, size in levels), *var.aval.shape)
-        lead = tuple(index for index, _ in levels)
-        buffer = i if is_input else i + len(params.workspace)
-        handles.append(vals.GmemHandle(buffer, shape, vals.numpy_dtype(var.aval), lead))
+    handles = [_handle(kernel, i) for i in range(len(kernel.params.jaxpr.invars))]
     return [kernel.semantics.gmem_handle(kernel, handle) for handle in handles]
+
+
+def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:
+    """Returns the part of an operand or a result at the block's batch position."""
+    params = kernel.params
+    var, is_input = params.jaxpr.invars[i], i < params.num_inputs
+    levels = [
+        (kernel.axes["batch", level], axis.size)
+        for level, axis in enumerate(params.batch)
+        if not is_input or axis.batched[i]
+    ]
+    shape = (*(size for _, size in levels), *var.aval.shape)
+    lead = tuple(index for index, _ in levels)
+    buffer = i if is_input else i + len(params.workspace)
+    return vals.GmemHandle(buffer, shape, vals.numpy_dtype(var.aval), lead)
 
 
 NVIDIA = Nvidia()

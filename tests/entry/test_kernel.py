@@ -269,14 +269,6 @@ def test_an_axis_index_names_an_axis_of_the_kernel():
         run(body, **GRID, num_threads=2, thread_name="wg")
 
 
-def test_an_axis_of_vmap_is_no_axis_of_the_kernel():
-    def body(x, o):
-        o[lax.axis_index("b")] = x[0]  # HERE
-
-    with refused(errors.AxisNameError, "the kernel has no axis named 'b'"):
-        jax.vmap(make(body, **GRID), axis_name="b")(numbers(2, 64, 128))
-
-
 @pytest.mark.parametrize("collective", [lax.psum, lax.pmean, lax.pmax])
 def test_a_collective_does_not_run_over_a_grid_axis(collective):
     def body(x, o):

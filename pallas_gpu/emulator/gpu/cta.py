@@ -34,6 +34,7 @@ class Cluster(Group):
 
     Attributes:
       ctas: in row-major order.
+      around: position of the launch on the axes that enclose it.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Cluster(Group):
         self.batch = batch
         self.block = block
         self.positions = iter(positions)
+        self.around: dict[str, int] = {}
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]
@@ -159,6 +161,8 @@ class Warpgroup(Thread):
             return self.index
         if name in self.cta.axes:
             return self.cta.axes[name]
+        if name in self.cta.cluster.around:
+            return self.cta.cluster.around[name]
         raise errors.AxisNameError(
             f"no axis is named {name!r}",
             expected=[axis for axis, _ in mesh.axes],

@@ -145,9 +145,14 @@ class Launch:
         mesh, body = params.mesh, plan_of(params.jaxpr)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
+            around = {
+                axis.name: int(arrays[axis.operand].data[0])
+                for axis in params.enclosing
+            }
             grid = itertools.product(*(range(n) for n in mesh.grid))
             for block in itertools.islice(grid, launched):
                 cluster = Cluster(self._device, mesh, batch, block, rest)
+                cluster.around = around
                 viewer = Viewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
                 for cta in cluster.ctas:

@@ -21,9 +21,9 @@ def _check_axis_index(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
 
 
 def require_axis_name(name: Any, mesh: types.Mesh, where: str | None = None) -> None:
-    """Raises AxisNameError unless the kernel has an axis of that name."""
+    """Raises AxisNameError unless the kernel, or what encloses it, has the axis."""
     names = [axis for axis, _ in mesh.axes]
-    if name in names:
+    if name in names or name in _jax.enclosing_axes():
         return
     raise errors.AxisNameError(
         f"the kernel has no axis named {name!r}",
