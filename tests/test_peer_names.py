@@ -9,29 +9,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
 
 import pallas_gpu as plgpu
+from tools.porting_names import NOT_TAKEN
 
 # The names are those of 0.11.2; later releases add arguments.
 pytestmark = pytest.mark.skipif(
     not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
 )
-
-# Arguments of upstream's that have no meaning here, with the reason.
-NOT_TAKEN = {
-    ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
-    ("CompilerParams", "profile_space"): "the profiler comes later",
-    ("CompilerParams", "profile_dir"): "the profiler comes later",
-    ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
-    ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
-    ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
-    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
-    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
-    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
-    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
-    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
-    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
-    ("empty", "out_sharding"): "jax.lax.empty takes it",
-    ("Element", "padding"): "upstream refuses it on GPUs too",
-}
 
 
 def shared_names():

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/porting.md names everything that upstream has, and says the truth of ours."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import jax
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu
+
+import pallas_gpu as plgpu
+from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Status
+from tools.porting_table import PATH, table
+
+on_0_11 = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="the rows are those of jax 0.11"
+)
+ROWS = [
+    pytest.param(name, row, id=f"{module}.{name}")
+    for module, rows in (("plgpu", PLGPU), ("pl", PL))
+    for name, row in rows.items()
+]
+
+
+def test_the_documentation_is_the_table():
+    assert PATH.read_text(encoding="utf-8") == table(), "run `make porting-table`"
+
+
+# Names that upstream's modules give up with a warning: `dir` does not list them.
+DEPRECATED = {mosaic_gpu: {"transpose_ref"}, pl: set()}
+
+
+@on_0_11
+@pytest.mark.parametrize(
+    ("module", "rows"), [(mosaic_gpu, PLGPU), (pl, PL)], ids=["plgpu", "pl"]
+)
+def test_every_public_name_of_upstream_has_a_row(module, rows):
+    public = {name for name in dir(module) if not name.startswith("_")}
+    assert set(rows) == public | DEPRECATED[module]
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_a_row_says_whether_we_have_the_name(name, row):
+    has = name in plgpu.__all__
+    assert has == (row.status in (Status.SAME, Status.DIFFERS))
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS)
+def test_a_row_gives_its_differences_or_its_reason(name, row):
+    assert bool(row.note or row.ours) == (row.status is not Status.SAME)
+    assert bool(row.ours) == (row.status is Status.OTHER)
+
+
+@pytest.mark.parametrize("row", [*PL.values(), *PLGPU.values(), *OLDER.values()])
+def test_what_a_row_says_to_write_exists(row):
+    for path in re.findall(r"`(?:plgpu|jax)\.([\w.]+)", f"{row.ours} {row.note}"):
+        found = jax if f"`jax.{path}" in f"{row.ours} {row.note}" else plgpu
+        for part in path.split("."):
+            found = getattr(found, part)
+
+
+def parameters(fn):
+    return inspect.signature(fn).parameters
+
+
+@on_0_11
+@pytest.mark.parametrize(("name", "parameter"), NOT_TAKEN)
+def test_an_argument_that_is_not_taken_is_one_of_upstreams(name, parameter):
+    theirs = getattr(mosaic_gpu, name, None) or getattr(pl, name)
+    assert parameter in parameters(theirs)
+    assert parameter not in parameters(getattr(plgpu, name))

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What becomes of each public name of upstream's Pallas, for docs/porting.md.
+
+`PLGPU` has the names of jax.experimental.pallas.mosaic_gpu, `PL` those of
+jax.experimental.pallas, both of jax 0.11. A name that this package gets has its row
+changed: the tests compare the rows with both packages.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Status(enum.Enum):
+    """What becomes of a name."""
+
+    SAME = "the same"
+    DIFFERS = "the same, with differences"
+    OTHER = "spelled differently"
+    LATER = "comes later"
+    NO = "not for this machine"
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A name of upstream's.
+
+    Attributes:
+      status: what becomes of it.
+      ours: what to write instead, if it is spelled differently.
+      note: the differences, or the reason.
+    """
+
+    status: Status
+    ours: str = ""
+    note: str = ""
+
+
+SAME = Row(Status.SAME)
+
+
+def differs(note: str) -> Row:
+    """A name of both packages that does not do the same in all cases."""
+    return Row(Status.DIFFERS, note=note)
+
+
+def other(ours: str, note: str = "") -> Row:
+    """A name whose meaning this package spells in another way."""
+    return Row(Status.OTHER, ours, note)
+
+
+def later(reason: str) -> Row:
+    """A name that this package does not have yet."""
+    return Row(Status.LATER, note=reason)
+
+
+def no(reason: str) -> Row:
+    """A name that has no meaning here."""
+    return Row(Status.NO, note=reason)
+
+
+TCGEN05 = later("tcgen05 and tensor memory of Blackwell")
+DEVICES = later("kernels over several devices")
+SEMAPHORES = later("semaphores, and memory that outlives a launch")
+ATOMICS = later("atomics; until then combine in one CTA, or after the call")
+CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
+CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")
+DEBUGGING = later(
+    "output from kernels; until then store the value to an additional output"
+)
+INLINE = later("inline Mosaic GPU code")
+PDL = later("programmatic dependent launch")
+COPIES = later("copies by other engines than TMA")
+
+PLGPU: dict[str, Row] = {
+    # Entry points and control flow
+    "kernel": differs(
+        "`out_type` is required, `()` for no results; takes `mesh=` and `out_shape`, "
+        "too; a body that returns a value is an error; at most 8 warpgroups, as the "
+        "hardware has"
+    ),
+    "Mesh": differs("at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op"),
+    "WarpMesh": differs("the `mesh` of `plgpu.kernel`; `core_map` is not there"),
+    "warp_map": differs("a barrier is waited for by warps, or by warpgroups, not both"),
+    "nd_loop": SAME,
+    "NDLoopInfo": SAME,
+    "planar_snake": SAME,
+    "dynamic_scheduling_loop": differs("an atomic counter, as Hopper has no other way"),
+    "emit_pipeline": differs("an empty grid is a no-op"),
+    "emit_pipeline_warp_specialized": differs(
+        "outputs may be shared by steps, and written by several warpgroups"
+    ),
+    "PipelinePipeline": SAME,
+    "as_torch_kernel": later("a bridge to PyTorch"),
+    "force_gpu_interpret_mode": SAME,
+    "set_gpu_interpret_mode": SAME,
+    # Copies
+    "copy_gmem_to_smem": differs(
+        "a barrier is required, and `leader_tracked` comes later; a copy entirely "
+        "outside of the array is an error of the emulator unless `oob_mode` is given"
+    ),
+    "copy_smem_to_gmem": differs("`reduction_op` comes later"),
+    "commit_smem": SAME,
+    "commit_smem_to_gmem_group": SAME,
+    "wait_smem_to_gmem": SAME,
+    "wait_gmem_to_smem": COPIES,
+    "async_prefetch": COPIES,
+    "async_store_smem": CLUSTERS,
+    "cluster_ref": CLUSTERS,
+    "CopyPartition": later("copies of two CTAs for tcgen05"),
+    "OOBFillMode": SAME,
+    # Barriers
+    "Barrier": differs("`orders_tensor_core` comes later, with tcgen05"),
+    "ClusterBarrier": differs(
+        "`orders_tensor_core` and `leader_tracked` come later, with tcgen05"
+    ),
+    "barrier_arrive": SAME,
+    "barrier_wait": SAME,
+    "barrier_test": later("polls of a barrier"),
+    # Registers
+    "load": SAME,
+    "layout_cast": SAME,
+    "broadcasted_iota": SAME,
+    "set_max_registers": differs("24 to 256, as the hardware has"),
+    "print_layout": DEBUGGING,
+    "Layout": SAME,
+    "Tiling": SAME,
+    "Replicated": SAME,
+    # Tensor cores
+    "wgmma": SAME,
+    "wgmma_wait": SAME,
+    "wgmma_accumulator_load": SAME,
+    "ACC": differs("its initial value is given by `ACC.init`"),
+    "WGMMAAccumulatorRef": differs("as `ACC`"),
+    "mma": later("`mma.sync`; until then `plgpu.wgmma`"),
+    # Memory
+    "MemorySpace": SAME,
+    "GMEM": differs("scratch in GMEM comes later"),
+    "SMEM": SAME,
+    "REGS": SAME,
+    "TMEM": differs("declares an array; operations on it come later"),
+    "TMEMLayout": other("`plgpu.layouts.TmemLayout`"),
+    "RefUnion": later("scratch arrays that share memory"),
+    "Transform": differs("only the two below exist"),
+    "TilingTransform": SAME,
+    "SwizzleTransform": SAME,
+    "find_swizzle": SAME,
+    "transpose_ref": differs("not deprecated; `ref.transpose(...)` is the same"),
+    "BlockSpec": differs("`pipeline_mode` is refused, as it is upstream"),
+    # Parameters
+    "CompilerParams": differs(
+        "`target` and `line_info` are new; `dimension_semantics` is for `pallas_call`"
+    ),
+    "LoweringSemantics": SAME,
+    "InterpretGPUParams": differs("races are looked for by default"),
+    "TraceScope": later("the profiler"),
+    # Atomics
+    **dict.fromkeys(
+        (
+            "atomic_add", "atomic_and", "atomic_max", "atomic_min", "atomic_or",
+            "atomic_xor",
+        ),
+        ATOMICS,
+    ),
+    # Blackwell
+    **dict.fromkeys(
+        (
+            "async_copy_scales_to_tmem", "async_copy_smem_to_tmem",
+            "async_copy_sparse_metadata_to_tmem", "async_load_tmem", "async_store_tmem",
+            "commit_tmem", "format_tcgen05_sparse_metadata", "tcgen05_commit_arrive",
+            "tcgen05_mma", "wait_load_tmem",
+        ),
+        TCGEN05,
+    ),
+    **dict.fromkeys(
+        ("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
+        CLUSTER_LAUNCH,
+    ),
+    # Several devices and launches
+    **dict.fromkeys(
+        (
+            "PeerMemRef", "multicast_ref", "multimem_load_reduce", "multimem_store",
+            "remote_ref", "semaphore_signal_multicast",
+        ),
+        DEVICES,
+    ),
+    **dict.fromkeys(
+        (
+            "SemaphoreSignal", "SemaphoreType", "semaphore_signal",
+            "semaphore_signal_parallel", "semaphore_wait",
+        ),
+        SEMAPHORES,
+    ),
+    "griddepcontrol_launch_dependents": PDL,
+    "griddepcontrol_wait": PDL,
+    # Inline code
+    "RefType": INLINE,
+    "ShapeDtypeStruct": INLINE,
+    "inline_mgpu": INLINE,
+}  # fmt: skip
+
+PL: dict[str, Row] = {
+    # Entry points
+    "pallas_call": differs(
+        'a parallel axis is an axis of the launch, an "arbitrary" one a pipelined loop '
+        'in each CTA; an output\'s index map may leave out "arbitrary" axes only'
+    ),
+    "kernel": differs("as `kernel` of the table above; one body and one mesh"),
+    "BlockSpec": differs("as `BlockSpec` of the table above, whose fields it has"),
+    "GridSpec": SAME,
+    "no_block_spec": SAME,
+    "BlockDim": SAME,
+    "Blocked": SAME,
+    "Element": SAME,
+    "BoundedSlice": differs("of arguments; the body's reference has the full size"),
+    "Squeezed": SAME,
+    "squeezed": SAME,
+    "Indirect": later("gathers and scatters of rows"),
+    "Buffered": other(
+        "`plgpu.CompilerParams(max_concurrent_steps=2)`, or the argument of "
+        "`plgpu.emit_pipeline`",
+        "one number for all blocks; upstream refuses `pipeline_mode` on GPUs",
+    ),
+    "RevisitMode": no("of TPU pipelines; outputs in SMEM stay until their block changes"),
+    "CompilerParams": differs("as `CompilerParams` of the table above"),
+    "CostEstimate": differs("a hint that this compiler does not use"),
+    "estimate_cost": other("`jax.jit(f).lower(*args).cost_analysis()`"),
+    "pallas_call_p": no("a primitive of upstream's; ours are not public"),
+    "lower_as_mlir": other("`plgpu.offline.lower(f, *args)[0].mlir`"),
+    "pallas_export_experimental": other(
+        "`jax.export.export(jax.jit(f), platforms=[\"cuda\"])`",
+        "shapes are static",
+    ),
+    "mosaic_gpu": other("`import pallas_gpu as plgpu`"),
+    # Control flow and positions
+    "when": SAME,
+    "loop": SAME,
+    "program_id": SAME,
+    "num_programs": SAME,
+    "run_scoped": differs("a scope inside `warp_map` comes later"),
+    "with_scoped": SAME,
+    "run_state": differs("in a kernel, of accumulators; outside, of arrays"),
+    "get_global": SEMAPHORES,
+    "delay": later("`nanosleep`"),
+    "select_ref": no("upstream has no GPU lowering; write `plgpu.when` for each case"),
+    # Indices and integers
+    "ds": differs("strides are refused in references, as they are upstream"),
+    "dslice": differs("as `ds`"),
+    "Slice": SAME,
+    "cdiv": differs("rounds up for negative numbers, too"),
+    "align_to": SAME,
+    "next_power_of_2": SAME,
+    "strides_from_shape": SAME,
+    "multiple_of": differs("the emulator checks the promise"),
+    "broadcast_to": other("`jax.numpy.broadcast_to`", "upstream has no GPU lowering"),
+    # Memory
+    "MemoryRef": other("`plgpu.SMEM(shape, dtype)`", "a declaration"),
+    "MemorySpace": differs("that of the table above"),
+    "ANY": differs("another name of `plgpu.GMEM`"),
+    "HOST": no("kernels do not access the host's memory"),
+    "empty": SAME,
+    "empty_like": SAME,
+    "empty_ref_like": differs("references in GMEM, outside kernels"),
+    # Semaphores
+    **dict.fromkeys(
+        (
+            "DeviceIdType", "semaphore", "semaphore_read", "semaphore_signal",
+            "semaphore_wait",
+        ),
+        SEMAPHORES,
+    ),
+    # Debugging
+    "debug_print": DEBUGGING,
+    "debug_check": DEBUGGING,
+    "enable_debug_checks": DEBUGGING,
+    "enable_poison_buffers": no(
+        "the emulator always fills fresh memory with poison: "
+        "`plgpu.InterpretParams(uninitialized_memory=\"zero\")` turns it off"
+    ),
+}  # fmt: skip
+
+# Names that older versions of upstream had.
+OLDER: dict[str, Row] = {
+    "pl.core_map(mesh)(body)": other("`plgpu.kernel(body, out_type=(), mesh=mesh)()`"),
+    "pl.load(ref, idx), pl.store(ref, idx, x)": other(
+        "`ref[idx]`, `ref[idx] = x`", "masks come later"
+    ),
+    "plgpu.wgmma_accumulator_deref(acc)": SAME,
+    "plgpu.transpose_ref(ref, permutation)": SAME,
+    "plgpu.kernel(body, out_shape, scratch_shapes=...)": SAME,
+    "plgpu.Barrier(num_barriers=1), without index": SAME,
+    "plgpu.load(ref, idx)": SAME,
+}
+
+# Arguments of upstream's that ours do not take, with the reason.
+NOT_TAKEN: dict[tuple[str, str], str] = {
+    ("kernel", "mesh_kwargs"): "a catch-all of upstream's",
+    ("CompilerParams", "profile_space"): "the profiler comes later",
+    ("CompilerParams", "profile_dir"): "the profiler comes later",
+    ("CompilerParams", "profile_trace_scope"): "the profiler comes later",
+    ("CompilerParams", "profile_bounds_check"): "the profiler comes later",
+    ("CompilerParams", "skip_device_barrier"): "no kernels over several devices yet",
+    ("InterpretGPUParams", "skip_floating_point_ops"): "the emulator computes",
+    ("InterpretGPUParams", "num_cores_or_threads"): "the mesh says so",
+    ("InterpretGPUParams", "vector_clock_size"): "upstream refuses it too",
+    ("InterpretGPUParams", "logging_mode"): "no log of the emulator yet",
+    ("InterpretGPUParams", "num_tma_threads_per_device"): "copies need no threads",
+    ("InterpretGPUParams", "inline_mgpu"): "no inline_mgpu yet",
+    ("empty", "out_sharding"): "jax.lax.empty takes it",
+}

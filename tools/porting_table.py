@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/porting.md, the names of upstream's Pallas: `make porting-table`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+
+from tools.porting_names import NOT_TAKEN, OLDER, PL, PLGPU, Row
+from tools.source_tree import ROOT
+
+PATH = ROOT / "docs" / "porting.md"
+_HEAD = """\
+# Porting kernels from JAX's Pallas
+
+Written by `make porting-table` from `tools/porting_names.py`, which the tests compare
+with jax 0.11. Do not edit it by hand.
+
+A kernel for Mosaic GPU changes its import lines. This package has the names of both of
+upstream's modules:
+
+```python
+# from jax.experimental import pallas as pl
+import pallas_gpu as pl
+# from jax.experimental.pallas import mosaic_gpu as plgpu
+import pallas_gpu as plgpu
+```
+
+`tests/porting/` has kernels that run with this change alone. differences.md lists what
+behaves differently on purpose, and why. A mistake raises what it raises upstream: most
+are a `ValueError`; a wrong type of an argument is a `TypeError`, too, and what is not
+supported a `NotImplementedError`.
+"""
+
+
+def table() -> str:
+    """The text of docs/porting.md."""
+    lines = [_HEAD, "## jax.experimental.pallas.mosaic_gpu", "", *_rows(PLGPU)]
+    lines += ["", "## jax.experimental.pallas", "", *_rows(PL)]
+    lines += ["", "## Older spellings", "", *_rows(OLDER)]
+    lines += ["", "## Arguments that are not taken", "", "| name | argument | why |"]
+    lines.append("|---|---|---|")
+    lines += [f"| `{n}` | `{p}` | {why} |" for (n, p), why in sorted(NOT_TAKEN.items())]
+    return "\n".join([*lines, ""])
+
+
+def _rows(names: Mapping[str, Row]) -> list[str]:
+    """A table of names, in alphabetical order."""
+    lines = ["| upstream | here | |", "|---|---|---|"]
+    for name, row in sorted(names.items(), key=lambda item: item[0].lower()):
+        note = "; ".join(filter(None, (row.ours, row.note)))
+        lines.append(f"| `{name}` | {row.status.value} | {note} |")
+    return lines
+
+
+def main() -> int:
+    PATH.write_text(table(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
