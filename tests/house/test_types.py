@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Type checkers see the public API as it is: mypy, strict, over what users write.
+"""Type checkers see the public API as it is: mypy, strict, and pyright.
 
-README's and the tutorials' kernels have no annotations, so mypy checks their bodies but
-not that they have any; the annotated sample is checked without exceptions.
+They check what users write. README's and the tutorials' kernels have no annotations, so
+mypy checks their bodies but not that they have any; the annotated sample is checked
+without exceptions.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -70,15 +72,15 @@ z = plgpu.ops.matmul(y, y)
 print(plgpu.offline.compile(body, y, target="sm_90a")[0].ptx)
 """
 
-# Each line is a mistake, with mypy's word for it.
+# Each line is a mistake, with mypy's word for it and pyright's.
 MISTAKES = """
 import pallas_gpu as plgpu
-plgpu.barrier_wait(3)  # arg-type
-plgpu.kernel(print, out_typ=())  # call-overload
+plgpu.barrier_wait(3)  # arg-type, reportArgumentType
+plgpu.kernel(print, out_typ=())  # call-overload, reportCallIssue
+plgpu.CompilerParams(approx=True)  # call-arg, reportCallIssue
+plgpu.masked_load  # attr-defined, reportAttributeAccessIssue
+plgpu.Barrier(2)  # call-arg, reportCallIssue
 plgpu.SMEM((8,), float, transform=())  # call-arg
-plgpu.CompilerParams(approx=True)  # call-arg
-plgpu.masked_load  # attr-defined
-plgpu.Barrier(2)  # call-arg
 """
 
 
@@ -87,11 +89,9 @@ UNANNOTATED = ["sample_readme", *(f"sample_{p.stem}" for p in TUTORIALS)]
 
 
 @pytest.fixture(scope="module")
-def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
-    """mypy's complaints about each sample, of one run over all."""
-    pytest.importorskip("mypy")
+def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the samples."""
     folder = tmp_path_factory.mktemp("samples")
-    (folder / "mypy.ini").write_text(CONFIG.format(samples=",".join(UNANNOTATED)))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(
         r"^```python(?: offline)?\n(.*?)^```", readme, re.DOTALL | re.MULTILINE
@@ -101,6 +101,15 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]
         (folder / f"sample_{path.stem}.py").write_text(path.read_text(encoding="utf-8"))
     (folder / "annotated.py").write_text(ANNOTATED)
     (folder / "mistakes.py").write_text(MISTAKES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def complaints(samples: Path) -> dict[str, list[str]]:
+    """mypy's complaints about each sample, of one run over all."""
+    pytest.importorskip("mypy")
+    folder = samples
+    (folder / "mypy.ini").write_text(CONFIG.format(samples=",".join(UNANNOTATED)))
     files = sorted(str(path) for path in folder.glob("*.py"))
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--config-file", str(folder / "mypy.ini"),
@@ -120,15 +129,40 @@ def test_a_sample_has_the_types_that_the_package_declares(complaints, sample: st
     assert complaints[sample] == []
 
 
+def mistakes(checker: int) -> list[str]:
+    """The lines of the mistakes that a checker finds, and its words for them."""
+    words = [line.partition("# ")[2].split(", ") for line in MISTAKES.splitlines()]
+    return [
+        f"{number} {of_line[checker]}"
+        for number, of_line in enumerate(words, 1)
+        if of_line[checker:] not in ([], [""])
+    ]
+
+
 def test_mistakes_are_found(complaints):
     found = [re.sub(r": .*\[(.*)\]$", r" \1", text) for text in complaints["mistakes"]]
-    lines = MISTAKES.splitlines()
-    expected = [
-        f"{number} {line.split('# ')[1]}"
-        for number, line in enumerate(lines, 1)
-        if "# " in line
+    assert list(dict.fromkeys(found)) == mistakes(0)
+
+
+@pytest.mark.slow
+def test_pyright_agrees(samples: Path):
+    pytest.importorskip("basedpyright")
+    config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}
+    (samples / "pyrightconfig.json").write_text(json.dumps(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "basedpyright", "--outputjson",
+         "--pythonpath", sys.executable, "--project", str(samples)],
+        cwd=samples, capture_output=True, text=True,
+    )  # fmt: skip
+    found = [
+        (Path(d["file"]).stem, d["range"]["start"]["line"] + 1, d["rule"])
+        for d in json.loads(done.stdout)["generalDiagnostics"]
+        if d["severity"] == "error"
     ]
-    assert list(dict.fromkeys(found)) == expected
+    assert [f"{line} {rule}" for stem, line, rule in found if stem == "mistakes"] == (
+        mistakes(1)
+    )
+    assert [d for d in found if d[0] != "mistakes"] == []
 
 
 def test_the_package_is_marked_as_typed():
