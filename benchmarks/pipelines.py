@@ -111,9 +111,7 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
     )  # fmt: skip
 
 
-def simple_matmul(
-    m: int, n: int, k: int, tile_n: int, depth: int
-) -> Callable[..., Any]:
+def simple_matmul(m: int, n: int, k: int, depth: int) -> Callable[..., Any]:
     """A product by `pallas_call` with one sequential axis: what a first kernel is."""
     plgpu = pallas_gpu
     tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
@@ -132,18 +130,79 @@ def simple_matmul(
     return plgpu.pallas_call(
         product,
         jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        grid=(m // 128, n // tile_n, k // 64),
+        grid=(m // 128, n // 128, k // 64),
         in_specs=[
             spec((128, 64), lambda i, j, ki: (i, ki), 1),
-            spec((64, tile_n), lambda i, j, ki: (ki, j), 1),
+            spec((64, 128), lambda i, j, ki: (ki, j), 1),
         ],
-        out_specs=spec((128, tile_n), lambda i, j, ki: (i, j)),
-        scratch_shapes=[plgpu.ACC((128, tile_n))],
+        out_specs=spec((128, 128), lambda i, j, ki: (i, j)),
+        scratch_shapes=[plgpu.ACC((128, 128))],
         compiler_params=plgpu.CompilerParams(
             dimension_semantics=("parallel", "parallel", "arbitrary"),
             max_concurrent_steps=depth,
         ),
     )
+
+
+def threaded_matmul(
+    m: int, n: int, k: int, tile: tuple[int, int, int], depth: int, strip: int
+) -> Callable[..., Any]:
+    """The same with two compute warpgroups a block, which share the block of B.
+
+    Args:
+      m, n, k: sizes of the product.
+      tile: rows, columns and depth of a block's step.
+      depth: steps in flight.
+      strip: columns of blocks that a row of blocks spans before the next row starts, so
+        that concurrent blocks share what they read from L2.
+    """
+    plgpu = pallas_gpu
+    tile_m, tile_n, tile_k = tile
+    rows = tile_m // 2
+
+    def product(a: Any, b: Any, o: Any, acc: Any) -> None:
+        mine = plgpu.ds(lax.axis_index("wg") * rows, rows)
+        plgpu.wgmma(acc, a.at[mine], b)
+        plgpu.wgmma_wait(1)
+
+        @plgpu.when(plgpu.program_id(3) == plgpu.num_programs(3) - 1)
+        def _() -> None:
+            o[mine] = acc[...].astype(o.dtype)
+
+    def spec(shape: Any, index_map: Any, delay: int = 0) -> Any:
+        swizzled = min(shape[1], 64)
+        return plgpu.BlockSpec(
+            shape, index_map, delay_release=delay,
+            transforms=[
+                plgpu.TilingTransform((8, swizzled)),
+                plgpu.SwizzleTransform(2 * swizzled),
+            ],
+        )  # fmt: skip
+
+    return plgpu.pallas_call(
+        product, jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
+        grid=(n // tile_n // strip, m // tile_m, strip, k // tile_k),
+        in_specs=[
+            spec((tile_m, tile_k), lambda s, i, j, ki: (i, ki), 1),
+            spec((tile_k, tile_n), lambda s, i, j, ki: (ki, s * strip + j), 1),
+        ],
+        out_specs=spec((tile_m, tile_n), lambda s, i, j, ki: (i, s * strip + j)),
+        scratch_shapes=[plgpu.ACC((rows, tile_n))],
+        num_threads=2, thread_name="wg",
+        compiler_params=plgpu.CompilerParams(
+            dimension_semantics=("parallel",) * 3 + ("arbitrary",),
+            max_concurrent_steps=depth,
+        ),
+    )  # fmt: skip
+
+
+# Tile, steps in flight and width of a strip of `threaded_matmul`.
+THREADED = [
+    ((256, 128, 64), 3, 8),
+    ((256, 128, 64), 3, 16),
+    ((256, 128, 32), 6, 8),
+    ((128, 256, 64), 3, 8),
+]
 
 
 def copy(package: str) -> Callable[..., Any]:
@@ -183,9 +242,12 @@ def measure_matmul(m: int, n: int, k: int) -> list[dict[str, Any]]:
         candidates[f"{package}, emit_pipeline_warp_specialized"] = jax.jit(
             matmul(package, m, n, k)
         )
-    for tile_n, depth in ((128, 2), (128, 3)):
-        name = f"pallas_gpu.pallas_call, 128x{tile_n}, {depth} steps"
-        candidates[name] = jax.jit(simple_matmul(m, n, k, tile_n, depth))
+    name = "pallas_gpu.pallas_call, one warpgroup, 128x128x64, 2 steps"
+    candidates[name] = jax.jit(simple_matmul(m, n, k, 2))
+    for tile, depth, strip in THREADED:
+        shape = "x".join(map(str, tile))
+        name = f"pallas_gpu.pallas_call, {shape}, {depth} steps, strips of {strip}"
+        candidates[name] = jax.jit(threaded_matmul(m, n, k, tile, depth, strip))
     a, b = inputs[0]
     reference = a[:256].astype(jnp.float32) @ b.astype(jnp.float32)
     for name, f in candidates.items():

@@ -33,6 +33,8 @@ class Compute:
       outputs: the outputs with buffers.
       warpgroups: number of compute warpgroups.
       axis: name of the thread axis.
+      last: whether the kernel ends with the pipeline. Then the copies of the results
+        have to have read their buffers, not more: a next kernel sees them.
     """
 
     body: Body
@@ -41,6 +43,7 @@ class Compute:
     outputs: Outputs
     warpgroups: int
     axis: str
+    last: bool = False
 
     @property
     def _shared(self) -> bool:
@@ -57,7 +60,8 @@ class Compute:
                 num_arrivals=self.warpgroups, num_barriers=slots
             )
             found["done"] = types.Barrier(num_arrivals=self.warpgroups)
-            found["stored"] = types.Barrier()
+            if not self.last:
+                found["stored"] = types.Barrier()
         return found
 
     def names(self) -> dict[str, Any]:
@@ -66,8 +70,8 @@ class Compute:
         found: dict[str, Any] = {"buffers": outputs}
         if self._shared:
             of = " of " + ", ".join(outputs)
-            for barrier in ("free", "ready", "done", "stored"):
-                found[barrier] = barrier + of
+            barriers = ("free", "ready", "done", "stored")
+            found |= {b: b + of for b in barriers[: -1 if self.last else None]}
         return found
 
     def run(
@@ -213,11 +217,13 @@ class Compute:
         def _():
             mbarrier.barrier_wait(written["done"])
             self._store_last(written)
-            mbarrier.barrier_arrive(written["stored"])
+            if not self.last:
+                mbarrier.barrier_arrive(written["stored"])
 
-        # A next pipeline may use the same buffers.
-        mbarrier.barrier_wait(written["stored"])
+        if not self.last:
+            # A next pipeline may use the same buffers.
+            mbarrier.barrier_wait(written["stored"])
 
     def _store_last(self, written: dict[str, Any]) -> None:
         self.outputs.store_fixed(written["buffers"])
-        tma.wait_smem_to_gmem(0)
+        tma.wait_smem_to_gmem(0, wait_read_only=self.last)

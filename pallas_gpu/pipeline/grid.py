@@ -15,6 +15,8 @@ from pallas_gpu.pipeline.loops import grid_sizes
 
 # JAX's names of axes whose steps run one after another.
 _SEQUENTIAL = ("arbitrary", "sequential")
+# Registers per thread of the memory warpgroup, which computes addresses only.
+_MEMORY_REGISTERS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,11 +76,13 @@ class Grid:
         """The parallel axes with several positions."""
         return [a for a in self.parallel if self.sizes[a] > 1]
 
-    def mesh(self, name: str) -> types.Mesh:
+    def mesh(self, name: str, threads: Threads | None) -> types.Mesh:
         """Returns the launch; an empty grid is traced as one of one position."""
         return types.Mesh(
             grid=tuple(max(self.sizes[a], 1) for a in self.parallel),
             grid_names=tuple(_axis_name(a) for a in self.parallel),
+            num_threads=None if threads is None else threads.launched(self),
+            thread_name=None if threads is None else threads.name,
             kernel_name=name,
         )
 
@@ -89,6 +93,47 @@ class Grid:
             next(following) if a in self.sequential else lax.axis_index(_axis_name(a))
             for a in range(len(self.sizes))
         ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Threads:
+    """The compute warpgroups of a block.
+
+    Attributes:
+      count: number of warpgroups that run the body.
+      name: name of their axis.
+    """
+
+    count: int
+    name: str
+
+    @classmethod
+    def of(cls, count: int | None, axis: str | None, name: str) -> Threads | None:
+        """Returns the warpgroups of a call; None: one without an axis.
+
+        Raises:
+          ArgumentError: there is a number without a name, or a name without a number.
+        """
+        if count is None and axis is None:
+            return None
+        if count is None or axis is None:
+            raise errors.ArgumentError(
+                f"pallas_call {name}: num_threads and thread_name belong together",
+                expected="both, or none of them",
+                got=f"num_threads={count}, thread_name={axis!r}",
+                hint="pass both: the body tells its warpgroups apart by "
+                "lax.axis_index(thread_name)",
+                where=_jax.where_now(),
+            )
+        return cls(count, axis)
+
+    def memory_registers(self, grid: Grid) -> int | None:
+        """Returns the registers of the memory warpgroup; None: there is none."""
+        return _MEMORY_REGISTERS if grid.sequential else None
+
+    def launched(self, grid: Grid) -> int:
+        """Returns the number of warpgroups of a block."""
+        return self.count + (1 if grid.sequential else 0)
 
 
 def _axis_name(axis: int) -> str:

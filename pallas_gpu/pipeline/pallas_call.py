@@ -17,8 +17,10 @@ from pallas_gpu import errors, expect, types
 from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import scope
 from pallas_gpu.pipeline import call_specs
-from pallas_gpu.pipeline.grid import Grid
+from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.program import Program
+from pallas_gpu.pipeline.scratch import Scratch
+from pallas_gpu.types.mesh import MAX_WARPGROUPS
 
 
 @expect.arguments(
@@ -37,6 +39,15 @@ from pallas_gpu.pipeline.program import Program
     scratch_shapes=expect.anything,
     input_output_aliases=expect.optional(expect.instance(Mapping, written="{}")),
     debug=expect.boolean,
+    num_threads=expect.optional(
+        expect.integer(
+            1,
+            MAX_WARPGROUPS - 1,
+            unit="warpgroups",
+            hint="num_threads counts warpgroups, not CUDA threads",
+        )
+    ),
+    thread_name=expect.optional(expect.string),
     interpret=expect.anything,
     name=expect.optional(expect.string),
     compiler_params=kernel_lib.PARAMS,
@@ -53,6 +64,8 @@ def pallas_call(
     out_specs: Any = None,
     scratch_shapes: Any = (),
     input_output_aliases: Mapping[int, int] | None = None,
+    num_threads: int | None = None,
+    thread_name: str | None = None,
     debug: bool = False,
     interpret: bool | types.InterpretParams | None = None,
     name: str | None = None,
@@ -63,9 +76,14 @@ def pallas_call(
     """Transforms a function over blocks to a function over arrays.
 
     A parallel axis of the grid is an axis of the launch: each of its positions is one
-    block (CTA) of one warpgroup. An axis with the dimension semantics "arbitrary" is a
-    loop in each CTA, the last one innermost, and scratch references keep their contents
-    from step to step.
+    block (CTA). An axis with the dimension semantics "arbitrary" is a loop in each CTA,
+    the last one innermost, and scratch references keep their contents from step to
+    step.
+
+    A block has one warpgroup, which copies and computes. With `num_threads` that many
+    run the body, at the same steps; along "arbitrary" axes another one, which this
+    package adds behind them, copies the blocks. It keeps few registers, and the others
+    share what it leaves.
 
     Input blocks are copied to SMEM by TMA before a step, up to
     `CompilerParams.max_concurrent_steps` steps ahead. An output's block is copied back
@@ -85,6 +103,9 @@ def pallas_call(
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
       out_specs: the same for the results.
       scratch_shapes: declarations of scratch references.
+      num_threads: number of warpgroups that run the body; None: one. They share blocks,
+        SMEM and barriers; each has accumulators (`ACC`) of its own.
+      thread_name: name of their axis, for `lax.axis_index`.
       input_output_aliases: not supported yet.
       debug: print the traced body.
       interpret: see `kernel`.
@@ -123,9 +144,10 @@ def pallas_call(
     with scope.locating(kernel):
         interpret = kernel_lib.interpretation(interpret)
         kernel_lib.check_types(out_shape, name)
-        kernel_lib.scratch_of(spec.scratch_shapes)
+        scratch = Scratch.of(spec.scratch_shapes)
         axes = Grid.of(spec.grid, params, name)
-        mesh = axes.mesh(name)
+        threads = Threads.of(num_threads, thread_name, name)
+        mesh = axes.mesh(name, threads)
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
@@ -150,7 +172,8 @@ def pallas_call(
             call_specs.block_specs(
                 spec.out_specs, out_shape, f"pallas_call {name}: out_specs"
             ),
-            spec.scratch_shapes,
+            scratch,
+            threads,
             params.max_concurrent_steps,
             name,
         )

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,12 +13,13 @@ import jax.numpy as jnp
 
 from pallas_gpu import errors, types
 from pallas_gpu.entry import control, scope
-from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import scoped as scopes
 from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.blocks import Stream, checked
+from pallas_gpu.pipeline.division import Division
 from pallas_gpu.pipeline.emit import Pipeline, check_depth
-from pallas_gpu.pipeline.grid import Grid
+from pallas_gpu.pipeline.grid import Grid, Threads
+from pallas_gpu.pipeline.scratch import Scratch
 from pallas_gpu.pipeline.streams import Body, Streams
 
 
@@ -30,7 +32,8 @@ class Program:
       grid: the grid.
       prefetched: number of arguments that index maps read.
       in_specs, out_specs: a spec for each other argument, and for each result.
-      scratch: declarations of the author's scratch.
+      scratch: the author's scratch.
+      threads: the compute warpgroups of a block; None: one, which copies as well.
       depth: number of buffers of a block that changes.
       name: of the call.
     """
@@ -40,7 +43,8 @@ class Program:
     prefetched: int
     in_specs: Sequence[types.BlockSpec]
     out_specs: Sequence[types.BlockSpec]
-    scratch: Any
+    scratch: Scratch
+    threads: Threads | None
     depth: int
     name: str
 
@@ -55,44 +59,90 @@ class Program:
           refs: references in GMEM: prefetched arguments, other ones, results.
           in_tree, out_tree: structures of the body's arguments for the last two.
         """
-        positional, named = kernel_lib.scratch_of(self.scratch)
         if self.grid.sequential:
             check_depth(self._who, self.depth, (*self.in_specs, *self.out_specs))
-        names = self._names(in_tree, out_tree, positional, named)
+        names = self._names(in_tree, out_tree)
         with scope.locating(self.kernel):
             streams = self._streams(refs, names, in_tree, out_tree)
-
-        def with_scratch(*scratch: Any, **named_scratch: Any) -> None:
-            body = Body(self._step(refs, scratch, named_scratch), self._who, False)
-            Pipeline(body, streams, self.grid.steps, self.depth).run(None)
-
-        if jax.tree.leaves((positional, named), is_leaf=scopes.is_declaration):
-            own = names[len(refs) :]
-            scopes.scoped(with_scratch, positional, named, (), own)
+        prefetched, names = refs[: self.prefetched], names[len(refs) :]
+        if self.threads is None:
+            self._in_one_warpgroup(streams, prefetched, names)
         else:
+            self._in_several(streams, prefetched, names, self.threads)
+
+    def _in_one_warpgroup(
+        self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
+    ) -> None:
+        """Copies and computes in the only warpgroup."""
+        scratch = self.scratch
+
+        def with_scratch(*positional: Any, **named: Any) -> None:
+            def step(indices: Sequence[Any], *blocks: Any) -> None:
+                self._call(indices, (*prefetched, *blocks, *positional), named)
+
+            body = Body(step, self._who, has_carry=False)
+            Pipeline(body, streams, self.grid.steps, self.depth, last=True).run(None)
+
+        if scratch.is_empty:
             with_scratch()
+        else:
+            scoped(with_scratch, scratch.positional, scratch.named, (), names)
 
-    def _step(
-        self, refs: Sequence[Any], scratch: Sequence[Any], named: dict[str, Any]
-    ) -> Callable[..., None]:
-        """Returns the author's function at a step, with its blocks."""
-        prefetched = refs[: self.prefetched]
+    def _in_several(
+        self,
+        streams: Streams,
+        prefetched: Sequence[Any],
+        names: Sequence[str],
+        threads: Threads,
+    ) -> None:
+        """Computes in several warpgroups; another one copies along sequential axes."""
+        scratch = self.scratch
 
-        def step(indices: Sequence[Any], *blocks: Any) -> None:
-            position = self.grid.position(*indices)
-            with scope.at_position(position, self.grid.sizes):
-                operands = (*prefetched, *blocks, *scratch)
-                result = scope.call(self._who, self.kernel, *operands, **named)
-            control.require_none(self._who, self.kernel, result)
+        def with_shared(*shared: Any) -> None:
+            def step(indices: Sequence[Any], *operands: Any) -> Any:
+                *blocks, own = operands
+                positional, named = scratch.arguments(shared, own)
+                self._call(indices, (*prefetched, *blocks, *positional), named)
+                return own
 
-        return step
+            def context(pipeline: Callable[..., Any]) -> None:
+                def with_own(*own: Any) -> None:
+                    pipeline(own)
 
-    def _names(self, in_tree: Any, out_tree: Any, positional: Any, named: Any) -> Any:
+                scratch.own(with_own, names)
+
+            division = Division.of(
+                Body(step, self._who, has_carry=True),
+                streams,
+                self.grid.steps,
+                self.depth,
+                compute_wgs=threads.count,
+                axis=threads.name,
+                memory_registers=threads.memory_registers(self.grid),
+                last=True,
+            )
+            declarations = division.declarations()
+            buffers = jax.tree.leaves(division.names())
+            run = functools.partial(division.run, context=context)
+            scoped(run, (declarations,), {}, threads.name, buffers)
+
+        scratch.shared(with_shared, names, threads.name)
+
+    def _call(
+        self, indices: Sequence[Any], operands: Sequence[Any], named: dict[str, Any]
+    ) -> None:
+        """Calls the author's function at a step."""
+        with scope.at_position(self.grid.position(*indices), self.grid.sizes):
+            result = scope.call(self._who, self.kernel, *operands, **named)
+        control.require_none(self._who, self.kernel, result)
+
+    def _names(self, in_tree: Any, out_tree: Any) -> list[str]:
         """Returns the body's names of all its references."""
         first = [object()] * self.prefetched
         ins = jax.tree.unflatten(in_tree, [object()] * in_tree.num_leaves)
         outs = jax.tree.unflatten(out_tree, [object()] * out_tree.num_leaves)
-        return parameter_names(self.kernel, (*first, *ins, *outs, *positional), named)
+        operands = (*first, *ins, *outs, *self.scratch.positional)
+        return parameter_names(self.kernel, operands, self.scratch.named)
 
     # --- arrays -----------------------------------------------------------------------
 

@@ -10,28 +10,23 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from pallas_gpu import _jax, arch, errors, expect
-from pallas_gpu.entry import control, scope
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import emit
-from pallas_gpu.pipeline.compute import Compute
+from pallas_gpu.pipeline.division import Division
 from pallas_gpu.pipeline.loops import grid_sizes
-from pallas_gpu.pipeline.producer import Producer, Releases
 from pallas_gpu.pipeline.streams import Body, block_specs, is_spec, streams_of
-from pallas_gpu.primitives.registers import set_max_registers
 from pallas_gpu.types import values
-from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 _WHO = "emit_pipeline_warp_specialized"
-# PTX ISA, setmaxnreg: counts are multiples of 8 up to 256.
-_REGISTER_UNIT, _MOST_REGISTERS = 8, 256
 
 
 class PipelinePipeline(enum.IntEnum):
@@ -191,7 +186,7 @@ class WarpSpecializedPipeline:
         Args:
           *refs: the references in GMEM that the pipeline will be called with.
         """
-        return self._plan(refs).declarations()
+        return self._division(refs).declarations()
 
     def __call__(self, *refs: Any, allocations: Any = None) -> None:
         """Runs the pipeline; all warpgroups of the block call it.
@@ -200,54 +195,40 @@ class WarpSpecializedPipeline:
           *refs: references in GMEM, inputs first.
           allocations: what `run_scoped` allocated for `get_allocations`.
         """
-        plan = self._plan(refs)
-        self._check_state(plan, allocations)
-        declarations = plan.declarations()
+        division = self._division(refs)
+        self._check_state(division, allocations)
+        declarations = division.declarations()
+        state = None if self.state is None else jnp.asarray(self.state, jnp.int32)
+        run = functools.partial(
+            division.run,
+            context=self.context,
+            first=None if state is None else state == PipelinePipeline.START,
+            last=None if state is None else state == PipelinePipeline.STOP,
+        )
         if allocations is not None:
             _require_same_tree(allocations, declarations)
-            plan.run(allocations)
+            run(allocations)
             return
-        names = jax.tree.leaves(plan.names())
-        scoped(plan.run, (declarations,), {}, self.wg_axis, names)
+        names = jax.tree.leaves(division.names())
+        scoped(run, (declarations,), {}, self.wg_axis, names)
 
-    def _plan(self, refs: Sequence[Any]) -> _Plan:
+    def _division(self, refs: Sequence[Any]) -> Division:
         self._check_mesh()
-        self.compute_registers()
         body = Body(self.body, _WHO, self.context is not None)
         streams = streams_of(
             body, refs, self.in_specs, self.out_specs, len(self.grid), multicast=True
         )
-        inputs, outputs = streams.over(self.grid, self.depth)
-        releases = Releases.of(inputs, self.compute_wgs, self.manual_consumed)
-        producer = Producer(inputs, releases, self.manual_produced)
-        compute = Compute(
-            body, streams, producer, outputs, self.compute_wgs, self.wg_axis
+        return Division.of(
+            body,
+            streams,
+            self.grid,
+            self.depth,
+            compute_wgs=self.compute_wgs,
+            axis=self.wg_axis,
+            memory_registers=self.memory_registers,
+            manual_produced=self.manual_produced,
+            manual_consumed=self.manual_consumed,
         )
-        return _Plan(self, producer, compute)
-
-    def compute_registers(self) -> int:
-        """Returns the registers per thread of a compute warpgroup.
-
-        They share what the memory warpgroup leaves of the registers with which the
-        block was launched: `setmaxnreg.inc` waits for ever for more.
-
-        Raises:
-          ArgumentError: there is nothing to share.
-        """
-        warpgroups = self.compute_wgs + 1
-        share = arch.SM_90A.registers_per_sm // (WARPGROUP_THREADS * warpgroups)
-        launched = share // _REGISTER_UNIT * _REGISTER_UNIT
-        if self.memory_registers > launched:
-            raise errors.ArgumentError(
-                f"{_WHO}: memory_registers exceeds the share of a warpgroup",
-                expected=f"at most {launched}, of a block of {warpgroups} warpgroups",
-                got=self.memory_registers,
-                hint="40 is sufficient for most",
-                where=_jax.where_now(),
-            )
-        left = launched * warpgroups - self.memory_registers
-        most = left // self.compute_wgs // _REGISTER_UNIT * _REGISTER_UNIT
-        return min(_MOST_REGISTERS, most)
 
     def _check_mesh(self) -> None:
         mesh = scope.current_mesh(_WHO)
@@ -261,20 +242,20 @@ class WarpSpecializedPipeline:
                 where=_jax.where_now(),
             )
 
-    def _check_state(self, plan: _Plan, allocations: Any) -> None:
+    def _check_state(self, division: Division, allocations: Any) -> None:
         if self.state is None:
             return
-        steps, reason = plan.producer.inputs.steps, None
+        steps, reason = division.producer.inputs.steps, None
         if allocations is None:
             reason = "it allocates its own buffers", "allocations=..."
-        elif not plan.producer.releases.across_ctas:
+        elif not division.producer.releases.across_ctas:
             return
         elif not isinstance(steps, int) or steps % self.depth:
             count = steps if isinstance(steps, int) else "a traced number of"
             reason = f"{count} steps", f"a static multiple of {self.depth} steps"
-        elif plan.producer.inputs.fixed:
+        elif division.producer.inputs.fixed:
             reason = (
-                f"{plan.producer.inputs.fixed[0].what} is constant",
+                f"{division.producer.inputs.fixed[0].what} is constant",
                 "blocks that change",
             )
         if reason is not None:
@@ -298,41 +279,3 @@ def _require_same_tree(allocations: Any, declarations: Any) -> None:
             hint="pass what run_scoped allocated for pipeline.get_allocations(*refs)",
             where=_jax.where_now(),
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """A pipeline over given references: what each warpgroup does."""
-
-    pipeline: WarpSpecializedPipeline
-    producer: Producer
-    compute: Compute
-
-    def declarations(self) -> dict[str, Any]:
-        """Returns the declarations of all buffers and barriers."""
-        return {
-            "inputs": self.producer.declarations(),
-            "outputs": self.compute.declarations(),
-        }
-
-    def names(self) -> dict[str, Any]:
-        """Returns the names of the declarations, for messages."""
-        return {"inputs": self.producer.names(), "outputs": self.compute.names()}
-
-    def run(self, memory: dict[str, Any]) -> None:
-        """Divides the warpgroups."""
-        p = self.pipeline
-        wg = lax.axis_index(p.wg_axis)
-        given = None if p.state is None else jnp.asarray(p.state, jnp.int32)
-        first = None if given is None else given == PipelinePipeline.START
-        last = None if given is None else given == PipelinePipeline.STOP
-
-        @control.when(wg == p.compute_wgs)
-        def _():
-            set_max_registers(p.memory_registers, action="decrease")
-            self.producer.run(memory["inputs"], first=first, last=last)
-
-        @control.when(wg < p.compute_wgs)
-        def _():
-            set_max_registers(p.compute_registers(), action="increase")
-            self.compute.run(memory["inputs"], memory["outputs"], p.context)

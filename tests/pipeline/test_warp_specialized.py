@@ -13,6 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.pipeline.division import compute_registers
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
@@ -178,11 +179,8 @@ def test_buffers_of_shared_outputs_are_free_when_a_pipeline_returns(steps):
 @pytest.mark.parametrize("consumers", range(1, 6))
 def test_warpgroups_share_the_registers_of_their_block(consumers, memory):
     """`setmaxnreg.inc` would wait for ever for more than the launch has."""
-    pipeline = Specialized(
-        copy, grid=(8,), num_compute_wgs=consumers, memory_registers=memory
-    )
     launch = 65536 // (128 * (consumers + 1)) // 8 * 8
-    asked = pipeline.compute_registers()
+    asked = compute_registers("a pipeline", consumers, memory)
     assert memory + consumers * asked <= launch * (consumers + 1)
     assert min(launch, 256) <= asked <= 256
 

@@ -31,6 +31,7 @@ SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
 MATMUL, ATTENTION = "tests/ops/test_matmul.py", "tests/ops/test_attention.py"
 EMIT = "tests/pipeline/test_emit_pipeline.py"
+SEVERAL = "tests/pipeline/test_num_threads.py"
 SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
@@ -156,6 +157,10 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "pallas_call.scratch_shapes": lambda: see.block_calls(
         *({"scratch_shapes": [t]} for t in (TILE, SMALL_TILE)), body=lambda *_: None
     ),
+    "pallas_call.num_threads": f"{SEVERAL}::"
+    "test_without_a_sequential_axis_no_warpgroup_is_added",
+    "pallas_call.thread_name": f"{SEVERAL}::"
+    "test_all_warpgroups_run_the_body_at_each_step",
     "pallas_call.debug": lambda: see.printed(P),
     "pallas_call.interpret": lambda: see.interpreted(P),
     "pallas_call.name": lambda: see.block_calls({"name": "a"}, {"name": "b"}),

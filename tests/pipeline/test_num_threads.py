@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pallas_call with several warpgroups in a block."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+from tests.support.refusal import refused
+
+ROWS = plgpu.BlockSpec((8, 128), lambda i: (i, 0))
+TRANSFORMS = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def called(body, out=None, *, threads=2, semantics=("parallel",), depth=2, **options):
+    """Returns what `everywhere.check` takes."""
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body, out or f32(), num_threads=threads, thread_name="wg",
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(
+                dimension_semantics=semantics, max_concurrent_steps=depth
+            ),
+            **({"grid": 8, "in_specs": [ROWS], "out_specs": ROWS} | options),
+        )  # fmt: skip
+
+    return make
+
+
+def own_rows(threads=2):
+    count = 8 // threads
+    return plgpu.ds(lax.axis_index("wg") * count, count)
+
+
+def double(x, o):
+    o[own_rows()] = x[own_rows()] * 2
+
+
+def small(*shape):
+    values = np.random.default_rng(0).integers(-4, 5, shape)
+    return values.astype(np.float16)
+
+
+def product(depth=3, delay=1, interpret=None, m=256, n=128, k=256, **options):
+    """Two warpgroups multiply halves of the rows of each block."""
+
+    def body(a, b, o, acc):
+        mine = plgpu.ds(lax.axis_index("wg") * 64, 64)
+        plgpu.wgmma(acc, a.at[mine], b)
+        plgpu.wgmma_wait(delay)
+
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
+        def _():
+            o[mine] = acc[...]
+
+    def spec(shape, index_map):
+        return plgpu.BlockSpec(
+            shape, index_map, transforms=TRANSFORMS, delay_release=delay
+        )
+
+    make = called(
+        body, f32(m, n), grid=(m // 128, n // 64, k // 64), depth=depth,
+        semantics=("parallel", "parallel", "arbitrary"),
+        in_specs=[
+            spec((128, 64), lambda i, j, ki: (i, ki)),
+            spec((64, 64), lambda i, j, ki: (ki, j)),
+        ],
+        out_specs=plgpu.BlockSpec((128, 64), lambda i, j, ki: (i, j)),
+        scratch_shapes=[plgpu.ACC((64, 64))], **options,
+    )  # fmt: skip
+    return make(interpret)
+
+
+@pytest.mark.parametrize("semantics", ["parallel", "arbitrary"])
+def test_all_warpgroups_run_the_body_at_each_step(semantics):
+    make = called(double, semantics=(semantics,))
+    everywhere.check(make, [numbers()], numbers() * 2)
+
+
+@pytest.mark.parametrize(("depth", "delay"), [(1, 0), (2, 1), (5, 1)])
+def test_a_product_of_two_warpgroups_loops_over_k(depth, delay):
+    a, b = small(256, 256), small(256, 128)
+    everywhere.check(
+        lambda interpret: product(depth, delay, interpret),
+        [a, b], a.astype(np.float32) @ b.astype(np.float32),
+    )  # fmt: skip
+
+
+def test_a_product_is_right_in_every_order_of_the_warpgroups():
+    a, b = small(256, 256), small(256, 128)
+    call = product(interpret=plgpu.InterpretParams(schedules=6))
+    np.testing.assert_array_equal(
+        call(a, b), a.astype(np.float32) @ b.astype(np.float32)
+    )
+
+
+def test_the_memory_warpgroup_keeps_few_registers():
+    (report,) = plgpu.offline.lower(product(), small(256, 256), small(256, 128))
+    assert "setmaxregister decrease 40" in report.mlir
+    assert "setmaxregister increase 232" in report.mlir
+
+
+def test_without_a_sequential_axis_no_warpgroup_is_added():
+    (report,) = plgpu.offline.lower(called(double)(None), numbers())
+    assert "setmaxregister" not in report.mlir
+    (report,) = plgpu.offline.lower(called(double, semantics=["arbitrary"])(None),
+                                    numbers())  # fmt: skip
+    assert "setmaxregister" in report.mlir
+
+
+def test_one_warpgroup_with_a_name_has_a_memory_warpgroup_too():
+    def body(x, o):
+        o[...] = x[...] + lax.axis_index("wg").astype(jnp.float32)
+
+    make = called(body, threads=1, semantics=("arbitrary",))
+    everywhere.check(make, [numbers()], numbers())
+
+
+def test_scratch_in_smem_is_shared_and_keeps_its_contents():
+    """Each warpgroup adds to its half; the other one reads both at the last step."""
+
+    def body(x, o, total, meet):
+        wg, i = lax.axis_index("wg"), plgpu.program_id(0)
+
+        @plgpu.when(i == 0)
+        def _():
+            total[own_rows()] = jnp.zeros((4, 128), jnp.float32)
+
+        total[own_rows()] += x[own_rows()]
+
+        @plgpu.when(i == plgpu.num_programs(0) - 1)
+        def _():
+            plgpu.barrier_arrive(meet)
+            plgpu.barrier_wait(meet)
+            theirs = plgpu.ds((1 - wg) * 4, 4)
+            o[theirs] = total[theirs]
+
+    make = called(
+        body, f32(8, 128), semantics=("arbitrary",),
+        out_specs=plgpu.BlockSpec((8, 128), lambda i: (0, 0)),
+        scratch_shapes={
+            "total": plgpu.SMEM((8, 128), jnp.float32),
+            "meet": plgpu.Barrier(num_arrivals=2),
+        },
+    )  # fmt: skip
+    everywhere.check(make, [numbers()], numbers().reshape(8, 8, 128).sum(0))
+
+
+def test_results_whose_block_changes_are_stored_when_all_have_written():
+    make = called(double, semantics=("arbitrary",), depth=3, threads=2)
+    call = make(plgpu.InterpretParams(schedules=6))
+    np.testing.assert_array_equal(call(numbers()), numbers() * 2)
+
+
+def test_vmap_adds_a_parallel_axis():
+    call = jax.jit(jax.vmap(called(double, semantics=("arbitrary",))(None)))
+    x = np.stack([numbers(), numbers() + 1])
+    np.testing.assert_array_equal(call(x), x * 2)
+
+
+def test_an_array_that_index_maps_read_is_read_by_the_memory_warpgroup():
+    order = np.array([3, 0, 7, 1, 2, 6, 5, 4], np.int32)
+    spec = plgpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1, grid=(8,),
+        in_specs=[plgpu.BlockSpec((8, 128), lambda i, order: (order[i], 0))],
+        out_specs=plgpu.BlockSpec((8, 128), lambda i, _: (i, 0)),
+    )  # fmt: skip
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            lambda _, x, o: double(x, o), f32(), grid_spec=spec,
+            num_threads=2, thread_name="wg", interpret=interpret,
+            compiler_params=plgpu.CompilerParams(
+                dimension_semantics=["arbitrary"], max_concurrent_steps=2
+            ),
+        )  # fmt: skip
+
+    expected = numbers().reshape(8, 8, 128)[order].reshape(64, 128) * 2
+    everywhere.check(make, [order, numbers()], expected)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("threads", "axis"), [(2, None), (None, "wg")], ids=["no name", "no number"]
+)
+def test_the_warpgroups_have_a_name(threads, axis):
+    with refused(
+        errors.ArgumentError,
+        "pallas_call double: num_threads and thread_name belong together",
+        hint="lax.axis_index(thread_name)",
+    ):
+        plgpu.pallas_call(double, f32(), num_threads=threads, thread_name=axis)  # HERE
+
+
+@pytest.mark.parametrize("threads", [0, 8])
+def test_a_block_has_room_for_the_memory_warpgroup(threads):
+    with pytest.raises(errors.ArgumentError, match="num_threads is out of range"):
+        plgpu.pallas_call(double, f32(), num_threads=threads, thread_name="wg")
+
+
+def test_two_warpgroups_that_store_the_same_elements_are_a_race():
+    """A store of the whole block by both warpgroups is a race."""
+
+    def body(x, o):
+        o[...] = x[...] + lax.axis_index("wg").astype(jnp.float32)
+
+    with pytest.raises(errors.RaceError):
+        called(body, semantics=("arbitrary",))(None)(numbers())
