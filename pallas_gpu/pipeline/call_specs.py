@@ -4,14 +4,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import mutable, scope
 from pallas_gpu.pipeline.streams import is_spec
 
 Spec = types.GridSpec | types.PrefetchScalarGridSpec
@@ -47,20 +47,87 @@ def index_maps(spec: Spec) -> list[Callable[..., Any]]:
 
 def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
     """Returns one block spec for each leaf of `like`."""
-    structure = jax.tree.structure(like)
+    count = structure(like).num_leaves
     if specs is None:
-        return [types.BlockSpec()] * structure.num_leaves
+        return [types.BlockSpec()] * count
     leaves = jax.tree.leaves(specs, is_leaf=is_spec)
     wrong = [x for x in leaves if not is_spec(x)]
-    if wrong or len(leaves) != structure.num_leaves:
+    if wrong or len(leaves) != count:
         raise errors.ArgumentError(
             f"{what} does not match the arrays",
-            expected=f"{structure.num_leaves} BlockSpecs, one for each array",
+            expected=f"{count} BlockSpecs, one for each array",
             got=f"{expect.shown(wrong[0])}" if wrong else f"{len(leaves)} BlockSpecs",
             hint="use plgpu.BlockSpec(block_shape, index_map)",
             where=scope.called_at(),
         )
     return [types.BlockSpec() if x is None else x for x in leaves]
+
+
+def leaves(arrays: Any) -> list[Any]:
+    """Returns the arrays of a pytree; a view of a `jax.Ref` is one."""
+    return jax.tree.leaves(arrays, is_leaf=mutable.is_view)
+
+
+def structure(arrays: Any) -> Any:
+    """Returns the structure of a pytree of arrays."""
+    return jax.tree.structure(arrays, is_leaf=mutable.is_view)
+
+
+def positions(value: Any, what: str) -> dict[int, int]:
+    """Accepts mappings of positions to positions."""
+    if isinstance(value, Mapping):
+        pairs = [(expect.index(i), expect.index(j)) for i, j in value.items()]
+        found = {i: j for i, j in pairs if i is not None and j is not None}
+        if len(found) == len(value):
+            return found
+    raise expect.wrong_type(
+        what,
+        "a dict of integers",
+        "a dict of positions of arguments to positions of results",
+        value,
+        "write {0: 0}",
+    )
+
+
+def aliases(
+    given: Mapping[int, int], args: Any, out_shape: Any, prefetched: int, name: str
+) -> list[tuple[int, int]]:
+    """Returns pairs (argument, result) that are one array.
+
+    Raises:
+      ArgumentError: there is no such argument or result, or they differ in type, or
+        several arguments are one result.
+    """
+    who = f"pallas_call {name}: input_output_aliases"
+    ins, outs = leaves(args), jax.tree.leaves(out_shape)
+    pairs = list(given.items())
+    for i, j in pairs:
+        problem = None
+        if not prefetched <= i < len(ins):
+            problem = f"arguments {prefetched} to {len(ins) - 1}", f"argument {i}"
+        elif mutable.is_mutable(ins[i]):
+            problem = "an array: kernels update a jax.Ref in place", f"argument {i}"
+        elif not 0 <= j < len(outs):
+            problem = f"results 0 to {len(outs) - 1}", f"result {j}"
+        elif [b for _, b in pairs].count(j) > 1:
+            problem = "one argument for a result", f"several for result {j}"
+        elif (a := _type(ins[i])) != (b := _type(outs[j])):
+            problem = f"{b[1]}{list(b[0])}, as result {j}", f"{a[1]}{list(a[0])}"
+        if problem is not None:
+            raise errors.ArgumentError(
+                f"{who} does not match the arrays",
+                expected=problem[0],
+                got=problem[1],
+                hint="write {i: j} where argument i has the shape and dtype of result "
+                "j, both counted over the leaves of pytrees",
+                where=scope.called_at(),
+            )
+    return pairs
+
+
+def _type(x: Any) -> tuple[tuple[int, ...], Any]:
+    x = x if hasattr(x, "dtype") else jnp.asarray(x)
+    return tuple(x.shape), jnp.dtype(x.dtype)
 
 
 def check_prefetched(args: Sequence[Any], count: int, name: str) -> None:

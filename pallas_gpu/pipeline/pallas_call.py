@@ -6,6 +6,7 @@ It is a `kernel` whose body is a pipeline over the sequential axes of the grid.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import errors, expect, types
+from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
 from pallas_gpu.entry import scope
 from pallas_gpu.pipeline import call_specs
@@ -37,7 +38,7 @@ from pallas_gpu.types.mesh import MAX_WARPGROUPS
     in_specs=expect.anything,
     out_specs=expect.anything,
     scratch_shapes=expect.anything,
-    input_output_aliases=expect.optional(expect.instance(Mapping, written="{}")),
+    input_output_aliases=expect.optional(call_specs.positions),
     debug=expect.boolean,
     num_threads=expect.optional(
         expect.integer(
@@ -106,7 +107,12 @@ def pallas_call(
       num_threads: number of warpgroups that run the body; None: one. They share blocks,
         SMEM and barriers; each has accumulators (`ACC`) of its own.
       thread_name: name of their axis, for `lax.axis_index`.
-      input_output_aliases: not supported yet.
+      input_output_aliases: from positions of arguments to positions of results, both
+        counted over the leaves. Result and argument are one array: what the body does
+        not store keeps its value. Under `jax.jit` XLA reuses the argument's buffer, or
+        copies it if it is needed later. The blocks of an argument are read ahead of the
+        steps and by other CTAs: a block may be stored by the step that reads it, and by
+        none that runs before or beside it. The emulator reports others as races.
       debug: print the traced body.
       interpret: see `kernel`.
       name: name of the kernel.
@@ -132,14 +138,6 @@ def pallas_call(
     name = str(name or getattr(kernel, "__name__", "pallas_call"))
     given = types.GridSpec(grid, in_specs, out_specs, scratch_shapes)
     spec = call_specs.one_spec(grid_spec, given, name)
-    if input_output_aliases:
-        raise errors.UnsupportedError(
-            f"pallas_call {name}: input_output_aliases is not supported yet",
-            expected="no aliases",
-            got=expect.shown(input_output_aliases),
-            hint="omit it; the result is a new array",
-            where=scope.location(kernel),
-        )
     params = compiler_params or types.CompilerParams()
     with scope.locating(kernel):
         interpret = kernel_lib.interpretation(interpret)
@@ -148,6 +146,16 @@ def pallas_call(
         axes = Grid.of(spec.grid, params, name)
         threads = Threads.of(num_threads, thread_name, name)
         mesh = axes.mesh(name, threads)
+    program = functools.partial(
+        Program,
+        kernel=kernel,
+        grid=axes,
+        prefetched=spec.num_scalar_prefetch,
+        scratch=scratch,
+        threads=threads,
+        depth=params.max_concurrent_steps,
+        name=name,
+    )
     launch = functools.partial(
         kernel_lib.launch_body,
         mesh=mesh,
@@ -158,47 +166,64 @@ def pallas_call(
         functions=(kernel, *call_specs.index_maps(spec)),
         cache={},
     )
-
-    def call(*args: Any) -> Any:
-        n = spec.num_scalar_prefetch
-        call_specs.check_prefetched(args, n, name)
-        program = Program(
-            kernel,
-            axes,
-            n,
-            call_specs.block_specs(
-                spec.in_specs, args[n:], f"pallas_call {name}: in_specs"
-            ),
-            call_specs.block_specs(
-                spec.out_specs, out_shape, f"pallas_call {name}: out_specs"
-            ),
-            scratch,
-            threads,
-            params.max_concurrent_steps,
-            name,
-        )
-        in_tree = jax.tree.structure(args[n:])
-        out_tree = jax.tree.structure(_as_tuple(out_shape))
-
-        @functools.wraps(kernel)
-        def body(*refs):
-            program.run(jax.tree.leaves(refs), in_tree, out_tree)
-
-        if axes.is_empty:
-            return _nothing(functools.partial(launch, body), args, out_shape)
-        return launch(body, args, out_shape)
-
-    return scope.over_arrays(call, kernel)
+    aliases = dict(input_output_aliases or {})
+    call = _Call(program, launch, spec, out_shape, aliases, name)
+    return scope.over_arrays(lambda *args: call(*args), kernel)
 
 
-def _nothing(launch: Callable[..., Any], args: Any, out_shape: Any) -> Any:
-    """Returns the results of a grid without positions: zeros.
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A `pallas_call` as a function over arrays.
 
-    The body is traced all the same, so that a mistake does not depend on the grid.
+    Attributes:
+      program: makes the body of a CTA from block specs.
+      launch: traces and launches it.
+      spec: grid, block specs and scratch.
+      out_shape: types of the results.
+      aliases: arguments whose array is a result's, by their positions.
+      name: of the call.
     """
-    jax.eval_shape(launch, args, out_shape)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), out_shape)
 
+    program: Callable[..., Program]
+    launch: Callable[..., Any]
+    spec: call_specs.Spec
+    out_shape: Any
+    aliases: Mapping[int, int]
+    name: str
 
-def _as_tuple(outs: Any) -> tuple[Any, ...]:
-    return tuple(outs) if isinstance(outs, tuple | list) else (outs,)
+    def __call__(self, *args: Any) -> Any:
+        n, who = self.spec.num_scalar_prefetch, f"pallas_call {self.name}"
+        call_specs.check_prefetched(args, n, self.name)
+        program = self.program(
+            in_specs=call_specs.block_specs(
+                self.spec.in_specs, args[n:], f"{who}: in_specs"
+            ),
+            out_specs=call_specs.block_specs(
+                self.spec.out_specs, self.out_shape, f"{who}: out_specs"
+            ),
+        )
+        pairs = call_specs.aliases(self.aliases, args, self.out_shape, n, self.name)
+        in_tree, outs = call_specs.structure(args[n:]), self.out_shape
+        out_tree = jax.tree.structure(
+            tuple(outs) if isinstance(outs, tuple | list) else (outs,)
+        )
+
+        @functools.wraps(program.kernel)
+        def body(*refs):
+            program.run(call_specs.leaves(refs), in_tree, out_tree)
+
+        launch = functools.partial(self.launch, body, args, outs, aliases=pairs)
+        if not program.grid.is_empty:
+            return launch()
+        # The body is traced all the same: a mistake does not depend on the grid.
+        jax.eval_shape(launch)
+        return self._untouched(args, pairs)
+
+    def _untouched(self, args: Sequence[Any], aliases: Sequence[Any]) -> Any:
+        """Returns the results of a grid without positions: zeros, or the arguments."""
+        leaves, tree = jax.tree.flatten(self.out_shape)
+        results = [jnp.zeros(x.shape, x.dtype) for x in leaves]
+        given = call_specs.leaves(args)
+        for i, j in aliases:
+            results[j] = jnp.asarray(given[i][...])
+        return jax.tree.unflatten(tree, results)

@@ -366,18 +366,6 @@ def test_unknown_semantics_of_an_axis_are_refused():
         plgpu.pallas_call(add_one, f32(), grid=2, compiler_params=params)  # HERE
 
 
-def test_aliases_are_not_supported_yet():
-    def body(x, o):  # HERE
-        pass
-
-    with refused(
-        errors.UnsupportedError,
-        "pallas_call body: input_output_aliases is not supported yet",
-        got="{0: 0}",
-    ):
-        plgpu.pallas_call(body, f32(), input_output_aliases={0: 0})
-
-
 def test_a_body_returns_nothing():
     def body(x, o):  # HERE
         return x[...]
