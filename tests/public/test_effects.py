@@ -20,6 +20,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
+from tests.support import block_effects
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -31,19 +32,12 @@ SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
 MATMUL, ATTENTION = "tests/ops/test_matmul.py", "tests/ops/test_attention.py"
 EMIT = "tests/pipeline/test_emit_pipeline.py"
-SEVERAL = "tests/pipeline/test_num_threads.py"
 SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
-P = functools.partial(plgpu.pallas_call, see.exp, OUT)
 TMEM = layouts.TmemLayout
-
-
-def block(*shape, **fields):
-    """A block spec whose index map counts the first dimension."""
-    return plgpu.BlockSpec(shape, lambda i: (i, 0), **fields)
 
 
 def shapes(*options):
@@ -51,17 +45,6 @@ def shapes(*options):
     return see.values(
         lambda **o: jax.eval_shape(plgpu.kernel(calls.nothing, **o), OUT), *options
     )
-
-
-def over_the_edge(mode):
-    """A block over the array's edge, in the emulator."""
-    spec = block(48, 128, oob_fill_mode=mode)
-    params = plgpu.InterpretParams(partial_results=True)
-    k = plgpu.pallas_call(
-        calls.nothing, OUT, grid=2, in_specs=[spec], out_specs=see.WHOLE,
-        interpret=params,
-    )  # fmt: skip
-    return see.outcome(lambda: k(jnp.ones(SHAPE, F32)).shape)
 
 
 def wrong_target(target):
@@ -109,6 +92,7 @@ def tmem(*options, dtype=F32):
 
 
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
+    **block_effects.EFFECTS,
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
@@ -147,27 +131,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.name": lambda: see.kernels(calls.nothing, {"name": "a"}, {"name": "b"}),
     "kernel.kernel_name": lambda: see.kernels(
         calls.nothing, *({"name": None, "kernel_name": n} for n in "ab")
-    ),
-    "pallas_call.grid_spec": lambda: see.grid_specs({"grid": 1}, {"grid": 2}),
-    "pallas_call.grid": lambda: see.block_calls({"grid": 1}, {"grid": 2}),
-    "pallas_call.in_specs": lambda: see.specs(SPEC, block(16, 128)),
-    "pallas_call.out_specs": lambda: see.block_calls(
-        *({"grid": 2, "out_specs": spec} for spec in (SPEC, block(16, 128)))
-    ),
-    "pallas_call.scratch_shapes": lambda: see.block_calls(
-        *({"scratch_shapes": [t]} for t in (TILE, SMALL_TILE)), body=lambda *_: None
-    ),
-    "pallas_call.input_output_aliases": "tests/pipeline/test_aliases.py::"
-    "test_what_the_body_does_not_store_keeps_its_value",
-    "pallas_call.num_threads": f"{SEVERAL}::"
-    "test_without_a_sequential_axis_no_warpgroup_is_added",
-    "pallas_call.thread_name": f"{SEVERAL}::"
-    "test_all_warpgroups_run_the_body_at_each_step",
-    "pallas_call.debug": lambda: see.printed(P),
-    "pallas_call.interpret": lambda: see.interpreted(P),
-    "pallas_call.name": lambda: see.block_calls({"name": "a"}, {"name": "b"}),
-    "pallas_call.compiler_params": lambda: see.block_calls(
-        {}, see.params(approx_math=True), body=see.exp
     ),
     "run_scoped.scratch_types": lambda: see.bodies(
         *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
@@ -333,37 +296,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: tmem({}, {"collective": True}),
     "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),
-    "BlockSpec.block_shape": lambda: see.specs(block(8, 128), block(16, 128)),
-    "BlockSpec.index_map": lambda: see.specs(plgpu.BlockSpec((8, 128)), SPEC),
-    "BlockSpec.transforms": lambda: see.specs(
-        SPEC, block(8, 128, transforms=(plgpu.TilingTransform((8, 32)),))
-    ),
-    "BlockSpec.delay_release": f"{EMIT}::"
-    "test_delay_release_keeps_a_buffer_for_products_in_flight",
-    "BlockSpec.collective_axes": f"{SPECIALIZED}::"
-    "test_a_cluster_shares_a_block_by_multicast",
-    "BlockSpec.oob_fill_mode": lambda: [
-        over_the_edge(plgpu.OOBFillMode.ZEROS),
-        over_the_edge(plgpu.OOBFillMode.PROMISE_IN_BOUNDS),
-    ],
-    "BlockSpec.memory_space": lambda: see.specs(
-        SPEC, block(8, 128, memory_space=plgpu.GMEM)
-    ),
-    "GridSpec.grid": lambda: see.grid_specs({"grid": 1}, {"grid": 8}),
-    "GridSpec.in_specs": lambda: see.grid_specs(
-        {"grid": 8}, {"grid": 8, "in_specs": [SPEC]}
-    ),
-    "GridSpec.out_specs": lambda: see.grid_specs(
-        {"grid": 8}, {"grid": 8, "out_specs": SPEC}
-    ),
-    "GridSpec.scratch_shapes": lambda: see.grid_specs(
-        {}, {"scratch_shapes": [plgpu.Barrier()]}
-    ),
-    **{
-        f"PrefetchScalarGridSpec.{field}": "tests/pipeline/test_scalar_prefetch.py"
-        for field in ("grid", "in_specs", "out_specs", "scratch_shapes")
-    },
-    "Element.padding": "tests/pipeline/test_block_kinds.py",
     **{
         f"Mesh.{field}": "tests/types/test_mesh.py"
         for field in (
@@ -434,7 +366,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         *(
             {
                 "grid": 4,
-                "in_specs": [block(8, 128)],
+                "in_specs": [SPEC],
                 "out_specs": see.WHOLE,
                 **see.params(
                     dimension_semantics=["arbitrary"], max_concurrent_steps=steps
