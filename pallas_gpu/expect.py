@@ -93,8 +93,10 @@ def _checked(
     )
     ordered = [name for name, p in parameters.items() if p.kind in by_position]
 
+    checks = {name: rule for name, rule in rules.items() if rule is not anything}
+
     def check(name: str | None, value: Any, prefix: str) -> Any:
-        rule = rules.get(name or "")
+        rule = checks.get(name or "")
         return value if rule is None else rule(value, f"{prefix}: {name}")
 
     @functools.wraps(fn)

@@ -8,7 +8,6 @@ each equation before those of the jaxprs that it runs.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -38,7 +37,7 @@ class Body:
     inputs: tuple[Any, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Site:
     """An equation and its context in the walk.
 
@@ -48,6 +47,7 @@ class Site:
       enclosing: the sites of the equations that run it, outermost first.
       within: the jaxprs around it, outermost first, without the walked one.
       origins: for inputs of the equation's jaxpr, the corresponding outer variables.
+      bodies: the jaxprs that the equation runs.
     """
 
     eqn: _jax.JaxprEqn
@@ -55,11 +55,7 @@ class Site:
     enclosing: tuple[Site, ...]
     within: tuple[_jax.Jaxpr, ...]
     origins: Mapping[Any, Any]
-
-    @functools.cached_property
-    def bodies(self) -> list[Body]:
-        """The jaxprs that the equation runs."""
-        return bodies(self.eqn)
+    bodies: Sequence[Body]
 
     @property
     def where(self) -> str | None:
@@ -150,7 +146,7 @@ def _visit(
 ) -> Iterator[Site]:
     origins = dict(outer)
     for i, eqn in enumerate(jaxpr.eqns):
-        site = Site(eqn, (number, i), enclosing, within, origins)
+        site = Site(eqn, (number, i), enclosing, within, origins, bodies(eqn))
         yield site
         for body in site.bodies:
             inner = {

@@ -100,9 +100,20 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
       ArgumentTypeError: its signature does not match the references.
     """
     try:
+        return body(*refs, **named_refs)
+    except TypeError:
+        _require_signature(who, body, refs, named_refs)
+        raise
+
+
+def _require_signature(
+    who: str, body: Callable[..., Any], refs: Any, named_refs: Any
+) -> None:
+    """Raises ArgumentTypeError for a body that references cannot be passed to."""
+    try:
         signature = inspect.signature(body)
     except (TypeError, ValueError):  # a builtin without a signature
-        return body(*refs, **named_refs)
+        return
     try:
         signature.bind(*refs, **named_refs)
     except TypeError as error:
@@ -115,7 +126,6 @@ def call(who: str, body: Callable[..., Any], *refs: Any, **named_refs: Any) -> A
             "the indices first and a carry last",
             where=location(body),
         ) from None
-    return body(*refs, **named_refs)
 
 
 def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:

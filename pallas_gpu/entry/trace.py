@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import call, captured_refs, check, jax_errors, mutable, scope
-from pallas_gpu.walk import bodies, walk
+from pallas_gpu.walk import walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,7 +194,7 @@ def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
     JAX stores them, and scalars, in the function: they are not consts of the body.
     """
     for site in walk(jaxpr):
-        for body in bodies(site.eqn):
+        for body in site.bodies:
             for var in body.jaxpr.constvars:
                 if var.aval.shape:
                     raise _array_error(body.jaxpr, var, name)
@@ -218,7 +218,7 @@ def _first_use(jaxpr: _jax.Jaxpr, var: Any) -> str | None:
         if any(site.origin(operand) is var for operand in site.eqn.invars)
     ]
     # A call that passes it precedes the use inside the called function.
-    direct = (site for site in uses if not bodies(site.eqn))
+    direct = (site for site in uses if not site.bodies)
     first = next(direct, next(iter(uses), None))
     return None if first is None else first.where
 

@@ -98,7 +98,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
     operands += [*a_words, _descriptor(b, plan.b)]
     # Inputs are numbered after the results; the tied inputs come first.
     text = _text(plan, order, first_input=2 * count, a_words=len(a_words))
-    kinds = [words.constraint(word) for word in operands]
+    kinds = words.constraints(operands)
     constraints = [f"={kind}" for kind in kinds[:count]]
     constraints += [str(i) for i in range(count)]
     constraints += [*kinds[count:], "~{memory}"]
@@ -134,7 +134,7 @@ def optimization_barrier(arrays: Sequence[Array]) -> tuple[Array, ...]:
     flat = [word for register in pieces for word in register]
     if not flat:
         return tuple(arrays)
-    kinds = [words.constraint(word) for word in flat]
+    kinds = words.constraints(flat)
     constraints = [*(f"={kind}" for kind in kinds), *map(str, range(len(flat)))]
     results = words.assemble(flat, flat, "", constraints)
     fresh = iter(words.from_words(results, [v for values in held for v in values]))

@@ -22,6 +22,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -122,7 +123,8 @@ class Problem:
 
 
 def _divide(a: Any, b: int) -> tuple[Any, Any]:
-    return lax.div(a, jnp.int32(b)), lax.rem(a, jnp.int32(b))
+    divisor = np.int32(b)
+    return lax.div(a, divisor), lax.rem(a, divisor)
 
 
 # --- the kernel -----------------------------------------------------------------------
@@ -221,7 +223,7 @@ def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
     """Copies the rows of Q of a tile, then K and V in the order of their use."""
     c = p.config
     batch, head, q_start = tile
-    kv_head = lax.div(head, jnp.int32(p.heads // p.kv_heads))
+    kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
     if p.persistent:
 
         @plgpu.when(number > 0)
@@ -233,7 +235,7 @@ def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
 
     def copy(step, source, ring, full, empty):
         position = first + step
-        slot = lax.rem(position, jnp.int32(c.stages))
+        slot = lax.rem(position, np.int32(c.stages))
 
         @plgpu.when(position >= c.stages)
         def _():
@@ -291,7 +293,7 @@ class _Consumer:
 
     def pass_turn(self) -> None:
         if self.p.config.ping_pong:
-            following = lax.rem(self.wg + 1, jnp.int32(self.p.config.consumers))
+            following = lax.rem(self.wg + 1, np.int32(self.p.config.consumers))
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, number, tile, first, steps) -> None:
@@ -324,7 +326,7 @@ class _Consumer:
         self.store(result, batch, q_row, head)
 
     def slot(self, position) -> Any:
-        return lax.rem(position, jnp.int32(self.p.config.stages))
+        return lax.rem(position, np.int32(self.p.config.stages))
 
     def first_step(self, position, q_row, block) -> tuple[Any, Any, Any]:
         """Returns maximum, sum and probabilities of the rows for the first block."""

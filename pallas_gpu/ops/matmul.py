@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -341,7 +342,7 @@ def _produce(schedule, a, b, a_smem, b_smem, full, empty) -> None:
         @plgpu.loop(0, schedule.steps)
         def _(ki):
             step = first_step + ki
-            slot = lax.rem(step, jnp.int32(c.stages))
+            slot = lax.rem(step, np.int32(c.stages))
 
             @plgpu.when(step >= c.stages)
             def _():
@@ -373,7 +374,7 @@ def _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
             @plgpu.loop(0, schedule.steps)
             def _(ki):
                 step = first_step + ki
-                slot = lax.rem(step, jnp.int32(c.stages))
+                slot = lax.rem(step, np.int32(c.stages))
                 plgpu.barrier_wait(full.at[slot])
                 plgpu.wgmma(acc, a_smem.at[slot, own_rows], b_smem.at[slot])
                 # One product stays under way; the buffer of the one before is free.
@@ -381,11 +382,11 @@ def _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
 
                 @plgpu.when(ki > 0)
                 def _():
-                    before = lax.rem(step - 1, jnp.int32(c.stages))
+                    before = lax.rem(step - 1, np.int32(c.stages))
                     plgpu.barrier_arrive(empty.at[before])
 
             product = acc[...]
-            last = lax.rem(first_step + schedule.steps - 1, jnp.int32(c.stages))
+            last = lax.rem(first_step + schedule.steps - 1, np.int32(c.stages))
             plgpu.barrier_arrive(empty.at[last])
             return product
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, types
@@ -72,7 +73,7 @@ class Inputs:
 
     def slot(self, step: Any) -> Any:
         """Returns the buffer of a step."""
-        return lax.rem(step, jnp.int32(self.slots)) if self.slots > 1 else 0
+        return lax.rem(step, np.int32(self.slots)) if self.slots > 1 else 0
 
     def refs(self, memory: dict[str, Any], step: Any) -> list[Any]:
         """Returns the buffer of each input for a step."""

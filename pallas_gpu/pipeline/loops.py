@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect
@@ -127,7 +128,7 @@ def nd_loop(
         local_steps = (
             steps // instances
             if isinstance(steps, int) and steps % instances == 0
-            else cdiv(jnp.asarray(steps, jnp.int32) - first, jnp.int32(instances))
+            else cdiv(jnp.asarray(steps, jnp.int32) - first, np.int32(instances))
         )
 
         def iteration(i: Any, carry: Any) -> Any:
@@ -183,8 +184,8 @@ def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, 
 def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     digits: list[Any] = []
     for size in reversed(sizes[1:]):
-        digits.append(lax.rem(linear, jnp.int32(size)))
-        linear = lax.div(linear, jnp.int32(size))
+        digits.append(lax.rem(linear, np.int32(size)))
+        linear = lax.div(linear, np.int32(size))
     return (linear, *reversed(digits))
 
 
@@ -245,7 +246,7 @@ def planar_snake(
     minor_size, major_size = shape[minor_dim], shape[1 - minor_dim]
     tile_width = min(tile_width, minor_size)
     lin_idx = jnp.asarray(lin_idx, jnp.int32)
-    whole = jnp.int32(tile_width * major_size)
+    whole = np.int32(tile_width * major_size)
     strip = lax.div(lin_idx, whole)
     within = lax.rem(lin_idx, whole)
     rest = minor_size % tile_width
@@ -255,5 +256,5 @@ def planar_snake(
         width = jnp.where(is_last, jnp.int32(rest), width)
     major = lax.div(within, width)
     minor = strip * tile_width + lax.rem(within, width)
-    major = jnp.where(lax.rem(strip, jnp.int32(2)) == 0, major, major_size - 1 - major)
+    major = jnp.where(lax.rem(strip, np.int32(2)) == 0, major, major_size - 1 - major)
     return (major, minor) if minor_dim == 1 else (minor, major)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_gpu import types
@@ -91,7 +92,7 @@ class Outputs:
         ]
 
     def _slot(self, count: Any) -> Any:
-        return lax.rem(count, jnp.int32(self.slots)) if self.slots > 1 else 0
+        return lax.rem(count, np.int32(self.slots)) if self.slots > 1 else 0
 
     def wait_for_buffers(self) -> None:
         """Waits until the copies from the buffers of the next step have read them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import weakref
 from typing import Any
 
 import jax
@@ -40,35 +41,35 @@ def attached_target() -> arch.GpuTarget:
     return arch.target_of_capability(int(major), int(minor))
 
 
-# A program has tens of kernels; bodies that are retraced in each call must not pile up.
-_KEPT_MODULES = 256
+# Variants of a body: a body that is batched in each call must not pile up.
+_KEPT_VARIANTS = 64
 
 
 class _Compiled:
-    """Serialized modules by the identity of a traced body and a target."""
+    """Serialized modules by traced body, as long as it exists, target and parameters.
+
+    A traced body is thousands of objects: one that nobody can launch again must not be
+    kept, or Python's garbage collector visits it again and again.
+    """
 
     def __init__(self) -> None:
-        self._modules: collections.OrderedDict[Any, tuple[Any, SerializedModule]]
-        self._modules = collections.OrderedDict()
+        self._bodies: weakref.WeakKeyDictionary[
+            _jax.Jaxpr, collections.OrderedDict[Any, SerializedModule]
+        ]
+        self._bodies = weakref.WeakKeyDictionary()
 
     def get(self, params: call.CallParams, target: arch.GpuTarget) -> SerializedModule:
-        key = (
-            id(params.jaxpr),
-            params.mesh,
-            params.batch,
-            params.compiler_params,
-            target.name,
-        )
-        kept = self._modules.get(key)
+        variants = self._bodies.setdefault(params.jaxpr, collections.OrderedDict())
+        key = (params.mesh, params.batch, params.compiler_params, target.name)
+        kept = variants.get(key)
         if kept is None:
             build = compiler.run(
                 Build(params, target), until="serialize", observe=observe
             )
-            # The jaxpr is kept alive, so that its id is not reused.
-            kept = self._modules[key] = (params.jaxpr, build.serialized)
-            if len(self._modules) > _KEPT_MODULES:
-                self._modules.popitem(last=False)
-        return kept[1]
+            kept = variants[key] = build.serialized
+            if len(variants) > _KEPT_VARIANTS:
+                variants.popitem(last=False)
+        return kept
 
 
 _COMPILED = _Compiled()

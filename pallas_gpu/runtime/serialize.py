@@ -52,7 +52,9 @@ def shortened(text: str) -> str:
     return "\n".join([*lines[:_LINES], f"… and {len(lines) - _LINES} more lines"])
 
 
-def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedModule:
+def serialize(
+    module: ir.Module, *, keep_locations: bool = False, verify: bool = True
+) -> SerializedModule:
     """Returns the module's bytes; the module itself is not modified.
 
     Equal modules have equal bytes in every process and folder, unless locations are
@@ -61,6 +63,8 @@ def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedM
     Args:
       module: a Mosaic GPU module with one host function and one launch.
       keep_locations: keep file and line, which become `.loc` in PTX.
+      verify: verify the module, which takes a third of the time; False if it has just
+        been verified.
 
     Raises:
       CompilationError: the module cannot be serialized.
@@ -73,6 +77,7 @@ def serialize(module: ir.Module, *, keep_locations: bool = False) -> SerializedM
         # Without ip=False the copy is inserted at the caller's insertion point.
         copy = module.operation.clone(ip=False)
         pipeline = passmanager.PassManager.parse(f"builtin.module({','.join(steps)})")
+        pipeline.enable_verifier(verify)
         try:
             pipeline.run(copy.operation)
         except ir.MLIRError as error:

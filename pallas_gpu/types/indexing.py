@@ -79,6 +79,11 @@ def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
     return _jax.indexer(indices, shape)
 
 
+def selected(step: _jax.NDIndexer) -> tuple[int, ...]:
+    """Returns the shape of what an index expression of `indexer` selects."""
+    return tuple(i.size for i in step.indices if isinstance(i, _jax.Slice))
+
+
 def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
     if any(entry is None for entry in entries):
         raise errors.UnsupportedError(

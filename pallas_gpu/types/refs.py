@@ -11,6 +11,7 @@ kernel's line.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.indexing import indexer
+from pallas_gpu.types.indexing import indexer, selected
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attributes
@@ -36,6 +37,21 @@ _aval_method = type(vars(_jax.AbstractRef)["get"])
 )  # fmt: skip
 class RefView(_jax.TransformedRef):
     """A part of a reference: what `ref.at[...]` and `ref.T` return."""
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        # JAX would build the type of each step, with sharding, to read its shape.
+        shape = tuple(base_aval(self).shape)
+        for step in self.transforms:
+            if isinstance(step, _jax.TransposeTransform):
+                shape = tuple(shape[axis] for axis in step.permutation)
+            else:
+                shape = selected(step)
+        return shape
+
+    @property
+    def dtype(self) -> Any:
+        return base_aval(self).dtype
 
     @property
     def at(self) -> _At:

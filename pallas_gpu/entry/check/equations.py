@@ -22,7 +22,7 @@ from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import Site, bodies, walk
+from pallas_gpu.walk import Site, walk
 
 
 def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
@@ -81,7 +81,7 @@ def require_indexable(avals: Iterable[Any]) -> None:
 def _check(site: Site, mesh: types.Mesh) -> None:
     eqn = site.eqn
     # Scratch arrays are inputs of a body.
-    inner = (v for body in bodies(eqn) for v in body.jaxpr.invars)
+    inner = (v for body in site.bodies for v in body.jaxpr.invars)
     require_element_types(v.aval for v in (*eqn.invars, *eqn.outvars, *inner))
     operation = registry.operation(eqn.primitive)
     if site.is_inside(warp_map_p):

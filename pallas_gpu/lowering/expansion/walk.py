@@ -157,8 +157,9 @@ def _find(op: Any) -> Expander | None:
     if name.startswith(logical.SCALAR):
         return None
     expander = registry.rule(name, registry.RuleKind.EXPAND)
-    values = (*op.operands, *op.results)
-    arrays = any(is_array(v) or _is_memref(v) for v in values)
-    if expander is None and (arrays or name.startswith(logical.OWN)):
-        raise errors.InternalError(f"no expansion for {name}")
+    if expander is None:
+        values = (*op.operands, *op.results)
+        arrays = any(is_array(v) or _is_memref(v) for v in values)
+        if arrays or name.startswith(logical.OWN):
+            raise errors.InternalError(f"no expansion for {name}")
     return expander

@@ -325,11 +325,11 @@ def _expand_while(expansion: Expansion, op: Any) -> None:
         _replace(expansion, old.arguments, border.unpack(new.arguments))
         borders.move_operations(old, new)
         expand_block(expansion, new)
-    condition = list(new_before.operations)[-1]
+    condition = _last(new_before)
     with ir.InsertionPoint(condition), ir.Location.unknown():
         passed = _operands(expansion, condition, first=1)
         scf.condition(condition.operands[0], inner.pack(passed))
-    expansion.dead.append(condition.operation)
+    expansion.dead.append(condition)
     _yield(expansion, new_after, outer)
     _replace(expansion, op.results, inner.unpack(loop.results))
 
@@ -362,10 +362,10 @@ def _expand_regions(expansion: Expansion, op: Any) -> None:
 
 def _yield(expansion: Expansion, block: Any, border: Border) -> None:
     """Replaces a block's terminator by one of registers."""
-    old = list(block.operations)[-1]
+    old = _last(block)
     with ir.InsertionPoint(old), ir.Location.unknown():
         scf.yield_(border.pack(_operands(expansion, old)))
-    expansion.dead.append(old.operation)
+    expansion.dead.append(old)
 
 
 def _border(expansion: Expansion, values: Sequence[ir.Value]) -> Border:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -299,24 +299,27 @@ class Network:
 
         Keys of scalar code are computed on demand, for the operations that use it.
         """
-        pending = [op]
+        # Each access to an operation's operands creates them as new Python objects.
+        pending = [(op, list(op.operands))]
         while True:
-            owners = {x.owner for x in pending[-1].operands if x not in self._keys}
+            op, operands = pending[-1]
+            owners = {x.owner for x in operands if x not in self._keys}
             makers = [x.operation for x in owners if not isinstance(x, ir.Block)]
             if makers:
-                pending += makers
+                pending += [(maker, list(maker.operands)) for maker in makers]
                 continue
-            key = self._name(pending.pop())
+            key = self._name(*pending.pop())
             if not pending:
                 return key
 
-    def _name(self, op: ir.Operation) -> int:
-        attributes, text = op.attributes, self._text
-        parts = [op.name, *(f"{name}={text(attributes[name])}" for name in attributes)]
-        parts += [text(result.type) for result in op.results]
-        parts += [str(self._keys.get(operand, 0)) for operand in op.operands]
+    def _name(self, op: ir.Operation, operands: Sequence[ir.Value]) -> int:
+        results, text = list(op.results), self._text
+        parts = [op.name]
+        parts += [f"{name}={text(value)}" for name, value in op.attributes.items()]
+        parts += [text(result.type) for result in results]
+        parts += [str(self._keys.get(operand, 0)) for operand in operands]
         key = digest(*parts)
-        for i, result in enumerate(op.results):
+        for i, result in enumerate(results):
             self._keys[result] = digest(str(key), str(i))
         return key
 

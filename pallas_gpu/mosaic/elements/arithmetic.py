@@ -9,14 +9,14 @@ in XLA's own kernels.
 
 from __future__ import annotations
 
-import functools
 import math as pymath
 from collections.abc import Callable
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, math
+from jaxlib.mlir.dialects import arith, math
 
+from pallas_gpu.mosaic import operations
 from pallas_gpu.mosaic.elements import dtypes
 
 Emitter = Callable[..., ir.Value]  # (dtype, *values, **params) -> value
@@ -24,11 +24,13 @@ _CmpF = arith.CmpFPredicate
 _CmpI = arith.CmpIPredicate
 
 
-def resize_float(op: Callable, dtype: np.dtype, value: ir.Value) -> ir.Value:
+def resize_float(operation: str, dtype: np.dtype, value: ir.Value) -> ir.Value:
     """Applies a conversion operation to a value of any length."""
     lanes = dtypes.length(value)
     target = dtypes.mlir_type(dtype)
-    return op(target if lanes is None else ir.VectorType.get([lanes], target), value)
+    if lanes is not None:
+        target = ir.VectorType.get([lanes], target)
+    return operations.create(operation, target, [value])
 
 
 def plain(op: Callable[..., ir.Value]) -> Emitter:
@@ -43,12 +45,10 @@ def compare(op: Callable, predicate: object) -> Emitter:
 
 def approx(instruction: str) -> Callable[[ir.Value], ir.Value]:
     """One f32 instruction of the special function unit (PTX ISA, Floating Point)."""
+    text = f"{instruction} $0, $1;"
 
     def one(element: ir.Value) -> ir.Value:
-        text = f"{instruction} $0, $1;"
-        return llvm.inline_asm(
-            element.type, [element], text, "=f,f", has_side_effects=False
-        )
+        return operations.inline_assembly(element.type, [element], text, "=f,f")
 
     return lambda value: dtypes.per_lane(one, value)
 
@@ -260,12 +260,17 @@ def square(multiply: Callable) -> Emitter:
     return lambda dtype, x: multiply(x, x)
 
 
-def contracting(op: Callable) -> Callable:
+def contracting(name: str) -> Callable[..., ir.Value]:
     """A sum or product of the kernel, which may be contracted to an fma.
 
     The emitters above that require a rounded product or sum use the plain operations.
     """
-    return functools.partial(op, fastmath=arith.FastMathFlags.contract)
+
+    def emit(a: ir.Value, b: ir.Value) -> ir.Value:
+        flags = {"fastmath": ir.Attribute.parse("#arith.fastmath<contract>")}
+        return operations.create(name, a.type, [a, b], flags)
+
+    return emit
 
 
-addf, subf, mulf = map(contracting, (arith.addf, arith.subf, arith.mulf))
+addf, subf, mulf = map(contracting, ("arith.addf", "arith.subf", "arith.mulf"))

@@ -55,9 +55,9 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
         case "float", _:
             return _float_to_int(value, src, dst)
         case ("signed", "float"):
-            return _resize(arith.sitofp, dst, value)
+            return _resize("arith.sitofp", dst, value)
         case (_, "float"):
-            return _resize(arith.uitofp, dst, value)
+            return _resize("arith.uitofp", dst, value)
         case (_, "bool"):
             return arith.cmpi(_CmpI.ne, value, dtypes.constant(0, src, value))
         case _:
@@ -80,24 +80,24 @@ def _int_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     if dtypes.bits(dst) == dtypes.bits(src):
         return value
     if dtypes.bits(dst) < dtypes.bits(src):
-        return _resize(arith.trunci, dst, value)
+        return _resize("arith.trunci", dst, value)
     signed = dtypes.kind(src) == "signed"
-    return _resize(arith.extsi if signed else arith.extui, dst, value)
+    return _resize("arith.extsi" if signed else "arith.extui", dst, value)
 
 
 def _float_to_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     if dtypes.bits(src) == dtypes.bits(dst):
         # float16 and bfloat16: float32 holds both exactly.
-        value = _resize(arith.extf, dtypes.F32, value)
-        return _resize(arith.truncf, dst, value)
+        value = _resize("arith.extf", dtypes.F32, value)
+        return _resize("arith.truncf", dst, value)
     if dtypes.bits(src) < dtypes.bits(dst):
-        return _resize(arith.extf, dst, value)
-    return _resize(arith.truncf, dst, value)
+        return _resize("arith.extf", dst, value)
+    return _resize("arith.truncf", dst, value)
 
 
 def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     if src in (dtypes.F16, dtypes.BF16):
-        value, src = _resize(arith.extf, dtypes.F32, value), dtypes.F32
+        value, src = _resize("arith.extf", dtypes.F32, value), dtypes.F32
     if dtypes.bits(dst) >= 32:
         return dtypes.per_lane(lambda x: _round_to_zero(x, src, dst), value)
     wide = dtypes.per_lane(lambda x: _round_to_zero(x, src, dtypes.I32), value)
@@ -105,7 +105,7 @@ def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     low = dtypes.constant(int(limits.min), dtypes.I32, wide)
     high = dtypes.constant(int(limits.max), dtypes.I32, wide)
     clamped = arith.minsi(arith.maxsi(wide, low), high)
-    return _resize(arith.trunci, dst, clamped)
+    return _resize("arith.trunci", dst, clamped)
 
 
 def _round_to_zero(element: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:

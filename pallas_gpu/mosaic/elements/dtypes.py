@@ -15,7 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
-from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic import module, operations
 from pallas_gpu.types.elements import Kind as Kind
 from pallas_gpu.types.elements import kind as kind
 
@@ -119,13 +119,14 @@ def splat(value: ir.Value, lanes: int) -> ir.Value:
 
 def extract(value: ir.Value, lane: int) -> ir.Value:
     """One element of a vector."""
-    return vector.extract(value, [], [lane])
+    at = {"static_position": operations.position(lane)}
+    return operations.create("vector.extract", value.type.element_type, [value], at)
 
 
 def pack(elements: Sequence[ir.Value]) -> ir.Value:
     """The vector of the given elements."""
     type_ = ir.VectorType.get([len(elements)], elements[0].type)
-    return vector.from_elements(type_, list(elements))
+    return operations.create("vector.from_elements", type_, elements)
 
 
 def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
@@ -149,4 +150,6 @@ def bitcast(value: ir.Value, dtype: np.dtype) -> ir.Value:
         return value if value.type == target else arith.bitcast(target, value)
     own_bits = value.type.element_type.width
     target = vector_type(dtype, lanes * own_bits // bits(dtype))
-    return value if value.type == target else vector.bitcast(target, value)
+    if value.type == target:
+        return value
+    return operations.create("vector.bitcast", target, [value])

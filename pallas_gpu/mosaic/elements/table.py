@@ -9,14 +9,15 @@ messages and the documentation's coverage table are derived from it.
 from __future__ import annotations
 
 import math as pymath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, math
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.mosaic import operations
 from pallas_gpu.mosaic.elements import arithmetic as emitters
 from pallas_gpu.mosaic.elements.arithmetic import Emitter
 from pallas_gpu.mosaic.elements.convert import convert_value
@@ -77,8 +78,12 @@ def emit(name: str, dtype: np.dtype, *values: ir.Value, **params) -> ir.Value:
 # --- pieces of rows -------------------------------------------------------------------
 
 
-def _op(op: Callable[..., ir.Value]) -> Case:
-    return Case(emitters.plain(op))
+def _plain(operation: str) -> Emitter:
+    return emitters.plain(operations.same_type(operation))
+
+
+def _op(operation: str) -> Case:
+    return Case(_plain(operation))
 
 
 class _Ints(TypedDict):
@@ -103,9 +108,9 @@ def _comparison(name: str, float_, signed, unsigned) -> Row:
     )
 
 
-def _function(name: str, op: Callable, approx: Emitter | None = None) -> Row:
+def _function(name: str, operation: str, approx: Emitter | None = None) -> Row:
     fast = None if approx is None else Case(approx)
-    return Row(name, floating=_op(op), widen=True, approx=fast)
+    return Row(name, floating=_op(operation), widen=True, approx=fast)
 
 
 def _special(instruction: str) -> Emitter:
@@ -116,6 +121,9 @@ def _convert(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
     return convert_value(value, dtype, to)
 
 
+_ADD, _SUB, _MUL = (
+    Case(emitters.plain(op)) for op in (emitters.addf, emitters.subf, emitters.mulf)
+)
 _CONVERT = Case(_convert)
 _SELECT = Case(emitters.select_n)
 _NOT = Case(emitters.bitwise_not)
@@ -126,20 +134,24 @@ ROWS: tuple[Row, ...] = (
     # Arithmetic.
     Row(
         "add",
-        floating=_op(emitters.addf),
-        **_ints(emitters.plain(arith.addi)),
-        boolean=_op(arith.ori),
+        floating=_ADD,
+        **_ints(_plain("arith.addi")),
+        boolean=_op("arith.ori"),
     ),
-    Row("sub", floating=_op(emitters.subf), **_ints(emitters.plain(arith.subi))),
+    Row(
+        "sub",
+        floating=Case(emitters.plain(emitters.subf)),
+        **_ints(_plain("arith.subi")),
+    ),
     Row(
         "mul",
-        floating=_op(emitters.mulf),
-        **_ints(emitters.plain(arith.muli)),
-        boolean=_op(arith.andi),
+        floating=_MUL,
+        **_ints(_plain("arith.muli")),
+        boolean=_op("arith.andi"),
     ),
     Row(
         "div",
-        floating=_op(arith.divf),
+        floating=_op("arith.divf"),
         signed=Case(
             emitters.guarded(arith.divsi, emitters.all_ones, emitters.negate_int)
         ),
@@ -155,23 +167,23 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "max",
-        floating=_op(arith.maximumf),
-        signed=_op(arith.maxsi),
-        unsigned=_op(arith.maxui),
-        boolean=_op(arith.ori),
+        floating=_op("arith.maximumf"),
+        signed=_op("arith.maxsi"),
+        unsigned=_op("arith.maxui"),
+        boolean=_op("arith.ori"),
     ),
     Row(
         "min",
-        floating=_op(arith.minimumf),
-        signed=_op(arith.minsi),
-        unsigned=_op(arith.minui),
-        boolean=_op(arith.andi),
+        floating=_op("arith.minimumf"),
+        signed=_op("arith.minsi"),
+        unsigned=_op("arith.minui"),
+        boolean=_op("arith.andi"),
     ),
-    Row("neg", floating=_op(arith.negf), **_ints(emitters.negate_int)),
+    Row("neg", floating=_op("arith.negf"), **_ints(emitters.negate_int)),
     Row(
         "abs",
         floating=Case(emitters.abs_float),
-        signed=_op(math.absi),
+        signed=_op("math.absi"),
         unsigned=Case(emitters.identity),
     ),
     Row(
@@ -199,17 +211,17 @@ ROWS: tuple[Row, ...] = (
         typed_by=-1,
     ),
     # Bits.
-    Row("and", **_ints(emitters.plain(arith.andi)), boolean=_op(arith.andi)),
-    Row("or", **_ints(emitters.plain(arith.ori)), boolean=_op(arith.ori)),
-    Row("xor", **_ints(emitters.plain(arith.xori)), boolean=_op(arith.xori)),
+    Row("and", **_ints(_plain("arith.andi")), boolean=_op("arith.andi")),
+    Row("or", **_ints(_plain("arith.ori")), boolean=_op("arith.ori")),
+    Row("xor", **_ints(_plain("arith.xori")), boolean=_op("arith.xori")),
     Row("not", signed=_NOT, unsigned=_NOT, boolean=_NOT),
     Row("shift_left", **_ints(emitters.shift(arith.shli))),
     Row("shift_right_logical", **_ints(emitters.shift(arith.shrui))),
     Row(
         "shift_right_arithmetic", **_ints(emitters.shift(arith.shrsi, keeps_sign=True))
     ),
-    Row("population_count", **_ints(emitters.plain(math.ctpop))),
-    Row("clz", **_ints(emitters.plain(math.ctlz))),
+    Row("population_count", **_ints(_plain("math.ctpop"))),
+    Row("clz", **_ints(_plain("math.ctlz"))),
     # Comparisons and choices.
     _comparison("eq", _CmpF.OEQ, _CmpI.eq, _CmpI.eq),
     _comparison("ne", _CmpF.UNE, _CmpI.ne, _CmpI.ne),
@@ -239,8 +251,8 @@ ROWS: tuple[Row, ...] = (
         exponent=_CONVERT,
         result="any",
     ),
-    _function("floor", math.floor),
-    _function("ceil", math.ceil),
+    _function("floor", "math.floor"),
+    _function("ceil", "math.ceil"),
     Row(
         "round",
         floating=Case(emitters.round_float),
@@ -248,28 +260,28 @@ ROWS: tuple[Row, ...] = (
         widen=True,
     ),
     # Functions.
-    _function("pow", math.powf),
-    _function("exp", math.exp, emitters.scaled_input(emitters.ex2, _LOG2_E)),
-    _function("exp2", math.exp2, emitters.plain(emitters.ex2)),
-    _function("expm1", math.expm1),
-    _function("log", math.log, emitters.scaled_output(emitters.lg2, pymath.log(2))),
-    _function("log2", math.log2, emitters.plain(emitters.lg2)),
-    _function("log1p", math.log1p),
-    _function("sqrt", math.sqrt, _special("sqrt.approx.ftz.f32")),
-    _function("rsqrt", math.rsqrt, _special("rsqrt.approx.ftz.f32")),
-    _function("cbrt", math.cbrt),
-    _function("tanh", math.tanh, _special("tanh.approx.f32")),
+    _function("pow", "math.powf"),
+    _function("exp", "math.exp", emitters.scaled_input(emitters.ex2, _LOG2_E)),
+    _function("exp2", "math.exp2", emitters.plain(emitters.ex2)),
+    _function("expm1", "math.expm1"),
+    _function("log", "math.log", emitters.scaled_output(emitters.lg2, pymath.log(2))),
+    _function("log2", "math.log2", emitters.plain(emitters.lg2)),
+    _function("log1p", "math.log1p"),
+    _function("sqrt", "math.sqrt", _special("sqrt.approx.ftz.f32")),
+    _function("rsqrt", "math.rsqrt", _special("rsqrt.approx.ftz.f32")),
+    _function("cbrt", "math.cbrt"),
+    _function("tanh", "math.tanh", _special("tanh.approx.f32")),
     Row(
         "logistic",
         floating=Case(emitters.logistic),
         widen=True,
         approx=Case(emitters.logistic_approx),
     ),
-    _function("sin", math.sin, _special("sin.approx.ftz.f32")),
-    _function("cos", math.cos, _special("cos.approx.ftz.f32")),
-    _function("tan", math.tan),
-    _function("atan2", math.atan2),
-    _function("erf", math.erf),
-    _function("erfc", math.erfc),
+    _function("sin", "math.sin", _special("sin.approx.ftz.f32")),
+    _function("cos", "math.cos", _special("cos.approx.ftz.f32")),
+    _function("tan", "math.tan"),
+    _function("atan2", "math.atan2"),
+    _function("erf", "math.erf"),
+    _function("erfc", "math.erfc"),
 )
 TABLE: Mapping[str, Row] = by_name(ROWS)

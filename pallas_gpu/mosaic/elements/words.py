@@ -7,38 +7,44 @@ and 64 bits keep their type, since a bitcast would cost a move.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_gpu.mosaic import operations
 from pallas_gpu.mosaic.elements import dtypes
 
 # LLVM's NVPTX constraint letter for each type of a word.
 _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l", "f32": "f", "f64": "d"}
 
 
-def constraint(word: ir.Value) -> str:
-    """The constraint letter of a word."""
-    return _CONSTRAINTS[str(word.type)]
+def constraints(words: Sequence[ir.Value]) -> list[str]:
+    """The constraint letter of each word."""
+    types = [word.type for word in words]
+    letters = {type_: _CONSTRAINTS[str(type_)] for type_ in set(types)}
+    return [letters[type_] for type_ in types]
 
 
 def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
     """The words of each register, least significant first."""
+    forms = _forms(values)
     done: dict[ir.Value, list[ir.Value]] = {}
     for value in values:
         if value not in done:
-            done[value] = _split(value)
+            done[value] = forms[value.type].split(value)
     return [done[value] for value in values]
 
 
 def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir.Value]:
     """Registers of the same types as `like`, assembled from their words in order."""
+    forms = _forms(like)
     values, position = [], 0
     for register in like:
-        count = _count(register)
-        values.append(_join(results[position : position + count], register.type))
-        position += count
+        form = forms[register.type]
+        values.append(form.join(results[position : position + form.count]))
+        position += form.count
     return values
 
 
@@ -50,57 +56,73 @@ def assemble(
 ) -> list[ir.Value]:
     """Volatile inline assembly; each result has the type of a tied word."""
     types = [word.type for word in tied]
-    joined = ",".join(constraints)
-    if len(types) == 1:
-        return [
-            llvm.inline_asm(types[0], operands, text, joined, has_side_effects=True)
-        ]
-    fields = ", ".join(map(str, types))
-    struct = ir.Type.parse(f"!llvm.struct<({fields})>")
-    result = llvm.inline_asm(struct, operands, text, joined, has_side_effects=True)
-    return [llvm.extractvalue(t, result, [i]) for i, t in enumerate(types)]
-
-
-def _bits(value: ir.Value) -> tuple[int, int]:
-    """The number of lanes of a register, and the bits of each."""
-    return dtypes.length(value) or 1, value.type.element_type.width
-
-
-def _count(value: ir.Value) -> int:
-    lanes, width = _bits(value)
-    return max(lanes * width // 32, 1) if width < 64 else lanes
-
-
-def _word_type(value: ir.Value) -> ir.Type:
-    """The type of a register's words."""
-    lanes, width = _bits(value)
-    element = value.type.element_type
-    if width >= 32:
-        return element
-    return ir.IntegerType.get_signless(32 if lanes * width % 32 == 0 else 16)
-
-
-def _split(value: ir.Value) -> list[ir.Value]:
-    lanes, width = _bits(value)
-    if width >= 32:
-        return [dtypes.extract(value, i) for i in range(lanes)]
-    word, total = _word_type(value), lanes * width
-    if total % word.width == 0:
-        packed = vector.bitcast(ir.VectorType.get([total // word.width], word), value)
-        return [dtypes.extract(packed, i) for i in range(total // word.width)]
-    # Less than 16 bits: a single byte, or a few bools.
-    whole = vector.bitcast(
-        ir.VectorType.get([1], ir.IntegerType.get_signless(total)), value
+    single = len(types) == 1
+    result = operations.inline_assembly(
+        types[0] if single else llvm.StructType.get_literal(types),
+        operands,
+        text,
+        ",".join(constraints),
+        volatile=True,
     )
-    return [arith.extui(word, dtypes.extract(whole, 0))]
+    return [result] if single else operations.fields(result, types)
 
 
-def _join(results: Sequence[ir.Value], type_: ir.Type) -> ir.Value:
-    lanes, width = type_.shape[0], type_.element_type.width
-    total = lanes * width
-    if width >= 32:
-        return dtypes.pack(list(results))
-    if total >= 16:
-        return vector.bitcast(type_, dtypes.pack(list(results)))
-    narrow = arith.trunci(ir.IntegerType.get_signless(total), results[0])
-    return vector.bitcast(type_, dtypes.pack([narrow]))
+@dataclasses.dataclass(frozen=True)
+class _Form:
+    """How registers of one type consist of words.
+
+    Attributes:
+      register: the type.
+      lanes, width: the number of its elements, and the bits of each.
+    """
+
+    register: ir.Type
+    lanes: int
+    width: int
+
+    @property
+    def count(self) -> int:
+        """The number of words."""
+        if self.width >= 64:
+            return self.lanes
+        return max(self.lanes * self.width // self.word_bits, 1)
+
+    @property
+    def word_bits(self) -> int:
+        """The bits of a word of elements that are narrower than a word."""
+        return 32 if self.lanes * self.width % 32 == 0 else 16
+
+    def split(self, value: ir.Value) -> list[ir.Value]:
+        """The words of a register."""
+        total = self.lanes * self.width
+        if self.width >= 32:
+            return [dtypes.extract(value, i) for i in range(self.lanes)]
+        word = ir.IntegerType.get_signless(self.word_bits)
+        if total % self.word_bits == 0:
+            packed = _bitcast(ir.VectorType.get([self.count], word), value)
+            return [dtypes.extract(packed, i) for i in range(self.count)]
+        # Less than 16 bits: a single byte, or a few bools.
+        narrow = ir.VectorType.get([1], ir.IntegerType.get_signless(total))
+        return [arith.extui(word, dtypes.extract(_bitcast(narrow, value), 0))]
+
+    def join(self, words: Sequence[ir.Value]) -> ir.Value:
+        """The register that consists of words."""
+        total = self.lanes * self.width
+        if self.width >= 32:
+            return dtypes.pack(words)
+        if total >= 16:
+            return _bitcast(self.register, dtypes.pack(words))
+        narrow = arith.trunci(ir.IntegerType.get_signless(total), words[0])
+        return _bitcast(self.register, dtypes.pack([narrow]))
+
+
+def _bitcast(type_: ir.Type, value: ir.Value) -> ir.Value:
+    return operations.create("vector.bitcast", type_, [value])
+
+
+def _forms(registers: Sequence[ir.Value]) -> dict[ir.Type, _Form]:
+    """The form of each type of the registers."""
+    return {
+        type_: _Form(type_, type_.shape[0], type_.element_type.width)
+        for type_ in {register.type for register in registers}
+    }
