@@ -1,21 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """TMA descriptors: tagged operations in the kernel, and host code to initialize them.
 
-A kernel body refers to a descriptor by a tagged operation without operands. Before the
-module is serialized, `lower_tensor_maps` assigns equal descriptors one slot in a host
-array, emits host code that initializes each slot through the launcher's runtime
-function, and passes the array to the kernel by value (a `.param` that TMA can read).
+A kernel body refers to a descriptor by a tagged operation on the buffer that it
+describes. Before the module is serialized, `lower_tensor_maps` assigns equal
+descriptors one slot in a host array, emits host code that initializes each slot through
+the launcher's runtime function, and passes the array to the kernel by value (a `.param`
+that TMA can read).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, func, llvm
 
 from pallas_gpu import errors
+from pallas_gpu.mosaic import module, program_order
 
 TAG = "tensor_map"
 INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
@@ -119,26 +122,21 @@ def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
       `!llvm.ptr`, the operand of `cp.async.bulk.tensor`.
     """
     pointer = ir.Type.parse("!llvm.ptr")
-    op = builtin.UnrealizedConversionCastOp([pointer], [])
+    buffer = module.current().buffers[tensor_map.buffer_index]
+    op = builtin.UnrealizedConversionCastOp([pointer], [buffer])
     op.operation.attributes[TAG] = tensor_map.to_attribute()
     return op.results[0]
 
 
-def find_tensor_maps(root: ir.Operation) -> list[ir.Operation]:
-    """All tagged operations nested in `root`, in program order."""
-    found: list[ir.Operation] = []
-
-    def visit(op: ir.Operation) -> ir.WalkResult:
-        if op.name == "builtin.unrealized_conversion_cast" and TAG in op.attributes:
-            found.append(op)
-        return ir.WalkResult.ADVANCE
-
-    root.walk(visit)
-    return found
+def find_tensor_maps(buffers: Sequence[ir.Value]) -> list[ir.Operation]:
+    """All tagged operations on the kernel's buffers, in program order."""
+    # A walk over the whole body would create an object for each of its operations.
+    owners = (use.owner.operation for buffer in buffers for use in buffer.uses)
+    return program_order.in_order(op for op in owners if TAG in op.attributes)
 
 
 def lower_tensor_maps(
-    module: ir.Module,
+    kernel: ir.Module,
     launch: ir.Operation,
     body: ir.Block,
     buffers: list[ir.Value],
@@ -146,15 +144,16 @@ def lower_tensor_maps(
     """Replaces the tagged operations of a launch by initialized descriptors.
 
     Args:
-      module: receives the declaration of the runtime function.
+      kernel: receives the declaration of the runtime function.
       launch: the `gpu.launch`; the host code is inserted before it.
       body: the launch's block; the array's address is inserted at its start.
-      buffers: the kernel's buffers, as host values.
+      buffers: the kernel's buffers, as host values: the operands of the tagged
+        operations.
 
     Returns:
       The number of distinct descriptors.
     """
-    tagged = find_tensor_maps(launch)
+    tagged = find_tensor_maps(buffers)
     if not tagged:
         return 0
     slots: dict[TensorMap, list[ir.Operation]] = {}
@@ -162,7 +161,7 @@ def lower_tensor_maps(
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
     with ir.InsertionPoint(launch):
         array = _emit_host(list(slots), buffers)
-    _declare(module)
+    _declare(kernel)
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
@@ -203,11 +202,11 @@ def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Valu
     return llvm.load(array_type, host)
 
 
-def _declare(module: ir.Module) -> None:
+def _declare(kernel: ir.Module) -> None:
     pointer = ir.Type.parse("!llvm.ptr")
     i64 = ir.IntegerType.get_signless(64)
     arguments = [pointer, pointer, i64, i64, pointer, pointer, i64, pointer]
-    with ir.InsertionPoint.at_block_begin(module.body):
+    with ir.InsertionPoint.at_block_begin(kernel.body):
         func.FuncOp(INIT_FUNCTION, (arguments, []), visibility="private")
 
 

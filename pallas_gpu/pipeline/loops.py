@@ -184,8 +184,10 @@ def unravel(linear: Any, grid: Sequence[Any], tiling: Any = None) -> tuple[Any, 
 def _digits(linear: Any, sizes: Sequence[int]) -> tuple[Any, ...]:
     digits: list[Any] = []
     for size in reversed(sizes[1:]):
-        digits.append(lax.rem(linear, np.int32(size)))
-        linear = lax.div(linear, np.int32(size))
+        # A NumPy scalar is a literal of the trace; JAX's takes a conversion to be one.
+        divisor = np.int32(size) if isinstance(size, int) else jnp.int32(size)
+        digits.append(lax.rem(linear, divisor))
+        linear = lax.div(linear, divisor)
     return (linear, *reversed(digits))
 
 
