@@ -26,7 +26,7 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import barriers
+from pallas_gpu.mosaic import barriers, exits
 
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32
@@ -237,7 +237,7 @@ class KernelBuilder:
         self._finished = kind is None
 
     def finish(self) -> ir.Module:
-        """Removes redundant barriers, verifies and returns the module.
+        """Removes redundant barriers and waits, verifies and returns the module.
 
         Raises:
           InternalError: the body is incomplete.
@@ -247,6 +247,7 @@ class KernelBuilder:
             raise errors.InternalError("finish() inside the kernel's `with` block")
         with self.context, ir.Location.unknown():
             barriers.drop_repeated(self._launch.operation)
+            exits.relax_last_wait(self.body)
         verify(self.module)
         return self.module
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.pipeline.index_maps import block_index, dependencies
+from pallas_gpu.pipeline.index_maps import block_index, dependencies, slopes
 
 # Operations of index maps with another block for each position.
 _LINEAR = {"add", "sub", "mul", "neg", "axis_index", "convert_element_type"}
@@ -86,10 +86,13 @@ class Stream:
         names = {eqn.primitive.name for eqn in self._index_jaxpr.eqns}
         return not names <= _LINEAR
 
-    def follows(self, axis: int) -> bool:
-        """Whether an index of the block is that of an axis of the loop, unchanged."""
-        jaxpr = self._index_jaxpr
-        return any(x is jaxpr.invars[axis] for x in jaxpr.outvars)
+    def moves_along(self, axis: int) -> bool:
+        """Whether positions that differ on an axis of the loop have other blocks.
+
+        An index of the block is a multiple of the position there, plus what does not
+        depend on it.
+        """
+        return any(slope for slope in slopes(self._index_jaxpr, axis))
 
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the index of the block at a position of the loop."""

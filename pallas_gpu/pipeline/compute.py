@@ -35,6 +35,7 @@ class Compute:
       axis: name of the thread axis.
       last: whether the kernel ends with the pipeline. Then the copies of the results
         have to have read their buffers, not more: a next kernel sees them.
+      leader: index of the first one.
     """
 
     body: Body
@@ -44,6 +45,7 @@ class Compute:
     warpgroups: int
     axis: str
     last: bool = False
+    leader: int = 0
 
     @property
     def _shared(self) -> bool:
@@ -170,7 +172,7 @@ class Compute:
     # --- outputs ----------------------------------------------------------------------
 
     def _first(self) -> Any:
-        return lax.axis_index(self.axis) == 0
+        return lax.axis_index(self.axis) == self.leader
 
     def _wait_for_buffers(self, written: dict[str, Any], slot: Any) -> None:
         if not self._shared or not self.outputs.moving:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The warpgroups of a block: those that compute, and the last one, which copies."""
+"""The warpgroups of a block: those that compute, and one that copies."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ class Division:
       compute: the others.
       memory_registers: registers per thread of the memory warpgroup. None: there is
         none, and the first of the others copies; the pipeline has one step.
+      memory_wg: index of the memory warpgroup.
     """
 
     producer: Producer
     compute: Compute
     memory_registers: int | None
+    memory_wg: int
 
     @classmethod
     def of(
@@ -47,11 +49,14 @@ class Division:
         compute_wgs: int,
         axis: str,
         memory_registers: int | None,
+        memory_wg: int | None = None,
         manual_produced: bool = False,
         manual_consumed: bool = False,
         last: bool = False,
     ) -> Division:
         """Returns the division of `compute_wgs` warpgroups and a memory warpgroup.
+
+        The memory warpgroup is the last one, or that of index `memory_wg`.
 
         Raises:
           ArgumentError: `memory_registers` leaves no registers for the others.
@@ -61,8 +66,12 @@ class Division:
         inputs, outputs = streams.over(grid, depth)
         releases = Releases.of(inputs, compute_wgs, manual_consumed)
         producer = Producer(inputs, releases, manual_produced)
-        compute = Compute(body, streams, producer, outputs, compute_wgs, axis, last)
-        return cls(producer, compute, memory_registers)
+        memory_wg = compute_wgs if memory_wg is None else memory_wg
+        leader = 1 if memory_wg == 0 else 0
+        compute = Compute(
+            body, streams, producer, outputs, compute_wgs, axis, last, leader
+        )
+        return cls(producer, compute, memory_registers, memory_wg)
 
     def declarations(self) -> dict[str, Any]:
         """Returns the declarations of all buffers and barriers."""
@@ -100,12 +109,12 @@ class Division:
             return
         theirs = compute_registers(compute.body.who, compute.warpgroups, registers)
 
-        @control.when(wg == compute.warpgroups)
+        @control.when(wg == self.memory_wg)
         def _():
             set_max_registers(registers, action="decrease")
             self.producer.run(memory["inputs"], first=first, last=last)
 
-        @control.when(wg < compute.warpgroups)
+        @control.when(wg != self.memory_wg)
         def _():
             set_max_registers(theirs, action="increase")
             compute.run(memory["inputs"], memory["outputs"], context)

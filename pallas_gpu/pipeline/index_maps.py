@@ -145,3 +145,42 @@ def dependencies(jaxpr: _jax.Jaxpr) -> tuple[frozenset[int], ...]:
         affects = nothing.union(*(of(x) for x in eqn.invars))
         known.update(dict.fromkeys(eqn.outvars, affects))
     return tuple(of(x) for x in jaxpr.outvars)
+
+
+def slopes(jaxpr: _jax.Jaxpr, position: int) -> list[int | None]:
+    """Returns by how much each result grows with one of the inputs.
+
+    None if that is not the same number everywhere, or not known.
+    """
+    known: dict[Any, int | None] = {jaxpr.invars[position]: 1}
+
+    def of(atom: Any) -> int | None:
+        return 0 if isinstance(atom, _jax.Literal) else known.get(atom, 0)
+
+    for eqn in jaxpr.eqns:
+        known.update(dict.fromkeys(eqn.outvars, _slope(eqn, list(map(of, eqn.invars)))))
+    return list(map(of, jaxpr.outvars))
+
+
+def _is_integer(var: Any) -> bool:
+    return jnp.issubdtype(var.aval.dtype, jnp.integer)
+
+
+def _slope(eqn: _jax.JaxprEqn, operands: list[int | None]) -> int | None:
+    """Returns the slope of an equation's result from those of its operands."""
+    if not any(slope != 0 for slope in operands):
+        return 0
+    match eqn.primitive.name, operands:
+        case "add", [int(a), int(b)]:
+            return a + b
+        case "sub", [int(a), int(b)]:
+            return a - b
+        case "neg", [int(a)]:
+            return -a
+        case "convert_element_type", [a] if _is_integer(eqn.outvars[0]):
+            return a
+        case "mul", [int(a), int(b)]:
+            for factor, slope in zip(eqn.invars, (b, a), strict=True):
+                if isinstance(factor, _jax.Literal):
+                    return int(factor.val) * slope
+    return None

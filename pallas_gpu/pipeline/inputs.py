@@ -111,8 +111,9 @@ class Inputs:
             count = jnp.minimum(self.steps, self.slots)
 
         def first(step: Any, _: Any) -> None:
+            slot = self.slot(step)
             for i in range(len(self.moving)):
-                self.copy(memory, i, step, memory["full"].at[self.slot(step)])
+                self.copy(memory, i, step, slot, memory["full"].at[slot])
 
         with _jax.trace_without_ref_rules():
             control.counted_loop(count, first, None)
@@ -135,16 +136,19 @@ class Inputs:
             needed = later < self.steps
             if stream.spec.delay_release:
                 needed = needed & (released >= 0)
-            full = memory["full"].at[self.slot(later)]
-            # An index map may read a table that has no entry after the last step.
-            later = jnp.minimum(later, self.steps - 1)
-            self.copy(memory, i, later, full, predicate=needed)
+            slot = self.slot(later)
+            if stream.may_return:
+                # It may read a table that has no entry after the last step.
+                later = jnp.minimum(later, self.steps - 1)
+            full = memory["full"].at[slot]
+            self.copy(memory, i, later, slot, full, predicate=needed)
 
     def copy(
         self,
         memory: dict[str, Any],
         i: int,
         step: Any,
+        slot: Any,
         full: Any,
         axes: Sequence[str] = (),
         predicate: Any = None,
@@ -155,13 +159,14 @@ class Inputs:
           memory: the buffers.
           i: position of the input among those whose block changes.
           step: the step that reads the block.
+          slot: its buffer.
           full: the barrier on which the copy completes.
           axes: cluster axes of a multicast.
           predicate: whether to copy.
         """
         tma.copy_gmem_to_smem(
             self.moving[i].window(unravel(step, self.sizes)),
-            memory["moving"][i].at[self.slot(step)],
+            memory["moving"][i].at[slot],
             full,
             collective_axes=axes or None,
             oob_mode=self.moving[i].spec.oob_fill_mode,

@@ -57,7 +57,7 @@ class Outputs:
         """
         last = self._axes[-1]
         several = isinstance(self.sizes[last], int) or len(self._axes) == 1
-        return not (several and stream.follows(last))
+        return not (several and stream.moves_along(last))
 
     @functools.cached_property
     def _returns(self) -> bool:

@@ -141,8 +141,9 @@ class Producer:
             wait.
         """
         inputs = self.inputs
-        if inputs.fixed and not self.releases.across_ctas:
-            mbarrier.barrier_wait(memory["fixed_free"])
+        if inputs.fixed and not (self.releases.across_ctas and first is None):
+            used = ~first if self.releases.across_ctas else None
+            _wait_if(used, memory["fixed_free"])
         inputs.copy_fixed(memory)
 
         def step(i: Any, _: Any) -> None:
@@ -154,9 +155,8 @@ class Producer:
             for group, free in zip(self.releases.groups, memory["free"], strict=True):
                 _wait_if(used, free.at[slot])
                 for member in group.members:
-                    inputs.copy(
-                        memory, member, i, self.full(memory, member, slot), group.axes
-                    )
+                    full = self.full(memory, member, slot)
+                    inputs.copy(memory, member, i, slot, full, group.axes)
 
         with _jax.trace_without_ref_rules():
             if inputs.moving:

@@ -84,13 +84,13 @@ def emit_pipeline_warp_specialized(
 ) -> WarpSpecializedPipeline:
     """Runs a body over a grid in several warpgroups, while another one copies blocks.
 
-    The last warpgroup of the block copies input blocks by TMA, up to
+    One warpgroup of the block copies input blocks by TMA, up to
     `max_concurrent_steps` steps ahead; all others run the body at every step and share
     its blocks. See `emit_pipeline` for the order of steps and for outputs, which all
     compute warpgroups write together.
 
     Issued by: all warpgroups of a block. When it returns, the copies of the results are
-    complete in the first warpgroup.
+    complete in the first compute warpgroup.
 
     Args:
       body: `body(indices, *inputs, *outputs, *produced, *consumed)`, with a last
@@ -117,7 +117,7 @@ def emit_pipeline_warp_specialized(
         warpgroup arrives on each once a step.
       compute_context: `compute_context(pipeline)` is called by the compute warpgroups
         and calls `pipeline(init_carry)` once, which returns the last carry.
-      memory_thread_idx: index of the memory warpgroup; the last one.
+      memory_thread_idx: index of the memory warpgroup; default: the last one.
 
     Returns:
       A function of the references in GMEM, inputs first. Its argument `allocations`
@@ -139,12 +139,14 @@ def emit_pipeline_warp_specialized(
     sizes = tuple(grid)
     specs = jax.tree.leaves((in_specs, out_specs), is_leaf=is_spec)
     emit.check_depth(_WHO, max_concurrent_steps, specs)
-    if memory_thread_idx not in (None, num_compute_wgs):
-        raise errors.UnsupportedError(
-            f"{_WHO}: the memory warpgroup is not the last one",
-            expected=f"memory_thread_idx={num_compute_wgs}",
-            got=repr(memory_thread_idx),
-            hint="omit memory_thread_idx",
+    if memory_thread_idx is None:
+        memory_thread_idx = num_compute_wgs
+    if not 0 <= memory_thread_idx <= num_compute_wgs:
+        raise errors.ArgumentError(
+            f"{_WHO}: the block has no warpgroup of memory_thread_idx",
+            expected=f"0 to {num_compute_wgs}",
+            got=memory_thread_idx,
+            hint="omit memory_thread_idx: it is the last one",
             where=_jax.where_now(),
         )
     return WarpSpecializedPipeline(
@@ -155,6 +157,7 @@ def emit_pipeline_warp_specialized(
         depth=max_concurrent_steps,
         wg_axis=wg_axis,
         compute_wgs=num_compute_wgs,
+        memory_wg=memory_thread_idx,
         memory_registers=memory_registers,
         state=pipeline_state,
         manual_produced=manual_produced_barriers,
@@ -174,6 +177,7 @@ class WarpSpecializedPipeline:
     depth: int
     wg_axis: str
     compute_wgs: int
+    memory_wg: int
     memory_registers: int
     state: Any
     manual_produced: bool
@@ -226,6 +230,7 @@ class WarpSpecializedPipeline:
             compute_wgs=self.compute_wgs,
             axis=self.wg_axis,
             memory_registers=self.memory_registers,
+            memory_wg=self.memory_wg,
             manual_produced=self.manual_produced,
             manual_consumed=self.manual_consumed,
         )
@@ -250,14 +255,10 @@ class WarpSpecializedPipeline:
             reason = "it allocates its own buffers", "allocations=..."
         elif not division.producer.releases.across_ctas:
             return
-        elif not isinstance(steps, int) or steps % self.depth:
+        elif not isinstance(steps, int) or not steps:
+            # The next pipeline waits for each buffer that this one leaves unused.
             count = steps if isinstance(steps, int) else "a traced number of"
-            reason = f"{count} steps", f"a static multiple of {self.depth} steps"
-        elif division.producer.inputs.fixed:
-            reason = (
-                f"{division.producer.inputs.fixed[0].what} is constant",
-                "blocks that change",
-            )
+            reason = f"{count} steps", "a static number of steps, 1 or more"
         if reason is not None:
             raise errors.ArgumentError(
                 f"{_WHO}: the pipeline cannot be one of a sequence",

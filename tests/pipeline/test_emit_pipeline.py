@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
@@ -451,3 +452,30 @@ def test_positions_are_scalars_of_the_kernel():
     assert isinstance(i, jax.core.Tracer)
     assert i.dtype == jnp.int32
     assert i.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("index_map", "compared"),
+    [
+        (lambda i: (2 * i + lax.axis_index("sm"), 0), False),
+        (lambda i: (jnp.minimum(i, 2) + lax.axis_index("sm"), 0), True),
+    ],
+)
+def test_an_output_is_compared_with_its_last_block_only_if_it_may_be_the_same(
+    index_map, compared
+):
+    spec = plgpu.BlockSpec((8, 128), index_map)
+
+    def body(o_ref):
+        def step(_, o):
+            o[...] = jnp.zeros((8, 128), jnp.float32)
+
+        plgpu.emit_pipeline(step, grid=(4,), out_specs=[spec])(o_ref)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        grid=(2,),
+        grid_names=("sm",),
+    )
+    assert ("ne " in str(jax.make_jaxpr(kernel)())) == compared

@@ -83,6 +83,17 @@ def test_warpgroups_that_compute_share_the_blocks_of_outputs(depth):
     everywhere.check(make, [numbers()], numbers() * 2)
 
 
+@pytest.mark.parametrize("memory", [0, 1, 2])
+def test_any_warpgroup_can_be_the_one_that_copies(memory):
+    def step(_, x, o):
+        wg = lax.axis_index("wg")
+        half = own_half(wg - (wg > memory).astype(jnp.int32))
+        o[half] = x[half] * 2
+
+    make = pipelined(step, consumers=2, memory_thread_idx=memory)
+    everywhere.check(make, [numbers()], numbers() * 2)
+
+
 @pytest.mark.parametrize(("consumers", "memory"), [(1, 40), (2, 48), (4, 40)])
 def test_registers_are_divided_so_that_all_warpgroups_start(consumers, memory):
     def step(_, x, o):
@@ -276,36 +287,37 @@ def test_a_deadlock_of_a_pipeline_has_a_line():
 START, STEADY, STOP = plgpu.PipelinePipeline
 
 
-def sequence(states, *, depth=2, cluster=(), **of_spec):
+def sequence(states, *, depth=2, rows=8, cluster=(), **of_spec):
     """Pipelines over consecutive quarters of the rows, with the same buffers.
 
     Each CTA of a cluster receives the blocks by multicast and has an own result.
     """
+    steps = 16 // rows
 
-    def body(x, o):
+    def body(x, parts, o):
         o = o.at[lax.axis_index("c")] if cluster else o
 
         def pipeline(state, part):
-            def step(indices, x_block):
-                row = (part * 2 + indices[0]) * 8
-                o[plgpu.ds(row, 8)] = x_block[...] + part
+            def step(indices, x_block, parts):
+                row = (part * steps + indices[0]) * rows
+                o[plgpu.ds(row, rows)] = x_block[...] + parts[...]
 
             spec = plgpu.BlockSpec(
-                (8, 128), lambda i: (part * 2 + i, 0),
+                (rows, 128), lambda i: (part * steps + i, 0),
                 collective_axes=("c",) if cluster else (), **of_spec,
             )  # fmt: skip
+            constant = plgpu.BlockSpec((rows, 128), lambda i: (part * steps, 0))
             return Specialized(
-                step, grid=(2,), num_compute_wgs=1, in_specs=[spec],
+                step, grid=(steps,), num_compute_wgs=1, in_specs=[spec, constant],
                 max_concurrent_steps=depth, pipeline_state=state,
             )  # fmt: skip
 
         def scoped(allocations):
             for part, state in enumerate(states):
-                pipeline(state, part)(x, allocations=allocations)
+                pipeline(state, part)(x, parts, allocations=allocations)
 
-        plgpu.run_scoped(
-            scoped, pipeline(None, 0).get_allocations(x), collective_axes="wg"
-        )
+        allocations = pipeline(None, 0).get_allocations(x, parts)
+        plgpu.run_scoped(scoped, allocations, collective_axes="wg")
 
     if not cluster:
         return launched(body, f32())
@@ -313,8 +325,7 @@ def sequence(states, *, depth=2, cluster=(), **of_spec):
     return launched(body, out, cluster=cluster, cluster_names=("c",))
 
 
-def with_parts():
-    return numbers() + np.repeat(np.arange(4, dtype=np.float32), 16)[:, None]
+PARTS = np.repeat(np.arange(4, dtype=np.float32), 16 * 128).reshape(64, 128)
 
 
 @pytest.mark.parametrize("cluster", [(), (2,)])
@@ -322,16 +333,25 @@ def with_parts():
     "states", [(None,) * 4, (START, STEADY, STEADY, STOP), (START, STOP, START, STOP)]
 )
 def test_pipelines_follow_each_other_with_the_same_buffers(states, cluster):
-    expected = np.broadcast_to(with_parts(), (*cluster, 64, 128))
-    everywhere.check(sequence(states, cluster=cluster), [numbers()], expected)
+    expected = np.broadcast_to(numbers() + PARTS, (*cluster, 64, 128))
+    everywhere.check(sequence(states, cluster=cluster), [numbers(), PARTS], expected)
 
 
 @pytest.mark.parametrize(
-    "options", [{"depth": 3}, {"depth": 1}, {"depth": 3, "delay_release": 1}]
+    "options",
+    [
+        {"depth": 3},
+        {"depth": 1},
+        {"depth": 3, "delay_release": 1},
+        {"depth": 3, "rows": 4, "cluster": (2,)},
+        {"depth": 3, "rows": 4, "cluster": (2,), "delay_release": 1},
+    ],
 )
 def test_their_steps_need_not_fill_the_buffers(options):
-    states = START, STEADY, STEADY, STOP
-    everywhere.check(sequence(states, **options), [numbers()], with_parts())
+    make = sequence((START, STEADY, STEADY, STOP), **options)
+    cluster = options.get("cluster", ())
+    expected = np.broadcast_to(numbers() + PARTS, (*cluster, 64, 128))
+    everywhere.check(make, [numbers(), PARTS], expected)
 
 
 def test_their_blocks_may_be_constant():
@@ -383,11 +403,25 @@ def test_a_state_may_be_known_at_run_time_only():
 # --- refusals -------------------------------------------------------------------------
 
 
-def test_a_sequence_with_multicasts_needs_steps_that_fill_the_buffers():
-    make = sequence((START, STOP), depth=3, cluster=(2,))
+@pytest.mark.parametrize(("steps", "got"), [(None, "a traced number of"), (0, "0")])
+def test_a_sequence_with_multicasts_needs_steps_that_use_all_buffers(steps, got):
+    def body(x, o):
+        count = x[0, 0].astype(jnp.int32) if steps is None else steps
+        spec = plgpu.BlockSpec((8, 128), lambda i: (i, 0), collective_axes=("c",))
+        pipeline = Specialized(
+            lambda *_: None, grid=(count,), num_compute_wgs=1, in_specs=[spec],
+            pipeline_state=START,
+        )  # fmt: skip
+        plgpu.run_scoped(
+            lambda allocations: pipeline(x, allocations=allocations),
+            pipeline.get_allocations(x), collective_axes="wg",
+        )  # fmt: skip
+
+    make = launched(body, f32(), cluster=(2,), cluster_names=("c",))
     with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
         jax.eval_shape(make(None), numbers())
-    assert info.value.expected == "a static multiple of 3 steps"
+    assert info.value.expected == "a static number of steps, 1 or more"
+    assert info.value.got == f"{got} steps"
 
 
 def test_a_sequence_needs_allocations():
@@ -437,10 +471,10 @@ def test_fields_of_a_spec_without_effect_are_refused(where, options):
     assert next(iter(options)) in info.value.got
 
 
-def test_the_memory_warpgroup_is_the_last_one():
-    what = "emit_pipeline_warp_specialized: the memory warpgroup is not the last one"
-    with refused(errors.UnsupportedError, what, expected="memory_thread_idx=2"):
-        Specialized(copy, grid=(8,), num_compute_wgs=2, memory_thread_idx=0)  # HERE
+def test_the_memory_warpgroup_is_one_of_the_block():
+    what = "emit_pipeline_warp_specialized: the block has no warpgroup of "
+    with refused(errors.ArgumentError, what + "memory_thread_idx", expected="0 to 2"):
+        Specialized(copy, grid=(8,), num_compute_wgs=2, memory_thread_idx=3)  # HERE
 
 
 def test_a_context_runs_the_pipeline_once():

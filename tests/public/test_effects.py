@@ -242,7 +242,10 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         )
     ),
     "wait_smem_to_gmem.wait_read_only": lambda: see.bodies(
-        *(lambda e, r=r: plgpu.wait_smem_to_gmem(0, r) for r in (False, True))
+        *(
+            lambda e, r=r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0))
+            for r in (False, True)
+        )
     ),
     "barrier_arrive.predicate": lambda: with_predicate(
         lambda e, **o: plgpu.barrier_arrive(e.b, **o)
@@ -420,7 +423,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             "manual_produced_barriers": "test_a_body_may_wait_and_release_by_itself",
             "manual_consumed_barriers": "test_a_body_may_wait_and_release_by_itself",
             "compute_context": "test_a_product_carries_through_a_context",
-            "memory_thread_idx": "test_the_memory_warpgroup_is_the_last_one",
+            "memory_thread_idx": "test_any_warpgroup_can_be_the_one_that_copies",
         }.items()
     },
     # Ready kernels
