@@ -7,6 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
 from pallas_gpu import errors, expect
 from pallas_gpu.types import values
 
@@ -34,6 +37,9 @@ def cdiv(a: Any, b: Any) -> Any:
         )
     if isinstance(a, int) and isinstance(b, int):
         return -(-a // b)
+    if isinstance(b, np.ndarray):
+        # NumPy would warn of a division by 0.
+        b = jnp.asarray(b)
     # Without a negation, which unsigned types and the minimum of signed ones lack.
     quotient = a // b
     return quotient + (quotient * b != a)

@@ -34,7 +34,13 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
     except Exception as error:
         where = scope.raised_at(error)
         _axis(error, mesh, where)
-        converted = _foreign(error) or _reference(error) or _escape(error)
+        converted = (
+            _foreign(error)
+            or _reference(error)
+            or _conversion(error)
+            or _attribute(error)
+            or _escape(error)
+        )
         if converted is None:
             raise
         raise converted.with_location(where) from None
@@ -54,6 +60,27 @@ def _reference(error: Exception) -> errors.PallasGpuError | None:
             called = found["f"] if named else "a function of arrays"
             return types.not_a_value(f"{called} is called on a reference")
     return None
+
+
+def _conversion(error: Exception) -> errors.PallasGpuError | None:
+    """A reference that Python asks for a value: JAX looks at its shape first."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        what = types.conversion(frame.f_code.co_name)
+        if what is not None and types.base_aval(frame.f_locals.get("self")) is not None:
+            return types.not_a_value(what)
+    return None
+
+
+def _attribute(error: Exception) -> errors.PallasGpuError | None:
+    """An attribute that a reference does not have."""
+    if not isinstance(error, AttributeError) or types.base_aval(error.obj) is None:
+        return None
+    return errors.ArgumentTypeError(
+        f"a reference has no attribute {error.name!r}",
+        expected="shape, dtype, ndim, size, at, T, transpose, get, set or swap",
+        got=error.name,
+        hint="for those of arrays read it first: x_ref[...]",
+    )
 
 
 def _escape(error: Exception) -> errors.PallasGpuError | None:

@@ -9,6 +9,7 @@ array, so a chain of such operations needs no intermediate arrays.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
@@ -131,7 +132,7 @@ axes=(2, 1), multiples=(2, 8, 0))
     @property
     def array_strides(self) -> tuple[int, ...]:
         """The row-major stride of each axis of the array, in elements."""
-        return row_major_strides(self.array_shape)
+        return _strides(self.array_shape)
 
     @property
     def strides(self) -> tuple[int, ...]:
@@ -260,6 +261,9 @@ def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
     for axis in reversed(range(len(shape) - 1)):
         strides[axis] = strides[axis + 1] * shape[axis + 1]
     return tuple(strides)
+
+
+_strides = functools.lru_cache(maxsize=1024)(row_major_strides)
 
 
 def is_contiguous(array_shape: Sequence[int], sizes: Sequence[int]) -> bool:

@@ -104,6 +104,9 @@ class RefView(_jax.TransformedRef):
             "load it, and convert the value with jax.lax.bitcast_convert_type",
         )
 
+    def __len__(self) -> int:
+        return self.shape[0]
+
     def __getitem__(self, idx: Any) -> jax.Array:
         return self.at[idx].get()
 
@@ -237,6 +240,14 @@ def _refuse_value(what: str) -> Any:
     return refuse
 
 
+def conversion(method: str) -> str | None:
+    """Returns the description of a method that asks for a Python value, as `__int__`.
+
+    None for another method.
+    """
+    return _CONVERSIONS.get(method.strip("_"))
+
+
 def not_a_value(what: str, where: str | None = None) -> errors.ArgumentTypeError:
     """Returns the error for a reference that is used as if it were its contents."""
     return errors.ArgumentTypeError(
@@ -257,16 +268,29 @@ _OPERATORS = re.findall(
     invert lt le gt ge
     """,
 )
-# Those that a view needs otherwise: it is compared where references are.
-_CONVERSIONS = ["eq", "ne", "bool", "int", "float", "complex", "index", "iter"]
+# What asks a reference for a Python value, and its description.
+_CONVERSIONS = {
+    "bool": "a reference is a condition",
+    "int": "a reference is converted with int()",
+    "float": "a reference is converted with float()",
+    "complex": "a reference is converted with complex()",
+    "index": "a reference is an index",
+    "iter": "a loop runs over a reference",
+    "contains": "`in` searches a reference",
+    "round": "a reference is rounded",
+}
 
 
 def _refuse_uses_as_values() -> None:
     arithmetic = _refuse_value("arithmetic on a reference")
-    for name in (*_OPERATORS, *_CONVERSIONS):
+    # A view is compared where references are.
+    for name in (*_OPERATORS, "eq", "ne"):
         setattr(IndexableRef, f"_{name}", staticmethod(arithmetic))
     for name in _OPERATORS:
         setattr(RefView, f"__{name}__", arithmetic)
+    for name, what in _CONVERSIONS.items():
+        setattr(IndexableRef, f"_{name}", staticmethod(_refuse_value(what)))
+        setattr(RefView, f"__{name}__", _refuse_value(what))
     # A tracer expects attributes of the same kinds as those of an array's type.
     for name, attribute in vars(_jax.ShapedArray).items():
         kind = type(attribute)

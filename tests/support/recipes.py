@@ -231,7 +231,7 @@ P = _numbers((64, 128), 7, low=0.0)
     [
         np.arccos(P), np.arccosh(P + 1), np.arcsin(P), np.arcsinh(P), np.arctan(P),
         np.arctanh(P * 0.9), np.cosh(P), np.sinh(P),
-        P.astype(jnp.bfloat16).astype(np.float32),
+        P.astype(jnp.bfloat16).astype(np.float32), 2 * P * P + 3 * P + 4,
     ],
 )  # fmt: skip
 def functions(x_ref, *o_refs):
@@ -243,6 +243,7 @@ def functions(x_ref, *o_refs):
     o_refs[6][...] = (jnp.exp(x) + jnp.exp(-x)) / 2
     o_refs[7][...] = (jnp.exp(x) - jnp.exp(-x)) / 2
     o_refs[8][...] = x.astype(jnp.bfloat16).astype(jnp.float32)
+    o_refs[9][...] = (2 * x + 3) * x + 4
     x = x_ref[...] + 1
     o_refs[1][...] = jnp.log(x + jnp.sqrt(x * x - 1))
     x = x_ref[...] * 0.9

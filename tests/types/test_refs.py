@@ -41,13 +41,13 @@ def test_attributes_of_references_and_views():
     def body(x, o, tile):
         part = tile.at[8:16].T
         seen["ref"] = (x.shape, x.dtype, x.ndim, x.size, len(x))
-        seen["view"] = (part.shape, part.dtype, part.ndim, part.size)
+        seen["view"] = (part.shape, part.dtype, part.ndim, part.size, len(part))
         seen["text"] = (describe(x), describe(part))
         o[...] = x[...]
 
     run(body, scratch_types=[TILE])
     assert seen["ref"] == ((64, 128), jnp.float32, 2, 64 * 128, 64)
-    assert seen["view"] == ((128, 8), jnp.float32, 2, 1024)
+    assert seen["view"] == ((128, 8), jnp.float32, 2, 1024, 128)
     assert seen["text"] == ("GMEM float32[64, 128]", "SMEM float32[128, 8]")
 
 
@@ -73,6 +73,20 @@ def test_attributes_of_references_and_views():
         (lambda x: jnp.exp(x.at[0]), "a function of arrays is called on a reference"),
         (lambda x: np.exp(x), "a function of arrays is called on a reference"),
         (lambda x: jax.lax.exp(x), "exp is called on a reference"),
+        (lambda x: x if x else None, "a reference is a condition"),
+        (lambda x: x if x.at[0] else None, "a reference is a condition"),
+        (lambda x: float(x), "a reference is converted with float()"),
+        (lambda x: float(x.at[0]), "a reference is converted with float()"),
+        (lambda x: int(x), "a reference is converted with int()"),
+        (lambda x: complex(x), "a reference is converted with complex()"),
+        (lambda x: range(x), "a reference is an index"),
+        (lambda x: list(x), "a loop runs over a reference"),
+        (lambda x: list(x.T), "a loop runs over a reference"),
+        (lambda x: 3.0 in x, "`in` searches a reference"),
+        (lambda x: round(x), "a reference is rounded"),
+        (lambda x: x.unknown, "a reference has no attribute 'unknown'"),
+        (lambda x: x.T.unknown, "a reference has no attribute 'unknown'"),
+        (lambda x: x.at[0].unknown(), "a reference has no attribute 'unknown'"),
     ],
 )
 def test_a_reference_used_as_a_value_says_how_to_read_it(use, what):

@@ -17,6 +17,8 @@ from pallas_gpu.emulator.engine.ordering import Box
 
 # Number of cells up to which a Python set is faster than NumPy.
 _FEW = 256
+# Number of boxes whose indices are remembered: the slots of a pipeline.
+_INDICES = 64
 
 
 class Cells:
@@ -30,16 +32,27 @@ class Cells:
       layers: the numbers, an array of cells for each layer.
     """
 
-    __slots__ = ("_shape", "_sizes", "layers")
+    __slots__ = ("_indices", "_shape", "_sizes", "layers")
 
     def __init__(self, shape: tuple[int, ...], layers: int):
         self._shape = shape
         # Of a cell, on each axis; 0 for all of it.
         self._sizes = [0] * len(shape)
+        self._indices: dict[Box, tuple[Any, ...]] = {}
         self.layers = [np.zeros((1,) * len(shape), np.int32) for _ in range(layers)]
 
     def index(self, box: Box) -> tuple[Any, ...]:
         """Returns the index of a box's cells, which yields a view."""
+        index = self._indices.get(box)
+        if index is None:
+            # This may divide cells, which changes the indices.
+            index = self._find(box)
+            if len(self._indices) >= _INDICES:
+                self._indices.clear()
+            self._indices[box] = index
+        return index
+
+    def _find(self, box: Box) -> tuple[Any, ...]:
         key: list[Any] = []
         for axis, (low, high) in enumerate(box):
             if low >= high:
@@ -58,6 +71,7 @@ class Cells:
         parent = np.arange(count) * size // old if old else np.zeros(count, np.intp)
         self.layers = [layer.take(parent, axis) for layer in self.layers]
         self._sizes[axis] = size
+        self._indices.clear()
 
     def numbers(self, layer: int, index: tuple[Any, ...]) -> set[int]:
         """Returns the numbers in some cells."""

@@ -27,32 +27,41 @@ from pallas_gpu.emulator.engine.waits import Run
 
 def run(thread: Thread, plan: Plan, args: Sequence[Any]) -> Run:
     """Runs a plan; the generator returns the list of results."""
-    thread.execution.tick(plan.work)
+    if plan.work:
+        thread.execution.tick(plan.work)
+    alone = thread.alone
     env: list[Any] = [None] * plan.size
     env[: len(args)] = args
     for step in plan.steps:
-        match step:
-            case ArithmeticStep():
-                try:
-                    env[step.out] = step.run(env)
-                except (errors.UninitializedReadError, AttributeError, TypeError):
-                    env[step.out] = _poisoned(step, env)
-            case EffectStep():
-                if not thread.alone:
-                    yield None
-                thread.execution.tick()
-                thread.location = step.location
-                yield from _effect(thread, step, env)
-            case ControlStep():
-                thread.location = step.location
-                ins = [x.bind(env) for x in step.ins]
-                results = yield from step.rule(thread, step, ins)
-                for out, value in zip(step.outs, results, strict=True):
+        # Cheaper than a match: this is the innermost loop of the emulator.
+        kind = type(step)
+        if kind is ArithmeticStep:
+            try:
+                env[step.out] = step.run(env)
+            except (errors.UninitializedReadError, AttributeError, TypeError):
+                env[step.out] = _poisoned(step, env)
+        elif kind is EffectStep:
+            if not alone:
+                yield None
+            thread.location = step.location
+            result = step.rule(thread, step.bind(env), **step.params)
+            if type(result) is python_types.GeneratorType:
+                result = yield from result
+            if step.single:
+                env[step.outs[0]] = result
+            elif step.outs:
+                for out, value in zip(step.outs, result, strict=True):
                     env[out] = value
-            case FailStep():
-                raise type(step.error)(step.error.what, **_details(step.error))
-            case _:
-                raise errors.InternalError(f"a plan has an unknown step {step!r}")
+        elif kind is ControlStep:
+            thread.location = step.location
+            ins = [x.bind(env) for x in step.ins]
+            results = yield from step.rule(thread, step, ins)
+            for out, value in zip(step.outs, results, strict=True):
+                env[out] = value
+        elif kind is FailStep:
+            raise type(step.error)(step.error.what, **_details(step.error))
+        else:
+            raise errors.InternalError(f"a plan has an unknown step {step!r}")
     return [x.bind(env) for x in plan.outs]
 
 
@@ -97,15 +106,3 @@ def _poisoned(step: ArithmeticStep, env: list[Any]) -> Any:
     if not any(isinstance(x, Poisoned) for x in operands):
         return step.fn(*operands)
     return poison.apply(step.fn, operands)
-
-
-def _effect(thread: Thread, step: EffectStep, env: list[Any]) -> Run:
-    operands = step.bind(env)
-    result = step.rule(thread, operands, used=step.used, **step.params)
-    if isinstance(result, python_types.GeneratorType):
-        result = yield from result
-    if step.single:
-        env[step.outs[0]] = result
-        return
-    for out, value in zip(step.outs, result or (), strict=True):
-        env[out] = value

@@ -15,7 +15,14 @@ from typing import Any
 
 from pallas_gpu.emulator.engine import ordering, race_report
 from pallas_gpu.emulator.engine.cells import Cells
-from pallas_gpu.emulator.engine.ordering import Access, Box, Clock, Fence, extend
+from pallas_gpu.emulator.engine.ordering import (
+    Access,
+    Box,
+    Clock,
+    Fence,
+    extend,
+    overlap,
+)
 
 # Accesses without an order among them; few, since each actor has at most one. Several
 # writers have stored the same values.
@@ -24,6 +31,8 @@ Accesses = tuple[Access, ...]
 Unchanged = Callable[[Box], bool]
 
 _WRITERS, _READERS = 0, 1
+# The numbers of cells without accesses.
+_NOTHING = {0}
 # Number of sets from which on those that no cell refers to are dropped.
 _FEWEST_SETS = 1024
 
@@ -45,7 +54,7 @@ class History:
         self._sets: list[Accesses] = [()]
         self._ids: dict[Accesses, int] = {(): 0}
         self._limit = _FEWEST_SETS
-        # For each actor its latest access, which a neighbour may extend.
+        # For each thread its latest access, which a neighbour may extend.
         self._latest: dict[int, Access] = {}
 
     @property
@@ -57,6 +66,16 @@ class History:
         """Returns the accesses with which later ones may conflict."""
         self._forget()
         return {access: None for accesses in self._sets for access in accesses}
+
+    def present(self, box: Box) -> list[Access]:
+        """Returns the accesses that a write of a box would supersede."""
+        index = self._cells.index(box)
+        numbers = {
+            number
+            for layer in (_WRITERS, _READERS)
+            for number in self._cells.numbers(layer, index)
+        }
+        return [access for number in numbers for access in self._sets[number]]
 
     def access(
         self,
@@ -86,10 +105,10 @@ class History:
           RaceError: an earlier access conflicts and is not ordered before.
         """
         index = self._cells.index(new.box)
+        present = [self._cells.numbers(layer, index) for layer in (_WRITERS, _READERS)]
         check = _Check(new, clock, self._fence, threads_too)
-        layers = (_WRITERS, _READERS) if new.writes else (_WRITERS,)
-        for layer in layers:
-            for number in self._cells.numbers(layer, index):
+        for layer in (_WRITERS, _READERS) if new.writes else (_WRITERS,):
+            for number in present[layer]:
                 old = check.conflict(self._sets[number]) if number else None
                 if old is None:
                     continue
@@ -101,40 +120,46 @@ class History:
                 ):
                     raise race_report.race(old, new, clock, name, boxes[0], self._fence)
         if record:
-            self._record(new, clock, index)
+            self._record(new, clock, index, present)
 
-    def _record(self, new: Access, clock: Clock, index: tuple[Any, ...]) -> None:
-        latest = self._latest.get(new.actor)
-        if latest is not None and extend(latest, new):
-            new = latest
-        else:
-            self._latest[new.actor] = new
+    def _record(
+        self, new: Access, clock: Clock, index: tuple[Any, ...], present: list[set[int]]
+    ) -> None:
+        """Records an access to cells that store these sets in each layer."""
+        if not new.by_copy:
+            latest = self._latest.get(new.actor)
+            if latest is not None and extend(latest, new):
+                new = latest
+            else:
+                self._latest[new.actor] = new
         if new.writes:
-            self._update(_WRITERS, new, clock, index, add=True)
-            self._update(_READERS, new, clock, index, add=False)
-        else:
-            self._update(_READERS, new, clock, index, add=True)
+            self._update(_WRITERS, new, clock, index, present[_WRITERS])
+        if not new.writes or present[_READERS] != _NOTHING:
+            self._update(_READERS, new, clock, index, present[_READERS])
         if len(self._sets) > self._limit:
             self._forget()
 
     def _update(
-        self, layer: int, new: Access, clock: Clock, index: tuple[Any, ...], add: bool
+        self,
+        layer: int,
+        new: Access,
+        clock: Clock,
+        index: tuple[Any, ...],
+        present: set[int],
     ) -> None:
-        """Removes from cells the accesses that are superseded, and adds the new one."""
-        present = self._cells.numbers(layer, index)
-        changed = {
-            number: self._number(
-                (
-                    *[
-                        old
-                        for old in self._sets[number]
-                        if old.actor != new.actor and not old.known_to(clock)
-                    ],
-                    *([new] if add else []),
-                )
-            )
-            for number in present
-        }
+        """Removes the superseded accesses from cells, and adds the new one.
+
+        A write supersedes readers without being one.
+        """
+        added = (new,) if new.writes == (layer == _WRITERS) else ()
+        changed = {}
+        for number in present:
+            left = [
+                old
+                for old in self._sets[number]
+                if old.actor != new.actor and clock.get(old.actor, 0) < old.time
+            ]
+            changed[number] = self._number((*left, *added))
         self._cells.replace(layer, index, changed)
 
     def _number(self, accesses: Accesses) -> int:
@@ -168,7 +193,13 @@ class _Check:
 
     def conflict(self, accesses: Accesses) -> Access | None:
         """Returns the one that conflicts, or None."""
+        clock = self._clock
+        if not self._new.by_copy and all(old.known_to(clock) for old in accesses):
+            return None
         unordered = [old for old in accesses if not self._ordered(old)]
+        if any(old.gradual is not None for old in unordered):
+            accesses = self._in_effect(accesses)
+            unordered = [old for old in accesses if not self._ordered(old)]
         if not unordered:
             return None
         # Of writers of the same values it suffices to see one. Unless threads are
@@ -183,7 +214,23 @@ class _Check:
 
     def only_threads(self, accesses: Accesses) -> bool:
         """True when no asynchronous work that is not ordered is involved."""
-        return not any(old.by_copy and not self._ordered(old) for old in accesses)
+        return not any(
+            old.by_copy and not self._ordered(old) for old in self._in_effect(accesses)
+        )
+
+    def _in_effect(self, accesses: Accesses) -> Accesses:
+        """Replaces each write of which no part meets the new access by earlier ones."""
+        new, found = self._new, []
+        for old in accesses:
+            if old.gradual is None or old.gradual.reaches(new.box):
+                found.append(old)
+                continue
+            found += [
+                earlier
+                for earlier in old.gradual.earlier
+                if (earlier.writes or new.writes) and overlap(earlier.box, new.box)
+            ]
+        return tuple(found)
 
     def _ordered(self, old: Access) -> bool:
         new = self._new

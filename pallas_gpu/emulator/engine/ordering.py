@@ -75,6 +75,42 @@ def fence(clock: Clock, kind: Fence) -> None:
 
 
 @dataclasses.dataclass(slots=True, eq=False)
+class Issued:
+    """The parts that have been issued of a write that several threads issue.
+
+    Attributes:
+      boxes: the parts.
+      disturbed: whether an access has touched another part meanwhile.
+    """
+
+    boxes: list[Box] = dataclasses.field(default_factory=list)
+    disturbed: bool = False
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class Gradual:
+    """The state of a write to one array that is issued part by part.
+
+    The record of the first part covers the whole write, so that the later ones need
+    none. Where no part has been issued, the accesses before it still count.
+
+    Attributes:
+      issued: shared by all arrays to which the same thread writes.
+      earlier: the accesses to the array that the record has superseded.
+    """
+
+    issued: Issued
+    earlier: list[Access]
+
+    def reaches(self, box: Box) -> bool:
+        """True when an issued part shares an element with a box."""
+        if any(overlap(part, box) for part in self.issued.boxes):
+            return True
+        self.issued.disturbed = True
+        return False
+
+
+@dataclasses.dataclass(slots=True, eq=False)
 class Access:
     """One access to a part of an array.
 
@@ -87,6 +123,7 @@ class Access:
       location: the equation; its `where` is the kernel's line.
       hint: how to order other accesses after this one.
       viewer: the group that accesses memory which several groups share.
+      gradual: the state of a write of which some parts have not been issued.
     """
 
     box: Box
@@ -98,6 +135,7 @@ class Access:
     location: Any = None
     hint: str = ""
     viewer: Viewer | None = None
+    gradual: Gradual | None = None
 
     @property
     def where(self) -> str | None:
@@ -107,6 +145,12 @@ class Access:
     def known_to(self, clock: Clock) -> bool:
         """True when the access happens before the next step of the clock's owner."""
         return clock.get(self.actor, 0) >= self.time
+
+    def required(self, kind: Fence) -> Clock:
+        """Returns what the clock of asynchronous work after the access contains."""
+        if self.writes and not self.by_copy:
+            return {self.actor: self.time, self.actor + kind: self.time}
+        return {self.actor: self.time}
 
     def fenced_for(self, clock: Clock, kind: Fence) -> bool:
         """True when a fence lies between the access and the clock's owner."""

@@ -154,8 +154,9 @@ class _Builder:
         params = {k: v for k, v in eqn.params.items() if k != "tree"}
         operands = _operands_of(eqn, ins)
         self._count(*jax.tree.leaves(operands))
+        self.work += 1
         return EffectStep(
-            rule, operands, binder(operands), params, indices, (True,) * len(indices),
+            rule, operands, binder(operands), params, indices,
             not eqn.primitive.multiple_results, Location(eqn),
         )  # fmt: skip
 
@@ -173,7 +174,7 @@ class _Builder:
                 case ArithmeticStep() if step.out not in read:
                     continue
                 case EffectStep():
-                    step.used = tuple(i in read for i in step.outs)
+                    step.params["used"] = tuple(i in read for i in step.outs)
             steps.append(step)
             read.update(slots_read(step))
         self.steps = steps[::-1]

@@ -154,6 +154,13 @@ class _Scheduler:
             raise deadlock([t for g in resident for t in g.threads], self.pools)
         return None
 
+    def _below(self, n: int) -> int:
+        """Returns a random number below n, faster than `Random.randrange`."""
+        bits = n.bit_length()
+        while (number := self.rng.getrandbits(bits)) >= n:
+            pass
+        return number
+
     def _is_contended(self) -> bool:
         """True when another group has started, or could."""
         return len(self.execution.resident) > 1 or any(p.can_start for p in self.pools)
@@ -163,9 +170,13 @@ class _Scheduler:
         contended = self._is_contended()
         may_switch = contended and self.groups_wait
         iterations = 0
-        while alive := [t for t in threads if not t.done]:
-            ready = [t for t in alive if t.wait is None or t.wait.ready()]
+        while True:
+            ready = [
+                t for t in threads if not t.done and (t.wait is None or t.wait.ready())
+            ]
             if not ready:
+                if all(t.done for t in threads):
+                    return _Stop.ENDED
                 if not len(in_flight):
                     return _Stop.BLOCKED
                 if may_switch and rng.random() < _SWITCH_PROBABILITY:
@@ -173,7 +184,7 @@ class _Scheduler:
                 in_flight.advance_one()
                 continue
             in_flight.maybe_advance()
-            thread = ready[0] if len(ready) == 1 else rng.choice(ready)
+            thread = ready[0] if len(ready) == 1 else ready[self._below(len(ready))]
             thread.wait = None
             try:
                 thread.wait = next(thread.generator)
@@ -188,7 +199,6 @@ class _Scheduler:
                 thread.wait = None
                 if contended and rng.random() < _TURN_PROBABILITY:
                     return _Stop.POLLS
-        return _Stop.ENDED
 
 
 def _can_run(group: Group) -> bool:

@@ -66,7 +66,8 @@ class RefTemplate:
 
     def bind(self, env: list[Any]) -> Region:
         """Returns the current part of memory of the reference."""
-        offsets = tuple([int(env[slot]) for slot in self._slots])
+        slots = self._slots
+        offsets = tuple([int(env[slot]) for slot in slots]) if slots else ()
         place = self._places.get(offsets)
         return Region(env[self.slot], place or self._place(offsets))
 
@@ -149,14 +150,18 @@ def _caller(fn: Callable[..., Any], ins: tuple[Any, ...]) -> Callable[..., Any]:
 
 @dataclasses.dataclass(slots=True)
 class EffectStep:
-    """An equation with a rule; `used` marks the results that are read."""
+    """An equation with a rule.
+
+    Attributes:
+      params: for the rule; `used` marks the results that are read.
+      single: whether the rule returns one result rather than several.
+    """
 
     rule: Callable[..., Any]
     operands: Any
     bind: Callable[[list[Any]], Any]
     params: dict[str, Any]
     outs: tuple[int, ...]
-    used: tuple[bool, ...]
     single: bool
     location: Location
 
@@ -190,7 +195,7 @@ class Plan:
       size: number of slots.
       steps: in order.
       outs: the results.
-      work: of the operations on large arrays, in steps of the budget.
+      work: steps of the budget: its effects, and its operations on large arrays.
     """
 
     size: int

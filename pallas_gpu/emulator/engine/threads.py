@@ -109,7 +109,8 @@ class Thread:
         by: tuple[int, int] | None = None,
         hint: str | None = None,
         value: Any = None,
-    ) -> None:
+        gradual: ordering.Gradual | None = None,
+    ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
         Args:
@@ -119,23 +120,27 @@ class Thread:
           by: (actor, time) of asynchronous work that this thread issues.
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
+          gradual: the state of a write that is issued part by part, `region` in all.
+
+        Returns:
+          The record; None if no access can conflict.
 
         Raises:
           RaceError: an earlier access conflicts and is not ordered before.
         """
         memory = region.memory
         if memory.read_only:
-            return
+            return None
         actor, time = by or (self.actor, self.clock[self.actor])
         viewer = memory.viewer
         # Without other threads only asynchronous work can conflict with an access; that
         # is ordered after a load, and after a store by a fence.
         record = by is not None or writes or not self.alone or viewer is not None
         if not record and memory.history.is_empty:
-            return
+            return None
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
-            self.location, hint or _order_hint(self.kind), viewer,
+            self.location, hint or _order_hint(self.kind), viewer, gradual,
         )  # fmt: skip
         memory.history.access(
             new,
@@ -145,6 +150,7 @@ class Thread:
             record=record,
             unchanged=None if value is None else lambda box: region.holds(value, box),
         )
+        return new
 
     def read(self, region: Region) -> Any:
         """Returns the elements of a region as the threads see them.

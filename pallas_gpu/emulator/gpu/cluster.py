@@ -8,11 +8,11 @@ declaration in the same visit of a scope.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.engine.steps import Location
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
@@ -27,34 +27,123 @@ _SYNCHRONISE = (
 )
 
 
-@dataclasses.dataclass(slots=True)
-class Part:
-    """A copy of a box of GMEM to the SMEM of one CTA.
+WAIT = "call barrier_wait on the copy's barrier first"
+
+
+class Target(NamedTuple):
+    """Where a copy goes.
 
     Attributes:
-      src, dst: the boxes.
-      barrier: that of the destination CTA.
+      dst: the box in SMEM.
+      barrier: of the same CTA.
     """
 
-    src: Region
     dst: Region
     barrier: Barrier
 
 
-@dataclasses.dataclass(slots=True)
-class _First:
-    """The copy that the first CTA of a multicast has issued.
+class Multicast:
+    """One copy to the same box in several CTAs, of which each CTA copies a piece.
+
+    The first CTA records the write of the whole box in all of them. The others, which
+    know as much, do not repeat that: the cost is linear in the size of the cluster.
+
+    Args:
+      wg: the warpgroup that issues the first piece.
+      src: the source.
+      ctas: those that take part.
+      targets: the whole box in each of them.
 
     Attributes:
-      src: the source.
-      who, location: the warpgroup and its line.
-      issued: how many CTAs have issued it.
+      src, who, location: the source, the first warpgroup and its line.
+      known: the clocks of the CTAs that have issued their piece.
     """
 
-    src: Region
-    who: Warpgroup
-    location: Location | None
-    issued: int = 0
+    def __init__(
+        self, wg: Warpgroup, src: Region, ctas: list[Cta], targets: list[Target]
+    ):
+        self.src = src
+        self.who = wg
+        self.location = wg.location
+        self.targets = targets
+        self.known: list[ordering.Clock] = []
+        self._missing = dict(zip(ctas, targets, strict=True))
+        self._issued = ordering.Issued()
+        self._records: dict[Cta, ordering.Access] = {}
+        self._required: ordering.Clock | None = None
+
+    def missing(self) -> list[str]:
+        """Returns the names of the CTAs that have not issued their piece."""
+        return [cta.name for cta in self._missing]
+
+    def issue(self, wg: Warpgroup, places: list[Place]) -> None:
+        """Checks and records the piece of a CTA, which has several boxes."""
+        if len(self._missing) == len(self.targets):
+            self._begin(wg)
+        own = self._missing.pop(wg.cta)
+        own.barrier.multicasts.append(self)
+        self.known.append(dict(wg.clock))
+        if self._issued.disturbed or not self._is_known_to(wg):
+            for target in self.targets:
+                for place in places:
+                    piece = Region(target.dst.memory, place)
+                    record_write(wg, self.src, piece, target.barrier)
+        record = self._records.get(wg.cta)
+        if record is not None:
+            # Now it is certain in which phase the box is complete.
+            record.time = own.barrier.phase + 1
+        self._issued.boxes += [place.box for place in places]
+        if self._missing:
+            return
+        for record in self._records.values():
+            record.gradual = None
+
+    def _begin(self, wg: Warpgroup) -> None:
+        """Records the write of all pieces, unless one may not be written yet."""
+        required: ordering.Clock = {}
+        earlier = []
+        for dst, _ in self.targets:
+            earlier.append(dst.memory.history.present(dst.box()))
+            for old in earlier[-1]:
+                ordering.join(required, old.required(dst.memory.fence))
+        self._required = required
+        if not self._is_known_to(wg):
+            self._required = None
+            return
+        for cta, (dst, barrier), before in zip(
+            self._missing, self.targets, earlier, strict=True
+        ):
+            gradual = ordering.Gradual(self._issued, before)
+            record = record_write(wg, self.src, dst, barrier, gradual)
+            if record is not None:
+                self._records[cta] = record
+
+    def _is_known_to(self, wg: Warpgroup) -> bool:
+        """True when a CTA's piece, like that of the first, is ordered after all."""
+        return self._required is not None and all(
+            wg.clock.get(actor, 0) >= time for actor, time in self._required.items()
+        )
+
+
+def record_write(
+    wg: Warpgroup,
+    src: Region,
+    dst: Region,
+    barrier: Barrier,
+    gradual: ordering.Gradual | None = None,
+) -> ordering.Access | None:
+    """Checks and records that a copy writes to SMEM.
+
+    So nobody sees the destination before the copy has completed.
+    """
+    return wg.access(
+        dst,
+        writes=True,
+        what=f"the copy from {src.memory.name}",
+        by=(barrier.actor, barrier.phase + 1),
+        hint=WAIT,
+        gradual=gradual,
+    )
 
 
 @dataclasses.dataclass
@@ -64,11 +153,11 @@ class _Multicasts:
     Attributes:
       counts: number of multicasts issued, by destination.
       incomplete: those that some but not all CTAs along an axis have issued, stored in
-        the first of these CTAs: (destination, count) -> the copy of the first.
+        the first of these CTAs: (destination, count) -> the multicast.
     """
 
     counts: dict[Any, int] = dataclasses.field(default_factory=dict)
-    incomplete: dict[Any, _First] = dataclasses.field(default_factory=dict)
+    incomplete: dict[Any, Multicast] = dataclasses.field(default_factory=dict)
 
 
 _MULTICASTS: Key[Cta, _Multicasts] = Key("multicasts", lambda cta: _Multicasts())
@@ -76,8 +165,8 @@ _MULTICASTS: Key[Cta, _Multicasts] = Key("multicasts", lambda cta: _Multicasts()
 
 def multicast(
     wg: Warpgroup, src: Region, dst: Region, barrier: Region, axes: tuple[str, ...]
-) -> list[Part]:
-    """Returns the copies of one CTA in a multicast: its piece, to each of the CTAs.
+) -> list[tuple[Region, list[Target]]]:
+    """Records one CTA's piece of a multicast.
 
     Args:
       wg: the issuing warpgroup.
@@ -85,27 +174,64 @@ def multicast(
       barrier: the operand with this CTA's barrier.
       axes: cluster axes.
 
+    Returns:
+      For each box of the piece its source, and its destinations; that of this CTA is
+      the first.
+
     Raises:
       RaceError: a CTA's memory is not known to be free.
       KernelError: a CTA has ended, or copies another part.
     """
     cta = wg.cta
     group = cta.along(axes)
-    _require_agreement(wg, group, src, dst)
-    boxes = _boxes(src, dst, group.index(cta), len(group))
-    parts = []
-    own = barrier.memory.one(barrier)
-    for peer in group:
-        theirs = barrier.memory.same_in(peer).one(barrier)
-        if peer is not cta:
-            own.expect_part(peer.name, 1)
-            theirs.expect_part(cta.name, -1)
-        memory = counterpart(wg, dst.memory, peer)
-        parts += [
-            Part(Region(src.memory, source), Region(memory, target), theirs)
-            for source, target in boxes
+    copy = _find(wg, group, src, dst, barrier, axes)
+    index = group.index(cta)
+    boxes = _boxes(src, dst, index, len(group))
+    copy.issue(wg, [place for _, place in boxes])
+    targets = copy.targets[index:] + copy.targets[:index]
+    return [
+        (
+            Region(src.memory, source),
+            [Target(Region(to.memory, place), theirs) for (to, theirs) in targets],
+        )
+        for source, place in boxes
+    ]
+
+
+def _find(
+    wg: Warpgroup,
+    group: list[Cta],
+    src: Region,
+    dst: Region,
+    barrier: Region,
+    axes: tuple[str, ...],
+) -> Multicast:
+    """Returns the multicast that the CTAs issue together; the first one creates it.
+
+    Raises KernelError when two CTAs copy different boxes to the same destination.
+    """
+    incomplete = group[0].state.of(_MULTICASTS).incomplete
+    counts = wg.cta.state.of(_MULTICASTS).counts
+    to = (dst.memory.place, _form(dst.window), axes)
+    count = counts.get(to, 0)
+    counts[to] = count + 1
+    copy = incomplete.get((to, count))
+    if copy is None:
+        targets = [
+            Target(
+                Region(counterpart(wg, dst.memory, peer), dst.place),
+                barrier.memory.same_in(peer).one(barrier),
+            )
+            for peer in group
         ]
-    return parts
+        copy = incomplete[to, count] = Multicast(wg, src, group, targets)
+    else:
+        for peer in group:
+            _require_present(wg, dst.memory, peer)
+    if len(copy.missing()) == 1:
+        del incomplete[to, count]
+    _require_agreement(copy, src)
+    return copy
 
 
 def _boxes(src: Region, dst: Region, index: int, count: int) -> list[tuple[Any, Any]]:
@@ -124,20 +250,28 @@ def counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     """Returns the same array in another CTA."""
     if peer is wg.cta:
         return memory
+    _require_present(wg, memory, peer)
     key, position = memory.place
     theirs = scoped.scopes_of(peer)
-    if peer.ended or theirs.left.get(key[:2], -1) >= key[2]:
-        raise errors.KernelError(
-            f"a multicast writes to {peer.name}, which has "
-            f"{'ended' if peer.ended else 'left the scope'}",
-            expected="all CTAs along collective_axes to make the same multicasts",
-            got=f"one more by {wg.cta.name}",
-            hint="issue the same number of copies in all CTAs of a cluster",
-        )
     if key not in theirs.open:
         _require_free(wg, peer)
     declared = scoped.scopes_of(wg.cta).open[key].declared
     return scoped.scope_of(peer, key, declared).arrays[position]
+
+
+def _require_present(wg: Warpgroup, memory: SharedArray, peer: Cta) -> None:
+    """Raises KernelError when a CTA has freed its array."""
+    key = memory.place[0]
+    has_left = scoped.scopes_of(peer).left.get(key[:2], -1) >= key[2]
+    if not (has_left or peer.ended):
+        return
+    raise errors.KernelError(
+        f"a multicast writes to {peer.name}, which has "
+        f"{'ended' if peer.ended else 'left the scope'}",
+        expected="all CTAs along collective_axes to make the same multicasts",
+        got=f"one more by {wg.cta.name}",
+        hint="issue the same number of copies in all CTAs of a cluster",
+    )
 
 
 def _require_free(wg: Warpgroup, peer: Cta) -> None:
@@ -157,21 +291,7 @@ def _require_free(wg: Warpgroup, peer: Cta) -> None:
     )
 
 
-def _require_agreement(
-    wg: Warpgroup, group: list[Cta], src: Region, dst: Region
-) -> None:
-    """Raises KernelError when two CTAs copy different boxes to the same destination."""
-    incomplete = group[0].state.of(_MULTICASTS).incomplete
-    counts = wg.cta.state.of(_MULTICASTS).counts
-    to = (dst.memory.place, _form(dst.window))
-    count = counts.get(to, 0)
-    counts[to] = count + 1
-    first = incomplete.get((to, count))
-    if first is None:
-        first = incomplete[to, count] = _First(src, wg, wg.location)
-    first.issued += 1
-    if first.issued == len(group):
-        del incomplete[to, count]
+def _require_agreement(first: Multicast, src: Region) -> None:
     same_array = first.src.memory.name == src.memory.name
     if same_array and _form(first.src.window) == _form(src.window):
         return

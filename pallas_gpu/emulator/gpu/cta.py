@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
@@ -94,6 +94,7 @@ class Cta:
         )
         self.state: Table[Cta] = Table(self)
         self.at_end: list[Callable[[], None]] = []
+        self._along: dict[tuple[str, ...], list[Cta]] = {}
         self.warpgroups = [Warpgroup(self, i) for i in range(mesh.warpgroups)]
 
     @functools.cached_property
@@ -114,8 +115,13 @@ class Cta:
         """True when all warpgroups have ended."""
         return all(wg.done for wg in self.warpgroups)
 
-    def along(self, axes: Sequence[str]) -> list[Cta]:
+    def along(self, axes: tuple[str, ...]) -> list[Cta]:
         """Returns the CTAs along cluster axes, this one included, by rank."""
+        if axes not in self._along:
+            self._along[axes] = self._find_along(axes)
+        return self._along[axes]
+
+    def _find_along(self, axes: tuple[str, ...]) -> list[Cta]:
         names = self.mesh.cluster_names
         fixed = [i for i, name in enumerate(names) if name not in axes]
         return [

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +21,24 @@ from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import mbarrier
 
+_IN_ORDER = (
+    "wait for every phase in order, and wait for the readers of the previous phase "
+    "before arriving"
+)
+
+
+class Shared(Protocol):
+    """A copy to which several CTAs contribute.
+
+    Attributes:
+      known: the clocks of those that have issued their part.
+    """
+
+    known: list[ordering.Clock]
+
+    def missing(self) -> list[str]:
+        """Returns the names of the CTAs that have not."""
+
 
 class Barrier:
     """One mbarrier.
@@ -33,12 +52,13 @@ class Barrier:
       pending_bytes: bytes announced by copies in the current phase that have not
         arrived; negative if another CTA's part of a multicast arrived first.
       last_copy: the line of the latest copy on it.
-      parts: by CTA, parts of multicasts that are announced but not issued.
+      multicasts: those that its CTA has issued in the current phase.
     """
 
     __slots__ = (
-        "_completed", "_first_wait", "_gathered", "actor", "arrivals", "last_copy",
-        "name", "parts", "pending_arrivals", "pending_bytes", "phase",
+        "_completed", "_first_wait", "_gathered", "_waiters", "actor", "arrivals",
+        "last_copy", "multicasts", "name", "pending_arrivals", "pending_bytes",
+        "phase",
     )  # fmt: skip
 
     def __init__(
@@ -52,7 +72,9 @@ class Barrier:
         self.pending_arrivals = arrivals
         self.pending_bytes = 0
         self.last_copy: Location | None = None
-        self.parts: dict[str, int] = {}
+        self.multicasts: list[Shared] = []
+        # Who has waited for the previous phase: the thread's time, and its line.
+        self._waiters: dict[Warpgroup, tuple[int, Location | None]] = {}
         self._gathered: ordering.Clock = {}
         self._completed: ordering.Clock = {}
 
@@ -63,17 +85,13 @@ class Barrier:
             f"{self.name}: {self.phase} phases complete; in the current one {came} of "
             f"{self.arrivals} arrivals, {self.pending_bytes} bytes of copies pending"
         )
-        missing = [name for name, count in self.parts.items() if count > 0]
+        missing = [name for copy in self.multicasts for name in copy.missing()]
         if missing:
             text += (
                 "; a multicast is incomplete: its part has not been copied by "
                 + ", ".join(missing)
             )
         return text
-
-    def expect_part(self, sender: str, count: int) -> None:
-        """Counts parts of multicasts that a CTA must send (1) or has sent (-1)."""
-        self.parts[sender] = self.parts.get(sender, 0) + count
 
     def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
         """Counts one arrival, with the bytes that a copy announces.
@@ -103,6 +121,8 @@ class Barrier:
     def _maybe_complete(self) -> None:
         if self.pending_arrivals or self.pending_bytes:
             return
+        self._require_waiters()
+        self.multicasts = []
         self.phase += 1
         self.pending_arrivals = self.arrivals
         self._completed = self._gathered
@@ -127,6 +147,29 @@ class Barrier:
             )
             self._require_in_time(awaited)
         ordering.join(wg.clock, self._completed)
+        if wg.execution.detect_races:
+            self._waiters[wg] = (wg.clock[wg.actor], wg.location)
+
+    def _require_waiters(self) -> None:
+        """Raises BarrierError unless the waits for the previous phase come first.
+
+        They have, but nothing orders the two: in another schedule they are too late.
+        """
+        for wg, (time, location) in self._waiters.items():
+            clocks = [self._gathered, *(c for m in self.multicasts for c in m.known)]
+            if any(clock.get(wg.actor, 0) >= time for clock in clocks):
+                continue
+            raise errors.BarrierError(
+                f"{self.name}: a wait can miss its phase",
+                expected=f"an order between the wait for phase {self.phase - 1} and "
+                f"the arrivals that complete phase {self.phase}",
+                got=f"arrivals that do not know of the wait by {wg.name}; if it waits "
+                "later, its parity denotes another phase, and the GPU deadlocks or "
+                "continues too early",
+                hint=_IN_ORDER,
+                where=location.where if location is not None else None,
+            )
+        self._waiters = {}
 
     def _require_in_time(self, awaited: int) -> None:
         # PTX ISA, mbarrier.test_wait.parity: only the current and the immediately
@@ -138,8 +181,7 @@ class Barrier:
             expected=f"a wait for phase {awaited} before phase {awaited + 1} completes",
             got=f"{self.phase} phases are complete; the parity of the wait now denotes "
             "another phase, and the GPU would deadlock or continue too early",
-            hint="wait for every phase in order, and wait for the "
-            "readers of the previous phase before arriving",
+            hint=_IN_ORDER,
         )
 
     def require_quiet(self) -> None:
@@ -229,8 +271,9 @@ class BarrierArray(Referent):
         """Returns the barriers of the same declaration in another CTA."""
         return self.of(cta, self.declaration, self._key, self._author_name)
 
+    @functools.cached_property
     def everywhere(self) -> list[BarrierArray]:
-        """Returns the barriers that an arrival reaches: this CTA's, and others'."""
+        """The barriers that an arrival reaches: this CTA's, and others'."""
         if not self.collective_axes:
             return [self]
         return [self.same_in(cta) for cta in self._cta.along(self.collective_axes)]
@@ -276,7 +319,7 @@ def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
         return
     region = operands["barrier"]
     known = wg.release()
-    for barriers in region.memory.everywhere():
+    for barriers in region.memory.everywhere:
         barriers.one(region).arrive(known)
 
 

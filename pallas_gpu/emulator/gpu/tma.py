@@ -27,7 +27,7 @@ from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.cta import Warp, Warpgroup
-from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.emulator.gpu.mbarrier import barrier_of, skipped
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
@@ -41,31 +41,41 @@ _EMULATE = registry.RuleKind.EMULATE
 
 @dataclasses.dataclass(slots=True)
 class Load:
-    """A copy to SMEM that has been issued; a multicast consists of one per CTA."""
+    """A copy to SMEM that has been issued.
+
+    Attributes:
+      src: what it copies.
+      targets: where it has not arrived; one for each CTA of a multicast.
+    """
 
     src: Region
-    dst: Region
-    barrier: Barrier
+    targets: list[cluster.Target]
     mode: types.OOBFillMode | None
     location: Location | None
 
     def advance(self) -> bool:
-        """Moves the data and completes the bytes on the barrier."""
-        src, dst = self.src, self.dst
+        """Moves the data to half of the targets and completes the bytes there."""
+        value = self._value()
+        for _ in range((len(self.targets) + 1) // 2):
+            target = self.targets.pop(0)
+            target.dst.store(value)
+            target.barrier.complete_bytes(_bytes(target.dst))
+        return not self.targets
+
+    def _value(self) -> Any:
+        src, shape = self.src, self.targets[0].dst.shape
         undefined = self.mode is types.OOBFillMode.UNDEFINED
         fill = poison(src.dtype) if undefined else 0
-        value: Any = src.load_clipped(fill).reshape(dst.shape)
         missing = src.missing(outside=undefined)
-        if missing is not None:
-            where = self.location.where if self.location is not None else None
-            inside = src.missing()
-            origin = (
-                _undefined(src, where) if inside is None else src.origin(inside, where)
-            )
-            value = Poisoned(value, missing.reshape(dst.shape), origin)
-        dst.store(value)
-        self.barrier.complete_bytes(_bytes(dst))
-        return True
+        if missing is None and src.outside() is None:
+            return src.peek().reshape(shape)
+        value = src.load_clipped(fill).reshape(shape)
+        if missing is None:
+            return value
+        where = self.location.where if self.location is not None else None
+        inside = src.missing()
+        origin = _undefined(src, where) if inside is None else src.origin(inside, where)
+        return Poisoned(value, missing.reshape(shape), origin)
 
 
 def _undefined(src: Region, where: str | None) -> Origin:
@@ -114,17 +124,22 @@ def _copy_gmem_to_smem(
             "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
         )
     barrier = barrier_of(operands["barrier"])
-    copies = [cluster.Part(src, dst, barrier)]
     if collective_axes:
-        copies = cluster.multicast(
+        parts = cluster.multicast(
             wg, src, dst, operands["barrier"], tuple(collective_axes)
         )
-    for part in copies:
-        _record(wg, part, barrier)
+    else:
+        parts = [(src, [cluster.Target(dst, barrier)])]
+        cluster.record_write(wg, src, dst, barrier)
+    phase = (barrier.actor, barrier.phase + 1)
+    what = f"the copy to {dst.memory.name}"
+    loads = []
+    for source, targets in parts:
+        wg.access(source, writes=False, what=what, by=phase, hint=cluster.WAIT)
+        loads.append(Load(source, targets, oob_mode, wg.location))
+    barrier.last_copy = wg.location
     barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
-    for part in copies:
-        part.barrier.last_copy = wg.location
-        load = Load(part.src, part.dst, part.barrier, oob_mode, wg.location)
+    for load in loads:
         wg.group.in_flight.submit(load)
 
 
@@ -158,29 +173,6 @@ def _require_representable(gmem: Region, smem: Region, verb: str) -> None:
             "too many dimensions share a tensor map for a bound on each: index it, or "
             "check the range",
         )
-
-
-def _record(wg: Warpgroup, part: cluster.Part, own: Barrier) -> None:
-    """Checks and records the accesses of a copy.
-
-    So nobody sees the destination before the copy has completed.
-    """
-    src, dst = part.src, part.dst
-    hint = "call barrier_wait on the copy's barrier first"
-    wg.access(
-        src,
-        writes=False,
-        what=f"the copy to {dst.memory.name}",
-        by=(own.actor, own.phase + 1),
-        hint=hint,
-    )
-    wg.access(
-        dst,
-        writes=True,
-        what=f"the copy from {src.memory.name}",
-        by=(part.barrier.actor, part.barrier.phase + 1),
-        hint=hint,
-    )
 
 
 # --- SMEM to GMEM ---------------------------------------------------------------------

@@ -37,12 +37,12 @@ def require_start(window: Window, element_bits: int, what: str, *, store: bool) 
             hint="store from the first element inside, a smaller part",
         )
     unit_bits = 8 * INNER_BOX_BYTES
+    pairs = zip(known, window.array_strides, strict=True)
+    rest_bits = sum([a * stride for a, stride in pairs]) * element_bits % unit_bits
+    if rest_bits == 0:
+        return
     strides_bits = [stride * element_bits for stride in window.array_strides]
     if any(strides_bits[axis] % unit_bits for axis in window.dynamic):
-        return
-    pairs = zip(known, strides_bits, strict=True)
-    rest_bits = sum(start * stride for start, stride in pairs) % unit_bits
-    if rest_bits == 0:
         return
     raise LayoutError(
         f"{what} does not start where TMA can address GMEM",

@@ -18,6 +18,7 @@ from pallas_gpu.emulator.engine.ordering import Access, Fence, Viewer
 
 _ACTORS = ordering.Actors()
 A, B, C = (_ACTORS.thread() for _ in range(3))
+COPY = _ACTORS.other()
 # Two groups of threads.
 CTA_0, CTA_1, CTA_2 = (Viewer(f"CTA {i}") for i in range(3))
 
@@ -269,6 +270,37 @@ def test_what_is_superseded_is_forgotten():
 
 
 # --- the same as comparing all pairs --------------------------------------------------
+
+# --- writes that are issued part by part ----------------------------------------------
+
+
+def gradual_write(to, low, high, *issued):
+    """Records a copy to a range of which some parts have been issued."""
+    whole = access(COPY, low, high, by_copy=True)
+    parts = ordering.Issued([((a, b),) for a, b in issued])
+    whole.gradual = ordering.Gradual(parts, to.present(whole.box))
+    do(to, whole, fenced({A: 1}))
+    return parts
+
+
+def test_a_part_that_has_not_been_issued_may_be_accessed():
+    tile = history()
+    parts = gradual_write(tile, 0, 8, (0, 4))
+    assert not parts.disturbed
+    do(tile, access(B, 4, 8), {B: 1})
+    assert parts.disturbed
+    with pytest.raises(errors.RaceError, match=f"before actor {COPY} has been waited"):
+        do(tile, access(B, 2, 6, writes=False), {B: 1})
+
+
+def test_where_no_part_has_been_issued_the_earlier_accesses_count():
+    tile = history()
+    do(tile, access(A, 0, 8), {A: 1})
+    gradual_write(tile, 0, 8, (0, 4))
+    do(tile, access(B, 4, 8, writes=False), {A: 1, B: 1})
+    with pytest.raises(errors.RaceError, match=f"actor {A} has written it"):
+        do(tile, access(C, 4, 8, writes=False), {C: 1})
+
 
 ACCESSES = st.lists(
     st.tuples(

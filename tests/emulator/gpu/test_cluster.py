@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +13,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.history import History
+from pallas_gpu.emulator.engine.in_flight import InFlight
 
 F32 = jnp.float32
 ASYNCHRONY = ("eager", "late", "random")
@@ -228,6 +232,85 @@ def test_a_matmul_with_multicast_along_both_axes(seed):
     np.testing.assert_allclose(run(a, b), want, atol=2e-5)
 
 
+HALVES = (plgpu.ds(0, 2), plgpu.ds(2, 2))
+
+
+def early_multicast(read_late):
+    """A kernel whose CTA 0 copies rows 0 and 1 while CTA 1 still reads some rows."""
+
+    def body(x, o, tile, barrier, free):
+        at = lax.axis_index("x")
+        tile[...] = jnp.full(TILE, 7.0)
+        plgpu.commit_smem()
+
+        @plgpu.when(at == 0)
+        def _():
+            o[0, HALVES[1]] = tile[HALVES[1]]
+            plgpu.barrier_arrive(free)
+            plgpu.barrier_wait(free)
+
+        @plgpu.when(at == 1)
+        def _():
+            plgpu.barrier_arrive(free)
+            o[1, HALVES[1]] = tile[read_late]
+            plgpu.barrier_wait(free)
+
+        multicast(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[at, HALVES[0]] = tile[HALVES[1]]
+
+    scratch = [*ONE_TILE, plgpu.ClusterBarrier(collective_axes="x")]
+    return lambda **options: pair_kernel(body, scratch, **options)(ramp(*TILE))
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_a_cta_may_read_the_rows_of_a_multicast_that_it_will_copy_itself(asynchrony):
+    for seed in range(8):
+        got = early_multicast(HALVES[1])(seed=seed, asynchrony=asynchrony)
+        expected = np.broadcast_to(np.float32(7), (2, *TILE)).copy()
+        expected[:, :2] = ramp(*TILE)[2:]
+        np.testing.assert_array_equal(got, expected)
+
+
+def records_of_a_multicast(ctas, monkeypatch):
+    """Returns how many accesses to SMEM a multicast records and how many copies it
+    has in flight, in a cluster of a size."""
+
+    def body(x, o, tile, barrier):
+        multicast(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[lax.axis_index("x")] = tile[...]
+
+    counts = collections.Counter()
+
+    def counted(owner, method, name):
+        original = getattr(owner, method)
+
+        def count(self, *args, **kwargs):
+            counts[name] += 1
+            return original(self, *args, **kwargs)
+
+        monkeypatch.setattr(owner, method, count)
+
+    with monkeypatch.context():
+        counted(History, "access", "records")
+        counted(InFlight, "submit", "copies")
+        x = ramp(ctas, 128)
+        scratch = [plgpu.SMEM(x.shape, F32), plgpu.Barrier()]
+        out = pair_kernel(body, scratch, out=(ctas, *x.shape), cluster=(ctas,))(x)
+    np.testing.assert_array_equal(out, np.broadcast_to(x, (ctas, *x.shape)))
+    return counts
+
+
+def test_the_cost_of_a_multicast_is_linear_in_the_cluster(monkeypatch):
+    # Each CTA also reads its copy and stores it.
+    for ctas in (2, 4, 8):
+        assert records_of_a_multicast(ctas, monkeypatch) == {
+            "records": 3 * ctas,
+            "copies": ctas,
+        }
+
+
 # --- mistakes -------------------------------------------------------------------------
 
 
@@ -254,6 +337,13 @@ def test_reading_the_piece_of_another_cta_before_the_wait_is_a_race():
     scratch = [*ONE_TILE, plgpu.ClusterBarrier(collective_axes="x")]
     with pytest.raises(errors.RaceError, match="read before the copy from input 0"):
         pair_kernel(body, scratch)(ramp(*TILE))
+
+
+@pytest.mark.parametrize("asynchrony", ASYNCHRONY)
+def test_reading_the_rows_of_a_multicast_that_another_cta_copies_is_a_race(asynchrony):
+    for seed in range(8):
+        with pytest.raises(errors.RaceError, match="the copy from input 0"):
+            early_multicast(HALVES[0])(seed=seed, asynchrony=asynchrony)
 
 
 def test_a_multicast_that_one_cta_does_not_call_is_named_in_the_deadlock():

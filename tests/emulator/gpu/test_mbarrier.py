@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 
 import jax
@@ -78,6 +79,66 @@ def test_a_wait_two_phases_behind_is_an_error():
     with pytest.raises(errors.BarrierError, match="missed its phase") as caught:
         barrier_kernel(body, plgpu.Barrier())()
     assert "2 phases are complete" in str(caught.value)
+
+
+def unordered_phases(handshake):
+    """Two phases of a barrier that warpgroup 1 waits for; the second one waits for
+    warpgroup 1 by another barrier, or not at all."""
+
+    def body(o, barrier, waited):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            plgpu.barrier_arrive(barrier)
+            if handshake:
+                plgpu.barrier_wait(waited)
+            plgpu.barrier_arrive(barrier)
+
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_wait(barrier)  # HERE
+            if handshake:
+                plgpu.barrier_arrive(waited)
+            plgpu.barrier_wait(barrier)
+            o[...] = jnp.ones(4)
+
+    def run(seed):
+        return barrier_kernel(
+            body,
+            plgpu.Barrier(),
+            waited=plgpu.Barrier(),
+            num_threads=2,
+            interpret=plgpu.InterpretParams(seed=seed),
+        )()
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_wait_that_can_miss_its_phase_is_an_error_in_every_schedule(seed):
+    with pytest.raises(
+        errors.BarrierError, match=r"a wait (can miss|missed) its phase"
+    ):
+        unordered_phases(handshake=False)(seed=seed)
+
+
+def test_the_wait_that_can_miss_its_phase_is_named():
+    found = set()
+    for seed in range(8):
+        with pytest.raises(errors.BarrierError) as caught:
+            unordered_phases(handshake=False)(seed=seed)
+        found.add(caught.value.what.partition(": ")[2])
+        if "can miss" in caught.value.what:
+            assert "wait by warpgroup 1" in caught.value.got
+            source = inspect.getsource(unordered_phases).splitlines()
+            first = unordered_phases.__code__.co_firstlineno
+            line = first + next(i for i, text in enumerate(source) if "HERE" in text)
+            assert f"test_mbarrier.py:{line} " in caught.value.where
+    assert found == {"a wait can miss its phase", "a wait missed its phase"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_phase_that_waits_for_the_waits_before_is_no_error(seed):
+    np.testing.assert_array_equal(unordered_phases(handshake=True)(seed=seed), 1)
 
 
 def test_more_arrivals_than_declared_is_an_error():
