@@ -6,9 +6,6 @@ Each is a function that returns a kernel's body, its options, arguments and resu
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,40 +13,21 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from tests.support.mutations.correct import (
+    BARRIER,
+    F32,
+    OUT,
+    SHAPE,
+    SMEM,
+    Cases,
+    X,
+    in_warpgroup,
+    load,
+    options,
+)
 
-F32 = jnp.float32
-SHAPE = (8, 128)
-OUT = jax.ShapeDtypeStruct(SHAPE, F32)
-SMEM = plgpu.SMEM(SHAPE, F32)
-BARRIER = plgpu.Barrier()
-X = np.random.default_rng(0).standard_normal(SHAPE, np.float32)
-
-Case = tuple[Callable[..., None], dict[str, Any], list[Any], list[Any]]
-CASES: dict[str, Callable[[], Case]] = {}
-
-
-def case(make: Callable[[], Case]) -> Callable[[], Case]:
-    CASES[make.__name__] = make
-    return make
-
-
-def options(*scratch: Any, out: Any = OUT, warpgroups: int = 1, ctas: int = 1):
-    result: dict[str, Any] = {"out_type": out, "scratch_types": list(scratch)}
-    if warpgroups > 1:
-        result |= {"num_threads": warpgroups, "thread_name": "wg"}
-    if ctas > 1:
-        result |= {"cluster": (ctas,), "cluster_names": ("cta",)}
-    return result
-
-
-def in_warpgroup(number: int):
-    """Decorates what one warpgroup does."""
-    return plgpu.when(lax.axis_index("wg") == number)
-
-
-def load(source, tile, full):
-    plgpu.copy_gmem_to_smem(source, tile, full)
-    plgpu.barrier_wait(full)
+CASES = Cases()
+case = CASES.add
 
 
 # --- who waits for a copy -------------------------------------------------------------
@@ -423,8 +401,4 @@ def a_cta_overwrites_what_another_stored():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_correct_kernel_gives_no_alarm_and_one_result(name):
-    body, keywords, arguments, expected = CASES[name]()
-    params = plgpu.InterpretParams(schedules=9)
-    got = plgpu.kernel(body, **keywords, interpret=params)(*arguments)
-    for a, b in zip(jax.tree.leaves(got), expected, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6)
+    CASES.check(name)
