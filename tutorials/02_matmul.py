@@ -230,12 +230,9 @@ def with_stages(a, b):
         def fetch(ki):
             stage = lax.rem(ki, STAGES)
             depth = plgpu.ds(ki * K, K)
-            plgpu.copy_gmem_to_smem(
-                a.at[rows, depth], a_smem.at[stage], loaded.at[stage]
-            )
-            plgpu.copy_gmem_to_smem(
-                b.at[depth, columns], b_smem.at[stage], loaded.at[stage]
-            )
+            done = loaded.at[stage]
+            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[stage], done)
+            plgpu.copy_gmem_to_smem(b.at[depth, columns], b_smem.at[stage], done)
 
         plgpu.loop(0, min(STAGES, steps))(fetch)
 
@@ -585,12 +582,10 @@ on one of 132 SMs. `jnp.matmul` calls cuBLAS.
 
 The times are kernel times on the device, measured by CUPTI, without launches; the
 candidates are interleaved in a shuffled order with pauses between the rounds. At this
-size clusters have no measurable effect. At 8192 x 8192 x 8192 they do: the kernel of
-step 6 reaches 0.99 of cuBLAS and that of step 5 0.97
-([docs/performance.md](../docs/performance.md)): each CTA reads fewer bytes from the L2.
-
-The distribution of the inputs matters: a card lowers its clock if it draws too much
-power, and data that toggles many bits draws more. With zeros every kernel is faster.
+size clusters have no measurable effect. At 8192 x 8192 x 8192 they do: step 6 reaches
+0.99 of cuBLAS, step 5 0.97 ([docs/performance.md](../docs/performance.md)), since each
+CTA reads fewer bytes from the L2. The inputs matter, too: a card lowers its clock if it
+draws too much power, and data that toggles many bits draws more.
 
 ## The library kernel
 
