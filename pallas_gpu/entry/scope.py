@@ -9,6 +9,7 @@ import functools
 import inspect
 import os
 import traceback
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -149,6 +150,27 @@ def locating(body: Callable[..., Any]) -> Iterator[None]:
         yield
     except errors.PallasGpuError as error:
         raise error.with_location(location(body)) from None
+
+
+def called_from[T](fn: Callable[..., Any], call: Callable[[], T]) -> T:
+    """Calls a function so that JAX records the line where `fn` is defined.
+
+    What the package does on behalf of `fn` then has a line of the kernel's.
+    """
+    code = getattr(inspect.unwrap(fn), "__code__", None)
+    if code is None:
+        return call()
+    frame = _CALL.__code__.replace(
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+        co_qualname=code.co_qualname,
+    )
+    return types.FunctionType(frame, {})(call)
+
+
+# Of one line: lines of a code object are counted from its first one.
+_CALL: Any = lambda call: call()  # noqa: E731
 
 
 def raised_at(error: BaseException) -> str | None:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import check
+from pallas_gpu.entry import check, scope
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import block_index, dependencies, slopes
 
@@ -119,6 +119,13 @@ class Stream:
         if isinstance(base, _jax.TransformedRef):
             base, before = base.ref, tuple(base.transforms)
         return types.RefView(base, (*before, _jax.indexer(steps, shape)))
+
+    def at_index_map(self, copy: Callable[[], None]) -> None:
+        """Copies a block; messages about it name the line of the index map."""
+        if self.spec.index_map is None:
+            copy()
+        else:
+            scope.called_from(self.spec.index_map, copy)
 
     # --- its buffers ------------------------------------------------------------------
 

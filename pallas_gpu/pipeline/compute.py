@@ -56,11 +56,12 @@ class Compute:
         """Returns the declarations of the outputs' buffers and barriers."""
         found: dict[str, Any] = {"buffers": self.outputs.declarations()}
         if self._shared:
-            slots = self.outputs.slots
-            found["free"] = types.Barrier(num_barriers=slots)
-            found["ready"] = types.Barrier(
-                num_arrivals=self.warpgroups, num_barriers=slots
-            )
+            if self.outputs.moving:
+                slots = self.outputs.slots
+                found["free"] = types.Barrier(num_barriers=slots)
+                found["ready"] = types.Barrier(
+                    num_arrivals=self.warpgroups, num_barriers=slots
+                )
             found["done"] = types.Barrier(num_arrivals=self.warpgroups)
             if not self.last:
                 found["stored"] = types.Barrier()
@@ -72,8 +73,7 @@ class Compute:
         found: dict[str, Any] = {"buffers": outputs}
         if self._shared:
             of = " of " + ", ".join(outputs)
-            barriers = ("free", "ready", "done", "stored")
-            found |= {b: b + of for b in barriers[: -1 if self.last else None]}
+            found |= {b: b + of for b in self.declarations() if b != "buffers"}
         return found
 
     def run(

@@ -89,12 +89,14 @@ class Inputs:
             return
         position = [jnp.int32(0)] * len(self.sizes)
         for stream, buffer in zip(self.fixed, memory["fixed"], strict=True):
-            tma.copy_gmem_to_smem(
+            copy = functools.partial(
+                tma.copy_gmem_to_smem,
                 stream.window(position),
                 buffer.at[0],
                 memory["fixed_full"],
                 oob_mode=stream.spec.oob_fill_mode,
             )
+            stream.at_index_map(copy)
 
     def wait_for_fixed(self, memory: dict[str, Any]) -> None:
         """Waits for the blocks that all steps share."""
@@ -164,11 +166,14 @@ class Inputs:
           axes: cluster axes of a multicast.
           predicate: whether to copy.
         """
-        tma.copy_gmem_to_smem(
-            self.moving[i].window(unravel(step, self.sizes)),
+        stream = self.moving[i]
+        copy = functools.partial(
+            tma.copy_gmem_to_smem,
+            stream.window(unravel(step, self.sizes)),
             memory["moving"][i].at[slot],
             full,
             collective_axes=axes or None,
-            oob_mode=self.moving[i].spec.oob_fill_mode,
+            oob_mode=stream.spec.oob_fill_mode,
             predicate=predicate,
         )
+        stream.at_index_map(copy)

@@ -155,7 +155,8 @@ def test_a_block_entirely_outside_of_an_argument_is_found_with_a_line():
     )  # fmt: skip
     with pytest.raises(errors.OutOfBoundsError, match="copied entirely") as caught:
         call(numbers(32, 128))
-    assert "test_block_kinds.py" in str(caught.value.where)
+    line = ROWS.index_map.__code__.co_firstlineno
+    assert f"test_block_kinds.py:{line} " in str(caught.value.where)
 
 
 def test_a_block_entirely_outside_holds_zeros_where_the_spec_says_so():

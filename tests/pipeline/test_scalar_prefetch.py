@@ -122,7 +122,8 @@ def test_an_index_outside_of_the_array_is_found_with_a_line():
         gather()(order, numbers())
     text = str(caught.value)
     assert "64 to 72 in dimension 0" in text
-    assert "test_scalar_prefetch.py" in text
+    line = GATHERED.index_map.__code__.co_firstlineno
+    assert f"test_scalar_prefetch.py:{line} " in text
 
 
 def test_blocks_that_several_ctas_store_are_a_race():

@@ -40,7 +40,7 @@ def make(m: Switches) -> Launch:
         if m("added to the result"):
             o[...] = o[...] + result
 
-    def rows(i):
+    def rows(i):  # at: map of the argument
         return (i + 1 if m("input of the next block") else i), 0
 
     def out(i):  # at: map of the result
@@ -96,7 +96,11 @@ SUBJECT = Subject(
         *rows(
             "bounds",
             ("a row beyond the block", errors.OutOfBoundsError, "beyond"),
-            ("input of the next block", errors.OutOfBoundsError, "store"),
+            (
+                "input of the next block",
+                errors.OutOfBoundsError,
+                "map of the argument",
+            ),
             ("result of the next block", errors.OutOfBoundsError, "next block"),
         ),
         *rows(
