@@ -201,19 +201,7 @@ def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
             got=f"memory_space {spec.memory_space.name}",
             hint="omit memory_space",
         )
-    reason, entries = None, spec.block_shape or ()
-    if spec.collective_axes and (output or not multicast):
-        reason = "blocks are not multicast", "collective_axes"
-    elif spec.collective_axes and not stream.axes:
-        reason = "a block that no axis changes is not multicast", "collective_axes"
-    elif output and spec.delay_release:
-        reason = "the buffers of outputs are not read asynchronously", "delay_release"
-    elif output and spec.oob_fill_mode is not None:
-        reason = "what lies outside of a result is not stored", "oob_fill_mode"
-    elif output and any(isinstance(x, types.BoundedSlice) for x in entries):
-        reason = "TMA stores whole blocks, not a BoundedSlice of them", "block_shape"
-    elif output and any(isinstance(x, types.Element) and x.padding[0] for x in entries):
-        reason = "TMA stores no block that starts before the array", "block_shape"
+    reason = _without_effect(stream, output, multicast)
     if reason is not None:
         raise errors.UnsupportedError(
             f"BlockSpec of {stream.what}: {reason[0]}",
@@ -224,6 +212,29 @@ def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
             else "leave it out",
         )
     return stream
+
+
+def _without_effect(
+    stream: Stream, output: bool, multicast: bool
+) -> tuple[str, str] | None:
+    """Returns a field of a spec that would have no effect, behind the reason."""
+    spec, entries = stream.spec, stream.spec.block_shape or ()
+    if spec.collective_axes and (output or not multicast):
+        return "blocks are not multicast", "collective_axes"
+    if spec.collective_axes and not stream.axes:
+        return "a block that no axis changes is not multicast", "collective_axes"
+    if output and spec.delay_release:
+        return "the buffers of outputs are not read asynchronously", "delay_release"
+    if output and spec.oob_fill_mode is not None:
+        return "what lies outside of a result is not stored", "oob_fill_mode"
+    if output and any(isinstance(x, types.BoundedSlice) for x in entries):
+        return "TMA stores whole blocks, not a BoundedSlice of them", "block_shape"
+    if output and any(isinstance(x, types.Element) and x.padding[0] for x in entries):
+        return "TMA stores no block that starts before the array", "block_shape"
+    for field in ("transforms", "delay_release", "oob_fill_mode", "collective_axes"):
+        if spec.memory_space is types.GMEM and getattr(spec, field):
+            return "an array in GMEM is not copied", field
+    return None
 
 
 def _start(index: Any, size: int, entry: Any) -> Any:

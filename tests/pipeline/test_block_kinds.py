@@ -146,6 +146,38 @@ def test_fields_without_effect_on_a_result_are_refused(fields, what, got):
         call(numbers())
 
 
+@pytest.mark.parametrize(
+    "field",
+    [{"delay_release": 1}, {"oob_fill_mode": plgpu.OOBFillMode.ZEROS},
+     {"transforms": (plgpu.TilingTransform((8, 32)),)}],
+    ids=lambda field: next(iter(field)),
+)  # fmt: skip
+def test_fields_of_blocks_have_no_effect_on_an_array_in_gmem(field):
+    def body(x, o):  # HERE
+        pass
+
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM, **field)
+    call = plgpu.pallas_call(body, f32(), grid=8, in_specs=[whole], out_specs=ROWS)
+    with refused(
+        errors.UnsupportedError,
+        "BlockSpec of argument 0 of pallas_call body: an array in GMEM is not copied",
+        got=next(iter(field)),
+    ):
+        call(numbers())
+
+
+def test_vmap_over_blocks_with_padding_and_bounded_slices():
+    x = np.stack([numbers(), numbers() + 1])
+    padded = np.pad(x, ((0, 0), (1, 1), (0, 0)))
+    expected = padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]
+    np.testing.assert_array_equal(jax.jit(jax.vmap(stencil()))(x), expected)
+    call, starts = ragged()
+    got = jax.vmap(call, in_axes=(None, 0))(starts, x[:, :16])
+    for k in range(2):
+        parts = [x[k, a:b].sum(0) for a, b in itertools.pairwise(starts)]
+        np.testing.assert_array_equal(got[k], np.stack(parts))
+
+
 def test_a_block_entirely_outside_of_an_argument_is_found_with_a_line():
     def body(x, o):
         o[...] = x[...]
