@@ -137,14 +137,12 @@ class Pipeline:
       streams: its inputs and outputs.
       grid: sizes of the axes.
       depth: number of buffers of a block that changes.
-      last: whether the kernel ends with the pipeline; see `Compute`.
     """
 
     body: Body
     streams: Streams
     grid: Sequence[Any]
     depth: int
-    last: bool = False
 
     def run(self, init_carry: Any) -> Any:
         """Allocates the buffers and runs all steps; returns the last carry."""
@@ -196,5 +194,5 @@ class Pipeline:
         if outs.streams:
             tma.commit_smem()
             outs.store_fixed(written)
-            tma.wait_smem_to_gmem(0, wait_read_only=self.last)
+            tma.wait_smem_to_gmem(0)
         return carry

@@ -81,7 +81,7 @@ class Program:
                 self._call(indices, (*prefetched, *blocks, *positional), named)
 
             body = Body(step, self._who, has_carry=False)
-            Pipeline(body, streams, self.grid.steps, self.depth, last=True).run(None)
+            Pipeline(body, streams, self.grid.steps, self.depth).run(None)
 
         if scratch.is_empty:
             with_scratch()
