@@ -147,9 +147,9 @@ def arrive_expect_tx(
         emit_arrive_expect_tx(pointer, num_bytes)
 
 
-def emit_arrive_expect_tx(pointer: ir.Value, num_bytes: int) -> None:
+def emit_arrive_expect_tx(pointer: ir.Value, num_bytes: int | ir.Value) -> None:
     """Emits only the instruction, for code that only the elected thread executes."""
-    count = module.current().i32(num_bytes)
+    count = module.current().i32(num_bytes) if isinstance(num_bytes, int) else num_bytes
     nvvm.mbarrier_arrive_expect_tx(pointer, count, results=[_i64()])
 
 

@@ -45,6 +45,7 @@ def copy_gmem_to_smem(
     sync: bool = True,
     arrive: bool = True,
     multicast: Group | None = None,
+    predicate: ir.Value | None = None,
 ) -> None:
     """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
@@ -60,6 +61,7 @@ def copy_gmem_to_smem(
       elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if no other thread can still be accessing the SMEM.
       arrive: False if the caller has added the bytes to the tx-count already.
+      predicate: i1; where it is false, nothing is copied and the arrival has 0 bytes.
       multicast: blocks of the cluster that all call this with the same slice and the
         same SMEM offsets: each copies its part to all of them, and the mbarrier of each
         counts the bytes of the whole (`.multicast::cluster`). Their SMEM must be free
@@ -90,12 +92,15 @@ def copy_gmem_to_smem(
 
     with predicated(kb.elected if elected is None else elected):
         if arrive:
-            num_bytes = transfer_bytes(smem_view)
+            num_bytes: int | ir.Value = transfer_bytes(smem_view)
+            if predicate is not None:
+                num_bytes = arith.select(predicate, kb.i32(num_bytes), kb.i32(0))
             mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
-        if multicast is None:
-            _issue(plan, gmem.window.starts, base, copy)
-        else:
-            _issue_piece(plan, gmem.window.starts, base, copy, multicast)
+        with predicated(predicate):
+            if multicast is None:
+                _issue(plan, gmem.window.starts, base, copy)
+            else:
+                _issue_piece(plan, gmem.window.starts, base, copy, multicast)
 
 
 def copy_smem_to_gmem(

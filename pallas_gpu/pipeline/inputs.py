@@ -139,11 +139,9 @@ class Inputs:
             if stream.spec.delay_release:
                 needed = needed & (released >= 0)
             slot = self.slot(later)
-            if stream.may_return:
-                # It may read a table that has no entry after the last step.
-                later = jnp.minimum(later, self.steps - 1)
             full = memory["full"].at[slot]
-            self.copy(memory, i, later, slot, full, predicate=needed)
+            start = functools.partial(self.copy, memory, i, later, slot, full)
+            control.when(needed)(start)
 
     def copy(
         self,
@@ -153,7 +151,6 @@ class Inputs:
         slot: Any,
         full: Any,
         axes: Sequence[str] = (),
-        predicate: Any = None,
     ) -> None:
         """Starts the copy of a block.
 
@@ -164,7 +161,6 @@ class Inputs:
           slot: its buffer.
           full: the barrier on which the copy completes.
           axes: cluster axes of a multicast.
-          predicate: whether to copy.
         """
         stream = self.moving[i]
         copy = functools.partial(
@@ -174,6 +170,5 @@ class Inputs:
             full,
             collective_axes=axes or None,
             oob_mode=stream.spec.oob_fill_mode,
-            predicate=predicate,
         )
         stream.at_index_map(copy)

@@ -78,8 +78,8 @@ def copy_gmem_to_smem(
         UNDEFINED: undefined. PROMISE_IN_BOUNDS: there are none. The emulator reports a
         broken promise, a use of undefined elements and, for None, a copy that lies
         entirely outside.
-      predicate: scalar bool, uniform in the warpgroup; False skips the copy, its
-        arrival and its bytes.
+      predicate: scalar bool, uniform in the warpgroup; False skips the copy and its
+        bytes: the arrival on the barrier remains.
 
     Raises:
       MemorySpaceError: an operand is in another space, or there is no barrier.

@@ -108,7 +108,9 @@ def _copy_gmem_to_smem(
     collective_axes: tuple[str, ...] = (),
     **_: Any,
 ) -> None:
+    barrier = barrier_of(operands["barrier"])
     if skipped(operands):
+        barrier.arrive(wg.release())
         return
     src, dst = operands["src"], operands["dst"]
     dst.require_inside("the destination of a copy")
@@ -123,7 +125,6 @@ def _copy_gmem_to_smem(
             "check the index, guard the copy with plgpu.when, or pass "
             "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
         )
-    barrier = barrier_of(operands["barrier"])
     if collective_axes:
         parts = cluster.multicast(
             wg, src, dst, operands["barrier"], tuple(collective_axes)

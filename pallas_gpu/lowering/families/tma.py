@@ -34,14 +34,14 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     src, dst, barrier = operands["src"], operands["dst"], operands["barrier"]
     index = barrier_index(barrier.ref, barrier.transforms)
     axes = ctx.eqn.params["collective_axes"]
-    with predicated(predicate_value(operands["predicate"])):
-        tma.copy_gmem_to_smem(
-            ctx.builder,
-            ctx.part(src),
-            ctx.part(dst),
-            barrier_pointer(ctx, barrier.ref, index),
-            multicast=cluster_group(ctx, axes) if axes else None,
-        )
+    tma.copy_gmem_to_smem(
+        ctx.builder,
+        ctx.part(src),
+        ctx.part(dst),
+        barrier_pointer(ctx, barrier.ref, index),
+        multicast=cluster_group(ctx, axes) if axes else None,
+        predicate=predicate_value(operands["predicate"]),
+    )
     return []
 
 
@@ -68,14 +68,14 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     kernel = expansion.kernel
     axes = [ir.IntegerAttr(a).value for a in op.collective]
     group = cluster.group(tuple(kernel.params.mesh.cluster), axes) if axes else None
-    with predicated(op.predicate):
-        tma.copy_gmem_to_smem(
-            kernel.builder,
-            gmem_view(expansion, op.source),
-            smem_view(expansion, op.destination),
-            pointer_of(op.barrier),
-            multicast=group,
-        )
+    tma.copy_gmem_to_smem(
+        kernel.builder,
+        gmem_view(expansion, op.source),
+        smem_view(expansion, op.destination),
+        pointer_of(op.barrier),
+        multicast=group,
+        predicate=op.predicate,
+    )
     expansion.dead.append(op.operation)
 
 

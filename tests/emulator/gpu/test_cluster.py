@@ -348,10 +348,9 @@ def test_reading_the_rows_of_a_multicast_that_another_cta_copies_is_a_race(async
 
 def test_a_multicast_that_one_cta_does_not_call_is_named_in_the_deadlock():
     def body(x, o, tile, barrier):
-        multicast(x, tile, barrier, predicate=lax.axis_index("x") == 0)
-
         @plgpu.when(lax.axis_index("x") == 0)
         def _():
+            multicast(x, tile, barrier)
             plgpu.barrier_wait(barrier)
 
         @plgpu.when(lax.axis_index("x") == 1)
