@@ -22,6 +22,7 @@ upstream's modules:
 ```python
 # from jax.experimental import pallas as pl
 import pallas_gpu as pl
+
 # from jax.experimental.pallas import mosaic_gpu as plgpu
 import pallas_gpu as plgpu
 ```
