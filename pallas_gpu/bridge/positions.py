@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax
 from pallas_gpu.bridge.rules import Evaluation, rule
 from pallas_gpu.entry import control
+from pallas_gpu.primitives import registers
 
 
 @rule("program_id")
@@ -23,8 +25,11 @@ def _num_programs(body: Evaluation, eqn: _jax.JaxprEqn, _: list[Any]) -> list[An
 
 
 @rule("multiple_of")
-def _multiple_of(_: Evaluation, __: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
-    return operands
+def _multiple_of(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    (x,), promised = operands, eqn.params["values"]
+    if x.shape:
+        return [x]
+    return [registers.multiple_of(x, math.lcm(*promised))]
 
 
 @rule("broadcast_to")

@@ -30,6 +30,13 @@ def block_spec(mapping: Any) -> types.BlockSpec:
             got=str(mapping.pipeline_mode),
             hint="drop pipeline_mode and set CompilerParams(max_concurrent_steps=...)",
         )
+    if mapping.transforms:
+        raise errors.UnsupportedError(
+            f"BlockSpec of {mapping.origin}: transforms of JAX's Mosaic GPU",
+            expected="pl.BlockSpec(block_shape, index_map)",
+            got=", ".join(map(str, mapping.transforms)),
+            hint="leave them out: tiling and swizzle of blocks are inferred",
+        )
     space = _space(mapping)
     if space is types.GMEM:
         return types.BlockSpec(memory_space=types.GMEM)

@@ -88,7 +88,8 @@ def current_mesh(who: str) -> Mesh:
             f"{who} is called outside a kernel",
             expected="a call from a body that kernel() or pallas_call() traces",
             got="a call outside a body",
-            hint="move the call into the body",
+            hint="move the call into the body; in one of JAX's own pl.pallas_call, use "
+            "JAX's function of this name",
             where=_jax.where_now(),
         )
     return mesh

@@ -196,7 +196,8 @@ def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
     for site in walk(jaxpr):
         for body in site.bodies:
             for var in body.jaxpr.constvars:
-                if var.aval.shape:
+                is_ref = isinstance(var.aval, _jax.AbstractRef)
+                if var.aval.shape and not is_ref:
                     raise _array_error(body.jaxpr, var, name)
 
 

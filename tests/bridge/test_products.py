@@ -12,6 +12,8 @@ from jax.experimental import pallas as pl
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.received import with_our_kernel
 
 RNG = np.random.default_rng(0)
 # float32 is read as tf32, 10 bits of mantissa; sums of 8-bit floats have 13 bits.
@@ -28,6 +30,13 @@ def numbers(dtype, *shape):
     if dtype == "int8":
         return jnp.asarray(RNG.integers(-8, 8, shape), jnp.int8)
     return jnp.asarray(RNG.standard_normal(shape), dtype)
+
+
+def everywhere(function, *args):
+    """Results of the emulator, and of the emitted code."""
+    executed = in_lockstep.run(with_our_kernel(function), args)
+    emulated = function(*args)
+    return emulated, executed if isinstance(emulated, list | tuple) else executed[0]
 
 
 def float64(x):
@@ -53,10 +62,9 @@ def test_blocks_in_any_order(dtype, turned):
         return call(body, jax.ShapeDtypeStruct((64, 128), out), a, b)
 
     stored = (a.T if turned[0] else a, b.T if turned[1] else b)
-    result = product(*stored)
     scale = np.abs(float64(a)) @ np.abs(float64(b))
-    assert np.all(abs(result - float64(a) @ float64(b)) <= TYPES[dtype] * scale)
-    plgpu.offline.lower(product, *stored)
+    for result in everywhere(product, *stored):
+        assert np.all(abs(result - float64(a) @ float64(b)) <= TYPES[dtype] * scale)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
@@ -77,9 +85,9 @@ def test_values_in_registers(dtype):
         return call(body, jax.ShapeDtypeStruct((64, 128), out), a, b)
 
     scale = 4 * np.abs(float64(a)) @ np.abs(float64(b)).T
-    difference = product(a, b) - 4 * float64(a) @ float64(b).T
-    assert np.all(abs(difference) <= TYPES[dtype] * scale)
-    plgpu.offline.lower(product, a, b)
+    for result in everywhere(product, a, b):
+        difference = result - 4 * float64(a) @ float64(b).T
+        assert np.all(abs(difference) <= TYPES[dtype] * scale)
 
 
 def test_more_columns_than_an_instruction_has():
@@ -92,8 +100,8 @@ def test_more_columns_than_an_instruction_has():
         return call(body, jax.ShapeDtypeStruct((64, 320), jnp.float32), a, b)
 
     expected = float64(a) @ float64(b)
-    np.testing.assert_allclose(product(a, b), expected, atol=1e-4)
-    plgpu.offline.lower(product, a, b)
+    for result in everywhere(product, a, b):
+        np.testing.assert_allclose(result, expected, atol=1e-4)
 
 
 def test_vectors():
@@ -107,11 +115,10 @@ def test_vectors():
     def products(v, m):
         return call(body, [jax.ShapeDtypeStruct((128,), jnp.float32)] * 3, v, m)
 
-    rows, columns, total = products(v, m)
-    np.testing.assert_allclose(rows, float64(v) @ float64(m), atol=1e-4)
-    np.testing.assert_allclose(columns, rows, atol=1e-4)
-    np.testing.assert_allclose(total, float64(v) @ float64(v), atol=1e-4)
-    plgpu.offline.lower(products, v, m)
+    for rows, columns, total in everywhere(products, v, m):
+        np.testing.assert_allclose(rows, float64(v) @ float64(m), atol=1e-4)
+        np.testing.assert_allclose(columns, rows, atol=1e-4)
+        np.testing.assert_allclose(total, float64(v) @ float64(v), atol=1e-4)
 
 
 def test_an_operand_that_is_overwritten_before_the_product():

@@ -10,6 +10,8 @@ import pytest
 import pallas_gpu as plgpu
 from tests.received import indices, products, rows
 from tests.support.everywhere import has_gpu
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.received import with_our_kernel
 
 CASES = {**rows.CASES, **products.CASES, **indices.CASES}
 each = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -31,6 +33,13 @@ def _check(case, results, arguments):
 def test_the_emulator_computes_what_numpy_does(case, rng):
     arguments = case.arguments(rng)
     _check(case, case.call(*arguments), arguments)
+
+
+@each
+def test_the_emitted_code_computes_what_numpy_does(case, rng):
+    arguments = case.arguments(rng)
+    (results,) = in_lockstep.run(with_our_kernel(case.call), arguments)
+    _check(case, results, arguments)
 
 
 @each

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Printing values of scalars from a kernel."""
+
+from __future__ import annotations
+
+import string
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values as value_rules
+
+debug_print_p = registry.define(
+    "debug_print", "debug", issuers=("warpgroup", "warp")
+)
+
+
+@expect.arguments(fmt=expect.string, args=value_rules.values)
+def debug_print(fmt: str, *args: Any) -> None:
+    """Prints a line with the values of scalars.
+
+    On a GPU the line appears when the host next synchronizes with the device, and lines
+    of different threads in any order. In the emulator it appears at once.
+
+    PTX: a call of vprintf. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp, of which one thread prints.
+
+    Args:
+      fmt: a format string of Python with one `{}` for each value.
+      *args: scalars: bools, integers, floats.
+
+    Raises:
+      ArgumentError: the placeholders do not match the values.
+      ShapeError: a value is not a scalar.
+
+    Example:
+      >>> plgpu.debug_print("tile {}: {}", i, jnp.max(x))
+    """
+    _require_placeholders(fmt, len(args))
+    given = tuple(jnp.asarray(value) for value in args)
+    for value in given:
+        if value.shape:
+            raise errors.ShapeError(
+                "debug_print: a value is not a scalar",
+                expected="scalars",
+                got=f"{value.dtype.name}{list(value.shape)}",
+                hint="print an element of a reference, or a reduction such as "
+                "jnp.max; or store the value to an additional output",
+                where=_jax.where_now(),
+            )
+    ops.bind(debug_print_p, given, fmt=fmt)
+
+
+def _require_placeholders(fmt: str, count: int) -> None:
+    try:
+        fields = [f for f in string.Formatter().parse(fmt) if f[1] is not None]
+    except ValueError:
+        fields = None
+    if fields is not None and len(fields) == count:
+        if not any(name or spec or conversion for _, name, spec, conversion in fields):
+            return
+    raise errors.ArgumentError(
+        "debug_print: the format does not match the values",
+        expected=f"{count} times {{}}, without names and formats",
+        got=repr(fmt),
+        hint="write {{ and }} for braces",
+        where=_jax.where_now(),
+    )
+
+
+def pieces(fmt: str) -> list[str]:
+    """Returns the text between the placeholders of a format, one more than these."""
+    found, text = [], ""
+    for literal, field, _, _ in string.Formatter().parse(fmt):
+        text += literal
+        if field is not None:
+            found.append(text)
+            text = ""
+    return [*found, text]
