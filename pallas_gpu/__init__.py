@@ -43,6 +43,7 @@ from pallas_gpu.pipeline.warp_specialized import (
     PipelinePipeline,
     emit_pipeline_warp_specialized,
 )
+from pallas_gpu.primitives.debug import debug_print
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
@@ -143,6 +144,7 @@ __all__ = [
     "next_power_of_2",
     "strides_from_shape",
     "multiple_of",
+    "debug_print",
     # Copies
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",

@@ -271,7 +271,7 @@ PL: dict[str, Row] = {
         SEMAPHORES,
     ),
     # Debugging
-    "debug_print": DEBUGGING,
+    "debug_print": differs("scalars only; one thread prints"),
     "debug_check": DEBUGGING,
     "enable_debug_checks": DEBUGGING,
     "enable_poison_buffers": no(

@@ -6,12 +6,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, errors
 from pallas_gpu.bridge.rules import Evaluation, rule
 from pallas_gpu.entry import control
-from pallas_gpu.primitives import registers
+from pallas_gpu.primitives import debug, registers
 
 
 @rule("program_id")
@@ -30,6 +31,25 @@ def _multiple_of(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
     if x.shape:
         return [x]
     return [registers.multiple_of(x, math.lcm(*promised))]
+
+
+@rule("debug_print")
+def _debug_print(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    static = dict(eqn.params["static_args"])
+    leaves = iter(operands)
+    count = len(static) + len(operands)
+    given = [static[i] if i in static else next(leaves) for i in range(count)]
+    args, named = jax.tree.unflatten(eqn.params["in_tree"], given)
+    if named:
+        raise errors.UnsupportedError(
+            "debug_print: values with names",
+            expected="one {} for each value",
+            got=", ".join(named),
+            hint="pass the values by position",
+            where=_jax.where_now(),
+        )
+    debug.debug_print(eqn.params["fmt"], *args)
+    return []
 
 
 @rule("broadcast_to")

@@ -28,7 +28,8 @@ def print_line(texts: Sequence[str], values: Sequence[tuple[ir.Value, Any]]) -> 
             conversion + text
             for (_, conversion), text in zip(arguments, others, strict=True)
         ]
-        gpu.printf(first + "".join(parts) + "\n", [value for value, _ in arguments])
+        text = first + "".join(parts) + "\n"
+        gpu.printf(text, *(value for value, _ in arguments))
 
 
 def _argument(value: ir.Value, dtype: np.dtype) -> tuple[ir.Value, str]:

@@ -13,9 +13,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
 
-debug_print_p = registry.define(
-    "debug_print", "debug", issuers=("warpgroup", "warp")
-)
+debug_print_p = registry.define("debug_print", "debug", issuers=("warpgroup", "warp"))
 
 
 @expect.arguments(fmt=expect.string, args=value_rules.values)
@@ -56,13 +54,8 @@ def debug_print(fmt: str, *args: Any) -> None:
 
 
 def _require_placeholders(fmt: str, count: int) -> None:
-    try:
-        fields = [f for f in string.Formatter().parse(fmt) if f[1] is not None]
-    except ValueError:
-        fields = None
-    if fields is not None and len(fields) == count:
-        if not any(name or spec or conversion for _, name, spec, conversion in fields):
-            return
+    if _fields(fmt) == [("", "", None)] * count:
+        return
     raise errors.ArgumentError(
         "debug_print: the format does not match the values",
         expected=f"{count} times {{}}, without names and formats",
@@ -70,6 +63,15 @@ def _require_placeholders(fmt: str, count: int) -> None:
         hint="write {{ and }} for braces",
         where=_jax.where_now(),
     )
+
+
+def _fields(fmt: str) -> list[Any] | None:
+    """Returns name, format and conversion of each placeholder; None for no format."""
+    try:
+        parsed = list(string.Formatter().parse(fmt))
+    except ValueError:
+        return None
+    return [tuple(field) for _, *field in parsed if field[0] is not None]
 
 
 def pieces(fmt: str) -> list[str]:

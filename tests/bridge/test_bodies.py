@@ -172,6 +172,30 @@ def test_wgmma_of_blocks_into_an_accumulator():
     check(body, expected, a, b, scratch_shapes=[plgpu.ACC((64, 128), F32)])
 
 
+def test_printed_lines(capsys):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl.debug_print("program {} of {}", pl.program_id(0), 1)
+        pl.debug_print("done")
+
+    call(body, X, grid=(1,))
+    assert capsys.readouterr().out == "program 0 of 1\ndone\n"
+
+
+def test_transforms_of_mosaic_gpu_are_refused():
+    mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
+    spec = mosaic.BlockSpec(
+        X.shape,
+        transforms=(mosaic.TilingTransform((8, 32)), mosaic.SwizzleTransform(128)),
+    )
+
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(errors.UnsupportedError, match="transforms of JAX's Mosaic"):
+        call(body, X, in_specs=[spec])
+
+
 # --- mistakes -------------------------------------------------------------------------
 
 

@@ -132,6 +132,9 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "kernel.kernel_name": lambda: see.kernels(
         calls.nothing, *({"name": None, "kernel_name": n} for n in "ab")
     ),
+    "debug_print.args": lambda: see.bodies(
+        *(lambda e, v=v: plgpu.debug_print("{}", v) for v in (1, 2))
+    ),
     "run_scoped.scratch_types": lambda: see.bodies(
         *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
     ),

@@ -183,6 +183,7 @@ GOOD: dict[str, Good] = {
     "broadcasted_iota": _in(
         lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}
     ),
+    "debug_print": _in(lambda e: {"fmt": "{}", "args": (e.i,)}),
     "set_max_registers": _in(lambda e: {"n": 40, "action": "decrease"}),
     # Tensor cores
     "wgmma": _in(lambda e: {"acc": e.acc, "a": e.a, "b": e.w}),

@@ -6,6 +6,7 @@ from __future__ import annotations
 from pallas_gpu.emulator.engine import control
 from pallas_gpu.emulator.gpu import (
     access,
+    debug,
     grid,
     mbarrier,
     registers,
@@ -19,6 +20,7 @@ from pallas_gpu.emulator.gpu import (
 __all__ = [
     "access",
     "control",
+    "debug",
     "grid",
     "mbarrier",
     "registers",

@@ -14,8 +14,8 @@ _RANDOM = (
     "draw the numbers outside the kernel with jax.random and pass them as an argument"
 )
 _PRINT = (
-    "store the value to an additional output, `debug_ref[...] = x`, and print that "
-    "after the call"
+    "print scalars with `plgpu.debug_print`, or store the value to an additional "
+    "output, `debug_ref[...] = x`, and print that after the call"
 )
 _ROWS_READ = (
     "read one row at a time, with a scalar index of the reference: "
@@ -148,7 +148,7 @@ HINTS: dict[str, str] = {
 def unsupported(eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
     """Returns the error for an operation that kernels do not have."""
     name = eqn.primitive.name
-    if name in registry.PRIMITIVES:
+    if name in registry.PRIMITIVES and name not in HINTS:
         # Ours would be registered: it is the function of JAX's Pallas.
         return types.foreign_function(name)
     return errors.UnsupportedError(

@@ -15,7 +15,7 @@ from pallas_gpu.primitives.debug import debug_print_p, pieces
 @uniform(debug_print_p)
 def _debug_print(ctx: RuleContext, *invals: Any) -> list[Any]:
     types_of = (vals.numpy_dtype(v.aval) for v in ctx.eqn.invars)
-    values = [vals.scalar_value(x) for x in ctx.operands(invals)]
+    values = [vals.scalar_value(x) for x in invals]
     texts = pieces(ctx.eqn.params["fmt"])
     mosaic_debug.print_line(texts, list(zip(values, types_of, strict=True)))
     return []

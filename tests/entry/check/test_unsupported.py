@@ -39,7 +39,8 @@ def test_every_operation_of_jax_that_is_not_supported_has_a_hint():
 
 
 def test_no_operation_that_is_supported_has_a_hint():
-    assert sorted(SUPPORTED & set(HINTS)) == []
+    # jax.debug.print's primitive has the name of ours.
+    assert sorted(SUPPORTED & set(HINTS)) == ["debug_print"]
 
 
 @pytest.mark.parametrize("name", HINTS)

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vprintf: each active thread prints a line, to Python's stdout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import values
+from tests.support.lockstep.program import Program, Step, runs
+
+
+@runs("gpu.printf")
+def _printf(program: Program, op: ir.Operation) -> Step:
+    # Python's operator has C's conversions, without `ll`; its `u` is a signed `d`.
+    text = ir.StringAttr(op.attributes["format"]).value.replace("%ll", "%")
+    slots = program.inputs(op)
+    types = [str(x.type) for x in op.operands]
+    assert all(t in ("i32", "i64", "f64") for t in types), "C promotes the others"
+    conversions = [part[0] for part in text.replace("%%", "").split("%")[1:]]
+
+    def show(strand: Any) -> None:
+        columns = []
+        for slot, conversion in zip(slots, conversions, strict=True):
+            column = strand.per_lane(values.forced(strand.env[slot]))
+            columns.append(values.signed(column) if conversion == "d" else column)
+        active = np.ones(strand.lanes, bool) if strand.mask is None else strand.mask
+        for lane in np.flatnonzero(active):
+            numbers = (column[lane].item() for column in columns)
+            print(text % tuple(numbers), end="")
+
+    return show
