@@ -16,7 +16,11 @@ from pallas_gpu.types import values as value_rules
 debug_print_p = registry.define("debug_print", "debug", issuers=("warpgroup", "warp"))
 
 
-@expect.arguments(fmt=expect.string, args=value_rules.values)
+def _scalar(value: Any, what: str) -> Any:
+    return value_rules.array(value, what)
+
+
+@expect.arguments(fmt=expect.string, args=_scalar)
 def debug_print(fmt: str, *args: Any) -> None:
     """Prints a line with the values of scalars.
 
