@@ -221,3 +221,58 @@ def test_a_traced_grid_size_of_a_sequential_axis():
 
     out = jax.jit(program)(X.reshape(-1), 3)
     np.testing.assert_array_equal(out, X.reshape(-1, 128)[:3].sum(axis=0))
+
+
+def test_references_that_a_body_closes_over_are_updated_in_place():
+    """JAX turns them into arguments that results alias."""
+
+    def program(x):
+        ref = jax.new_ref(x)
+
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] + ref[...]
+            ref[...] = 3 * x_ref[...]
+
+        out = pl.pallas_call(body, out_shape=x, compiler_params=PARAMS)(x)
+        return out, ref[...]
+
+    x = X[0, :128]
+    out, updated = jax.jit(program)(x)
+    np.testing.assert_array_equal(out, 2 * x)
+    np.testing.assert_array_equal(updated, 3 * x)
+
+
+def test_vmap_of_aliases():
+    def body(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    def add(x, y):
+        spec = pl.BlockSpec((128,), lambda i: (i,))
+        return pl.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+            grid=(2,),
+            in_specs=[spec, spec],
+            out_specs=spec,
+            input_output_aliases={0: 0},
+            compiler_params=PARAMS,
+        )(x, y)
+
+    np.testing.assert_array_equal(jax.vmap(add)(X, X), 2 * X)
+
+
+def test_names_of_upstreams_run_scoped_in_our_kernels_are_told():
+    def body(x_ref, o_ref):
+        pl.run_scoped(lambda tile: None, plgpu.SMEM((8,), jnp.float32))
+        o_ref[...] = x_ref[...]
+
+    def with_tile(x_ref, o_ref):
+        def scope(tile_ref):
+            o_ref[...] = x_ref[...]
+
+        pl.run_scoped(scope, plgpu.SMEM((8,), jnp.float32))
+
+    for each in (body, with_tile):
+        kernel = plgpu.kernel(each, out_type=jax.ShapeDtypeStruct((256,), jnp.float32))
+        with pytest.raises(errors.ArgumentTypeError, match="run_scoped of JAX's"):
+            kernel(X[0])

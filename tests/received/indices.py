@@ -80,7 +80,33 @@ def take_blocks_reference(table, x):
     return (blocks + table[:, None, None]).reshape(-1, x.shape[1])
 
 
+def accumulate_kernel(total_ref, x_ref, o_ref):
+    o_ref[...] = total_ref[...] + x_ref[...]
+
+
+def accumulate(total, x, *, block=16):
+    """Adds to an array in place: the result has the memory of the first argument."""
+    spec = pl.BlockSpec((block, x.shape[1]), lambda i: (i, 0))
+    return pl.pallas_call(
+        accumulate_kernel,
+        out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype),
+        grid=(x.shape[0] // block,),
+        in_specs=[spec, spec],
+        out_specs=spec,
+        input_output_aliases={0: 0},
+        compiler_params=params(),
+    )(total, x)
+
+
 CASES = {
+    "input_output_aliases": Case(
+        accumulate,
+        lambda rng: tuple(
+            jnp.asarray(rng.standard_normal((64, 128)), jnp.float32) for _ in "ab"
+        ),
+        np.add,
+        1e-6,
+    ),
     "scalar prefetch": Case(
         take_blocks,
         lambda rng: (
