@@ -89,13 +89,13 @@ def test_a_site_names_the_jaxprs_around_it_but_the_walked_one():
 
 
 def test_a_walk_is_kept_as_long_as_its_jaxpr():
-    jaxpr = jax.make_jaxpr(lambda x: lax.fori_loop(0, 2, lambda _, y: y * 2, x))(1.0)
-    first = weakref.ref(walk(jaxpr.jaxpr)[0])
-    assert walk(jaxpr.jaxpr)[0] is first()
-    del jaxpr
-    jax.clear_caches()
+    loop = lambda x: lax.fori_loop(0, 2, lambda _, y: y * 2, x)  # noqa: E731
+    jaxpr = jax.make_jaxpr(loop)(1.0).jaxpr
+    assert walk(jaxpr)[0] is walk(jaxpr)[0]
+    kept = weakref.ref(jaxpr)
+    del loop, jaxpr
     gc.collect()
-    assert first() is None
+    assert kept() is None
 
 
 @jax.custom_jvp
