@@ -13,7 +13,6 @@ from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.refusal import refused
 
-
 _MOST_STEPS = 7 * 7
 
 
