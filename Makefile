@@ -19,7 +19,7 @@ PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test smoke fast check static format format-check lint types \
-	coverage-table porting-table map clean clean-all
+	composition-table coverage-table porting-table map clean clean-all
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
@@ -66,6 +66,9 @@ coverage-table: setup  ## regenerate docs/coverage.md from the registry of primi
 
 porting-table: setup  ## regenerate docs/porting.md from tools/porting_names.py
 	$(RUN) tools.porting_table
+
+composition-table: setup  ## regenerate docs/composition.md from the tests' programs
+	$(RUN) tools.composition_table
 
 map: setup  ## bring MAP.md's list of files up to date
 	$(RUN) tools.update_map

@@ -18,6 +18,7 @@ import jax
 from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import mlir as _mlir
@@ -86,6 +87,7 @@ __all__ = [
     "at_line_of",
     "batching",
     "bind_again",
+    "check_special",
     "check_types_under_axes",
     "consts_of",
     "convert_constvars_jaxpr",
@@ -247,6 +249,16 @@ def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
 
 
+def check_special(name: str, arrays: Sequence[jax.Array]) -> None:
+    """Raises JAX's FloatingPointError under `jax_debug_nans` and `jax_debug_infs`."""
+    try:
+        _dispatch.check_special(name, arrays)
+    except _dispatch.InternalFloatingPointError as error:
+        raise FloatingPointError(
+            f"invalid value ({error.ty}) encountered in {name}"
+        ) from None
+
+
 def is_export(ctx: Any) -> bool:
     """True if a lowering rule is called by `jax.export`."""
     return bool(ctx.module_context.lowering_parameters.for_export)
@@ -394,7 +406,7 @@ def _primitives_by_name() -> dict[str, Any]:
     closed = jax.make_jaxpr(body, axis_env=[("i", 1)])(1.0)
     found = {eqn.primitive.name: eqn.primitive for eqn in closed.eqns}
     public = vars(jex_core.primitives).values()
-    for primitive in (get_p, swap_p, addupdate_p, *public):
+    for primitive in (get_p, swap_p, addupdate_p, ad.add_jaxvals_p, *public):
         if isinstance(primitive, Primitive):
             found.setdefault(primitive.name, primitive)
     return found

@@ -184,7 +184,9 @@ def _kernel_impl(*args, **params):
     if isinstance(call.interpret, types.InterpretParams) or (
         call.interpret is None and not on_gpu
     ):
-        return _EAGER[0](call, args)
+        results = _EAGER[0](call, args)
+        _jax.check_special(f"kernel {call.name}", results)
+        return results
     if not on_gpu:
         raise no_gpu(call.name)
     return _jitted(_Identity(call))(*args)

@@ -30,7 +30,7 @@ SAMPLES: dict[str, tuple[str, ...]] = {
     "exponent": ("float8_e8m0fnu",),
 }
 BINARY = (
-    *("add", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
+    *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "pow", "atan2"),
     *("and", "or", "xor", "shift_left", "shift_right_logical"),
     *("shift_right_arithmetic", "eq", "ne", "lt", "le", "gt", "ge"),
 )
@@ -141,6 +141,7 @@ def _each(function: Callable[[float], float]) -> Callable:
 
 REFERENCE: dict[str, Callable] = {
     "add": lambda a, b: a + b,
+    "add_any": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
     "div": _quotient,
@@ -203,7 +204,15 @@ def _expected(name: str, operands: Sequence[np.ndarray], row: Row, **params):
     wide = list(operands)
     if is_float:
         wide = [x if x.dtype == bool else x.astype(np.float64) for x in operands]
-    if dtype.kind in "iu" and name in ("add", "sub", "mul", "neg", "abs", "square"):
+    if dtype.kind in "iu" and name in (
+        "add",
+        "add_any",
+        "sub",
+        "mul",
+        "neg",
+        "abs",
+        "square",
+    ):
         wide = [x.astype(object) for x in wide]
     with np.errstate(all="ignore"):
         result = np.asarray(REFERENCE[name](*wide, **params))

@@ -308,6 +308,7 @@ _erfc = np.frompyfunc(math.erfc, 1, 1)
 
 _TABLE: dict[str, _Make] = {
     "add": _elementwise(np.add),
+    "add_any": _elementwise(np.add),
     "sub": _elementwise(np.subtract),
     "mul": _elementwise(np.multiply),
     "div": _elementwise(_quotient, np.divide),

@@ -96,7 +96,6 @@ HINTS: dict[str, str] = {
     "cosh": "write `(jnp.exp(x) + jnp.exp(-x)) / 2`",
     "sinh": "write `(jnp.exp(x) - jnp.exp(-x)) / 2`",
     "polynomial": "write it out: `(2 * x + 3) * x + 4`",
-    "add_any": "write the derivative out; its sums are `a + b`",
     "reduce_precision": "convert it to a narrower type and back: "
     "`x.astype(jnp.bfloat16).astype(jnp.float32)`",
     "bitcast_convert_type": "convert the whole array outside the kernel, with "

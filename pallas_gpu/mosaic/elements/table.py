@@ -138,6 +138,8 @@ ROWS: tuple[Row, ...] = (
         **_ints(_plain("arith.addi")),
         boolean=_op("arith.ori"),
     ),
+    # The sum of two cotangents, in derivatives of array code.
+    Row("add_any", floating=_ADD, **_ints(_plain("arith.addi"))),
     Row(
         "sub",
         floating=Case(emitters.plain(emitters.subf)),

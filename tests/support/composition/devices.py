@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on several devices, which are CPUs of another process.
+
+`python -m tests.support.composition.devices` runs the cells that need two devices and
+prints what each has come to, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tests.support.composition.row import (
+    CELLS,
+    VECTOR,
+    XS,
+    Refused,
+    Row,
+    Way,
+    X,
+    run_cell,
+)
+
+XS = XS[:2]
+ROW = jax.ShapeDtypeStruct((1, *VECTOR.shape), VECTOR.dtype)
+
+
+def mesh() -> Any:
+    return jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+
+
+def sharded(f: Any, out: Any = None, **options: Any) -> Any:
+    specs = {"in_specs": jax.P("d"), "out_specs": jax.P("d") if out is None else out}
+    return jax.shard_map(f, mesh=mesh(), **specs, **options)
+
+
+def shard_map(way: Way) -> None:
+    way.check(sharded(way.make(out=ROW)), XS, expected=2 * XS)
+
+
+def shard_map_unchecked(way: Way) -> None:
+    way.check(sharded(way.make(out=ROW), check_vma=False), XS, expected=2 * XS)
+
+
+def position(way: Way) -> None:
+    def body(x, o):
+        o[...] = x[...] + lax.axis_index("d").astype(jnp.float32)
+
+    expected = XS + np.arange(2, dtype=np.float32)[:, None]
+    way.check(sharded(way.make(body, ROW)), XS, expected=expected)
+
+
+def collective(way: Way) -> None:
+    k = way.make(out=ROW)
+    f = sharded(lambda x: lax.psum(k(x), "d")[0], out=jax.P())
+    way.check(f, XS, expected=2 * (XS[0] + XS[1]))
+
+
+def gradient(way: Way) -> None:
+    k = way.make(out=ROW)
+    rule = jax.custom_vjp(k)
+    rule.defvjp(lambda x: (k(x), None), lambda _, g: (k(g),))
+    f = jax.grad(lambda xs: sharded(rule)(xs).sum())
+    way.check(f, XS, expected=np.full_like(XS, 2))
+
+
+def mutable(way: Way) -> None:
+    k = way.in_place(lambda r: r.set(r[...] * 2))
+
+    def local(x):
+        ref = jax.new_ref(x)
+        k(ref)
+        return jax.freeze(ref)
+
+    way.check(sharded(local), XS, expected=2 * XS)
+
+
+def inside_vmap(way: Way) -> None:
+    f = jax.vmap(sharded(way.make(out=ROW)))
+    way.check(f, XS[None], expected=2 * XS[None])
+
+
+def inside_shard_map(way: Way) -> None:
+    f = jax.shard_map(
+        jax.vmap(way.make(), spmd_axis_name=None),
+        mesh=mesh(), in_specs=jax.P("d"), out_specs=jax.P("d"),
+    )  # fmt: skip
+    way.check(f, XS, expected=2 * XS)
+
+
+def pmap(way: Way) -> None:
+    way.check(jax.pmap(way.make()), XS, expected=2 * XS)
+
+
+def placed(way: Way) -> None:
+    """The result of an eager call is where its arguments are."""
+    x = jax.device_put(X, jax.devices()[1])
+    result = way.run(way.make(), x)
+    assert result.devices() == x.devices()
+    np.testing.assert_array_equal(result, 2 * X)
+
+
+ROWS = (
+    Row("`shard_map(check_vma=True)`", shard_map, devices=2),
+    Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2),
+    Row("`lax.axis_index` of a `shard_map` in the body", position, devices=2),
+    Row("`lax.psum` of a result in a `shard_map`", collective, devices=2),
+    Row("`grad` of a `shard_map`", gradient, devices=2),
+    Row(
+        "a `jax.Ref` in a `shard_map`",
+        mutable,
+        {
+            "eager": Refused(
+                ValueError,
+                "Eager shard_map cannot return a `jax.Ref`",
+                "JAX makes no `jax.Ref` in an eager `shard_map`; jit it",
+            )
+        },
+        devices=2,
+    ),
+    Row("`vmap` of a `shard_map`", inside_vmap, devices=2),
+    Row("`vmap` in a `shard_map`", inside_shard_map, devices=2),
+    Row("`pmap`", pmap, devices=2),
+    Row("arguments on another device", placed, devices=2),
+)
+
+
+def main() -> None:
+    """Prints the traceback, or null, of each cell."""
+    found: dict[str, str | None] = {}
+    for row in ROWS:
+        for way in CELLS:
+            try:
+                run_cell(row, way)
+                found[f"{row.name} {way}"] = None
+            except BaseException:
+                found[f"{row.name} {way}"] = traceback.format_exc()
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
