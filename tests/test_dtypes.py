@@ -50,8 +50,8 @@ FUNCTIONS = words(
 ROUNDING = ["floor", "ceil", "round", "sqrt", "is_finite"]
 ARITHMETIC = words(
     """
-    add sub mul div rem neg sign square integer_pow iota cumsum cumprod cummax cummin
-    reduce_sum reduce_prod
+    add add_any sub mul div rem neg sign square integer_pow iota cumsum cumprod cummax
+    cummin reduce_sum reduce_prod
     """
 )
 COMBINING = words(

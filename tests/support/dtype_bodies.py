@@ -30,7 +30,12 @@ def words(text: str) -> list[str]:
 Operation = Callable[[Any, Any, Any], Any]
 OPERATIONS: dict[str, Operation] = {}
 
-_JNP = {"and": "bitwise_and", "or": "bitwise_or", "xor": "bitwise_xor"}
+_JNP = {
+    "add_any": "add",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+}
 _JNP |= {"not": "bitwise_not"}
 TARGETS = words(
     """
