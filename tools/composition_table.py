@@ -36,10 +36,12 @@ import pallas_gpu as plgpu
 
 like = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 
+
 @plgpu.kernel(out_type=like)
 def silu_forward(x_ref, o_ref):
     x = x_ref[...]
     o_ref[...] = x * jax.nn.sigmoid(x)
+
 
 @plgpu.kernel(out_type=like)
 def silu_backward(x_ref, g_ref, dx_ref):
@@ -48,10 +50,11 @@ def silu_backward(x_ref, g_ref, dx_ref):
     _, vjp = jax.vjp(lambda x: x * jax.nn.sigmoid(x), x)
     dx_ref[...] = vjp(g)[0]
 
+
 silu = jax.custom_vjp(silu_forward)
 silu.defvjp(
-    lambda x: (silu_forward(x), x),      # the result, and what backward needs
-    lambda x, g: (silu_backward(x, g),), # one cotangent for each argument
+    lambda x: (silu_forward(x), x),  # the result, and what backward needs
+    lambda x, g: (silu_backward(x, g),),  # one cotangent for each argument
 )
 ```
 
@@ -60,6 +63,7 @@ the tangent is plain JAX, linear in the tangents; a kernel in it would need a ru
 
 ```python
 silu = jax.custom_jvp(silu_forward)
+
 
 @silu.defjvp
 def silu_rule(primals, tangents):
