@@ -225,17 +225,9 @@ def _prologue(kernel: KernelState) -> None:
             pointer = kernel.builder.smem_pointer(
                 kernel.plan.barrier_offset_bytes + offset
             )
-            mbarrier.init(pointer, _arrivals(kernel.params.mesh, barrier))
+            mbarrier.init(pointer, barrier.phase_arrivals(kernel.params.mesh))
     if declarations:
         kernel.builder.sync_after_init()
-
-
-def _arrivals(mesh: types.Mesh, barrier: types.Barrier) -> int:
-    """Returns the arrivals of a phase: those of all CTAs for a cluster barrier."""
-    if not isinstance(barrier, types.ClusterBarrier):
-        return barrier.num_arrivals
-    sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
-    return barrier.num_arrivals * math.prod(sizes[a] for a in barrier.collective_axes)
 
 
 def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrier]:

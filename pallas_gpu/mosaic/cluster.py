@@ -124,12 +124,12 @@ def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:
 def arrive(
     pointer: ir.Value,
     blocks: Group,
-    *,
+    *others: Group,
     elected: ir.Value | None = None,
     sync: bool = True,
     memory_scope: MemoryScope = "cluster",
 ) -> None:
-    """Arrives once on the same mbarrier of each block of a group.
+    """Arrives once on the same mbarrier of each block of some groups.
 
     PTX: `mbarrier.arrive.release.{cta,cluster}.shared::cluster.b64`. Since: sm_90. The
     SMEM accesses of the arriving warpgroup, or warp, are ordered before the arrivals.
@@ -138,6 +138,7 @@ def arrive(
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       blocks: the blocks to arrive at, this block included.
+      others: further groups, which have this block alone in common.
       elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
       memory_scope: "cluster" makes the threads' writes visible to the other blocks. It
@@ -150,6 +151,11 @@ def arrive(
     with predicated(kernel.elected if elected is None else elected):
         for block_rank in blocks.ranks:
             emit_arrive_remote(map_shared(pointer, block_rank), memory_scope)
+        for group_ in others:
+            for i, block_rank in enumerate(group_.ranks):
+                unequal = arith.CmpIPredicate.ne
+                with predicated(arith.cmpi(unequal, group_.index, kernel.i32(i))):
+                    emit_arrive_remote(map_shared(pointer, block_rank), memory_scope)
 
 
 def emit_arrive_remote(remote: ir.Value, memory_scope: MemoryScope = "cluster") -> None:

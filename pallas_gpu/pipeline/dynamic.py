@@ -74,7 +74,7 @@ def dynamic_scheduling_loop(
     clustered = math.prod(mesh.cluster) > 1
     free = (
         types.ClusterBarrier(
-            collective_axes=mesh.cluster_names,
+            collective_axes=(tuple(mesh.cluster_names),),
             num_arrivals=mesh.warpgroups,
             num_barriers=_SLOTS,
         )

@@ -66,7 +66,9 @@ class Releases:
         """Returns the declaration of each group's barriers."""
         return [
             types.ClusterBarrier(
-                collective_axes=g.axes, num_barriers=slots, num_arrivals=self.arrivals
+                collective_axes=(g.axes,),
+                num_barriers=slots,
+                num_arrivals=self.arrivals,
             )
             if g.axes
             else self.free(slots)

@@ -157,6 +157,10 @@ class Barrier:
         """Number of barriers."""
         return math.prod(self.shape)
 
+    def phase_arrivals(self, mesh: Mesh) -> int:
+        """Returns the arrivals that complete a phase in a kernel with this mesh."""
+        return self.num_arrivals
+
     def to_ref(self) -> BarrierRef:
         """Returns a fresh abstract reference of this declaration."""
         return BarrierRef(self)
@@ -169,24 +173,38 @@ class Barrier:
         """Does nothing: every kernel may declare barriers of a CTA."""
 
 
+def _axes_and_groups(value: Any, what: str) -> tuple[Any, ...]:
+    """Accepts names of axes, and groups of names."""
+    entries = (value,) if isinstance(value, str) else value
+    if not expect.is_sequence(entries):
+        entries = (value,)
+    return tuple(
+        entry if isinstance(entry, str) else expect.names(entry, what)
+        for entry in entries
+    )
+
+
 @expect.arguments(
-    collective_axes=expect.names,
+    collective_axes=_axes_and_groups,
     leader_tracked=expect.refused(False, "leave it out"),
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterBarrier(Barrier):
     """Declares barriers whose arrivals reach every CTA along cluster axes.
 
-    `barrier_arrive` on it arrives once in each CTA along `collective_axes`, at the same
-    barrier of the declaration; so a phase completes after `num_arrivals` arrivals from
-    each of these CTAs. `barrier_wait` waits on the CTA's own barrier.
+    `barrier_arrive` on it arrives once in each CTA that differs from its own along one
+    of `collective_axes` only, and in its own, at the same barrier of the declaration;
+    so a phase completes after `num_arrivals` arrivals from each of these CTAs.
+    `barrier_wait` waits on the CTA's own barrier. In a 2 x 2 cluster `("x", "y")` are
+    the CTAs in the same row or column, 3 of them; `(("x", "y"),)` are all 4.
 
     PTX: mbarrier.arrive.release.cluster.shared::cluster with mapa. Since: sm_90.
 
     Attributes:
       num_arrivals, num_barriers, orders_tensor_core, initially_complete: as of
         `Barrier`.
-      collective_axes: names of cluster axes.
+      collective_axes: names of cluster axes, or tuples of them: several axes that
+        count as one.
       leader_tracked: not supported yet.
 
     Raises:
@@ -194,17 +212,29 @@ class ClusterBarrier(Barrier):
       UnsupportedError: leader_tracked.
     """
 
-    collective_axes: str | Sequence[str] = ()
+    collective_axes: str | Sequence[str | Sequence[str]] = ()
     leader_tracked: bool = False
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """The axes that count as one, for each entry of `collective_axes`."""
+        entries = self.collective_axes  # a tuple, after the checks of its rule
+        return tuple((x,) if isinstance(x, str) else tuple(x) for x in entries)
+
+    def phase_arrivals(self, mesh: Mesh) -> int:
+        """Returns the arrivals of all CTAs that complete a phase."""
+        sizes = dict(zip(mesh.cluster_names, mesh.cluster, strict=True))
+        others = [math.prod(sizes[a] for a in group) - 1 for group in self.groups]
+        return self.num_arrivals * (1 + sum(others))
 
     def __post_init__(self):
         super().__post_init__()
-        axes = self.collective_axes
+        axes = [axis for group in self.groups for axis in group]
         if not axes:
             raise errors.ArgumentError(
                 "ClusterBarrier: the cluster axes are missing",
                 expected="collective_axes with one name or several",
-                got=axes,
+                got=self.collective_axes,
                 hint="use plgpu.Barrier for a barrier of one CTA",
                 where=_jax.where_now(),
             )
@@ -212,14 +242,15 @@ class ClusterBarrier(Barrier):
             raise errors.ArgumentError(
                 "ClusterBarrier: collective_axes names an axis twice",
                 expected="different cluster axes",
-                got=axes,
+                got=self.collective_axes,
                 hint="name each axis once",
                 where=_jax.where_now(),
             )
 
     def check_scope(self, mesh: Mesh) -> None:
         """Raises AxisNameError unless the kernel's cluster has the axes."""
-        unknown = [a for a in self.collective_axes if a not in mesh.cluster_names]
+        named = [axis for group in self.groups for axis in group]
+        unknown = [axis for axis in named if axis not in mesh.cluster_names]
         if unknown:
             raise errors.AxisNameError(
                 f"ClusterBarrier: no cluster axis is named {unknown[0]!r}",

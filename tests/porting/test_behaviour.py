@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -35,3 +36,51 @@ def test_a_copy_that_a_predicate_skips_still_arrives():
         )
 
     everywhere.check(make, [X], np.stack([np.full_like(X, -1), X]))
+
+
+# The CTAs that each of the four CTAs of a 2 x 2 cluster hears from.
+HEARD = {
+    "x": [{0, 2}, {1, 3}, {0, 2}, {1, 3}],
+    ("x", "y"): [{0, 1, 2}, {0, 1, 3}, {0, 2, 3}, {1, 2, 3}],
+    (("x", "y"),): [{0, 1, 2, 3}] * 4,
+}
+
+
+@pytest.mark.parametrize("axes", HEARD)
+def test_arrivals_reach_the_ctas_along_each_axis_or_group_of_axes(axes):
+    # A CTA reads what the CTAs that it hears from have stored: a race for any other.
+    listeners = [sum(1 << i for i in range(4) if j in HEARD[axes][i]) for j in range(4)]
+
+    def make(interpret):
+        def body(given, read, barrier):
+            cta = 2 * lax.axis_index("x") + lax.axis_index("y")
+            given[cta] = cta + 1
+            plgpu.barrier_arrive(barrier)
+            plgpu.barrier_wait(barrier)
+            for j, mask in enumerate(listeners):
+                hears = (mask >> cta) & 1 == 1
+                read[cta, j] = lax.cond(hears, lambda j=j: given[j], lambda: 0)
+
+        return plgpu.kernel(
+            body,
+            out_type=[
+                jax.ShapeDtypeStruct((4,), jnp.int32),
+                jax.ShapeDtypeStruct((4, 4), jnp.int32),
+            ],
+            scratch_types=[plgpu.ClusterBarrier(collective_axes=axes)],
+            cluster=(2, 2),
+            cluster_names=("x", "y"),
+            interpret=interpret,
+        )
+
+    read = [[j + 1 if j in heard else 0 for j in range(4)] for heard in HEARD[axes]]
+    everywhere.check(make, [], [np.arange(1, 5), np.array(read)])
+
+
+@pytest.mark.parametrize("axes", HEARD)
+def test_a_phase_needs_as_many_arrivals_as_upstreams(axes):
+    entries = (axes,) if isinstance(axes, str) else axes
+    theirs = 1 + sum(2 ** (1 if isinstance(x, str) else len(x)) - 1 for x in entries)
+    mesh = plgpu.Mesh(cluster=(2, 2), cluster_names=("x", "y"))
+    barrier = plgpu.ClusterBarrier(collective_axes=axes, num_arrivals=3)
+    assert barrier.phase_arrivals(mesh) == 3 * theirs == 3 * len(HEARD[axes][0])

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from typing import Any, Protocol
 
 import numpy as np
@@ -222,10 +221,7 @@ class BarrierArray(Referent):
         self._cta = cta
         self._key = key
         self._barriers = np.empty(declaration.shape, object)
-        sizes = dict(cta.mesh.axes)
-        arrivals = declaration.num_arrivals * math.prod(
-            sizes[axis] for axis in self.collective_axes
-        )
+        arrivals = declaration.phase_arrivals(cta.mesh)
         for index in itertools.product(*(range(n) for n in self.shape)):
             self._barriers[index] = Barrier(
                 _name(name, index, cta),
@@ -260,13 +256,6 @@ class BarrierArray(Referent):
     def shape(self) -> tuple[int, ...]:
         return self._barriers.shape
 
-    @property
-    def collective_axes(self) -> tuple[str, ...]:
-        """Cluster axes along which an arrival reaches every CTA."""
-        if isinstance(self.declaration, types.ClusterBarrier):
-            return tuple(self.declaration.collective_axes)
-        return ()
-
     def same_in(self, cta: Cta) -> BarrierArray:
         """Returns the barriers of the same declaration in another CTA."""
         return self.of(cta, self.declaration, self._key, self._author_name)
@@ -274,9 +263,10 @@ class BarrierArray(Referent):
     @functools.cached_property
     def everywhere(self) -> list[BarrierArray]:
         """The barriers that an arrival reaches: this CTA's, and others'."""
-        if not self.collective_axes:
+        if not isinstance(self.declaration, types.ClusterBarrier):
             return [self]
-        return [self.same_in(cta) for cta in self._cta.along(self.collective_axes)]
+        reached = [c for axes in self.declaration.groups for c in self._cta.along(axes)]
+        return [self.same_in(cta) for cta in dict.fromkeys(reached)]
 
     def one(self, region: Region) -> Barrier:
         """Returns the barrier of a region of one element.

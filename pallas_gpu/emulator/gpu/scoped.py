@@ -173,7 +173,7 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
     for barriers in scope.barriers.values():
         # Copies of other CTAs may be pending: those barriers are checked when the
         # cluster ends.
-        if not barriers.collective_axes:
+        if not isinstance(barriers.declaration, types.ClusterBarrier):
             barriers.require_quiet()
 
 

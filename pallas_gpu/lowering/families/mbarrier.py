@@ -54,9 +54,8 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     pointer = barrier_pointer(ctx, barrier.ref, index)
     with predicated(predicate_value(predicate)):
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
-            axes = barrier.ref.barrier.collective_axes
-            group = cluster_group(ctx, axes)
-            cluster.arrive(pointer, group, memory_scope=ctx.kernel.arrival_scope)
+            groups = [cluster_group(ctx, axes) for axes in barrier.ref.barrier.groups]
+            cluster.arrive(pointer, *groups, memory_scope=ctx.kernel.arrival_scope)
         else:
             mbarrier.arrive(pointer)
     return []
