@@ -100,13 +100,15 @@ def pallas_call(
         `PrefetchScalarGridSpec` if index maps read arguments of the call.
       grid: sizes of the grid axes; `CompilerParams.dimension_semantics` says which are
         parallel, by default all. The size of a sequential axis may be a traced scalar.
-        If a size is 0, nothing is launched, and the results are zeros.
+        If a size is 0, nothing is launched, and the results are zeros, or the arguments
+        that they alias.
       in_specs: pytree of `BlockSpec` for the arguments; None: whole arrays.
       out_specs: the same for the results.
       scratch_shapes: declarations of scratch references.
       num_threads: number of warpgroups that run the body; None: one. They share blocks,
         SMEM and barriers; each has accumulators (`ACC`) of its own.
-      thread_name: name of their axis, for `lax.axis_index`.
+      thread_name: name of their axis, for `lax.axis_index`. The memory warpgroup is the
+        last one on it, and `lax.axis_size` counts it.
       input_output_aliases: from positions of arguments to positions of results, both
         counted over the leaves. Result and argument are one array: what the body does
         not store keeps its value. Under `jax.jit` XLA reuses the argument's buffer, or
@@ -117,7 +119,8 @@ def pallas_call(
       interpret: see `kernel`.
       name: name of the kernel.
       compiler_params: see `CompilerParams`.
-      cost_estimate, metadata: hints for other compilers, which this one does not use.
+      cost_estimate, metadata: hints for other compilers, which this one does not use:
+        XLA has no place for them in a custom call on GPUs.
 
     Returns:
       A function from arrays to results.

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from benchmarks import pipelines
 from pallas_gpu import errors
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
@@ -158,6 +161,58 @@ def test_results_whose_block_changes_are_stored_when_all_have_written():
     make = called(double, semantics=("arbitrary",), depth=3, threads=2)
     call = make(plgpu.InterpretParams(schedules=6))
     np.testing.assert_array_equal(call(numbers()), numbers() * 2)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("tile", "depth", "strip"), pipelines.THREADED[::3])
+def test_products_stay_asynchronous_and_nothing_spills(tile, depth, strip):
+    """The loop over k waits for a buffer and for the product before, no more."""
+    m, n, k = 4096, 8192, 4096
+    call = pipelines.threaded_matmul(m, n, k, tile, depth, strip)
+    a, b = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, k), (k, n)))
+    (report,) = plgpu.offline.compile(call, a, b)
+    # ptxas remarks where it has to wait for a product by itself.
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+    step = report.ptx.split("wgmma.commit_group")[1]
+    step = step.partition("bra.uni")[0]
+    waits = re.findall(r"wgmma.wait_group.sync.aligned\s+(\d)", step)
+    assert waits == ["1", "0"]
+    assert "wgmma.fence" not in step
+    assert "cp.async.bulk.wait_group.read" in report.ptx
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (64, 3)])
+def test_results_may_be_pytrees_and_blocks_in_gmem(shape):
+    """Rows of three elements: 12 bytes, which TMA does not address."""
+
+    def body(pair, o, p):
+        mine = own_rows()
+        o[mine] = pair["x"][mine] + pair["y"][mine]
+        p[mine] = pair["x"][mine] - pair["y"][mine]
+
+    spec = plgpu.BlockSpec((8, shape[1]), lambda i: (i, 0))
+    make = called(
+        body, (f32(*shape), f32(*shape)), semantics=("arbitrary",),
+        in_specs=[{"x": spec, "y": spec}], out_specs=(spec, spec),
+    )  # fmt: skip
+    x, y = numbers(*shape), numbers(*shape) * 2
+    got = make(None)({"x": x, "y": y})
+    np.testing.assert_array_equal(got[0], x + y)
+    np.testing.assert_array_equal(got[1], x - y)
+
+
+@pytest.mark.parametrize("steps", [0, 3, 8])
+def test_the_size_of_a_sequential_axis_may_be_traced(steps):
+    def call(n, x):
+        return called(
+            double, semantics=("arbitrary",), grid=n, input_output_aliases={0: 0}
+        )(None)(x)  # fmt: skip
+
+    expected = numbers()
+    expected[: 8 * steps] *= 2
+    np.testing.assert_array_equal(jax.jit(call)(steps, numbers()), expected)
 
 
 def test_vmap_adds_a_parallel_axis():
