@@ -153,7 +153,7 @@ def a_copy_in_every_other_step_is_awaited_in_these_alone():
         @plgpu.loop(0, ROUNDS, init_carry=jnp.zeros(SHAPE, F32))
         def total(i, carry):
             even = lax.rem(i, 2) == 0
-            plgpu.copy_gmem_to_smem(x, tile, full, predicate=even)
+            plgpu.when(even)(lambda: plgpu.copy_gmem_to_smem(x, tile, full))
             plgpu.when(even)(lambda: plgpu.barrier_wait(full))
             return carry + tile[...]
 
