@@ -39,10 +39,10 @@ class KernelReport:
 
     name: str
     target: str
-    jaxpr: str
-    mlir: str
-    ptx: str
-    sass: str | None
+    jaxpr: str = dataclasses.field(repr=False)
+    mlir: str = dataclasses.field(repr=False)
+    ptx: str = dataclasses.field(repr=False)
+    sass: str | None = dataclasses.field(repr=False)
     resources: Resources
     note: str | None = None
 
@@ -68,8 +68,8 @@ class LoweredReport:
 
     name: str
     target: str
-    jaxpr: str
-    mlir: str
+    jaxpr: str = dataclasses.field(repr=False)
+    mlir: str = dataclasses.field(repr=False)
 
 
 def _operand(value: Any, what: str) -> Any:

@@ -130,3 +130,9 @@ def test_lines_are_kept_in_the_bytes_where_the_environment_asks_for_it(monkeypat
     monkeypatch.delenv("PALLAS_GPU_LINEINFO")
     done = compiler.run(build_of(Lane), until="serialize")
     assert b"test_compiler.py" not in done.serialized.bytecode
+
+
+def test_reports_are_short_in_a_console():
+    (report,) = offline.lower(make(Lane), TYPE)
+    assert "tile" in report.jaxpr
+    assert len(repr(report)) < 100
