@@ -14,7 +14,12 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.pipeline.index_maps import block_index, dependencies, slopes
+from pallas_gpu.pipeline.index_maps import (
+    block_index,
+    dependencies,
+    require_index_map,
+    slopes,
+)
 
 # Operations of index maps with another block for each position.
 _LINEAR = {"add", "sub", "mul", "neg", "axis_index", "convert_element_type"}
@@ -67,10 +72,25 @@ class Stream:
 
     # --- which block ------------------------------------------------------------------
 
+    @property
+    def _scalars(self) -> list[jax.core.ShapedArray]:
+        return [jax.core.ShapedArray((), jnp.int32)] * self.grid_rank
+
+    @functools.cached_property
+    def _checked_spec(self) -> types.BlockSpec:
+        """The spec; its index map has been checked, which takes a trace."""
+
+        def check_map(*position: Any) -> tuple[()]:
+            require_index_map(self.spec, self.position(*position), self.what)
+            return ()
+
+        _jax.trace(check_map, self._scalars)
+        return self.spec
+
     @functools.cached_property
     def _index_jaxpr(self) -> _jax.Jaxpr:
-        scalars = [jax.core.ShapedArray((), jnp.int32)] * self.grid_rank
-        return _jax.trace(lambda *i: tuple(self.block_index(i)), scalars)[0].jaxpr
+        indices = _jax.trace(lambda *i: tuple(self.block_index(i)), self._scalars)
+        return indices[0].jaxpr
 
     @functools.cached_property
     def axes(self) -> frozenset[int]:
@@ -97,7 +117,8 @@ class Stream:
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the index of the block at a position of the loop."""
         rank = len(self.sizes)  # that of the spec, too
-        return block_index(self.spec, self.position(*indices), rank, self.what)
+        where = self.position(*indices)
+        return block_index(self._checked_spec, where, rank, self.what)
 
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""

@@ -36,14 +36,11 @@ def block_index(
       what: name of the argument for error messages.
 
     Raises:
-      ArgumentError, ArgumentTypeError: the map has the wrong arguments or results.
-      ClosureError: it uses an array from the enclosing function.
+      ArgumentError, ArgumentTypeError: the map has the wrong results.
     """
     index_map = spec.index_map
     if spec.block_shape is None or index_map is None:
         return [0] * rank
-    _check_signature(index_map, arguments, what)
-    _refuse_arrays(index_map, arguments, what)
     index = index_map(*arguments)
     index = list(index) if isinstance(index, tuple | list) else [index]
     if len(index) != rank:
@@ -60,6 +57,20 @@ def block_index(
             values.index(_start_of_slice(i, entry, what), name)
             for i, entry in zip(index, spec.block_shape, strict=True)
         ]
+
+
+def require_index_map(
+    spec: types.BlockSpec, arguments: Sequence[Any], what: str
+) -> None:
+    """Raises unless a spec's index map takes the arguments and uses nothing else.
+
+    Raises:
+      ArgumentTypeError: it takes other arguments.
+      ClosureError: it uses an array from the enclosing function.
+    """
+    if spec.block_shape is not None and spec.index_map is not None:
+        _check_signature(spec.index_map, arguments, what)
+        _refuse_arrays(spec.index_map, arguments, what)
 
 
 def _start_of_slice(index: Any, entry: Any, what: str) -> Any:

@@ -180,7 +180,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         {"target": "sm_80"},
     ),
     "offline.lower.args": lambda: [
-        str(plgpu.offline.lower(K(), x))
+        plgpu.offline.lower(K(), x)[0].jaxpr
         for x in (OUT, jax.ShapeDtypeStruct(SHAPE, jnp.int32))
     ],
     "offline.lower.target": lambda: [
