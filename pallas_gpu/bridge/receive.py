@@ -66,6 +66,7 @@ def run(*operands: Any, **params: Any) -> list[Any]:
             scratch_shapes=declared,
         ),
         input_output_aliases=dict(params["input_output_aliases"]) or None,
+        debug=params["debug"],
         name=name,
         compiler_params=_for_the_grid(params["compiler_params"], mapping, axes),
         interpret=_interpretation(params["interpret"]),

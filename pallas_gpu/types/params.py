@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -109,7 +110,10 @@ class CompilerParams:
     def __hash__(self) -> int:
         for action in _WHEN_USED:
             action()
-        return hash(tuple(getattr(self, f.name) for f in dataclasses.fields(self)))
+        return hash(_fields(self))
+
+
+_fields = operator.attrgetter(*(f.name for f in dataclasses.fields(CompilerParams)))
 
 
 @expect.arguments(

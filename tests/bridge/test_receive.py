@@ -242,6 +242,25 @@ def test_references_that_a_body_closes_over_are_updated_in_place():
     np.testing.assert_array_equal(updated, 3 * x)
 
 
+def test_debug_prints_the_body_of_our_kernel(capsys):
+    add_position(X[0], debug=True)
+    assert "kernel add_position_kernel:" in capsys.readouterr().out
+
+
+def test_under_shard_map_the_type_of_the_result_varies_as_jax_asks():
+    def double(x):
+        def body(x_ref, o_ref):
+            o_ref[...] = 2 * x_ref[...]
+
+        return pl.pallas_call(body, out_shape=jax.typeof(x), compiler_params=PARAMS)(x)
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("d",))
+    sharded = jax.shard_map(
+        double, mesh=mesh, in_specs=jax.P("d"), out_specs=jax.P("d")
+    )
+    np.testing.assert_array_equal(jax.jit(sharded)(X), 2 * X)
+
+
 def test_vmap_of_aliases():
     def body(x_ref, y_ref, o_ref):
         o_ref[...] = x_ref[...] + y_ref[...]
