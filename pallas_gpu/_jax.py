@@ -103,6 +103,7 @@ __all__ = [
     "pallas_call_primitive",
     "results_vary_with",
     "register_view",
+    "splits_programs",
     "swap_p",
     "trace",
     "trace_context",
@@ -247,6 +248,15 @@ def register_view(cls: type) -> None:
 def eval_jaxpr(jaxpr: Jaxpr, consts: Sequence[Any], *args: Any) -> list[Any]:
     """Evaluates a jaxpr in the current trace; equations keep their source lines."""
     return jax.core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def splits_programs() -> bool:
+    """True where JAX runs what is jitted operation by operation, or may do so."""
+    return bool(
+        _config.disable_jit.value
+        or _config.debug_nans.value
+        or _config.debug_infs.value
+    )
 
 
 def check_special(name: str, arrays: Sequence[jax.Array]) -> None:

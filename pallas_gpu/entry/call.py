@@ -189,7 +189,14 @@ def _kernel_impl(*args, **params):
         return results
     if not on_gpu:
         raise no_gpu(call.name)
-    return _jitted(_Identity(call))(*args)
+    compiled = _jitted(_Identity(call))
+    if not _jax.splits_programs():
+        return compiled(*args)
+    # JAX would call the kernel eagerly to find where a NaN is from: this function again.
+    with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+        results = compiled(*args)
+    _jax.check_special(f"kernel {call.name}", results)
+    return results
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

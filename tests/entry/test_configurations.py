@@ -19,6 +19,7 @@ from jax.experimental import pallas as upstream
 
 import pallas_gpu as plgpu
 from pallas_gpu import _jax, errors
+from pallas_gpu.entry import call
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, make, numbers
 from tests.support.refusal import refused
@@ -96,6 +97,35 @@ def test_jax_can_check_loops_branches_scopes_and_warps():
         np.testing.assert_array_equal(
             jax.jit(k)(numbers()), np.tile(numbers()[:4, 0], 2)
         )
+
+
+# --- compiled calls -------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiled_calls(monkeypatch):
+    """Eager calls are compiled, as on a GPU; the program calls the emulator."""
+    monkeypatch.setattr(call, "_platform", lambda _: "gpu")
+
+
+def logarithm(x, o):
+    o[...] = jnp.log(x[...])
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_nan_in_the_result_of_a_compiled_call_is_found(compiled_calls, jit):
+    k = make(logarithm)
+    with (
+        jax.debug_nans(True),
+        pytest.raises(FloatingPointError, match=r"\(nan\) encountered in kernel log"),
+    ):
+        (jax.jit(k) if jit else k)(numbers() - 5)
+
+
+def test_a_compiled_call_stays_one_where_jit_is_disabled(compiled_calls):
+    with jax.disable_jit():
+        result = make(lambda x, o: o.set(x[...] * 2))(numbers())
+    np.testing.assert_array_equal(result, 2 * numbers())
 
 
 # --- shard_map ------------------------------------------------------------------------

@@ -107,11 +107,13 @@ def placed(way: Way) -> None:
 
 
 ROWS = (
-    Row("`shard_map(check_vma=True)`", shard_map, devices=2),
-    Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2),
-    Row("`lax.axis_index` of a `shard_map` in the body", position, devices=2),
-    Row("`lax.psum` of a result in a `shard_map`", collective, devices=2),
-    Row("`grad` of a `shard_map`", gradient, devices=2),
+    Row("`shard_map(check_vma=True)`", shard_map, devices=2, slow=True),
+    Row("`shard_map(check_vma=False)`", shard_map_unchecked, devices=2, slow=True),
+    Row(
+        "`lax.axis_index` of a `shard_map` in the body", position, devices=2, slow=True
+    ),
+    Row("`lax.psum` of a result in a `shard_map`", collective, devices=2, slow=True),
+    Row("`grad` of a `shard_map`", gradient, devices=2, slow=True),
     Row(
         "a `jax.Ref` in a `shard_map`",
         mutable,
@@ -123,11 +125,12 @@ ROWS = (
             )
         },
         devices=2,
+        slow=True,
     ),
-    Row("`vmap` of a `shard_map`", inside_vmap, devices=2),
-    Row("`vmap` in a `shard_map`", inside_shard_map, devices=2),
-    Row("`pmap`", pmap, devices=2),
-    Row("arguments on another device", placed, devices=2),
+    Row("`vmap` of a `shard_map`", inside_vmap, devices=2, slow=True),
+    Row("`vmap` in a `shard_map`", inside_shard_map, devices=2, slow=True),
+    Row("`pmap`", pmap, devices=2, slow=True),
+    Row("arguments on another device", placed, devices=2, slow=True),
 )
 
 
