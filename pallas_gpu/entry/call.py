@@ -192,7 +192,7 @@ def _kernel_impl(*args, **params):
     compiled = _jitted(_Identity(call))
     if not _jax.splits_programs():
         return compiled(*args)
-    # JAX would call the kernel eagerly to find where a NaN is from: this function again.
+    # To find a NaN, JAX would call the kernel eagerly, which is this function again.
     with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
         results = compiled(*args)
     _jax.check_special(f"kernel {call.name}", results)
