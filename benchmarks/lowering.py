@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
 
 import pallas_gpu as plgpu
-from benchmarks import timing
+from benchmarks import pipelines, timing
 from benchmarks.matmul import STEPS, upstream_config
 from pallas_gpu import arch, ops
 
@@ -81,7 +81,27 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
         theirs = functools.partial(attention_mgpu.attention, config=tuning)
         candidates = {"upstream": on_h200(theirs), **ours(ops.attention, causal=causal)}
         table["attention, causal" if causal else "attention"] = HEADS, candidates
-    return table
+    return table | pipelined()
+
+
+def pipelined() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
+    """Returns the same for kernels written with pipelines, once for both packages."""
+
+    def both(make: Callable[[str], Callable[..., Any]]) -> dict[str, Any]:
+        # A kernel is made in each call: it keeps its traces.
+        return {
+            "upstream": on_h200(lambda *args: make("upstream")(*args)),
+            "Warpgroup": lambda *args: make("pallas_gpu")(*args),
+        }
+
+    rows = jax.ShapeDtypeStruct((pipelines.ROWS, pipelines.COLUMNS), jnp.float32)
+    size = 4096
+    return {
+        "copy by emit_pipeline": ([rows], both(pipelines.copy)),
+        "matmul by emit_pipeline_warp_specialized": (
+            MATRICES, both(lambda p: pipelines.matmul(p, size, size, size)),
+        ),
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kernels written with pipelines, once for both packages, in one run on a GPU.
 
-python -m benchmarks.pipelines [--json]
+python -m benchmarks.pipelines [--json] [--sweep copy|matmul]
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -31,10 +32,34 @@ PACKAGES = {
 }
 
 
-def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """How the persistent product is divided.
+
+    Attributes:
+      tile_m, tile_n: rows and columns of a block's tile.
+      depth: steps of 64 in flight.
+      slots: buffers of 64x64 elements of each warpgroup for its results.
+      strip: columns of tiles that are visited before the next columns.
+      dynamic: whether blocks claim tiles when they are free (`pallas_gpu` only).
+    """
+
+    tile_m: int = 256
+    tile_n: int = 128
+    depth: int = 4
+    slots: int = 2
+    strip: int = 8
+    dynamic: bool = False
+
+
+def matmul(
+    package: str, m: int, n: int, k: int, how: Product = Product()
+) -> Callable[..., Any]:
     """A persistent product of two compute warpgroups and their memory warpgroup."""
     plgpu, run_scoped = PACKAGES[package]
-    tile_m, tile_n, tile_k, part = 256, 128, 64, 64
+    tile_m, tile_n, tile_k, part = how.tile_m, how.tile_n, 64, 64
+    rows_of_wg = tile_m // 2
+    tiles_m, tiles_n = m // tile_m, n // tile_n
     tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
 
     def pipeline(mi: Any, ni: Any, step: Any, context: Any) -> Any:
@@ -46,7 +71,8 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
 
         return plgpu.emit_pipeline_warp_specialized(
             step, grid=(k // tile_k,), wg_axis="wg", num_compute_wgs=2,
-            memory_registers=40, max_concurrent_steps=4, compute_context=context,
+            memory_registers=40, max_concurrent_steps=how.depth,
+            compute_context=context,
             in_specs=[
                 spec((tile_m, tile_k), lambda ki: (mi, ki)),
                 spec((tile_k, tile_n), lambda ki: (ki, ni)),
@@ -60,11 +86,16 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
         def scoped(allocations: Any, parts: Any) -> None:
             wg = lax.axis_index("wg")
 
-            @plgpu.nd_loop((m // tile_m * (n // tile_n),), collective_axes="sm")
+            if how.dynamic:
+                loop = plgpu.dynamic_scheduling_loop(("sm",), thread_axis="wg")
+            else:
+                loop = plgpu.nd_loop((tiles_m * tiles_n,), collective_axes="sm")
+
+            @loop
             def _(info: Any) -> None:
-                grid = m // tile_m, n // tile_n
-                mi, ni = plgpu.planar_snake(info.index[0], grid, 0, 8)
-                rows = pl.ds(wg * 128, 128)
+                grid = tiles_m, tiles_n
+                mi, ni = plgpu.planar_snake(info.index[0], grid, 0, how.strip)
+                rows = pl.ds(wg * rows_of_wg, rows_of_wg)
 
                 def step(_: Any, a_block: Any, b_block: Any, acc: Any) -> Any:
                     plgpu.wgmma(acc, a_block.at[rows], b_block)
@@ -77,17 +108,20 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
                         return acc[...]
 
                     acc = run_scoped(
-                        with_accumulator, plgpu.ACC((128, tile_n), jnp.float32)
+                        with_accumulator, plgpu.ACC((rows_of_wg, tile_n), jnp.float32)
                     ).astype(o.dtype)
-                    for i in range(128 // part):
-                        for j in range(tile_n // part):
-                            slot = parts.at[wg, (i * 2 + j) % 2]
-                            plgpu.wait_smem_to_gmem(1, wait_read_only=True)
+                    columns = tile_n // part
+                    for i in range(rows_of_wg // part):
+                        for j in range(columns):
+                            slot = parts.at[wg, (i * columns + j) % how.slots]
+                            plgpu.wait_smem_to_gmem(
+                                how.slots - 1, wait_read_only=True
+                            )
                             slot[...] = acc[
                                 i * part : (i + 1) * part, j * part : (j + 1) * part
                             ]
                             plgpu.commit_smem()
-                            row = mi * tile_m + wg * 128 + i * part
+                            row = mi * tile_m + wg * rows_of_wg + i * part
                             column = ni * tile_n + j * part
                             plgpu.copy_smem_to_gmem(
                                 slot, o.at[pl.ds(row, part), pl.ds(column, part)]
@@ -100,13 +134,14 @@ def matmul(package: str, m: int, n: int, k: int) -> Callable[..., Any]:
         run_scoped(
             scoped,
             pipeline(0, 0, nothing, nothing).get_allocations(a, b),
-            plgpu.SMEM((2, 2, part, part), jnp.bfloat16, transforms=tiles),
+            plgpu.SMEM((2, how.slots, part, part), jnp.bfloat16, transforms=tiles),
             collective_axes="wg",
         )
 
     return plgpu.kernel(
         body, out_type=jax.ShapeDtypeStruct((m, n), jnp.bfloat16),
-        grid=(arch.SM_90A.sm_count,), grid_names=("sm",),
+        grid=(tiles_m * tiles_n if how.dynamic else arch.SM_90A.sm_count,),
+        grid_names=("sm",),
         num_threads=3, thread_name="wg",
     )  # fmt: skip
 
@@ -205,11 +240,33 @@ THREADED = [
 ]
 
 
-def copy(package: str) -> Callable[..., Any]:
+@dataclasses.dataclass(frozen=True)
+class Copy:
+    """How the streaming copy is divided.
+
+    Attributes:
+      rows: rows of a block of 256 columns.
+      depth: steps in flight.
+      per_sm: thread blocks for each SM.
+    """
+
+    rows: int = 16
+    depth: int = 3
+    per_sm: int = 2
+
+    @property
+    def smem_bytes(self) -> int:
+        """SMEM of a thread block: rings of blocks of the input and of the output."""
+        return 2 * self.depth * self.rows * COLUMNS * 4
+
+
+def copy(package: str, rows: int = ROWS, how: Copy = Copy()) -> Callable[..., Any]:
     """A streaming copy: each block copies rows through SMEM."""
     plgpu, _ = PACKAGES[package]
+    blocks = how.per_sm * arch.SM_90A.sm_count
+    assert rows % (how.rows * blocks) == 0
     spec = plgpu.BlockSpec(
-        (16, COLUMNS), lambda i: (i * BLOCKS + lax.axis_index("block"), 0),
+        (how.rows, COLUMNS), lambda i: (i * blocks + lax.axis_index("block"), 0),
         memory_space=plgpu.SMEM,
     )  # fmt: skip
 
@@ -218,24 +275,18 @@ def copy(package: str) -> Callable[..., Any]:
 
     def body(x: Any, o: Any) -> None:
         plgpu.emit_pipeline(
-            step, grid=(ROWS // (16 * BLOCKS),), in_specs=[spec], out_specs=[spec],
-            max_concurrent_steps=3,
+            step, grid=(rows // (how.rows * blocks),), in_specs=[spec],
+            out_specs=[spec], max_concurrent_steps=how.depth,
         )(x, o)  # fmt: skip
 
     return plgpu.kernel(
-        body, out_type=jax.ShapeDtypeStruct((ROWS, COLUMNS), jnp.float32),
-        grid=(BLOCKS,), grid_names=("block",),
+        body, out_type=jax.ShapeDtypeStruct((rows, COLUMNS), jnp.float32),
+        grid=(blocks,), grid_names=("block",),
     )  # fmt: skip
 
 
-def measure_matmul(m: int, n: int, k: int) -> list[dict[str, Any]]:
-    """Times the products; checks them against float32."""
-    rng = np.random.default_rng(0)
-
-    def normal(*shape: int) -> Any:
-        return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
-
-    inputs = [(normal(m, k), normal(k, n)) for _ in range(INPUTS)]
+def products(m: int, n: int, k: int) -> dict[str, Callable[..., Any]]:
+    """Returns the products by name, cuBLAS first."""
     candidates = {"cuBLAS through JAX": jax.jit(jnp.matmul)}
     candidates["pallas_gpu.ops.matmul"] = jax.jit(ops.matmul)
     for package in PACKAGES:
@@ -248,6 +299,37 @@ def measure_matmul(m: int, n: int, k: int) -> list[dict[str, Any]]:
         shape = "x".join(map(str, tile))
         name = f"pallas_gpu.pallas_call, {shape}, {depth} steps, strips of {strip}"
         candidates[name] = jax.jit(threaded_matmul(m, n, k, tile, depth, strip))
+    return candidates
+
+
+def swept_products(m: int, n: int, k: int) -> dict[str, Callable[..., Any]]:
+    """Returns divisions of the persistent product by name, cuBLAS first."""
+    candidates = {"cuBLAS through JAX": jax.jit(jnp.matmul)}
+    candidates["upstream"] = jax.jit(matmul("upstream", m, n, k))
+    divisions = [
+        Product(*tile, depth, slots, strip, dynamic)
+        for *tile, depth, slots in (
+            (256, 128, 4, 2), (256, 128, 4, 1), (256, 128, 3, 4), (256, 128, 3, 2),
+            (128, 256, 4, 2), (128, 256, 3, 4), (128, 128, 6, 2), (128, 128, 5, 4),
+        )
+        for strip in (4, 8, 16)
+        for dynamic in (False, True)
+    ]  # fmt: skip
+    for how in divisions:
+        candidates[str(how)] = jax.jit(matmul("pallas_gpu", m, n, k, how))
+    return candidates
+
+
+def measure_matmul(
+    m: int, n: int, k: int, candidates: dict[str, Callable[..., Any]]
+) -> list[dict[str, Any]]:
+    """Times products; checks them against float32."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> Any:
+        return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
+
+    inputs = [(normal(m, k), normal(k, n)) for _ in range(INPUTS)]
     a, b = inputs[0]
     reference = a[:256].astype(jnp.float32) @ b.astype(jnp.float32)
     for name, f in candidates.items():
@@ -257,20 +339,38 @@ def measure_matmul(m: int, n: int, k: int) -> list[dict[str, Any]]:
     return _rows(f"{m}x{n}x{k}", timing.on_device(candidates, inputs))
 
 
-def measure_copy() -> list[dict[str, Any]]:
-    """Times the copies; checks that they are exact."""
-    rng = np.random.default_rng(0)
-    inputs = [
-        (jnp.asarray(rng.standard_normal((ROWS, COLUMNS), np.float32)),)
-        for _ in range(INPUTS)
-    ]
+def copies(rows: int) -> dict[str, Callable[..., Any]]:
+    """Returns the copies by name."""
+    return {f"{p}, emit_pipeline": jax.jit(copy(p, rows)) for p in PACKAGES}
+
+
+def swept_copies(rows: int) -> dict[str, Callable[..., Any]]:
+    """Returns divisions of the copy by name, those that fit an SM."""
+    divisions = (
+        Copy(size, depth, per_sm)
+        for size in (8, 16, 32, 64)
+        for per_sm in (1, 2, 4)
+        for depth in (2, 3, 4, 6, 8)
+    )
+    # 8 KiB are for barriers and what the system reserves in each block.
+    room = arch.SM_90A.smem_bytes_per_sm - 8192
+    fitting = [how for how in divisions if how.per_sm * how.smem_bytes <= room]
+    found = copies(rows)
+    return found | {str(how): jax.jit(copy("pallas_gpu", rows, how)) for how in fitting}
+
+
+def measure_copy(
+    rows: int, candidates: dict[str, Callable[..., Any]]
+) -> list[dict[str, Any]]:
+    """Times copies; checks that they are exact."""
+    make = jax.jit(lambda key: jax.random.normal(key, (rows, COLUMNS)))
+    inputs = [(make(key),) for key in jax.random.split(jax.random.key(0), INPUTS)]
+    (x,) = inputs[0]
+    for name, f in candidates.items():
+        assert bool(jnp.all(f(x) == x)), name
     # XLA's own kernel for a copy; a negation cannot be elided.
-    candidates: dict[str, Any] = {"XLA, a negation": jax.jit(jnp.negative)}
-    for package in PACKAGES:
-        candidates[f"{package}, emit_pipeline"] = jax.jit(copy(package))
-        (x,) = inputs[0]
-        assert bool(jnp.all(candidates[f"{package}, emit_pipeline"](x) == x))
-    return _rows(f"copy of {ROWS}x{COLUMNS} f32", timing.on_device(candidates, inputs))
+    candidates = {"XLA, a negation": jax.jit(jnp.negative), **candidates}
+    return _rows(f"copy of {rows}x{COLUMNS} f32", timing.on_device(candidates, inputs))
 
 
 def _rows(problem: str, times: dict[str, float]) -> list[dict[str, Any]]:
@@ -290,9 +390,17 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--sweep", choices=("copy", "matmul"))
     options = parser.parse_args()
-    rows = [row for shape in SHAPES for row in measure_matmul(*shape)]
-    rows += measure_copy()
+    rows = []
+    if options.sweep != "copy":
+        chosen = swept_products if options.sweep else products
+        for shape in SHAPES:
+            rows += measure_matmul(*shape, chosen(*shape))
+    if options.sweep != "matmul":
+        for scale in (1, 8):
+            candidates = (swept_copies if options.sweep else copies)(ROWS * scale)
+            rows += measure_copy(ROWS * scale, candidates)
     notes = (
         "bfloat16 products and float32 copies, random normal; device times, medians of "
         "40 rounds of one call of each in a shuffled order, 50 ms apart."
