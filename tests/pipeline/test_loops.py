@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as upstream
 
@@ -127,6 +129,68 @@ def test_sizes_of_a_grid_that_are_refused(error, grid, options, what):
 def test_a_tiling_is_visited_tile_by_tile():
     order = np.array([[0, 1, 4, 5], [2, 3, 6, 7]])
     everywhere.check(visits((2, 4), 1, (2, 2)), [], order)
+
+
+@st.composite
+def grids(draw):
+    """A grid of some axes, a tiling of it or None, and a number of instances."""
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    tiling = draw(st.none() | st.tuples(*(st.integers(1, 2) for _ in counts)))
+    if tiling is not None:
+        counts = [n * t for n, t in zip(counts, tiling, strict=True)]
+    return tuple(counts), tiling, draw(st.integers(1, 5))
+
+
+@settings(max_examples=15, deadline=None)
+@given(grids(), st.booleans())
+def test_all_steps_of_any_grid_are_taken_in_order(grid, traced):
+    """Step s is the s-th position, tile by tile, and that of instance s mod n."""
+    sizes, tiling, instances = grid
+    traced = traced and tiling is None
+
+    def body(n_ref, o_ref):
+        axes = [n_ref[i] for i in range(len(sizes))] if traced else sizes
+        sm = lax.axis_index("sm")
+
+        @plgpu.nd_loop(axes, collective_axes="sm", tiling=tiling, init_carry=sm)
+        def last(info, carry):
+            # The carry is the number of this step.
+            o_ref[info.index] = carry * 10 + info.local_index
+            return carry + instances
+
+    kernel = plgpu.kernel(
+        body, out_type=jax.ShapeDtypeStruct(sizes, jnp.int32),
+        grid=(instances,), grid_names=("sm",),
+    )  # fmt: skip
+    got = np.asarray(kernel(np.array(sizes, np.int32)))
+    tiling = tiling or (1,) * len(sizes)
+    outer = [n // t for n, t in zip(sizes, tiling, strict=True)]
+    order = [
+        tuple(o * t + i for o, t, i in zip(a, tiling, b, strict=True))
+        for a in np.ndindex(*outer)
+        for b in np.ndindex(*tiling)
+    ]
+    steps = range(len(order))
+    assert [got[at] for at in order] == [s * 10 + s // instances for s in steps]
+
+
+@pytest.mark.parametrize("grid", [(), (0,), (3, 0)])
+def test_a_grid_without_steps_returns_the_initial_carry(grid):
+    def body(o_ref):
+        @plgpu.nd_loop(grid, collective_axes="sm", init_carry=jnp.int32(7))
+        def carry(info, carry):
+            return carry + 1
+
+        o_ref[0] = carry
+
+    def make(interpret):
+        return plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct((1,), jnp.int32),
+            grid=(1,), grid_names=("sm",), interpret=interpret,
+        )  # fmt: skip
+
+    # The grid without axes has one step, at ().
+    everywhere.check(make, [], np.array([7 if grid else 8]))
 
 
 def test_a_carry_reaches_the_last_step():

@@ -15,16 +15,7 @@ import pytest
 from benchmarks import tutorial_plot
 from benchmarks.tutorial_plot import SPEEDS, TUTORIAL
 from pallas_gpu import errors, offline
-
-
-def run_with_a_mistake(folder: Path, step: str, right: str, wrong: str) -> None:
-    """Runs the tutorial to the end of a step, with something replaced in it."""
-    text = TUTORIAL.read_text()
-    text = text[: text.index("\n\n# %%", text.index(f"def {step}("))]
-    assert right in text, "the tutorial has changed: change this test too"
-    path = folder / "mistake.py"
-    path.write_text(text.replace(right, wrong))
-    runpy.run_path(str(path))
+from tests.support.tutorial_mistakes import run_with_a_mistake
 
 
 @pytest.mark.parametrize(
@@ -37,19 +28,19 @@ def run_with_a_mistake(folder: Path, step: str, right: str, wrong: str) -> None:
 )
 def test_an_early_copy_into_a_stage_is_found(tmp_path: Path, right: str, wrong: str):
     with pytest.raises(errors.RaceError, match="while the wgmma may still read it"):
-        run_with_a_mistake(tmp_path, "with_stages", right, wrong)
+        run_with_a_mistake(TUTORIAL, tmp_path, "with_stages", right, wrong)
 
 
 def test_a_tile_whose_last_step_is_not_reported_deadlocks(tmp_path: Path):
     right = "plgpu.barrier_arrive(empty.at[lax.rem(first + steps - 1, STAGES)])"
     with pytest.raises(errors.DeadlockError, match="3 of 3 warpgroups wait"):
-        run_with_a_mistake(tmp_path, "persistent", right, "pass")
+        run_with_a_mistake(TUTORIAL, tmp_path, "persistent", right, "pass")
 
 
 def test_a_barrier_of_one_block_is_too_few_for_a_multicast(tmp_path: Path):
     right = 'scratch(plgpu.ClusterBarrier, collective_axes="pair")'
     with pytest.raises(errors.RaceError, match="of CTA"):
-        run_with_a_mistake(tmp_path, "clustered", right, "scratch()")
+        run_with_a_mistake(TUTORIAL, tmp_path, "clustered", right, "scratch()")
 
 
 @pytest.mark.offline
