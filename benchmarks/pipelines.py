@@ -23,6 +23,8 @@ from benchmarks import timing
 from pallas_gpu import arch, ops
 
 INPUTS = 5
+# Rows and columns of a part of a product that is stored at once.
+PART = 64
 SHAPES = [(4096, 4096, 4096), (4096, 8192, 4096)]
 BLOCKS = 2 * arch.SM_90A.sm_count
 ROWS, COLUMNS = 16 * 16 * BLOCKS, 256
@@ -57,7 +59,7 @@ def matmul(
 ) -> Callable[..., Any]:
     """A persistent product of two compute warpgroups and their memory warpgroup."""
     plgpu, run_scoped = PACKAGES[package]
-    tile_m, tile_n, tile_k, part = how.tile_m, how.tile_n, 64, 64
+    tile_m, tile_n, tile_k = how.tile_m, how.tile_n, 64
     rows_of_wg = tile_m // 2
     tiles_m, tiles_n = m // tile_m, n // tile_n
     tiles = plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)
@@ -110,22 +112,8 @@ def matmul(
                     acc = run_scoped(
                         with_accumulator, plgpu.ACC((rows_of_wg, tile_n), jnp.float32)
                     ).astype(o.dtype)
-                    columns = tile_n // part
-                    for i in range(rows_of_wg // part):
-                        for j in range(columns):
-                            slot = parts.at[wg, (i * columns + j) % how.slots]
-                            plgpu.wait_smem_to_gmem(
-                                how.slots - 1, wait_read_only=True
-                            )
-                            slot[...] = acc[
-                                i * part : (i + 1) * part, j * part : (j + 1) * part
-                            ]
-                            plgpu.commit_smem()
-                            row = mi * tile_m + wg * rows_of_wg + i * part
-                            column = ni * tile_n + j * part
-                            plgpu.copy_smem_to_gmem(
-                                slot, o.at[pl.ds(row, part), pl.ds(column, part)]
-                            )
+                    start = mi * tile_m + wg * rows_of_wg, ni * tile_n
+                    store(plgpu, acc, parts.at[wg], o, start)
 
                 pipeline(mi, ni, step, context)(a, b, allocations=allocations)
 
@@ -134,7 +122,7 @@ def matmul(
         run_scoped(
             scoped,
             pipeline(0, 0, nothing, nothing).get_allocations(a, b),
-            plgpu.SMEM((2, how.slots, part, part), jnp.bfloat16, transforms=tiles),
+            plgpu.SMEM((2, how.slots, PART, PART), jnp.bfloat16, transforms=tiles),
             collective_axes="wg",
         )
 
@@ -144,6 +132,22 @@ def matmul(
         grid_names=("sm",),
         num_threads=3, thread_name="wg",
     )  # fmt: skip
+
+
+def store(plgpu: Any, acc: Any, slots: Any, o: Any, start: tuple[Any, Any]) -> None:
+    """Stores a warpgroup's result in parts, each through one of its buffers."""
+    count, columns = slots.shape[0], acc.shape[1] // PART
+    for i in range(acc.shape[0] // PART):
+        for j in range(columns):
+            slot = slots.at[(i * columns + j) % count]
+            plgpu.wait_smem_to_gmem(count - 1, wait_read_only=True)
+            rows, cols = (slice(x * PART, (x + 1) * PART) for x in (i, j))
+            slot[...] = acc[rows, cols]
+            plgpu.commit_smem()
+            to = (
+                pl.ds(at + x * PART, PART) for at, x in zip(start, (i, j), strict=True)
+            )
+            plgpu.copy_smem_to_gmem(slot, o.at[tuple(to)])
 
 
 def simple_matmul(m: int, n: int, k: int, depth: int) -> Callable[..., Any]:
