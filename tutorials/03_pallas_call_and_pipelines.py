@@ -326,13 +326,15 @@ def specialized_matmul(a, b, steps_in_flight=4):
             plgpu.copy_smem_to_gmem(o_smem.at[wg], o_gmem.at[rows, columns])
             plgpu.wait_smem_to_gmem(0)
 
-        late = {"transforms": TILE, "delay_release": 1}
+        def spec(shape, index_map):
+            return plgpu.BlockSpec(shape, index_map, transforms=TILE, delay_release=1)
+
         plgpu.emit_pipeline_warp_specialized(
             step,
             grid=(k // 64,),
             in_specs=[
-                plgpu.BlockSpec((BLOCK_M, 64), lambda ki: (i, ki), **late),
-                plgpu.BlockSpec((64, BLOCK_N), lambda ki: (ki, j), **late),
+                spec((BLOCK_M, 64), lambda ki: (i, ki)),
+                spec((64, BLOCK_N), lambda ki: (ki, j)),
             ],
             max_concurrent_steps=steps_in_flight,
             wg_axis="wg",

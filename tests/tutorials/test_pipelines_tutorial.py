@@ -16,7 +16,7 @@ TUTORIAL = ROOT / "tutorials" / "03_pallas_call_and_pipelines.py"
 
 
 def test_a_block_that_the_specialised_product_releases_early_is_found(tmp_path: Path):
-    right, wrong = '"delay_release": 1', '"delay_release": 0'
+    right, wrong = "delay_release=1)", "delay_release=0)"
     with pytest.raises(errors.RaceError, match="the wgmma may still read it"):
         run_with_a_mistake(TUTORIAL, tmp_path, "specialized_matmul", right, wrong)
 
