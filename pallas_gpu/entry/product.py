@@ -53,12 +53,10 @@ class Matrix:
 
     def value(self) -> Any:
         """Returns the operand as a value in registers."""
-        if not self.is_ref:
-            return self.stored.T if self.transposed else self.stored
-        return (self.stored.T if self.transposed else self.stored).get()
+        return self.view().get() if self.is_ref else self.view()
 
     def view(self) -> Any:
-        """Returns the operand, which is in SMEM, as a reference."""
+        """Returns the operand where it is: a value, or a reference."""
         return self.stored.T if self.transposed else self.stored
 
 
