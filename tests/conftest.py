@@ -8,6 +8,7 @@ tests marked `gpu` run too; without it everything runs on the CPU.
 
 from __future__ import annotations
 
+import collections
 import functools
 import gc
 import importlib.util
@@ -72,8 +73,17 @@ def _cuda_program(name: str) -> str | None:
     return shutil.which(name)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` or `offline`, with the reason, where they cannot run."""
+    """Skips what cannot run here, with the reason; marks cases of large tables slow."""
+    seen: collections.Counter[str] = collections.Counter()
+    for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None:
+            function = item.nodeid.partition("[")[0]
+            if seen[function] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
     for mark, reason in (("gpu", no_gpu_reason), ("offline", no_offline_reason)):
         marked = [item for item in items if item.get_closest_marker(mark)]
         if marked and (why := reason()) is not None:

@@ -30,6 +30,7 @@ def _cells() -> list[Any]:
     return found
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("row", "way"), _cells())
 def test_a_cell_of_the_table(row: Row, way: Way):
     if row.devices == 1:

@@ -22,6 +22,8 @@ from tests.support.dtype_bodies import OPERATIONS, SHAPE, words
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH, under
 
+pytestmark = pytest.mark.sampled(2)
+
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
 SIGNED = ["int8", "int16", "int32", "int64"]
 UNSIGNED = ["uint8", "uint16", "uint32", "uint64"]

@@ -14,6 +14,8 @@ import pallas_gpu as plgpu
 from tests.support import acceptance, random_edges
 from tests.support.semantics import Lane
 
+pytestmark = pytest.mark.sampled(2)
+
 errors = plgpu.errors
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_EDGES", "0:60").split(":"))
 # Only a run shows that a start known at run time is wrong.

@@ -21,12 +21,18 @@ from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 from tests.support.programs import Program
 
+pytestmark = pytest.mark.sampled(4)
+
 # (row, kind of dtype): the mutants that are the same function there.
 _OR, _AND = ("add", "max", "or"), ("mul", "min", "and")
+_NUMBERS = ("float", "float8", "signed", "unsigned")
 EQUIVALENT: dict[tuple[str, str], set[str]] = {
     # Of bools a sum is a disjunction and a product a conjunction.
     **{(name, "bool"): set(_OR) - {name} for name in _OR},
     **{(name, "bool"): set(_AND) - {name} for name in _AND},
+    # The sum of two contributions to a derivative.
+    **{("add", kind): {"add_any"} for kind in _NUMBERS},
+    **{("add_any", kind): {"add"} for kind in _NUMBERS},
     # An unsigned integer is its absolute value.
     ("abs", "unsigned"): {"nothing"},
 }

@@ -67,6 +67,7 @@ def check_report(subject: Subject, mutant: Mutant, seed: int) -> None:
     assert [r.error for r in mutant.reports] == [Wrong], "no report, a wrong result"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("subject", "mutant"), MUTANTS, ids=ids)
 def test_a_mistake_is_reported_with_its_line(subject, mutant):
     for seed in SEEDS:
@@ -85,6 +86,7 @@ def test_a_correct_kernel_raises_no_alarm(subject):
     assert all(run(launch, **schedule) for schedule in SCHEDULES)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("semantics", BOTH)
 @pytest.mark.parametrize("subject", SUBJECTS, ids=ids)
 def test_a_correct_kernel_is_correct_as_emitted(subject, semantics):

@@ -18,6 +18,8 @@ from pallas_gpu.ops.attention_config import AttentionConfig
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup
 
+pytestmark = pytest.mark.sampled(2)
+
 SMALL = AttentionConfig(block_kv=64)
 # Results are averages of normal numbers; probabilities and results have 11 or 8 bits.
 ROUNDING = {"float16": 2**-9, "bfloat16": 2**-6}

@@ -17,6 +17,8 @@ from pallas_gpu.ops.matmul import MatmulConfig, matmul
 from tests.support import everywhere
 from tests.support.semantics import Warpgroup
 
+pytestmark = pytest.mark.sampled(2)
+
 SMALL = MatmulConfig(
     tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2
 )

@@ -109,6 +109,7 @@ def test_the_good_calls_inside_a_body_are_good():
         jax.eval_shape(calls.kernel(body), calls.OUT)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", TOP)
 def test_wrong_arguments_at_top_level(name):
     found = {}
@@ -137,6 +138,7 @@ def wrong_calls(name: str, env: calls.Env):
             yield (parameter, i, expect.shown(value)), call
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", [*INSIDE, *sorted(calls.METHODS)])
 def test_wrong_arguments_inside_a_body(name):
     found = {}
@@ -169,6 +171,7 @@ def accepted_calls(name: str) -> list[tuple[int, object]]:
     return accepted
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*INSIDE, *sorted(calls.METHODS)])
 def test_what_a_body_accepts_lowers_or_is_refused_with_a_line(name):

@@ -130,11 +130,24 @@ def test_float8_sums_with_infinities_and_nan_are_those_of_float32(name, acc_dtyp
 def test_settings_of_jax_do_not_reach_the_emulator():
     a = jnp.ones((64, 128), jnp.float8_e4m3fn)
     a = jax.block_until_ready(a.at[0, 0].set(jnp.nan))
-    with jax.transfer_guard("disallow"), jax.debug_nans(True):
+    with jax.transfer_guard("disallow"):
         out = product(a, a, jnp.float32, True)
     want = np.full((64, 64), 128.0)
     want[0] = want[:, 0] = np.nan
     np.testing.assert_array_equal(out, want)
+
+
+def test_nans_inside_of_a_kernel_are_no_concern_of_debug_nans():
+    """It checks results."""
+
+    def body(x, o):
+        o[...] = jnp.where(jnp.isnan(x[...] * 2), 0.0, x[...])
+
+    x = np.array([1, np.nan] * 64, np.float32)
+    out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    kernel = plgpu.kernel(body, out_type=out_type, interpret=True)
+    with jax.debug_nans(True):
+        np.testing.assert_array_equal(kernel(x), np.array([1, 0] * 64))
 
 
 # --- beside a GPU ---------------------------------------------------------------------

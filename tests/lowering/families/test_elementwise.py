@@ -11,6 +11,8 @@ import pallas_gpu as plgpu
 from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
 
+pytestmark = pytest.mark.sampled(3)
+
 SHAPE = (64, 64)
 
 

@@ -13,6 +13,8 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
+pytestmark = pytest.mark.sampled(3)
+
 pytestmark = pytest.mark.smoke
 
 RNG = np.random.default_rng(0)
