@@ -16,6 +16,8 @@ from tests.support import random_kernels
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import Lane, Warpgroup
 
+pytestmark = pytest.mark.sampled(2)
+
 FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_KERNELS", "0:24").split(":"))
 # Under Lane semantics layouts are the author's: most random kernels are refused for one
 # of these reasons, which have no meaning in the emulator. Warpgroup refuses none.

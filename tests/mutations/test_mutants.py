@@ -67,7 +67,7 @@ def check_report(subject: Subject, mutant: Mutant, seed: int) -> None:
     assert [r.error for r in mutant.reports] == [Wrong], "no report, a wrong result"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("subject", "mutant"), MUTANTS, ids=ids)
 def test_a_mistake_is_reported_with_its_line(subject, mutant):
     for seed in SEEDS:

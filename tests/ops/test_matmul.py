@@ -133,6 +133,7 @@ def emulated(shape, c, **options):
     return np.asarray(matmul(a, b, config=c, interpret=interpret))
 
 
+@pytest.mark.slow
 def test_a_hundred_orders_of_events_give_one_result():
     c = config(cluster="n")
     shape = (256, 128, 256)

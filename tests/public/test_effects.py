@@ -26,6 +26,8 @@ from tests.support import public_calls as calls
 from tests.support import public_names as names
 from tests.support.public_calls import F16, F32, OUT, SHAPE, SPEC
 
+pytestmark = pytest.mark.sampled(2)
+
 ROOT = Path(__file__).parents[2]
 CALLABLES = names.public_callables()
 SMALL = jax.ShapeDtypeStruct((8, 128), F32)

@@ -143,7 +143,7 @@ def test_nans_inside_of_a_kernel_are_no_concern_of_debug_nans():
     def body(x, o):
         o[...] = jnp.where(jnp.isnan(x[...] * 2), 0.0, x[...])
 
-    x = np.array([1, np.nan] * 64, np.float32)
+    x = jnp.asarray(np.array([1, np.nan] * 64, np.float32))
     out_type = jax.ShapeDtypeStruct(x.shape, x.dtype)
     kernel = plgpu.kernel(body, out_type=out_type, interpret=True)
     with jax.debug_nans(True):

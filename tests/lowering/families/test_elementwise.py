@@ -11,7 +11,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 SHAPE = (64, 64)
 

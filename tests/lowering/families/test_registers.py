@@ -13,7 +13,7 @@ import pallas_gpu as plgpu
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 pytestmark = pytest.mark.smoke
 

@@ -21,7 +21,7 @@ from pallas_gpu import arch, compiler
 from pallas_gpu.lowering.machine import Build
 from tests.support import everywhere
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled(4)
 
 F16, F32 = jnp.float16, jnp.float32
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
