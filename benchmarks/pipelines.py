@@ -254,9 +254,9 @@ class Copy:
       per_sm: thread blocks for each SM.
     """
 
-    rows: int = 16
-    depth: int = 3
-    per_sm: int = 2
+    rows: int = 4
+    depth: int = 6
+    per_sm: int = 4
 
     @property
     def smem_bytes(self) -> int:
@@ -352,7 +352,7 @@ def swept_copies(rows: int) -> dict[str, Callable[..., Any]]:
     """Returns divisions of the copy by name, those that fit an SM."""
     divisions = (
         Copy(size, depth, per_sm)
-        for size in (8, 16, 32, 64)
+        for size in (4, 8, 16, 32)
         for per_sm in (1, 2, 4)
         for depth in (2, 3, 4, 6, 8)
     )
