@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
@@ -17,7 +16,7 @@ from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
     block_index,
     dependencies,
-    require_index_map,
+    index_jaxpr,
     slopes,
 )
 
@@ -72,25 +71,11 @@ class Stream:
 
     # --- which block ------------------------------------------------------------------
 
-    @property
-    def _scalars(self) -> list[jax.core.ShapedArray]:
-        return [jax.core.ShapedArray((), jnp.int32)] * self.grid_rank
-
-    @functools.cached_property
-    def _checked_spec(self) -> types.BlockSpec:
-        """The spec; its index map has been checked, which takes a trace."""
-
-        def check_map(*position: Any) -> tuple[()]:
-            require_index_map(self.spec, self.position(*position), self.what)
-            return ()
-
-        _jax.trace(check_map, self._scalars)
-        return self.spec
-
     @functools.cached_property
     def _index_jaxpr(self) -> _jax.Jaxpr:
-        indices = _jax.trace(lambda *i: tuple(self.block_index(i)), self._scalars)
-        return indices[0].jaxpr
+        """The index of the block as a function of the loop's position."""
+        rank = len(self.sizes)  # that of the spec, too
+        return index_jaxpr(self.spec, self.position, self.grid_rank, rank, self.what)
 
     @functools.cached_property
     def axes(self) -> frozenset[int]:
@@ -117,8 +102,8 @@ class Stream:
     def block_index(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the index of the block at a position of the loop."""
         rank = len(self.sizes)  # that of the spec, too
-        where = self.position(*indices)
-        return block_index(self._checked_spec, where, rank, self.what)
+        _ = self._index_jaxpr  # its trace checks the index map, once
+        return block_index(self.spec, self.position(*indices), rank, self.what)
 
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""

@@ -59,18 +59,60 @@ def block_index(
         ]
 
 
-def require_index_map(
-    spec: types.BlockSpec, arguments: Sequence[Any], what: str
-) -> None:
-    """Raises unless a spec's index map takes the arguments and uses nothing else.
+def index_jaxpr(
+    spec: types.BlockSpec,
+    position: Callable[..., Sequence[Any]],
+    grid_rank: int,
+    rank: int,
+    what: str,
+) -> _jax.Jaxpr:
+    """Traces the index of a block as a function of the position of a loop.
+
+    Args:
+      spec, rank, what: as of `block_index`.
+      position: from the loop's indices to the arguments of the index map.
+      grid_rank: number of the loop's axes.
 
     Raises:
-      ArgumentTypeError: it takes other arguments.
+      ArgumentError, ArgumentTypeError: the map takes other arguments, or has the wrong
+        results.
       ClosureError: it uses an array from the enclosing function.
     """
-    if spec.block_shape is not None and spec.index_map is not None:
-        _check_signature(spec.index_map, arguments, what)
-        _refuse_arrays(spec.index_map, arguments, what)
+    index_map = spec.index_map if spec.block_shape is not None else None
+
+    def indices(*loop: Any) -> tuple[Any, ...]:
+        arguments = position(*loop)
+        if index_map is not None:
+            _check_signature(index_map, arguments, what)
+        return tuple(block_index(spec, arguments, rank, what))
+
+    try:
+        traced, _ = _jax.trace(
+            indices, [jax.core.ShapedArray((), jnp.int32)] * grid_rank
+        )
+    except _INDEXED_WITH_A_TRACER as error:
+        if isinstance(error, errors.PallasGpuError):
+            raise
+        array = "a list or an array of NumPy, indexed with a grid index"
+        raise _closed_over(index_map, array, what) from None
+    for var in traced.jaxpr.constvars:
+        if var.aval.shape and not isinstance(var.aval, _jax.AbstractRef):
+            array = f"{var.aval.dtype}{list(var.aval.shape)}"
+            raise _closed_over(index_map, array, what)
+    return traced.jaxpr
+
+
+def _closed_over(index_map: Any, array: str, what: str) -> errors.ClosureError:
+    return errors.ClosureError(
+        f"BlockSpec of {what}: the index map uses an array from the enclosing function",
+        expected="an index computed from the grid indices and numbers",
+        got=array,
+        hint="pass it as the first argument of the call, with grid_spec="
+        "plgpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, ...): the index map "
+        "gets its reference after the grid indices; in a pipeline, close over the "
+        "reference of an array",
+        where=scope.location(index_map),
+    )
 
 
 def _start_of_slice(index: Any, entry: Any, what: str) -> Any:
@@ -114,34 +156,6 @@ def _check_signature(
             else "define the index map with one argument per grid axis",
             where=scope.location(index_map),
         ) from None
-
-
-def _refuse_arrays(
-    index_map: Callable[..., Any], arguments: Sequence[Any], what: str
-) -> None:
-    """Raises for an index map that closes over an array."""
-    index = jax.core.ShapedArray((), jnp.int32)
-    avals = [types.base_aval(x) if _is_ref(x) else index for x in arguments]
-    try:
-        traced, _ = _jax.trace(index_map, avals)
-    except _INDEXED_WITH_A_TRACER:
-        closed_over = ["a list or an array of NumPy, indexed with a grid index"]
-    else:
-        consts = [v.aval for v in traced.jaxpr.constvars]
-        arrays = [a for a in consts if a.shape and not isinstance(a, _jax.AbstractRef)]
-        closed_over = [f"{a.dtype}{list(a.shape)}" for a in arrays]
-    if closed_over:
-        raise errors.ClosureError(
-            f"BlockSpec of {what}: the index map uses an array from the enclosing "
-            "function",
-            expected="an index computed from the grid indices and numbers",
-            got=closed_over[0],
-            hint="pass it as the first argument of the call, with grid_spec="
-            "plgpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, ...): the index map "
-            "gets its reference after the grid indices; in a pipeline, close over the "
-            "reference of an array",
-            where=scope.location(index_map),
-        )
 
 
 def dependencies(jaxpr: _jax.Jaxpr) -> tuple[frozenset[int], ...]:
