@@ -21,6 +21,7 @@ from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
+from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.state import indexing as _indexing
@@ -108,6 +109,7 @@ __all__ = [
     "trace",
     "trace_context",
     "trace_without_ref_rules",
+    "unmapped",
     "vary_alike",
     "where",
 ]
@@ -277,6 +279,15 @@ def is_export(ctx: Any) -> bool:
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)
+
+
+def unmapped(x: Any) -> tuple[Any, int]:
+    """Returns what `jax.vmap` maps over to pass `x`, and the number of mapped axes."""
+    levels = 0
+    while isinstance(x, _batching.BatchTracer):
+        levels += x.batch_dim is not None
+        x = x.val
+    return x, levels
 
 
 def allow_effect_in_control_flow(effect_type: type) -> None:

@@ -333,13 +333,6 @@ def launch_body(
     sources = [x if mutable.is_mutable(x) else None for x in given]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, name) for x in out_leaves]
-    if (
-        out_avals
-        and not any(aval.size for aval in out_avals)
-        and all(x is None for x in sources)
-    ):
-        # Nothing to compute: a launch would only write results without elements.
-        return _zeros(out_avals, out_tree)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
     # Which arguments are references, and which of these are the same one.
     same = tuple(None if x is None else _position(x, given) for x in sources)
@@ -358,17 +351,19 @@ def launch_body(
             cache[key] = seen, traced
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
-    if 0 in mesh.grid:
-        # CUDA refuses an empty grid. Mistakes of the body do not depend on the grid.
-        return _zeros(out_avals, out_tree)
     given += traced.captured
     updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
+    result_avals = (*out_avals, *map(mutable.contents, updated.values()))
+    if 0 in mesh.grid or (result_avals and not any(x.size for x in result_avals)):
+        # CUDA refuses an empty grid, and there is nothing to compute without elements.
+        # Mistakes of the body do not depend on either.
+        return _zeros(out_avals, out_tree)
     params = call.CallParams(
         jaxpr=traced.jaxpr,
         mesh=mesh,
         batch=(),
-        out_avals=(*out_avals, *map(mutable.contents, updated.values())),
+        out_avals=result_avals,
         compiler_params=compiler_params,
         interpret=call.resolve_interpret(interpret),
         name=name,
@@ -377,8 +372,7 @@ def launch_body(
     )
     operands = _jax.vary_alike([*flat, *trace.lifted_operands(traced.captured)])
     results = call.kernel_p.bind(*operands, **params.as_dict())
-    for j, ref in updated.items():
-        mutable.update(ref, results[j], name)
+    mutable.update([(ref, results[j]) for j, ref in updated.items()], name)
     return jax.tree.unflatten(out_tree, results[: len(out_avals)])
 
 

@@ -148,9 +148,90 @@ def test_instances_do_not_update_one_reference(jit):
     with refused(
         errors.UnsupportedError,
         "kernel body: under jax.vmap all instances write the same jax.Ref",
-        hint="pass the reference to the function that is vmapped",
+        hint="give the reference an axis for the instances",
     ):
         (jax.jit(f) if jit else f)(np.stack([X, X]))  # HERE
+
+
+def test_a_refused_call_updates_no_reference():
+    """All results are batched: the reference that is not is refused first."""
+    batched, shared = jax.new_ref(np.stack([X, X])), jax.new_ref(X)
+
+    def both(a, b):
+        a[...] = a[...] + 1
+        b[...] = b[...] + 1
+
+    f = jax.vmap(in_place(both), in_axes=(0, None))
+    with pytest.raises(errors.UnsupportedError, match=r"write the same jax.Ref"):
+        f(batched, shared)
+    np.testing.assert_array_equal(batched[...], np.stack([X, X]))
+
+
+def test_a_refused_call_updates_no_reference_of_nested_instances():
+    full, inner = jax.new_ref(np.stack([[X, X]] * 2)), jax.new_ref(np.stack([X, X]))
+
+    def both(a, b):
+        a[...] = a[...] + 1
+        b[...] = b[...] + 1
+
+    f = jax.vmap(jax.vmap(in_place(both)), in_axes=(0, None))
+    with pytest.raises(errors.UnsupportedError, match=r"write the same jax.Ref"):
+        f(full, inner)
+    np.testing.assert_array_equal(full[...], np.stack([[X, X]] * 2))
+
+
+def shared_by_closure(ref):
+    def body(a, o):
+        a[...] = jnp.full(N, 5.0, jnp.float32)
+        o[...] = ref[0]
+
+    return jax.vmap(make(body, f32(N)))(ref)
+
+
+def shared_by_argument(ref):
+    def body(a, b, o):
+        a[...] = jnp.full(N, 5.0, jnp.float32)
+        o[...] = b[0]
+
+    return jax.vmap(make(body, f32(N)), in_axes=(0, None))(ref, ref)
+
+
+@pytest.mark.parametrize("jit", [False, True])
+@pytest.mark.parametrize("f", [shared_by_closure, shared_by_argument])
+def test_an_instance_writes_no_part_of_a_reference_that_is_also_read(f, jit):
+    def call(x):
+        return f(jax.new_ref(x))
+
+    with pytest.raises(errors.UnsupportedError, match=r"parts of one jax.Ref") as info:
+        (jax.jit(call) if jit else call)(X[None])
+    assert "as an array, ref[...]" in info.value.hint
+    assert "test_mutable.py" in info.value.where
+
+
+def test_what_an_instance_reads_of_the_others_is_an_array():
+    """As the hint says."""
+    ref = jax.new_ref(np.stack([X, X + 1]))
+
+    def body(a, b, o):
+        a[...] = a[...] * 2
+        o[...] = b[0]
+
+    f = jax.vmap(make(body, f32(N)), in_axes=(0, None))
+    np.testing.assert_array_equal(f(ref, ref[...]), np.stack([X, X]))
+    np.testing.assert_array_equal(ref[...], 2 * np.stack([X, X + 1]))
+
+
+def test_a_reference_is_updated_beside_results_without_elements():
+    ref = jax.new_ref(X)
+    k = make(lambda o: double(ref), f32(0))
+    assert k().shape == (0,)
+    np.testing.assert_array_equal(ref[...], 2 * X)
+
+
+def test_a_kernel_without_elements_is_checked_and_not_launched():
+    k = make(lambda x, o: x[...], f32(0))
+    with pytest.raises(errors.KernelError, match="the body returns a value"):
+        k(X)
 
 
 @pytest.mark.parametrize("jit", [False, True])

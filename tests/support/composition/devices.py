@@ -81,6 +81,16 @@ def mutable(way: Way) -> None:
     way.check(sharded(local), XS, expected=2 * XS)
 
 
+def sharded_ref(way: Way) -> None:
+    placed = jax.NamedSharding(mesh(), jax.P("d"))
+    ref = jax.new_ref(jax.device_put(XS, placed))
+    way.run(way.in_place(lambda r: r.set(r[...] * 2)), ref)
+    np.testing.assert_array_equal(ref[...], 2 * XS)
+    way.run(jax.vmap(way.in_place(lambda r: r.set(r[...] + 1))), ref)
+    np.testing.assert_array_equal(ref[...], 2 * XS + 1)
+    assert ref.sharding == placed
+
+
 def inside_vmap(way: Way) -> None:
     f = jax.vmap(sharded(way.make(out=ROW)))
     way.check(f, XS[None], expected=2 * XS[None])
@@ -127,6 +137,7 @@ ROWS = (
         devices=2,
         slow=True,
     ),
+    Row("a `jax.Ref` sharded over two devices", sharded_ref, devices=2, slow=True),
     Row("`vmap` of a `shard_map`", inside_vmap, devices=2, slow=True),
     Row("`vmap` in a `shard_map`", inside_shard_map, devices=2, slow=True),
     Row("`pmap`", pmap, devices=2, slow=True),
