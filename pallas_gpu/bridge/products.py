@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -32,23 +33,69 @@ def _transpose(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[A
 
 @rule("dot_general", lazy=True)
 def _dot_general(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
-    (contracted, batch) = eqn.params["dimension_numbers"]
-    types_of = [v.aval for v in eqn.invars]
-    if any(batch) or any(len(axes) != 1 for axes in contracted):
-        raise _unsupported(eqn, "a product with batch dimensions")
-    _require_precision(eqn)
-    (axis_a,), (axis_b,) = contracted
-    if min(t.ndim for t in types_of) == 1 and max(t.ndim for t in types_of) <= 2:
+    _require_one_sum(eqn)
+    ((axis_a,), (axis_b,)), _ = eqn.params["dimension_numbers"]
+    dtype = eqn.outvars[0].aval.dtype
+    if any(v.aval.ndim == 1 for v in eqn.invars):
         a, b = (read(x) for x in operands)
-        result = sum_of_products(a, b, axis_a, axis_b)
-    elif all(t.ndim == 2 for t in types_of):
-        left, right = (_matrix(x) for x in operands)
+        result = sum_of_products(a, b, axis_a, axis_b, dtype)
+    else:
+        _require_precision(eqn)
+        left, right = _of_one_type(*(_matrix(x) for x in operands))
         result = product(
             left if axis_a == 1 else left.T, right if axis_b == 0 else right.T
         )
-    else:
-        raise _unsupported(eqn, "a product of arrays with more than two dimensions")
-    return [result.astype(eqn.outvars[0].aval.dtype)]
+    return [result.astype(dtype)]
+
+
+def _require_one_sum(eqn: _jax.JaxprEqn) -> None:
+    """Refuses what is no product of two matrices, or with a vector."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    if any(batch):
+        raise _unsupported(
+            eqn,
+            "a product with batch dimensions",
+            "multiply one matrix after the other, in a loop or along a grid axis",
+        )
+    sums = len(contracted[0])
+    if sums != 1:
+        raise _unsupported(
+            eqn,
+            f"a product that adds over {sums} dimensions",
+            "multiply element by element, with axes of size one where the arrays "
+            "differ, and add with jnp.sum",
+        )
+    if any(v.aval.ndim > 2 for v in eqn.invars):
+        raise _unsupported(
+            eqn,
+            "a product of arrays with more than two dimensions",
+            "multiply one matrix after the other, in a loop or along a grid axis",
+        )
+
+
+def _of_one_type(a: Matrix, b: Matrix) -> tuple[Matrix, Matrix]:
+    """Converts operands of two types to the type that holds both.
+
+    The tensor core multiplies different types only if both are 8-bit floats.
+    """
+    eight_bits = [_is_float8(x.dtype) for x in (a, b)]
+    if a.dtype == b.dtype or all(eight_bits):
+        return a, b
+    # JAX does not promote 8-bit floats; all wider floats hold them.
+    wide = [x.dtype for x in (a, b) if not _is_float8(x.dtype)]
+    common = functools.reduce(jnp.promote_types, wide)
+    return _converted(a, common), _converted(b, common)
+
+
+def _is_float8(dtype: Any) -> bool:
+    return bool(dtype.itemsize == 1 and jnp.issubdtype(dtype, jnp.floating))
+
+
+def _converted(operand: Matrix, dtype: Any) -> Matrix:
+    if operand.dtype == dtype:
+        return operand
+    stored = Matrix(operand.stored).value()
+    return Matrix(stored.astype(dtype), operand.transposed)
 
 
 def _matrix(x: Any) -> Matrix:
@@ -80,11 +127,11 @@ def _require_precision(eqn: _jax.JaxprEqn) -> None:
         )
 
 
-def _unsupported(eqn: _jax.JaxprEqn, what: str) -> errors.UnsupportedError:
+def _unsupported(eqn: _jax.JaxprEqn, what: str, hint: str) -> errors.UnsupportedError:
     return errors.UnsupportedError(
         f"dot_general: {what}",
         expected="a product of two matrices, or of a vector and a matrix",
         got=" and ".join(str(v.aval) for v in eqn.invars),
-        hint="multiply one matrix after the other, in a loop or along a grid axis",
+        hint=hint,
         where=_jax.where_now(),
     )

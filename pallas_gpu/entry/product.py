@@ -16,6 +16,8 @@ from pallas_gpu.primitives.wgmma import wgmma
 
 # PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
 _MAX_COLUMNS = 256
+# Bits of the narrowest swizzle that `wgmma` reads.
+_SWIZZLE_BITS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,11 +90,11 @@ def product(a: Matrix, b: Matrix) -> jax.Array:
         for name, operand in (("a", a), ("b", b))
         if not (name == "a" and kept) and not _is_readable(operand, name)
     }
-    scratch = {name: _tiles(_k_minor(x, name)) for name, x in moved.items()}
+    scratch = {name: _tiles(_to_store(x, name)) for name, x in moved.items()}
 
     def multiply(acc: Any, **buffers: Any) -> jax.Array:
         for name, operand in moved.items():
-            buffers[name][...] = _k_minor(operand, name).value()
+            buffers[name][...] = _to_store(operand, name).value()
         # Also the author may have stored to an operand.
         tma.commit_smem()
         left = _operand(a, "a", buffers, a.value() if kept else None)
@@ -121,21 +123,27 @@ def _require_rows(m: int, n: int) -> None:
 
 
 def _is_readable(operand: Matrix, name: str) -> bool:
-    """Whether wgmma reads the operand where it is.
-
-    The hardware transposes 16-bit types only.
-    """
+    """Whether wgmma reads the operand where it is."""
     if not operand.is_ref:
         return False
     steps = operand.stored.transforms
     turned = [s for s in steps if isinstance(s, _jax.TransposeTransform)]
     k_is_minor = (operand.transposed + len(turned)) % 2 == (name == "b")
-    return operand.dtype.itemsize == 2 or k_is_minor
+    return k_is_minor or _is_readable_k_major(operand, name)
 
 
-def _k_minor(operand: Matrix, name: str) -> Matrix:
-    """Returns the matrix to store: a 16-bit one as it is, others with K minor."""
-    if operand.dtype.itemsize == 2:
+def _is_readable_k_major(operand: Matrix, name: str) -> bool:
+    """Whether wgmma reads the operand with M or N in the minor dimension.
+
+    The hardware transposes 16-bit types only.
+    """
+    minor = operand.shape[name == "b"]
+    return operand.dtype.itemsize == 2 and minor * 16 % _SWIZZLE_BITS == 0
+
+
+def _to_store(operand: Matrix, name: str) -> Matrix:
+    """Returns the matrix to store: as it is if wgmma reads both, or with K minor."""
+    if _is_readable_k_major(operand, name):
         return operand.T if operand.transposed else operand
     return operand.T if name == "b" else operand
 
@@ -146,7 +154,7 @@ def _operand(operand: Matrix, name: str, buffers: dict[str, Any], value: Any) ->
         return value
     if name not in buffers:
         return operand.view()
-    stored = _k_minor(operand, name)
+    stored = _to_store(operand, name)
     turned = stored.transposed != operand.transposed
     return buffers[name].T if turned else buffers[name]
 
@@ -162,22 +170,33 @@ def _tiles(matrix: Matrix) -> Any:
     return types.SMEM(matrix.shape, matrix.dtype, transforms=transforms)
 
 
-def sum_of_products(a: Any, b: Any, axis_a: int, axis_b: int) -> jax.Array:
-    """Returns the product of a vector with a vector or a matrix, added in float32.
+def sum_of_products(
+    a: Any, b: Any, axis_a: int, axis_b: int, result_type: Any
+) -> jax.Array:
+    """Returns the product of a vector with a vector or a matrix.
+
+    It is added in the widest of the types, at least in float32 or int32.
 
     PTX: fma and the instructions of reductions. Since: sm_90.
 
     Args:
       a, b: values with at most two dimensions, of which one has one.
       axis_a, axis_b: the dimensions over which to add.
+      result_type: the type in which the caller wants the sums.
     """
-    wide = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
+    wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, result_type)))
     a, b = a.astype(wide), b.astype(wide)
     if a.ndim == b.ndim:
         return jnp.sum(a * b)
     if a.ndim == 1:
         return jnp.sum(_along(a, axis_b) * b, axis=axis_b)
     return jnp.sum(a * _along(b, axis_a), axis=axis_a)
+
+
+def _summed_in(dtype: Any) -> Any:
+    if jnp.dtype(dtype).itemsize >= 4:
+        return dtype
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
 
 
 def _along(vector: Any, axis: int) -> Any:

@@ -132,6 +132,96 @@ def test_vectors():
         np.testing.assert_allclose(total, float64(v) @ float64(v), atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.int64, jnp.float64])
+def test_sums_of_64_bits(dtype):
+    """64-bit operands, or a wanted result of 64 bits, are not added in 32."""
+    with jax.enable_x64(True):
+        out = jnp.dtype(dtype) if dtype == jnp.float64 else jnp.dtype(jnp.int64)
+        v = (jnp.arange(64) + 2**28).astype(dtype)
+
+        def body(v_ref, o_ref):
+            total = jnp.dot(v_ref[...], v_ref[...], preferred_element_type=out)
+            o_ref[...] = jnp.full((64,), total)
+
+        def product(v):
+            return call(body, jax.ShapeDtypeStruct((64,), out), v)
+
+        expected = sum((i + 2**28) ** 2 for i in range(64))
+        for result in everywhere(product, v):
+            assert result.dtype == out
+            # Exact in float64, too, but for its 53 bits.
+            assert abs(int(result[0]) - expected) <= (
+                2**16 if dtype == jnp.float64 else 0
+            )
+
+
+@pytest.mark.parametrize(("n", "in_registers"), [(8, False), (24, True), (264, True)])
+def test_columns_that_no_swizzle_divides(n, in_registers):
+    """The right one is stored by columns: N is any multiple of 8."""
+    a, b = numbers("bfloat16", 64, 32), numbers("bfloat16", 32, n)
+
+    def body(a_ref, b_ref, o_ref):
+        right = b_ref[...] * 1 if in_registers else b_ref[...]
+        o_ref[...] = jnp.dot(a_ref[...], right, preferred_element_type=jnp.float32)
+
+    def product(a, b):
+        return call(body, jax.ShapeDtypeStruct((64, n), jnp.float32), a, b)
+
+    for result in everywhere(product, a, b):
+        np.testing.assert_allclose(result, float64(a) @ float64(b), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [("float32", "bfloat16"), ("bfloat16", "float32"), ("float8_e4m3fn", "bfloat16")],
+)
+def test_operands_of_two_types(pair):
+    """The narrower one is converted, in whichever order it is stored."""
+    a, b = numbers(pair[0], 64, 64), numbers(pair[1], 128, 64)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = lax.dot_general(
+            a_ref[...],
+            b_ref[...],
+            (((1,), (1,)), ((), ())),
+            preferred_element_type=jnp.float32,
+        )
+
+    def product(a, b):
+        return call(body, jax.ShapeDtypeStruct((64, 128), jnp.float32), a, b)
+
+    scale = np.abs(float64(a)) @ np.abs(float64(b)).T
+    for result in everywhere(product, a, b):
+        assert np.all(abs(result - float64(a) @ float64(b).T) <= 1e-2 * scale)
+
+
+def test_a_product_with_a_vector_has_any_precision():
+    """It is added in float32, not on the tensor core."""
+    v, m = numbers("float32", 64), numbers("float32", 64, 64)
+
+    def body(v_ref, m_ref, o_ref):
+        o_ref[...] = jnp.dot(m_ref[...], v_ref[...], precision="highest")
+
+    out = call(body, jax.ShapeDtypeStruct((64,), jnp.float32), v, m)
+    np.testing.assert_allclose(out, float64(m) @ float64(v), atol=1e-4)
+
+
+@pytest.mark.parametrize(("shape", "sums"), [((64, 64), 2), ((), 0)])
+def test_sums_over_other_than_one_dimension_are_named(shape, sums):
+    a, b = numbers("float32", 64, 64), numbers("float32", 1, *shape)
+
+    def body(a_ref, b_ref, o_ref):
+        axes = tuple(range(sums))
+        dimensions = ((axes, axes), ((), ()))
+        result = lax.dot_general(a_ref[...], b_ref[0], dimensions)
+        o_ref[...] = jnp.broadcast_to(result, (64, 64))
+
+    message = f"adds over {sums} dimensions"
+    with pytest.raises(errors.UnsupportedError, match=message) as caught:
+        call(body, jax.ShapeDtypeStruct((64, 64), jnp.float32), a, b)
+    assert "test_products.py" in str(caught.value)
+
+
 def test_an_operand_that_is_overwritten_before_the_product():
     """A load that is postponed does not see a later store."""
     a, b = numbers("bfloat16", 64, 64), numbers("bfloat16", 64, 64)
