@@ -28,7 +28,8 @@ def run_state(f: Callable[..., None]) -> Callable[..., Any]:
     in place.
 
     Args:
-      f: function of a pytree of references that returns None.
+      f: function of a pytree of references that returns None, or an empty pytree as a
+        kernel without results does.
 
     Returns:
       A function of the same pytree with `plgpu.ACC.init(array)` at its leaves, or
@@ -72,11 +73,13 @@ def _of_arrays(f: Callable[..., None], init: Any) -> Any:
 
 
 def _call(f: Callable[..., None], state: Any) -> None:
-    if scopes.call("run_state", f, state) is not None:
+    result = scopes.call("run_state", f, state)
+    # A kernel without results returns an empty pytree.
+    if jax.tree.leaves(result):
         raise errors.KernelError(
             "run_state: the function returns a value",
             expected="None; the final state is what run_state returns",
-            got="a value",
+            got=expect.shown(result),
             hint="store results to the references",
             where=scopes.location(f),
         )

@@ -261,6 +261,15 @@ def test_a_part_of_a_reference_is_updated():
     np.testing.assert_array_equal(f(np.stack([X, X])), expected)
 
 
+def test_a_part_of_a_reference_outside_of_jit_is_taken_in_the_body_of_an_argument():
+    """docs/differences.md: JAX has no `.at` of a reference that is not traced."""
+    ref = jax.new_ref(np.stack([X, X]))
+    with pytest.raises(NotImplementedError):
+        in_place(lambda: double(ref.at[1]))()
+    in_place(lambda r: double(r.at[1]))(ref)
+    np.testing.assert_array_equal(ref[...], np.stack([X, 2 * X]))
+
+
 def test_two_parts_of_a_reference_are_refused_if_one_is_written():
     def f(x):
         ref = jax.new_ref(x)
@@ -346,6 +355,20 @@ def test_a_function_of_run_state_returns_nothing_outside_of_kernels_either():
     with refused(
         errors.KernelError,
         "run_state: the function returns a value",
+        got="float32[128]",
         hint="store results",
     ):
         plgpu.run_state(lambda ref: ref[...])(X)  # HERE
+
+
+@pytest.mark.parametrize("result", [(), None, {}])
+def test_a_function_of_run_state_may_return_an_empty_pytree(result):
+    def steps(ref):
+        by_argument(ref)
+        return result
+
+    np.testing.assert_array_equal(plgpu.run_state(steps)(X), 2 * X)
+
+
+def test_a_kernel_without_results_is_a_function_of_run_state():
+    np.testing.assert_array_equal(plgpu.run_state(in_place())(X), 2 * X)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import builtins
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_gpu as plgpu
 from tests.support.composition import ROWS
 from tools.composition_table import PATH, table
 
@@ -24,6 +26,15 @@ def test_a_row_refuses_cells_that_exist_and_says_why():
         assert set(row.refused) <= keys, row.name
         assert all(x.reason and x.text for x in row.refused.values()), row.name
     assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_a_note_names_public_classes():
+    notes = PATH.read_text("utf-8").partition("Notes:")[2].partition("## ")[0]
+    named = re.findall(r"`(\w+(?:Error|Exception))`", notes)
+    assert named
+    for name in named:
+        public = (builtins, jax.errors, plgpu.errors)
+        assert any(hasattr(module, name) for module in public), name
 
 
 def test_the_templates_for_derivatives_compute_them():

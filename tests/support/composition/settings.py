@@ -123,7 +123,7 @@ ROWS = (
         {
             "jit": Refused(
                 StaleError,
-                "the value of its first trace",
+                "the program computes with the value of its first trace",
                 "`jax.jit` keeps its first trace and does not call the function again",
             )
         },
