@@ -38,8 +38,6 @@ def block_spec(mapping: Any) -> types.BlockSpec:
             hint="leave them out: tiling and swizzle of blocks are inferred",
         )
     space = _space(mapping)
-    if space is types.GMEM:
-        return types.BlockSpec(memory_space=types.GMEM)
     shape = tuple(_entry(entry, mapping) for entry in mapping.block_shape)
     return types.BlockSpec(shape, _index_map(mapping), memory_space=space)
 

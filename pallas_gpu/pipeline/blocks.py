@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -19,9 +19,6 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     slopes,
 )
-
-# Operations of index maps with another block for each position.
-_LINEAR = {"add", "sub", "mul", "neg", "axis_index", "convert_element_type"}
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -82,14 +79,25 @@ class Stream:
         """The loop's axes that the block depends on."""
         return frozenset[int]().union(*dependencies(self._index_jaxpr))
 
-    @property
-    def may_return(self) -> bool:
-        """Whether positions with other blocks in between may have the same block.
+    def is_disjoint(self, sizes: Mapping[int, Any]) -> bool:
+        """Whether it is certain that different positions have blocks without overlap.
 
-        The map reads an array, or computes more than sums and products.
+        An index that is a sum of multiples of positions determines them if each
+        multiple exceeds what the smaller ones add up to, like the digits of a number.
+
+        Args:
+          sizes: the axes of the loop that change the block, and their sizes.
         """
-        names = {eqn.primitive.name for eqn in self._index_jaxpr.eqns}
-        return not names <= _LINEAR
+        entries = self.spec.block_shape or ()
+        slope = {axis: slopes(self._index_jaxpr, axis) for axis in sizes}
+        unknown = set(sizes)
+        for _ in sizes:
+            for d, entry in enumerate(entries):
+                steps = {axis: slope[axis][d] for axis in unknown}
+                reach = self.sizes[d] if isinstance(entry, types.Element) else 1
+                if None not in steps.values() and _are_digits(steps, sizes, reach):
+                    unknown -= {axis for axis, step in steps.items() if step}
+        return not unknown
 
     def moves_along(self, axis: int) -> bool:
         """Whether positions that differ on an axis of the loop have other blocks.
@@ -149,8 +157,10 @@ class Stream:
           LayoutError: TMA cannot copy a block that may exceed the array, or one with
             transforms.
         """
-        if not self.buffered or 0 in self.block_shape:
-            return dataclasses.replace(self, direct=self.buffered)
+        if not self.buffered:
+            return self
+        if 0 in self.block_shape:
+            return dataclasses.replace(self, direct=True)
         # In a trace of its own: an index map may read an array.
         problems: list[Any] = []
         _jax.trace(lambda: problems.append(self._tma_problem(indices)), [])
@@ -160,6 +170,26 @@ class Stream:
             (problem,) = problems
             problem.what = f"{self.what}: {problem.what}"
             raise problem
+        return dataclasses.replace(self, direct=True)
+
+    def in_gmem(self) -> Stream:
+        """Returns the stream; the body accesses its blocks where they are.
+
+        Raises:
+          UnsupportedError: a block may exceed the array.
+        """
+        whole = self.block_shape == tuple(self.ref.shape)
+        if self.spec.block_shape is None or whole:
+            return self
+        if self._may_exceed:
+            raise errors.UnsupportedError(
+                f"BlockSpec of {self.what}: blocks in GMEM exceed the array",
+                expected="a block shape that divides the array's, without padding",
+                got=f"blocks of {self.sizes} of an array of {tuple(self.ref.shape)}",
+                hint="leave memory_space out, or pass plgpu.BlockSpec(memory_space="
+                "plgpu.GMEM) and take the part in the body",
+                where=_jax.where_now(),
+            )
         return dataclasses.replace(self, direct=True)
 
     @property
@@ -185,6 +215,18 @@ class Stream:
         except errors.LayoutError as error:
             return error
         return None
+
+
+def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) -> bool:
+    """Whether a sum of multiples differs by `apart` for all different positions."""
+    reach: int | None = apart
+    for axis, step in sorted(steps.items(), key=lambda item: abs(item[1])):
+        if step:
+            if reach is None or abs(step) < reach:
+                return False
+            size = sizes[axis]
+            reach = reach + abs(step) * (size - 1) if isinstance(size, int) else None
+    return True
 
 
 def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
@@ -217,7 +259,7 @@ def checked(stream: Stream, *, output: bool, multicast: bool = True) -> Stream:
             if not multicast and not output
             else "leave it out",
         )
-    return stream
+    return stream.in_gmem() if spec.memory_space is types.GMEM else stream
 
 
 def _without_effect(

@@ -60,7 +60,21 @@ def block_specs(specs: Any, like: Any, what: str) -> list[types.BlockSpec]:
             hint="use plgpu.BlockSpec(block_shape, index_map)",
             where=scope.called_at(),
         )
+    if _parts(specs, is_spec) != _parts(like, mutable.is_view):
+        raise errors.ArgumentError(
+            f"{what} is not a pytree like the arrays",
+            expected=str(structure(like)),
+            got=str(jax.tree.structure(specs, is_leaf=is_spec)),
+            hint="pass a BlockSpec in the place of each array",
+            where=scope.called_at(),
+        )
     return [types.BlockSpec() if x is None else x for x in leaves]
+
+
+def _parts(tree: Any, is_leaf: Any) -> list[Any]:
+    """Returns the structures of a tree's parts; a list is a tuple at the top."""
+    parts = tree if isinstance(tree, list | tuple) else [tree]
+    return [jax.tree.structure(part, is_leaf=is_leaf) for part in parts]
 
 
 def leaves(arrays: Any) -> list[Any]:

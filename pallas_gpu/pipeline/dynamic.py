@@ -171,9 +171,9 @@ def _check_axes(
         ("thread_axis", threads, own_threads),
         ("cluster_axes", cluster_axes, mesh.cluster_names),
     ):
-        if sorted(given) != sorted(own):
+        if tuple(given) != tuple(own):
             raise errors.ArgumentError(
-                f"{_WHO}: {what} does not name all axes of the kernel",
+                f"{_WHO}: {what} does not name all axes of the kernel, in its order",
                 expected=f"{list(own)}",
                 got=f"{list(given)}",
                 hint="pass the same names as to the kernel",

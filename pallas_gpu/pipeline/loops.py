@@ -41,11 +41,28 @@ class NDLoopInfo:
 def grid_sizes(value: Any, what: str) -> tuple[Any, ...]:
     """Accepts sizes: static ones as ints, traced ones as i32 scalars."""
     value = value if expect.is_sequence(value) else (value,)
-    return tuple(grid_size(n, what.partition(":")[0]) for n in value)
+    who = what.partition(":")[0]
+    sizes = tuple(grid_size(n, who) for n in value)
+    steps = math.prod(n for n in sizes if isinstance(n, int))
+    if steps > _MOST and 0 not in sizes:
+        raise _too_large(f"{who}: the grid has too many steps", steps)
+    return sizes
+
+
+def _too_large(what: str, size: int) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        what,
+        expected=f"at most {_MOST:,}: positions are i32",
+        got=f"{size:,}",
+        hint="use larger blocks, or divide the work among several calls",
+        where=_jax.where_now(),
+    )
 
 
 def grid_size(n: Any, who: str) -> Any:
     """Returns a static size as an int, a traced one as an i32 scalar."""
+    if isinstance(n, int) and not isinstance(n, bool) and n > _MOST:
+        raise _too_large(f"{who}: a size of the grid is too large", n)
     try:
         size = values.index(n, f"{who}: a size of the grid")
     except errors.ArgumentTypeError:

@@ -61,10 +61,13 @@ class Outputs:
 
     @functools.cached_property
     def _returns(self) -> bool:
-        """Whether a block may be stored again after another one was."""
-        return any(
-            s.may_return or set(self._axes[: max(s.axes)]) - s.axes for s in self.moving
-        )
+        """Whether what one store writes may be stored again after another one."""
+        return any(self._may_return(stream) for stream in self.moving)
+
+    def _may_return(self, stream: Stream) -> bool:
+        sizes = {axis: self.sizes[axis] for axis in self._axes if axis in stream.axes}
+        ignored = set(self._axes[: max(stream.axes)]) - stream.axes
+        return bool(ignored) or not stream.is_disjoint(sizes)
 
     @functools.cached_property
     def moving(self) -> list[Stream]:

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import expect, types
 from pallas_gpu.entry import kernel as kernel_lib
-from pallas_gpu.entry import scope
+from pallas_gpu.entry import mutable, scope
 from pallas_gpu.pipeline import call_specs
 from pallas_gpu.pipeline.grid import Grid, Threads
 from pallas_gpu.pipeline.program import Program
@@ -228,5 +228,6 @@ class _Call:
         results = [jnp.zeros(x.shape, x.dtype) for x in leaves]
         given = call_specs.leaves(args)
         for i, j in aliases:
-            results[j] = jnp.asarray(given[i][...])
+            own = given[i][...] if mutable.is_mutable(given[i]) else given[i]
+            results[j] = jnp.asarray(own, leaves[j].dtype)
         return jax.tree.unflatten(tree, results)

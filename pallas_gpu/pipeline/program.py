@@ -163,8 +163,10 @@ class Program:
                 zip(refs[n:], specs, names[n : len(refs)], strict=True)
             )
         ]
-        for i, stream in enumerate(streams):
+        streams = [
             checked(stream, output=i >= n_in, multicast=False)
+            for i, stream in enumerate(streams)
+        ]
         for stream in streams[n_in:]:
             self._require_own_block(stream, read)
         first = [jnp.int32(0)] * rank

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.scoped import is_declaration, scoped
 from pallas_gpu.pipeline import emit
@@ -210,7 +210,7 @@ class WarpSpecializedPipeline:
             last=None if state is None else state == PipelinePipeline.STOP,
         )
         if allocations is not None:
-            _require_same_tree(allocations, declarations)
+            _require_declared(allocations, declarations)
             run(allocations)
             return
         names = jax.tree.leaves(division.names())
@@ -269,14 +269,31 @@ class WarpSpecializedPipeline:
             )
 
 
-def _require_same_tree(allocations: Any, declarations: Any) -> None:
-    expected = jax.tree.structure(declarations, is_leaf=is_declaration)
-    got = jax.tree.structure(allocations, is_leaf=lambda x: hasattr(x, "shape"))
-    if got != expected:
+def _require_declared(allocations: Any, declarations: Any) -> None:
+    """Raises unless the allocations are those of some declarations."""
+    expected, tree = jax.tree.flatten(declarations, is_leaf=is_declaration)
+    given, given_tree = jax.tree.flatten(
+        allocations, is_leaf=lambda x: hasattr(x, "shape")
+    )
+    difference = None
+    if given_tree != tree:
+        difference = str(tree), str(given_tree)
+    else:
+        for declaration, ref in zip(expected, given, strict=True):
+            wanted, aval = declaration.to_ref(), types.base_aval(ref)
+            if wanted != aval:
+                difference = _in_full(wanted), _in_full(aval)
+    if difference is not None:
         raise errors.ArgumentError(
             f"{_WHO}: the allocations are not those of this pipeline",
-            expected="the references of `get_allocations` with the same arguments",
-            got=str(got),
-            hint="pass what run_scoped allocated for pipeline.get_allocations(*refs)",
+            expected=difference[0],
+            got=difference[1],
+            hint="pass what run_scoped allocated for get_allocations(*refs) of a "
+            "pipeline with the same blocks, max_concurrent_steps and number of steps",
             where=_jax.where_now(),
         )
+
+
+def _in_full(aval: Any) -> str:
+    """Describes an allocation, with what distinguishes it from similar ones."""
+    return str(getattr(aval, "barrier", None) or types.describe(aval))

@@ -126,7 +126,7 @@ class BlockSpec:
         always the first block. With `PrefetchScalarGridSpec`, the references of the
         first arguments follow the grid indices.
       memory_space: SMEM (default): the block is copied. GMEM: the body accesses the
-        whole array in global memory and the index map is not used.
+        block in global memory, or the whole array if there is no block_shape.
       pipeline_mode: not supported.
       transforms: tiling and swizzle of the block in SMEM.
       delay_release: number of steps of a pipeline, or of the sequential axes of a

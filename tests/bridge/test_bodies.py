@@ -271,3 +271,35 @@ def test_buffers_of_one_block_are_refused():
             X,
             in_specs=[pl.BlockSpec(X.shape, pipeline_mode=pl.Buffered(2))],
         )
+
+
+def received(body, shape, **options):
+    """A call that returns an array of a shape."""
+    return pl.pallas_call(
+        body, out_shape=jax.ShapeDtypeStruct(shape, F32),
+        compiler_params=plgpu.CompilerParams(), **options,
+    )  # fmt: skip
+
+
+def test_any_with_a_block_gives_the_block_also_under_vmap():
+    def body(x, o):
+        o[...] = x[0, :] + 1
+
+    row = pl.BlockSpec((None, 128), lambda i: (i, 0))
+    here = pl.BlockSpec((1, 128), lambda i: (i, 0), memory_space=pl.ANY)
+    x = np.arange(8 * 128, dtype=np.float32).reshape(8, 128)
+    f = received(body, x.shape, grid=(8,), in_specs=[here], out_specs=row)
+    np.testing.assert_array_equal(f(x), x + 1)
+    both = np.stack([x, -x])
+    np.testing.assert_array_equal(jax.vmap(f)(both), both + 1)
+
+
+def test_vmap_of_whole_arrays_in_gmem():
+    def body(x, o):
+        i = pl.program_id(0)
+        o[i] = x[(i + 1) % 4]
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    x = np.arange(64, dtype=np.float32).reshape(4, 4, 4)
+    f = received(body, (4, 4), grid=(4,), in_specs=[whole], out_specs=whole)
+    np.testing.assert_array_equal(jax.vmap(f)(x), np.roll(x, -1, axis=1))

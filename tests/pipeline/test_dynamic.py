@@ -216,7 +216,8 @@ def test_all_axes_of_the_kernel_are_named(names, axes, what):
     def body(o_ref):
         plgpu.dynamic_scheduling_loop(names, **axes)  # HERE
 
-    says = f"dynamic_scheduling_loop: {what} does not name all axes of the kernel"
+    says = f"dynamic_scheduling_loop: {what} does not name all axes of the kernel, "
+    says += "in its order"
     with refused(errors.ArgumentError, says, hint="the same names"):
         run(body, **mesh(2, 2)[0])
 

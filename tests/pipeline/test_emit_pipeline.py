@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -236,6 +237,62 @@ def test_the_last_store_of_a_block_wins():
         out_specs=[plgpu.BlockSpec((8, 128), lambda i, j: (j, 0))],
     )  # fmt: skip
     everywhere.check(make, [numbers()], numbers() + 1)
+
+
+RETURNING = {
+    "a sum": ((4, 5), lambda i, j: i + j),
+    "multiples with a gap too small": ((3, 3), lambda i, j: i * 2 + j),
+    "a dependency of no effect": ((2, 8), lambda i, j: i * 0 + j),
+    "overlapping elements": ((15, 1), lambda i, j: i * 4),
+}
+
+
+@pytest.mark.parametrize("name", RETURNING)
+def test_stores_of_the_same_elements_are_ordered(name):
+    """The blocks of different steps overlap, though the index depends on all axes."""
+    grid, index = RETURNING[name]
+    rows = plgpu.Element(8) if name == "overlapping elements" else 8
+    step_of = {}
+    for n, (i, j) in enumerate(np.ndindex(grid)):
+        start = index(i, j) * (1 if name == "overlapping elements" else 8)
+        step_of |= dict.fromkeys(range(start, start + 8), n)
+
+    def step(indices, o):
+        n = indices[0] * grid[1] + indices[1]
+        o[...] = jnp.full(o.shape, n.astype(jnp.float32))
+
+    block = plgpu.BlockSpec((rows, 128), lambda i, j: (index(i, j), 0))
+    make = pipelined(
+        step, grid=grid, out=f32(len(step_of), 128), max_concurrent_steps=3,
+        in_specs=[], out_specs=[block],
+    )  # fmt: skip
+    expected = np.array([step_of[row] for row in range(len(step_of))], np.float32)
+    everywhere.check(make, [], np.repeat(expected[:, None], 128, axis=1))
+
+
+@pytest.mark.parametrize(
+    ("index", "overlaps"),
+    [
+        (lambda i, j: (i, j), False),
+        (lambda i, j: (i * 4 + j, 0), False),
+        (lambda i, j: (j * 2 + i, 0), False),
+        (lambda i, j: (15 - i * 4 - j, 0), False),
+        (lambda i, j: (i * 3 + j, 0), True),
+        (lambda i, j: (i + j, j), False),
+        (lambda i, j: (i + j, i + j), True),
+    ],
+)
+def test_a_store_waits_for_earlier_ones_only_where_blocks_may_overlap(index, overlaps):
+    def step(indices, o):
+        o[...] = jnp.zeros(o.shape, o.dtype)
+
+    make = pipelined(
+        step, grid=(2, 4), out=f32(128, 1024), max_concurrent_steps=3,
+        in_specs=[], out_specs=[plgpu.BlockSpec((8, 128), index)],
+    )  # fmt: skip
+    (equation,) = jax.make_jaxpr(make(None))().eqns
+    waits = re.findall(r"wait_smem_to_gmem\[n=(\d)", str(equation.params["jaxpr"]))
+    assert waits == ["0" if overlaps else "2", "0"]
 
 
 def test_a_last_axis_of_one_step_at_run_time_shares_the_block_of_the_axis_before():

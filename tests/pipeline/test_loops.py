@@ -213,6 +213,19 @@ def test_a_carry_reaches_the_last_step():
     everywhere.check(make, [], np.array([0 + 2 + 11, 1 + 10 + 12]))
 
 
+def test_a_grid_with_more_steps_than_an_index_counts_is_refused():
+    out = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+
+    def body(o):
+        plgpu.nd_loop((2**16, 2**16), collective_axes="i")(lambda _: None)
+
+    kernel = plgpu.kernel(body, out_type=out, grid=(1,), grid_names=("i",))
+    with pytest.raises(errors.ArgumentError, match="the grid has too many steps"):
+        jax.eval_shape(kernel)
+    with pytest.raises(errors.ArgumentError, match="a size of the grid is too large"):
+        plgpu.pallas_call(lambda o: None, out, grid=(2**31 + 5,))
+
+
 def test_a_tiling_that_does_not_divide_is_refused():
     with pytest.raises(plgpu.errors.ArgumentError, match="does not divide the grid"):
         plgpu.nd_loop((4, 6), collective_axes="sm", tiling=(3, 3))

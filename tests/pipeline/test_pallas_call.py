@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 from tests.support.refusal import refused
 
@@ -108,6 +109,48 @@ def test_a_gmem_spec_gives_the_whole_array():
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
     call = plgpu.pallas_call(body, f32(), grid=2, in_specs=[whole], out_specs=ROWS)
     np.testing.assert_array_equal(call(numbers()), numbers() + 1)
+
+
+@pytest.mark.parametrize("rows", [1, None, 8])
+def test_a_gmem_spec_with_a_block_gives_the_block(rows):
+    def body(x, o):
+        o[...] = x[...] * 2
+
+    spec = plgpu.BlockSpec((rows, 128), lambda i: (i, 0), memory_space=plgpu.GMEM)
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body, f32(), grid=64 // (rows or 1), in_specs=[spec], out_specs=spec,
+            interpret=interpret,
+        )  # fmt: skip
+
+    everywhere.check(make, [numbers()], numbers() * 2)
+    both = np.stack([numbers(), numbers() + 1])
+    np.testing.assert_array_equal(jax.vmap(make(True))(both), both * 2)
+
+
+def test_blocks_in_gmem_do_not_exceed_the_array():
+    spec = plgpu.BlockSpec((24, 128), lambda i: (i, 0), memory_space=plgpu.GMEM)
+    call = plgpu.pallas_call(lambda x, o: None, f32(), grid=3, in_specs=[spec],
+                             out_specs=spec)  # fmt: skip
+    with pytest.raises(errors.UnsupportedError, match="blocks in GMEM exceed"):
+        call(numbers())
+
+
+def test_specs_have_the_structure_of_the_arrays():
+    specs = [[ROWS, ROWS], ROWS]
+    call = plgpu.pallas_call(lambda *_: None, f32(), grid=2, in_specs=specs,
+                             out_specs=ROWS)  # fmt: skip
+    with pytest.raises(errors.ArgumentError, match="not a pytree like the arrays"):
+        call(numbers(), {"p": numbers(), "q": numbers()})
+
+
+def test_a_number_may_be_the_argument_of_a_grid_without_positions():
+    whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+    out = jax.ShapeDtypeStruct((), jnp.float32)
+    call = plgpu.pallas_call(lambda a, o: None, out, grid=(0,), in_specs=[whole],
+                             out_specs=whole, input_output_aliases={0: 0})  # fmt: skip
+    assert call(3.0) == 3.0
 
 
 def test_a_missing_spec_gives_the_whole_array():

@@ -426,6 +426,32 @@ def test_a_sequence_with_multicasts_needs_steps_that_use_all_buffers(steps, got)
     assert info.value.got == f"{got} steps"
 
 
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({"grid": (2,)}, "[2, 8, 128]"),
+        ({"max_concurrent_steps": 2}, "[2, 8, 128]"),
+        ({"in_specs": [plgpu.BlockSpec((16, 128), lambda i: (i, 0))]}, "[4, 16, 128]"),
+    ],
+)
+def test_allocations_of_another_pipeline_are_refused(other, difference):
+    def make(**options):
+        defaults = {"grid": (8,), "in_specs": [ROWS], "max_concurrent_steps": 4}
+        defaults["num_compute_wgs"] = 1
+        return Specialized(lambda _, x: None, **(defaults | options))
+
+    def body(x, o):
+        plgpu.run_scoped(
+            lambda allocations: make()(x, allocations=allocations),
+            make(**other).get_allocations(x), collective_axes="wg",
+        )  # fmt: skip
+
+    what = "the allocations are not those of this pipeline"
+    with pytest.raises(errors.ArgumentError, match=what) as info:
+        jax.eval_shape(launched(body, f32())(None), numbers())
+    assert difference in info.value.got
+
+
 def test_a_sequence_needs_allocations():
     with pytest.raises(errors.ArgumentError, match="cannot be one of a seq") as info:
         jax.eval_shape(pipelined(copy, pipeline_state=START)(None), numbers())
