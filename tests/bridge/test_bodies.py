@@ -42,6 +42,36 @@ def check(body, expected, *args, **options):
     lowers(body, *args, **options)
 
 
+@pytest.mark.parametrize("function", [jnp.tanh, jax.nn.gelu])
+def test_derivatives_of_functions(function):
+    """A body may differentiate; so may one of this package, by the same operations."""
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jax.grad(lambda x: jnp.sum(function(x)))(x_ref[...])
+
+    expected = jax.grad(lambda x: jnp.sum(function(x)))(X)
+    check(body, expected, X)
+    ours = plgpu.kernel(body, out_type=jax.ShapeDtypeStruct(X.shape, F32))
+    np.testing.assert_allclose(ours(X), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("function", "hint"),
+    [
+        (lambda x: jnp.select([x > 1, x < -1], [x, -x], 0.0), "jnp.where"),
+        (lambda x: jnp.diagonal(x)[:, None] + x, "jnp.diagonal"),
+    ],
+)
+def test_functions_without_a_form_here_have_a_hint(function, hint):
+    def body(x_ref, o_ref):
+        o_ref[...] = function(x_ref[...])
+
+    square = jax.ShapeDtypeStruct((64, 64), F32)
+    with pytest.raises(errors.UnsupportedError) as caught:
+        call(body, X[:, :64], out=square)
+    assert hint in caught.value.hint
+
+
 def test_loops_branches_and_slices():
     def body(x_ref, o_ref):
         @pl.loop(0, 4)

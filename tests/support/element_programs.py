@@ -152,6 +152,7 @@ REFERENCE: dict[str, Callable] = {
     "abs": np.abs,
     "sign": _sign,
     "square": lambda x: x * x,
+    "one_minus_square": lambda x: (1 + x) * (1 - x),
     "integer_pow": _power,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "and": lambda a, b: a & b,

@@ -213,6 +213,29 @@ def positions(x_ref, largest_ref, smallest_ref):
     )
 
 
+Q = _numbers((64, 64), 8)
+
+
+@_recipe(
+    [Q, X],
+    [
+        np.stack([X[0:8], X[8:16]]),
+        np.select([X[0:8] > 0, X[8:16] > 0], [X[0:8], X[8:16]], 0.0),
+        np.diagonal(Q),
+    ],
+)
+def a_stack_and_a_diagonal(q_ref, x_ref, stack_ref, chosen_ref, diagonal_ref):
+    a, b = x_ref[0:8], x_ref[8:16]
+    o_ref = stack_ref
+    o_ref[0] = a
+    o_ref[1] = b
+    chosen_ref[...] = jnp.where(a > 0, a, jnp.where(b > 0, b, 0.0))
+    x = q_ref[...]
+    row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)
+    column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)
+    diagonal_ref[...] = jnp.sum(jnp.where(row == column, x, 0.0), axis=1)
+
+
 @_recipe([X], [np.logaddexp.accumulate(X, axis=1), np.sort(X, axis=1)[:, -2]])
 def scans_and_the_second_largest(x_ref, o_ref, second_ref):
     x = x_ref[...]

@@ -319,6 +319,7 @@ _TABLE: dict[str, _Make] = {
     "abs": _elementwise(np.abs),
     "sign": _elementwise(np.sign, _sign),
     "square": _elementwise(np.square),
+    "one_minus_square": _rounded(lambda x: (1 + x) * (1 - x)),
     "clamp": _elementwise(_clamp),
     "integer_pow": _integer_pow,
     "and": _elementwise(np.bitwise_and),

@@ -56,6 +56,12 @@ HINTS: dict[str, str] = {
         ("scatter-add", "scatter_add", "scatter-max", "scatter-min", "scatter-mul"),
         _ROWS_UPDATED,
     ),
+    "stack": "store each part where it belongs, `o_ref[0] = a`, `o_ref[1] = b`; in "
+    "place of jnp.select write `jnp.where(a > 0, a, jnp.where(b > 0, b, 0.0))`",
+    "platform_index": "JAX has a code of this function for each platform; for "
+    "jnp.diagonal write `jnp.sum(jnp.where(row == column, x, 0.0), axis=1)`, where "
+    "`row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)` and "
+    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
     # Products, reductions and windows
     "dot_general": "multiply tiles in SMEM on the tensor cores, into a `plgpu.ACC`: "
     "`plgpu.wgmma(acc_ref, a_smem, b_smem)`; for a product with a vector use "
@@ -104,8 +110,8 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(
         (
             "bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "igamma",
-            "igamma_grad_a", "igammac", "lgamma", "nextafter", "one_minus_square",
-            "polygamma", "random_gamma", "regularized_incomplete_beta", "zeta",
+            "igamma_grad_a", "igammac", "lgamma", "nextafter", "polygamma",
+            "random_gamma", "regularized_incomplete_beta", "zeta",
         ),
         _OUTSIDE,
     ),

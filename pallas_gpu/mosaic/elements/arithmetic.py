@@ -260,6 +260,12 @@ def square(multiply: Callable) -> Emitter:
     return lambda dtype, x: multiply(x, x)
 
 
+def one_minus_square(dtype, x):
+    """1 - x * x in factors, which are exact where x is close to one."""
+    one = dtypes.constant(1, dtype, x)
+    return arith.mulf(arith.addf(one, x), arith.subf(one, x))
+
+
 def contracting(name: str) -> Callable[..., ir.Value]:
     """A sum or product of the kernel, which may be contracted to an fma.
 

@@ -199,6 +199,8 @@ ROWS: tuple[Row, ...] = (
         floating=Case(emitters.square(emitters.mulf)),
         **_ints(emitters.square(arith.muli)),
     ),
+    # In the derivative of tanh.
+    Row("one_minus_square", floating=Case(emitters.one_minus_square), widen=True),
     Row(
         "integer_pow",
         floating=Case(emitters.integer_pow(emitters.mulf)),
