@@ -45,8 +45,8 @@ BITS = words(
 )
 FUNCTIONS = words(
     """
-    pow exp exp2 expm1 log log2 log1p rsqrt cbrt tanh logistic one_minus_square sin cos tan
-    atan2 erf erfc
+    pow exp exp2 expm1 log log2 log1p rsqrt cbrt tanh logistic one_minus_square sin cos
+    tan atan2 erf erfc
     """
 )
 ROUNDING = ["floor", "ceil", "round", "sqrt", "is_finite"]
