@@ -105,9 +105,16 @@ class Evaluator:
                     for var, value in known.items():
                         if last.get(var, -1) >= i:
                             _load(value)
-                results = self._equation(eqn, [value_of(x) for x in eqn.invars])
+                results = self._located(eqn, [value_of(x) for x in eqn.invars])
             known.update(zip(eqn.outvars, results, strict=True))
         return [read(value_of(x)) for x in jaxpr.outvars]
+
+    def _located(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+        try:
+            return self._equation(eqn, operands)
+        except errors.PallasGpuError as error:
+            error.with_location(_jax.where_now())
+            raise
 
     def _equation(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         name = eqn.primitive.name

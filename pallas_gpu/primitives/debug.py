@@ -32,7 +32,8 @@ def debug_print(fmt: str, *args: Any) -> None:
     Issued by a warpgroup, or inside `warp_map` by a warp, of which one thread prints.
 
     Args:
-      fmt: a format string of Python with one `{}` for each value.
+      fmt: a format string of Python with one `{}` for each value, or with the positions
+        of the values, `{1} {0}`.
       *args: scalars: bools, integers, floats.
 
     Raises:
@@ -42,6 +43,7 @@ def debug_print(fmt: str, *args: Any) -> None:
     Example:
       >>> plgpu.debug_print("tile {}: {}", i, jnp.max(x))
     """
+    fmt, args = _in_order(fmt, args)
     _require_placeholders(fmt, len(args))
     given = tuple(jnp.asarray(value) for value in args)
     for value in given:
@@ -57,12 +59,27 @@ def debug_print(fmt: str, *args: Any) -> None:
     ops.bind(debug_print_p, given, fmt=fmt)
 
 
+def _in_order(fmt: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
+    """Replaces positions in a format by `{}`, and puts the values in that order."""
+    fields = _fields(fmt)
+    if not fields or not all(
+        name.isdecimal() and rest == ["", None] for name, *rest in fields
+    ):
+        return fmt, args
+    positions = [int(name) for name, *_ in fields]
+    if set(positions) != set(range(len(args))):
+        return fmt, args
+    texts = (text.replace("{", "{{").replace("}", "}}") for text in pieces(fmt))
+    return "{}".join(texts), tuple(args[i] for i in positions)
+
+
 def _require_placeholders(fmt: str, count: int) -> None:
     if _fields(fmt) == [("", "", None)] * count:
         return
     raise errors.ArgumentError(
         "debug_print: the format does not match the values",
-        expected=f"{count} times {{}}, without names and formats",
+        expected=f"{count} times {{}}, or the values' positions, such as {{0}}, "
+        "without names and formats",
         got=repr(fmt),
         hint="write {{ and }} for braces",
         where=_jax.where_now(),

@@ -212,6 +212,17 @@ def test_printed_lines(capsys):
     assert capsys.readouterr().out == "program 0 of 1\ndone\n"
 
 
+@pytest.mark.parametrize("wrong", ["reference", "text"])
+def test_what_cannot_be_printed_is_named_with_the_line_of_its_call(wrong):
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl.debug_print("{}", x_ref if wrong == "reference" else "text")  # this line
+
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        call(body, X)
+    assert "# this line" in str(caught.value)
+
+
 def test_transforms_of_mosaic_gpu_are_refused():
     mosaic = pytest.importorskip("jax.experimental.pallas.mosaic_gpu")
     spec = mosaic.BlockSpec(

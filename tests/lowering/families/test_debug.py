@@ -73,13 +73,34 @@ def test_scalars_of_any_type_are_printed(dtype, value, capsys):
     assert lines(capsys) == [str(int(value) if dtype == "bool" else value)]
 
 
+def test_a_format_may_name_the_positions_of_the_values(capsys):
+    def body(x_ref, o_ref):
+        plgpu.debug_print("{{{1}}} {0} {1}", x_ref[2], x_ref[7])
+        o_ref[...] = x_ref[...]
+
+    kernel(body)(X)
+    assert lines(capsys) == ["{7.0} 2.0 7.0"]
+    in_lockstep.run(kernel(body), [X])
+    assert lines(capsys) == ["{7} 2 7"]
+
+
+def test_braces_without_a_value_are_refused():
+    def body(x_ref, o_ref):
+        plgpu.debug_print("{")
+
+    with pytest.raises(errors.ArgumentError, match="does not match the values"):
+        kernel(body)(X)
+
+
 @pytest.mark.offline
 def test_it_compiles_to_a_call_of_vprintf():
     (report,) = plgpu.offline.compile(kernel(show, grid=(2,), grid_names=("i",)), X)
     assert "vprintf" in report.ptx
 
 
-@pytest.mark.parametrize("fmt", ["{}", "{} {} {}", "{a} {}", "{:3} {}", "{!r} {}", "{"])
+@pytest.mark.parametrize(
+    "fmt", ["{}", "{} {} {}", "{a} {}", "{:3} {}", "{!r} {}", "{", "{0}", "{0} {2}"]
+)
 def test_placeholders_that_do_not_match_the_values_are_refused(fmt):
     def body(x_ref, o_ref):
         plgpu.debug_print(fmt, x_ref[0], 1)  # HERE
