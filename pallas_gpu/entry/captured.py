@@ -16,8 +16,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_gpu.entry import mutable
+
 # Their functions do not change; what they capture is not looked at.
 _FIXED = ("jax", "jaxlib", "numpy", "pallas_gpu", "builtins", "functools", "math")
+# Stands for a `jax.Ref` that is being traced.
+_TRACED_REF = "a traced jax.Ref"
 # Containers that are nested more deeply are compared by identity.
 _DEPTH = 4
 # Larger NumPy arrays, too: they are no constants of a kernel.
@@ -47,6 +51,15 @@ def captured(functions: tuple[Callable[..., Any], ...]) -> tuple[Any, ...]:
     """
     seen: set[int] = set()
     return tuple(key for f in functions for key in _function(f, seen))
+
+
+def has_mutable(key: Any) -> bool:
+    """Whether a key that `captured` has returned contains a `jax.Ref`."""
+    if isinstance(key, tuple):
+        return any(map(has_mutable, key))
+    if isinstance(key, _Same):
+        return mutable.is_mutable(key.value)
+    return key == _TRACED_REF
 
 
 def _function(function: Any, seen: set[int]) -> Iterator[Any]:
@@ -109,7 +122,7 @@ def _value(value: Any, names: Any, seen: set[int], depth: int = 0) -> Any:
             return str(value.dtype), value.shape, value.tobytes()
         case jax.core.Tracer():
             # A value that the body uses becomes an operand.
-            return jax.core.Tracer
+            return _TRACED_REF if mutable.is_mutable(value) else jax.core.Tracer
         case jax.Array() | types.BuiltinFunctionType():
             return _Same(value)
         case tuple() | list() if depth < _DEPTH:

@@ -333,11 +333,15 @@ def launch_body(
     sources = [x if mutable.is_mutable(x) else None for x in given]
     out_leaves, out_tree = jax.tree.flatten(out_type)
     out_avals = [_out_aval(x, name) for x in out_leaves]
+    seen = captured.captured(functions)
+    written = any(x is not None for x in sources) or captured.has_mutable(seen)
+    if out_avals and not written and not any(aval.size for aval in out_avals):
+        # Nothing to compute: a launch would only write results without elements.
+        return _zeros(out_avals, out_tree)
     in_avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in flat]
     # Which arguments are references, and which of these are the same one.
     same = tuple(None if x is None else _position(x, given) for x in sources)
     key = (tuple(in_avals), in_tree, same, _jax.trace_context())
-    seen = captured.captured(functions)
     before, traced = cache.get(key, (None, None))
     if traced is None or before != seen:
         traced = trace.trace_body(
