@@ -88,8 +88,9 @@ def pallas_call(
 
     Input blocks are copied to SMEM by TMA before a step, up to
     `CompilerParams.max_concurrent_steps` steps ahead. An output's block is copied back
-    when the next step has another one, or after the last step. Elements of a block that
-    are out of bounds are read as zeros and are not stored.
+    when the next step has another one, or after the last step; what it contains before
+    the body stores to it is undefined, as its buffer may have held an earlier block.
+    Elements of a block that are out of bounds are read as zeros and are not stored.
 
     Issued by: the host. It completes like any JAX operation.
 
