@@ -13,6 +13,7 @@ import typing as _typing
 
 from pallas_gpu import arch as arch
 from pallas_gpu import bridge as _bridge  # noqa: F401 - registers its lowerings
+from pallas_gpu import composites as _composites  # noqa: F401 - registers its rules
 from pallas_gpu import emulator as _emulator  # noqa: F401 - registers its rules
 from pallas_gpu import errors as errors
 from pallas_gpu import layouts as layouts

@@ -419,6 +419,7 @@ def _primitives_by_name() -> dict[str, Any]:
         h = jax.custom_vjp(lambda y: y)
         h.defvjp(lambda y: (y, None), lambda _, ct: (ct,))
         x = jax.lax.optimization_barrier(f(g(h(x))))
+        x = jax.checkpoint(lambda y: y + 1)(x)
         x = jax.lax.fori_loop(0, 2, lambda _, y: y + 1, x)
         x = jax.lax.while_loop(lambda y: y < 0, lambda y: y, x)
         x = jax.lax.cond(x > 0, lambda: x, lambda: -x)
@@ -436,6 +437,10 @@ def _primitives_by_name() -> dict[str, Any]:
 def primitive_by_name(name: str) -> Any:
     """Returns a primitive of JAX by its name, in whichever module it is defined."""
     found = _primitives_by_name()
-    if name not in found and name == "jit":
-        name = "pjit"
+    if name not in found:
+        name = _OTHER_NAMES.get(name, name)
     return found[name]
+
+
+# Names of primitives in some of the supported versions of JAX.
+_OTHER_NAMES = {"jit": "pjit", "checkpoint": "remat2"}

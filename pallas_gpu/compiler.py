@@ -4,7 +4,7 @@
 A kernel is traced and checked when it is called (`entry.trace`, `entry.check`); the
 stages after that depend on a target. Each stage maps a `Build` to the next: from the
 stage `rules` on it contains a module, which the stage modifies in place and MLIR
-verifies afterwards. The first three stages are the same for every machine; the others
+verifies afterwards. The first four stages are the same for every machine; the others
 are passes that the target's machine implements or omits (`lowering.machine`). NVIDIA's
 are:
 
@@ -28,6 +28,7 @@ import os
 from collections.abc import Callable, Mapping
 
 from pallas_gpu import arch, errors
+from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import context, launch, machine
 from pallas_gpu.lowering.machine import Build
@@ -66,6 +67,15 @@ def read_options(build: Build) -> Build:
         params = dataclasses.replace(build.params, compiler_params=options)
         return build.replace(params=params)
     return build
+
+
+def expand_composites(build: Build) -> Build:
+    """Replaces operations that consist of others.
+
+    Raises:
+      PallasGpuError: what replaces an operation is not supported on the target.
+    """
+    return build.replace(params=expand.expanded(build.params, build.target))
 
 
 def plan_memory(build: Build) -> Build:
@@ -116,6 +126,11 @@ def _warpgroup_text(build: Build) -> str | None:
 
 STAGES: tuple[Stage, ...] = (
     Stage("options", read_options, {"jaxpr": lambda b: str(b.params.jaxpr)}),
+    Stage(
+        "composites",
+        expand_composites,
+        {"composites": lambda b: str(b.params.jaxpr)},
+    ),
     Stage("plan", plan_memory, {"plan": lambda b: b.plan.table()}),
     Stage(
         "rules",

@@ -88,7 +88,8 @@ def _jax_families(registry: Any) -> list[tuple[str, str, Any]]:
     """JAX's operations with their families: the rule's file, if not described."""
     ours = {op.primitive for op in registry.PRIMITIVES.values()}
     found = []
-    for primitive, rule in registry.rules(_lowerings(registry)[0]).items():
+    rules = {**registry.rules(_lowerings(registry)[0]), **_composites(registry)}
+    for primitive, rule in rules.items():
         if primitive not in ours:
             described = registry.JAX_PRIMITIVES.get(primitive.name)
             stem = rule.__module__.rpartition(".")[2]
@@ -103,7 +104,18 @@ def _lowerings(registry: Any) -> list[Any]:
 
 
 def _kinds(registry: Any, of_operations: bool) -> list[Any]:
-    return [kind for kind in registry.RuleKind if kind.of_operations is of_operations]
+    """The kinds that operations need: a composite has none of its own."""
+    return [
+        kind
+        for kind in registry.RuleKind
+        if kind.of_operations is of_operations and kind.value != "composite"
+    ]
+
+
+def _composites(registry: Any) -> dict[Any, Any]:
+    """The rules of operations that consist of others."""
+    kinds = [kind for kind in registry.RuleKind if kind.value == "composite"]
+    return {key: rule for kind in kinds for key, rule in registry.rules(kind).items()}
 
 
 def _operations(registry: Any, emitted: Collection[str]) -> list[str]:
@@ -203,15 +215,18 @@ def _jax_operations(registry: Any) -> list[str]:
     lines += [
         "The emulator evaluates JAX's operations on values with JAX; the check pass",
         "rejects operations that are not in this table. For elementwise operations the",
-        "kinds of dtype are given.",
+        "kinds of dtype are given. A *composite* is replaced by other operations of",
+        "this table before it is lowered (`pallas_gpu/composites/`).",
         "",
     ]
-    taken = _element_kinds()
+    taken, composites = _element_kinds(), _composites(registry)
     titles = " | ".join(["family", *(kind.value for kind in kinds), "dtypes"])
     lines += [f"| operation | {titles} |", "|---|" + "---|" * (len(kinds) + 2)]
     for family, name, primitive in _jax_families(registry):
         rules = [registry.rule(primitive, kind) for kind in kinds]
         cells = [family, *("no" if rule is None else "yes" for rule in rules)]
+        if primitive in composites:
+            cells = [family, *["composite"] * len(kinds)]
         cells.append(taken.get(name, ""))
         lines.append(f"| `{name}` | {' | '.join(cells)} |")
     return [*lines, ""]

@@ -13,7 +13,16 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
-from pallas_gpu.entry import call, captured, check, mutable, scope, trace, warp
+from pallas_gpu.entry import (
+    call,
+    captured,
+    check,
+    expand,
+    mutable,
+    scope,
+    trace,
+    warp,
+)
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.entry.scoped import is_declaration, require_declaration, scoped
 from pallas_gpu.types import values
@@ -404,7 +413,9 @@ def _require_resources(
         if compiler_params.lowering_semantics is types.LoweringSemantics.Lane:
             check.require_transforms(traced.jaxpr)
         resources.plan(
-            traced.jaxpr,
+            expand.expanded_body(
+                traced.jaxpr, mesh, target, compiler_params.lowering_semantics
+            ),
             target,
             name,
             compiler_params.reduction_scratch_bytes,

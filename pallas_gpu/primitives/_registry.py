@@ -24,13 +24,18 @@ from pallas_gpu import _jax, arch, errors
 
 
 class RuleKind(enum.Enum):
-    """The kinds of rules."""
+    """The kinds of rules.
+
+    A primitive of JAX has either a composite rule, which replaces it by others, or the
+    rules of both semantics.
+    """
 
     EMULATE = "emulate"
     LANE = "lane"
     WARPGROUP = "warpgroup"
     INFER = "infer"
     EXPAND = "expand"
+    COMPOSITE = "composite"
 
     @property
     def of_operations(self) -> bool:

@@ -18,7 +18,15 @@ DECORATORS = {"lane", "warpgroup", "uniform", "infers", "expands"}
 # Families of JAX's own primitives; the others are elementwise.
 JAX_FAMILIES = {
     **dict.fromkeys(
-        ("jit", "custom_jvp_call", "custom_vjp_call", "scan", "while", "cond"),
+        (
+            "jit",
+            "remat2",
+            "custom_jvp_call",
+            "custom_vjp_call",
+            "scan",
+            "while",
+            "cond",
+        ),
         "control",
     ),
     **dict.fromkeys(("get", "swap", "addupdate"), "registers"),

@@ -38,6 +38,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # The planner reads a jaxpr for the scopes that allocate: it knows that primitive.
     "resources": (*_TYPES, "primitives"),
     "entry": _PRIMITIVES,
+    # What operations consist of: written on the entry points.
+    "composites": _ENTRY,
     "emulator": _ENTRY,
     "mosaic": _TYPES,
     "lowering": (*_ENTRY, "mosaic"),

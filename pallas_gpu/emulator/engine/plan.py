@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.engine import arithmetic, scalars
+from pallas_gpu.emulator.engine.pure import arithmetic, by_jax, scalars
 from pallas_gpu.emulator.engine.steps import (
     ArithmeticStep,
     Const,
@@ -42,6 +42,7 @@ _CALLS = {
     "closed_call": "call_jaxpr",
     "core_call": "call_jaxpr",
     "remat": "jaxpr",
+    "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",
@@ -124,10 +125,23 @@ class _Builder:
     def _equation(self, eqn: Any, ins: list[Any]) -> list[Slot]:
         outs = [self._slot(v.aval) for v in eqn.outvars]
         try:
-            self.steps.append(self._step(eqn, ins, outs))
+            self.steps += self._steps(eqn, ins, outs)
         except errors.PallasGpuError as error:
             self.steps.append(FailStep(error.with_location(_jax.where(eqn))))
         return outs
+
+    def _steps(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> list[Any]:
+        """Returns the steps of an equation: one, or one for each result."""
+        if registry.rule(eqn.primitive, registry.RuleKind.EMULATE) is None:
+            row = arithmetic.function(eqn)
+            functions = by_jax.functions(eqn) if row is None else [row]
+            if functions is not None:
+                self._count(*ins, *outs)
+                return [
+                    ArithmeticStep(fn, tuple(ins), out.index)
+                    for fn, out in zip(functions, outs, strict=True)
+                ]
+        return [self._step(eqn, ins, outs)]
 
     def _step(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
         indices = tuple(s.index for s in outs)
@@ -140,10 +154,6 @@ class _Builder:
                 functools.partial(rule, **eqn.params), tuple(ins), *indices
             )
         if rule is None:
-            fn = arithmetic.function(eqn)
-            if fn is not None:
-                self._count(*ins, *outs)
-                return ArithmeticStep(fn, tuple(ins), *indices)
             raise errors.NotModelledError(
                 f"the emulator does not model {eqn.primitive.name}",
                 expected="an operation of the coverage table",

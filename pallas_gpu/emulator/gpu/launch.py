@@ -21,7 +21,7 @@ from pallas_gpu.emulator.gpu import schedules
 from pallas_gpu.emulator.gpu.cta import Cluster
 from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
-from pallas_gpu.entry import call
+from pallas_gpu.entry import call, expand
 from pallas_gpu.walk import walk
 
 
@@ -180,7 +180,7 @@ class Launch:
 def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
     mesh = params.mesh
     plan = resources.plan(
-        params.jaxpr,
+        expand.expanded(params, target).jaxpr,
         target,
         params.name,
         params.compiler_params.reduction_scratch_bytes,

@@ -122,7 +122,8 @@ def _has_rules(primitive: Any) -> bool:
     """True for operations of JAX on values that are lowered."""
     lane = registry.rules(registry.RuleKind.LANE)
     # Before the lowering has registered its rules, there is nothing to compare with.
-    return not lane or primitive in lane
+    composites = registry.rules(registry.RuleKind.COMPOSITE)
+    return not lane or primitive in lane or primitive in composites
 
 
 def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:

@@ -37,6 +37,12 @@ def _jit(ctx: RuleContext, *args, jaxpr=None):
     return _call(ctx, ctx.eqn.params["jaxpr"], args)
 
 
+@uniform("checkpoint")
+def _checkpoint(ctx: RuleContext, *args):
+    """`jax.checkpoint`: a kernel has no backward pass that could recompute."""
+    return _call(ctx, ctx.eqn.params["jaxpr"], args)
+
+
 @uniform("custom_jvp_call")
 def _custom_jvp(ctx: RuleContext, *args):
     return _call(ctx, ctx.eqn.params["call_jaxpr"], args)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from pallas_gpu.emulator.engine import scalars
+from pallas_gpu.emulator.engine.pure import scalars
 
 Function = Callable[..., Any]
 _Make = Callable[[Any], Function]

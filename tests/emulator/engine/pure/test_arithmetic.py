@@ -13,7 +13,8 @@ from jax.interpreters import ad
 
 import pallas_gpu as plgpu
 from pallas_gpu import lowering
-from pallas_gpu.emulator.engine import arithmetic, plan
+from pallas_gpu.emulator.engine import plan
+from pallas_gpu.emulator.engine.pure import arithmetic
 from pallas_gpu.primitives import _registry as registry
 from tests.support import element_programs, everywhere
 

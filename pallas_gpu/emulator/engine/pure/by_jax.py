@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pure operations without a row in `arithmetic.py`, evaluated by JAX on the CPU.
+
+A compiled call takes about as long as ten operations of NumPy: operations that many
+kernels use, and those that XLA's CPU backend does not compute as a GPU does, are rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from pallas_gpu import _jax
+from pallas_gpu.primitives import _registry as registry
+
+
+def functions(eqn: Any) -> list[Callable[..., Any]] | None:
+    """Returns a function of the operands for each result of an equation.
+
+    None if the operation is not a pure one that kernels support.
+    """
+    kinds = (registry.RuleKind.COMPOSITE, registry.RuleKind.LANE)
+    supported = any(registry.rule(eqn.primitive, kind) for kind in kinds)
+    if eqn.effects or not supported:
+        return None
+    return [_function(eqn, i) for i in range(len(eqn.outvars))]
+
+
+def _function(eqn: Any, i: int) -> Callable[..., Any]:
+    @jax.jit
+    def compiled(*operands: Any) -> Any:
+        return _jax.bind_again(eqn, list(operands))[i]
+
+    def function(*operands: Any) -> Any:
+        with jax.default_device(jax.local_devices(backend="cpu")[0]):
+            result = np.asarray(compiled(*operands))
+        return result[()] if result.ndim == 0 else result
+
+    return function

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Composites: operations of JAX that the compiler replaces by others before it plans.
+
+A family of `composites/` registers a rule with `composite`: a function of JAX values,
+which is traced for the types of an equation. The equation becomes a call of that
+function. A rule may use everything that a kernel may: references, scopes, products.
+
+Planner, checks and lowering see the expanded body; the emulator evaluates the original
+one and takes only the memory plan from the expanded one. So what a rule computes is
+compared with JAX wherever the emitted code is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, arch, errors, types
+from pallas_gpu.entry import check, scope
+from pallas_gpu.entry.call import CallParams
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.walk import bodies, walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Composite:
+    """What a rule knows about the equation that it replaces.
+
+    Attributes:
+      params: the equation's parameters.
+      out_avals: the types of its results.
+      target: the target.
+      mesh: the launch.
+      semantics: the lowering semantics.
+    """
+
+    params: Mapping[str, Any]
+    out_avals: tuple[Any, ...]
+    target: arch.Target
+    mesh: types.Mesh
+    semantics: types.LoweringSemantics
+
+    @property
+    def out_aval(self) -> Any:
+        """The type of the only result."""
+        (aval,) = self.out_avals
+        return aval
+
+
+Rule = Callable[..., Any]
+
+
+def composite(*names: str) -> Callable[[Rule], Rule]:
+    """Returns a decorator that registers the rule of one or more primitives of JAX.
+
+    It is called as `rule(composite, *operands)` with a `Composite` and JAX values, and
+    returns a value, or a sequence of values for several results.
+
+    Args:
+      names: names of primitives of JAX.
+    """
+
+    def enter(rule: Rule) -> Rule:
+        for name in names:
+            primitive = _jax.primitive_by_name(name)
+            registry.register(primitive, registry.RuleKind.COMPOSITE)(rule)
+        return rule
+
+    return enter
+
+
+def expanded(params: CallParams, target: arch.Target) -> CallParams:
+    """Returns a kernel whose body has no composites.
+
+    Args:
+      params: the kernel.
+      target: the target; rules may depend on its features.
+
+    Raises:
+      Errors of the check pass, for what a rule uses.
+    """
+    semantics = params.compiler_params.lowering_semantics
+    jaxpr = expanded_body(params.jaxpr, params.mesh, target, semantics)
+    if jaxpr is params.jaxpr:
+        return params
+    return dataclasses.replace(params, jaxpr=jaxpr)
+
+
+_Key = tuple[types.Mesh, arch.Target, types.LoweringSemantics]
+_EXPANDED: weakref.WeakKeyDictionary[_jax.Jaxpr, dict[_Key, _jax.Jaxpr]]
+_EXPANDED = weakref.WeakKeyDictionary()
+
+
+def expanded_body(
+    jaxpr: _jax.Jaxpr,
+    mesh: types.Mesh,
+    target: arch.Target,
+    semantics: types.LoweringSemantics,
+) -> _jax.Jaxpr:
+    """Returns the body without composites; see `expanded`."""
+    if not any(_rule_of(site.eqn) for site in walk(jaxpr)):
+        return jaxpr
+    done = _EXPANDED.setdefault(jaxpr, {})
+    key = (mesh, target, semantics)
+    if key not in done:
+        expansion = _Expansion(mesh, target, semantics)
+        done[key] = expansion.body(jaxpr, None)
+        check.check_jaxpr(done[key], mesh)
+    return done[key]
+
+
+def _rule_of(eqn: _jax.JaxprEqn) -> Rule | None:
+    return registry.rule(eqn.primitive, registry.RuleKind.COMPOSITE)
+
+
+@dataclasses.dataclass
+class _Expansion:
+    """The expansion of one body.
+
+    Attributes:
+      bodies: inner jaxprs that are done, by the line of their caller: a function that
+        is called twice stays one, as its scopes are allocated once.
+      calls: calls that replace equations, by what determines them.
+    """
+
+    mesh: types.Mesh
+    target: arch.Target
+    semantics: types.LoweringSemantics
+    bodies: dict[Any, _jax.Jaxpr] = dataclasses.field(default_factory=dict)
+    calls: dict[Any, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
+
+    def body(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
+        """Returns a jaxpr with its equations, and those of inner jaxprs, expanded.
+
+        Args:
+          jaxpr: the jaxpr.
+          caller: the innermost equation around it that has a line of the author's.
+        """
+        known = (jaxpr, None if caller is None else _jax.where(caller))
+        if known in self.bodies:
+            return self.bodies[known]
+        eqns = [self._equation(eqn, caller) for eqn in jaxpr.eqns]
+        result = jaxpr
+        if any(a is not b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+            effects = frozenset(jaxpr.effects) | _kernel_effects(eqns)
+            result = jaxpr.replace(eqns=eqns, effects=effects, consts=jaxpr.consts)
+        self.bodies[known] = result
+        return result
+
+    def _equation(
+        self, eqn: _jax.JaxprEqn, caller: _jax.JaxprEqn | None
+    ) -> _jax.JaxprEqn:
+        located = caller if _jax.where(eqn) is None else eqn
+        rule = _rule_of(eqn)
+        if rule is None:
+            return self._with_bodies(eqn, located)
+        call = self._call(rule, eqn, located)
+        return call.replace(
+            invars=eqn.invars, outvars=eqn.outvars, source_info=eqn.source_info
+        )
+
+    def _with_bodies(
+        self, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None
+    ) -> _jax.JaxprEqn:
+        inner = {b.jaxpr: self.body(b.jaxpr, located) for b in bodies(eqn)}
+        if all(old is new for old, new in inner.items()):
+            return eqn
+
+        def replaced(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(replaced, value))
+            return inner.get(value, value) if isinstance(value, _jax.Jaxpr) else value
+
+        params = {name: replaced(value) for name, value in eqn.params.items()}
+        effects = frozenset(eqn.effects) | _kernel_effects(inner.values())
+        return eqn.replace(params=params, effects=effects)
+
+    def _call(
+        self, rule: Rule, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None
+    ) -> _jax.JaxprEqn:
+        """Returns the call that replaces an equation, with variables of its own."""
+        composite = Composite(
+            eqn.params,
+            tuple(v.aval for v in eqn.outvars),
+            self.target,
+            self.mesh,
+            self.semantics,
+        )
+        operands = tuple(_plain(v.aval) for v in eqn.invars)
+        line = None if located is None else _jax.where(located)
+        # Parameters such as jaxprs hash by identity; those that do not hash at all are
+        # compared by identity too.
+        params = tuple(sorted((k, _hashable(v)) for k, v in eqn.params.items()))
+        key = (eqn.primitive, repr(params), operands, line)
+        if key not in self.calls:
+            traced = self._trace(rule, composite, eqn, operands, located)
+            self.calls[key] = self._with_bodies(traced, located)
+        return self.calls[key]
+
+    def _trace(
+        self,
+        rule: Rule,
+        composite: Composite,
+        eqn: _jax.JaxprEqn,
+        operands: Sequence[Any],
+        located: _jax.JaxprEqn | None,
+    ) -> _jax.JaxprEqn:
+        @jax.jit
+        def call(*values: Any) -> list[Any]:
+            results = rule(composite, *values)
+            return list(results) if isinstance(results, list | tuple) else [results]
+
+        with scope.tracing(self.mesh), _at(located):
+            closed, _ = _jax.trace(call, operands, self.mesh.axes)
+        made = [_plain(v.aval) for v in closed.jaxpr.outvars]
+        wanted = [_plain(aval) for aval in composite.out_avals]
+        if made != wanted or len(closed.jaxpr.eqns) != 1:
+            raise errors.InternalError(
+                f"the rule of the composite {eqn.primitive.name} gives another type",
+                expected=wanted,
+                got=made,
+            )
+        (traced,) = closed.jaxpr.eqns
+        self._refuse_arrays(eqn, [closed.jaxpr, *(b.jaxpr for b in bodies(traced))])
+        return traced.replace(params={**traced.params, "name": eqn.primitive.name})
+
+    def _refuse_arrays(self, eqn: _jax.JaxprEqn, jaxprs: Iterable[_jax.Jaxpr]) -> None:
+        """Raises for arrays that a rule makes while it is traced: a kernel has none."""
+        if any(jaxpr.constvars for jaxpr in jaxprs):
+            raise errors.InternalError(
+                f"the rule of the composite {eqn.primitive.name} closes over an array",
+                expected="scalars, and arrays that operations make",
+            )
+
+
+def _at(located: _jax.JaxprEqn | None) -> Any:
+    return contextlib.nullcontext() if located is None else _jax.at_line_of(located)
+
+
+def _plain(aval: Any) -> Any:
+    return _jax.ShapedArray(aval.shape, aval.dtype)
+
+
+def _hashable(value: Any) -> Any:
+    return value if isinstance(value, str | int | float | bool | None) else id(value)
+
+
+def _kernel_effects(parts: Iterable[Any]) -> frozenset[Any]:
+    """The effects of our operations among those of equations or jaxprs."""
+    found = {effect for part in parts for effect in part.effects}
+    return frozenset(e for e in found if isinstance(e, registry.KernelEffect))
