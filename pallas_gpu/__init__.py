@@ -44,7 +44,7 @@ from pallas_gpu.pipeline.warp_specialized import (
     PipelinePipeline,
     emit_pipeline_warp_specialized,
 )
-from pallas_gpu.primitives.debug import debug_print
+from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
@@ -146,6 +146,8 @@ __all__ = [
     "strides_from_shape",
     "multiple_of",
     "debug_print",
+    "debug_check",
+    "print_layout",
     # Copies
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",

@@ -18,6 +18,7 @@ import jax
 from jax._src import callback as _callback
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import debugging as _debugging
 from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
@@ -43,6 +44,7 @@ BitcastTransform = _state_types.BitcastTransform
 get_p = _state_primitives.get_p
 swap_p = _state_primitives.swap_p
 addupdate_p = _state_primitives.addupdate_p
+debug_print_p = _debugging.debug_print_p
 
 Primitive = jex_core.Primitive
 # Used in isinstance and as types: a `type` statement would not permit the former.
@@ -92,6 +94,7 @@ __all__ = [
     "check_types_under_axes",
     "consts_of",
     "convert_constvars_jaxpr",
+    "debug_print_p",
     "enclosing_axes",
     "eval_jaxpr",
     "get_p",

@@ -26,11 +26,12 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import context, launch, machine
+from pallas_gpu.lowering import context, launch, machine, unchecked
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
 
@@ -59,14 +60,25 @@ class Stage:
     verify: bool = True
 
 
+# The variables that set a compiler parameter, by the name of the parameter.
+_SWITCHES = {
+    "line_info": "PALLAS_GPU_LINEINFO",
+    "debug_checks": "PALLAS_GPU_DEBUG_CHECKS",
+}
+
+
 def read_options(build: Build) -> Build:
-    """Resolves the options that environment variables set."""
-    options = build.params.compiler_params
-    if os.environ.get("PALLAS_GPU_LINEINFO", "0") == "1" and not options.line_info:
-        options = dataclasses.replace(options, line_info=True)
-        params = dataclasses.replace(build.params, compiler_params=options)
-        return build.replace(params=params)
-    return build
+    """Resolves the options that environment variables set, and drops checks."""
+    params = build.params
+    for name, variable in _SWITCHES.items():
+        if os.environ.get(variable, "0") == "1":
+            given: dict[str, Any] = {name: True}
+            options = dataclasses.replace(params.compiler_params, **given)
+            params = dataclasses.replace(params, compiler_params=options)
+    if not params.compiler_params.debug_checks:
+        jaxpr = unchecked.without_checks(params.jaxpr)
+        params = dataclasses.replace(params, jaxpr=jaxpr)
+    return build.replace(params=params)
 
 
 def expand_composites(build: Build) -> Build:

@@ -181,6 +181,10 @@ class UnwrittenResultError(KernelError):
     """A result has elements that no CTA stored."""
 
 
+class DebugCheckError(KernelError, AssertionError):
+    """The condition of a `debug_check` is False."""
+
+
 class UninitializedReadError(KernelError):
     """Memory is read before anything was written to it."""
 

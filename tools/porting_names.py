@@ -66,9 +66,6 @@ SEMAPHORES = later("semaphores, and memory that outlives a launch")
 ATOMICS = later("atomics; until then combine in one CTA, or after the call")
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")
-DEBUGGING = later(
-    "output from kernels; until then store the value to an additional output"
-)
 INLINE = later("inline Mosaic GPU code")
 PDL = later("programmatic dependent launch")
 COPIES = later("copies by other engines than TMA")
@@ -123,7 +120,7 @@ PLGPU: dict[str, Row] = {
     "layout_cast": SAME,
     "broadcasted_iota": SAME,
     "set_max_registers": differs("24 to 256, as the hardware has"),
-    "print_layout": DEBUGGING,
+    "print_layout": SAME,
     "Layout": SAME,
     "Tiling": SAME,
     "Replicated": SAME,
@@ -150,7 +147,8 @@ PLGPU: dict[str, Row] = {
     "BlockSpec": differs("`pipeline_mode` is refused, as it is upstream"),
     # Parameters
     "CompilerParams": differs(
-        "`target` and `line_info` are new; `dimension_semantics` is for `pallas_call`"
+        "`target`, `line_info` and `debug_checks` are new; `dimension_semantics` is "
+        "for `pallas_call`"
     ),
     "LoweringSemantics": SAME,
     "InterpretGPUParams": differs("races are looked for by default"),
@@ -271,9 +269,12 @@ PL: dict[str, Row] = {
         SEMAPHORES,
     ),
     # Debugging
-    "debug_print": differs("scalars only; one thread prints"),
-    "debug_check": DEBUGGING,
-    "enable_debug_checks": DEBUGGING,
+    "debug_print": differs(
+        "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "
+        "emulator prints the same text"
+    ),
+    "debug_check": differs("the emulator always checks"),
+    "enable_debug_checks": other("`plgpu.CompilerParams(debug_checks=True)`"),
     "enable_poison_buffers": no(
         "the emulator always fills fresh memory with poison: "
         "`plgpu.InterpretParams(uninitialized_memory=\"zero\")` turns it off"

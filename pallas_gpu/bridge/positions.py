@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.bridge.rules import Evaluation, rule
@@ -35,20 +36,31 @@ def _multiple_of(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
 
 @rule("debug_print")
 def _debug_print(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
-    static = dict(eqn.params["static_args"])
-    leaves = iter(operands)
-    count = len(static) + len(operands)
-    given = [static[i] if i in static else next(leaves) for i in range(count)]
-    args, named = jax.tree.unflatten(eqn.params["in_tree"], given)
-    if named:
+    for x in operands:
+        debug.refuse_reference(x)
+    return _jax.bind_again(eqn, operands)
+
+
+@rule("check")
+def _check(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    """A `pl.debug_check`; its message is a part of the type of JAX's error."""
+    fails, code, *values = operands
+    if values or not eqn.params["debug"]:
         raise errors.UnsupportedError(
-            "debug_print: values with names",
-            expected="one {} for each value",
-            got=", ".join(named),
-            hint="pass the values by position",
+            "a check with values in its message"
+            if values
+            else "checkify.check, whose error is a result of the call",
+            expected="pl.debug_check(condition, message)",
+            got="a message with placeholders" if values else "checkify.check",
+            hint="print the values with plgpu.debug_print"
+            if values
+            else "use plgpu.debug_check",
             where=_jax.where_now(),
         )
-    debug.debug_print(eqn.params["fmt"], *args)
+    holds = [np.bool_(True), np.asarray(code)]
+    error = jax.tree.unflatten(eqn.params["err_tree"], holds)
+    message = str(error.get()).removesuffix(" (`check` failed)")
+    debug.debug_check(jnp.logical_not(fails), message)
     return []
 
 

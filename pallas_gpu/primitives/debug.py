@@ -1,106 +1,226 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Printing values of scalars from a kernel."""
+"""Looking into a running kernel: printed lines, checks, and the layouts of values."""
 
 from __future__ import annotations
 
-import string
+from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, expect
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import formats
 from pallas_gpu.types import values as value_rules
 
-debug_print_p = registry.define("debug_print", "debug", issuers=("warpgroup", "warp"))
+debug_print_p = registry.define("debug_print", "debug", issuers=registry.ISSUERS)
+debug_check_p = registry.define("debug_check", "debug", issuers=registry.ISSUERS)
+print_layout_p = registry.define("print_layout", "debug", reads=("x",))
+# The primitive of `jax.debug.print`.
+registry.describe(_jax.debug_print_p, "debug")
 
 
-def _scalar(value: Any, what: str) -> Any:
+def _value(value: Any, what: str) -> Any:
     return value_rules.array(value, what)
 
 
-@expect.arguments(fmt=expect.string, args=_scalar)
+@expect.arguments(fmt=expect.string, args=_value)
 def debug_print(fmt: str, *args: Any) -> None:
-    """Prints a line with the values of scalars.
+    """Prints a line with values: one, or one for each element of the arrays among them.
 
-    On a GPU the line appears when the host next synchronizes with the device, and lines
-    of different threads in any order. In the emulator it appears at once.
+    A GPU and the emulator print the same text. In the emulator it appears at once; on a
+    GPU when the host next synchronizes with the device, lines of different threads in
+    any order, and what exceeds CUDA's buffer of 1 MiB is lost. `jax.debug.print` in a
+    kernel does the same.
 
     PTX: a call of vprintf. Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp, of which one thread prints.
+    Issued by a warpgroup, or inside `warp_map` by a warp. Of scalars one thread prints;
+    of an array each element's thread, with its position in front: `[3, 17]: 0.5`.
 
     Args:
-      fmt: a format string of Python with one `{}` for each value, or with the positions
-        of the values, `{1} {0}`.
-      *args: scalars: bools, integers, floats.
+      fmt: a format string of Python with a `{}` for each value, or with the positions
+        of the values, `{1} {0}`. A format may follow a colon: alignment `<` or `>`,
+        sign, `0`, width, precision, and d, x, X, o, e, f or g, as in `{:8.3f}`. x and o
+        show the bits of negative integers. Floats without a format have six digits.
+      *args: scalars, and arrays of one shape: bools, integers, floats.
 
     Raises:
       ArgumentError: the placeholders do not match the values.
-      ShapeError: a value is not a scalar.
+      DTypeError: a format does not suit the type of its value.
+      ShapeError: two arrays have different shapes.
 
     Example:
-      >>> plgpu.debug_print("tile {}: {}", i, jnp.max(x))
+      >>> plgpu.debug_print("tile {}: {:.3f}", i, jnp.max(x))
     """
-    fmt, args = _in_order(fmt, args)
-    _require_placeholders(fmt, len(args))
+    line = formats.line_of(fmt, len(args), {}, {})
+    if line is None:
+        raise _mismatch(fmt, len(args))
     given = tuple(jnp.asarray(value) for value in args)
-    for value in given:
-        if value.shape:
-            raise errors.ShapeError(
-                "debug_print: a value is not a scalar",
-                expected="scalars",
-                got=f"{value.dtype.name}{list(value.shape)}",
-                hint="print an element of a reference, or a reduction such as "
-                "jnp.max; or store the value to an additional output",
-                where=_jax.where_now(),
-            )
-    ops.bind(debug_print_p, given, fmt=fmt)
+    require_printable(line, [jax.typeof(value) for value in given])
+    ops.bind(debug_print_p, given, fmt=str(line))
 
 
-def _in_order(fmt: str, args: tuple[Any, ...]) -> tuple[str, tuple[Any, ...]]:
-    """Replaces positions in a format by `{}`, and puts the values in that order."""
-    fields = _fields(fmt)
-    if not fields or not all(
-        name.isdecimal() and rest == ["", None] for name, *rest in fields
-    ):
-        return fmt, args
-    positions = [int(name) for name, *_ in fields]
-    if set(positions) != set(range(len(args))):
-        return fmt, args
-    texts = (text.replace("{", "{{").replace("}", "}}") for text in pieces(fmt))
-    return "{}".join(texts), tuple(args[i] for i in positions)
-
-
-def _require_placeholders(fmt: str, count: int) -> None:
-    if _fields(fmt) == [("", "", None)] * count:
-        return
-    raise errors.ArgumentError(
+def _mismatch(fmt: str, count: int) -> errors.ArgumentError:
+    return errors.ArgumentError(
         "debug_print: the format does not match the values",
-        expected=f"{count} times {{}}, or the values' positions, such as {{0}}, "
-        "without names and formats",
+        expected=f"{count} times {{}}, or the values' positions, such as {{0}}, each "
+        "with a format of numbers or none, such as {:8.3f}",
         got=repr(fmt),
         hint="write {{ and }} for braces",
         where=_jax.where_now(),
     )
 
 
-def _fields(fmt: str) -> list[Any] | None:
-    """Returns name, format and conversion of each placeholder; None for no format."""
-    try:
-        parsed = list(string.Formatter().parse(fmt))
-    except ValueError:
-        return None
-    return [tuple(field) for _, *field in parsed if field[0] is not None]
+def refuse_reference(value: Any) -> None:
+    """Raises ArgumentTypeError for a reference, or the type of one."""
+    aval = value if isinstance(value, _jax.AbstractRef) else types.base_aval(value)
+    if aval is not None:
+        raise errors.ArgumentTypeError(
+            "debug_print: a value is a reference",
+            expected="arrays and scalars",
+            got=types.describe(value),
+            hint="read the reference: x_ref[...]",
+            where=_jax.where_now(),
+        )
 
 
-def pieces(fmt: str) -> list[str]:
-    """Returns the text between the placeholders of a format, one more than these."""
-    found, text = [], ""
-    for literal, field, _, _ in string.Formatter().parse(fmt):
-        text += literal
-        if field is not None:
-            found.append(text)
-            text = ""
-    return [*found, text]
+def require_printable(line: formats.Line, avals: Sequence[Any]) -> None:
+    """Raises unless the values can be printed in a format.
+
+    Raises:
+      DTypeError: a format does not suit the type of its value.
+      ShapeError: two arrays have different shapes.
+    """
+    line.conversions([aval.dtype for aval in avals])
+    shapes = list(dict.fromkeys(tuple(aval.shape) for aval in avals if aval.shape))
+    if len(shapes) > 1:
+        raise errors.ShapeError(
+            "debug_print: the arrays have different shapes",
+            expected=f"scalars, and arrays of one shape, e.g. {list(shapes[0])}",
+            got=" and ".join(str(list(shape)) for shape in shapes),
+            hint="print each of them with a debug_print of its own",
+        )
+
+
+def line_of(eqn: _jax.JaxprEqn) -> formats.Line:
+    """Returns the line that an equation prints: ours, or one of `jax.debug.print`.
+
+    The positions in it are those of the operands.
+    """
+    if eqn.primitive is debug_print_p:
+        return formats.parse(eqn.params["fmt"])
+    return line_of_jax(eqn.params)
+
+
+def line_of_jax(params: dict[str, Any]) -> formats.Line:
+    """Returns the line of `jax.debug.print`: its static values are part of the text."""
+    static = dict(params["static_args"])
+    leaves = range(params["in_tree"].num_leaves)
+    args, named = jax.tree.unflatten(params["in_tree"], list(leaves))
+    given = [*args, *named.values()]
+    wrong = next((x for x in given if not isinstance(x, int)), None)
+    if params["ordered"] or wrong is not None:
+        raise errors.UnsupportedError(
+            "jax.debug.print in a kernel: "
+            + ("ordered=True" if params["ordered"] else "a value is a collection"),
+            expected="ordered=False, and arrays and scalars",
+            got="ordered=True" if params["ordered"] else type(wrong).__name__,
+            hint="the threads of a kernel print in any order: put the position into "
+            "the line, `plgpu.debug_print`"
+            if params["ordered"]
+            else "pass each array of it by itself",
+        )
+    names = dict(zip(named, range(len(args), len(given)), strict=True))
+    texts = {i: static[leaf] for i, leaf in enumerate(given) if leaf in static}
+    line = formats.line_of(params["fmt"], len(args), names, texts)
+    if line is None:
+        raise _mismatch(params["fmt"], len(given))
+    dynamic = [leaf for leaf in leaves if leaf not in static]
+    fields = (
+        formats.Field(dynamic.index(given[field.value]), field.spec)
+        for field in line.fields
+    )
+    return formats.Line(line.texts, tuple(fields))
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+@expect.arguments(condition=expect.anything, message=expect.string)
+def debug_check(condition: Any, message: str) -> None:
+    """Checks a condition while the kernel runs.
+
+    The emulator raises an error if it does not hold. On a GPU the check is compiled
+    with `CompilerParams(debug_checks=True)` or `PALLAS_GPU_DEBUG_CHECKS=1` only: a
+    thread prints the message with its line and position, and ends the launch with an
+    error. Without either, the kernel contains neither the check nor what only the check
+    reads.
+
+    PTX: vprintf and trap. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp, of which one thread prints.
+
+    Args:
+      condition: a scalar bool; `jnp.all` makes one from an array.
+      message: what is wrong if the condition is False.
+
+    Raises:
+      ShapeError: the condition is not a scalar bool.
+      DebugCheckError: in the emulator: the condition is False.
+
+    Example:
+      >>> plgpu.debug_check(jnp.all(x >= 0), "a negative weight")
+    """
+    given = ops.require_scalar_bool(condition, "debug_check")
+    ops.bind(debug_check_p, {"condition": given}, message=message)
+
+
+# --- layouts --------------------------------------------------------------------------
+
+
+@expect.arguments(fmt=expect.string, x=expect.anything)
+def print_layout(fmt: str, x: Any) -> None:
+    """Prints the layout of a value or of a reference while the kernel is compiled.
+
+    It has no effect on the kernel. For an array that is the register layout, for a
+    reference in SMEM tiling and swizzle. The emulator has no layouts, and says so.
+
+    PTX: none. Since: sm_90.
+
+    Issued by a warpgroup.
+
+    Args:
+      fmt: a format string of Python with one `{}`.
+      x: an array, or a reference in SMEM, GMEM or registers.
+
+    Raises:
+      ArgumentError: the format does not have exactly one placeholder.
+      MemorySpaceError: `x` is a barrier.
+
+    Example:
+      >>> plgpu.print_layout("the sum: {}", x + y)
+    """
+    line = formats.line_of(fmt, 1, {}, {})
+    if line is None or line.fields != (formats.Field(0),):
+        raise errors.ArgumentError(
+            "print_layout: the format does not have one placeholder",
+            expected="one {}",
+            got=repr(fmt),
+            hint="write {{ and }} for braces",
+            where=_jax.where_now(),
+        )
+    if types.base_aval(x) is None:
+        ops.bind(print_layout_p, {"x": _value(x, "print_layout: x")}, fmt=fmt)
+        return
+    if types.base_aval(x).memory_space is types.BARRIERS:
+        raise errors.MemorySpaceError(
+            "print_layout: a barrier has no layout",
+            expected="an array, or a reference in SMEM, GMEM or registers",
+            got=types.describe(x),
+            hint="a barrier occupies 8 bytes of SMEM",
+            where=_jax.where_now(),
+        )
+    ops.bind(print_layout_p, {"x": ops.operand(x)}, fmt=fmt)

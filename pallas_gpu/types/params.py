@@ -75,6 +75,7 @@ def _target(value: Any, what: str) -> str:
     lowering_semantics=expect.member(LoweringSemantics),
     target=expect.optional(_target),
     line_info=expect.boolean,
+    debug_checks=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompilerParams:
@@ -93,6 +94,8 @@ class CompilerParams:
       lowering_semantics: `Warpgroup` (default) or `Lane`.
       target: `"sm_90a"`, `"sm_100a"`, or None: the attached GPU, else sm_90a.
       line_info: keep file and line down to PTX (also PALLAS_GPU_LINEINFO=1).
+      debug_checks: compile the kernel's `debug_check`s (also
+        PALLAS_GPU_DEBUG_CHECKS=1). The emulator always makes them.
 
     Raises:
       ArgumentError, ArgumentTypeError, TargetError: an invalid value.
@@ -106,6 +109,7 @@ class CompilerParams:
     lowering_semantics: LoweringSemantics = LoweringSemantics.Warpgroup
     target: str | None = None
     line_info: bool = False
+    debug_checks: bool = False
 
     def __hash__(self) -> int:
         for action in _WHEN_USED:

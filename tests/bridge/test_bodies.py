@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import checkify
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as pltriton
@@ -206,21 +207,56 @@ def test_printed_lines(capsys):
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...]
         pl.debug_print("program {} of {}", pl.program_id(0), 1)
+        jax.debug.print("{what} {x:.1f}", what="first", x=x_ref[0, 0])
         pl.debug_print("done")
 
     call(body, X, grid=(1,))
-    assert capsys.readouterr().out == "program 0 of 1\ndone\n"
+    expected = f"program 0 of 1\nfirst {X[0, 0]:.1f}\ndone\n"
+    assert capsys.readouterr().out == expected
 
 
-@pytest.mark.parametrize("wrong", ["reference", "text"])
-def test_what_cannot_be_printed_is_named_with_the_line_of_its_call(wrong):
+def test_printed_arrays(capsys):
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...]
-        pl.debug_print("{}", x_ref if wrong == "reference" else "text")  # this line
+        pl.debug_print("{}", x_ref[...] > 0)
+
+    call(body, X, grid=(1,))
+    expected = [f"{list(i)}: {X[i] > 0}" for i in np.ndindex(X.shape)]
+    assert capsys.readouterr().out.splitlines() == expected
+
+
+def test_a_reference_is_not_printed():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl.debug_print("{}", x_ref)  # this line
 
     with pytest.raises(errors.ArgumentTypeError) as caught:
         call(body, X)
     assert "# this line" in str(caught.value)
+
+
+def test_checks():
+    def body(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+        pl.debug_check(jnp.all(x_ref[...] < 1e9), "large")
+        pl.debug_check(jnp.all(x_ref[...] < -1e9), "not small")
+
+    with pytest.raises(Exception, match="debug_check: not small"):
+        call(body, X)
+
+
+@pytest.mark.parametrize("wrong", ["values", "result"])
+def test_checks_whose_error_is_a_value_are_refused(wrong):
+    def body(x_ref, o_ref):
+        x = x_ref[0, 0]
+        if wrong == "values":
+            checkify.debug_check(x > 0, "{}", x)  # this line
+        else:
+            checkify.check(x > 0, "small")
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(errors.UnsupportedError, match=r"plgpu\.debug_"):
+        call(body, X)
 
 
 def test_transforms_of_mosaic_gpu_are_refused():

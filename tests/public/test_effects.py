@@ -137,6 +137,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "debug_print.args": lambda: see.bodies(
         *(lambda e, v=v: plgpu.debug_print("{}", v) for v in (1, 2))
     ),
+    "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
+    "test_a_failed_check_prints_its_position_and_traps",
     "run_scoped.scratch_types": lambda: see.bodies(
         *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
     ),

@@ -184,6 +184,8 @@ GOOD: dict[str, Good] = {
         lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}
     ),
     "debug_print": _in(lambda e: {"fmt": "{}", "args": (e.i,)}),
+    "debug_check": _in(lambda e: {"condition": e.i == 0, "message": "first"}),
+    "print_layout": _in(lambda e: {"fmt": "{}", "x": e.x}),
     "set_max_registers": _in(lambda e: {"n": 40, "action": "decrease"}),
     # Tensor cores
     "wgmma": _in(lambda e: {"acc": e.acc, "a": e.a, "b": e.w}),

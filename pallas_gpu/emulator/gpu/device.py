@@ -54,6 +54,7 @@ class Device:
       target: its target.
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.
+      printed: the equations whose line is printed once for all threads.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Device:
         self.target = target
         self.suffix = suffix
         self.zeros = params.uninitialized_memory == "zero"
+        self.printed: set[Any] = set()
         self._partial_results = params.partial_results
 
     def place(

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pallas_gpu.entry.check import control, positions, shapes, tma
+from pallas_gpu.entry.check import control, debug, positions, shapes, tma
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
@@ -23,6 +23,7 @@ __all__ = [
     "check_jaxpr",
     "check_waits",
     "control",
+    "debug",
     "no_scope",
     "positions",
     "require_axis_name",

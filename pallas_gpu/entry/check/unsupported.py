@@ -14,8 +14,8 @@ _RANDOM = (
     "draw the numbers outside the kernel with jax.random and pass them as an argument"
 )
 _PRINT = (
-    "print scalars with `plgpu.debug_print`, or store the value to an additional "
-    "output, `debug_ref[...] = x`, and print that after the call"
+    "print with `plgpu.debug_print`, or store the value to an additional output, "
+    "`debug_ref[...] = x`, and look at that after the call"
 )
 _ROWS_READ = (
     "read one row at a time, with a scalar index of the reference: "
@@ -124,7 +124,8 @@ HINTS: dict[str, str] = {
         _RANDOM,
     ),
     # The host
-    **dict.fromkeys(("debug_callback", "debug_print"), _PRINT),
+    "debug_callback": _PRINT,
+    "check": "use `plgpu.debug_check`",
     **dict.fromkeys(
         ("pure_callback", "io_callback"),
         "call it outside the kernel, before it or on an additional output",

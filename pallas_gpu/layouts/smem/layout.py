@@ -94,6 +94,21 @@ class SmemLayout:
         return self.shape[:lead] + counts + self.tile
 
     @property
+    def is_plain(self) -> bool:
+        """Whether the array is stored row-major."""
+        return not self.tile and self.swizzle == NO_SWIZZLE
+
+    @property
+    def description(self) -> str:
+        """The transforms that correspond to the layout, for messages."""
+        if self.is_plain:
+            return "no transforms"
+        tiling = "no tiling" if self.tiling is None else f"tiling {self.tiling}"
+        if self.swizzle == NO_SWIZZLE:
+            return tiling
+        return f"{tiling}, {self.swizzle}-byte swizzle"
+
+    @property
     def size_bytes(self) -> int:
         """The size of the array in bytes, a partial last byte included."""
         return -(-math.prod(self.shape) * self.itemsize_bits // 8)

@@ -10,7 +10,6 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe
-from pallas_gpu.lowering.inference.spaces import smem
 
 # Attributes that occur in the text only.
 _OPERANDS, _RESULTS = "layouts.operands", "layouts.results"
@@ -57,7 +56,7 @@ def _texts(
     op: ir.Operation, assignment: Layouts
 ) -> Iterator[tuple[str, Sequence[str]]]:
     if op.name == "mosaic_gpu.slice_smem":
-        yield _SMEM, [smem.describe(assignment.smem(op.results[0]))]
+        yield _SMEM, [assignment.smem(op.results[0]).description]
     if op.name in ("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem"):
         yield _TMEM, [str(assignment.tmem(op.results[0]))]
     operands = [assignment.operand(op, i) for i in range(len(op.operands))]

@@ -104,7 +104,7 @@ def _transforms_error(
     return errors.LayoutError(
         f"{_used(use)} cannot use an SMEM array with its transforms: {error.what}",
         expected=error.expected,
-        got=f"{smem.describe(storage)} of the array {_declared(array)}",
+        got=f"{storage.description} of the array {_declared(array)}",
         hint=hint,
         where=sources.where(use.op),
     )
@@ -178,11 +178,11 @@ def _space(array: Array) -> str:
 
 
 def _described(storage: Storage) -> str:
-    return str(storage) if isinstance(storage, TmemLayout) else smem.describe(storage)
+    return str(storage) if isinstance(storage, TmemLayout) else storage.description
 
 
 def _as_transforms(storage: SmemLayout) -> str:
-    if smem.is_plain(storage):
+    if storage.is_plain:
         return "no transforms"
     return f"TilingTransform({storage.tiling}) and SwizzleTransform({storage.swizzle})"
 

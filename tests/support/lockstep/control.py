@@ -322,3 +322,12 @@ def _fence_proxy(program: Program, op: ir.Operation) -> Step:
             strand.cta.clocks.fence(rows, memory)
 
     return fence
+
+
+@runs("llvm.intr.trap")
+def _trap(program: Program, op: ir.Operation) -> Step:
+    def trap(strand: Any) -> None:
+        if strand.active().any():
+            raise KernelError("a thread traps")
+
+    return trap

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,19 @@ from jaxlib.mlir import ir
 from tests.support.lockstep import values
 from tests.support.lockstep.program import Program, Step, runs
 
+# CUDA C++ programming guide, "Format specifiers": flags, width, precision, size, type.
+_CONVERSION = r"%([-+ #0]*\d*(?:\.\d+)?)(?:ll)?([diouxXeEfFgG])"
+
 
 @runs("gpu.printf")
 def _printf(program: Program, op: ir.Operation) -> Step:
     # Python's operator has C's conversions, without `ll`; its `u` is a signed `d`.
-    text = ir.StringAttr(op.attributes["format"]).value.replace("%ll", "%")
+    given = ir.StringAttr(op.attributes["format"]).value
+    text = re.sub(_CONVERSION, r"%\1\2", given)
     slots = program.inputs(op)
     types = [str(x.type) for x in op.operands]
     assert all(t in ("i32", "i64", "f64") for t in types), "C promotes the others"
-    conversions = [part[0] for part in text.replace("%%", "").split("%")[1:]]
+    conversions = [x[2] for x in re.finditer(_CONVERSION, given.replace("%%", ""))]
 
     def show(strand: Any) -> None:
         columns = []

@@ -60,11 +60,6 @@ def storages(array: SmemArray) -> list[SmemLayout]:
     return result
 
 
-def is_plain(storage: SmemLayout) -> bool:
-    """Whether an array is stored row-major."""
-    return not storage.tile and storage.swizzle == NO_SWIZZLE
-
-
 def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError | None:
     """The error for a use that does not support a layout of its array, or None.
 
@@ -77,7 +72,7 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
             _check_dynamic_starts(use, storage)
         match use.kind:
             case "pointer":
-                if not given and not is_plain(storage):
+                if not given and not storage.is_plain:
                     raise _plain_memory(storage, "an operation that uses its address")
             case "a" | "b":
                 _check_operand(use, storage)
@@ -100,7 +95,7 @@ def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
     return errors.LayoutError(
         f"{what} needs an array that is stored row-major",
         expected="no tiling and no swizzle",
-        got=describe(storage),
+        got=storage.description,
         hint="access a slice of whole tiles, or use a separate array",
     )
 
@@ -108,7 +103,7 @@ def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
 def _check_part(use: Use, storage: SmemLayout) -> None:
     """A part of a tiled array consists of whole tiles."""
     window = use.part.window
-    if math.prod(window.sizes) == 1 and not is_plain(storage):
+    if math.prod(window.sizes) == 1 and not storage.is_plain:
         raise _plain_memory(storage, "an access to a single element")
     check_window(storage, window.sizes)
     starts = [s if isinstance(s, int) else None for s in window.starts]
@@ -150,7 +145,7 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
             "wgmma reads tiled and swizzled arrays",
             expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
             "128 bytes and n elements s bytes wide",
-            got=describe(storage),
+            got=storage.description,
             hint="pad the array's last two dimensions to multiples of 8 and "
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
@@ -170,7 +165,7 @@ def _check_tiles(use: Use, storage: SmemLayout) -> None:
             "tcgen05 reads matrices in tiled and swizzled arrays",
             expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or "
             "128 bytes and n elements s bytes wide",
-            got=f"{describe(storage)}, axes {window.axes} of the array",
+            got=f"{storage.description}, axes {window.axes} of the array",
             hint="pad the array's last two dimensions to multiples of 8 and "
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
@@ -246,13 +241,3 @@ def conflict_free(
         base_alignment_bytes=alignment,
     )
     return plan.conflict_free
-
-
-def describe(storage: SmemLayout) -> str:
-    """The transforms that correspond to a layout."""
-    if is_plain(storage):
-        return "no transforms"
-    tiling = "no tiling" if storage.tiling is None else f"tiling {storage.tiling}"
-    if storage.swizzle == NO_SWIZZLE:
-        return tiling
-    return f"{tiling}, {storage.swizzle}-byte swizzle"
