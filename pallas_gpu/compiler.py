@@ -31,7 +31,7 @@ from typing import Any
 from pallas_gpu import arch, errors
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import context, launch, machine, unchecked
+from pallas_gpu.lowering import context, launch, machine, scratch, unchecked
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.mosaic import module as mosaic_module
 
@@ -105,7 +105,18 @@ def lower_equations(build: Build) -> Build:
 
     Raises:
       UnsupportedError: an operation has no rule, or none for this target.
+      OutOfResources: the operations need more scratch than there is SMEM.
     """
+    try:
+        return _lowered(build)
+    except errors.OutOfResources as error:
+        more = scratch.with_more(build.plan, build.params, error)
+        if more is None:
+            raise
+    return lower_equations(build.replace(plan=more))
+
+
+def _lowered(build: Build) -> Build:
     params, target = build.params, build.target
     hardware = machine.machine_of(target)
     shell = hardware.launch(params, target, build.plan)

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
+from pallas_gpu.entry.call import CallParams
 from pallas_gpu.layouts.moves import reductions, relayout
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.context import KernelState
@@ -15,11 +17,34 @@ from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.mosaic.registers import RegisterArray
+from pallas_gpu.resources import Plan
 
 
 def available_bytes(kernel: KernelState) -> int:
     """Returns the bytes that each warpgroup may use."""
     return kernel.plan.scratch_room_bytes // kernel.params.mesh.warpgroups
+
+
+def with_more(
+    plan: Any, params: CallParams, error: errors.OutOfResources
+) -> Plan | None:
+    """Returns a plan with room for the scratch that an operation has asked for.
+
+    Rules that emit at once learn what they need one by one; the kernel is then lowered
+    again. None if there is no more SMEM, or the author has set a limit.
+
+    Args:
+      plan: the plan of the kernel that was lowered.
+      params: the kernel.
+      error: what the operation has raised.
+    """
+    if not isinstance(plan, Plan) or error.resource != "SMEM":
+        return None
+    needed = error.used_bytes * params.mesh.warpgroups
+    for room in plan.scratch_rooms_bytes:
+        if room >= needed and room > plan.scratch_room_bytes:
+            return plan.with_room(room)
+    return None
 
 
 def of_warpgroup(kernel: KernelState) -> SmemScratch | None:
@@ -92,6 +117,7 @@ def of_bytes(
 
 def _more_scratch(kernel: KernelState, needed: int) -> str:
     asked = kernel.params.compiler_params.reduction_scratch_bytes
-    if asked is not None and asked >= needed:
+    limit = kernel.plan.scratch_limit_bytes // kernel.params.mesh.warpgroups
+    if needed > limit and (asked is None or asked >= needed):
         return "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
     return f"pass CompilerParams(reduction_scratch_bytes={needed})"

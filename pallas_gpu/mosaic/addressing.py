@@ -107,8 +107,13 @@ def thread_pointers(
     column_add: Sequence[int],
     xor: Sequence[int],
     add: Sequence[int],
+    inside: Sequence[ir.Value | None] = (),
 ) -> list[ir.Value]:
     """The addresses that a thread accesses; the arguments are an `AddressForm`'s.
+
+    Args:
+      inside: for each access an i1; where it is false the address is `base`. None is
+        true, and so is an empty sequence for all accesses.
 
     Returns:
       For each access i `base + (XOR of columns[b] ^ xor[i]) + sum of column_add[b] +
@@ -128,8 +133,23 @@ def thread_pointers(
 
         return kernel.hoisted(("pointer", columns, column_add, constant), emit)
 
-    pointers = {x: offset_pointer(base, thread_offset(x)) for x in dict.fromkeys(xor)}
-    return [offset_pointer(pointers[x], a) for x, a in zip(xor, add, strict=True)]
+    within = list(inside) or [None] * len(xor)
+    plain = dict.fromkeys(x for x, w in zip(xor, within, strict=True) if w is None)
+    pointers = {x: offset_pointer(base, thread_offset(x)) for x in plain}
+    result = []
+    for x, a, condition in zip(xor, add, within, strict=True):
+        if condition is None:
+            result.append(offset_pointer(pointers[x], a))
+        else:
+            offset = thread_offset(x)
+            offset = arith.addi(offset, kernel.i32(a)) if a else offset
+            result.append(offset_pointer(base, clamped(offset, condition)))
+    return result
+
+
+def clamped(offset: ir.Value, inside: ir.Value) -> ir.Value:
+    """The offset, or 0 where the i1 is false: an address that may be read."""
+    return arith.select(inside, offset, module.current().i32(0))
 
 
 # --- how the sums are emitted ---------------------------------------------------------

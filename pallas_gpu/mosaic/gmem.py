@@ -18,7 +18,7 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, smem
+from pallas_gpu.mosaic import addressing, masking, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
@@ -79,12 +79,13 @@ class GmemView:
         return dataclasses.replace(self, window=self.window.transpose(permutation))
 
 
-def _address(view: GmemView, layout: Placement) -> GmemAccess:
+def _address(view: GmemView, layout: Placement, single: bool) -> GmemAccess:
     return plan_gmem(
         layout,
         view.window.strides,
         8 * dtypes.memory_dtype(view.dtype).itemsize,
         view.window.start_multiple,
+        single=single,
     )
 
 
@@ -106,31 +107,74 @@ def slice_pointer(view: GmemView) -> ir.Value:
     return addressing.offset_pointer(pointer, static * itemsize_bytes)
 
 
-def _pointers(view: GmemView, plan: GmemAccess) -> list[ir.Value]:
+def _pointers(
+    view: GmemView, plan: GmemAccess, inside: Sequence[ir.Value | None]
+) -> list[ir.Value]:
+    """One pointer per access, to the view's start where a condition does not hold."""
     itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    start = slice_pointer(view)
     thread = addressing.thread_sum([c * itemsize_bytes for c in plan.columns])
-    base = addressing.offset_pointer(slice_pointer(view), thread)
-    return [addressing.offset_pointer(base, s * itemsize_bytes) for s in plan.starts]
+    base = addressing.offset_pointer(start, thread)
+    result = []
+    for i, offset in enumerate(plan.starts):
+        offset_bytes = offset * itemsize_bytes
+        condition = inside[i] if inside else None
+        if condition is None:
+            result.append(addressing.offset_pointer(base, offset_bytes))
+        else:
+            place = smem.add_index(thread, offset_bytes)
+            assert not isinstance(place, int)
+            clamped = addressing.clamped(place, condition)
+            result.append(addressing.offset_pointer(start, clamped))
+    return result
 
 
-def load(view: GmemView, layout=None) -> RegisterArray:
+def _slots(layout: Placement, plan: GmemAccess) -> list[tuple[int, int]]:
+    """The register and the first element in it of each access."""
+    within = range(0, layout.vector_length, plan.elements_per_access)
+    return [(r, v) for r in range(layout.num_registers) for v in within]
+
+
+def load(
+    view: GmemView,
+    layout=None,
+    *,
+    mask: Array | None = None,
+    other: Array | None = None,
+) -> RegisterArray:
     """Loads a view into registers.
 
     PTX: `ld.global`, up to 16 bytes per thread if the alignment is known. All threads
-    of the warpgroup issue it. The load is synchronous.
+    of the warpgroup issue it. The load is synchronous. Padding of the layout is 0.
 
     Args:
-      view: within the bounds of the array.
+      view: within the bounds of the array, except where the mask is false.
       layout: the register layout; None selects the strided default.
+      mask: bools in the layout: elements where it is false are not accessed.
+      other: what these elements are in the result; None is 0.
     """
     if layout is None:
         placement = default_placement(view.shape, dtypes.bits(view.dtype))
     else:
         placement = place_registers(layout, view.shape)
-    plan = _address(view, placement)
+    masked = masking.check_mask(mask, placement)
+    plan = _address(view, placement, masked is not None)
     memory = dtypes.memory_dtype(view.dtype)
     type_ = dtypes.vector_type(memory, plan.elements_per_access)
-    pieces = [llvm.load(type_, pointer) for pointer in _pointers(view, plan)]
+    slots = _slots(placement, plan)
+    wanted = masking.conditions(placement, slots, masked)
+    if masked is None:
+        pointers = _pointers(view, plan, wanted)
+        pieces = [
+            masking.load(type_, memory, pointer, condition)
+            for pointer, condition in zip(pointers, wanted, strict=True)
+        ]
+    else:
+        rest = masking.others(other, placement, slots, view.dtype, memory)
+        pieces = [
+            masking.load_if(type_, *access)
+            for access in zip(_pointers(view, plan, ()), wanted, rest, strict=True)
+        ]
     per_register = placement.vector_length // plan.elements_per_access
     values = []
     for i in range(0, len(pieces), per_register):
@@ -139,22 +183,25 @@ def load(view: GmemView, layout=None) -> RegisterArray:
     return RegisterArray(tuple(values), placement, view.dtype)
 
 
-def store(view: GmemView, value: Array) -> None:
+def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
     """Stores an array into a view; one thread stores each replicated element.
 
     PTX: `st.global`, up to 16 bytes per thread if the alignment is known. All threads
     of the warpgroup issue it.
 
     Args:
-      view: within the bounds of the array.
+      view: within the bounds of the array, except where the mask is false.
       value: of the view's shape and dtype; a deferred array is materialized in the
         strided default layout.
+      mask: bools in the layout of `value`: elements where it is false are not stored.
     """
     check_stored(view.shape, view.dtype, value)
     if isinstance(value, Deferred):
         bits = dtypes.bits(view.dtype)
         value = value.materialize(default_placement(view.shape, bits))
-    plan = _address(view, value.layout)
+    layout = value.layout
+    masked = masking.check_mask(mask, layout)
+    plan = _address(view, layout, masked is not None)
     memory = dtypes.memory_dtype(view.dtype)
     pieces = [
         piece
@@ -163,12 +210,14 @@ def store(view: GmemView, value: Array) -> None:
             convert_value(register, view.dtype, memory), plan.elements_per_access
         )
     ]
-    layout = value.layout
     copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
-    pointers = _pointers(view, plan)
-    with predicated(addressing.thread_bits_clear(copies)):
-        for pointer, piece in zip(pointers, pieces, strict=True):
-            llvm.store(piece, pointer)
+    pointers = _pointers(view, plan, ())
+    guard = addressing.thread_bits_clear(copies)
+    wanted = masking.conditions(layout, _slots(layout, plan), masked)
+    for condition, accesses in masking.together(wanted):
+        with predicated(masking.both(guard, condition)):
+            for access in accesses:
+                llvm.store(pieces[access], pointers[access])
 
 
 def _element_pointer(view: GmemView) -> ir.Value:

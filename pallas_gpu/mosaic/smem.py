@@ -22,7 +22,7 @@ from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, module
+from pallas_gpu.mosaic import addressing, masking, module
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
@@ -116,7 +116,7 @@ def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[in
 
 
 def _plan(
-    view: SmemView, layout: Placement, kind: Kind, optimized: bool
+    view: SmemView, layout: Placement, kind: Kind, optimized: bool, single: bool
 ) -> tuple[AccessPlan, list[int]]:
     layout, order = _memory_order(view, layout)
     alignment = alignment_bytes(view.layout, view.window)
@@ -127,30 +127,43 @@ def _plan(
         window=view.window.sizes,
         optimized=optimized,
         base_alignment_bytes=min(alignment, MAX_WIDTH_BYTES),
+        single=single,
     )
     return plan, order
 
 
-def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
-    """One pointer per instruction."""
+def _addresses(
+    plan: AccessPlan, base: ir.Value, inside: Sequence[ir.Value | None] = ()
+) -> list[ir.Value]:
+    """One pointer per instruction, to the base where a condition does not hold."""
     return addressing.thread_pointers(
-        base, plan.thread_columns, plan.thread_add, plan.xor, plan.add
+        base, plan.thread_columns, plan.thread_add, plan.xor, plan.add, inside
     )
 
 
 # --- loads and stores -----------------------------------------------------------------
 
 
-def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArray:
+def load(
+    view: SmemView,
+    layout=None,
+    *,
+    optimized: bool = True,
+    mask: Array | None = None,
+    other: Array | None = None,
+) -> RegisterArray:
     """Loads a view into registers.
 
     PTX: `ld.shared`, `ldmatrix`. All threads of the warpgroup issue it. The load is
-    synchronous; writes to the memory must have completed and be visible.
+    synchronous; writes to the memory must have completed and be visible. Padding of the
+    layout is 0.
 
     Args:
       view: consists of whole tiles if the array is tiled.
       layout: the register layout; None selects the strided default.
       optimized: reject accesses with bank conflicts.
+      mask: bools in the layout: elements where it is false are not accessed.
+      other: what these elements are in the result; None is 0.
 
     Raises:
       LayoutError: the view and the layout are incompatible.
@@ -159,18 +172,29 @@ def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArra
         placement = default_placement(view.shape, dtypes.bits(view.dtype))
     else:
         placement = place_registers(layout, view.shape)
-    plan, order = _plan(view, placement, "load", optimized)
-    pointers = _addresses(plan, slice_pointer(view))
+    masked = masking.check_mask(mask, placement)
+    plan, order = _plan(view, placement, "load", optimized, masked is not None)
     memory = dtypes.memory_dtype(view.dtype)
     type_ = dtypes.vector_type(memory, plan.elements_per_access)
-    pieces: list[ir.Value] = [None] * len(plan.accesses)  # type: ignore[list-item]
-    for pointer, accesses in zip(pointers, plan.instructions, strict=True):
-        if plan.method == "vector":
-            pieces[accesses[0]] = llvm.load(type_, pointer)
-            continue
-        words = _ldmatrix(pointer, len(accesses), plan.transpose)
-        for access, word in zip(accesses, words, strict=True):
-            pieces[access] = llvm.bitcast(type_, word)
+    base = slice_pointer(view)
+    slots = [(order[register], element) for register, element in plan.accesses]
+    if plan.method == "matrix":
+        pieces = _load_matrices(plan, type_, base)
+    elif masked is None:
+        wanted = masking.conditions(placement, slots, None)
+        pieces = [
+            masking.load(type_, memory, pointer, condition)
+            for pointer, condition in zip(
+                _addresses(plan, base, wanted), wanted, strict=True
+            )
+        ]
+    else:
+        wanted = masking.conditions(placement, slots, masked)
+        rest = masking.others(other, placement, slots, view.dtype, memory)
+        pieces = [
+            masking.load_if(type_, *access)
+            for access in zip(_addresses(plan, base), wanted, rest, strict=True)
+        ]
     _exchange(plan, pieces)
     ordered = _join(plan, pieces, placement.num_registers)
     values: list[ir.Value] = [None] * len(ordered)  # type: ignore[list-item]
@@ -179,7 +203,19 @@ def load(view: SmemView, layout=None, *, optimized: bool = True) -> RegisterArra
     return RegisterArray(tuple(values), placement, view.dtype)
 
 
-def store(view: SmemView, value: Array, *, optimized: bool = True) -> None:
+def _load_matrices(plan: AccessPlan, type_: ir.Type, base: ir.Value) -> list[ir.Value]:
+    pieces: list[ir.Value] = [None] * len(plan.accesses)  # type: ignore[list-item]
+    pointers = _addresses(plan, base)
+    for pointer, accesses in zip(pointers, plan.instructions, strict=True):
+        words = _ldmatrix(pointer, len(accesses), plan.transpose)
+        for access, word in zip(accesses, words, strict=True):
+            pieces[access] = llvm.bitcast(type_, word)
+    return pieces
+
+
+def store(
+    view: SmemView, value: Array, *, optimized: bool = True, mask: Array | None = None
+) -> None:
     """Stores an array into a view.
 
     PTX: `st.shared`, `stmatrix`. All threads of the warpgroup issue it. The data is
@@ -191,24 +227,31 @@ def store(view: SmemView, value: Array, *, optimized: bool = True) -> None:
       value: of the view's shape and dtype; a deferred array is materialized in the
         strided default layout.
       optimized: reject accesses with bank conflicts.
+      mask: bools in the layout of `value`: elements where it is false are not stored.
 
     Raises:
       LayoutError: the view and the layout are incompatible.
     """
     array = _in_registers(view, value, optimized)
-    plan, order = _plan(view, array.layout, "store", optimized)
+    masked = masking.check_mask(mask, array.layout)
+    plan, order = _plan(view, array.layout, "store", optimized, masked is not None)
     memory = dtypes.memory_dtype(view.dtype)
     convert = [convert_value(v, view.dtype, memory) for v in array.values]
     pieces = _split(plan, [convert[register] for register in order])
     _exchange(plan, pieces)
     pointers = _addresses(plan, slice_pointer(view))
     guard = addressing.thread_bits_clear(plan.predicate_bits)
-    with predicated(guard):
-        for pointer, accesses in zip(pointers, plan.instructions, strict=True):
-            if plan.method == "vector":
-                llvm.store(pieces[accesses[0]], pointer)
-                continue
-            _stmatrix(pointer, [pieces[a] for a in accesses], plan.transpose)
+    if plan.method == "matrix":
+        with predicated(guard):
+            for pointer, accesses in zip(pointers, plan.instructions, strict=True):
+                _stmatrix(pointer, [pieces[a] for a in accesses], plan.transpose)
+        return
+    slots = [(order[register], element) for register, element in plan.accesses]
+    wanted = masking.conditions(array.layout, slots, masked)
+    for condition, together in masking.together(wanted):
+        with predicated(masking.both(guard, condition)):
+            for access in together:
+                llvm.store(pieces[access], pointers[access])
 
 
 def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArray:

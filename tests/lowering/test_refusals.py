@@ -116,14 +116,6 @@ def test_a_layout_that_does_not_fit_the_shape(semantics):
 
 
 @pytest.mark.parametrize("semantics", BOTH)
-def test_a_shape_without_registers(semantics):
-    def body(x, o):
-        o[:60, :100] = x[:60, :100]  # HERE
-
-    assert type(error_of(body, semantics)) is errors.LayoutError
-
-
-@pytest.mark.parametrize("semantics", BOTH)
 def test_a_row_inside_of_a_tile(semantics):
     tiles = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import THREAD_BITS, THREADS, LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, uniform_length
 
 # The widest ld.global and st.global of sm_90 (PTX ISA, ld: .v4 of 32 bits).
 _MAX_ACCESS_BYTES = 16
@@ -42,12 +42,16 @@ class GmemAccess:
 
 
 def plan_gmem(
-    layout: LinearLayout | WGStridedLayout,
+    layout: Placement,
     strides: Sequence[int],
     bits: int,
     base_divisor_elems: int = 0,
+    *,
+    single: bool = False,
 ) -> GmemAccess:
     """Plans the widest accesses whose alignment is known.
+
+    An access to elements of a padded layout is inside or outside as a whole.
 
     Args:
       layout: the layout in registers; its shape is that of the slice.
@@ -55,19 +59,21 @@ def plan_gmem(
       bits: width of an element in memory.
       base_divisor_elems: a known divisor of the slice's start; 0 for the start of the
         array, which is aligned to 16 bytes.
+      single: access each element separately.
 
     Raises:
       LayoutError: the layout has no linear form and the slice is not contiguous.
     """
-    return _plan(layout, tuple(strides), bits, base_divisor_elems)
+    return _plan(layout, tuple(strides), bits, base_divisor_elems, single)
 
 
 @functools.lru_cache(maxsize=1024)
 def _plan(
-    layout: LinearLayout | WGStridedLayout,
+    layout: Placement,
     strides: tuple[int, ...],
     bits: int,
     base_divisor_elems: int,
+    single: bool,
 ) -> GmemAccess:
     step = 1
     if isinstance(layout, LinearLayout):
@@ -81,10 +87,11 @@ def _plan(
         columns = [layout.vec_size << b for b in range(THREAD_BITS)]
         starts = [layout.flat_offset(0, r) for r in range(layout.num_registers)]
     length = layout.vector_length
-    limit = math.gcd(base_divisor_elems, *columns, *starts, length)
+    limit = math.gcd(base_divisor_elems, *columns, *starts, uniform_length(layout))
     elements = 1
     while (
         step == 1
+        and not single
         and limit % (2 * elements) == 0
         and 2 * elements * bits <= 8 * _MAX_ACCESS_BYTES
     ):

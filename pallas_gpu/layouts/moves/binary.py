@@ -50,7 +50,9 @@ class BinaryLayout:
 
 @functools.lru_cache(maxsize=2048)
 def binary_layout(layout: LinearLayout) -> BinaryLayout | None:
-    """The binary form, None if there is none."""
+    """The binary form, None if there is none. Padded layouts have none."""
+    if layout.is_padded:
+        return None
     widths = [(n & -n).bit_length() - 1 for n in layout.shape]
     masks = np.array([(1 << w) - 1 for w in widths], dtype=np.int64)
     columns = np.array(layout.thread_columns, dtype=np.int64).reshape(

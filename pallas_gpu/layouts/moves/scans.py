@@ -99,13 +99,22 @@ def plan_scan(layout: LinearLayout, axis: int) -> ScanPlan:
             )
         if column[axis]:
             strides.append((column[axis], bit))
-    length = layout.shape[axis]
+    length = layout.box[axis]  # padding takes part: it follows all elements
     levels, unit = [], 1
     for stride, bit in sorted(strides):
         levels.append(Level(stride // unit, bit))
         unit = 2 * stride
     levels.append(Level(length // unit, None))
-    return ScanPlan(_lines(layout, axis), tuple(levels))
+    lines = _lines(layout, axis)
+    along = sum(1 for column in layout.thread_columns if column[axis])
+    if any(len(line) << along != length for line in lines):
+        raise LayoutError(
+            "registers do not hold whole lines along the scanned axis",
+            expected=f"{length >> along} elements along axis {axis} in each thread",
+            got=f"between {min(map(len, lines))} and {max(map(len, lines))}",
+            hint="layout_cast the array first, or load it without a layout",
+        )
+    return ScanPlan(lines, tuple(levels))
 
 
 def _lines(layout: LinearLayout, axis: int) -> tuple[tuple[Slot, ...], ...]:

@@ -3,19 +3,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
-from pallas_gpu.layouts.registers.linear import THREAD_BITS, LinearLayout
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, LinearLayout
 
 _THREADS = 1 << THREAD_BITS
-# A thread has at most 255 registers (CUDA programming guide, compute capability 9.0 and
-# 10.0); an array of more elements per thread would leave none for anything else.
-_MAX_REGISTERS = 128
+# Up to this many elements per thread a layout without padding is preferred, even if
+# few threads hold all elements: no access needs a predicate.
+_FEW_ELEMENTS = 16
+# As in strided layouts: the widest access of a thread (PTX ISA, ld), and the most
+# elements in a register.
+_ACCESS_BITS, _LONGEST_VECTOR = 128, 4
+# GMEM transfers sectors of 32 bytes; a run of elements that starts anywhere touches one
+# more than it fills. Layouts are the same for all types of at most 32 bits.
+_SECTOR_BYTES, _ELEMENT_BYTES = 32, 4
 
 
 def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearLayout:
@@ -24,46 +30,169 @@ def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearL
     It is strided if all threads have the same number of elements. Any other shape is
     spread over as many threads as its powers of two allow, minor dimension first, and
     replicated over the rest: (4, 3) is held by four threads with three registers each,
-    and has 32 copies.
+    and has 32 copies. If that leaves too many elements to a thread, the array is padded
+    to a box of powers of two times whole registers: (100, 77) to (104, 80).
 
     Args:
       shape: the array's shape.
       bits: width of an element.
-
-    Raises:
-      LayoutError: a thread does not have enough registers.
     """
     shape = tuple(shape)
     if math.prod(shape) % _THREADS == 0:
         return WGStridedLayout.default(shape, bits)
-    return spread_layout(shape)
+    return spread_layout(shape, bits)
 
 
-@functools.lru_cache(maxsize=256)
-def spread_layout(shape: tuple[int, ...]) -> LinearLayout:
-    """Returns a linear layout of any shape: threads along its powers of two.
-
-    Raises:
-      LayoutError: a thread does not have enough registers.
-    """
-    columns: list[tuple[int, ...]] = []
-    blocks = list(shape)
-    for axis in reversed(range(len(shape))):
-        step = 1
-        while blocks[axis] % 2 == 0 and len(columns) < THREAD_BITS:
-            columns.append(tuple(step * (a == axis) for a in range(len(shape))))
-            blocks[axis] //= 2
-            step *= 2
+@functools.lru_cache(maxsize=1024)
+def spread_layout(shape: tuple[int, ...], bits: int = 32) -> LinearLayout:
+    """Returns a linear layout of any shape, padded if that saves registers."""
+    exact, blocks = _powers_of_two(shape)
     owned = math.prod(blocks)
-    if owned > _MAX_REGISTERS:
-        raise LayoutError(
-            "an array of this shape has no register layout",
-            expected=f"a multiple of {_THREADS} elements, or at most {_MAX_REGISTERS} "
-            "for each thread",
-            got=f"shape {shape}: {1 << len(columns)} threads would hold {owned} each",
-            hint="pad the array, or process it in parts",
-        )
-    columns += [(0,) * len(shape)] * (THREAD_BITS - len(columns))
-    tile = [n // count for n, count in zip(shape, blocks, strict=True)]
-    ranges = [range(0, n, t) for n, t in zip(shape, tile, strict=True)]
-    return LinearLayout.create(shape, columns, list(itertools.product(*ranges)))
+    padded = _padded(shape, bits)
+    if padded is None or owned <= max(_FEW_ELEMENTS, 2 * padded.elements - 1):
+        return _laid_out(shape, exact, 1)
+    return _laid_out(shape, padded.bits, padded.vector)
+
+
+@functools.lru_cache(maxsize=1024)
+def padded_layout(
+    shape: tuple[int, ...], warp_axes: tuple[int, ...], bits: int = 32
+) -> LinearLayout | None:
+    """Returns a linear layout of an array whose warps are along the given axes.
+
+    Args:
+      shape: the array's shape.
+      warp_axes: axes along which warps hold different parts.
+      bits: width of an element.
+
+    Returns:
+      None if the axes are too short for four warps.
+    """
+    best = _padded(shape, bits, warp_axes)
+    if best is None:
+        return None
+    return _laid_out(shape, best.bits, best.vector, best.warps)
+
+
+# --- choices --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice:
+    """Thread bits along each axis, all and those of warps, and the vector's length."""
+
+    shape: tuple[int, ...]
+    bits: tuple[int, ...]
+    warps: tuple[int, ...]
+    vector: int
+
+    @functools.cached_property
+    def registers(self) -> int:
+        """Registers per thread."""
+        tile = [1 << b for b in self.bits]
+        tile[-1] *= self.vector
+        return math.prod(-(-n // t) for n, t in zip(self.shape, tile, strict=True))
+
+    @property
+    def elements(self) -> int:
+        """Elements per thread, with padding."""
+        return self.registers * self.vector
+
+    @property
+    def cost(self) -> tuple:
+        """Cycles of an elementwise operation and of accesses to GMEM, roughly."""
+        lanes = _lane_bits(self)
+        run_bytes = (self.vector << lanes[-1]) * _ELEMENT_BYTES
+        runs = 1 << sum(lanes[:-1])
+        sectors = runs * (run_bytes / _SECTOR_BYTES + 1)
+        cycles = 4 * self.elements + self.registers * sectors
+        return cycles, self.bits[::-1], -self.vector
+
+
+def _lane_bits(choice: _Choice) -> tuple[int, ...]:
+    """Lane bits along each axis."""
+    return tuple(b - w for b, w in zip(choice.bits, choice.warps, strict=True))
+
+
+@functools.lru_cache(maxsize=1024)
+def _padded(
+    shape: tuple[int, ...], bits: int, warp_axes: tuple[int, ...] | None = None
+) -> _Choice | None:
+    """The cheapest choice; None if there are no axes, or too few warps along them."""
+    if not shape:
+        return None
+    most = [(n - 1).bit_length() for n in shape]
+    vectors = [1]
+    longest = min(_LONGEST_VECTOR, _ACCESS_BITS // bits)
+    while 2 * vectors[-1] <= longest and shape[-1] % (2 * vectors[-1]) == 0:
+        vectors.append(2 * vectors[-1])
+    choices = []
+    for vector in vectors:
+        most[-1] = (shape[-1] // vector - 1).bit_length()
+        for taken in _distributions(tuple(most), min(sum(most), THREAD_BITS)):
+            warps = _warp_bits(taken, warp_axes)
+            if warps is not None:
+                choices.append(_Choice(shape, taken, warps, vector))
+    return min(choices, key=lambda choice: choice.cost, default=None)
+
+
+def _distributions(most: tuple[int, ...], count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to distribute `count` bits over axes that take at most `most` each."""
+    if not most:
+        if count == 0:
+            yield ()
+        return
+    for taken in range(min(most[0], count) + 1):
+        if count - taken <= sum(most[1:]):
+            for rest in _distributions(most[1:], count - taken):
+                yield taken, *rest
+
+
+def _warp_bits(
+    bits: tuple[int, ...], axes: tuple[int, ...] | None
+) -> tuple[int, ...] | None:
+    """The bits of the warp: the last ones, first along the major axes."""
+    wanted = max(0, sum(bits) - LANE_BITS)
+    if axes is not None and wanted < THREAD_BITS - LANE_BITS:
+        return None
+    taken = [0] * len(bits)
+    for axis in range(len(bits)) if axes is None else axes:
+        taken[axis] = min(bits[axis], wanted - sum(taken))
+    return tuple(taken) if sum(taken) == wanted else None
+
+
+# --- layouts --------------------------------------------------------------------------
+
+
+def _powers_of_two(shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]]:
+    """Thread bits along each axis without padding, and the elements that remain."""
+    bits, blocks = [0] * len(shape), list(shape)
+    for axis in reversed(range(len(shape))):
+        while blocks[axis] % 2 == 0 and sum(bits) < THREAD_BITS:
+            bits[axis] += 1
+            blocks[axis] //= 2
+    return tuple(bits), blocks
+
+
+def _laid_out(
+    shape: tuple[int, ...],
+    bits: tuple[int, ...],
+    vector: int,
+    warps: tuple[int, ...] | None = None,
+) -> LinearLayout:
+    """Threads along the axes, minor dimension first, lanes before warps."""
+    rank = len(shape)
+    warps = warps or (0,) * rank
+    step = [1] * rank
+    if vector > 1:
+        step[-1] = vector
+    columns: list[tuple[int, ...]] = []
+    for counts in ([b - w for b, w in zip(bits, warps, strict=True)], warps):
+        for axis in reversed(range(rank)):
+            for _ in range(counts[axis]):
+                columns.append(tuple(step[axis] * (a == axis) for a in range(rank)))
+                step[axis] *= 2
+    columns += [(0,) * rank] * (THREAD_BITS - len(columns))
+    ranges = [range(0, n, t) for n, t in zip(shape, step, strict=True)]
+    origins = list(itertools.product(*ranges))
+    return LinearLayout.create(shape, columns, origins, vector, max(rank - 1, 0))

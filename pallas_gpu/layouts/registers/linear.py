@@ -18,6 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.reshapes import flatten as _flatten
+from pallas_gpu.layouts.registers.reshapes import reshaped
 
 WARP_LANES = 32
 WARPS = 4
@@ -37,7 +39,8 @@ class LinearLayout:
 
     Element `v` of register `r` in thread `t` is the array's element at
     `origins[r] + sum(bit b of t * thread_columns[b]) + v * unit(vector_axis)`.
-    Bits 0 to 4 of `t` are the lane, bits 5 and 6 the warp.
+    Bits 0 to 4 of `t` are the lane, bits 5 and 6 the warp. A coordinate beyond the
+    shape is padding: the register's content there has no meaning.
 
     Attributes:
       shape: the logical shape of the array.
@@ -49,7 +52,8 @@ class LinearLayout:
         a register holds one element.
 
     Raises:
-      LayoutError: the elements do not all have the same, nonzero number of owners.
+      LayoutError: the elements do not all have the same, nonzero number of owners, or a
+        register consists of padding alone.
 
     The accumulator of a wgmma, 64 rows by 8 columns, two registers per thread:
 
@@ -66,7 +70,7 @@ class LinearLayout:
     def __post_init__(self) -> None:
         self._check_form()
         flat = self.flat_indices().reshape(-1)
-        owners = np.bincount(flat, minlength=self.size)
+        owners = np.bincount(flat[flat >= 0], minlength=self.size)
         if not (owners == 1 << len(self.replication_bits)).all():
             raise LayoutError(
                 "a register layout must hold every element equally often",
@@ -93,8 +97,17 @@ class LinearLayout:
                 "a register must hold at least one element; a single one has axis 0",
                 got=f"length {self.vector_length}, axis {self.vector_axis}",
             )
-        if (self.all_coordinates() >= np.array(self.shape, dtype=np.int64)).any():
-            raise LayoutError("a register layout exceeds its shape", got=self)
+        first = np.array(self.origins, dtype=np.int64)
+        first = first.reshape(self.num_registers, self.rank)
+        if (first >= np.array(self.shape, dtype=np.int64)).any() or (first < 0).any():
+            raise LayoutError(
+                "a register of a layout starts outside of the shape",
+                expected=f"origins inside of {self.shape}",
+                got=self,
+            )
+        # Removing the axis would make owners of the threads with padding.
+        if any(self.shape[a] == 1 for a in self.padded_axes):
+            raise LayoutError("an axis of size 1 cannot be padded", got=self)
 
     @classmethod
     def create(
@@ -163,6 +176,31 @@ class LinearLayout:
         """The bits of the thread index on which a thread's elements do not depend."""
         return tuple(b for b, c in enumerate(self.thread_columns) if not any(c))
 
+    # --- padding ---------------------------------------------------------------------
+
+    @functools.cached_property
+    def box(self) -> tuple[int, ...]:
+        """The shape and its padding: what all threads' registers span."""
+        if not self.rank:
+            return ()
+        last = self._coordinates.reshape(-1, self.rank).max(axis=0)
+        return tuple(int(x) + 1 for x in last)
+
+    @functools.cached_property
+    def padded_axes(self) -> tuple[int, ...]:
+        """The axes along which coordinates exceed the shape."""
+        return tuple(a for a in range(self.rank) if self.box[a] > self.shape[a])
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether some registers hold padding."""
+        return bool(self.padded_axes)
+
+    def inside(self) -> np.ndarray:
+        """Which elements are not padding: bool [128, registers, vector]."""
+        shape = np.array(self.shape, dtype=np.int64)
+        return (self._coordinates < shape).all(axis=-1)
+
     # --- coordinates -----------------------------------------------------------------
 
     @functools.cached_property
@@ -188,8 +226,12 @@ class LinearLayout:
         return self._coordinates[thread]
 
     def flat_indices(self) -> np.ndarray:
-        """The row-major index of all elements: int64 [128, registers, vector]."""
-        return _flatten(self._coordinates, self.shape)
+        """The row-major index of all elements: int64 [128, registers, vector].
+
+        It is -1 for padding.
+        """
+        flat = _flatten(self._coordinates, self.shape)
+        return np.where(self.inside(), flat, -1) if self.is_padded else flat
 
     # --- derived layouts -------------------------------------------------------------
 
@@ -247,6 +289,8 @@ class LinearLayout:
     def slice_registers(self, starts: Sequence[int], sizes: Sequence[int]) -> list[int]:
         """The registers that make up a static slice, in the order of `slice`.
 
+        Padding may be in the slice or not.
+
         Raises:
           LayoutError: a register is partly in the slice, so threads would have to
             exchange data.
@@ -269,9 +313,10 @@ class LinearLayout:
                 expected=f"a part of {self.shape}",
                 got=f"starts {tuple(starts)}, sizes {tuple(sizes)}",
             )
-        inside = ((self._coordinates >= low) & (self._coordinates < high)).all(-1)
-        whole = inside.all(axis=(0, 2))
-        if (inside.any(axis=(0, 2)) != whole).any():
+        taken = ((self._coordinates >= low) & (self._coordinates < high)).all(-1)
+        held = self.inside()
+        whole = (taken | ~held).all(axis=(0, 2))
+        if ((taken & held).any(axis=(0, 2)) != whole).any():
             raise LayoutError(
                 "the slice would move data between threads",
                 expected=f"starts and sizes that are multiples of {self.thread_tile}",
@@ -306,9 +351,8 @@ class LinearLayout:
                 expected=f"{self.size} elements ({self.shape})",
                 got=f"{math.prod(shape)} elements ({shape})",
             )
-        return LinearLayout.from_coordinates(
-            shape, _unflatten(self.flat_indices(), shape)
-        )
+        coordinates = reshaped(self._coordinates, self.shape, shape, self.padded_axes)
+        return LinearLayout.from_coordinates(shape, coordinates)
 
     @functools.cached_property
     def thread_tile(self) -> tuple[int, ...]:
@@ -342,13 +386,17 @@ class LinearLayout:
         ):
             if tuple(np.array(_pick(mine, dims), dtype=np.int64) * full) != theirs:
                 return None
-        elements = _flatten(self._coordinates[0][..., list(dims)] * full, operand.shape)
-        owner = np.full(operand.size, -1, dtype=np.int64)
-        held = operand.flat_indices()[0]
+        wanted = self._coordinates[0][..., list(dims)] * full
+        # Columns are not negative: what is padding in thread 0 is so in all threads.
+        most = wanted.max(axis=(0, 1))
+        span = np.maximum(most + 1, np.array(operand.box, dtype=np.int64))
+        owner = np.full(math.prod(span.tolist()), -1, dtype=np.int64)
+        held = _flatten(operand.coordinates(0), span.tolist())
         owner[held.reshape(-1)] = np.arange(held.size)
-        source = owner[elements]
-        if (source < 0).any():
+        source = owner[_flatten(wanted, span.tolist())]
+        if ((source < 0) & self.inside()[0]).any():
             return None
+        source = np.maximum(source, 0)
         return np.stack(np.divmod(source, operand.vector_length), axis=-1)
 
     def broadcast_matches(self, operand: LinearLayout, dims: Sequence[int]) -> bool:
@@ -444,16 +492,3 @@ def _normalize_permutation(permutation: Sequence[int], rank: int) -> list[int]:
             got=tuple(permutation),
         )
     return perm
-
-
-def _flatten(coordinates: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    strides = np.ones(len(shape), dtype=np.int64)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * shape[axis + 1]
-    return coordinates @ strides
-
-
-def _unflatten(flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    if not shape:
-        return np.zeros((*flat.shape, 0), dtype=np.int64)
-    return np.stack(np.unravel_index(flat, tuple(shape)), axis=-1)

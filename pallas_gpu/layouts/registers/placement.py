@@ -87,6 +87,19 @@ def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:
     return place_registers(strided, shape)
 
 
+def uniform_length(layout: Placement) -> int:
+    """Returns the longest part of a register that is padding as a whole or not at all.
+
+    It divides the number of elements in a register.
+    """
+    if not isinstance(layout, LinearLayout) or not layout.is_padded:
+        return layout.vector_length
+    axis = layout.vector_axis
+    starts = [origin[axis] for origin in layout.origins]
+    columns = [column[axis] for column in layout.thread_columns]
+    return math.gcd(layout.vector_length, layout.shape[axis], *starts, *columns)
+
+
 def _is_strided(layout: LinearLayout) -> bool:
     if layout.size % (THREADS * layout.vector_length):
         return False

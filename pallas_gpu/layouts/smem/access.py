@@ -4,7 +4,8 @@
 Two methods are tried: plain loads and stores of up to 16 bytes per lane, and ldmatrix /
 stmatrix if the registers match their fragments. Both must be free of bank conflicts,
 if necessary by staggering (see `stagger.py`); the one with fewer instructions is
-selected.
+selected. Where threads skip accesses, to padding or under a mask, only plain ones in
+order are.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
 from pallas_gpu.layouts.registers.linear import LinearLayout
+from pallas_gpu.layouts.registers.placement import uniform_length
 from pallas_gpu.layouts.smem.access_plan import (
     MAX_WIDTH_BYTES,
     AccessPlan,
@@ -38,6 +40,7 @@ def plan_access(
     optimized: bool = True,
     base_alignment_bytes: int | None = None,
     methods: tuple[Method, ...] = ("matrix", "vector"),
+    single: bool = False,
 ) -> AccessPlan:
     """Plans the accesses for an array in registers and a slice of shared memory.
 
@@ -52,6 +55,7 @@ def plan_access(
       optimized: reject plans with bank conflicts.
       base_alignment_bytes: a known divisor of the slice's address; 16 if None.
       methods: the methods that may be used.
+      single: access each element separately, in order.
 
     Raises:
       LayoutError: the shapes do not match, elements of different threads share bytes,
@@ -65,6 +69,7 @@ def plan_access(
         optimized,
         MAX_WIDTH_BYTES if base_alignment_bytes is None else base_alignment_bytes,
         tuple(methods),
+        single,
     )
 
 
@@ -77,13 +82,20 @@ def _plan(
     optimized: bool,
     alignment: int,
     methods: tuple[Method, ...],
+    single: bool,
 ) -> AccessPlan:
     offsets, replication = _bit_offsets(layout, smem, window)
     plans = []
-    if "matrix" in methods and not replication and alignment >= MAX_WIDTH_BYTES:
+    padded = isinstance(layout, LinearLayout) and layout.is_padded
+    in_order = padded or single
+    matrix = "matrix" in methods and not replication and not in_order
+    if matrix and alignment >= MAX_WIDTH_BYTES:
         plans += plan_matrix(offsets, smem, kind)
     if "vector" in methods:
-        plans += plan_vector(offsets, smem, kind, alignment, replication)
+        most = 1 if single else uniform_length(layout)
+        plans += plan_vector(
+            offsets, smem, kind, alignment, replication, most, stagger=not in_order
+        )
     if not plans:
         raise LayoutError(
             "the allowed instructions do not support the layout",

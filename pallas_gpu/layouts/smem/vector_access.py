@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
@@ -31,13 +33,28 @@ def plan_vector(
     kind: Kind,
     alignment: int,
     replication: tuple[int, ...],
+    most_elements: int,
+    *,
+    stagger: bool = True,
 ) -> list[AccessPlan]:
-    """The plan with the widest accesses, and narrower ones if there are conflicts."""
+    """The plan with the widest accesses, and narrower ones if there are conflicts.
+
+    Args:
+      bit_offsets: unswizzled, [128, registers, vector].
+      smem: the whole array.
+      kind: "load" or "store".
+      alignment: a known divisor of the slice's address in bytes.
+      replication: the replication bits of the thread index.
+      most_elements: the most elements that one access may have.
+      stagger: threads may access their registers in different orders.
+    """
     bits = smem.itemsize_bits
-    elements = _elements_per_access(bit_offsets, bits, alignment)
+    elements = _elements_per_access(bit_offsets, bits, alignment, most_elements)
     plans = []
     while True:
-        plans.append(_plan_width(bit_offsets, smem, kind, elements, replication))
+        plans.append(
+            _plan_width(bit_offsets, smem, kind, elements, replication, stagger)
+        )
         # Accesses narrower than a bank are not faster than those of a whole bank.
         if (
             plans[-1].conflict_free
@@ -54,6 +71,7 @@ def _plan_width(
     kind: Kind,
     elements: int,
     replication: tuple[int, ...],
+    stagger: bool,
 ) -> AccessPlan:
     width = elements * smem.itemsize_bits // 8
     starts = bit_offsets[:, :, ::elements].reshape(THREADS, -1) // 8
@@ -63,7 +81,9 @@ def _plan_width(
         raise not_linear_error()
     phase_bits = range(phase_lanes(width).bit_length() - 1)
     staggers: tuple[Stagger, ...] = ()
-    staggered = find_staggers(form, phase_bits, width, range(THREAD_BITS))
+    staggered = None
+    if stagger:
+        staggered = find_staggers(form, phase_bits, width, range(THREAD_BITS))
     if staggered is not None:
         form, staggers = staggered
     form = form.with_few_xors()
@@ -89,10 +109,12 @@ def _plan_width(
     )
 
 
-def _elements_per_access(offsets: np.ndarray, bits: int, alignment: int) -> int:
+def _elements_per_access(
+    offsets: np.ndarray, bits: int, alignment: int, most: int
+) -> int:
     """The longest run of a register that is contiguous and aligned in memory."""
     vector = offsets.shape[2]
-    count = vector & -vector
+    count = math.gcd(vector, most) & -math.gcd(vector, most)
     while count * bits >= 8:
         runs = offsets.reshape(*offsets.shape[:2], -1, count)
         within = runs - runs[..., :1] == np.arange(count) * bits

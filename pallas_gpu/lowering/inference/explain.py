@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import SmemLayout, TmemLayout, default_layout
+from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering.inference import relations, solver, sources
 from pallas_gpu.lowering.inference.assembly import Assembly, Storage
@@ -192,16 +192,6 @@ def _as_transforms(storage: SmemLayout) -> str:
 
 def _no_layout(problem: Assembly, variable: Variable) -> errors.LayoutError:
     shape = variable.source.shape
-    try:
-        default_layout(shape, max(variable.bits, 8))
-    except errors.LayoutError as error:
-        return errors.LayoutError(
-            f"{variable.name}: {error.what}",
-            expected=error.expected,
-            got=error.got,
-            hint=error.hint,
-            where=sources.where(variable.op),
-        )
     return errors.LayoutError(
         f"{variable.name}: no layout of its operand satisfies the requirement that "
         f"{_requirement(variable)}",

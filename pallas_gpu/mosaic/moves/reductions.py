@@ -12,9 +12,10 @@ from jaxlib.mlir.dialects import llvm
 
 from pallas_gpu.layouts.moves.reductions import Reduction, plan_reduction
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
-from pallas_gpu.mosaic import addressing, mbarrier
+from pallas_gpu.mosaic import addressing, mbarrier, padding
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.elements.identities import identity
 from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
@@ -38,7 +39,8 @@ def reduce(
 
     Args:
       kind: `max` and `min` propagate NaN; `and`, `or` are for integers and bools.
-      x: in a linear layout; in any layout if all axes are reduced.
+      x: in a linear layout; in any layout if all axes are reduced. Padding along the
+        reduced axes does not count.
       axes: the axes to reduce.
       scratch: required if warps hold different parts, see `Reduction`.
 
@@ -49,7 +51,11 @@ def reduce(
       LayoutError: a thread bit moves along reduced and along remaining axes.
       OutOfResources: the scratch is smaller than a register of each thread.
     """
-    steps = plan_reduction(x.layout, tuple(sorted(a % len(x.shape) for a in axes)))
+    axes = tuple(sorted(a % len(x.shape) for a in axes))
+    steps = plan_reduction(x.layout, axes)
+    if padding.is_padded(x.layout):
+        meaning = _BOOL_KINDS.get(kind, kind) if x.dtype == dtypes.BOOL else kind
+        x = padding.filled(x, identity(meaning, x.dtype), axes)
     dtype, values, name = x.dtype, list(x.values), str(kind)
     if dtype == dtypes.BOOL:
         # Shuffles and memory have no single-bit elements.

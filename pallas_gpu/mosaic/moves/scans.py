@@ -16,8 +16,9 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS
-from pallas_gpu.mosaic import addressing, mbarrier
+from pallas_gpu.mosaic import addressing, mbarrier, padding
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.elements.identities import identity
 from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
@@ -58,6 +59,9 @@ def scan(
     if not isinstance(layout, LinearLayout):
         layout = layout.linear()  # raises an error that states the reason
     plan = plan_scan(layout, axis)
+    if reverse:
+        # Otherwise padding follows all elements.
+        x = padding.filled(x, identity(kind, x.dtype), (axis,))
     combine = table.lookup(kind).emitter(x.dtype)
     order = -1 if reverse else 1
     prefixes = [

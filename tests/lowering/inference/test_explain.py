@@ -316,17 +316,6 @@ def test_a_reduction_across_warps_without_scratch():
 # --- shapes ---------------------------------------------------------------------------
 
 
-def test_a_shape_that_no_layout_deals_out():
-    def make(b):
-        b.store(b.load(b.gmem((129, 3))), b.gmem((129, 3)))
-
-    expect(
-        refused(make),
-        "load (kernel.py:1): an array of this shape has no register layout",
-        "pad the array",
-    )
-
-
 def test_a_left_operand_that_the_tensor_core_has_no_fragment_for():
     def make(b):
         left = b.load(b.gmem((64, 8), "f8E4M3FN"))

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masked accesses, and accesses of padded layouts, in GMEM and SMEM."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import SmemLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.placement import default_placement
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, padding, registers, smem
+from pallas_gpu.mosaic.elements import dtypes
+from tests.support.odd_shapes import ODD_SHAPES
+
+# A full array, one with padding, one with copies, one whose registers are vectors.
+MASKED_SHAPES = [(128,), (1001,), (11,), (64, 32), (50, 12)]
+
+
+def _through(kb, memory, like):
+    """A view of SMEM of the same shape, or the view itself."""
+    if memory == "gmem":
+        return like
+    layout = SmemLayout(like.shape, 8 * dtypes.memory_dtype(like.dtype).itemsize)
+    return smem.SmemView.whole(kb.smem_pointer(0), layout, like.dtype)
+
+
+@pytest.mark.parametrize("shape", ODD_SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "int64"])
+def test_padded_arrays_go_through_smem(shape, dtype, run_kernel, typed, sample):
+    x = sample(shape, np.dtype(dtype))
+
+    def body(kb, source, out):
+        held = _through(kb, "smem", source)
+        smem.store(held, gmem.load(source), optimized=False)
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(held, optimized=False))
+
+    size = x.size * max(x.dtype.itemsize, 1)
+    (out,) = run_kernel(body, [x], [typed(shape, x.dtype)], smem_bytes=size)
+    bits = f"u{x.dtype.itemsize}"
+    np.testing.assert_array_equal(out.view(bits), x.view(bits))
+
+
+@pytest.mark.parametrize("shape", MASKED_SHAPES)
+@pytest.mark.parametrize("memory", ["gmem", "smem"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool"])
+def test_a_masked_load_returns_other(
+    memory, shape, dtype, run_kernel, typed, sample, rng
+):
+    x, other = sample(shape, np.dtype(dtype)), sample(shape, np.dtype(dtype))
+    mask = rng.integers(0, 2, shape).astype(bool)
+
+    def body(kb, source, chosen, otherwise, first, second):
+        layout = default_placement(shape, 32)
+        kept = gmem.load(chosen, layout)
+        rest = gmem.load(otherwise, layout)
+        view = _through(kb, memory, source)
+        if memory == "smem":
+            smem.store(view, gmem.load(source, layout), optimized=False)
+            mbarrier.warpgroup_barrier()
+            got = smem.load(view, layout, optimized=False, mask=kept, other=rest)
+            zeros = smem.load(view, layout, optimized=False, mask=kept)
+        else:
+            got = gmem.load(view, layout, mask=kept, other=rest)
+            zeros = gmem.load(view, layout, mask=kept)
+        gmem.store(first, got)
+        gmem.store(second, zeros)
+
+    result = typed(shape, x.dtype)
+    first, second = run_kernel(
+        body, [x, mask, other], [result, result], smem_bytes=x.nbytes
+    )
+    bits = f"u{x.dtype.itemsize}"
+    x, other, first, second = (a.view(bits) for a in (x, other, first, second))
+    np.testing.assert_array_equal(first, np.where(mask, x, other))
+    np.testing.assert_array_equal(second, np.where(mask, x, 0))
+
+
+@pytest.mark.parametrize("shape", MASKED_SHAPES)
+@pytest.mark.parametrize("memory", ["gmem", "smem"])
+def test_a_masked_store_leaves_the_rest(memory, shape, run_kernel, typed, rng):
+    old = rng.integers(0, 99, shape).astype(np.int32)
+    mask = rng.integers(0, 2, shape).astype(bool)
+
+    def body(kb, source, chosen, out):
+        layout = default_placement(shape, 32)
+        kept = gmem.load(chosen, layout)
+        value = gmem.load(source, layout)
+        minus = registers.splat(kb.i32(-1), np.int32, shape).materialize(layout)
+        target = _through(kb, memory, out)
+        if memory == "gmem":
+            gmem.store(target, value)
+            gmem.store(target, minus, mask=kept)
+            return
+        smem.store(target, value, optimized=False)
+        mbarrier.warpgroup_barrier()
+        smem.store(target, minus, optimized=False, mask=kept)
+        mbarrier.warpgroup_barrier()
+        gmem.store(out, smem.load(target, layout, optimized=False))
+
+    (out,) = run_kernel(
+        body, [old, mask], [typed(shape, np.int32)], smem_bytes=old.nbytes
+    )
+    np.testing.assert_array_equal(out, np.where(mask, -1, old))
+
+
+def test_masked_elements_touch_no_memory(run_kernel, typed):
+    """The view exceeds its array; the lockstep machine refuses accesses outside."""
+    x = np.arange(100, dtype=np.int32)
+
+    def body(kb, source, out):
+        layout = default_placement((128,), 32)
+        places = registers.iota(np.int32, (128,), 0).materialize(layout)
+        bound = registers.splat(kb.i32(28), np.int32, (128,))
+        mask = elementwise.apply("lt", places, bound.materialize(layout))
+        tail = source.slice((kb.i32(72),), (128,))
+        gmem.store(out, gmem.load(tail, layout, mask=mask))
+
+    (out,) = run_kernel(body, [x], [typed((128,), np.int32)])
+    np.testing.assert_array_equal(out, np.pad(x[72:], (0, 100)))
+
+
+def test_padding_is_loaded_as_zero(run_kernel, typed):
+    """A padded register array, seen without its padding's bounds."""
+    x = np.arange(1, 132, dtype=np.int32)
+
+    def body(kb, source, out):
+        held = gmem.load(source)
+        whole = registers.RegisterArray(
+            held.values, WGStridedLayout((256,), 1).linear(), held.dtype
+        )
+        gmem.store(out, whole)
+
+    (out,) = run_kernel(body, [x], [typed((256,), np.int32)])
+    np.testing.assert_array_equal(out, np.pad(x, (0, 125)))
+
+
+def test_filled_replaces_padding_along_the_given_axes(run_kernel, typed):
+    x = np.zeros((4, 131), np.int32)
+
+    def body(kb, source, out):
+        held = gmem.load(source)
+        minus = dtypes.constant(-1, np.dtype(np.int32))
+        rows = padding.filled(held, minus, (0,))
+        assert rows.values == held.values  # rows are not padded
+        both = padding.filled(held, minus)
+        changed = [a != b for a, b in zip(both.values, held.values, strict=True)]
+        assert any(changed) and not all(changed)
+        gmem.store(out, both)
+
+    (out,) = run_kernel(body, [x], [typed(x.shape, np.int32)])
+    np.testing.assert_array_equal(out, x)
+
+
+@pytest.mark.parametrize("what", ["dtype", "layout", "other"])
+def test_masks_of_another_type_or_layout_are_refused(what, build, typed):
+    def body(kb, source, out):
+        layout = default_placement((256,), 32)
+        mask = registers.splat(dtypes.constant(True, dtypes.BOOL), dtypes.BOOL, (256,))
+        if what == "dtype":
+            gmem.load(source, layout, mask=gmem.load(source, layout))
+        elif what == "other":
+            rest = registers.splat(kb.i32(0), np.dtype(np.int32), (256,))
+            gmem.load(source, layout, mask=mask, other=rest)
+        else:
+            placed = mask.materialize(WGStridedLayout((256,), 1).linear())
+            gmem.load(source, layout, mask=placed)
+
+    kind = errors.LayoutError if what == "layout" else errors.DTypeError
+    with pytest.raises(kind):
+        build(body, [typed((256,), np.float32)], [typed((256,), np.float32)])
