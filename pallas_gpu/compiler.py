@@ -10,9 +10,9 @@ are:
 
     layouts    register layouts and SMEM tilings, inferred   (lowering.inference)
     expand     whole arrays -> the code of a thread          (lowering.expansion)
-    host       tagged operations -> TMA descriptors          (mosaic.passes)
-    cse        common subexpressions, dead code              (mosaic.passes)
-    barriers   redundant consecutive barriers removed         (mosaic.barriers)
+    host       tagged operations -> TMA descriptors          (mosaic.program)
+    cse        common subexpressions, dead code              (mosaic.program)
+    barriers   redundant consecutive barriers removed         (mosaic.program)
     serialize  module -> stable bytes and their hash         (runtime.serialize)
     compile    bytes -> PTX, SASS, resources, with no GPU    (runtime.offline_compiler)
 

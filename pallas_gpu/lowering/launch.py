@@ -17,8 +17,9 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.lowering.machine import Build, Pass, register_machine
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import gmem, mbarrier, passes
+from pallas_gpu.mosaic import gmem, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
+from pallas_gpu.mosaic.program import passes
 
 
 class Nvidia:

@@ -26,7 +26,7 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import barriers, exits
+from pallas_gpu.mosaic.program import barriers, exits
 
 WARPGROUP_THREADS = 128
 WARP_THREADS = 32

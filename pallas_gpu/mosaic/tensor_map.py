@@ -18,7 +18,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, func, llvm
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import module, program_order
+from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic.program import order as program_order
 
 TAG = "tensor_map"
 INIT_FUNCTION = "mosaic_gpu_init_tma_desc"

@@ -21,8 +21,8 @@ from pallas_gpu import _jax, arch, compiler, errors, offline, walk
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import machine
 from pallas_gpu.lowering.launch import NVIDIA
-from pallas_gpu.mosaic import passes
 from pallas_gpu.mosaic.module import make_context
+from pallas_gpu.mosaic.program import passes
 
 F32 = jax.ShapeDtypeStruct((1,), jnp.float32)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic import passes
 from pallas_gpu.mosaic.module import KernelBuilder
+from pallas_gpu.mosaic.program import passes
 
 
 def finished(builder: KernelBuilder) -> ir.Module:

@@ -8,7 +8,8 @@ import random
 import pytest
 from jaxlib.mlir import ir
 
-from pallas_gpu.mosaic import module, program_order
+from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic.program import order as program_order
 
 NESTED = """
 func.func @f(%c: i1) {
