@@ -52,6 +52,7 @@ from pallas_gpu.primitives.registers import (
     load,
     multiple_of,
     set_max_registers,
+    store,
 )
 from pallas_gpu.primitives.tma import (
     commit_gmem,

@@ -332,12 +332,19 @@ def file_and_line(eqn_or_source_info: Any) -> tuple[str, int, str] | None:
     return frame.file_name, frame.start_line, frame.function_name
 
 
-def indexer(indices: Sequence[Any], shape: Sequence[int]) -> Any:
+def indexer(
+    indices: Sequence[Any], arrays: Sequence[int], shape: Sequence[int]
+) -> Any:
     """Builds an index transform without JAX's own bounds check.
 
     A TMA copy may exceed the bounds of an array, which JAX's validation would reject.
+
+    Args:
+      indices: slices, scalars, and arrays of one shape.
+      arrays: that shape; () without arrays.
+      shape: of what is indexed.
     """
-    return NDIndexer(tuple(indices), tuple(shape), (), validate=False)
+    return NDIndexer(tuple(indices), tuple(shape), tuple(arrays), validate=False)
 
 
 def scan_arity(params: dict[str, Any]) -> tuple[int, int]:

@@ -132,7 +132,7 @@ class Stream:
         base, before = self.ref, ()
         if isinstance(base, _jax.TransformedRef):
             base, before = base.ref, tuple(base.transforms)
-        return types.RefView(base, (*before, _jax.indexer(steps, shape)))
+        return types.RefView(base, (*before, _jax.indexer(steps, (), shape)))
 
     def at_index_map(self, copy: Callable[[], None]) -> None:
         """Copies a block; messages about it name the line of the index map."""

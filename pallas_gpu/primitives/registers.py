@@ -14,6 +14,7 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts import Layout, RegisterLayout, to_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values as value_rules
 
 load_p = registry.define(
@@ -58,25 +59,39 @@ def _check_layout(layout: Any, who: str) -> Any:
 @expect.arguments(
     src=expect.anything,
     idx=expect.anything,
+    mask=expect.anything,
+    other=expect.anything,
     layout=expect.anything,
     optimized=expect.boolean,
 )
 def load(
-    src: types.Ref, idx: Any = (), *, layout: Any = None, optimized: bool = True
+    src: types.Ref,
+    idx: Any = (),
+    *,
+    mask: Any = None,
+    other: Any = None,
+    layout: Any = None,
+    optimized: bool = True,
 ) -> jax.Array:
-    """Loads a reference into registers in a given layout.
+    """Loads a reference into registers, in a given layout or under a mask.
 
-    PTX: ld.shared, ldmatrix or ld.global. Since: sm_90.
+    PTX: ld.shared, ldmatrix or ld.global; under a mask one load for each element.
+    Since: sm_90.
 
-    Issued by a warpgroup; complete when it returns.
+    Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete
+    when it returns.
 
     Args:
       src: SMEM or GMEM reference, or a part of one.
       idx: an index applied to `src` first, as in `src[idx]`.
+      mask: bools of a shape that broadcasts to the result's. Where it is False no
+        memory is accessed: indices may be out of bounds there, in ranges too.
+      other: the result's elements where the mask is False, of a shape that broadcasts;
+        zeros by default.
       layout: register layout of the result; None means WGMMA for a reference tiled
         for the tensor core and a strided layout otherwise.
       optimized: whether to refuse accesses with bank conflicts instead of emitting
-        them.
+        them; an access by elements, as under a mask, is never refused.
 
     Returns:
       An array of the reference's shape and dtype.
@@ -84,26 +99,89 @@ def load(
     Raises:
       MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
       LayoutError: the layout does not fit the shape or the transforms of the reference.
+      ShapeError, DTypeError: the mask or `other` does not fit the reference.
+      ArgumentError: `other` without a mask.
+
+    Example:
+      >>> columns = plgpu.ds(i * 1024, 1024)
+      >>> x = plgpu.load(x_ref, columns, mask=position < n, other=-jnp.inf)
     """
     who = "load"
     aval = ops.require_ref(src, who, "the source")
+    _check_layout(layout, who)
     if idx is not None:
         src = src.at[idx]
+    _require_addresses(src, aval, who, "the source cannot be loaded")
+    if mask is None and other is not None:
+        raise errors.ArgumentError(
+            f"{who}: `other` without a mask",
+            expected="a mask, which says where the result is `other`",
+            got="mask=None",
+            hint="pass mask=..., or omit `other`",
+            where=_jax.where_now(),
+        )
+    view = src if isinstance(src, types.RefView) else types.RefView(src, ())
+    if mask is not None or not view.is_window:
+        mask = indexed.mask_of(mask, view.shape, who)
+        other = None if other is None else types.stored(other, view, "`other`")
+        return indexed.load(view, mask, other, layout)
+    return ops.bind(
+        load_p, {"src": ops.operand(src)}, layout=layout, optimized=optimized
+    )
+
+
+@expect.arguments(
+    dst=expect.anything,
+    idx=expect.anything,
+    value=expect.anything,
+    mask=expect.anything,
+)
+def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
+    """Stores an array to a reference, where a mask is True.
+
+    PTX: st.shared, stmatrix or st.global; under a mask one store for each element.
+    Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete
+    when it returns, for the issuer.
+
+    Args:
+      dst: SMEM or GMEM reference, or a part of one.
+      idx: an index applied to `dst` first, as in `dst[idx] = value`; `()` for all of
+        it. Where it names an element twice, one of the values is stored.
+      value: of the selected shape and dtype; a scalar is broadcast.
+      mask: bools of a shape that broadcasts to the selected one. Where it is False no
+        memory is accessed: indices may be out of bounds there, in ranges too.
+
+    Raises:
+      MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
+      ShapeError, DTypeError: the value or the mask does not fit the reference.
+      KernelError: the reference is an input of the kernel.
+
+    Example:
+      >>> plgpu.store(o_ref, plgpu.ds(i * 1024, 1024), x, mask=position < n)
+    """
+    who = "store"
+    aval = ops.require_ref(dst, who, "the destination")
+    view = dst.at[() if idx is None else idx]
+    _require_addresses(dst, aval, who, "the destination cannot be stored to")
+    if mask is None:
+        view.set(value)
+        return
+    mask = indexed.mask_of(mask, view.shape, who)
+    indexed.store(view, types.stored(value, view), mask)
+
+
+def _require_addresses(ref: Any, aval: Any, who: str, what: str) -> None:
     if aval.memory_space not in (types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(
-            "load: the source cannot be loaded",
+            f"{who}: {what}",
             expected="a reference in SMEM or GMEM",
-            got=types.describe(src),
+            got=types.describe(ref),
             hint="wait on a barrier with barrier_wait; read an accumulator with "
             "acc[...]",
             where=_jax.where_now(),
         )
-    return ops.bind(
-        load_p,
-        {"src": ops.operand(src)},
-        layout=_check_layout(layout, who),
-        optimized=optimized,
-    )
 
 
 @expect.arguments(x=value_rules.array, new_layout=expect.anything)

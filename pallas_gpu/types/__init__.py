@@ -46,12 +46,15 @@ from pallas_gpu.types.ref import Ref
 from pallas_gpu.types.refs import (
     KernelRef,
     RefView,
+    access_by_element,
     base_aval,
     conversion,
     describe,
     not_a_value,
+    stored,
     transpose_ref,
 )
+from pallas_gpu.types.selection import select
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
 from pallas_gpu.types.spaces.tmem import TmemStorage
@@ -111,6 +114,7 @@ __all__ = [
     "WGMMA_COLUMNS",
     "WGMMA_ROWS",
     "WarpMesh",
+    "access_by_element",
     "base_aval",
     "conversion",
     "describe",
@@ -125,7 +129,9 @@ __all__ = [
     "on_use_of_params",
     "refuse_foreign",
     "resolve",
+    "select",
     "smem_layout",
     "squeezed",
+    "stored",
     "transpose_ref",
 ]

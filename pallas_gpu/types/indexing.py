@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Index expressions of references, checked when they are traced.
 
-Integers, scalars, unit-stride slices and `ds(start, size)` select a part of a
-reference. A static integer has to be in bounds; a static range may extend past the
-edge, because a TMA copy clips it (the check pass refuses it in reads and writes).
+Integers, scalars, slices, `ds(start, size, stride)` and arrays of integers select a
+part of a reference, as in NumPy. A static integer has to be in bounds; a static range
+may extend past the edge, because a TMA copy clips it (the check pass refuses it in
+reads and writes). Copies and products take integers and ranges of stride 1; reads and
+writes take everything (`selection.py`).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
@@ -42,7 +45,7 @@ def ds(start: Any, size: Any = _NO_SIZE, stride: int | None = None) -> Any:
       start: first index: a Python integer, or an integer scalar.
       size: number of elements: a Python integer; in the index map of a `BoundedSlice`
         also an integer scalar. Without it, `ds(n)` is `:n`.
-      stride: distance of the elements; references support 1 alone.
+      stride: distance of the elements, 1 or more; copies support 1 alone.
 
     Returns:
       An index, for `ref[...]` and `ref.at[...]`.
@@ -61,38 +64,118 @@ def ds(start: Any, size: Any = _NO_SIZE, stride: int | None = None) -> Any:
     return _jax.Slice(0, _size(start, "ds: size"), stride or 1)
 
 
-def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
-    """Returns an index expression in the form that JAX records.
+def steps(index: Any, shape: Sequence[int]) -> tuple[Any, ...]:
+    """Returns an index expression as steps in the form that JAX records.
 
     Args:
       index: the index expression.
       shape: shape of the reference or view.
 
     Raises:
-      OutOfBoundsError: a static integer out of bounds, or too many indices.
-      UnsupportedError: an array, a stride, a size that is not static, a new axis.
+      OutOfBoundsError: a static index out of bounds, or too many indices.
+      UnsupportedError: a negative stride, a size that is not static, an array of bools.
       ArgumentTypeError: an invalid index.
+    """
+    entries = index if isinstance(index, tuple) else (index,)
+    without = tuple(entry for entry in entries if entry is not None)
+    step = indexer(without, shape)
+    if len(without) == len(entries):
+        return (step,)
+    return (step, _jax.ReshapeTransform(_with_new_axes(entries, step)))
+
+
+def indexer(index: Any, shape: Sequence[int]) -> _jax.NDIndexer:
+    """Returns an index expression without new axes in the form that JAX records.
+
+    Raises:
+      Errors of `steps`.
     """
     shape = tuple(shape)
     entries = _padded(index if isinstance(index, tuple) else (index,), shape)
     indices = [_entry(entry, dim, shape) for dim, entry in enumerate(entries)]
-    return _jax.indexer(indices, shape)
+    return _jax.indexer(*_broadcast(indices), shape)
 
 
 def selected(step: _jax.NDIndexer) -> tuple[int, ...]:
-    """Returns the shape of what an index expression of `indexer` selects."""
-    return tuple(i.size for i in step.indices if isinstance(i, _jax.Slice))
+    """Returns the shape of what an index expression of `indexer` selects.
+
+    The axes of index arrays are where the first of adjacent arrays and integers is, and
+    in front if a slice separates these: as in NumPy.
+    """
+    sizes = tuple(i.size for i in step.indices if isinstance(i, _jax.Slice))
+    at = position_of_arrays(step)
+    return (*sizes[:at], *step.int_indexer_shape, *sizes[at:])
+
+
+def position_of_arrays(step: _jax.NDIndexer) -> int:
+    """Returns the first axis of the index arrays among the axes of the result."""
+    named = [dim for dim, i in enumerate(step.indices) if not isinstance(i, _jax.Slice)]
+    if not named or named[-1] - named[0] >= len(named):
+        return 0
+    return named[0]
+
+
+def is_array_index(entry: Any) -> bool:
+    """True for an array among the indices of a step."""
+    return not isinstance(entry, _jax.Slice) and np.ndim(entry) > 0
+
+
+def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int, ...]:
+    if step.int_indexer_shape:
+        raise errors.UnsupportedError(
+            "a reference is indexed with arrays and new axes",
+            expected="new axes beside integers and slices",
+            got="None (jnp.newaxis) and an array",
+            hint="add the axis to the value: ref[index][:, None]",
+            where=_jax.where_now(),
+        )
+    named = sum(entry is not None and entry is not ... for entry in entries)
+    filler = [slice(None)] * (len(step.shape) - named)
+    at = next((i for i, entry in enumerate(entries) if entry is ...), len(entries))
+    full = [*entries[:at], *filler, *entries[at + 1 :]]
+    sizes, shape = iter(step.indices), []
+    for entry in full:
+        index = 1 if entry is None else next(sizes)
+        if entry is None or isinstance(index, _jax.Slice):
+            shape.append(1 if entry is None else index.size)
+    return tuple(shape)
+
+
+def _broadcast(indices: list[Any]) -> tuple[list[Any], tuple[int, ...]]:
+    """Broadcasts index arrays to one shape; returns it too."""
+    arrays = [i for i in indices if is_array_index(i)]
+    if not arrays:
+        return indices, ()
+    try:
+        shape = np.broadcast_shapes(*(np.shape(i) for i in arrays))
+    except ValueError:
+        raise errors.ShapeError(
+            "index arrays of different shapes",
+            expected="shapes that broadcast to one",
+            got=", ".join(str(np.shape(i)) for i in arrays),
+            hint="add axes of size 1: ref[rows[:, None], columns[None]]",
+            where=_jax.where_now(),
+        ) from None
+    if 0 in shape:
+        raise errors.ShapeError(
+            "an index array is empty",
+            expected="one index or more",
+            got=f"indices of shape {shape}",
+            hint="omit the access: shapes are known when the kernel is traced",
+            where=_jax.where_now(),
+        )
+    return [_broadcast_one(i, shape) for i in indices], shape
+
+
+def _broadcast_one(index: Any, shape: tuple[int, ...]) -> Any:
+    if not is_array_index(index) or np.shape(index) == shape:
+        return index
+    if _jax.is_tracer(index):
+        return jnp.broadcast_to(index, shape)
+    return np.broadcast_to(index, shape)
 
 
 def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]:
-    if any(entry is None for entry in entries):
-        raise errors.UnsupportedError(
-            "a reference is indexed with a new axis",
-            expected="integers, scalars and slices",
-            got="None (jnp.newaxis)",
-            hint="load the value and add the axis to it: ref[...][:, None]",
-            where=_jax.where_now(),
-        )
     dots = [i for i, entry in enumerate(entries) if entry is ...]
     given = len(entries) - len(dots)
     if given > len(shape) or len(dots) > 1:
@@ -115,41 +198,66 @@ def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
     if isinstance(entry, _jax.Slice):
         return _from_ds(entry)
     if _jax.is_tracer(entry):
-        return _scalar(entry)
+        return _traced(entry)
+    if isinstance(entry, list) or np.ndim(entry) > 0:
+        return _constant_array(entry, dim, shape)
     position = expect.index(entry)
     if position is None:
         _refuse(entry)
     if not -n <= position < n:
-        raise errors.OutOfBoundsError(
-            "an index is out of bounds",
-            expected=f"{-n} to {n - 1} in dimension {dim} of shape {shape}",
-            got=f"index {position}",
-            hint="check the index, or the shape the reference was declared with",
-            where=_jax.where_now(),
-        )
+        raise _out_of_bounds(f"index {position}", dim, shape)
     return position % n
 
 
+def _out_of_bounds(got: str, dim: int, shape: Sequence[int]) -> errors.OutOfBoundsError:
+    n = shape[dim]
+    return errors.OutOfBoundsError(
+        "an index is out of bounds",
+        expected=f"{-n} to {n - 1} in dimension {dim} of shape {tuple(shape)}",
+        got=got,
+        hint="check the index, or the shape the reference was declared with",
+        where=_jax.where_now(),
+    )
+
+
+def _constant_array(entry: Any, dim: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array of indices that is known, each of them 0 or more."""
+    try:
+        array = np.asarray(entry)
+    except ValueError:
+        _refuse(entry)
+    if array.size == 0:
+        array = array.astype(np.int64)
+    if array.dtype.kind not in "iu":
+        _refuse(entry)
+    n = shape[dim]
+    outside = array[(array < -n) | (array >= n)]
+    if outside.size:
+        raise _out_of_bounds(f"index {outside[0]} in an array", dim, shape)
+    return np.where(array < 0, array + n, array).astype(np.int64)
+
+
 def _refuse(entry: Any) -> NoReturn:
-    shape = getattr(entry, "shape", ())
-    if isinstance(entry, list) or (isinstance(shape, tuple) and shape):
+    if getattr(entry, "dtype", None) == np.bool_ and np.ndim(entry):
         raise errors.UnsupportedError(
-            "a reference is indexed with an array",
-            expected="integers, scalars and slices",
-            got=f"an index of shape {shape}" if shape else expect.shown(entry),
-            hint="read one row at a time: `x_ref[index_ref[i]]` in a loop",
+            "a reference is indexed with an array of bools",
+            expected="integers, slices and arrays of integers",
+            got=f"a mask of shape {np.shape(entry)}",
+            hint="the number of elements has to be static: "
+            "plgpu.load(ref, mask=mask, other=0), plgpu.store(ref, (), x, mask=mask)",
             where=_jax.where_now(),
         )
     raise errors.ArgumentTypeError(
         "invalid index of a reference",
-        expected="integers, integer scalars, slices and plgpu.ds(start, size)",
+        expected="integers, scalars and arrays of integers, slices, and "
+        "plgpu.ds(start, size)",
         got=expect.shown(entry),
         hint="convert it to an integer first",
         where=_jax.where_now(),
     )
 
 
-def _scalar(entry: Any) -> Any:
+def _traced(entry: Any) -> Any:
     if isinstance(entry.aval, _jax.AbstractRef):
         raise errors.UnsupportedError(
             "a reference is indexed with a reference",
@@ -158,7 +266,13 @@ def _scalar(entry: Any) -> Any:
             hint="read the index from it first: ref[index_ref[i]]",
             where=_jax.where_now(),
         )
-    if entry.shape != () or not jnp.issubdtype(entry.dtype, jnp.integer):
+    if not jnp.issubdtype(entry.dtype, jnp.integer):
+        _refuse(entry)
+    return entry
+
+
+def _scalar(entry: Any) -> Any:
+    if _traced(entry).shape:
         _refuse(entry)
     return entry
 
@@ -170,8 +284,7 @@ def _from_slice(entry: slice, n: int) -> Any:
     for bound in (*bounds, entry.step):
         if bound is not None and expect.index(bound) is None:
             _refuse(bound)
-    if entry.step is not None and expect.index(entry.step) != 1:
-        _refuse_stride(entry.step)
+    stride = _stride(entry.step)
     start, stop, _ = entry.indices(n)
     if stop <= start and n > 0:
         raise errors.ShapeError(
@@ -181,12 +294,12 @@ def _from_slice(entry: slice, n: int) -> Any:
             hint="check the bounds of the slice",
             where=_jax.where_now(),
         )
-    return _jax.Slice(start, stop - start, 1)
+    size = -(-(stop - start) // stride)
+    return _jax.Slice(start, size, stride if size > 1 else 1)
 
 
 def _from_ds(entry: Any) -> Any:
-    if expect.index(entry.stride) != 1:
-        _refuse_stride(entry.stride)
+    stride = _stride(entry.stride)
     size = expect.index(entry.size)
     if size is None:
         _refuse_dynamic_size(f"a size of type {type(entry.size).__name__}")
@@ -200,21 +313,26 @@ def _from_ds(entry: Any) -> Any:
             where=_jax.where_now(),
         )
     if _jax.is_tracer(entry.start):
-        return _jax.Slice(_scalar(entry.start), size, 1)
+        return _jax.Slice(_scalar(entry.start), size, stride)
     start = expect.index(entry.start)
     if start is None:
         _refuse(entry.start)
-    return _jax.Slice(start, size, 1)
+    return _jax.Slice(start, size, stride)
 
 
-def _refuse_stride(stride: Any) -> NoReturn:
-    raise errors.UnsupportedError(
-        "a slice of a reference has a stride",
-        expected="stride 1",
-        got=f"stride {stride}",
-        hint="load the whole range, or index in a loop",
-        where=_jax.where_now(),
-    )
+def _stride(given: Any) -> int:
+    stride = 1 if given is None else expect.index(given)
+    if stride is None:
+        _refuse(given)
+    if stride < 1:
+        raise errors.UnsupportedError(
+            "a slice of a reference has a stride that is not positive",
+            expected="a stride of 1 or more",
+            got=f"stride {stride}",
+            hint="index with an array: ref[n - 1 - jnp.arange(n)]",
+            where=_jax.where_now(),
+        )
+    return stride
 
 
 def _refuse_dynamic_size(got: str) -> NoReturn:

@@ -44,6 +44,12 @@ class Ref(Protocol):
     def transpose(self, *permutation: Any) -> Ref:
         """Returns a view with the dimensions permuted."""
 
+    def reshape(self, *shape: Any) -> Ref:
+        """Returns a view of the elements in another shape."""
+
+    def bitcast(self, dtype: Any) -> Ref:
+        """Returns a view of the same bytes as elements of another type."""
+
     def get(self, idx: Any = ...) -> jax.Array:
         """Reads elements."""
 

@@ -12,9 +12,10 @@ kernel's line.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +23,10 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
-from pallas_gpu.types.indexing import indexer, selected
+from pallas_gpu.types.indexing import steps as index_steps
+from pallas_gpu.types.selection import is_window, result_shape
 from pallas_gpu.types.spaces.resource import ROW_MAJOR, Resource, Storage
+from pallas_gpu.types.transforms import itemsize_bits
 
 # A tracer looks its attributes up in its abstract value; these two kinds of attributes
 # receive the tracer as their argument.
@@ -32,26 +35,35 @@ _aval_method = type(vars(_jax.AbstractRef)["get"])
 
 
 @shows(
-    "at", "T", "transpose", "get", "set", "swap", "shape", "dtype", "ndim", "size",
-    fields=False,
+    "at", "T", "transpose", "reshape", "bitcast", "get", "set", "swap", "shape",
+    "dtype", "ndim", "size", fields=False,
 )  # fmt: skip
 class RefView(_jax.TransformedRef):
     """A part of a reference: what `ref.at[...]` and `ref.T` return."""
 
     @functools.cached_property
-    def shape(self) -> tuple[int, ...]:
+    def _type(self) -> tuple[tuple[int, ...], Any]:
         # JAX would build the type of each step, with sharding, to read its shape.
-        shape = tuple(base_aval(self).shape)
+        aval = base_aval(self)
+        shape, dtype = tuple(aval.shape), aval.dtype
         for step in self.transforms:
-            if isinstance(step, _jax.TransposeTransform):
-                shape = tuple(shape[axis] for axis in step.permutation)
-            else:
-                shape = selected(step)
-        return shape
+            shape = result_shape(step, shape, dtype)
+            if isinstance(step, _jax.BitcastTransform):
+                dtype = step.dtype
+        return shape, dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._type[0]
 
     @property
     def dtype(self) -> Any:
-        return base_aval(self).dtype
+        return self._type[1]
+
+    @property
+    def is_window(self) -> bool:
+        """Whether all steps are integers, slices of stride 1 and transposes."""
+        return all(map(is_window, self.transforms))
 
     @property
     def at(self) -> _At:
@@ -70,39 +82,73 @@ class RefView(_jax.TransformedRef):
         """Reads the elements."""
         view = self.at[idx]
         _check_access(view)
-        leaves, tree = jax.tree.flatten(view.transforms)
-        return _jax.get_p.bind(view.ref, *leaves, tree=tree)
+        plain, shape = _as_window(view)
+        if plain is None:
+            return _by_element(view).load(view)
+        leaves, tree = jax.tree.flatten(plain.transforms)
+        value = _jax.get_p.bind(plain.ref, *leaves, tree=tree)
+        return value if shape is None else value.reshape(shape)
 
     def swap(self, value: Any, idx: Any = ()) -> jax.Array:
         """Writes the elements and returns their old values."""
         view = self.at[idx]
         _check_access(view)
-        value = _stored(value, view)
-        leaves, tree = jax.tree.flatten(view.transforms)
-        return _jax.swap_p.bind(view.ref, value, *leaves, tree=tree)
+        value = stored(value, view)
+        plain, shape = _as_window(view)
+        if plain is None:
+            old = _by_element(view).load(view)
+            _by_element(view).store(view, value)
+            return old
+        if shape is not None:
+            value = value.reshape(plain.shape)
+        leaves, tree = jax.tree.flatten(plain.transforms)
+        old = _jax.swap_p.bind(plain.ref, value, *leaves, tree=tree)
+        return old if shape is None else old.reshape(shape)
 
     def set(self, value: Any, idx: Any = ()) -> None:
         """Writes the elements."""
-        self.swap(value, idx)
+        view = self.at[idx]
+        if _as_window(view)[0] is not None:
+            view.swap(value)
+            return
+        _check_access(view)
+        _by_element(view).store(view, stored(value, view))
 
     def addupdate(self, value: Any, idx: Any = ()) -> None:
         """Adds to the elements: a load, an addition and a store of each thread."""
         view = self.at[idx]
         _check_access(view)
-        value = _stored(value, view)
-        leaves, tree = jax.tree.flatten(view.transforms)
-        _jax.addupdate_p.bind(view.ref, value, *leaves, tree=tree)
+        value = stored(value, view)
+        plain, shape = _as_window(view)
+        if plain is None:
+            old = _by_element(view).load(view)
+            _by_element(view).store(view, jax.lax.add(old, value))
+            return
+        if shape is not None:
+            value = value.reshape(plain.shape)
+        leaves, tree = jax.tree.flatten(plain.transforms)
+        _jax.addupdate_p.bind(plain.ref, value, *leaves, tree=tree)
 
-    def reshape(self, *shape: Any) -> Any:
-        """Refuses: a reference keeps its shape."""
-        raise _not_supported("reshape", "read the reference and reshape the value")
+    def reshape(self, *shape: Any) -> RefView:
+        """Returns a view of the elements in another shape, in row-major order."""
+        if len(shape) == 1 and expect.is_sequence(shape[0]):
+            shape = tuple(shape[0])
+        new = _reshaped(shape, self.shape)
+        if new == self.shape:
+            return self
+        return RefView(self.ref, (*self.transforms, _jax.ReshapeTransform(new)))
 
-    def bitcast(self, dtype: Any) -> Any:
-        """Refuses: a reference keeps its element type."""
-        raise _not_supported(
-            "bitcast",
-            "load it, and convert the value with jax.lax.bitcast_convert_type",
-        )
+    def bitcast(self, dtype: Any) -> RefView:
+        """Returns a view of the same bytes as elements of another type.
+
+        If its width is another, the last dimension changes, as in NumPy's
+        `array.view(dtype)`.
+        """
+        dtype = jnp.dtype(values.element_type(dtype, "bitcast: dtype"))
+        if dtype == self.dtype:
+            return self
+        _check_bitcast(self, dtype)
+        return RefView(self.ref, (*self.transforms, _jax.BitcastTransform(dtype)))
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -127,17 +173,95 @@ class _At:
         view = self._view
         if _selects_all(idx):
             return view
-        return RefView(view.ref, (*view.transforms, indexer(idx, view.shape)))
+        return RefView(view.ref, (*view.transforms, *index_steps(idx, view.shape)))
 
 
-def _not_supported(method: str, hint: str) -> errors.UnsupportedError:
-    return errors.UnsupportedError(
-        f"{method} of a reference is not supported",
-        expected="indices, slices and transposes of references",
-        got=f"ref.{method}(...)",
-        hint=hint,
-        where=_jax.where_now(),
-    )
+class ByElement(Protocol):
+    """Accesses with an index for each element, whose primitives are defined above."""
+
+    def load(self, view: RefView) -> jax.Array:
+        """Reads the elements of a view in SMEM or GMEM."""
+
+    def store(self, view: RefView, value: jax.Array) -> None:
+        """Writes the elements of a view in SMEM or GMEM."""
+
+
+_BY_ELEMENT: list[ByElement] = []
+
+
+def access_by_element(accesses: ByElement) -> None:
+    """Registers the accesses with an index for each element."""
+    _BY_ELEMENT.append(accesses)
+
+
+def _by_element(view: RefView) -> ByElement:
+    aval = base_aval(view)
+    if not aval.memory_space.has_addresses:
+        raise errors.UnsupportedError(
+            "elements of a reference without addresses",
+            expected="integers, slices of stride 1 and transposes of it",
+            got=f"{describe(view)}, indexed or reshaped element by element",
+            hint="read it, and change the value; or go through SMEM",
+            where=_jax.where_now(),
+        )
+    return _BY_ELEMENT[0]
+
+
+def _as_window(view: RefView) -> tuple[RefView | None, tuple[int, ...] | None]:
+    """Splits a view into a window and the shape that its value is given.
+
+    The window is None if the view is not one. The shape is None if it is the window's;
+    another one only has more or fewer axes of size 1.
+    """
+    steps = view.transforms
+    count = next((i for i, s in enumerate(steps) if not is_window(s)), len(steps))
+    if count == len(steps):
+        return view, None
+    window = RefView(view.ref, steps[:count])
+    units = [n for n in view.shape if n != 1] == [n for n in window.shape if n != 1]
+    reshaped = all(isinstance(s, _jax.ReshapeTransform) for s in steps[count:])
+    return (window, view.shape) if units and reshaped else (None, None)
+
+
+def _reshaped(given: Sequence[Any], shape: tuple[int, ...]) -> tuple[int, ...]:
+    sizes = [expect.index(n) for n in given]
+    total, unknown = math.prod(shape), sizes.count(-1)
+    known = math.prod(n for n in sizes if n is not None and n != -1)
+    if unknown == 1 and known and total % known == 0:
+        sizes[sizes.index(-1)] = total // known
+    new = tuple(n for n in sizes if n is not None and n > 0)
+    if len(new) < len(sizes) or math.prod(new) != total:
+        raise errors.ShapeError(
+            "reshape of a reference to another number of elements",
+            expected=f"sizes with the product {total}, of which one may be -1",
+            got=expect.shown(tuple(given)),
+            hint=f"the reference has shape {shape}",
+            where=_jax.where_now(),
+        )
+    return new
+
+
+def _check_bitcast(view: RefView, dtype: Any) -> None:
+    before, after = jnp.dtype(view.dtype), dtype
+    bits = [itemsize_bits(t) for t in (before, after)]
+    if before == jnp.bool_ or after == jnp.bool_ or min(bits) < 8:
+        raise errors.DTypeError(
+            "bitcast of a reference: elements of less than a byte, or bools",
+            expected="types of 8, 16, 32 or 64 bits",
+            got=f"{before.name} to {after.name}",
+            hint="convert the value: ref[...].astype(dtype)",
+            where=_jax.where_now(),
+        )
+    last = view.shape[-1] if view.shape else 1
+    if bits[0] != bits[1] and (not view.shape or last * bits[0] % bits[1]):
+        raise errors.ShapeError(
+            "bitcast of a reference: the last dimension is not whole elements",
+            expected=f"a multiple of {bits[1] // math.gcd(*bits)} elements of "
+            f"{before.name}",
+            got=f"{last} in shape {view.shape}",
+            hint="slice or reshape the reference first",
+            where=_jax.where_now(),
+        )
 
 
 def _check_access(view: RefView) -> None:
@@ -168,7 +292,7 @@ def _permutation(given: tuple[Any, ...], rank: int) -> tuple[int, ...]:
     return order
 
 
-def _stored(value: Any, view: RefView) -> Any:
+def stored(value: Any, view: RefView, what: str = "a value that is stored") -> Any:
     """Returns a value with the dtype and shape of a reference, for a store.
 
     A Python number is converted to the reference's dtype, and a scalar is broadcast.
@@ -182,7 +306,7 @@ def _stored(value: Any, view: RefView) -> Any:
             where=_jax.where_now(),
         )
     try:
-        value = values.array(value, "a value that is stored")
+        value = values.array(value, what)
     except errors.PallasGpuError as error:
         raise error.with_location(_jax.where_now()) from None
     shape, dtype = tuple(view.shape), jnp.dtype(view.dtype)
@@ -221,8 +345,8 @@ class IndexableRef(_jax.AbstractRef):
     addupdate = _aval_method(
         lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
     )
-    reshape = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).reshape(*a))
-    bitcast = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).bitcast(*a))
+    reshape = _aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
+    bitcast = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).bitcast(*a, **kw))
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]

@@ -37,11 +37,11 @@ def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
                 window = window.transpose(step.permutation)
             case _:
                 raise errors.UnsupportedError(
-                    f"{type(step).__name__} of a reference is not supported",
+                    f"{type(step).__name__} of a reference is not supported here",
                     expected="indices, slices and transposes of references",
                     got=str(step),
-                    hint="read the reference and reshape the value; an element type "
-                    "is reinterpreted outside the kernel",
+                    hint="reads, writes and atomics take such a view; pass the "
+                    "reference itself, or a slice of it",
                 )
     return window
 
@@ -57,7 +57,8 @@ def _range(index: Any) -> tuple[int | Sum, int | None]:
             "a reference is indexed with an array",
             expected="integers, scalars and slices",
             got=f"an index of shape {tuple(shape)}",
-            hint="read one row at a time: `x_ref[index_ref[i]]` in a loop",
+            hint="reads, writes and atomics take index arrays: `x_ref[rows]`, without "
+            "jax.vmap; copy one row at a time, in a loop",
         )
     return _start(index), None
 
@@ -76,7 +77,7 @@ def _static_size(index: Any) -> int:
             "a slice of a reference has a stride",
             expected="stride 1",
             got=f"stride {index.stride}",
-            hint="load the whole range, or index in a loop",
+            hint="reads, writes and atomics take a stride; copy the whole range",
         )
     if not isinstance(index.size, int | np.integer):
         raise errors.UnsupportedError(

@@ -153,26 +153,81 @@ def test_there_are_not_more_indices_than_dimensions():
         run(body)
 
 
-@pytest.mark.parametrize("rows", [np.arange(64), jnp.arange(64)])
-def test_an_array_is_no_index(rows):
+@pytest.mark.parametrize("rows", [[0, 64], np.array([-65, 0])])
+def test_a_known_array_of_indices_lies_inside(rows):
     def body(x, o):
-        o[...] = x[rows]  # HERE
+        o[0:2] = x[rows]  # HERE
 
     with refused(
-        errors.UnsupportedError,
-        "a reference is indexed with an array",
-        got="shape (64,)",
-        hint="`x_ref[index_ref[i]]` in a loop",
+        errors.OutOfBoundsError,
+        "an index is out of bounds",
+        expected="-64 to 63 in dimension 0 of shape (64, 128)",
+        got="in an array",
     ):
         run(body)
 
 
-def test_a_traced_array_is_no_index():
-    def body(x, o):
-        o[...] = x[lax.iota(jnp.int32, 64) + lax.axis_index("i")]  # HERE
+def test_a_large_known_array_is_an_argument():
+    rows = np.random.default_rng(0).permutation(512) % 64
 
-    with refused(errors.UnsupportedError, "a reference is indexed with an array"):
-        run(body, **GRID)
+    def body(x, o):
+        o[...] = x[rows, 0:128]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a reference is indexed with a large array that is known",
+        hint="x_ref[index_ref[...]]",
+    ):
+        run(body)
+
+
+def test_a_mask_is_no_index():
+    def body(x, o):
+        o[...] = x[x[...] > 0]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a reference is indexed with an array of bools",
+        hint="plgpu.load(ref, mask=mask, other=0)",
+    ):
+        run(body)
+
+
+def test_index_arrays_have_shapes_that_broadcast():
+    def body(x, o):
+        i = lax.iota(jnp.int32, 8)
+        o[0, 0:8] = x[i, i[:4]]  # HERE
+
+    with refused(errors.ShapeError, "index arrays of different shapes", got="(8,), (4,)"):
+        run(body)
+
+
+def test_an_index_array_has_elements():
+    def body(x, o):
+        o[0] = x[[]]  # HERE
+
+    with refused(errors.ShapeError, "an index array is empty"):
+        run(body)
+
+
+def test_a_part_of_what_an_index_array_selects_has_no_indices():
+    def body(x, o):
+        o[0:8] = x.at[lax.iota(jnp.int32, 64)].at[0:8][...]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a part of what an index array selects",
+        hint="ref[index[0:8]]",
+    ):
+        run(body)
+
+
+def test_arrays_and_new_axes_are_not_mixed():
+    def body(x, o):
+        x[None, lax.iota(jnp.int32, 64)]  # HERE
+
+    with refused(errors.UnsupportedError, "a reference is indexed with arrays and new axes"):
+        run(body)
 
 
 def test_vmap_inside_a_body_makes_no_array_index():
@@ -207,28 +262,38 @@ def test_a_reference_is_no_index():
         run(body)
 
 
-def test_an_index_makes_no_new_axis():
-    def body(x, o):
-        x[:, None]  # HERE
+@pytest.mark.parametrize("rows", [slice(None, None, -1), plgpu.ds(0, 32)])
+def test_a_stride_is_positive(rows):
+    rows = rows if isinstance(rows, slice) else type(rows)(63, 32, -2)
 
-    with refused(
-        errors.UnsupportedError, "a reference is indexed with a new axis", hint="load"
-    ):
-        run(body)
-
-
-@pytest.mark.parametrize("rows", [slice(None, None, 2), plgpu.ds(0, 32, 2)])
-def test_a_slice_has_no_stride(rows):
     def body(x, o):
         o[0:32] = x[rows]  # HERE
 
     with refused(
         errors.UnsupportedError,
-        "a slice of a reference has a stride",
-        expected="stride 1",
-        got="stride 2",
+        "a slice of a reference has a stride that is not positive",
+        expected="a stride of 1 or more",
     ):
         run(body)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda x: x.at[::2],
+        lambda x: x.at[[3, 1, 2]],
+        lambda x: x.reshape(128, 64),
+        lambda x: x.bitcast(jnp.int32),
+    ],
+    ids=["stride", "array", "reshape", "bitcast"],
+)
+def test_a_copy_takes_slices_of_stride_one(part):
+    def body(x, o, s, b):
+        plgpu.copy_gmem_to_smem(part(x), part(s), b)  # HERE
+        plgpu.barrier_wait(b)
+
+    with pytest.raises(errors.UnsupportedError, match="reads, writes and atomics"):
+        run(body, scratch_types=[TILE, plgpu.Barrier()])
 
 
 def test_a_slice_has_a_static_size():
@@ -264,14 +329,50 @@ def test_a_slice_names_elements():
         run(body)
 
 
-def test_a_reference_is_not_reshaped():
+@pytest.mark.parametrize("shape", [(128, 63), (-1, -1), (0, 64), ("a",), (-1, 63)])
+def test_a_reshape_keeps_the_number_of_elements(shape):
     def body(x, o):
-        o[...] = x.reshape(128, 64)[...].reshape(64, 128)  # HERE
+        x.reshape(*shape)  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "reshape of a reference to another number of elements",
+        expected="the product 8192",
+    ):
+        run(body)
+
+
+def test_a_bitcast_keeps_whole_elements():
+    def body(x, o):
+        x.at[:, 0:3].bitcast(jnp.int64 if jax.config.jax_enable_x64 else "int64")  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "bitcast of a reference: the last dimension is not whole elements",
+        got="3 in shape (64, 3)",
+    ):
+        run(body)
+
+
+def test_a_bitcast_is_not_of_bools():
+    def body(x, o):
+        x.bitcast(jnp.bool_)  # HERE
+
+    with refused(
+        errors.DTypeError,
+        "bitcast of a reference: elements of less than a byte, or bools",
+    ):
+        run(body)
+
+
+def test_a_bitcast_to_another_width_is_of_adjacent_elements():
+    def body(x, o):
+        o[0, 0:128] = x.T.bitcast(jnp.int16)[0, 0:128].astype(jnp.float32)  # HERE
 
     with refused(
         errors.UnsupportedError,
-        "reshape of a reference is not supported",
-        hint="read the reference and reshape the value",
+        "bitcast of a reference to elements of another width",
+        hint="bitcast the reference first",
     ):
         run(body)
 

@@ -36,7 +36,7 @@ def chains(draw):
                 size = draw(st.integers(1, n - start))
                 indices.append(_jax.Slice(start, size, 1))
                 numpy_indices.append(slice(start, start + size))
-        steps.append(_jax.indexer(indices, current.shape))
+        steps.append(_jax.indexer(indices, (), current.shape))
         current = current[(*numpy_indices, ...)]
     return array, steps, current
 
@@ -53,9 +53,9 @@ def test_a_chain_of_steps_names_the_same_elements_as_numpy(chain):
 
 def test_values_become_terms_of_a_start():
     steps = [
-        _jax.indexer([_jax.Slice(8, 32, 1), 3], (64, 128)),
-        _jax.indexer([_jax.Slice("i", 4, 1)], (32,)),
-        _jax.indexer([_jax.Slice("j", 2, 1)], (4,)),
+        _jax.indexer([_jax.Slice(8, 32, 1), 3], (), (64, 128)),
+        _jax.indexer([_jax.Slice("i", 4, 1)], (), (32,)),
+        _jax.indexer([_jax.Slice("j", 2, 1)], (), (4,)),
     ]
     window = resolve((64, 128), steps)
     assert window.starts == (Sum(8, ("i", "j")), 3)
@@ -64,7 +64,7 @@ def test_values_become_terms_of_a_start():
 
 def test_steps_continue_from_a_window():
     lead = Window.whole((4, 64, 128)).slice((2, 0, 0), (None, 64, 128))
-    window = resolve(lead, [_jax.indexer([_jax.Slice(8, 16, 1), 3], (64, 128))])
+    window = resolve(lead, [_jax.indexer([_jax.Slice(8, 16, 1), 3], (), (64, 128))])
     assert (window.starts, window.axes) == ((2, 8, 3), (1,))
 
 

@@ -16,12 +16,14 @@ from pallas_gpu.emulator.gpu import (
     warp,
     wgmma,
 )
+from pallas_gpu.emulator.gpu.accesses import indexed
 
 __all__ = [
     "access",
     "control",
     "debug",
     "grid",
+    "indexed",
     "mbarrier",
     "registers",
     "scheduling",

@@ -30,7 +30,7 @@ from pallas_gpu.mosaic import logical
 Deferral = Literal["splat", "made"]
 Side = Literal["source", "target"]
 UseKind = Literal[
-    "load", "store", "a", "b", "copy", "pointer", "mma", "alloc", "constrain"
+    "load", "store", "indexed", "a", "b", "copy", "pointer", "mma", "alloc", "constrain"
 ]
 
 
@@ -136,8 +136,8 @@ class Use:
 
     Attributes:
       op: the operation.
-      kind: how it uses the array; "pointer" uses its address and sees the array as it
-        is stored in memory. "mma" is an operand of tcgen05 in SMEM; "alloc" declares an
+      kind: how it uses the array; "indexed" accesses elements by an address each,
+        "pointer" uses the array's address and sees it as it is stored. "mma" is an operand of tcgen05 in SMEM; "alloc" declares an
         array in TMEM, "constrain" restricts its layout.
       part: the part it uses.
       weight: how often it runs.

@@ -28,6 +28,7 @@ class Gmem(MemorySpace):
 
     name = "GMEM"
     unit = "bytes"
+    has_addresses = True
     declared_by = "pass an argument or a result of the kernel"
 
     def size(self, aval: Any) -> int:

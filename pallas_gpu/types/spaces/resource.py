@@ -40,6 +40,7 @@ class Resource:
       alignment: what offsets are multiples of, in units.
       per_warpgroup: each warpgroup has its own; otherwise the block shares one.
       feature: what a target needs to have it; None for all targets.
+      has_addresses: whether threads may access any element of it by its address.
       declared_by: how a kernel gets a reference to it, for hints.
     """
 
@@ -48,6 +49,7 @@ class Resource:
     alignment: ClassVar[int] = 1
     per_warpgroup: ClassVar[bool] = False
     feature: ClassVar[arch.Feature | None] = None
+    has_addresses: ClassVar[bool] = False
     declared_by: ClassVar[str]
 
     def __str__(self) -> str:

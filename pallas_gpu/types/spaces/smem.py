@@ -39,6 +39,7 @@ class Smem(MemorySpace):
     # TMA destinations need 128 bytes, a 128-byte swizzle repeats every 1024 bytes.
     # PTX ISA, "Shared memory alignment requirements" of tensor copies.
     alignment = 1024
+    has_addresses = True
     declared_by = "declare it with plgpu.SMEM(shape, dtype)"
     options = ("transforms",)
 

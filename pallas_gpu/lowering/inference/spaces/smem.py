@@ -67,6 +67,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
       given: whether the user chose it: then an operation that inference does not know
         is assumed to support it.
     """
+    if use.kind == "indexed":
+        return None  # each element has an address of its own
     try:
         if not given:
             _check_dynamic_starts(use, storage)

@@ -1,0 +1,292 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses with an index for each element: index arrays, strides, reshapes, masks.
+
+Indices, mask and value have the layout of the result. The operation of the
+warpgroup-level module has the memref first, then the other operands in a fixed order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from pallas_gpu.layouts import WGStridedLayout
+from pallas_gpu.layouts.registers.defaults import spread_layout
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    default_placement,
+    place_registers,
+)
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import view
+from pallas_gpu.lowering.expansion.walk import Expansion, is_array
+from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import indexed, logical
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
+
+# --- what an equation accesses --------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Access:
+    """The operands of an equation.
+
+    Attributes:
+      ref: reference and steps that select a window.
+      indices, mask, extra: values; extra are the operands of one family, or None.
+      shape: of the access; () for a single element.
+      dtype: of the elements.
+      view_shape: see `indexed.Elements`.
+    """
+
+    ref: Any
+    indices: tuple[Any, ...]
+    mask: Any
+    extra: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    view_shape: tuple[int, ...] | None
+
+
+def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Access:
+    """Returns the operands of an equation.
+
+    Args:
+      ref: name of the reference.
+      extra: names of the family's operands.
+    """
+    params = ctx.eqn.params
+    window = ctx.operands(invals)[ref]
+    # Indices are values here, also constant ones, which are numbers in windows.
+    operands = ops.unflatten(params["tree"], list(invals))
+    return Access(
+        window,
+        tuple(operands["indices"]),
+        operands["mask"],
+        tuple(operands[name] for name in extra),
+        tuple(params["shape"]),
+        np.dtype(params["dtype"]),
+        params["view_shape"],
+    )
+
+
+# --- Lane -----------------------------------------------------------------------------
+
+
+def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
+    """Returns the elements of an access under Lane semantics."""
+    return indexed.Elements(
+        ctx.part(found.ref), found.view_shape, found.dtype, found.indices, found.mask
+    )
+
+
+def lane_placement(found: Access, layout: Any = None) -> Placement | None:
+    """Returns the layout of an access: the given one, or that of an operand."""
+    if not found.shape:
+        return None
+    if layout is not None:
+        return place_registers(layout, found.shape)
+    arrays = [found.mask, *found.extra, *found.indices]
+    for x in arrays:
+        if isinstance(x, regs.RegisterArray):
+            return x.layout
+    placement = default_placement(found.shape, dtypes.bits(found.dtype))
+    if isinstance(placement, WGStridedLayout):
+        return place_registers(spread_layout(found.shape), found.shape)
+    return placement
+
+
+@lane(load_indexed_p)
+def _load_lane(ctx: RuleContext, *invals: Any) -> Any:
+    found = access(ctx, invals, "src", "other")
+    placement = lane_placement(found, ctx.eqn.params["layout"])
+    return indexed.load(lane_elements(ctx, found), placement, found.extra[0])
+
+
+@lane(store_indexed_p)
+def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    found = access(ctx, invals, "dst", "value")
+    with ctx.in_order():
+        elements = lane_elements(ctx, found)
+        indexed.store(elements, lane_placement(found), found.extra[0])
+    return []
+
+
+# --- Warpgroup ------------------------------------------------------------------------
+
+# Attributes: which operands there are; dtypes of indices and of the family's operands.
+_COUNTS, _DTYPES, _DTYPE, _VIEW = "counts", "dtypes", "dtype", "view_shape"
+
+
+def operation(
+    ctx: RuleContext, found: Access, result: np.dtype | None
+) -> tuple[list[ir.Type], list[ir.Value], dict[str, ir.Attribute]]:
+    """Returns an access as types, operands and attributes of an operation.
+
+    Args:
+      result: dtype of the result; None for no result.
+    """
+    values = [*found.indices]
+    counts = [len(values), found.mask is not None]
+    values += [] if found.mask is None else [found.mask]
+    for x in found.extra:
+        counts.append(x is not None)
+        values += [] if x is None else [x]
+    i64 = ir.IntegerType.get_signless(64)
+    own: dict[str, ir.Attribute] = {
+        _COUNTS: ir.DenseI64ArrayAttr.get([int(n) for n in counts]),
+        _DTYPES: ir.ArrayAttr.get([ir.StringAttr.get(x.dtype.name) for x in values]),
+        _DTYPE: ir.StringAttr.get(found.dtype.name),
+        "rank": ir.IntegerAttr.get(i64, len(found.shape)),
+    }
+    if found.view_shape is not None:
+        own[_VIEW] = ir.DenseI64ArrayAttr.get(list(found.view_shape))
+    types = []
+    if result is not None and found.shape:
+        types = [logical.vector_type(result, found.shape)]
+    elif result is not None:
+        types = [dtypes.mlir_type(result)]
+    return types, [ctx.part(found.ref), *(x.value for x in values)], own
+
+
+def result_of(op: ir.Operation, dtype: np.dtype, shape: tuple[int, ...]) -> Any:
+    """Returns the result of an access as a value."""
+    if shape:
+        return vals.Vector(op.result, dtype)
+    return regs.Splat(op.result, dtype, ())
+
+
+@warpgroup(load_indexed_p)
+def _load_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
+    found = access(ctx, invals, "src", "other")
+    op = ir.Operation.create(
+        "pallas_gpu.load_indexed", *operation(ctx, found, found.dtype)
+    )
+    ctx.mark_issuer(op)
+    loaded = result_of(op, found.dtype, found.shape)
+    layout = ctx.eqn.params["layout"]
+    if layout is None:
+        return loaded
+    return ctx.kernel.semantics.layout_cast(ctx, loaded, layout)
+
+
+@warpgroup(store_indexed_p)
+def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    found = access(ctx, invals, "dst", "value")
+    with ctx.in_order():
+        op = ir.Operation.create(
+            "pallas_gpu.store_indexed", *operation(ctx, found, None)
+        )
+        ctx.mark_issuer(op)
+    return []
+
+
+def expanded(
+    expansion: Expansion, op: Any
+) -> tuple[indexed.Elements, Placement | None, list[regs.Array | None]]:
+    """Returns elements, layout, and the family's operands of an access."""
+    base = op.operation
+    counts = list(ir.DenseI64ArrayAttr(operation.attributes[_COUNTS]))
+    names = [ir.StringAttr(a).value for a in ir.ArrayAttr(operation.attributes[_DTYPES])]
+    values = iter(
+        _value(expansion, op, i + 1, dtypes.named(name)) for i, name in enumerate(names)
+    )
+    indices = tuple(next(values) for _ in range(counts[0]))
+    mask, *extra = (next(values) if there else None for there in counts[1:])
+    view_shape = None
+    if _VIEW in operation.attributes:
+        view_shape = tuple(ir.DenseI64ArrayAttr(operation.attributes[_VIEW]))
+    dtype = dtypes.named(ir.StringAttr(operation.attributes[_DTYPE]).value)
+    elements = indexed.Elements(
+        view(expansion, op.operands[0]), view_shape, dtype, indices, mask
+    )
+    return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra
+
+
+def _value(expansion: Expansion, op: Any, i: int, dtype: np.dtype) -> regs.Array:
+    value = op.operands[i]
+    if is_array(value):
+        return expansion.operand(op, i, dtype)
+    return regs.Splat(value, dtype, ())
+
+
+def _placement(
+    expansion: Expansion, op: Any, dtype: np.dtype, arrays: Sequence[Any]
+) -> Placement | None:
+    operation = op.operation
+    if ir.IntegerAttr(operation.attributes["rank"]).value == 0:
+        return None
+    for i, value in enumerate(operation.operands):
+        if is_array(value):
+            layout = expansion.assignment.operand(operation, i)
+            if layout is not None:
+                return layout
+    if len(operation.results) and (
+        layout := expansion.assignment.result(operation.results[0])
+    ):
+        return layout
+    for x in arrays:
+        if isinstance(x, regs.RegisterArray):
+            return x.layout
+    shape = next(x.shape for x in arrays if x is not None and x.shape)
+    return default_placement(shape, dtypes.bits(dtype))
+
+
+def infer_access(network: Network, op: ir.Operation, key: int, kind: str) -> None:
+    """All arrays of an access have one layout."""
+    part = array_of(network, op, 0)
+    # Reinterpreted elements have to be adjacent, in row-major order.
+    use_kind: Any = "pointer" if _VIEW in op.attributes else kind
+    network.use_memory(Use(op, use_kind, part, network.weight))
+    positions = constraints.vector_operands(op)
+    results = [r for r in op.results if constraints.is_vector(r)]
+    if not positions and not results:
+        return
+    type_ = results[0].type if results else op.operands[positions[0]].type
+    variable = network.variable(op, type_, key)
+    for i in positions:
+        network.consume(op, i, variable)
+    for result in results:
+        network.produce(result, variable)
+
+
+@infers("pallas_gpu.load_indexed", "pallas_gpu.store_indexed")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    infer_access(network, op, key, "indexed")
+
+
+@expands("pallas_gpu.load_indexed")
+def _expand_load(expansion: Expansion, op: Any) -> None:
+    elements, placement, (other,) = expanded(expansion, op)
+    loaded = indexed.load(elements, placement, other)
+    finish(expansion, op, loaded)
+
+
+def finish(expansion: Expansion, op: Any, result: Any) -> None:
+    """Replaces an access by its expansion."""
+    operation = op.operation
+    if len(operation.results):
+        if is_array(operation.results[0]):
+            expansion.set(operation.results[0], result)
+        else:
+            operation.results[0].replace_all_uses_with(result.value)
+    expansion.dead.append(operation)
+
+
+@expands("pallas_gpu.store_indexed")
+def _expand_store(expansion: Expansion, op: Any) -> None:
+    elements, placement, (value,) = expanded(expansion, op)
+    assert value is not None
+    indexed.store(elements, placement, value)
+    finish(expansion, op, None)

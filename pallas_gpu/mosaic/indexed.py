@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses with an index for each element, of SMEM in any layout and of GMEM."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, scf
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.window import row_major_strides
+from pallas_gpu.mosaic import addressing, gmem, module, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat
+from pallas_gpu.mosaic.smem import predicated
+
+View = smem.SmemView | gmem.GmemView
+# Offsets up to which i32 arithmetic does not overflow.
+_I32_LIMIT_BYTES = 1 << 31
+# PTX ISA, swizzling modes: the 128-byte line of an offset, and the chunk in it.
+_LINE_SHIFT, _CHUNK_SHIFT = 7, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Elements:
+    """Elements of a view, one for each element of an array in registers.
+
+    Attributes:
+      view: the window that the indices refer to.
+      view_shape: a shape in which its elements are viewed first, which is adjacent in
+        memory; None for its own.
+      dtype: of the elements.
+      indices: for each axis a scalar, or an array of the result's shape.
+      mask: bools; None for all elements.
+    """
+
+    view: View
+    view_shape: tuple[int, ...] | None
+    dtype: np.dtype
+    indices: tuple[Array, ...]
+    mask: Array | None = None
+
+    @property
+    def memory_dtype(self) -> np.dtype:
+        """The dtype of an element in memory."""
+        return dtypes.memory_dtype(self.dtype)
+
+
+# --- addresses ------------------------------------------------------------------------
+
+
+def pointers(elements: Elements, layout: Placement | None) -> list[list[ir.Value]]:
+    """The address of each element: a list of addresses for each register.
+
+    Args:
+      elements: what is accessed.
+      layout: of the result and of all arrays; None for a single element.
+    """
+    view, itemsize = elements.view, elements.memory_dtype.itemsize
+    stored = isinstance(view, smem.SmemView) and not _is_row_major(view)
+    if stored:
+        assert isinstance(view, smem.SmemView)
+        if elements.view_shape is not None:
+            raise errors.InternalError("a tiled array is reinterpreted")
+        base, offset = view.pointer, _tiled_offset(view, itemsize)
+    else:
+        base, strides, wide = _row_major(elements)
+        offset = _strided_offset(strides, itemsize, wide)
+    return _offset_pointers(base, elements.indices, layout, offset)
+
+
+def _is_row_major(view: smem.SmemView) -> bool:
+    return not view.layout.tile and view.layout.swizzle == NO_SWIZZLE
+
+
+def _row_major(elements: Elements) -> tuple[ir.Value, tuple[int, ...], bool]:
+    """Start of the window, the stride of each index, and whether i64 is needed."""
+    view = elements.view
+    window = view.window
+    if isinstance(view, smem.SmemView):
+        base = smem.slice_pointer(view)
+    else:
+        base = gmem.slice_pointer(view)
+    if elements.view_shape is not None:
+        strides, sizes = row_major_strides(elements.view_shape), elements.view_shape
+    else:
+        strides = tuple(window.array_strides[a] for a in window.axes)
+        sizes = window.shape
+    extent = sum(n * s for n, s in zip(sizes, strides, strict=True))
+    wide = max(extent, math.prod(window.array_shape)) * elements.memory_dtype.itemsize
+    return base, strides, wide >= _I32_LIMIT_BYTES
+
+
+Offset = Callable[[Sequence[ir.Value]], ir.Value]
+
+
+def _strided_offset(strides: Sequence[int], itemsize: int, wide: bool) -> Offset:
+    """The function from indices, i32 or i64, to an offset in bytes."""
+    dtype = dtypes.I64 if wide else dtypes.I32
+
+    def offset(indices: Sequence[ir.Value]) -> ir.Value:
+        total = None
+        for index, stride in zip(indices, strides, strict=True):
+            term = _times(_resized(index, dtype), stride * itemsize, dtype)
+            total = term if total is None else arith.addi(total, term)
+        return dtypes.constant(0, dtypes.I32) if total is None else total
+
+    return offset
+
+
+def _tiled_offset(view: smem.SmemView, itemsize: int) -> Offset:
+    """The same for an array that is tiled or swizzled, from its start."""
+    window = view.window
+    parts = list(zip(*(x.tolist() for x in view.layout.axis_strides), strict=True))
+
+    def offset(indices: Sequence[ir.Value]) -> ir.Value:
+        like = next((i for i in indices if dtypes.length(i)), None)
+        coordinates: list[ir.Value] = [
+            _constant_like(s, like) if isinstance(s, int) else _as(s, like)
+            for s in window.starts
+        ]
+        for axis, index in zip(window.axes, indices, strict=True):
+            index = _as(_resized(index, dtypes.I32), like)
+            coordinates[axis] = arith.addi(coordinates[axis], index)
+        total = _constant_like(0, like)
+        for coordinate, (tile, between, within) in zip(coordinates, parts, strict=True):
+            size = _constant_like(tile, like)
+            outer = coordinate if tile == 1 else arith.divui(coordinate, size)
+            total = arith.addi(total, _times(outer, between * itemsize, dtypes.I32))
+            if tile > 1:
+                inner = arith.remui(coordinate, size)
+                total = arith.addi(total, _times(inner, within * itemsize, dtypes.I32))
+        swizzle = view.layout.swizzle
+        if swizzle == NO_SWIZZLE:
+            return total
+        line = arith.shrui(total, _constant_like(_LINE_SHIFT, like))
+        row = arith.andi(line, _constant_like(swizzle // 16 - 1, like))
+        return arith.xori(total, arith.shli(row, _constant_like(_CHUNK_SHIFT, like)))
+
+    return offset
+
+
+def _constant_like(value: int, like: ir.Value | None) -> ir.Value:
+    return dtypes.constant(value, dtypes.I32, like)
+
+
+def _as(value: ir.Value, like: ir.Value | None) -> ir.Value:
+    if like is None or dtypes.length(value) is not None:
+        return value
+    return dtypes.splat(value, dtypes.length(like) or 1)
+
+
+def _resized(index: ir.Value, dtype: np.dtype) -> ir.Value:
+    """A signed index in another width."""
+    own = np.dtype(f"int{_element_width(index)}")
+    return convert_value(index, own, dtype)
+
+
+def _element_width(value: ir.Value) -> int:
+    type_ = value.type
+    if isinstance(type_, ir.VectorType):
+        type_ = type_.element_type
+    return int(type_.width)
+
+
+def _times(value: ir.Value, factor: int, dtype: np.dtype) -> ir.Value:
+    if factor == 1:
+        return value
+    return arith.muli(value, dtypes.constant(factor, dtype, value))
+
+
+def _offset_pointers(
+    base: ir.Value,
+    indices: Sequence[Array],
+    layout: Placement | None,
+    offset: Offset,
+) -> list[list[ir.Value]]:
+    if layout is None:
+        scalars = [_scalar(index) for index in indices]
+        return [[addressing.offset_pointer(base, offset(scalars))]]
+    columns = [in_registers(index, layout).values for index in indices]
+    length = layout.vector_length
+    result = []
+    for r in range(layout.num_registers):
+        offsets = offset([column[r] for column in columns])
+        # Without an index that is an array there is one offset for all.
+        single = dtypes.length(offsets) is None
+        result.append(
+            [
+                addressing.offset_pointer(
+                    base, offsets if single else dtypes.extract(offsets, lane)
+                )
+                for lane in range(length)
+            ]
+        )
+    return result
+
+
+def _scalar(index: Array) -> ir.Value:
+    assert isinstance(index, Splat)
+    return index.value
+
+
+def in_registers(x: Array, layout: Placement) -> RegisterArray:
+    """An array in a layout; a scalar is broadcast.
+
+    Raises:
+      LayoutError: it is in another layout.
+    """
+    if isinstance(x, Splat):
+        x = Splat(x.value, x.dtype, layout.shape)
+    if isinstance(x, Deferred):
+        return x.materialize(layout)
+    if x.layout != layout:
+        first, second = describe(layout), describe(x.layout)
+        raise errors.LayoutError(
+            "Indices, mask and value of an access have different layouts",
+            expected=f"equal layouts, e.g. {first} for all of them",
+            got=f"{first} and {second}",
+            hint=f"load one in the layout of the other, or use layout_cast(x, {first})",
+        )
+    return x
+
+
+# --- loads and stores -----------------------------------------------------------------
+
+
+def load(
+    elements: Elements, layout: Placement | None, other: Array | None = None
+) -> Array:
+    """Loads elements into registers.
+
+    PTX: `ld.shared` or `ld.global` for each element, predicated by the mask. All
+    threads of the warpgroup issue it.
+
+    Args:
+      elements: what is loaded.
+      layout: of the result; None for a single element.
+      other: the result where the mask is False; None for zeros.
+    """
+    memory, dtype = elements.memory_dtype, elements.dtype
+    type_ = dtypes.mlir_type(memory)
+    masks = lanes_of(elements.mask, layout)
+    others = lanes_of(other, layout)
+    loaded = []
+    for r, register in enumerate(pointers(elements, layout)):
+        values = []
+        for lane, pointer in enumerate(register):
+            mask = None if masks is None else masks[r][lane]
+            if mask is None:
+                values.append(_from_memory(llvm.load(type_, pointer), memory, dtype))
+                continue
+            zero = dtypes.constant(0, memory)
+            branch = scf.IfOp(mask, [type_], has_else=True)
+            with ir.InsertionPoint(branch.then_block):
+                scf.yield_([llvm.load(type_, pointer)])
+            with ir.InsertionPoint(branch.else_block):
+                scf.yield_([zero])
+            value = _from_memory(branch.results[0], memory, dtype)
+            if others is not None:
+                value = arith.select(mask, value, others[r][lane])
+            values.append(value)
+        loaded.append(values)
+    if layout is None:
+        return Splat(loaded[0][0], dtype, ())
+    return RegisterArray(tuple(map(dtypes.pack, loaded)), layout, dtype)
+
+
+def _from_memory(value: ir.Value, memory: np.dtype, dtype: np.dtype) -> ir.Value:
+    return convert_value(value, memory, dtype)
+
+
+def store(elements: Elements, layout: Placement | None, value: Array) -> None:
+    """Stores elements; one thread stores each replicated element.
+
+    PTX: `st.shared` or `st.global` for each element, predicated by the mask. All
+    threads of the warpgroup issue it.
+
+    Args:
+      elements: what is stored to.
+      layout: of the value, of indices and mask; None for a single element.
+      value: of the elements' dtype.
+    """
+    memory = elements.memory_dtype
+    masks = lanes_of(elements.mask, layout)
+    values = lanes_of(value, layout)
+    assert values is not None
+    addresses = pointers(elements, layout)
+    with predicated(issuing_threads(layout)):
+        for r, register in enumerate(addresses):
+            for lane, pointer in enumerate(register):
+                stored = convert_value(values[r][lane], elements.dtype, memory)
+                with predicated(None if masks is None else masks[r][lane]):
+                    llvm.store(stored, pointer)
+
+
+def issuing_threads(layout: Placement | None) -> ir.Value | None:
+    """i1: whether the thread is the first that has its elements; None: each is."""
+    if layout is None:
+        return module.current().elected
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    return addressing.thread_bits_clear(copies)
+
+
+def lanes_of(x: Array | None, layout: Placement | None) -> list[list[ir.Value]] | None:
+    """The elements of an array: a list for each register; None for no array."""
+    if x is None:
+        return None
+    if layout is None:
+        return [[_scalar(x)]]
+    return [
+        [dtypes.extract(register, lane) for lane in range(layout.vector_length)]
+        for register in in_registers(x, layout).values
+    ]

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses with an index for each element: index arrays, strides, reshapes, masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values as value_rules
+
+
+def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
+    return jax.core.ShapedArray(shape, dtype)
+
+
+load_indexed_p = registry.define(
+    "load_indexed",
+    "indexed",
+    result=_loaded,
+    issuers=registry.ISSUERS,
+    reads=("src",),
+)
+store_indexed_p = registry.define(
+    "store_indexed", "indexed", issuers=registry.ISSUERS, writes=("dst",)
+)
+
+
+def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, Any, dict]:
+    """Returns reference, indices and parameters of an access to a view's elements.
+
+    Raises:
+      UnsupportedError: the elements have no indices of their own.
+    """
+    split = ops.operand(view)
+    aval = types.base_aval(split.ref)
+    transforms = tuple(getattr(aval, "transforms", ()))
+    try:
+        found = types.select(
+            aval.shape,
+            aval.dtype,
+            split.transforms,
+            row_major=not transforms,
+            masked=masked,
+        )
+    except errors.PallasGpuError as error:
+        raise error.with_location(_jax.where_now()) from None
+    indices = tuple(np.int32(i) if isinstance(i, int) else i for i in found.indices)
+    params = {
+        "shape": found.shape,
+        "dtype": jnp.dtype(found.dtype),
+        "view_shape": found.view_shape,
+    }
+    return ops.RefOperand(split.ref, found.window), indices, params
+
+
+def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
+    """Returns a mask in the shape of an access; None if there is none.
+
+    Raises:
+      DTypeError: it is no bool.
+      ShapeError: its shape does not broadcast to that of the access.
+    """
+    if mask is None:
+        return None
+    mask = value_rules.array(mask, f"{who}: the mask")
+    if mask.dtype != jnp.bool_:
+        raise errors.DTypeError(
+            f"{who}: the mask is not an array of bools",
+            expected="bool",
+            got=f"{mask.dtype.name}{list(mask.shape)}",
+            hint="compare: mask=columns < n",
+            where=_jax.where_now(),
+        )
+    if not broadcasts(mask.shape, shape):
+        raise errors.ShapeError(
+            f"{who}: the mask has another shape than the elements",
+            expected=f"a shape that broadcasts to {shape}",
+            got=f"{mask.shape}",
+            hint="index the reference as the mask, or add axes: mask[:, None]",
+            where=_jax.where_now(),
+        )
+    return mask if mask.shape == shape else jnp.broadcast_to(mask, shape)
+
+
+def broadcasts(given: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    """True if a shape broadcasts to another one."""
+    try:
+        return np.broadcast_shapes(given, shape) == shape
+    except ValueError:
+        return False
+
+
+def load(
+    view: types.RefView, mask: Any = None, other: Any = None, layout: Any = None
+) -> jax.Array:
+    """Loads elements; where the mask is False, those of `other`, by default zeros."""
+    src, indices, params = place(view, "load", mask is not None)
+    return ops.bind(
+        load_indexed_p,
+        {"src": src, "indices": indices, "mask": mask, "other": other},
+        layout=layout,
+        **params,
+    )
+
+
+def store(view: types.RefView, value: jax.Array, mask: Any = None) -> None:
+    """Stores elements where the mask is True."""
+    dst, indices, params = place(view, "store", mask is not None)
+    ops.bind(
+        store_indexed_p,
+        {"dst": dst, "indices": indices, "value": value, "mask": mask},
+        **params,
+    )
+
+
+class _ByElement:
+    """The accesses that index expressions of references use."""
+
+    load = staticmethod(load)
+    store = staticmethod(store)
+
+
+types.access_by_element(_ByElement())

@@ -1,0 +1,412 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The elements that steps on a reference select, each by its index on every axis.
+
+A chain of slices of stride 1, integers and transposes is a window (`window.py`). Any
+other chain, and every access with a mask, is a window and one index for each axis of
+it: a number, a scalar, or an array with an index for each element of the result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import _jax, errors
+from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
+from pallas_gpu.types import indexing
+from pallas_gpu.types.window import resolve
+
+# Indices that are known are arrays of a kernel by selections of numbers, one for each
+# index that does not continue an arithmetic progression.
+_MOST_KNOWN = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Axis:
+    """The index along an axis of the result: 0, 1, 2 and so on."""
+
+    number: int
+
+
+# A number, a scalar or an array of the result's shape, or a position along an axis.
+Index = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """Elements of a reference.
+
+    Attributes:
+      window: the steps that select a window of the reference.
+      view_shape: shape of the window's elements, in row-major order, that the indices
+        refer to; None for the window's own.
+      indices: for each axis of that a number, a scalar, or an array of `shape`.
+      shape: of the result.
+      dtype: of the result; if its width is not the reference's, the window is viewed as
+        an array of it.
+    """
+
+    window: tuple[Any, ...]
+    view_shape: tuple[int, ...] | None
+    indices: tuple[Any, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def is_window(step: Any) -> bool:
+    """True for a step from a window to a window."""
+    if isinstance(step, _jax.NDIndexer):
+        slices = [i for i in step.indices if isinstance(i, _jax.Slice)]
+        return not step.int_indexer_shape and all(s.stride in (None, 1) for s in slices)
+    return isinstance(step, _jax.TransposeTransform)
+
+
+def result_shape(step: Any, shape: tuple[int, ...], dtype: Any) -> tuple[int, ...]:
+    """Returns the shape after a step on elements of a shape and a dtype."""
+    match step:
+        case _jax.TransposeTransform():
+            return tuple(shape[axis] for axis in step.permutation)
+        case _jax.ReshapeTransform():
+            return tuple(step.shape)
+        case _jax.BitcastTransform():
+            return _bitcast_shape(shape, dtype, step.dtype)
+        case _:
+            return indexing.selected(step)
+
+
+def _bitcast_shape(shape: tuple[int, ...], old: Any, new: Any) -> tuple[int, ...]:
+    before, after = jnp.dtype(old).itemsize, jnp.dtype(new).itemsize
+    if before == after:
+        return shape
+    return (*shape[:-1], shape[-1] * before // after)
+
+
+def select(
+    shape: Sequence[int],
+    dtype: Any,
+    steps: Sequence[Any],
+    *,
+    row_major: bool,
+    masked: bool,
+) -> Selection:
+    """Returns the elements that steps select.
+
+    Args:
+      shape, dtype: of the reference.
+      steps: as recorded on it.
+      row_major: whether the elements are in memory in row-major order.
+      masked: whether elements outside of the reference may be named.
+
+    Raises:
+      UnsupportedError: steps that have no indices, such as a part of what an index
+        array selects.
+    """
+    shape, left = tuple(shape), list(steps)
+    window = Window.whole(shape)
+    prefix: list[Any] = []
+    while left and is_window(left[0]):
+        after = resolve(window, (left[0],))
+        inside = resolve(window.shape, (left[0],)).known_inside()
+        known = all(isinstance(start, int) for start in after.starts) and all(inside)
+        if masked and not (known and not after.over_the_edge()):
+            break
+        prefix.append(left.pop(0))
+        window = after
+    view, dtype = _view(window, dtype, left, row_major)
+    base = window.shape if view is None else view
+    shapes, dtypes = [base], [jnp.dtype(dtype)]
+    for step in left:
+        _refuse_other_width(step, dtypes[-1])
+        shapes.append(result_shape(step, shapes[-1], dtypes[-1]))
+        dtypes.append(jnp.dtype(getattr(step, "dtype", dtypes[-1])))
+    final = shapes[-1]
+    indices: list[Index] = [Axis(axis) for axis in range(len(final))]
+    for step, before, after_shape in zip(
+        reversed(left), reversed(shapes[:-1]), reversed(shapes[1:]), strict=True
+    ):
+        indices = _before(step, indices, before, after_shape, final)
+    return Selection(
+        tuple(prefix),
+        view,
+        tuple(_array(index, final) for index in indices),
+        final,
+        dtypes[-1],
+    )
+
+
+def _view(
+    window: Window, dtype: Any, left: list[Any], row_major: bool
+) -> tuple[tuple[int, ...] | None, Any]:
+    """Removes steps that only reinterpret a window whose elements are adjacent."""
+    adjacent = (
+        row_major
+        and not window.is_transposed
+        and is_contiguous(window.array_shape, window.sizes)
+    )
+    shape, changed = window.shape, False
+    while adjacent and left and _reinterprets(left[0]):
+        step = left.pop(0)
+        shape = result_shape(step, shape, dtype)
+        dtype, changed = getattr(step, "dtype", dtype), True
+    return (shape if changed else None), dtype
+
+
+def _reinterprets(step: Any) -> bool:
+    return isinstance(step, _jax.ReshapeTransform | _jax.BitcastTransform)
+
+
+def _refuse_other_width(step: Any, dtype: Any) -> None:
+    if not isinstance(step, _jax.BitcastTransform):
+        return
+    if jnp.dtype(step.dtype).itemsize != jnp.dtype(dtype).itemsize:
+        raise errors.UnsupportedError(
+            "bitcast of a reference to elements of another width",
+            expected="elements that are adjacent in memory: all of a reference without "
+            "transforms, or a contiguous slice",
+            got=f"{jnp.dtype(dtype).name} to {jnp.dtype(step.dtype).name}, in another "
+            "order or tiled",
+            hint="bitcast the reference first, then index: ref.bitcast(dtype).at[...]",
+            where=_jax.where_now(),
+        )
+
+
+# --- from the indices after a step to those before it ---------------------------------
+
+
+def _before(
+    step: Any,
+    indices: list[Index],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    final: tuple[int, ...],
+) -> list[Index]:
+    match step:
+        case _jax.TransposeTransform():
+            return [indices[step.permutation.index(a)] for a in range(len(before))]
+        case _jax.ReshapeTransform():
+            return _before_reshape(indices, before, after, final)
+        case _jax.BitcastTransform():
+            return indices
+        case _jax.NDIndexer():
+            return _before_index(step, indices, final)
+        case _:
+            resolve(before, (step,))  # raises
+            raise AssertionError(step)
+
+
+def _before_index(
+    step: _jax.NDIndexer, indices: list[Index], final: tuple[int, ...]
+) -> list[Index]:
+    at, rank = indexing.position_of_arrays(step), len(step.int_indexer_shape)
+    arrays, slices = indices[at : at + rank], [*indices[:at], *indices[at + rank :]]
+    rest = iter(slices)
+    result: list[Index] = []
+    for entry in step.indices:
+        if isinstance(entry, _jax.Slice):
+            scaled = _times(next(rest), int(entry.stride or 1), final)
+            result.append(_plus(scaled, _number(0 if entry.start is None else entry.start), final))
+        elif indexing.is_array_index(entry):
+            result.append(_looked_up(entry, arrays, final))
+        else:
+            result.append(_number(entry))
+    return result
+
+
+def _number(index: Any) -> Any:
+    return index if _jax.is_tracer(index) else int(index)
+
+
+def _looked_up(
+    entry: Any, arrays: Sequence[Index], final: tuple[int, ...]
+) -> jax.Array | int:
+    """Returns an index array with its axes where those of the result are."""
+    values = _known(entry) if isinstance(entry, np.ndarray) else entry
+    if isinstance(values, int):
+        return values
+    dims: list[int] = []
+    kept: list[int] = []
+    for axis, index in enumerate(arrays):
+        n = values.shape[axis]
+        if isinstance(index, Axis) and final[index.number] == n:
+            dims.append(index.number)
+            kept.append(axis)
+        elif n != 1:
+            raise errors.UnsupportedError(
+                "a part of what an index array selects",
+                expected="index arrays as the last step, or transposed",
+                got=f"a slice of a view with indices of shape {values.shape}",
+                hint="slice the index array: ref[index[0:8]]",
+                where=_jax.where_now(),
+            )
+    values = jax.lax.reshape(values, tuple(values.shape[a] for a in kept))
+    order = sorted(range(len(dims)), key=dims.__getitem__)
+    if order != list(range(len(dims))):
+        values = jax.lax.transpose(values, order)
+    values = _as_index(values)
+    if not dims:
+        return values
+    return jax.lax.broadcast_in_dim(values, final, sorted(dims))
+
+
+def _known(indices: np.ndarray) -> Any:
+    """Returns indices that are known as a value that a kernel can compute."""
+    flat = indices.reshape(-1)
+    if (flat == flat[0]).all():
+        return int(flat[0])
+    # Pieces that are arithmetic progressions: first position, value there, step.
+    pieces: list[tuple[int, int, int]] = []
+    i = 0
+    while i < flat.size:
+        step = int(flat[i + 1] - flat[i]) if i + 1 < flat.size else 0
+        end = i + 1
+        while end < flat.size and flat[end] - flat[end - 1] == step:
+            end += 1
+        pieces.append((i, int(flat[i]), step))
+        i = end
+    if len(pieces) > _MOST_KNOWN:
+        raise errors.UnsupportedError(
+            "a reference is indexed with a large array that is known",
+            expected=f"at most {_MOST_KNOWN} arithmetic progressions in it",
+            got=f"{flat.size} indices, in {len(pieces)} progressions",
+            hint="pass the indices as an argument of the kernel: x_ref[index_ref[...]]",
+            where=_jax.where_now(),
+        )
+    position = _positions(indices.shape)
+    result = None
+    for first, value, step in pieces:
+        line = position * np.int32(step) + np.int32(value - step * first)
+        result = line if result is None else jnp.where(position < first, result, line)
+    return result
+
+
+def _positions(shape: tuple[int, ...]) -> jax.Array:
+    """The position of each element of an array in row-major order."""
+    terms = [
+        jax.lax.broadcasted_iota(jnp.int32, shape, axis) * np.int32(stride)
+        for axis, stride in enumerate(row_major_strides(shape))
+        if shape[axis] > 1
+    ]
+    return functools.reduce(jax.lax.add, terms)
+
+
+def _before_reshape(
+    indices: list[Index],
+    before: tuple[int, ...],
+    after: tuple[int, ...],
+    final: tuple[int, ...],
+) -> list[Index]:
+    """Splits and merges axes only where the two shapes require it."""
+    result: list[Index] = []
+    for old, new in _groups(before, after):
+        if len(old) == len(new) == 1:
+            result.append(indices[new[0]])
+            continue
+        sizes = [after[axis] for axis in new]
+        flat: Index = 0
+        for axis, stride in zip(new, row_major_strides(sizes), strict=True):
+            flat = _plus(flat, _times(indices[axis], stride, final), final)
+        total = math.prod(before[axis] for axis in old)
+        for axis, stride in zip(
+            old, row_major_strides([before[a] for a in old]), strict=True
+        ):
+            part = _divided(flat, stride, final)
+            n = before[axis]
+            # The first axis of more than one element needs no remainder.
+            result.append(part if n * stride == total else _rest(part, n, final))
+    return result
+
+
+def _groups(
+    before: Sequence[int], after: Sequence[int]
+) -> list[tuple[list[int], list[int]]]:
+    """Divides the axes of two shapes into groups of equal products, in order."""
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        old, new = [], []
+        if i < len(before):
+            old.append(i)
+            i += 1
+        if j < len(after):
+            new.append(j)
+            j += 1
+        while True:
+            a = math.prod(before[x] for x in old)
+            b = math.prod(after[x] for x in new)
+            if a < b or (a == b and i < len(before) and not new):
+                old.append(i)
+                i += 1
+            elif b < a or (a == b and j < len(after) and not old):
+                new.append(j)
+                j += 1
+            else:
+                break
+        groups.append((old, new))
+    return groups
+
+
+# --- arithmetic on indices ------------------------------------------------------------
+
+
+def _array(index: Index, shape: tuple[int, ...]) -> Any:
+    """Returns an index as a number, a scalar, or an array of a shape."""
+    if isinstance(index, Axis):
+        return jax.lax.broadcasted_iota(jnp.int32, shape, index.number)
+    return index
+
+
+def _as_index(value: Any) -> Any:
+    """Returns indices of any integer type as signed ones of 32 or 64 bits."""
+    dtype = jnp.dtype(value.dtype)
+    wide = dtype.itemsize == 8 or (dtype == jnp.uint32 and jax.config.jax_enable_x64)
+    return jax.lax.convert_element_type(value, jnp.int64 if wide else jnp.int32)
+
+
+def _pair(a: Index, b: Index, final: tuple[int, ...]) -> tuple[Any, Any]:
+    a, b = (_array(x, final) for x in (a, b))
+    traced = [_as_index(x) for x in (a, b) if not isinstance(x, int)]
+    dtype = max((x.dtype for x in traced), key=lambda t: jnp.dtype(t).itemsize)
+    shape = final if any(x.shape for x in traced) else ()
+
+    def same(x: Any) -> Any:
+        if isinstance(x, int):
+            return jax.lax.full(shape, x, dtype)
+        x = jax.lax.convert_element_type(x, dtype)
+        return x if x.shape == shape else jax.lax.broadcast(x, shape)
+
+    return same(a), same(b)
+
+
+def _plus(a: Index, b: Index, final: tuple[int, ...]) -> Index:
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, int) and a == 0:
+        return b
+    if isinstance(b, int) and b == 0:
+        return a
+    return jax.lax.add(*_pair(a, b, final))
+
+
+def _times(a: Index, factor: int, final: tuple[int, ...]) -> Index:
+    if isinstance(a, int):
+        return a * factor
+    return a if factor == 1 else jax.lax.mul(*_pair(a, factor, final))
+
+
+def _divided(a: Index, by: int, final: tuple[int, ...]) -> Index:
+    if isinstance(a, int):
+        return a // by
+    return a if by == 1 else jax.lax.div(*_pair(a, by, final))
+
+
+def _rest(a: Index, by: int, final: tuple[int, ...]) -> Index:
+    if isinstance(a, int):
+        return a % by
+    return 0 if by == 1 else jax.lax.rem(*_pair(a, by, final))
