@@ -161,6 +161,7 @@ __all__ = [
     "barrier_wait",
     # Registers
     "load",
+    "store",
     "layout_cast",
     "broadcasted_iota",
     "set_max_registers",

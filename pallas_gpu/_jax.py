@@ -332,9 +332,7 @@ def file_and_line(eqn_or_source_info: Any) -> tuple[str, int, str] | None:
     return frame.file_name, frame.start_line, frame.function_name
 
 
-def indexer(
-    indices: Sequence[Any], arrays: Sequence[int], shape: Sequence[int]
-) -> Any:
+def indexer(indices: Sequence[Any], arrays: Sequence[int], shape: Sequence[int]) -> Any:
     """Builds an index transform without JAX's own bounds check.
 
     A TMA copy may exceed the bounds of an array, which JAX's validation would reject.

@@ -285,7 +285,7 @@ PL: dict[str, Row] = {
 OLDER: dict[str, Row] = {
     "pl.core_map(mesh)(body)": other("`plgpu.kernel(body, out_type=(), mesh=mesh)()`"),
     "pl.load(ref, idx), pl.store(ref, idx, x)": other(
-        "`ref[idx]`, `ref[idx] = x`", "masks come later"
+        "`plgpu.load(ref, idx)`, `plgpu.store(ref, idx, x)`, also with `mask=`"
     ),
     "plgpu.wgmma_accumulator_deref(acc)": SAME,
     "plgpu.transpose_ref(ref, permutation)": SAME,

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, types
 from pallas_gpu.bridge.evaluate import Unread
 from pallas_gpu.bridge.rules import Evaluation, rule
+from pallas_gpu.primitives.registers import load, store
 
 
 def view(ref: Any, steps: Sequence[Any]) -> types.RefView:
@@ -66,11 +67,8 @@ def _addupdate(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[A
 @rule("masked_load")
 def _masked_load(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     ref, steps, mask, other = jax.tree.unflatten(eqn.params["args_tree"], operands)
-    loaded = view(ref, steps).get()
-    # Without `other` these elements are undefined: those of the block are as good.
-    if mask is None or other is None:
-        return [loaded]
-    return [jnp.where(mask, loaded, jnp.asarray(other, loaded.dtype))]
+    part = view(ref, steps)
+    return [part.get() if mask is None else load(part, mask=mask, other=other)]
 
 
 @rule("masked_swap")
@@ -79,6 +77,7 @@ def _masked_swap(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
     part = view(ref, steps)
     if mask is None:
         return [part.swap(value)]
-    old = part.get()
-    part.set(jnp.where(mask, value, old))
+    unread = isinstance(eqn.outvars[0], _jax.DropVar)
+    old = jnp.zeros_like(value) if unread else load(part, mask=mask)
+    store(part, (), value, mask=mask)
     return [old]

@@ -7,11 +7,12 @@ from typing import Any
 
 from pallas_gpu import _jax
 from pallas_gpu.primitives.debug import debug_check_p
+from pallas_gpu.primitives.indexed import load_indexed_p
 from pallas_gpu.primitives.registers import load_p
 from pallas_gpu.walk import walk
 
 # Reads that nobody would miss: their effect only keeps JAX from moving them.
-_READS = (_jax.get_p, load_p)
+_READS = (_jax.get_p, load_p, load_indexed_p)
 
 
 def without_checks(jaxpr: _jax.Jaxpr) -> _jax.Jaxpr:

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import addressing, gmem, module, smem
+from pallas_gpu.mosaic import addressing, gmem, masking, module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat
@@ -57,17 +57,15 @@ class Elements:
 # --- addresses ------------------------------------------------------------------------
 
 
-def pointers(elements: Elements, layout: Placement | None) -> list[list[ir.Value]]:
-    """The address of each element: a list of addresses for each register.
+def pointers(elements: Elements, layout: Placement | None) -> list[ir.Value]:
+    """The address of each element, register by register.
 
     Args:
       elements: what is accessed.
       layout: of the result and of all arrays; None for a single element.
     """
     view, itemsize = elements.view, elements.memory_dtype.itemsize
-    stored = isinstance(view, smem.SmemView) and not _is_row_major(view)
-    if stored:
-        assert isinstance(view, smem.SmemView)
+    if isinstance(view, smem.SmemView) and not _is_row_major(view):
         if elements.view_shape is not None:
             raise errors.InternalError("a tiled array is reinterpreted")
         base, offset = view.pointer, _tiled_offset(view, itemsize)
@@ -182,10 +180,10 @@ def _offset_pointers(
     indices: Sequence[Array],
     layout: Placement | None,
     offset: Offset,
-) -> list[list[ir.Value]]:
+) -> list[ir.Value]:
     if layout is None:
         scalars = [_scalar(index) for index in indices]
-        return [[addressing.offset_pointer(base, offset(scalars))]]
+        return [addressing.offset_pointer(base, offset(scalars))]
     columns = [in_registers(index, layout).values for index in indices]
     length = layout.vector_length
     result = []
@@ -193,14 +191,12 @@ def _offset_pointers(
         offsets = offset([column[r] for column in columns])
         # Without an index that is an array there is one offset for all.
         single = dtypes.length(offsets) is None
-        result.append(
-            [
-                addressing.offset_pointer(
-                    base, offsets if single else dtypes.extract(offsets, lane)
-                )
-                for lane in range(length)
-            ]
-        )
+        result += [
+            addressing.offset_pointer(
+                base, offsets if single else dtypes.extract(offsets, lane)
+            )
+            for lane in range(length)
+        ]
     return result
 
 
@@ -248,34 +244,36 @@ def load(
     """
     memory, dtype = elements.memory_dtype, elements.dtype
     type_ = dtypes.mlir_type(memory)
-    masks = lanes_of(elements.mask, layout)
-    others = lanes_of(other, layout)
+    zero = dtypes.constant(0, memory)
+    rest = lanes_of(other, layout)
     loaded = []
-    for r, register in enumerate(pointers(elements, layout)):
-        values = []
-        for lane, pointer in enumerate(register):
-            mask = None if masks is None else masks[r][lane]
-            if mask is None:
-                values.append(_from_memory(llvm.load(type_, pointer), memory, dtype))
-                continue
-            zero = dtypes.constant(0, memory)
-            branch = scf.IfOp(mask, [type_], has_else=True)
-            with ir.InsertionPoint(branch.then_block):
-                scf.yield_([llvm.load(type_, pointer)])
-            with ir.InsertionPoint(branch.else_block):
-                scf.yield_([zero])
-            value = _from_memory(branch.results[0], memory, dtype)
-            if others is not None:
-                value = arith.select(mask, value, others[r][lane])
-            values.append(value)
-        loaded.append(values)
+    for i, (pointer, condition) in enumerate(
+        zip(pointers(elements, layout), conditions(elements, layout), strict=True)
+    ):
+        if condition is None:
+            value = llvm.load(type_, pointer)
+        else:
+            value = masking.load_if(type_, pointer, condition, zero)
+        value = convert_value(value, memory, dtype)
+        if rest is not None and condition is not None:
+            value = arith.select(condition, value, rest[i])
+        loaded.append(value)
     if layout is None:
-        return Splat(loaded[0][0], dtype, ())
-    return RegisterArray(tuple(map(dtypes.pack, loaded)), layout, dtype)
+        return Splat(loaded[0], dtype, ())
+    length = layout.vector_length
+    registers = [loaded[i : i + length] for i in range(0, len(loaded), length)]
+    return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
 
 
-def _from_memory(value: ir.Value, memory: np.dtype, dtype: np.dtype) -> ir.Value:
-    return convert_value(value, memory, dtype)
+def conditions(elements: Elements, layout: Placement | None) -> list[ir.Value | None]:
+    """Under which condition each element is accessed: an i1, None if always."""
+    if layout is None:
+        return [None if elements.mask is None else _scalar(elements.mask)]
+    mask = None if elements.mask is None else in_registers(elements.mask, layout)
+    slots = [
+        (r, v) for r in range(layout.num_registers) for v in range(layout.vector_length)
+    ]
+    return masking.conditions(layout, slots, mask)
 
 
 def store(elements: Elements, layout: Placement | None, value: Array) -> None:
@@ -290,16 +288,15 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
       value: of the elements' dtype.
     """
     memory = elements.memory_dtype
-    masks = lanes_of(elements.mask, layout)
     values = lanes_of(value, layout)
     assert values is not None
     addresses = pointers(elements, layout)
-    with predicated(issuing_threads(layout)):
-        for r, register in enumerate(addresses):
-            for lane, pointer in enumerate(register):
-                stored = convert_value(values[r][lane], elements.dtype, memory)
-                with predicated(None if masks is None else masks[r][lane]):
-                    llvm.store(stored, pointer)
+    guard = issuing_threads(layout)
+    for condition, accesses in masking.together(conditions(elements, layout)):
+        with predicated(masking.both(guard, condition)):
+            for i in accesses:
+                stored = convert_value(values[i], elements.dtype, memory)
+                llvm.store(stored, addresses[i])
 
 
 def issuing_threads(layout: Placement | None) -> ir.Value | None:
@@ -310,13 +307,14 @@ def issuing_threads(layout: Placement | None) -> ir.Value | None:
     return addressing.thread_bits_clear(copies)
 
 
-def lanes_of(x: Array | None, layout: Placement | None) -> list[list[ir.Value]] | None:
-    """The elements of an array: a list for each register; None for no array."""
+def lanes_of(x: Array | None, layout: Placement | None) -> list[ir.Value] | None:
+    """The elements of an array, register by register; None for no array."""
     if x is None:
         return None
     if layout is None:
-        return [[_scalar(x)]]
+        return [_scalar(x)]
     return [
-        [dtypes.extract(register, lane) for lane in range(layout.vector_length)]
+        dtypes.extract(register, lane)
         for register in in_registers(x, layout).values
+        for lane in range(layout.vector_length)
     ]

@@ -86,7 +86,7 @@ def load(
       idx: an index applied to `src` first, as in `src[idx]`.
       mask: bools of a shape that broadcasts to the result's. Where it is False no
         memory is accessed: indices may be out of bounds there, in ranges too.
-      other: the result's elements where the mask is False, of a shape that broadcasts;
+      other: the result's elements where the mask is False, of its shape or a scalar;
         zeros by default.
       layout: register layout of the result; None means WGMMA for a reference tiled
         for the tensor core and a strided layout otherwise.
@@ -163,8 +163,9 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
     """
     who = "store"
     aval = ops.require_ref(dst, who, "the destination")
-    view = dst.at[() if idx is None else idx]
     _require_addresses(dst, aval, who, "the destination cannot be stored to")
+    view: Any = dst.at[() if idx is None else idx]
+    view = view if isinstance(view, types.RefView) else types.RefView(view, ())
     if mask is None:
         view.set(value)
         return

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -133,11 +134,13 @@ def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int,
     filler = [slice(None)] * (len(step.shape) - named)
     at = next((i for i, entry in enumerate(entries) if entry is ...), len(entries))
     full = [*entries[:at], *filler, *entries[at + 1 :]]
-    sizes, shape = iter(step.indices), []
+    indices, shape = iter(step.indices), []
     for entry in full:
-        index = 1 if entry is None else next(sizes)
-        if entry is None or isinstance(index, _jax.Slice):
-            shape.append(1 if entry is None else index.size)
+        index: Any = None if entry is None else next(indices)
+        if index is None:
+            shape.append(1)
+        elif isinstance(index, _jax.Slice):
+            shape.append(index.size)
     return tuple(shape)
 
 
@@ -199,7 +202,7 @@ def _entry(entry: Any, dim: int, shape: tuple[int, ...]) -> Any:
         return _from_ds(entry)
     if _jax.is_tracer(entry):
         return _traced(entry)
-    if isinstance(entry, list) or np.ndim(entry) > 0:
+    if isinstance(entry, list) or _is_array(entry):
         return _constant_array(entry, dim, shape)
     position = expect.index(entry)
     if position is None:
@@ -220,6 +223,10 @@ def _out_of_bounds(got: str, dim: int, shape: Sequence[int]) -> errors.OutOfBoun
     )
 
 
+def _is_array(entry: Any) -> bool:
+    return isinstance(entry, np.ndarray | jax.Array) and entry.ndim > 0
+
+
 def _constant_array(entry: Any, dim: int, shape: tuple[int, ...]) -> np.ndarray:
     """Returns an array of indices that is known, each of them 0 or more."""
     try:
@@ -238,7 +245,7 @@ def _constant_array(entry: Any, dim: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _refuse(entry: Any) -> NoReturn:
-    if getattr(entry, "dtype", None) == np.bool_ and np.ndim(entry):
+    if _is_array(entry) and entry.dtype == np.bool_:
         raise errors.UnsupportedError(
             "a reference is indexed with an array of bools",
             expected="integers, slices and arrays of integers",

@@ -144,7 +144,10 @@ class RefView(_jax.TransformedRef):
         If its width is another, the last dimension changes, as in NumPy's
         `array.view(dtype)`.
         """
-        dtype = jnp.dtype(values.element_type(dtype, "bitcast: dtype"))
+        try:
+            dtype = jnp.dtype(values.element_type(dtype, "bitcast: dtype"))
+        except errors.PallasGpuError as error:
+            raise error.with_location(_jax.where_now()) from None
         if dtype == self.dtype:
             return self
         _check_bitcast(self, dtype)
@@ -346,7 +349,7 @@ class IndexableRef(_jax.AbstractRef):
         lambda tracer, *a, **kw: RefView(tracer, ()).addupdate(*a, **kw)
     )
     reshape = _aval_method(lambda tracer, *a: RefView(tracer, ()).reshape(*a))
-    bitcast = _aval_method(lambda tracer, *a, **kw: RefView(tracer, ()).bitcast(*a, **kw))
+    bitcast = _aval_method(lambda tracer, dtype: RefView(tracer, ()).bitcast(dtype))
 
     def _getitem(self, tracer: Any, idx: Any) -> jax.Array:
         return RefView(tracer, ())[idx]

@@ -211,7 +211,9 @@ def _before_index(
     for entry in step.indices:
         if isinstance(entry, _jax.Slice):
             scaled = _times(next(rest), int(entry.stride or 1), final)
-            result.append(_plus(scaled, _number(0 if entry.start is None else entry.start), final))
+            result.append(
+                _plus(scaled, _number(0 if entry.start is None else entry.start), final)
+            )
         elif indexing.is_array_index(entry):
             result.append(_looked_up(entry, arrays, final))
         else:

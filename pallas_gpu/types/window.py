@@ -57,7 +57,7 @@ def _range(index: Any) -> tuple[int | Sum, int | None]:
             "a reference is indexed with an array",
             expected="integers, scalars and slices",
             got=f"an index of shape {tuple(shape)}",
-            hint="reads, writes and atomics take index arrays: `x_ref[rows]`, without "
+            hint="reads, writes and atomics take index arrays: x_ref[rows], without "
             "jax.vmap; copy one row at a time, in a loop",
         )
     return _start(index), None

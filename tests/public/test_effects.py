@@ -269,6 +269,24 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for v in (1, 4)
         )
     ),
+    "load.mask": lambda: see.bodies(
+        *(
+            lambda e, n=n: e.o.__setitem__(..., plgpu.load(e.x, mask=e.x[...] > n))
+            for n in (0, 1)
+        )
+    ),
+    "load.other": lambda: see.bodies(
+        *(
+            lambda e, n=n: e.o.__setitem__(
+                ..., plgpu.load(e.x, mask=e.x[...] > 0, other=n)
+            )
+            for n in (0.0, 1.0)
+        )
+    ),
+    "store.mask": lambda: see.bodies(
+        lambda e: plgpu.store(e.o, (), e.x[...], mask=e.x[...] > 0),
+        lambda e: plgpu.store(e.o, (), e.x[...]),
+    ),
     "load.optimized": "tests/lowering/test_warpgroup.py",
     "broadcasted_iota.layout": lambda: see.bodies(
         *(

@@ -179,6 +179,7 @@ GOOD: dict[str, Good] = {
     "barrier_wait": _in(lambda e: {"barrier": e.b}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
+    "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
     "layout_cast": _in(lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA}),
     "broadcasted_iota": _in(
         lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}

@@ -198,7 +198,9 @@ def test_index_arrays_have_shapes_that_broadcast():
         i = lax.iota(jnp.int32, 8)
         o[0, 0:8] = x[i, i[:4]]  # HERE
 
-    with refused(errors.ShapeError, "index arrays of different shapes", got="(8,), (4,)"):
+    with refused(
+        errors.ShapeError, "index arrays of different shapes", got="(8,), (4,)"
+    ):
         run(body)
 
 
@@ -226,7 +228,9 @@ def test_arrays_and_new_axes_are_not_mixed():
     def body(x, o):
         x[None, lax.iota(jnp.int32, 64)]  # HERE
 
-    with refused(errors.UnsupportedError, "a reference is indexed with arrays and new axes"):
+    with refused(
+        errors.UnsupportedError, "a reference is indexed with arrays and new axes"
+    ):
         run(body)
 
 
@@ -262,10 +266,8 @@ def test_a_reference_is_no_index():
         run(body)
 
 
-@pytest.mark.parametrize("rows", [slice(None, None, -1), plgpu.ds(0, 32)])
+@pytest.mark.parametrize("rows", [slice(None, None, -1), slice(63, 0, -2)])
 def test_a_stride_is_positive(rows):
-    rows = rows if isinstance(rows, slice) else type(rows)(63, 32, -2)
-
     def body(x, o):
         o[0:32] = x[rows]  # HERE
 
@@ -281,7 +283,7 @@ def test_a_stride_is_positive(rows):
     "part",
     [
         lambda x: x.at[::2],
-        lambda x: x.at[[3, 1, 2]],
+        lambda x: x.at[lax.iota(jnp.int32, 64)],
         lambda x: x.reshape(128, 64),
         lambda x: x.bitcast(jnp.int32),
     ],
@@ -344,7 +346,7 @@ def test_a_reshape_keeps_the_number_of_elements(shape):
 
 def test_a_bitcast_keeps_whole_elements():
     def body(x, o):
-        x.at[:, 0:3].bitcast(jnp.int64 if jax.config.jax_enable_x64 else "int64")  # HERE
+        x.at[:, 0:3].bitcast("int64")  # HERE
 
     with refused(
         errors.ShapeError,

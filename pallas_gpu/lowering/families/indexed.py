@@ -197,17 +197,17 @@ def expanded(
 ) -> tuple[indexed.Elements, Placement | None, list[regs.Array | None]]:
     """Returns elements, layout, and the family's operands of an access."""
     base = op.operation
-    counts = list(ir.DenseI64ArrayAttr(operation.attributes[_COUNTS]))
-    names = [ir.StringAttr(a).value for a in ir.ArrayAttr(operation.attributes[_DTYPES])]
+    counts = list(ir.DenseI64ArrayAttr(base.attributes[_COUNTS]))
+    names = [ir.StringAttr(a).value for a in ir.ArrayAttr(base.attributes[_DTYPES])]
     values = iter(
         _value(expansion, op, i + 1, dtypes.named(name)) for i, name in enumerate(names)
     )
     indices = tuple(next(values) for _ in range(counts[0]))
     mask, *extra = (next(values) if there else None for there in counts[1:])
     view_shape = None
-    if _VIEW in operation.attributes:
-        view_shape = tuple(ir.DenseI64ArrayAttr(operation.attributes[_VIEW]))
-    dtype = dtypes.named(ir.StringAttr(operation.attributes[_DTYPE]).value)
+    if _VIEW in base.attributes:
+        view_shape = tuple(ir.DenseI64ArrayAttr(base.attributes[_VIEW]))
+    dtype = dtypes.named(ir.StringAttr(base.attributes[_DTYPE]).value)
     elements = indexed.Elements(
         view(expansion, op.operands[0]), view_shape, dtype, indices, mask
     )
@@ -224,17 +224,15 @@ def _value(expansion: Expansion, op: Any, i: int, dtype: np.dtype) -> regs.Array
 def _placement(
     expansion: Expansion, op: Any, dtype: np.dtype, arrays: Sequence[Any]
 ) -> Placement | None:
-    operation = op.operation
-    if ir.IntegerAttr(operation.attributes["rank"]).value == 0:
+    base = op.operation
+    if ir.IntegerAttr(base.attributes["rank"]).value == 0:
         return None
-    for i, value in enumerate(operation.operands):
+    for i, value in enumerate(base.operands):
         if is_array(value):
-            layout = expansion.assignment.operand(operation, i)
+            layout = expansion.assignment.operand(base, i)
             if layout is not None:
                 return layout
-    if len(operation.results) and (
-        layout := expansion.assignment.result(operation.results[0])
-    ):
+    if len(base.results) and (layout := expansion.assignment.result(base.results[0])):
         return layout
     for x in arrays:
         if isinstance(x, regs.RegisterArray):
@@ -275,13 +273,13 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
 
 def finish(expansion: Expansion, op: Any, result: Any) -> None:
     """Replaces an access by its expansion."""
-    operation = op.operation
-    if len(operation.results):
-        if is_array(operation.results[0]):
-            expansion.set(operation.results[0], result)
+    base = op.operation
+    if len(base.results):
+        if is_array(base.results[0]):
+            expansion.set(base.results[0], result)
         else:
-            operation.results[0].replace_all_uses_with(result.value)
-    expansion.dead.append(operation)
+            base.results[0].replace_all_uses_with(result.value)
+    expansion.dead.append(base)
 
 
 @expands("pallas_gpu.store_indexed")

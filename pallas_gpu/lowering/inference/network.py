@@ -137,8 +137,9 @@ class Use:
     Attributes:
       op: the operation.
       kind: how it uses the array; "indexed" accesses elements by an address each,
-        "pointer" uses the array's address and sees it as it is stored. "mma" is an operand of tcgen05 in SMEM; "alloc" declares an
-        array in TMEM, "constrain" restricts its layout.
+        "pointer" uses the array's address and sees it as it is stored. "mma" is an
+        operand of tcgen05 in SMEM; "alloc" declares an array in TMEM, "constrain"
+        restricts its layout.
       part: the part it uses.
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.

@@ -95,7 +95,10 @@ GATHERS = {
         lambda r, c: (slice(8, 40), c),
         lambda: np.s_[8:40, COLUMNS],
     ),
-    "columns of a stride": (lambda r, c: (slice(0, 64, 4), c), lambda: np.s_[::4, COLUMNS]),
+    "columns of a stride": (
+        lambda r, c: (slice(0, 64, 4), c),
+        lambda: np.s_[::4, COLUMNS],
+    ),
     "columns of a row": (lambda r, c: (7, c), lambda: np.s_[7, COLUMNS]),
     "a grid": (
         lambda r, c: (r[:, None], c[None]),
@@ -281,7 +284,9 @@ def test_a_view_of_wider_elements():
 
 def test_a_view_is_written():
     def body(x, o):
-        o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(jnp.int32)
+        o.reshape(-1).bitcast(jnp.int32)[...] = x.reshape(64 * 128)[...].astype(
+            jnp.int32
+        )
 
     check(kernel(body, (64, 128)), [X], X.astype(np.int32).view(np.float32))
 
@@ -310,7 +315,8 @@ def test_a_tiled_array_is_reshaped_in_logical_order(transforms):
 
 
 @pytest.mark.parametrize(
-    "dtype", [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_, ml_dtypes.float8_e4m3fn]
+    "dtype",
+    [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_, ml_dtypes.float8_e4m3fn],
 )
 @pytest.mark.parametrize("memory", ["gmem", "smem", "tiled"])
 def test_a_masked_load_has_the_other_elements(dtype, memory):
@@ -512,7 +518,7 @@ def test_one_store_has_one_value_for_an_element():
         errors.RaceError,
         "output 0 (GMEM float32[64, 128]) is written with different values at one "
         "element",
-        hint="atomic_add",
+        hint="atomic addition",
     ):
         run(body)
 

@@ -16,6 +16,7 @@ from pallas_gpu.emulator.engine.ordering import Box
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.layouts.window import Window
 
+
 class Elements:
     """The elements of a region that an access names.
 
@@ -84,7 +85,9 @@ class Elements:
         element = tuple(np.argwhere(self.lost)[0].tolist())
         found = [int(index[element]) for index in full]
         axis = next(
-            a for a, (i, n) in enumerate(zip(found, axes, strict=True)) if not 0 <= i < n
+            a
+            for a, (i, n) in enumerate(zip(found, axes, strict=True))
+            if not 0 <= i < n
         )
         return errors.OutOfBoundsError(
             f"{self.memory.name} is {verb} out of bounds",
@@ -119,10 +122,10 @@ class Elements:
         parts = np.arange(max(1, size // own))
         return origin + start[:, None] + parts, first_byte
 
-    # --- what earlier accesses are compared with ----------------------------------------
+    # --- what earlier accesses are compared with --------------------------------------
 
     def boxes(self) -> Iterator[Box]:
-        """Yields boxes of the array that contain the accessed elements, and no others."""
+        """Yields boxes of the array that contain the accessed elements alone."""
         positions = np.unique(self.flat)
         if not positions.size:
             return
@@ -152,7 +155,7 @@ class Elements:
             sizes = tuple(high - low for low, high in box)
             yield Region(self.memory, Window.whole(shape).slice(starts, sizes))
 
-    # --- elements -----------------------------------------------------------------------
+    # --- elements ---------------------------------------------------------------------
 
     def load(self) -> np.ndarray:
         """Returns the accessed elements, [accesses]."""
@@ -256,7 +259,7 @@ class _Part:
         return np.asarray(self._region.view(self._proposal._data), dtype)
 
 
-def _box(low: Sequence[int], high: Sequence[int]) -> Box:
+def _box(low: Any, high: Any) -> Box:
     return tuple((int(a), int(b)) for a, b in zip(low, high, strict=True))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
+from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
@@ -124,6 +124,6 @@ def _require_one_value(found: Elements, values: np.ndarray) -> None:
                 expected="indices that name each element once, or equal values",
                 got=f"element {[int(x) for x in at]}, stored more than once by one "
                 "access",
-                hint="combine the values with an atomic, plgpu.atomic_add(ref, index, "
-                "value), or store one of them under a mask",
+                hint="combine the values before the store, or by an atomic addition, "
+                "or store one of them under a mask",
             )
