@@ -21,7 +21,6 @@ from pallas_gpu.entry.scoped import scoped
 @rule(
     "jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call",
     "checkpoint", "remat2",
-    lazy=True,
 )  # fmt: skip
 def _call(body: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     """A call is replaced by its function: kernels have no calls."""

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The equations of a received body, evaluated over this package's references.
-
-A load of SMEM is postponed until something uses its value: a matrix product reads its
-operands from SMEM, without registers in between. It is not postponed past an equation
-that may write.
-"""
+"""The equations of a received body, evaluated over this package's references."""
 
 from __future__ import annotations
 
@@ -15,59 +10,9 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.bridge.rules import LAZY, RULES
+from pallas_gpu.bridge.rules import RULES
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-
-
-class Unread:
-    """The contents of a reference that have not been loaded yet.
-
-    Attributes:
-      view: the part of the reference.
-    """
-
-    def __init__(self, view: types.RefView, eqn: _jax.JaxprEqn):
-        self.view = view
-        self._eqn = eqn
-        self._value: Any = None
-
-    @property
-    def is_pending(self) -> bool:
-        """Whether the contents are still those of the reference."""
-        return self._value is None
-
-    def read(self) -> Any:
-        """Returns the value, which is loaded the first time."""
-        if self._value is None:
-            with _jax.at_line_of(self._eqn):
-                self._value = self.view.get()
-        return self._value
-
-
-class Transposed:
-    """The transpose of a value, or of one that has not been loaded yet.
-
-    Attributes:
-      operand: what is transposed.
-    """
-
-    def __init__(self, operand: Any, eqn: _jax.JaxprEqn):
-        self.operand = operand
-        self._eqn = eqn
-        self._value: Any = None
-
-    def read(self) -> Any:
-        """Returns the transposed value."""
-        if self._value is None:
-            with _jax.at_line_of(self._eqn):
-                (self._value,) = _jax.bind_again(self._eqn, [read(self.operand)])
-        return self._value
-
-
-def read(value: Any) -> Any:
-    """Returns a value that may have been postponed."""
-    return value.read() if isinstance(value, Unread | Transposed) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,20 +39,15 @@ class Evaluator:
         jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
         inputs = [*jaxpr.constvars, *jaxpr.invars]
         known = dict(zip(inputs, [*consts, *operands], strict=True))
-        last = _last_uses(jaxpr)
 
         def value_of(atom: Any) -> Any:
             return atom.val if isinstance(atom, _jax.Literal) else known[atom]
 
-        for i, eqn in enumerate(jaxpr.eqns):
+        for eqn in jaxpr.eqns:
             with _jax.at_line_of(eqn):
-                if _may_write(eqn):
-                    for var, value in known.items():
-                        if last.get(var, -1) >= i:
-                            _load(value)
                 results = self._located(eqn, [value_of(x) for x in eqn.invars])
             known.update(zip(eqn.outvars, results, strict=True))
-        return [read(value_of(x)) for x in jaxpr.outvars]
+        return [value_of(x) for x in jaxpr.outvars]
 
     def _located(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         try:
@@ -118,8 +58,6 @@ class Evaluator:
 
     def _equation(self, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         name = eqn.primitive.name
-        if name not in LAZY:
-            operands = [read(x) for x in operands]
         ours = registry.PRIMITIVES.get(name)
         if ours is not None and ours.primitive is eqn.primitive:
             return _ours(eqn, operands)
@@ -128,27 +66,6 @@ class Evaluator:
         if any(types.base_aval(x) is not None for x in operands):
             raise _unsupported(eqn)
         return _jax.bind_again(eqn, operands)
-
-
-def _load(value: Any) -> None:
-    """Loads what a value depends on, before it is overwritten."""
-    while isinstance(value, Transposed):
-        value = value.operand
-    read(value)
-
-
-def _last_uses(jaxpr: _jax.Jaxpr) -> dict[Any, int]:
-    """Returns for each variable the number of the last equation that uses it."""
-    last = {x: i for i, eqn in enumerate(jaxpr.eqns) for x in _variables(eqn.invars)}
-    return last | dict.fromkeys(_variables(jaxpr.outvars), len(jaxpr.eqns))
-
-
-def _variables(atoms: Sequence[Any]) -> list[Any]:
-    return [x for x in atoms if not isinstance(x, _jax.Literal)]
-
-
-def _may_write(eqn: _jax.JaxprEqn) -> bool:
-    return any(not isinstance(e, _jax.ReadEffect) for e in eqn.effects)
 
 
 def _ours(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, types
-from pallas_gpu.bridge.evaluate import Unread
 from pallas_gpu.bridge.rules import Evaluation, rule
 from pallas_gpu.primitives.registers import load, store
 
@@ -45,8 +44,6 @@ def view(ref: Any, steps: Sequence[Any]) -> types.RefView:
 def _get(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     ref, *leaves = operands
     part = view(ref, jax.tree.unflatten(eqn.params["tree"], leaves))
-    if types.base_aval(part).memory_space is types.SMEM and len(part.shape) == 2:
-        return [Unread(part, eqn)]
     return [part.get()]
 
 

@@ -22,22 +22,19 @@ class Evaluation(Protocol):
         """See above."""
 
     def evaluate(self, jaxpr: Any, operands: Sequence[Any]) -> list[Any]:
-        """Evaluates a jaxpr; its operands may be values that are not loaded yet."""
+        """Evaluates a jaxpr; returns its results."""
 
 
 Rule = Callable[[Evaluation, _jax.JaxprEqn, list[Any]], list[Any]]
 
 RULES: dict[str, Rule] = {}
-# Rules that handle operands that are not loaded yet.
-LAZY: set[str] = set()
 
 
-def rule(*names: str, lazy: bool = False) -> Callable[[Rule], Rule]:
+def rule(*names: str) -> Callable[[Rule], Rule]:
     """Enters a function as the rule of the primitives with these names.
 
     Args:
       *names: names of primitives.
-      lazy: whether it accepts `Unread` operands; they are loaded first for others.
 
     Raises:
       InternalError: a name has a rule.
@@ -52,8 +49,6 @@ def rule(*names: str, lazy: bool = False) -> Callable[[Rule], Rule]:
                     got=function.__name__,
                 )
             RULES[name] = function
-            if lazy:
-                LAZY.add(name)
         return function
 
     return register

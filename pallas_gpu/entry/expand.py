@@ -8,6 +8,10 @@ function. A rule may use everything that a kernel may: references, scopes, produ
 Planner, checks and lowering see the expanded body; the emulator evaluates the original
 one and takes only the memory plan from the expanded one. So what a rule computes is
 compared with JAX wherever the emitted code is.
+
+A rule is given values. A family that can do without some of them rewrites the bodies
+first, with `prepares`: it may give its equations references as operands, in place of
+values that are loaded from them.
 """
 
 from __future__ import annotations
@@ -24,7 +28,25 @@ from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives._accesses import accesses
 from pallas_gpu.walk import bodies, walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What the rules know about the kernel whose body is expanded.
+
+    Attributes:
+      mesh: the launch.
+      target: the target.
+      semantics: the lowering semantics.
+      stored: shapes and types of the arrays in SMEM that threads store to.
+    """
+
+    mesh: types.Mesh
+    target: arch.Target
+    semantics: types.LoweringSemantics
+    stored: frozenset[Any] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +56,27 @@ class Composite:
     Attributes:
       params: the equation's parameters.
       out_avals: the types of its results.
-      target: the target.
-      mesh: the launch.
-      semantics: the lowering semantics.
+      kernel: the kernel.
     """
 
     params: Mapping[str, Any]
     out_avals: tuple[Any, ...]
-    target: arch.Target
-    mesh: types.Mesh
-    semantics: types.LoweringSemantics
+    kernel: Kernel
+
+    @property
+    def target(self) -> arch.Target:
+        """The target."""
+        return self.kernel.target
+
+    @property
+    def mesh(self) -> types.Mesh:
+        """The launch."""
+        return self.kernel.mesh
+
+    @property
+    def semantics(self) -> types.LoweringSemantics:
+        """The lowering semantics."""
+        return self.kernel.semantics
 
     @property
     def out_aval(self) -> Any:
@@ -72,6 +105,20 @@ def composite(*names: str) -> Callable[[Rule], Rule]:
         return rule
 
     return enter
+
+
+Preparation = Callable[[_jax.Jaxpr, Kernel], _jax.Jaxpr]
+_PREPARATIONS: list[Preparation] = []
+
+
+def prepares(rewrite: Preparation) -> Preparation:
+    """Registers `rewrite(jaxpr, kernel)`, which each body passes before expansion.
+
+    It returns the jaxpr itself, or one in which equations of composites have other
+    parameters and operands, references among them. Only their rules see these.
+    """
+    _PREPARATIONS.append(rewrite)
+    return rewrite
 
 
 def expanded(params: CallParams, target: arch.Target) -> CallParams:
@@ -108,10 +155,25 @@ def expanded_body(
     done = _EXPANDED.setdefault(jaxpr, {})
     key = (mesh, target, semantics)
     if key not in done:
-        expansion = _Expansion(mesh, target, semantics)
+        stored = _stored_in_smem(jaxpr)
+        expansion = _Expansion(Kernel(mesh, target, semantics, stored))
         done[key] = expansion.body(jaxpr, None)
         check.check_jaxpr(done[key], mesh)
     return done[key]
+
+
+def _stored_in_smem(jaxpr: _jax.Jaxpr) -> frozenset[Any]:
+    found = (
+        access.ref.aval
+        for site in walk(jaxpr)
+        for access in accesses(site.eqn)
+        if access.writes and not access.operation.asynchronous
+    )
+    return frozenset(
+        (tuple(aval.shape), aval.dtype)
+        for aval in found
+        if aval.memory_space is types.SMEM
+    )
 
 
 def _rule_of(eqn: _jax.JaxprEqn) -> Rule | None:
@@ -125,13 +187,13 @@ class _Expansion:
     Attributes:
       bodies: inner jaxprs that are done, by the line of their caller: a function that
         is called twice stays one, as its scopes are allocated once.
+      prepared: bodies before their composites are replaced.
       calls: calls that replace equations, by what determines them.
     """
 
-    mesh: types.Mesh
-    target: arch.Target
-    semantics: types.LoweringSemantics
+    kernel: Kernel
     bodies: dict[Any, _jax.Jaxpr] = dataclasses.field(default_factory=dict)
+    prepared: list[_jax.Jaxpr] = dataclasses.field(default_factory=list)
     calls: dict[Any, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
 
     def body(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
@@ -144,9 +206,13 @@ class _Expansion:
         known = (jaxpr, None if caller is None else _jax.where(caller))
         if known in self.bodies:
             return self.bodies[known]
-        eqns = [self._equation(eqn, caller) for eqn in jaxpr.eqns]
         result = jaxpr
-        if any(a is not b for a, b in zip(eqns, jaxpr.eqns, strict=True)):
+        for rewrite in _PREPARATIONS:
+            result = rewrite(result, self.kernel)
+        # Equations are compared by identity, as long as they live.
+        self.prepared.append(result)
+        eqns = [self._equation(eqn, caller) for eqn in result.eqns]
+        if [*map(id, eqns)] != [*map(id, jaxpr.eqns)]:
             effects = frozenset(jaxpr.effects) | _kernel_effects(eqns)
             result = jaxpr.replace(eqns=eqns, effects=effects, consts=jaxpr.consts)
         self.bodies[known] = result
@@ -187,9 +253,7 @@ class _Expansion:
         composite = Composite(
             eqn.params,
             tuple(v.aval for v in eqn.outvars),
-            self.target,
-            self.mesh,
-            self.semantics,
+            self.kernel,
         )
         operands = tuple(_plain(v.aval) for v in eqn.invars)
         line = None if located is None else _jax.where(located)
@@ -215,8 +279,8 @@ class _Expansion:
             results = rule(composite, *values)
             return list(results) if isinstance(results, list | tuple) else [results]
 
-        with scope.tracing(self.mesh), _at(located):
-            closed, _ = _jax.trace(call, operands, self.mesh.axes)
+        with scope.tracing(self.kernel.mesh), _at(located):
+            closed, _ = _jax.trace(call, operands, self.kernel.mesh.axes)
         made = [_plain(v.aval) for v in closed.jaxpr.outvars]
         wanted = [_plain(aval) for aval in composite.out_avals]
         if made != wanted or len(closed.jaxpr.eqns) != 1:
@@ -243,6 +307,9 @@ def _at(located: _jax.JaxprEqn | None) -> Any:
 
 
 def _plain(aval: Any) -> Any:
+    """Returns the type of a value without JAX's additions; a reference's as it is."""
+    if isinstance(aval, _jax.AbstractRef):
+        return aval
     return _jax.ShapedArray(aval.shape, aval.dtype)
 
 

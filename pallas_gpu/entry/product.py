@@ -1,203 +1,187 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of values and of arrays in SMEM, by wgmma."""
+"""What a `dot_general` asks for: sizes, types, precision, and the way to compute it."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.scoped import run_scoped
-from pallas_gpu.primitives import tma
-from pallas_gpu.primitives.wgmma import wgmma
+from pallas_gpu import _jax, errors
 
-# PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
-_MAX_COLUMNS = 256
-# Bits of the narrowest swizzle that `wgmma` reads.
-_SWIZZLE_BITS = 256
+FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+# Precisions of float32 operands in which they are read as tf32: 10 bits of mantissa.
+_AS_TF32 = ("DEFAULT", "HIGH", "TF32_TF32_F32")
+# The number of products of bfloat16 parts that give float32's precision, by name. Three
+# parts of 8 bits are the 24 bits of a float32; products of small parts are left out.
+_SPLIT = {
+    "HIGHEST": 6,
+    "F32_F32_F32": 6,
+    "TF32_TF32_F32_X3": 6,
+    "BF16_BF16_F32_X3": 3,
+    "BF16_BF16_F32_X6": 6,
+    "BF16_BF16_F32_X9": 9,
+}
+# Precisions that say what the operands are converted to.
+_CONVERTED: dict[str, Any] = {
+    "F16_F16_F32": jnp.float16,
+    "BF16_BF16_F32": jnp.bfloat16,
+}
 
 
 @dataclasses.dataclass(frozen=True)
-class Matrix:
-    """An operand of a product.
+class Problem:
+    """The product that an equation asks for.
 
     Attributes:
-      stored: a value, or a part of an array in SMEM that is not about to be written.
-      transposed: whether the operand is its transpose.
+      contracted, batch: the dimensions of both operands over which it adds, and those
+        that it keeps once.
+      shapes, dtypes: of both operands.
+      out: the type of the result.
+      precision: its name.
     """
 
-    stored: Any
-    transposed: bool = False
+    contracted: tuple[tuple[int, ...], tuple[int, ...]]
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
+    shapes: tuple[tuple[int, ...], tuple[int, ...]]
+    dtypes: tuple[Any, Any]
+    out: Any
+    precision: str
+
+    @classmethod
+    def of(cls, eqn: _jax.JaxprEqn) -> Problem:
+        """Returns the problem of an equation of `dot_general` as JAX made it."""
+        avals = [v.aval for v in eqn.invars]
+        return cls.make(eqn.params, avals, eqn.outvars[0].aval.dtype)
+
+    @classmethod
+    def make(cls, params: Mapping[str, Any], operands: Sequence[Any], out: Any) -> Any:
+        """Returns the problem of an equation's parameters and operands."""
+        contracted, batch = params["dimension_numbers"]
+        a, b = operands
+        return cls(
+            (tuple(contracted[0]), tuple(contracted[1])),
+            (tuple(batch[0]), tuple(batch[1])),
+            (tuple(a.shape), tuple(b.shape)),
+            (jnp.dtype(a.dtype), jnp.dtype(b.dtype)),
+            jnp.dtype(out),
+            _name(params["precision"]),
+        )
+
+    def of_type(self, dtype: Any) -> Problem:
+        """Returns the problem for operands of another type."""
+        types = (jnp.dtype(dtype), jnp.dtype(dtype))
+        return dataclasses.replace(self, dtypes=types, precision="DEFAULT")
+
+    def free(self, i: int) -> tuple[int, ...]:
+        """Returns the dimensions that only one operand has."""
+        taken = (*self.contracted[i], *self.batch[i])
+        return tuple(d for d in range(len(self.shapes[i])) if d not in taken)
+
+    def size(self, i: int, dimensions: Sequence[int]) -> int:
+        """Returns the product of the sizes of dimensions of an operand."""
+        return math.prod(self.shapes[i][d] for d in dimensions)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the operand."""
-        rows, columns = self.stored.shape
-        return (columns, rows) if self.transposed else (rows, columns)
+    def batches(self) -> int:
+        """The number of matrices of either operand."""
+        return self.size(0, self.batch[0])
 
     @property
-    def dtype(self) -> Any:
-        """The element type."""
-        return jnp.dtype(self.stored.dtype)
+    def mnk(self) -> tuple[int, int, int]:
+        """Rows and columns of the result, and the number of terms of each element."""
+        m, n = (self.size(i, self.free(i)) for i in (0, 1))
+        return m, n, self.size(0, self.contracted[0])
 
     @property
-    def is_ref(self) -> bool:
-        """Whether it is in SMEM."""
-        return types.base_aval(self.stored) is not None
+    def is_of_matrices(self) -> bool:
+        """Whether both operands are matrices: a sum along one dimension of each."""
+        sums = len(self.contracted[0]) == 1 and not self.batch[0]
+        return sums and all(len(shape) == 2 for shape in self.shapes)
 
     @property
-    def T(self) -> Matrix:  # noqa: N802 - numpy's name
-        """The transpose."""
-        return Matrix(self.stored, not self.transposed)
+    def is_with_vector(self) -> bool:
+        """Whether the tensor core has nothing to do: one operand is a vector."""
+        return not self.free(0) or not self.free(1) or not self.contracted[0]
 
-    def value(self) -> Any:
-        """Returns the operand as a value in registers."""
-        return self.view().get() if self.is_ref else self.view()
+    @property
+    def is_float8(self) -> bool:
+        """Whether the operands have 8-bit floats."""
+        return any(d in FLOAT8 for d in self.dtypes)
 
-    def view(self) -> Any:
-        """Returns the operand where it is: a value, or a reference."""
-        return self.stored.T if self.transposed else self.stored
+    @property
+    def is_split(self) -> bool:
+        """Whether float32 operands are split into parts of bfloat16."""
+        return self.precision in _SPLIT and self.operand_type == jnp.float32
 
+    @property
+    def parts(self) -> int:
+        """The number of products of parts; see `is_split`."""
+        return _SPLIT[self.precision]
 
-def product(a: Matrix, b: Matrix) -> jax.Array:
-    """Multiplies two matrices on the tensor core.
+    @functools.cached_property
+    def operand_type(self) -> Any:
+        """The type that both operands are converted to; None for two 8-bit floats.
 
-    What wgmma does not read where it is, is stored to scratch memory in SMEM first. The
-    tensor core adds in float32 or int32, and reads float32 as tf32.
+        JAX does not promote 8-bit floats; all wider floats hold them.
+        """
+        if self.precision in _CONVERTED:
+            return jnp.dtype(_CONVERTED[self.precision])
+        first, second = self.dtypes
+        if first == second:
+            return first
+        wide = [d for d in self.dtypes if d not in FLOAT8]
+        return functools.reduce(jnp.promote_types, wide) if wide else None
 
-    PTX: st.shared, wgmma.mma_async. Since: sm_90a. Issued by a warpgroup; complete when
-    it returns.
+    @property
+    def sum_type(self) -> Any:
+        """The type in which the tensor core adds."""
+        integer = jnp.issubdtype(self.dtypes[0], jnp.integer)
+        return jnp.dtype(jnp.int32 if integer else jnp.float32)
 
-    Args:
-      a: (M, K).
-      b: (K, N).
+    @property
+    def adds_in_result_type(self) -> bool:
+        """Whether a sum with the result is a sum in the accumulator."""
+        return (
+            self.is_of_matrices
+            and not self.is_with_vector
+            and self.out == self.sum_type
+            and not self.is_split
+        )
 
-    Returns:
-      (M, N) in float32, or in int32 for int8.
-
-    Raises:
-      ShapeError, DTypeError: the tensor core does not support the shapes or types.
-    """
-    (m, _), (_, n) = a.shape, b.shape
-    _require_rows(m, n)
-    dtype = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
-    kept = a.dtype.itemsize <= 2 and not a.is_ref
-    moved = {
-        name: operand
-        for name, operand in (("a", a), ("b", b))
-        if not (name == "a" and kept) and not _is_readable(operand, name)
-    }
-    scratch = {name: _tiles(_to_store(x, name)) for name, x in moved.items()}
-
-    def multiply(acc: Any, **buffers: Any) -> jax.Array:
-        for name, operand in moved.items():
-            buffers[name][...] = _to_store(operand, name).value()
-        # Also the author may have stored to an operand.
-        tma.commit_smem()
-        left = _operand(a, "a", buffers, a.value() if kept else None)
-        right = _operand(b, "b", buffers, None)
-        for start in range(0, n, _MAX_COLUMNS):
-            part = slice(start, min(start + _MAX_COLUMNS, n))
-            if n <= _MAX_COLUMNS:
-                wgmma(acc, left, right)
-            else:
-                wgmma(acc.at[:, part], left, right.at[:, part])
-        return acc[...]
-
-    return run_scoped(multiply, types.ACC((m, n), dtype), **scratch)
+    def shown(self) -> str:
+        """Returns both operands, for messages."""
+        return " and ".join(
+            f"{dtype.name}{list(shape)}"
+            for dtype, shape in zip(self.dtypes, self.shapes, strict=True)
+        )
 
 
-def _require_rows(m: int, n: int) -> None:
-    if m % types.WGMMA_ROWS == 0 and n % types.WGMMA_COLUMNS == 0:
+def _name(precision: Any) -> str:
+    """Returns the name of a precision, the higher one of two."""
+    if isinstance(precision, tuple):
+        order = ("DEFAULT", "HIGH", "HIGHEST")
+        names = [_name(p) for p in precision]
+        return max(names, key=lambda n: order.index(n) if n in order else 0)
+    if precision is None:
+        return "DEFAULT"
+    return str(getattr(precision, "name", precision))
+
+
+def require_known(problem: Problem) -> None:
+    """Raises UnsupportedError for a precision without an implementation."""
+    known = (*_AS_TF32, *_SPLIT, *_CONVERTED, "ANY_F8_ANY_F8_F32", "DEFAULT")
+    if problem.precision in known:
         return
-    raise errors.ShapeError(
-        "a matrix product: the tensor core has no instruction of this shape",
-        expected=f"M a multiple of {types.WGMMA_ROWS} and N of {types.WGMMA_COLUMNS}",
-        got=f"M = {m}, N = {n}",
-        hint="use larger blocks, or pad them with zeros",
+    raise errors.UnsupportedError(
+        "a matrix product with a precision that kernels do not have",
+        expected=", ".join(dict.fromkeys(known)),
+        got=problem.precision,
+        hint="drop the precision: float32 operands are then read as tf32; HIGHEST "
+        "computes in float32",
         where=_jax.where_now(),
     )
-
-
-def _is_readable(operand: Matrix, name: str) -> bool:
-    """Whether wgmma reads the operand where it is."""
-    if not operand.is_ref:
-        return False
-    steps = operand.stored.transforms
-    turned = [s for s in steps if isinstance(s, _jax.TransposeTransform)]
-    k_is_minor = (operand.transposed + len(turned)) % 2 == (name == "b")
-    return k_is_minor or _is_readable_k_major(operand, name)
-
-
-def _is_readable_k_major(operand: Matrix, name: str) -> bool:
-    """Whether wgmma reads the operand with M or N in the minor dimension.
-
-    The hardware transposes 16-bit types only.
-    """
-    minor = operand.shape[name == "b"]
-    return operand.dtype.itemsize == 2 and minor * 16 % _SWIZZLE_BITS == 0
-
-
-def _to_store(operand: Matrix, name: str) -> Matrix:
-    """Returns the matrix to store: as it is if wgmma reads both, or with K minor."""
-    if _is_readable_k_major(operand, name):
-        return operand.T if operand.transposed else operand
-    return operand.T if name == "b" else operand
-
-
-def _operand(operand: Matrix, name: str, buffers: dict[str, Any], value: Any) -> Any:
-    """Returns what wgmma gets as an operand."""
-    if value is not None:
-        return value
-    if name not in buffers:
-        return operand.view()
-    stored = _to_store(operand, name)
-    turned = stored.transposed != operand.transposed
-    return buffers[name].T if turned else buffers[name]
-
-
-def _tiles(matrix: Matrix) -> Any:
-    """Declares SMEM for a matrix, as the tensor core reads it."""
-    bits = matrix.dtype.itemsize * 8
-    swizzle = types.find_swizzle(matrix.shape[-1] * bits, "of an operand of a product")
-    transforms = (
-        types.TilingTransform((8, swizzle * 8 // bits)),
-        types.SwizzleTransform(swizzle),
-    )
-    return types.SMEM(matrix.shape, matrix.dtype, transforms=transforms)
-
-
-def sum_of_products(
-    a: Any, b: Any, axis_a: int, axis_b: int, result_type: Any
-) -> jax.Array:
-    """Returns the product of a vector with a vector or a matrix.
-
-    It is added in the widest of the types, at least in float32 or int32.
-
-    PTX: fma and the instructions of reductions. Since: sm_90.
-
-    Args:
-      a, b: values with at most two dimensions, of which one has one.
-      axis_a, axis_b: the dimensions over which to add.
-      result_type: the type in which the caller wants the sums.
-    """
-    wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, result_type)))
-    a, b = a.astype(wide), b.astype(wide)
-    if a.ndim == b.ndim:
-        return jnp.sum(a * b)
-    if a.ndim == 1:
-        return jnp.sum(_along(a, axis_b) * b, axis=axis_b)
-    return jnp.sum(a * _along(b, axis_a), axis=axis_a)
-
-
-def _summed_in(dtype: Any) -> Any:
-    if jnp.dtype(dtype).itemsize >= 4:
-        return dtype
-    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
-
-
-def _along(vector: Any, axis: int) -> Any:
-    return vector[None, :] if axis == 1 else vector[:, None]

@@ -84,11 +84,13 @@ class AccumulatorHandle:
 
     Attributes:
       key: names it in the register state.
+      zeros: its state before anything is stored or multiplied.
     """
 
     key: Any
     ref_shape: tuple[int, ...]
     dtype: np.dtype
+    zeros: Any = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)

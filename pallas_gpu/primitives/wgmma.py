@@ -87,7 +87,7 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     if not a_is_ref:
         _check_register_type(a)
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
-        _check_storage(operand, name)
+        check_storage(operand, name)
     ops.bind(
         wgmma_p,
         {
@@ -186,7 +186,13 @@ def _check_shapes(acc: Any, a: Any, b: Any) -> None:
         )
 
 
-def _check_storage(operand: Any, name: str) -> None:
+def check_storage(operand: Any, name: str) -> None:
+    """Raises LayoutError for an SMEM operand that the tensor core does not read.
+
+    Args:
+      operand: a matrix in SMEM; its reference may be abstract.
+      name: `a` or `b`.
+    """
     aval = types.base_aval(operand)
     window = _storage_window(operand)
     _require_matrix(window, name)

@@ -146,8 +146,7 @@ class _Builder:
     def _step(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
         indices = tuple(s.index for s in outs)
         rule = registry.rule(eqn.primitive, registry.RuleKind.EMULATE)
-        own = registry.operation(eqn.primitive) is not None
-        if rule is not None and own and not eqn.effects:
+        if rule is not None and not eqn.effects and not bodies(eqn):
             # The rule of a primitive without effects is a function of its operands.
             self._count(*outs)
             return ArithmeticStep(

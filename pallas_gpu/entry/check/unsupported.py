@@ -63,9 +63,6 @@ HINTS: dict[str, str] = {
     "`row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)` and "
     "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
     # Products, reductions and windows
-    "dot_general": "multiply tiles in SMEM on the tensor cores, into a `plgpu.ACC`: "
-    "`plgpu.wgmma(acc_ref, a_smem, b_smem)`; for a product with a vector use "
-    "`jnp.sum(a * v[None, :], axis=1)`",
     **dict.fromkeys(("ragged_dot_general", "scaled_matmul", "scaled_dot"), _GROUPS),
     "conv_general_dilated": "add products with shifted parts of the reference: "
     "`y += w_ref[k] * x_ref[plgpu.ds(k, 32)]` in a loop over k",

@@ -32,9 +32,10 @@ from pallas_gpu.primitives import wgmma as primitives
 def new_accumulator(ctx: RuleContext, i: int, aval: Any) -> vals.AccumulatorHandle:
     """Adds an accumulator of zeros to the register state."""
     dtype, shape = vals.numpy_dtype(aval), tuple(aval.shape)
-    handle = vals.AccumulatorHandle((ctx.place, i), shape, dtype)
     zero = vals.constant(0, dtype)
-    ctx.kernel.state[handle.key] = ctx.kernel.semantics.accumulator(zero, shape)
+    zeros = ctx.kernel.semantics.accumulator(zero, shape)
+    handle = vals.AccumulatorHandle((ctx.place, i), shape, dtype, zeros)
+    ctx.kernel.state[handle.key] = zeros
     return handle
 
 
@@ -60,7 +61,9 @@ def write_accumulator(
     ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
 ) -> None:
     """Stores to a whole accumulator; the check pass refuses a part."""
-    wgmma.wait(0)
+    # What nothing has been multiplied into yet, no product in flight writes.
+    if ctx.kernel.state[handle.key] is not handle.zeros:
+        wgmma.wait(0)
     stored = ctx.kernel.semantics.accumulator(value, handle.ref_shape)
     ctx.kernel.state[handle.key] = stored
 

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products whose operands stay where they are: in SMEM, and in the accumulator.
+
+`jnp.dot(a_ref[...], b_ref[...])` loads two values. The tensor core reads them from SMEM
+instead if nothing is written between the loads and the product. `acc + jnp.dot(a, b)`
+becomes a product that starts with `acc`, and `acc_ref[...] += jnp.dot(a, b)` for a
+`plgpu.ACC` becomes one that adds to it: the instructions of a hand-written kernel, with
+no sum in registers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, types
+from pallas_gpu.composites import wgmma
+from pallas_gpu.entry import expand
+from pallas_gpu.entry.product import Problem
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives._accesses import accesses
+
+
+@expand.prepares
+def leave_in_place(jaxpr: _jax.Jaxpr, kernel: expand.Kernel) -> _jax.Jaxpr:
+    """Returns a body whose products read references where they can."""
+    if not any(_is_product(eqn) for eqn in jaxpr.eqns):
+        return jaxpr
+    return _Body(jaxpr, kernel).rewritten()
+
+
+def _is_product(eqn: _jax.JaxprEqn) -> bool:
+    return eqn.primitive.name == "dot_general"
+
+
+@dataclasses.dataclass
+class _Fused:
+    """A product and what it is added to.
+
+    Attributes:
+      at: the position of the equation that it replaces.
+      out: the variables of its results.
+      init: a value to which it is added.
+      acc: the accumulator to which it is added.
+      absorbed: positions of equations whose results nothing else needs.
+    """
+
+    at: int
+    out: list[Any]
+    init: Any = None
+    acc: Any = None
+    absorbed: tuple[int, ...] = ()
+
+
+class _Body:
+    def __init__(self, jaxpr: _jax.Jaxpr, kernel: expand.Kernel):
+        self._jaxpr = jaxpr
+        self._kernel = kernel
+        self._eqns = list(jaxpr.eqns)
+        self._made = {v: i for i, e in enumerate(self._eqns) for v in e.outvars}
+        self._readers: dict[Any, list[int]] = {}
+        for i, eqn in enumerate(self._eqns):
+            self._read(eqn.invars, i)
+        self._read(jaxpr.outvars, len(self._eqns))
+        self._claimed: set[int] = set()
+
+    def _read(self, atoms: Sequence[Any], position: int) -> None:
+        for x in atoms:
+            if not isinstance(x, _jax.Literal):
+                self._readers.setdefault(x, []).append(position)
+
+    def rewritten(self) -> _jax.Jaxpr:
+        replaced: dict[int, _jax.JaxprEqn] = {}
+        dropped: set[int] = set()
+        for i, eqn in enumerate(self._eqns):
+            if not _is_product(eqn):
+                continue
+            problem = Problem.of(eqn)
+            fused = self._fused(i, problem)
+            operands = self._operands(eqn, problem, fused)
+            if fused.at == i and operands == {"a": eqn.invars[0], "b": eqn.invars[1]}:
+                continue
+            replaced[fused.at] = _with_operands(eqn, operands, fused)
+            dropped.update({i, *fused.absorbed} - {fused.at})
+        if not replaced:
+            return self._jaxpr
+        eqns = [
+            replaced.get(i, eqn) for i, eqn in enumerate(self._eqns) if i not in dropped
+        ]
+        return self._jaxpr.replace(eqns=_without_unread(eqns, self._jaxpr.outvars))
+
+    # --- sums -------------------------------------------------------------------------
+
+    def _fused(self, i: int, problem: Problem) -> _Fused:
+        out = list(self._eqns[i].outvars)
+        plain = _Fused(i, out)
+        if not problem.adds_in_result_type or problem.is_float8:
+            return plain
+        j = self._only_reader(out[0])
+        if j is None or self._eqns[j].primitive.name != "add" or j in self._claimed:
+            return plain
+        add = self._eqns[j]
+        init = next((x for x in add.invars if x is not out[0]), None)
+        if init is None or init.aval.shape != out[0].aval.shape:
+            return plain
+        self._claimed.add(j)
+        fused = _Fused(j, list(add.outvars), init, absorbed=(i,))
+        return self._into_accumulator(fused) or fused
+
+    def _into_accumulator(self, fused: _Fused) -> _Fused | None:
+        """Returns the product as one that adds to the accumulator it is stored to."""
+        k, g = self._only_reader(fused.out[0]), self._position(fused.init)
+        if k is None or g is None:
+            return None
+        swap, get = self._eqns[k], self._eqns[g]
+        if swap.primitive is not _jax.swap_p or get.primitive is not _jax.get_p:
+            return None
+        ref = swap.invars[0]
+        whole = isinstance(ref.aval, types.AccumulatorRef) and all(
+            tuple(v.aval.shape) == tuple(ref.aval.shape) for v in get.outvars
+        )
+        unread = not self._readers.get(swap.outvars[0])
+        if not (whole and unread and get.invars[0] is ref):
+            return None
+        if self._only_reader(fused.init) is None or not self._is_quiet(g, k, ref):
+            return None
+        return _Fused(k, [], None, ref, (*fused.absorbed, fused.at, g))
+
+    def _only_reader(self, var: Any) -> int | None:
+        """Returns the position of the only equation that reads a value once."""
+        readers = self._readers.get(var, [])
+        if len(readers) != 1 or readers[0] == len(self._eqns):
+            return None
+        return readers[0]
+
+    # --- loads ------------------------------------------------------------------------
+
+    def _operands(
+        self, eqn: _jax.JaxprEqn, problem: Problem, fused: _Fused
+    ) -> dict[str, Any]:
+        operands = dict(zip("ab", eqn.invars, strict=True))
+        if wgmma.multiplies(problem, self._kernel):
+            for name, atom in operands.items():
+                load = self._load(atom, fused.at)
+                if load is not None and self._is_readable(load, name, problem):
+                    operands[name] = load
+        if fused.init is not None:
+            operands["init"] = fused.init
+        if fused.acc is not None:
+            operands["acc"] = ops.RefOperand(fused.acc)
+        return operands
+
+    def _load(self, atom: Any, position: int) -> ops.RefOperand | None:
+        """Returns the part of an array in SMEM that a value is when it is used.
+
+        None if it is no such load, or if what it was loaded from may have changed.
+        """
+        turned = False
+        while (i := self._position(atom)) is not None:
+            eqn = self._eqns[i]
+            if _is_transpose(eqn):
+                turned, atom = not turned, eqn.invars[0]
+                continue
+            if eqn.primitive is not _jax.get_p:
+                return None
+            ref = eqn.invars[0]
+            in_smem = isinstance(ref.aval, types.KernelRef) and (
+                ref.aval.memory_space is types.SMEM
+            )
+            if not in_smem or not self._is_quiet(i, position, ref):
+                return None
+            steps = jax.tree.unflatten(eqn.params["tree"], eqn.invars[1:])
+            if turned:
+                steps = (*steps, _jax.TransposeTransform((1, 0)))
+            return ops.RefOperand(ref, tuple(steps))
+        return None
+
+    def _position(self, atom: Any) -> int | None:
+        return None if isinstance(atom, _jax.Literal) else self._made.get(atom)
+
+    def _is_quiet(self, first: int, last: int, ref: Any) -> bool:
+        """Whether nothing between two positions may write what a reference names."""
+        return not any(_may_write(e, ref) for e in self._eqns[first + 1 : last])
+
+    def _is_readable(self, load: ops.RefOperand, name: str, problem: Problem) -> bool:
+        aval = load.ref.aval
+        inferred = self._kernel.semantics is types.LoweringSemantics.Warpgroup
+        if not (inferred or aval.transforms):
+            return False
+        if problem.dtypes["ab".index(name)] != (problem.operand_type or aval.dtype):
+            return False
+        steps = jax.tree.map(_static, load.transforms)
+        view = types.RefView(aval, tuple(steps))
+        return wgmma.is_readable(wgmma.operand(problem, name, view), name)
+
+
+def _is_transpose(eqn: _jax.JaxprEqn) -> bool:
+    return eqn.primitive.name == "transpose" and tuple(eqn.params["permutation"]) == (
+        1,
+        0,
+    )
+
+
+def _static(x: Any) -> Any:
+    return x.val if isinstance(x, _jax.Literal) else x
+
+
+def _may_write(eqn: _jax.JaxprEqn, ref: Any) -> bool:
+    """Whether an equation may change what threads read from a reference."""
+    if all(isinstance(effect, _jax.ReadEffect) for effect in eqn.effects):
+        return False
+    if eqn.primitive in (_jax.swap_p, _jax.addupdate_p):
+        other = eqn.invars[0]
+        return other is ref or other.aval.memory_space is ref.aval.memory_space
+    if eqn.primitive.name == "load":
+        return any(access.writes for access in accesses(eqn))
+    return True
+
+
+def _with_operands(
+    eqn: _jax.JaxprEqn, operands: dict[str, Any], fused: _Fused
+) -> _jax.JaxprEqn:
+    leaves, tree = jax.tree.flatten(operands)
+    return eqn.replace(
+        invars=leaves, outvars=fused.out, params={**eqn.params, "tree": tree}
+    )
+
+
+def _without_unread(
+    eqns: Sequence[_jax.JaxprEqn], outvars: Sequence[Any]
+) -> list[_jax.JaxprEqn]:
+    """Returns equations without loads and transposes that nobody reads any more."""
+    read = {v for v in outvars if not isinstance(v, _jax.Literal)}
+    kept = []
+    for eqn in reversed(eqns):
+        drops = eqn.primitive is _jax.get_p or eqn.primitive.name == "transpose"
+        if drops and not read.intersection(eqn.outvars):
+            continue
+        kept.append(eqn)
+        read.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+    return kept[::-1]

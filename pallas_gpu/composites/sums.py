@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products without the tensor core: multiplied element by element, and added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu.entry.product import Problem
+
+
+def product(problem: Problem, a: Any, b: Any) -> jax.Array:
+    """Returns a product in which one operand has no dimension of its own.
+
+    Its dimensions are those of both operands, those of `a` and those of `b`.
+    """
+    wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, problem.out)))
+    simple = max(a.ndim, b.ndim) <= 2 and not problem.batch[0]
+    if simple and len(problem.contracted[0]) == 1:
+        (axis_a,), (axis_b,) = problem.contracted
+        return _of_vector(a.astype(wide), b.astype(wide), axis_a, axis_b)
+    left, right = (_arranged(problem, i, x.astype(wide)) for i, x in enumerate((a, b)))
+    sums = range(left.ndim - len(problem.contracted[0]), left.ndim)
+    return jnp.sum(left * right, axis=tuple(sums))
+
+
+def _arranged(problem: Problem, i: int, x: Any) -> Any:
+    """Returns an operand with all dimensions, of size one where it has none."""
+    batch, free, contracted = problem.batch[i], problem.free(i), problem.contracted[i]
+    x = jnp.transpose(x, (*batch, *free, *contracted))
+    others = len(problem.free(1 - i))
+    first = len(batch) + (0 if i else len(free))
+    return jnp.expand_dims(x, tuple(range(first, first + others)))
+
+
+def _of_vector(a: Any, b: Any, axis_a: int, axis_b: int) -> jax.Array:
+    """Returns the product of a vector with a vector or a matrix.
+
+    Args:
+      a, b: values with at most two dimensions, of which one has one.
+      axis_a, axis_b: the dimensions over which to add.
+    """
+    if a.ndim == b.ndim:
+        return jnp.sum(a * b)
+    if a.ndim == 1:
+        return jnp.sum(_along(a, axis_b) * b, axis=axis_b)
+    return jnp.sum(a * _along(b, axis_a), axis=axis_a)
+
+
+def _summed_in(dtype: Any) -> Any:
+    if jnp.dtype(dtype).itemsize >= 4:
+        return dtype
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
+
+
+def _along(vector: Any, axis: int) -> Any:
+    return vector[None, :] if axis == 1 else vector[:, None]

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products of values: `@`, `jnp.dot` and `dot_general` in our own kernels."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.semantics import under
+
+F32 = jnp.float32
+# Of the magnitudes: float32 is read as tf32, 10 bits of mantissa; sums
+# of 8-bit floats have 13 bits.
+TOLERANCE = {
+    "float16": 1e-5,
+    "bfloat16": 1e-5,
+    "float32": 2e-3,
+    "int8": 0.0,
+    "float8_e4m3fn": 5e-4,
+    "float8_e5m2": 5e-4,
+}
+
+
+def numbers(rng, dtype, *shape):
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.asarray(rng.integers(-8, 8, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def float64(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def kernel(body, shape, dtype=F32, **options):
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(shape, dtype),
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def check_product(body, a, b, expression, out=F32, tolerance=None):
+    """Compares `body` with an einsum in float64, relative to the terms' magnitudes."""
+    tolerance = TOLERANCE[a.dtype.name] if tolerance is None else tolerance
+    exact = np.einsum(expression, float64(a), float64(b))
+    scale = np.einsum(expression, abs(float64(a)), abs(float64(b)))
+    everywhere.check(
+        kernel(body, exact.shape, out), [a, b], exact, atol=tolerance * scale.max()
+    )
+
+
+def sum_type(dtype):
+    return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else F32
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
+def test_types_of_the_tensor_core(rng, dtype):
+    a, b = numbers(rng, dtype, 64, 64), numbers(rng, dtype, 64, 128)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(
+            a_ref[...], b_ref[...], preferred_element_type=sum_type(dtype)
+        )
+
+    check_product(body, a, b, "mk,kn->mn", sum_type(dtype))
+
+
+@pytest.mark.parametrize("expression", ["km,kn->mn", "mk,nk->mn", "km,nk->mn"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_einsum_of_either_order(rng, dtype, expression):
+    sizes = {"m": 64, "n": 128, "k": 64}
+    left, right = expression.split("->")[0].split(",")
+    a = numbers(rng, dtype, *(sizes[d] for d in left))
+    b = numbers(rng, dtype, *(sizes[d] for d in right))
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.einsum(
+            expression, a_ref[...], b_ref[...], preferred_element_type=sum_type(dtype)
+        )
+
+    check_product(body, a, b, expression, sum_type(dtype))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_an_operator_has_the_operands_type(rng, dtype):
+    a, b = numbers(rng, dtype, 64, 64), numbers(rng, dtype, 64, 64)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = a_ref[...] @ b_ref[...]
+
+    check_product(body, a, b, "mk,kn->mn", jnp.dtype(dtype), tolerance=5e-3)
+
+
+@pytest.mark.parametrize("precision", ["highest", "BF16_BF16_F32_X3"])
+def test_float32_with_a_precision_is_split_into_parts(rng, precision):
+    a, b = numbers(rng, "float32", 64, 64), numbers(rng, "float32", 64, 64)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], b_ref[...], precision=precision)
+
+    tolerance = 2e-7 if precision == "highest" else 1e-5
+    check_product(body, a, b, "mk,kn->mn", tolerance=tolerance)
+
+
+def test_infinities_of_a_product_with_precision_highest(rng):
+    """The products of small parts, which are NaN there, do not replace them."""
+    a, b = numbers(rng, "float32", 64, 64), jnp.full((64, 64), 2.0)
+    a = a.at[3, 5].set(jnp.inf).at[7, 9].set(-jnp.inf)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], b_ref[...], precision="highest")
+
+    expected = float64(a) @ float64(b)
+    everywhere.check(kernel(body, (64, 64)), [a, b], expected, atol=1e-3)
+
+
+def test_two_products_of_computed_values(rng):
+    """As in attention: the first one's result, after a softmax, is an operand."""
+    q, k = numbers(rng, "bfloat16", 64, 64), numbers(rng, "bfloat16", 128, 64)
+
+    def body(q_ref, k_ref, o_ref):
+        s = jnp.dot(q_ref[...], k_ref[...].T, preferred_element_type=F32) / 8
+        p = jnp.exp(s - jnp.max(s, axis=1, keepdims=True))
+        o = jnp.dot(p.astype(jnp.bfloat16), k_ref[...], preferred_element_type=F32)
+        o_ref[...] = o / jnp.sum(p, axis=1)[:, None]
+
+    scores = float64(q) @ float64(k).T / 8
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = weights @ float64(k) / weights.sum(axis=1)[:, None]
+    everywhere.check(kernel(body, (64, 64)), [q, k], expected, atol=2e-2)
+
+
+# --- operands in SMEM, and accumulators -----------------------------------------------
+
+M, N, K, STEPS = 64, 128, 64, 3
+TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+
+
+def loop(multiply, start, finish):
+    """Returns a kernel that adds up products of tiles that TMA copies."""
+
+    def body(a_gmem, b_gmem, o_ref, a_smem, b_smem, barrier):
+        def step(i, carry):
+            part = plgpu.ds(i * K, K)
+            plgpu.copy_gmem_to_smem(a_gmem.at[:, part], a_smem, barrier)
+            plgpu.copy_gmem_to_smem(b_gmem.at[part], b_smem, barrier)
+            plgpu.barrier_wait(barrier)
+            return multiply(carry, a_smem, b_smem)
+
+        def run(*acc):
+            carry = jax.lax.fori_loop(
+                0, STEPS, lambda i, c: step(i, (*acc, c)), start()
+            )
+            return finish(*acc, carry)
+
+        if finish is carried:
+            o_ref[...] = run()
+        else:
+            o_ref[...] = plgpu.run_scoped(run, plgpu.ACC((M, N)))
+
+    tiles = [(M, K), (K, N)]
+    scratch = [plgpu.SMEM(t, jnp.bfloat16, transforms=TILED) for t in tiles]
+    barrier = plgpu.Barrier(num_arrivals=2)
+    return kernel(body, (M, N), scratch_types=[*scratch, barrier])
+
+
+def carried(value):
+    return value
+
+
+def of_accumulator(acc, _):
+    return acc[...]
+
+
+def by_hand(carry, a, b):
+    plgpu.wgmma(carry[0], a, b)
+    plgpu.wgmma_wait(0)
+
+
+def in_reference(carry, a, b):
+    carry[0][...] += jnp.dot(a[...], b[...], preferred_element_type=F32)
+
+
+def in_carry(carry, a, b):
+    return carry[0] + jnp.dot(a[...], b[...], preferred_element_type=F32)
+
+
+def zeros():
+    return jnp.zeros((M, N), F32)
+
+
+LOOPS = {
+    "by hand": loop(by_hand, lambda: None, of_accumulator),
+    "reference": loop(in_reference, lambda: None, of_accumulator),
+    "carry": loop(in_carry, zeros, carried),
+}
+
+
+@pytest.mark.parametrize("variant", ["reference", "carry"])
+def test_products_that_add_up_in_a_loop(rng, variant):
+    a = numbers(rng, "bfloat16", M, STEPS * K)
+    b = numbers(rng, "bfloat16", STEPS * K, N)
+    expected = float64(a) @ float64(b)
+    everywhere.check(LOOPS[variant], [a, b], expected, atol=1e-3)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("variant", ["reference", "carry"])
+@pytest.mark.parametrize("semantics", list(plgpu.LoweringSemantics))
+def test_a_sum_of_products_is_the_code_of_a_hand_written_kernel(variant, semantics):
+    """The accumulator stays in registers, the operands in SMEM: no sum, no zeros."""
+    a = jax.ShapeDtypeStruct((M, STEPS * K), jnp.bfloat16)
+    b = jax.ShapeDtypeStruct((STEPS * K, N), jnp.bfloat16)
+    ours, by_hand = (
+        plgpu.offline.compile(under(semantics, LOOPS[name](None)), a, b)[0]
+        for name in (variant, "by hand")
+    )
+    # A kernel by hand waits once more before it reads the accumulator.
+    waits = {"wgmma": int(variant == "carry")}
+    assert ours.instruction_counts == {
+        name: count - waits.get(name, 0)
+        for name, count in by_hand.instruction_counts.items()
+    }
+    assert ours.resources.spill_load_bytes == 0
+
+
+def test_an_operand_that_is_overwritten_before_the_product(rng):
+    """A load is not moved behind a later store."""
+    a, b = (numbers(rng, "bfloat16", 64, 64) for _ in range(2))
+
+    def body(a_ref, b_ref, o_ref, tile):
+        tile[...] = a_ref[...]
+        before = tile[...].T
+        tile[...] = jnp.zeros_like(tile)
+        o_ref[...] = jnp.dot(before, b_ref[...], preferred_element_type=F32)
+
+    scratch = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILED)]
+    make = kernel(body, (64, 64), scratch_types=scratch)
+    everywhere.check(make, [a, b], float64(a).T @ float64(b), atol=1e-3)
+
+
+def test_an_operand_in_smem_that_threads_have_stored(rng):
+    """The stores are made visible to the tensor core first."""
+    a, b = (numbers(rng, "bfloat16", 64, 64) for _ in range(2))
+
+    def body(a_ref, b_ref, o_ref, tile):
+        tile[...] = a_ref[...] * 2
+        o_ref[...] = jnp.dot(tile[...], b_ref[...], preferred_element_type=F32)
+
+    scratch = [plgpu.SMEM((64, 64), jnp.bfloat16, transforms=TILED)]
+    make = kernel(body, (64, 64), scratch_types=scratch)
+    everywhere.check(make, [a, b], 2 * float64(a) @ float64(b), atol=2e-3)
+
+
+def test_an_unknown_precision_is_refused(rng):
+    a = numbers(rng, "float32", 64, 64)
+
+    def body(a_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], a_ref[...], precision="F64_F64_F64")
+
+    with pytest.raises(errors.UnsupportedError, match="precision") as caught:
+        kernel(body, (64, 64))(plgpu.InterpretParams())(a)
+    assert "test_products.py" in str(caught.value)
