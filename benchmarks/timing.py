@@ -35,7 +35,7 @@ def on_device(
     for f in compiled.values():
         jax.block_until_ready(f(*inputs[0]))
     kernels = {
-        name: len(_kernel_times(lambda f=f: f(*inputs[0])))
+        name: len(kernel_times(lambda f=f: f(*inputs[0])))
         for name, f in compiled.items()
     }
     times: dict[str, list[float]] = {name: [] for name in candidates}
@@ -45,13 +45,13 @@ def on_device(
     for _ in range(rounds):
         shuffle(order)
         time.sleep(pause_seconds)
-        spent = iter(_kernel_times(lambda: [compiled[n](*next(sets)) for n in order]))
+        spent = iter(kernel_times(lambda: [compiled[n](*next(sets)) for n in order]))
         for name in order:
             times[name].append(sum(itertools.islice(spent, kernels[name])))
     return {name: statistics.median(values) for name, values in times.items()}
 
 
-def _kernel_times(run: Callable[[], Any]) -> list[float]:
+def kernel_times(run: Callable[[], Any]) -> list[float]:
     """Returns the seconds of each kernel that `run` launches, in order."""
     cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext
     cupti._cupti_init()

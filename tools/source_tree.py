@@ -11,7 +11,9 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCE_FOLDERS = ("pallas_gpu", "tests", "tools", "benchmarks", "demo", "tutorials")
+SOURCE_FOLDERS = (
+    *("pallas_gpu", "tests", "tools", "benchmarks", "demo", "examples", "tutorials"),
+)
 SOURCE_SUFFIXES = (".py", ".sh")
 
 

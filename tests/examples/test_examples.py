@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every example computes what it says, and compiles for a GPU without spills."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import jax
+import numpy as np
+import pytest
+
+import examples
+import pallas_gpu as plgpu
+from tests.support.everywhere import has_gpu
+
+NAMES = sorted(module.name for module in pkgutil.iter_modules(examples.__path__))
+CASES = [
+    pytest.param(case, id=f"{name}-{i}")
+    for name in NAMES
+    for i, case in enumerate(importlib.import_module(f"examples.{name}").CASES)
+]
+
+
+def compare(case, got, expected):
+    got, expected = jax.tree.leaves(got), jax.tree.leaves(expected)
+    assert len(got) == len(expected)
+    for a, b in zip(got, expected, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
+        np.testing.assert_allclose(a, b, atol=case.tolerance, rtol=case.tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_example_computes_its_reference_in_the_emulator(case):
+    compare(case, jax.jit(case.function)(*case.args), case.reference(*case.args))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("case", CASES)
+def test_an_example_compiles_without_spills(case):
+    for report in plgpu.offline.compile(case.function, *case.args):
+        assert report.resources.spill_store_bytes == 0, report
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", CASES)
+def test_an_example_computes_its_reference_on_a_gpu(case):
+    assert has_gpu()
+    gpu = jax.devices("cuda")[0]
+    with jax.default_device(gpu):
+        got = jax.jit(case.function)(*jax.device_put(case.args, gpu))
+    compare(case, got, case.reference(*case.args))
