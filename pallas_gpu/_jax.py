@@ -25,6 +25,7 @@ from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
+from jax._src.lax import special as _special
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
 from jax._src.state import types as _state_types
@@ -107,6 +108,7 @@ __all__ = [
     "pallas_call_primitive",
     "results_vary_with",
     "register_view",
+    "special_function",
     "splits_programs",
     "swap_p",
     "trace",
@@ -386,6 +388,19 @@ def bind_again(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     params = eqn.primitive.get_bind_params(eqn.params)
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def special_function(name: str) -> Callable[..., Any]:
+    """Returns JAX's definition of a function, which consists of operations of lax."""
+    definition = getattr(_special, f"{name}_impl")
+
+    def function(*operands: Any) -> Any:
+        narrow = operands[0].dtype
+        wide = jax.numpy.promote_types(narrow, jax.numpy.float32)
+        result = definition(*(x.astype(wide) for x in operands), dtype=wide)
+        return result.astype(narrow)
+
+    return function
 
 
 def consts_of(jaxpr: Any) -> list[Any]:

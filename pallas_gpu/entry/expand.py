@@ -86,9 +86,11 @@ class Composite:
 
 
 Rule = Callable[..., Any]
+_Condition = Callable[[_jax.JaxprEqn], bool]
+_CONDITIONS: dict[Any, _Condition] = {}
 
 
-def composite(*names: str) -> Callable[[Rule], Rule]:
+def composite(*names: str, when: _Condition | None = None) -> Callable[[Rule], Rule]:
     """Returns a decorator that registers the rule of one or more primitives of JAX.
 
     It is called as `rule(composite, *operands)` with a `Composite` and JAX values, and
@@ -96,12 +98,16 @@ def composite(*names: str) -> Callable[[Rule], Rule]:
 
     Args:
       names: names of primitives of JAX.
+      when: tells whether an equation is a composite; without it all are. The others
+        are lowered by the rules of their family.
     """
 
     def enter(rule: Rule) -> Rule:
         for name in names:
             primitive = _jax.primitive_by_name(name)
             registry.register(primitive, registry.RuleKind.COMPOSITE)(rule)
+            if when is not None:
+                _CONDITIONS[primitive] = when
         return rule
 
     return enter
@@ -177,6 +183,9 @@ def _stored_in_smem(jaxpr: _jax.Jaxpr) -> frozenset[Any]:
 
 
 def _rule_of(eqn: _jax.JaxprEqn) -> Rule | None:
+    applies = _CONDITIONS.get(eqn.primitive)
+    if applies is not None and not applies(eqn):
+        return None
     return registry.rule(eqn.primitive, registry.RuleKind.COMPOSITE)
 
 

@@ -20,11 +20,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.layouts.registers.placement import default_placement, describe
+from pallas_gpu.layouts.registers.placement import describe
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, lower_jaxpr
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
 
 # Returns a value in the form in which it crosses.
 Fit = Callable[[Any, vals.Packed], Any]
@@ -139,15 +138,11 @@ def place_carry(
         if placed == carry:
             break
         carry = placed
-    return [_in_default_layout(v) if _has_no_layout(v) else v for v in carry]
+    return [regs.placed(v) if _has_no_layout(v) else v for v in carry]
 
 
 def _has_no_layout(value: Any) -> bool:
     return isinstance(value, regs.Deferred) and not vals.is_scalar(value)
-
-
-def _in_default_layout(value: Any) -> Any:
-    return value.materialize(default_placement(value.shape, dtypes.bits(value.dtype)))
 
 
 @contextlib.contextmanager

@@ -18,8 +18,10 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers.broadcasts import broadcast_layout
 from pallas_gpu.layouts.registers.placement import (
     Placement,
+    default_placement,
     describe,
     place,
     place_registers,
@@ -164,6 +166,35 @@ class Mapped(Deferred):
 
 
 Array = RegisterArray | Deferred
+
+
+def placed(x: Deferred, layout: Placement | None = None) -> RegisterArray:
+    """Emits an array for which nothing determines a layout.
+
+    Args:
+      x: the array.
+      layout: used unless `x` repeats an array that is elsewhere: threads then keep what
+        they have. The default layout, if not given.
+    """
+    bits = max(dtypes.bits(x.dtype), 8)
+    layout = layout or default_placement(x.shape, bits)
+    for broadcast in _broadcasts(x):
+        own = broadcast.operand.layout
+        if not isinstance(own, LinearLayout):
+            continue
+        if not (
+            isinstance(layout, LinearLayout)
+            and layout.broadcast_matches(own, broadcast.dims)
+        ):
+            layout = broadcast_layout(own, x.shape, broadcast.dims, bits)
+            break
+    return x.materialize(layout)
+
+
+def _broadcasts(x: Deferred) -> list[Broadcast]:
+    if isinstance(x, Mapped):
+        return [b for operand in x.operands for b in _broadcasts(operand)]
+    return [x] if isinstance(x, Broadcast) else []
 
 
 def map_registers(

@@ -26,6 +26,7 @@ JAX_FAMILIES = {
             "scan",
             "while",
             "cond",
+            "name",
         ),
         "control",
     ),
@@ -37,7 +38,7 @@ JAX_FAMILIES = {
     **dict.fromkeys(
         (
             *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min"),
-            *("reduce_and", "reduce_or"),
+            *("reduce_and", "reduce_or", "reduce_xor"),
         ),
         "reductions",
     ),

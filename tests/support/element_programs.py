@@ -189,12 +189,20 @@ REFERENCE: dict[str, Callable] = {
     "sin": np.sin,
     "cos": np.cos,
     "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
     "atan2": np.arctan2,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
     "erf": _each(math.erf),
     "erfc": _each(math.erfc),
 }
 # Without a definition here: their programs are the conversions below.
-CONVERSIONS_ONLY = {"convert_element_type"}
+CONVERSIONS_ONLY = {"convert_element_type", "bitcast_convert_type"}
 
 
 def _expected(name: str, operands: Sequence[np.ndarray], row: Row, **params):

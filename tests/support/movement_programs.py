@@ -21,7 +21,7 @@ from tests.support.programs import Program
 _RNG = np.random.default_rng(5)
 _FOLD = {
     "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
-    "and": np.bitwise_and, "or": np.bitwise_or,
+    "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
 }  # fmt: skip
 
 

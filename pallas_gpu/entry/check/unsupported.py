@@ -33,7 +33,6 @@ _WINDOWS = (
     "combine shifted parts of the reference: `jnp.maximum(x_ref[0:32], x_ref[1:33])`"
 )
 _PARTS = "pass the real and the imaginary part as two arrays"
-_NO_DERIVATIVE = "omit it: it only matters to derivatives, which a kernel does not have"
 _GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one product"
 
 # By the name of the primitive.
@@ -75,13 +74,6 @@ HINTS: dict[str, str] = {
         _WINDOWS,
     ),
     "reduce": "use jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.all or jnp.any",
-    "reduce_xor": "sum each bit: `(jnp.sum((n >> bit) & 1, axis=1) & 1) << bit`",
-    "argmax": "find the position of the maximum: "
-    "`jnp.min(jnp.where(x == jnp.max(x, 1, keepdims=True), column, 128), 1)`, where "
-    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
-    "argmin": "find the position of the minimum: "
-    "`jnp.min(jnp.where(x == jnp.min(x, 1, keepdims=True), column, 128), 1)`, where "
-    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
     "cumlogsumexp": "write `m + jnp.log(jnp.cumsum(jnp.exp(x - m), 1))`, where "
     "`m = jnp.max(x, 1, keepdims=True)`",
     **dict.fromkeys(
@@ -90,24 +82,11 @@ HINTS: dict[str, str] = {
         "mask it with `jnp.where(x < m, x, -jnp.inf)`",
     ),
     # Elementwise
-    "acos": "write `jnp.arctan2(jnp.sqrt(1 - x * x), x)`",
-    "acosh": "write `jnp.log(x + jnp.sqrt(x * x - 1))`",
-    "asin": "write `jnp.arctan2(x, jnp.sqrt(1 - x * x))`",
-    "asinh": "write `jnp.log(x + jnp.sqrt(x * x + 1))`",
-    "atan": "write `jnp.arctan2(x, 1.0)`",
-    "atanh": "write `(jnp.log1p(x) - jnp.log1p(-x)) / 2`",
-    "sinh": "write `(jnp.exp(x) - jnp.exp(-x)) / 2`",
     "polynomial": "write it out: `(2 * x + 3) * x + 4`",
-    "reduce_precision": "convert it to a narrower type and back: "
-    "`x.astype(jnp.bfloat16).astype(jnp.float32)`",
-    "bitcast_convert_type": "convert the whole array outside the kernel, with "
-    "jax.lax.bitcast_convert_type, and pass the result as an argument",
     **dict.fromkeys(("complex", "conj", "imag", "real"), _PARTS),
     **dict.fromkeys(
         (
-            "bessel_i0e", "bessel_i1e", "digamma", "erf_inv", "igamma",
-            "igamma_grad_a", "igammac", "lgamma", "nextafter", "polygamma",
-            "random_gamma", "regularized_incomplete_beta", "zeta",
+            "random_gamma",
         ),
         _OUTSIDE,
     ),
@@ -130,7 +109,6 @@ HINTS: dict[str, str] = {
     "device_put": "omit it: the values of a kernel are in registers",
     "sharding_constraint": "constrain the arguments of the kernel, outside",
     # Other transformations and kernels
-    "name": _NO_DERIVATIVE,
     "pallas_call": "call it outside the kernel",
     "pallas_gpu_kernel": "call it outside the kernel, or call its body with references",
     # Linear algebra, transforms, and what else has no form in registers

@@ -43,6 +43,12 @@ def _checkpoint(ctx: RuleContext, *args):
     return _call(ctx, ctx.eqn.params["jaxpr"], args)
 
 
+@uniform("name")
+def _name(ctx: RuleContext, x):
+    """`checkpoint_name`, which only a backward pass would use."""
+    return x
+
+
 @uniform("custom_jvp_call")
 def _custom_jvp(ctx: RuleContext, *args):
     return _call(ctx, ctx.eqn.params["call_jaxpr"], args)

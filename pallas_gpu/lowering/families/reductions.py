@@ -39,6 +39,7 @@ KINDS: dict[str, reductions.Kind] = {
     "reduce_prod": "mul",
     "reduce_and": "and",
     "reduce_or": "or",
+    "reduce_xor": "xor",
 }
 
 
@@ -61,6 +62,7 @@ _KINDS: dict[str, tuple[reductions.Kind, bool]] = {
     "mul": ("mul", False),
     "and": ("and", False),
     "or": ("or", False),
+    "xor": ("xor", False),
     "maximumf": ("max", False),
     "maxsi": ("max", False),
     "maxui": ("max", True),

@@ -12,7 +12,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, vector
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -89,7 +88,7 @@ def static_slice(x: vals.Vector, starts: Any, sizes: Any) -> vals.Vector:
 def placed(x: Any) -> regs.RegisterArray:
     """Materializes a deferred array in the default layout."""
     if isinstance(x, regs.Deferred):
-        return x.materialize(default_placement(x.shape, dtypes.bits(x.dtype)))
+        return regs.placed(x)
     return x
 
 

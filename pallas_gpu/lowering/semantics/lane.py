@@ -98,7 +98,7 @@ class Lane:
                 module.store_scalar(view, vals.scalar_value(value))
                 return
             if isinstance(value, regs.Deferred):
-                value = value.materialize(_default_layout(handle, view))
+                value = regs.placed(value, _default_layout(handle, view))
             if module is gmem:
                 gmem.store(view, value)
             else:

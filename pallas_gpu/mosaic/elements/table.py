@@ -19,6 +19,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import errors
 from pallas_gpu.mosaic import operations
 from pallas_gpu.mosaic.elements import arithmetic as emitters
+from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.arithmetic import Emitter
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.elements.row import Case, Row
@@ -121,10 +122,15 @@ def _convert(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
     return convert_value(value, dtype, to)
 
 
+def _bitcast(dtype: np.dtype, value: ir.Value, *, to: np.dtype) -> ir.Value:
+    return dtypes.bitcast(value, to)
+
+
 _ADD, _SUB, _MUL = (
     Case(emitters.plain(op)) for op in (emitters.addf, emitters.subf, emitters.mulf)
 )
 _CONVERT = Case(_convert)
+_BITCAST = Case(_bitcast)
 _SELECT = Case(emitters.select_n)
 _NOT = Case(emitters.bitwise_not)
 
@@ -255,6 +261,16 @@ ROWS: tuple[Row, ...] = (
         exponent=_CONVERT,
         result="any",
     ),
+    # To a type of the same width; the others are composites.
+    Row(
+        "bitcast_convert_type",
+        floating=_BITCAST,
+        signed=_BITCAST,
+        unsigned=_BITCAST,
+        float8=_BITCAST,
+        exponent=_BITCAST,
+        result="any",
+    ),
     _function("floor", "math.floor"),
     _function("ceil", "math.ceil"),
     Row(
@@ -284,7 +300,15 @@ ROWS: tuple[Row, ...] = (
     _function("sin", "math.sin", _special("sin.approx.ftz.f32")),
     _function("cos", "math.cos", _special("cos.approx.ftz.f32")),
     _function("tan", "math.tan"),
+    _function("asin", "math.asin"),
+    _function("acos", "math.acos"),
+    _function("atan", "math.atan"),
     _function("atan2", "math.atan2"),
+    _function("sinh", "math.sinh"),
+    _function("cosh", "math.cosh"),
+    _function("asinh", "math.asinh"),
+    _function("acosh", "math.acosh"),
+    _function("atanh", "math.atanh"),
     _function("erf", "math.erf"),
     _function("erfc", "math.erfc"),
 )

@@ -21,7 +21,7 @@ from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
 
-Kind = Literal["add", "mul", "max", "min", "and", "or"]
+Kind = Literal["add", "mul", "max", "min", "and", "or", "xor"]
 
 _BOOL_KINDS = {"max": "or", "min": "and", "add": "or", "mul": "and"}
 
@@ -38,7 +38,7 @@ def reduce(
     threads of the warpgroup issue it. All copies of an element are bitwise equal.
 
     Args:
-      kind: `max` and `min` propagate NaN; `and`, `or` are for integers and bools.
+      kind: `max` and `min` propagate NaN; `and`, `or`, `xor` are for integers, bools.
       x: in a linear layout; in any layout if all axes are reduced. Padding along the
         reduced axes does not count.
       axes: the axes to reduce.

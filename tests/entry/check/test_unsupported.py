@@ -20,7 +20,11 @@ from tests.support.entry_kernels import make, numbers
 from tests.support.recipes import RECIPES
 from tests.support.refusal import refused
 
-SUPPORTED = {p.name for p in registry.rules(registry.RuleKind.LANE)}
+SUPPORTED = {
+    p.name
+    for kind in (registry.RuleKind.LANE, registry.RuleKind.COMPOSITE)
+    for p in registry.rules(kind)
+}
 
 
 def code_of(hint: str) -> list[str]:

@@ -202,6 +202,16 @@ def _convert(eqn: Any) -> Function:
     return lambda x: _to(dst, x.astype(np.float32) if _is_narrow(src) else x)
 
 
+def _bitcast(eqn: Any) -> Function:
+    shape, dst = eqn.outvars[0].aval.shape, np.dtype(eqn.params["new_dtype"])
+
+    def bitcast(x: Any) -> Any:
+        bits = np.frombuffer(np.asarray(x).tobytes(), dst).reshape(shape)
+        return bits if shape else bits[()]
+
+    return bitcast
+
+
 def _truncated(dst: np.dtype, x: Any) -> Any:
     """A float as an integer: truncated, saturated, and 0 for NaN."""
     limits, wide = ml_dtypes.iinfo(dst), x.astype(np.float64)
@@ -306,6 +316,16 @@ def _slice(eqn: Any) -> Function:
 _erf = np.frompyfunc(math.erf, 1, 1)
 _erfc = np.frompyfunc(math.erfc, 1, 1)
 
+
+def _log_gamma_of_one(x: float) -> float:
+    try:
+        return math.lgamma(x)
+    except (ValueError, OverflowError):  # at a pole, and where it is too large
+        return math.inf
+
+
+_log_gamma = np.frompyfunc(_log_gamma_of_one, 1, 1)
+
 _TABLE: dict[str, _Make] = {
     "add": _elementwise(np.add),
     "add_any": _elementwise(np.add),
@@ -340,6 +360,7 @@ _TABLE: dict[str, _Make] = {
     "is_finite": _elementwise(np.isfinite),
     "select_n": _select,
     "convert_element_type": _convert,
+    "bitcast_convert_type": _bitcast,
     "floor": _elementwise(np.floor),
     "ceil": _elementwise(np.ceil),
     "round": _round,
@@ -358,15 +379,26 @@ _TABLE: dict[str, _Make] = {
     "sin": _rounded(np.sin),
     "cos": _rounded(np.cos),
     "tan": _rounded(np.tan),
+    "asin": _rounded(np.arcsin),
+    "acos": _rounded(np.arccos),
+    "atan": _rounded(np.arctan),
     "atan2": _rounded(np.arctan2),
+    "sinh": _rounded(np.sinh),
+    "cosh": _rounded(np.cosh),
+    "asinh": _rounded(np.arcsinh),
+    "acosh": _rounded(np.arccosh),
+    "atanh": _rounded(np.arctanh),
     "erf": _rounded(lambda x: np.asarray(_erf(x), np.float64)),
     "erfc": _rounded(lambda x: np.asarray(_erfc(x), np.float64)),
+    "lgamma": _rounded(lambda x: np.asarray(_log_gamma(x), np.float64)),
+    "nextafter": lambda eqn: np.nextafter,
     "reduce_sum": _reduce(np.add),
     "reduce_prod": _reduce(np.multiply),
     "reduce_max": _reduce(np.maximum, _lowest),
     "reduce_min": _reduce(np.minimum, _highest),
     "reduce_and": _reduce(np.bitwise_and),
     "reduce_or": _reduce(np.bitwise_or),
+    "reduce_xor": _reduce(np.bitwise_xor),
     "cumsum": _scan(np.add),
     "cumprod": _scan(np.multiply),
     "cummax": _scan(np.maximum),
@@ -379,4 +411,5 @@ _TABLE: dict[str, _Make] = {
     "slice": _slice,
     "copy": _same,
     "stop_gradient": _same,
+    "name": _same,
 }
