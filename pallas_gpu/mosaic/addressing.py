@@ -28,6 +28,31 @@ def thread_sum(columns: Sequence[int]) -> ir.Value:
     return kernel.hoisted(("sum", columns), lambda: _emit_sum(columns))
 
 
+def wide_thread_sum(columns: Sequence[int]) -> ir.Value:
+    """i64: as `thread_sum`, for sums beyond 32 bits."""
+    kernel = module.current()
+    columns = tuple(columns)
+    i64 = ir.IntegerType.get_signless(64)
+
+    def emit() -> ir.Value:
+        total = arith.constant(i64, 0)
+        for bit, column in enumerate(columns):
+            if column:
+                value = arith.extui(i64, thread_bit(bit))
+                step = arith.muli(value, arith.constant(i64, column))
+                total = arith.addi(total, step)
+        return total
+
+    return kernel.hoisted(("wide", columns), emit)
+
+
+def plus(offset: ir.Value, constant: int) -> ir.Value:
+    """The sum of an i32 or i64 and a constant."""
+    if constant == 0:
+        return offset
+    return arith.addi(offset, arith.constant(offset.type, constant))
+
+
 def thread_xor(columns: Sequence[int]) -> ir.Value:
     """i32: the exclusive or of `columns[b]` over the bits b set in the thread index.
 
@@ -98,6 +123,10 @@ def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Valu
             )
     if static == 0:
         return pointer
+    if not -(2**31) < static < 2**31:
+        # The constant indices of the operation are i32.
+        wide = arith.constant(ir.IntegerType.get_signless(64), static)
+        return llvm.getelementptr(pointer.type, pointer, [wide], dynamic, i8, None)
     return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
 
 
@@ -149,7 +178,7 @@ def thread_pointers(
 
 def clamped(offset: ir.Value, inside: ir.Value) -> ir.Value:
     """The offset, or 0 where the i1 is false: an address that may be read."""
-    return arith.select(inside, offset, module.current().i32(0))
+    return arith.select(inside, offset, arith.constant(offset.type, 0))
 
 
 # --- how the sums are emitted ---------------------------------------------------------

@@ -113,7 +113,10 @@ def _pointers(
     """One pointer per access, to the view's start where a condition does not hold."""
     itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
     start = slice_pointer(view)
-    thread = addressing.thread_sum([c * itemsize_bytes for c in plan.columns])
+    last = sum(plan.columns) + max(plan.starts, default=0)
+    wide = last * itemsize_bytes >= 2**31
+    columns = [c * itemsize_bytes for c in plan.columns]
+    thread = (addressing.wide_thread_sum if wide else addressing.thread_sum)(columns)
     base = addressing.offset_pointer(start, thread)
     result = []
     for i, offset in enumerate(plan.starts):
@@ -122,8 +125,7 @@ def _pointers(
         if condition is None:
             result.append(addressing.offset_pointer(base, offset_bytes))
         else:
-            place = smem.add_index(thread, offset_bytes)
-            assert not isinstance(place, int)
+            place = addressing.plus(thread, offset_bytes)
             clamped = addressing.clamped(place, condition)
             result.append(addressing.offset_pointer(start, clamped))
     return result

@@ -54,12 +54,14 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 }
 # Inner rooms that may import less than the room around them: modules by their names.
 # The emulator's engine runs jaxprs with effects on any machine; of ours it knows
-# how rules are registered, how operands are flattened and which jaxprs one runs.
+# how rules are registered, how operands are flattened, which jaxprs one runs and which
+# of their variables are indices.
 INNER_ROOMS: dict[str, tuple[str, ...]] = {
     "pallas_gpu.emulator.engine": (
         "pallas_gpu.errors",
         "pallas_gpu._jax",
         "pallas_gpu.layouts.window",
+        "pallas_gpu.primitives._indices",
         "pallas_gpu.primitives._operands",
         "pallas_gpu.primitives._registry",
         "pallas_gpu.walk",

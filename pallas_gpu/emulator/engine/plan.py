@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from pallas_gpu.emulator.engine.steps import (
     binder,
     slots_read,
 )
-from pallas_gpu.primitives import _operands
+from pallas_gpu.primitives import _indices, _operands
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.walk import bodies
 
@@ -78,6 +79,7 @@ def opened(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
 class _Builder:
     def __init__(self, jaxpr: Any):
         self.jaxpr, self.consts = opened(jaxpr)
+        self.within = self.jaxpr
         self.size = 0
         self.steps: list[Any] = []
         self.work = 0
@@ -119,7 +121,9 @@ class _Builder:
         jaxpr, consts = opened(jaxpr)
         names: dict[Any, Any] = dict(zip(jaxpr.invars, ins, strict=True))
         names.update(zip(jaxpr.constvars, map(_constant, consts), strict=True))
+        outer, self.within = self.within, jaxpr
         self._equations(jaxpr.eqns, names)
+        self.within = outer
         return [self._read(v, names) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, ins: list[Any]) -> list[Slot]:
@@ -137,10 +141,13 @@ class _Builder:
             functions = by_jax.functions(eqn) if row is None else [row]
             if functions is not None:
                 self._count(*ins, *outs)
-                return [
+                steps = [
                     ArithmeticStep(fn, tuple(ins), out.index)
                     for fn, out in zip(functions, outs, strict=True)
                 ]
+                if _indices.is_index(self.within, eqn.outvars[0]):
+                    steps = [_without_wrap(eqn, step) for step in steps]
+                return steps
         return [self._step(eqn, ins, outs)]
 
     def _step(self, eqn: Any, ins: list[Any], outs: list[Slot]) -> Any:
@@ -150,7 +157,7 @@ class _Builder:
             # The rule of a primitive without effects is a function of its operands.
             self._count(*outs)
             return ArithmeticStep(
-                functools.partial(rule, **eqn.params), tuple(ins), *indices
+                functools.partial(rule, **eqn.params), tuple(ins), indices[0]
             )
         if rule is None:
             raise errors.NotModelledError(
@@ -187,6 +194,33 @@ class _Builder:
             steps.append(step)
             read.update(slots_read(step))
         self.steps = steps[::-1]
+
+
+_EXACT: dict[str, Callable[..., int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+}
+
+
+def _without_wrap(eqn: Any, step: ArithmeticStep) -> ArithmeticStep:
+    """Makes a step that computes an index report a result that wraps."""
+    exact = _EXACT.get(eqn.primitive.name)
+    if exact is None:
+        return step
+    compute, ins, out = step.run, step.ins, step.out
+
+    def run(env: list[Any]) -> Any:
+        result = compute(env)
+        number = exact(*[int(x.bind(env)) for x in ins])
+        if number != result:
+            raise _indices.overflow(
+                eqn.outvars[0].aval.dtype.name, number, _jax.where(eqn)
+            )
+        return result
+
+    return ArithmeticStep(step.fn, ins, out, run)
 
 
 def _elements(operand: Any) -> int:

@@ -22,6 +22,7 @@ from pallas_gpu.emulator.gpu.cta import Cluster
 from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.entry import call, expand
+from pallas_gpu.primitives import _indices
 from pallas_gpu.walk import walk
 
 
@@ -142,6 +143,7 @@ class Launch:
         """
         params = self._params
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
+        _indices.mark(params.jaxpr)
         mesh, body = params.mesh, plan_of(params.jaxpr)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)

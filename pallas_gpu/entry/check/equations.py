@@ -17,6 +17,7 @@ from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
+from pallas_gpu.entry.check.index_arithmetic import check_indices
 from pallas_gpu.entry.check.scheduling import check_claims
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
@@ -46,9 +47,12 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
     check_claims(jaxpr)
+    check_indices(jaxpr, mesh)
 
 
-_MAX_DIMENSION = 2**31 - 1
+# A slice may extend past the end of the array: its last index has to fit, too. A block
+# of SMEM has fewer elements than this margin.
+_MAX_DIMENSION = 2**31 - 2**18
 
 
 def require_element_types(avals: Iterable[Any]) -> None:
