@@ -15,7 +15,7 @@ from pallas_gpu.layouts.registers.placement import (
     default_placement,
     describe,
 )
-from pallas_gpu.mosaic import addressing, module
+from pallas_gpu.mosaic import addressing, module, padding
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.debug import lines
 from pallas_gpu.mosaic.elements import dtypes
@@ -51,9 +51,10 @@ def print_values(line: formats.Line, values: Sequence[regs.Array]) -> None:
         for register in range(layout.num_registers):
             for lane in range(layout.vector_length):
                 position = tuple(dtypes.extract(x[register], lane) for x in axes)
-                lines.print_line(
-                    line, [_element(x, register, lane, position) for x in arrays]
-                )
+                with predicated(padding.inside_from(layout, register, lane)):
+                    lines.print_line(
+                        line, [_element(x, register, lane, position) for x in arrays]
+                    )
 
 
 def _placed(x: regs.Array, layout: Placement) -> regs.Array:
