@@ -8,6 +8,7 @@ from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, expect
@@ -140,7 +141,7 @@ def loop(
         expect.function(body, "loop: the body")
 
         def iteration(i, carry):
-            index = lower + i * step
+            index = _index(lower, i, step)
             if init_carry is None:
                 return require_none("loop", body, scope.call("loop", body, index))
             return scope.call("loop", body, index, carry)
@@ -149,6 +150,14 @@ def loop(
             return counted_loop(trips, iteration, init_carry, unroll=unroll)
 
     return run
+
+
+def _index(lower: Any, i: Any, step: Any) -> Any:
+    """Returns `lower + i * step`, without the operations that change nothing."""
+    scaled = i if isinstance(step, int) and step == 1 else i * step
+    if not isinstance(lower, int):
+        return lower + scaled
+    return lax.add(scaled, np.int32(lower)) if lower else scaled
 
 
 def counted_loop(trips: Any, iteration: Any, init_carry: Any, **options: Any) -> Any:

@@ -81,10 +81,10 @@ class Problem:
         together = math.gcd(pairs, self.config.heads_together)
         strip, within = _divide(linear, together * self.q_tiles)
         qi, pair = _divide(within, together)
-        batch, head = _divide(strip * together + pair, self.heads)
+        batch, head = _divide(_plus(_times(strip, together), pair), self.heads)
         if self.causal:
             qi = self.q_tiles - 1 - qi
-        return batch, head, qi * self.config.block_q
+        return batch, head, _times(qi, self.config.block_q)
 
     def steps(self, q_start: Any) -> Any:
         """Returns the number of blocks of K and V that a tile of Q sees."""
@@ -120,6 +120,17 @@ class Problem:
     def masks_more(self) -> bool:
         """Whether blocks before the last one may be masked, too."""
         return self.causal and self.config.block_kv % self.config.block_q != 0
+
+
+# Index arithmetic in operations of lax: jnp's take several times as long to trace.
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return lax.add(a, np.int32(b) if isinstance(b, int) else b)
+
+
+def _times(a: Any, b: int) -> Any:
+    return lax.mul(a, np.int32(b))
 
 
 def _divide(a: Any, b: int) -> tuple[Any, Any]:
@@ -216,7 +227,7 @@ def _for_each_tile(p: Problem, visit: Any) -> None:
         tile = p.tile(info.index[0])
         steps = p.steps(tile[2])
         visit(info.local_index, tile, carry, steps)
-        return carry + steps
+        return _plus(carry, steps)
 
 
 def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
@@ -233,15 +244,18 @@ def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
 
+    last = jnp.asarray(steps - 1, jnp.int32)
+
     def copy(step, source, ring, full, empty):
-        position = first + step
+        position = _plus(first, step)
         slot = lax.rem(position, np.int32(c.stages))
 
-        @plgpu.when(position >= c.stages)
+        @plgpu.when(lax.ge(position, np.int32(c.stages)))
         def _():
             plgpu.barrier_wait(empty.at[slot])
 
-        rows = plgpu.ds((steps - 1 - step) * c.block_kv, c.block_kv)
+        from_last = lax.sub(last, step)
+        rows = plgpu.ds(_times(from_last, c.block_kv), c.block_kv)
         plgpu.copy_gmem_to_smem(
             source.at[batch, rows, kv_head], ring.at[slot], full.at[slot]
         )
@@ -257,9 +271,9 @@ def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
     @plgpu.loop(1, steps)
     def _(step):
         copy_k(step)
-        copy_v(step - 1)
+        copy_v(_plus(step, -1))
 
-    copy_v(steps - 1)
+    copy_v(last)
 
 
 # --- a consumer -----------------------------------------------------------------------
@@ -277,7 +291,7 @@ class _Consumer:
     def own_rows(self) -> Any:
         """The consumer's part of a tile of Q."""
         rows = self.p.config.rows
-        return plgpu.ds(self.wg * rows, rows)
+        return plgpu.ds(_times(self.wg, rows), rows)
 
     def open_turns(self) -> None:
         """Gives the first turn to the first consumer."""
@@ -293,7 +307,7 @@ class _Consumer:
 
     def pass_turn(self) -> None:
         if self.p.config.ping_pong:
-            following = lax.rem(self.wg + 1, np.int32(self.p.config.consumers))
+            following = lax.rem(_plus(self.wg, 1), np.int32(self.p.config.consumers))
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
     def visit(self, number, tile, first, steps) -> None:
@@ -301,17 +315,17 @@ class _Consumer:
         del number
         p, mem = self.p, self.mem
         batch, head, q_start = tile
-        q_row = q_start + self.wg * p.config.rows
+        q_row = _plus(q_start, _times(self.wg, p.config.rows))
 
         def over_blocks(acc):
             plgpu.barrier_wait(mem.q_full)
             last = steps - 1
 
             def masked_step(step, state):
-                return self.step(acc, first + step, state, q_row, last - step)
+                return self.step(acc, _plus(first, step), state, q_row, last - step)
 
             def whole_step(step, state):
-                return self.step(acc, first + step, state)
+                return self.step(acc, _plus(first, step), state)
 
             state, masked = self.first_step(first, q_row, last), 1
             if p.masks_more:
@@ -320,7 +334,7 @@ class _Consumer:
             state = plgpu.loop(masked, steps, init_carry=state)(whole_step)
             if p.persistent:
                 plgpu.barrier_arrive(mem.q_empty)
-            return self.finish(acc, first + last, state)
+            return self.finish(acc, _plus(first, last), state)
 
         result = plgpu.run_scoped(over_blocks, plgpu.ACC((p.config.rows, p.head_dim)))
         self.store(result, batch, q_row, head)
@@ -352,7 +366,7 @@ class _Consumer:
         A block is given where it has to be masked.
         """
         p, mem = self.p, self.mem
-        slot, before = self.slot(position), self.slot(position - 1)
+        slot, before = self.slot(position), self.slot(_plus(position, -1))
         row_max, row_sum, probabilities = state
 
         def multiply(scores):

@@ -16,7 +16,6 @@ from jax import lax
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.control import counted_loop
-from pallas_gpu.entry.integers import cdiv
 from pallas_gpu.types import values
 
 # Indices are i32.
@@ -138,18 +137,18 @@ def nd_loop(
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, "nd_loop: the body")
         instances = math.prod(lax.axis_size(a) for a in axes)
-        first: Any = jnp.int32(0)
-        for axis in axes:
-            first = first * lax.axis_size(axis) + lax.axis_index(axis)
+        first = _position(axes)
         steps = math.prod(sizes)
         local_steps = (
             steps // instances
             if isinstance(steps, int) and steps % instances == 0
-            else cdiv(jnp.asarray(steps, jnp.int32) - first, np.int32(instances))
+            else _steps_from(first, steps, instances)
         )
 
         def iteration(i: Any, carry: Any) -> Any:
-            index = unravel(first + i * instances, sizes, tiling)
+            # lax's operations, as jnp's take several times as long to trace.
+            step = lax.add(first, lax.mul(i, np.int32(instances)))
+            index = unravel(step, sizes, tiling)
             info = NDLoopInfo(index, i, local_steps)
             named = {} if init_carry is None else {"carry": carry}
             return scope.call("nd_loop", body, info, **named)
@@ -158,6 +157,23 @@ def nd_loop(
             return counted_loop(local_steps, iteration, init_carry)
 
     return run
+
+
+def _position(axes: Sequence[str]) -> Any:
+    """Returns the row-major position on axes of the launch, as an i32 scalar."""
+    if not axes:
+        return jnp.int32(0)
+    first = lax.axis_index(axes[0])
+    for axis in axes[1:]:
+        scaled = lax.mul(first, np.int32(lax.axis_size(axis)))
+        first = lax.add(scaled, lax.axis_index(axis))
+    return first
+
+
+def _steps_from(first: Any, steps: Any, instances: int) -> Any:
+    """Returns the number of steps of the instance at position `first`."""
+    rounded = lax.sub(jnp.asarray(steps, jnp.int32), first)
+    return lax.div(lax.add(rounded, np.int32(instances - 1)), np.int32(instances))
 
 
 def _check_tiling(grid: tuple[Any, ...], tiling: tuple[int, ...]) -> None:
