@@ -44,6 +44,16 @@ from pallas_gpu.pipeline.warp_specialized import (
     PipelinePipeline,
     emit_pipeline_warp_specialized,
 )
+from pallas_gpu.primitives.atomics import (
+    atomic_add,
+    atomic_and,
+    atomic_cas,
+    atomic_max,
+    atomic_min,
+    atomic_or,
+    atomic_xchg,
+    atomic_xor,
+)
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
@@ -165,6 +175,15 @@ __all__ = [
     "layout_cast",
     "broadcasted_iota",
     "set_max_registers",
+    # Atomic operations
+    "atomic_add",
+    "atomic_and",
+    "atomic_cas",
+    "atomic_max",
+    "atomic_min",
+    "atomic_or",
+    "atomic_xchg",
+    "atomic_xor",
     # Tensor cores
     "wgmma",
     "wgmma_wait",

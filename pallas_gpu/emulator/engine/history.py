@@ -208,6 +208,7 @@ class _Check:
             self._threads_too
             and not self._new.writes
             and len(unordered) < len(accesses)
+            and not any(old.atomic for old in unordered)
         ):
             return None
         return unordered[0]
@@ -234,6 +235,8 @@ class _Check:
 
     def _ordered(self, old: Access) -> bool:
         new = self._new
+        if old.atomic and new.atomic:
+            return True
         compared = self._threads_too or (
             old.viewer is new.viewer and (old.by_copy or new.by_copy)
         )

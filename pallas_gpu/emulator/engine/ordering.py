@@ -124,6 +124,7 @@ class Access:
       hint: how to order other accesses after this one.
       viewer: the group that accesses memory which several groups share.
       gradual: the state of a write of which some parts have not been issued.
+      atomic: whether it needs no order with other atomic accesses.
     """
 
     box: Box
@@ -136,6 +137,7 @@ class Access:
     hint: str = ""
     viewer: Viewer | None = None
     gradual: Gradual | None = None
+    atomic: bool = False
 
     @property
     def where(self) -> str | None:
@@ -179,6 +181,8 @@ def overlap(a: Box, b: Box) -> bool:
 def extend(old: Access, new: Access) -> bool:
     """Merges an access into an adjacent one, as from a loop over rows."""
     if (old.time, old.writes, old.actor) != (new.time, new.writes, new.actor):
+        return False
+    if old.atomic != new.atomic:
         return False
     if old.by_copy or new.by_copy or old.location is not new.location:
         return False

@@ -110,6 +110,7 @@ class Thread:
         hint: str | None = None,
         value: Any = None,
         gradual: ordering.Gradual | None = None,
+        atomic: bool = False,
     ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
@@ -121,6 +122,7 @@ class Thread:
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
           gradual: the state of a write that is issued part by part, `region` in all.
+          atomic: whether it needs no order with other atomic accesses.
 
         Returns:
           The record; None if no access can conflict.
@@ -140,7 +142,7 @@ class Thread:
             return None
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
-            self.location, hint or _order_hint(self.kind), viewer, gradual,
+            self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
         )  # fmt: skip
         memory.history.access(
             new,

@@ -16,10 +16,11 @@ from pallas_gpu.emulator.gpu import (
     warp,
     wgmma,
 )
-from pallas_gpu.emulator.gpu.accesses import indexed
+from pallas_gpu.emulator.gpu.accesses import atomics, indexed
 
 __all__ = [
     "access",
+    "atomics",
     "control",
     "debug",
     "grid",

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic operations on GMEM, and stores to the SMEM of another block of the cluster."""
+"""Atomic operations on elements, and stores to the SMEM of another block."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
@@ -16,33 +17,108 @@ from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
-_ADD = "atom.relaxed.gpu.global.add.u32"
 _STORE = "st.shared::cluster.b32"
+# PTX ISA, Parallel Synchronization: red, atom: the types of each operation. `red` does
+# not exchange.
+_TYPES = {
+    "add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16"),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
+    **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
+    "exch": ("b32", "b64"),
+    "cas": ("b16", "b32", "b64"),
+}
+_KINDS = {"u": "u", "s": "i", "f": "f", "b": "u"}
+_SMALLEST = np.finfo(np.float32).tiny
 
 
-def _atom(program: Program, op: ir.Operation, text: str) -> Step:
-    """PTX ISA, atom: the old value of each thread, whose updates are one by one."""
+def _kind(type_: str) -> np.dtype:
+    if type_ == "noftz.bf16":
+        return np.dtype(ml_dtypes.bfloat16)
+    letter, bits = type_.removeprefix("noftz.")[0], type_.removeprefix("noftz.")[1:]
+    return np.dtype(f"{_KINDS[letter]}{int(bits) // 8}")
+
+
+def _flushed(x: Any) -> Any:
+    return np.copysign(np.float32(0), x) if abs(x) < _SMALLEST else x
+
+
+def _new(operation: str, space: str, old: Any, values: list[Any]) -> Any:
+    """What one operation makes of an element."""
+    match operation:
+        case "add" if old.dtype == np.float32 and space == "global":
+            return _flushed(_flushed(old) + _flushed(values[0]))
+        case "add":
+            return old + values[0]
+        case "min" | "max":
+            return min(old, values[0]) if operation == "min" else max(old, values[0])
+        case "and":
+            return old & values[0]
+        case "or":
+            return old | values[0]
+        case "xor":
+            return old ^ values[0]
+        case "exch":
+            return values[0]
+        case _:
+            return values[1] if old == values[0] else old
+
+
+def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
+    """PTX ISA, red and atom: the updates of the threads are one by one."""
     (statement,) = parse(text)
-    if statement.opcode != _ADD or statement.operands != ("$0", "[$1]", "$2"):
+    name, order, scope, space, operation, type_ = statement.opcode.split(".", 5)
+    returns, first = name == "atom", int(name == "atom")
+    pointer, *amounts = program.inputs(op)
+    places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(amounts)))]
+    expected = (*(["$0"] if returns else []), *places)
+    if (
+        order != "relaxed"
+        or (scope, space) not in (("gpu", "global"), ("cta", "shared::cta"))
+        or type_ not in _TYPES.get(operation, ())
+        or statement.operands != expected
+        or len(amounts) != (2 if operation == "cas" else 1)
+        or (not returns and operation in ("exch", "cas"))
+    ):
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
-    (pointer, amount), (out,) = program.inputs(op), program.outputs(op)
+    kind = _kind(type_)
+    out = program.outputs(op)[0] if returns else None
 
-    def add(strand: Any) -> None:
-        result = np.zeros(strand.lanes, np.uint32)
-        addresses = strand.per_lane(strand.env[pointer])
-        amounts = strand.per_lane(values.forced(strand.env[amount]))
-        for lane in np.flatnonzero(strand.active()):
-            number, offset = divmod(int(addresses[lane]), 1 << BUFFER_SHIFT)
-            if offset % 4:
+    def update(strand: Any) -> None:
+        lanes = np.flatnonzero(strand.active())
+        result = np.zeros(strand.lanes, f"u{kind.itemsize}")
+        if lanes.size:
+            addresses = strand.per_lane(strand.env[pointer])[lanes].astype(np.int64)
+            memory, offsets = _memory(strand, space, addresses)
+            if (offsets % kind.itemsize).any():
                 raise KernelError("an atomic operation at an unaligned address")
-            # Atomic accesses do not race with each other: no access is recorded.
-            data = strand.cta.cluster.launch.buffer(number).data
-            word = data[offset : offset + 4].view(np.uint32)
-            result[lane] = word[0]
-            word += np.uint32(amounts[lane])
-        strand.env[out] = result
+            memory.update(strand, offsets[:, None] + np.arange(kind.itemsize))
+            values = [
+                strand.per_lane(values_forced(strand, i)).view(kind) for i in amounts
+            ]
+            for lane, offset in zip(lanes, offsets, strict=True):
+                word = memory.data[offset : offset + kind.itemsize].view(kind)
+                result[lane] = word.view(result.dtype)[0]
+                with np.errstate(all="ignore"):
+                    given = [value[lane] for value in values]
+                    word[0] = _new(operation, space, word[0], given)
+        if out is not None:
+            strand.env[out] = result
 
-    return add
+    return update
+
+
+def values_forced(strand: Any, number: int) -> np.ndarray:
+    """An operand as computed by now, contiguous."""
+    return np.ascontiguousarray(values.forced(strand.env[number]))
+
+
+def _memory(strand: Any, space: str, addresses: np.ndarray) -> tuple[Any, np.ndarray]:
+    if space == "shared::cta":
+        return strand.cta.smem, addresses - SMEM_BASE
+    numbers, offsets = np.divmod(addresses, 1 << BUFFER_SHIFT)
+    if (numbers != numbers[0]).any():
+        raise NotModelled("an atomic operation on several buffers")
+    return strand.cta.cluster.launch.buffer(int(numbers[0])), offsets
 
 
 def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
@@ -72,5 +148,6 @@ def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
     return store
 
 
-ASSEMBLY.append(AssemblyUnit("atom.", _atom))
+ASSEMBLY.append(AssemblyUnit("atom.relaxed.", _atomic))
+ASSEMBLY.append(AssemblyUnit("red.relaxed.", _atomic))
 ASSEMBLY.append(AssemblyUnit("st.shared::cluster", _store_remote))

@@ -41,6 +41,7 @@ class Memory:
         self._writer = np.zeros(size, np.int32)
         self._written = np.zeros(size, np.int32)  # the writer's epoch
         self._fence = np.zeros(size, np.int32)  # fences the writer had executed
+        self._atomic = np.zeros(size, bool)  # whether the last write was atomic
         self._reads: dict[int, np.ndarray] = {}  # by agent: epoch, and lane of a warp
         self._busy_reads = np.zeros(size, np.int16)
         self._busy_writes = np.zeros(size, np.int16)
@@ -77,11 +78,34 @@ class Memory:
             self._writer[places] = (rows * LANES + lanes)[:, None]
             self._written[places] = self.clocks.epoch[rows][:, None]
             self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
+            self._atomic[places] = False
         self.data[places] = data
         if (self.data[places] != data).any():
             raise KernelError(
                 f"threads store different bytes at one place of {self.name}"
             )
+
+    def update(self, strand: Any, places: np.ndarray) -> None:
+        """Records that each active thread updates bytes by an atomic operation.
+
+        These do not race with each other, but with loads and stores.
+        """
+        self._check_bounds(places)
+        if self.clocks is None:
+            return
+        for busy in (self._busy_writes, self._busy_reads):
+            self._check_busy(places, "updated", busy)
+        rows, lanes = _active_lanes(strand)
+        plain = ~self._atomic[places].all(axis=1)
+        self._check_written(
+            strand, places[plain], (rows[plain], lanes[plain]), "updated"
+        )
+        self._check_read(places, rows, lanes)
+        self.clocks.touch(strand.rows, strand.mask)
+        self._writer[places] = (rows * LANES + lanes)[:, None]
+        self._written[places] = self.clocks.epoch[rows][:, None]
+        self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
+        self._atomic[places] = True
 
     def _check_bounds(self, places: np.ndarray) -> None:
         if places.size and not 0 <= places.min() <= places.max() < self.data.size:

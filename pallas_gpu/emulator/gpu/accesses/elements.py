@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -197,6 +198,12 @@ class Elements:
         first = self.flat[:, 0] * self.region.dtype.itemsize + self.first_byte
         _, inverse, counts = np.unique(first, return_inverse=True, return_counts=True)
         return counts[inverse] > 1
+
+    def some(self, chosen: np.ndarray) -> Elements:
+        """Returns some of the accessed elements, for loads and stores alone."""
+        part = copy.copy(self)
+        part.flat, part.first_byte = self.flat[chosen], self.first_byte[chosen]
+        return part
 
     def missing(self) -> np.ndarray | None:
         """Returns which of the accessed elements have no value; None if all have."""

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic operations: indices, mask and values have one layout, as in `indexed.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import indexed
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import atomics
+from pallas_gpu.primitives.atomics import PRIMITIVES
+
+# Attribute: `atomic_add` and the like.
+_NAME = "name"
+
+
+def _values(name: str) -> tuple[str, ...]:
+    return ("compare", "value") if name == "atomic_cas" else ("value",)
+
+
+def _update(
+    kernel: Any, elements: Any, placement: Any, name: str, values: Any, returns: bool
+) -> Any:
+    needed = atomics.scratch_bytes(placement, elements.dtype) if returns else 0
+    shape = () if placement is None else placement.shape
+    room = scratch.of_bytes(
+        kernel, needed, "an atomic operation", f"{elements.dtype}{list(shape)}"
+    )
+    return atomics.update(elements, placement, name, values, returns, room)
+
+
+def _make_lane(name: str):
+    def rule(ctx: RuleContext, *invals: Any) -> Any:
+        found = indexed.access(ctx, invals, "ref", *_values(name))
+        placement = indexed.lane_placement(found)
+        with ctx.in_order():
+            elements = indexed.lane_elements(ctx, found)
+            return _update(
+                ctx.kernel, elements, placement, name, found.extra, ctx.result_is_read
+            )
+
+    return rule
+
+
+def _make_warpgroup(name: str):
+    def rule(ctx: RuleContext, *invals: Any) -> Any:
+        found = indexed.access(ctx, invals, "ref", *_values(name))
+        result = found.dtype if ctx.result_is_read else None
+        with ctx.in_order():
+            types, operands, attributes = indexed.operation(ctx, found, result)
+            attributes[_NAME] = ir.StringAttr.get(name)
+            op = ir.Operation.create("pallas_gpu.atomic", types, operands, attributes)
+            ctx.mark_issuer(op)
+        if result is None:
+            return None
+        return indexed.result_of(op, found.dtype, found.shape)
+
+    return rule
+
+
+for _name, _primitive in PRIMITIVES.items():
+    lane(_primitive)(_make_lane(_name))
+    warpgroup(_primitive)(_make_warpgroup(_name))
+
+
+@infers("pallas_gpu.atomic")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    indexed.infer_access(network, op, key, "indexed")
+
+
+@expands("pallas_gpu.atomic")
+def _expand(expansion: Expansion, op: Any) -> None:
+    elements, placement, values = indexed.expanded(expansion, op)
+    name = ir.StringAttr(op.operation.attributes[_NAME]).value
+    returns = len(op.operation.results) > 0
+    result = _update(expansion.kernel, elements, placement, name, values, returns)
+    indexed.finish(expansion, op, result)

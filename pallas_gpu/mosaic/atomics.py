@@ -1,0 +1,262 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic operations on elements. PTX ISA, Parallel Synchronization: red, atom."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, scf
+
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
+from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.mosaic import addressing, indexed, masking, mbarrier, module, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.indexed import Elements
+from pallas_gpu.mosaic.moves import scratch as scratches
+from pallas_gpu.mosaic.moves import shuffle
+from pallas_gpu.mosaic.registers import Array, RegisterArray, Splat
+from pallas_gpu.mosaic.smem import predicated
+
+# The constraint of inline assembly for a register of some bits.
+_CONSTRAINTS = {16: "h", 32: "r", 64: "l"}
+_ADD = {
+    dtypes.F16: "add.noftz.f16",
+    dtypes.BF16: "add.noftz.bf16",
+    dtypes.F32: "add.f32",
+    dtypes.F64: "add.f64",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One instruction on one element.
+
+    Attributes:
+      name: operation and type, as in `add.u32`.
+      returns: whether it returns the old element: `atom` rather than `red`.
+      in_smem: whether the element is in the block's SMEM.
+      bits: width of the element.
+    """
+
+    name: str
+    returns: bool
+    in_smem: bool
+    bits: int
+
+    def emit(self, pointer: ir.Value, operands: Sequence[ir.Value]) -> ir.Value | None:
+        """Emits it; operands and result are integers of `bits`."""
+        # Relaxed: it orders no other access. Other blocks do not see this SMEM.
+        where = "cta.shared::cta" if self.in_smem else "gpu.global"
+        register, address = _CONSTRAINTS[self.bits], "r" if self.in_smem else "l"
+        if self.in_smem:
+            pointer = llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+        first = 1 if self.returns else 0
+        places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(operands)))]
+        inputs = [address, *[register] * len(operands)]
+        if not self.returns:
+            llvm.inline_asm(
+                None,
+                [pointer, *operands],
+                f"red.relaxed.{where}.{self.name} {', '.join(places)};",
+                ",".join([*inputs, "~{memory}"]),
+                has_side_effects=True,
+            )
+            return None
+        return llvm.inline_asm(
+            ir.IntegerType.get_signless(self.bits),
+            [pointer, *operands],
+            f"atom.relaxed.{where}.{self.name} {', '.join(['$0', *places])};",
+            ",".join([f"={register}", *inputs, "~{memory}"]),
+            has_side_effects=True,
+        )
+
+
+def update(
+    elements: Elements,
+    layout: Placement | None,
+    name: str,
+    operands: Sequence[Array],
+    returns: bool,
+    room: scratches.SmemScratch | None,
+) -> Array | None:
+    """Updates each element at once; one thread updates each replicated element.
+
+    PTX: `red`, or `atom` for the old elements. All threads of the issuer issue it.
+
+    Args:
+      elements: what is updated.
+      layout: of all arrays; None for a single element.
+      name: `atomic_add` and the like.
+      operands: the values; for `atomic_cas` what is compared first.
+      returns: whether the old elements are returned.
+      room: where warps exchange old elements; see `scratch_bytes`.
+    """
+    dtype = elements.dtype
+    integer = np.dtype(f"int{8 * dtype.itemsize}")
+    given = [indexed.lanes_of(x, layout) for x in operands]
+    columns = [
+        [dtypes.bitcast(value, integer) for value in column or ()] for column in given
+    ]
+    addresses = indexed.pointers(elements, layout)
+    wanted = indexed.conditions(elements, layout)
+    copies = replicas(layout)
+    guard = addressing.thread_bits_clear(copies)
+    returns = returns or name in ("atomic_xchg", "atomic_cas")
+    in_smem = isinstance(elements.view, smem.SmemView)
+    old: list[ir.Value] = []
+    type_ = dtypes.mlir_type(integer)
+    for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
+        values = [column[i] for column in columns]
+        condition = masking.both(guard, condition)
+        if not returns:
+            with predicated(condition):
+                _one(name, dtype, returns, in_smem, pointer, values)
+            continue
+        if condition is None:
+            result = _one(name, dtype, returns, in_smem, pointer, values)
+            assert result is not None
+            old.append(result)
+            continue
+        branch = scf.IfOp(condition, [type_], has_else=True)
+        with ir.InsertionPoint(branch.then_block):
+            scf.yield_([_one(name, dtype, returns, in_smem, pointer, values)])
+        with ir.InsertionPoint(branch.else_block):
+            scf.yield_([dtypes.constant(0, integer)])
+        old.append(branch.results[0])
+    if not returns:
+        return None
+    old = [dtypes.bitcast(x, dtype) for x in _shared(old, integer, copies, room)]
+    if layout is None:
+        return Splat(old[0], dtype, ())
+    length = layout.vector_length
+    registers = [old[i : i + length] for i in range(0, len(old), length)]
+    return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+
+
+def _one(
+    name: str,
+    dtype: np.dtype,
+    returns: bool,
+    in_smem: bool,
+    pointer: ir.Value,
+    values: Sequence[ir.Value],
+) -> ir.Value | None:
+    """Emits the instructions for one element; values are its bits."""
+    bits = 8 * dtype.itemsize
+
+    def instruction(text: str) -> Instruction:
+        return Instruction(text, returns, in_smem, bits)
+
+    match name:
+        case "atomic_add":
+            return instruction(_ADD.get(dtype, f"add.u{bits}")).emit(pointer, values)
+        case "atomic_max" | "atomic_min" if dtype.kind in "iu":
+            sign = "s" if dtype.kind == "i" else "u"
+            return instruction(f"{name[-3:]}.{sign}{bits}").emit(pointer, values)
+        case "atomic_max" | "atomic_min":
+            return _extreme(name[-3:], dtype, instruction, pointer, values[0])
+        case "atomic_xchg":
+            return instruction(f"exch.b{bits}").emit(pointer, values)
+        case _:
+            operation = name.removeprefix("atomic_")
+            return instruction(f"{operation}.b{bits}").emit(pointer, values)
+
+
+def _extreme(
+    operation: str, dtype: np.dtype, instruction, pointer: ir.Value, bits: ir.Value
+) -> ir.Value | None:
+    """Maximum or minimum of floats, which no instruction has.
+
+    The bits of floats without a sign are in their order as signed integers, and any
+    float with a sign is less; the bits of those with a sign are in reverse order as
+    unsigned integers, and any float without a sign is less than these.
+    """
+    integer = np.dtype(f"int{8 * dtype.itemsize}")
+    number = dtypes.bitcast(bits, dtype)
+    is_nan = arith.cmpf(arith.CmpFPredicate.UNO, number, number)
+    # A NaN beyond all numbers stays, whatever it is compared with later.
+    last = -1 if operation == "min" else (1 << 8 * dtype.itemsize - 1) - 1
+    bits = arith.select(is_nan, dtypes.constant(last, integer), bits)
+    zero = dtypes.constant(0, integer)
+    signed = arith.cmpi(arith.CmpIPredicate.slt, bits, zero)
+    other = "max" if operation == "min" else "min"
+    width = 8 * dtype.itemsize
+    for_signed = instruction(f"{other}.u{width}")
+    for_others = instruction(f"{operation}.s{width}")
+    results = [bits.type] if for_signed.returns else []
+    branch = scf.IfOp(signed, results, has_else=True)
+    for block, chosen in (
+        (branch.then_block, for_signed),
+        (branch.else_block, for_others),
+    ):
+        with ir.InsertionPoint(block):
+            old = chosen.emit(pointer, [bits])
+            scf.yield_([] if old is None else [old])
+    return branch.results[0] if results else None
+
+
+# --- old elements of replicas ---------------------------------------------------------
+
+
+def replicas(layout: Placement | None) -> tuple[int, ...]:
+    """The bits of the thread index in which threads hold the same elements."""
+    if layout is None:
+        warp = module.current().issuer == "warp"
+        return tuple(range(LANE_BITS if warp else THREAD_BITS))
+    return layout.replication_bits if isinstance(layout, LinearLayout) else ()
+
+
+def scratch_bytes(layout: Placement | None, dtype: np.dtype) -> int:
+    """SMEM with which warps exchange the old elements of one register; 0 for none."""
+    crosses = any(bit >= LANE_BITS for bit in replicas(layout))
+    return THREADS * dtype.itemsize if crosses else 0
+
+
+def _shared(
+    values: list[ir.Value],
+    integer: np.dtype,
+    copies: Sequence[int],
+    room: scratches.SmemScratch | None,
+) -> list[ir.Value]:
+    """Elements of the threads in which these bits are clear, in all threads.
+
+    Args:
+      values: integers, 0 in all other threads.
+    """
+    for bit in copies:
+        if bit < LANE_BITS:
+            values = [_combined(value, integer, 1 << bit) for value in values]
+    warps = [bit for bit in copies if bit >= LANE_BITS]
+    if not warps:
+        return values
+    each = THREADS * integer.itemsize
+    room = scratches.require(room, each, "the old values of an atomic operation")
+    kept = (THREADS - 1) & ~sum(1 << bit for bit in warps)
+    columns = [
+        integer.itemsize << bit if kept >> bit & 1 else 0 for bit in range(THREAD_BITS)
+    ]
+    place = addressing.offset_pointer(room.pointer, addressing.thread_sum(columns))
+    together, result = max(1, room.size_bytes // each), []
+    type_ = dtypes.mlir_type(integer)
+    first = addressing.thread_bits_clear(warps)
+    for start in range(0, len(values), together):
+        part = values[start : start + together]
+        slots = [addressing.offset_pointer(place, i * each) for i in range(len(part))]
+        # Another warp may still read what the scratch held before.
+        mbarrier.warpgroup_barrier()
+        with predicated(first):
+            for value, slot in zip(part, slots, strict=True):
+                llvm.store(value, slot)
+        mbarrier.warpgroup_barrier()
+        result += [llvm.load(type_, slot) for slot in slots]
+    return result
+
+
+def _combined(value: ir.Value, integer: np.dtype, lane_mask: int) -> ir.Value:
+    single = dtypes.splat(value, 1)
+    other = shuffle.exchange(single, integer, lane_mask)
+    return arith.ori(value, dtypes.extract(other, 0))

@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic operations on elements of references: add, max, min, and, or, xor, xchg, cas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import indexed
+
+_INTEGERS = ("int32", "uint32", "int64", "uint64")
+_FLOATS = ("float32", "float64")
+_HALVES = ("float16", "bfloat16")
+
+# The element types of each operation: PTX ISA, Parallel Synchronization: atom. Floats
+# are ordered and exchanged as integers.
+TYPES: dict[str, tuple[str, ...]] = {
+    "atomic_add": (*_INTEGERS, *_FLOATS, *_HALVES),
+    "atomic_max": (*_INTEGERS, *_FLOATS),
+    "atomic_min": (*_INTEGERS, *_FLOATS),
+    "atomic_and": _INTEGERS,
+    "atomic_or": _INTEGERS,
+    "atomic_xor": _INTEGERS,
+    "atomic_xchg": (*_INTEGERS, *_FLOATS),
+    "atomic_cas": (*_INTEGERS, *_FLOATS, "int16", "uint16", *_HALVES),
+}
+
+
+def _old(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
+    return jax.core.ShapedArray(shape, dtype)
+
+
+PRIMITIVES = {
+    name: registry.define(
+        name,
+        "atomics",
+        result=_old,
+        issuers=registry.ISSUERS,
+        reads=("ref",),
+        writes=("ref",),
+        atomic=True,
+    )
+    for name in TYPES
+}
+
+
+def _bind(who: str, ref: Any, idx: Any, values: dict[str, Any], mask: Any) -> Any:
+    aval = ops.require_ref(ref, who, "the reference")
+    if aval.memory_space not in (types.SMEM, types.GMEM):
+        raise errors.MemorySpaceError(
+            f"{who}: the reference has no atomic operations",
+            expected="a reference in SMEM or GMEM",
+            got=types.describe(ref),
+            hint="add to an accumulator with acc[...] += x",
+            where=_jax.where_now(),
+        )
+    view: Any = ref.at[() if idx is None else idx]
+    view = view if isinstance(view, types.RefView) else types.RefView(view, ())
+    dtype = jnp.dtype(view.dtype)
+    if dtype.name not in TYPES[who]:
+        raise errors.DTypeError(
+            f"{who}: there is no such operation on these elements",
+            expected=", ".join(TYPES[who]),
+            got=types.describe(view),
+            hint="convert the array, or combine in one block and store the result",
+            where=_jax.where_now(),
+        )
+    mask = indexed.mask_of(mask, view.shape, who)
+    stored = {name: types.stored(value, view) for name, value in values.items()}
+    operand, indices, params = indexed.place(view, who, mask is not None)
+    return ops.bind(
+        PRIMITIVES[who],
+        {"ref": operand, "indices": indices, "mask": mask, **stored},
+        **params,
+    )
+
+
+_ARGUMENTS = expect.arguments(
+    x_ref=expect.anything, idx=expect.anything, val=expect.anything, mask=expect.anything
+)
+
+
+@_ARGUMENTS
+def atomic_add(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Adds to elements of a reference, each addition at once.
+
+    PTX: red.add or atom.add, relaxed, for each element. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` for single elements by a warp. Complete
+    when the old values are used, or at the next barrier of the issuer. Atomic
+    operations of all CTAs on one element take effect one after the other, in any order:
+    sums of floats depend on it. They order no other accesses.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+        float16, bfloat16, float32 or float64. Subnormal float32 in GMEM count as 0.
+      idx: an index applied to it first, as in `x_ref[idx]`; `()` for all of it. Index
+        arrays may name an element several times: all of the values are added.
+      val: of the selected shape and dtype; a scalar is broadcast.
+      mask: bools of a shape that broadcasts to the selected one. Where it is False no
+        memory is accessed: indices may be out of bounds there.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError: the reference is a barrier, or is in TMEM or registers.
+      DTypeError: no such operation exists for the element type.
+      ShapeError: the value or the mask does not fit the reference.
+      KernelError: the reference is an input of the kernel.
+
+    Example:
+      >>> plgpu.atomic_add(histogram_ref, bins, 1)
+    """
+    return _bind("atomic_add", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_max(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Replaces elements of a reference by the larger of them and a value, at once.
+
+    PTX: red.max or atom.max, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+        float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
+        `val` is the largest, and a NaN in memory is so unless its sign bit is set.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_max", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_min(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Replaces elements of a reference by the smaller of them and a value, at once.
+
+    PTX: red.min or atom.min, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+        float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
+        `val` is the smallest, and a NaN in memory is so only if its sign bit is set.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_min", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_and(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Replaces elements of a reference by their bitwise AND with a value, at once.
+
+    PTX: red.and or atom.and, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+        uint64.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_and", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_or(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Replaces elements of a reference by their bitwise OR with a value, at once.
+
+    PTX: red.or or atom.or, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+        uint64.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_or", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_xor(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Replaces elements of a reference by their bitwise XOR with a value, at once.
+
+    PTX: red.xor or atom.xor, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+        uint64.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False. Not loaded unless they are used.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_xor", x_ref, idx, {"value": val}, mask)
+
+
+@_ARGUMENTS
+def atomic_xchg(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Stores values to elements of a reference and returns the old ones, at once.
+
+    PTX: atom.exch, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+        float32 or float64.
+      idx: as of `atomic_add`.
+      val: as of `atomic_add`.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements; zeros where the mask is False.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+    """
+    return _bind("atomic_xchg", x_ref, idx, {"value": val}, mask)
+
+
+@expect.arguments(
+    ref=expect.anything, cmp=expect.anything, val=expect.anything, mask=expect.anything
+)
+def atomic_cas(ref: types.Ref, cmp: Any, val: Any, *, mask: Any = None) -> jax.Array:
+    """Stores values to elements of a reference that equal others, at once.
+
+    PTX: atom.cas, relaxed, for each element. Since: sm_90.
+
+    Issued and complete as `atomic_add`.
+
+    Args:
+      ref: SMEM or GMEM reference, or a part of one, `ref.at[idx]`, of elements of 16,
+        32 or 64 bits. Floats are compared by their bits.
+      cmp: what an element has to be, of the reference's shape and dtype or a scalar.
+      val: what it then becomes, of the reference's shape and dtype or a scalar.
+      mask: as of `atomic_add`.
+
+    Returns:
+      The old elements, equal to `cmp` where `val` was stored; zeros where the mask is
+      False.
+
+    Raises:
+      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+
+    Example:
+      >>> free = plgpu.atomic_cas(lock_ref.at[0], 0, 1) == 0
+    """
+    return _bind("atomic_cas", ref, (), {"compare": cmp, "value": val}, mask)
+
+
+# --- what the operations compute ------------------------------------------------------
+
+
+def largest_nan(dtype: np.dtype, sign: bool) -> np.ndarray:
+    """The bits, as a signed integer, of the NaN that orders beyond all floats.
+
+    Args:
+      dtype: of the float.
+      sign: whether it is less than all others, rather than greater.
+    """
+    bits = 8 * dtype.itemsize
+    return np.array(-1 if sign else (1 << bits - 1) - 1, f"int{bits}")

@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Atomic operations, as NumPy computes them one element after the other."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.primitives.atomics import TYPES
+from tests.support.entry_kernels import run
+from tests.support.everywhere import check
+from tests.support.refusal import refused
+
+# 64-bit elements exist only where JAX has them.
+CASES = [
+    (name, dtype)
+    for name, dtypes in TYPES.items()
+    for dtype in dtypes
+    if not dtype.endswith("64")
+]
+FUNCTIONS = {
+    "atomic_add": lambda old, x: (old + x).astype(old.dtype),
+    "atomic_max": np.maximum,
+    "atomic_min": np.minimum,
+    "atomic_and": np.bitwise_and,
+    "atomic_or": np.bitwise_or,
+    "atomic_xor": np.bitwise_xor,
+    "atomic_xchg": lambda old, x: x,
+}
+RNG = np.random.default_rng(0)
+SHAPE = (16, 64)
+
+
+def numbers(dtype, shape=SHAPE):
+    if np.dtype(dtype).kind in "iu":
+        return RNG.integers(0, 50, shape).astype(dtype)
+    # Halves of integers: every sum is exact.
+    return (RNG.integers(-40, 40, shape) / 2).astype(dtype)
+
+
+def in_gmem(body, shapes=(), **options):
+    """Returns `make` for a kernel that updates its first argument in place."""
+
+    def make(interpret):
+        out = tuple(jax.ShapeDtypeStruct(s, d) for s, d in shapes)
+        kernel = plgpu.kernel(body, out_type=out, interpret=interpret, **options)
+
+        def call(state, *arguments):
+            ref = jax.new_ref(state)
+            results = kernel(ref, *arguments)
+            return ref[...], *results
+
+        return call
+
+    return make
+
+
+def call(name, ref, idx, value, **options):
+    if name == "atomic_cas":
+        compare, value = value
+        return plgpu.atomic_cas(ref.at[idx], compare, value, **options)
+    return getattr(plgpu, name)(ref, idx, value, **options)
+
+
+def updated(name, old, x):
+    if name == "atomic_cas":
+        return np.where(old == x[0], x[1], old)
+    return FUNCTIONS[name](old, x)
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_elements_are_updated_and_the_old_ones_returned(name, dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    state = numbers(dtype)
+    x = numbers(dtype)
+    compare = np.where(RNG.integers(0, 2, SHAPE) == 1, state, x).astype(dtype)
+    mask = RNG.integers(0, 3, SHAPE) > 0
+    values = (compare, x) if name == "atomic_cas" else x
+
+    def body(ref, x, compare, mask, old):
+        value = (compare[...], x[...]) if name == "atomic_cas" else x[...]
+        old[...] = call(name, ref, (), value, mask=mask[...])
+
+    expected = np.where(mask, updated(name, state, values), state)
+    make = in_gmem(body, [(SHAPE, dtype)])
+    check(make, [state, x, compare, mask], (expected, np.where(mask, state, 0)))
+
+
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_smem_is_updated_without_old_elements(name, dtype):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    state, x = numbers(dtype), numbers(dtype)
+    compare = np.where(RNG.integers(0, 2, SHAPE) == 1, state, x).astype(dtype)
+    values = (compare, x) if name == "atomic_cas" else x
+
+    def body(state, x, compare, o, s):
+        s[...] = state[...]
+        value = (compare[...], x[...]) if name == "atomic_cas" else x[...]
+        call(name, s, (), value)
+        o[...] = s[...]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, dtype),
+            scratch_types=[plgpu.SMEM(SHAPE, dtype)],
+            interpret=interpret,
+        )
+
+    check(make, [state, x, compare], updated(name, state, values))
+
+
+@pytest.mark.parametrize("transforms", [(), "swizzled"])
+def test_a_histogram(transforms):
+    bins = RNG.integers(0, 64, (4, 512)).astype(np.int32)
+    if transforms:
+        transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+    def body(counts, bins, s):
+        s[...] = jnp.zeros((8, 64), jnp.int32)
+        found = bins[lax.axis_index("i")]
+        plgpu.atomic_add(s, (found // 8 % 8, found), 1)
+        plgpu.atomic_add(counts, (), jnp.sum(s[...], axis=0))
+
+    scratch = [plgpu.SMEM((8, 64), jnp.int32, transforms=transforms)]
+    make = in_gmem(body, grid=(4,), grid_names=("i",), scratch_types=scratch)
+    expected = np.bincount(bins.reshape(-1), minlength=64)
+    warpgroup = (plgpu.LoweringSemantics.Warpgroup,)
+    zeros = np.zeros(64, np.int32)
+    check(make, [zeros, bins], (expected,), semantics=warpgroup, executed=warpgroup)
+
+
+def test_rows_are_scattered_and_added():
+    rows = RNG.integers(0, 16, 64).astype(np.int32)
+    x = numbers(np.float32, (64, 32))
+    expected = np.zeros((16, 32), np.float32)
+    np.add.at(expected, rows, x)
+
+    def body(sums, x, rows):
+        index = plgpu.load(rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
+        value = plgpu.load(x, layout=plgpu.Layout.WGMMA)
+        plgpu.atomic_add(sums, index, value)
+
+    check(in_gmem(body), [np.zeros((16, 32), np.float32), x, rows], (expected,))
+
+
+@pytest.mark.parametrize("shape", [(1,), (3,), (16,), (5, 7), (100,)])
+@pytest.mark.parametrize("used", [False, True])
+def test_replicated_elements_are_updated_once(shape, used):
+    state = numbers(np.int32, shape)
+
+    def body(ref, o):
+        value = lax.broadcasted_iota(jnp.int32, shape, 0) + 1
+        old = plgpu.atomic_add(ref, (), value)
+        o[...] = old if used else value
+
+    steps = np.broadcast_to(
+        np.arange(1, shape[0] + 1).reshape((-1,) + (1,) * (len(shape) - 1)), shape
+    ).astype(np.int32)
+    make = in_gmem(body, [(shape, np.int32)])
+    check(make, [state], (state + steps, state if used else steps))
+
+
+def test_single_elements_return_the_old_one_in_all_threads():
+    def body(ref, o):
+        i = lax.axis_index("i")
+        first = plgpu.atomic_add(ref, i, 5)
+        second = plgpu.atomic_max(ref, i, 7, mask=i > 0)
+        o[i] = jnp.full((128,), first * 100 + second)
+
+    state = np.array([1, 2], np.int32)
+    old = np.repeat(np.array([[100], [207]], np.int32), 128, 1)
+    make = in_gmem(body, [((2, 128), np.int32)], grid=(2,), grid_names=("i",))
+    check(make, [state], (np.array([6, 7], np.int32), old))
+
+
+def test_a_warp_updates_an_element():
+    def body(ref, o):
+        @plgpu.warp_map
+        def _(warp):
+            old = plgpu.atomic_add(ref, 0, 1 << warp)
+            plgpu.atomic_or(ref, 1, 1 << warp)
+            o[warp] = old * 0 + warp
+
+    make = in_gmem(body, [((4,), np.int32)])
+    check(make, [np.zeros(2, np.int32)], (np.array([15, 15]), np.arange(4)))
+
+
+def test_an_exchange_is_a_counter_of_arrivals():
+    def body(ref, o):
+        wg = lax.axis_index("wg")
+        o[wg] = plgpu.atomic_cas(ref.at[wg], 0, wg + 5)
+
+    make = in_gmem(body, [((2,), np.int32)], num_threads=2, thread_name="wg")
+    state = np.array([0, 9], np.int32)
+    check(make, [state], (np.array([5, 9]), state))
+
+
+def test_packed_halves_beside_each_other():
+    state = numbers(np.float16, (8, 128))
+    x = numbers(np.float16, (8, 128))
+
+    def body(ref, x):
+        plgpu.atomic_add(ref, (), x[...])
+
+    check(in_gmem(body), [state, x], (state + x,))
+
+
+def test_views_are_updated():
+    def body(ref):
+        plgpu.atomic_add(ref.reshape(-1), plgpu.ds(0, 512, 2), 1.0)
+        plgpu.atomic_xor(ref.bitcast(jnp.int32), np.s_[0:8], -(2**31))
+
+    state = numbers(np.float32)
+    expected = state.copy()
+    expected.reshape(-1)[::2] += 1
+    expected[:8] = -expected[:8]
+    check(in_gmem(body), [state], (expected,))
+
+
+SPECIAL = np.array(
+    [0.0, -0.0, 1.5, -1.5, np.inf, -np.inf, np.nan, 1e-42, -1e-42], np.float32
+)
+
+
+@pytest.mark.parametrize("name", ["atomic_max", "atomic_min"])
+def test_floats_are_ordered_as_integers(name):
+    x, y = (a.reshape(-1).copy() for a in np.meshgrid(SPECIAL, SPECIAL))
+    x = np.where(np.isnan(x), np.float32(1), x)  # a NaN in memory has a rule of its own
+
+    def body(ref, y):
+        call(name, ref, (), y[...])
+        # Once a NaN, always a NaN.
+        call(name, ref, (), 0.0 * y[...] + 1)
+
+    fn = np.maximum if name == "atomic_max" else np.minimum
+    with np.errstate(invalid="ignore"):
+        expected = fn(fn(x, y), 0 * y + 1)
+    check(in_gmem(body), [x, y], (expected,))
+
+
+def test_64_bit_elements():
+    with jax.enable_x64(True):
+        for dtype in (np.int64, np.uint64, np.float64):
+            state, x = numbers(dtype), numbers(dtype)
+
+            def body(ref, x, o):
+                o[...] = plgpu.atomic_add(ref, (), x[...])
+                plgpu.atomic_max(ref, (), x[...] * 3)
+
+            make = in_gmem(body, [(SHAPE, dtype)])
+            check(make, [state, x], (np.maximum(state + x, x * 3), state))
+
+
+# --- order ----------------------------------------------------------------------------
+
+
+def test_atomics_of_several_blocks_do_not_race():
+    def body(ref):
+        plgpu.atomic_add(ref, (), lax.axis_index("i") + lax.iota(jnp.int32, 128))
+
+    make = in_gmem(body, grid=(8,), grid_names=("i",))
+    expected = 28 + 8 * np.arange(128)
+    check(make, [np.zeros(128, np.int32)], (expected,))
+
+
+def in_two(first, second):
+    """Runs one function in each of two warpgroups, on SMEM."""
+
+    def body(o, s, b):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            s[...] = jnp.zeros(128, jnp.int32)
+            plgpu.barrier_arrive(b)
+            first(s, o)
+
+        @plgpu.when(wg == 1)
+        def _():
+            plgpu.barrier_wait(b)
+            second(s, o)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128,), jnp.int32),
+        scratch_types=[plgpu.SMEM((128,), jnp.int32), plgpu.Barrier()],
+        num_threads=2,
+        thread_name="wg",
+        interpret=plgpu.InterpretParams(partial_results=True),
+    )
+
+
+def add(s, o):
+    plgpu.atomic_add(s, (), 1)
+
+
+def read(s, o):
+    o[...] = s[...]
+
+
+def write(s, o):
+    s[...] = jnp.full(128, 3, jnp.int32)
+
+
+def test_two_atomics_do_not_race():
+    in_two(add, add)()
+
+
+@pytest.mark.parametrize("other", [read, write])
+@pytest.mark.parametrize("atomic_first", [True, False])
+def test_an_atomic_races_with_a_plain_access(other, atomic_first):
+    pair = (add, other) if atomic_first else (other, add)
+    with pytest.raises(errors.RaceError, match="without an order between"):
+        in_two(*pair)()
+
+
+def test_the_order_of_a_sum_depends_on_the_seed():
+    def body(ref, x):
+        plgpu.atomic_add(ref, jnp.zeros(256, jnp.int32), x[...])
+
+    x = (RNG.standard_normal(256) * 10.0 ** RNG.integers(-3, 6, 256)).astype(np.float32)
+    found = {
+        float(in_gmem(body)(plgpu.InterpretParams(seed=seed))(np.zeros(1, np.float32), x)[0][0])
+        for seed in range(8)
+    }
+    assert len(found) > 1
+    np.testing.assert_allclose(sorted(found), x.astype(np.float64).sum(), rtol=1e-3)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("atomic_max", jnp.float16),
+        ("atomic_min", jnp.bfloat16),
+        ("atomic_add", jnp.int8),
+        ("atomic_or", jnp.float32),
+        ("atomic_xchg", jnp.float16),
+        ("atomic_cas", jnp.int8),
+        ("atomic_add", jnp.bool_),
+    ],
+)
+def test_there_is_an_instruction_for_the_type(name, dtype):
+    def body(x, o, s):
+        value = (0, 1) if name == "atomic_cas" else (1,)
+        index = () if name == "atomic_cas" else ((),)
+        getattr(plgpu, name)(s, *index, *value)  # HERE
+
+    with refused(
+        errors.DTypeError,
+        f"{name}: there is no such operation on these elements",
+        expected=TYPES[name][0],
+        got=jnp.dtype(dtype).name,
+    ):
+        run(body, scratch_types=[plgpu.SMEM((64, 128), dtype)])
+
+
+def test_an_accumulator_has_no_atomics():
+    def body(x, o):
+        def scoped(acc):
+            plgpu.atomic_add(acc, (), 1.0)  # HERE
+
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 128)))
+
+    with pytest.raises(
+        errors.MemorySpaceError, match="atomic_add: the reference has no atomic"
+    ):
+        run(body)
+
+
+def test_an_input_is_not_updated():
+    def body(x, o):
+        o[...] = x[...]
+        plgpu.atomic_add(x, (), 1.0)  # HERE
+
+    with refused(
+        errors.KernelError,
+        "input 0 (GMEM float32[64, 128]) is written, but it is an input",
+        got="atomic_add of an input",
+    ):
+        run(body)
+
+
+def test_fresh_memory_is_not_updated():
+    def body(x, o):
+        plgpu.atomic_add(o, (), x[...])  # HERE
+
+    with refused(
+        errors.UninitializedReadError,
+        "output 0 (GMEM float32[64, 128]) is read where nothing has been written",
+        got="element [0, 0]",
+    ):
+        run(body)
+
+
+def test_an_index_out_of_bounds_is_not_updated():
+    def body(x, o):
+        o[...] = x[...]
+        plgpu.atomic_add(o, lax.iota(jnp.int32, 64) + 1, 1.0)  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "output 0 (GMEM float32[64, 128]) is updated out of bounds",
+        got="index 64",
+    ):
+        run(body)
