@@ -63,7 +63,10 @@ def no(reason: str) -> Row:
 TCGEN05 = later("tcgen05 and tensor memory of Blackwell")
 DEVICES = later("kernels over several devices")
 SEMAPHORES = later("semaphores, and memory that outlives a launch")
-ATOMICS = later("atomics; until then combine in one CTA, or after the call")
+ATOMICS = differs(
+    "`(ref, idx, value)`, with masks and index arrays, as in Pallas on Triton; returns "
+    "the old elements"
+)
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")
 INLINE = later("inline Mosaic GPU code")

@@ -105,7 +105,8 @@ def update(
     wanted = indexed.conditions(elements, layout)
     copies = replicas(layout)
     guard = addressing.thread_bits_clear(copies)
-    returns = returns or name in ("atomic_xchg", "atomic_cas")
+    # `red` does not exchange.
+    asked, returns = returns, returns or name in ("atomic_xchg", "atomic_cas")
     in_smem = isinstance(elements.view, smem.SmemView)
     old: list[ir.Value] = []
     type_ = dtypes.mlir_type(integer)
@@ -127,7 +128,7 @@ def update(
         with ir.InsertionPoint(branch.else_block):
             scf.yield_([dtypes.constant(0, integer)])
         old.append(branch.results[0])
-    if not returns:
+    if not asked:
         return None
     old = [dtypes.bitcast(x, dtype) for x in _shared(old, integer, copies, room)]
     if layout is None:

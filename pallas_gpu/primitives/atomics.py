@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Atomic operations on elements of references: add, max, min, and, or, xor, xchg, cas."""
+"""Atomic operations on elements of references: sums, extrema, bits, exchanges."""
 
 from __future__ import annotations
 
@@ -82,7 +82,10 @@ def _bind(who: str, ref: Any, idx: Any, values: dict[str, Any], mask: Any) -> An
 
 
 _ARGUMENTS = expect.arguments(
-    x_ref=expect.anything, idx=expect.anything, val=expect.anything, mask=expect.anything
+    x_ref=expect.anything,
+    idx=expect.anything,
+    val=expect.anything,
+    mask=expect.anything,
 )
 
 

@@ -42,6 +42,13 @@ K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout
 
 
+# Each with a reference whose elements it has.
+ATOMICS = {
+    **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_xchg"), "o"),
+    **dict.fromkeys(("atomic_and", "atomic_or", "atomic_xor"), "n"),
+}
+
+
 def shapes(*options):
     """The types of the results of kernels."""
     return see.values(
@@ -286,6 +293,23 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "store.mask": lambda: see.bodies(
         lambda e: plgpu.store(e.o, (), e.x[...], mask=e.x[...] > 0),
         lambda e: plgpu.store(e.o, (), e.x[...]),
+    ),
+    **{
+        f"{name}.mask": lambda name=name, ref=ref: see.bodies(
+            *(
+                lambda e, n=n: getattr(plgpu, name)(
+                    getattr(e, ref), 0, 0, mask=getattr(e, ref)[0] > n
+                )
+                for n in (0, 1)
+            )
+        )
+        for name, ref in ATOMICS.items()
+    },
+    "atomic_cas.mask": lambda: see.bodies(
+        *(
+            lambda e, n=n: plgpu.atomic_cas(e.n.at[0], 0, 1, mask=e.n[0] > n)
+            for n in (0, 1)
+        )
     ),
     "load.optimized": "tests/lowering/test_warpgroup.py",
     "broadcasted_iota.layout": lambda: see.bodies(

@@ -42,6 +42,7 @@ class Env:
     b: Any
     a: Any
     w: Any
+    n: Any
     acc: Any
     i: Any
 
@@ -56,6 +57,7 @@ SCRATCH = {
     "b": plgpu.Barrier(),
     "a": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
     "w": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
+    "n": plgpu.SMEM((8, 16), jnp.int32),
 }
 
 
@@ -180,6 +182,15 @@ GOOD: dict[str, Good] = {
     # Registers
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
+    # Atomic operations
+    "atomic_add": _in(lambda e: {"x_ref": e.o, "idx": (), "val": 0.0}),
+    "atomic_and": _in(lambda e: {"x_ref": e.n, "idx": (), "val": 0}),
+    "atomic_max": _in(lambda e: {"x_ref": e.o, "idx": (), "val": 0.0}),
+    "atomic_min": _in(lambda e: {"x_ref": e.o, "idx": (), "val": 0.0}),
+    "atomic_or": _in(lambda e: {"x_ref": e.n, "idx": (), "val": 0}),
+    "atomic_xchg": _in(lambda e: {"x_ref": e.o, "idx": (), "val": 0.0}),
+    "atomic_xor": _in(lambda e: {"x_ref": e.n, "idx": (), "val": 0}),
+    "atomic_cas": _in(lambda e: {"ref": e.o, "cmp": 0.0, "val": 1.0}),
     "layout_cast": _in(lambda e: {"x": e.array, "new_layout": plgpu.Layout.WGMMA}),
     "broadcasted_iota": _in(
         lambda e: {"dtype": jnp.int32, "shape": SHAPE, "dimension": 0}

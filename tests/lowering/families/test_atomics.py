@@ -167,6 +167,22 @@ def test_replicated_elements_are_updated_once(shape, used):
     check(make, [state], (state + steps, state if used else steps))
 
 
+def test_replicated_elements_are_exchanged_once():
+    state = numbers(np.int32, (5,))
+
+    def body(ref, o):
+        # Twice in one element, the second would see the first.
+        plgpu.atomic_cas(ref, ref[...], ref[...] + 1)
+        plgpu.atomic_xchg(ref, 0, 77)
+        o[...] = ref[...]
+
+    expected = state + 1
+    expected[0] = 77
+    no_scratch = plgpu.CompilerParams(reduction_scratch_bytes=0)
+    make = in_gmem(body, [((5,), np.int32)], compiler_params=no_scratch)
+    check(make, [state], (expected, expected))
+
+
 def test_single_elements_return_the_old_one_in_all_threads():
     def body(ref, o):
         i = lax.axis_index("i")
@@ -327,7 +343,11 @@ def test_the_order_of_a_sum_depends_on_the_seed():
 
     x = (RNG.standard_normal(256) * 10.0 ** RNG.integers(-3, 6, 256)).astype(np.float32)
     found = {
-        float(in_gmem(body)(plgpu.InterpretParams(seed=seed))(np.zeros(1, np.float32), x)[0][0])
+        float(
+            in_gmem(body)(plgpu.InterpretParams(seed=seed))(np.zeros(1, np.float32), x)[
+                0
+            ][0]
+        )
         for seed in range(8)
     }
     assert len(found) > 1
