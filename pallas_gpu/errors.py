@@ -150,6 +150,10 @@ class OutOfResources(KernelError):  # noqa: N818 - the name users of Triton know
         self.used_bytes = used_bytes
 
 
+class PerformanceWarning(UserWarning):
+    """A kernel does something slowly: bank conflicts, unaligned accesses, spills."""
+
+
 class ClosureError(KernelError):
     """The kernel's body uses an array from the enclosing function."""
 

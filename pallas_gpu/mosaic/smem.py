@@ -115,21 +115,45 @@ def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[in
     return layout.transpose(inverse), layout.transpose_registers(inverse)
 
 
-def _plan(
-    view: SmemView, layout: Placement, kind: Kind, optimized: bool, single: bool
-) -> tuple[AccessPlan, list[int]]:
-    layout, order = _memory_order(view, layout)
-    alignment = alignment_bytes(view.layout, view.window)
-    plan = plan_access(
-        layout,
+def plan(
+    view: SmemView,
+    layout: Placement,
+    kind: Kind,
+    *,
+    optimized: bool = False,
+    single: bool = False,
+    aligned: bool = False,
+) -> AccessPlan:
+    """Plans a load or store; see `plan_access`.
+
+    Args:
+      view: the part of the array.
+      layout: of the array in registers.
+      kind: "load" or "store".
+      optimized: reject accesses with bank conflicts.
+      single: access each element separately.
+      aligned: as if the part started at a multiple of the widest access.
+    """
+    ordered, _ = _memory_order(view, layout)
+    alignment = MAX_WIDTH_BYTES
+    if not aligned:
+        alignment = min(alignment_bytes(view.layout, view.window), alignment)
+    return plan_access(
+        ordered,
         view.layout,
         kind=kind,
         window=view.window.sizes,
         optimized=optimized,
-        base_alignment_bytes=min(alignment, MAX_WIDTH_BYTES),
+        base_alignment_bytes=alignment,
         single=single,
     )
-    return plan, order
+
+
+def _plan(
+    view: SmemView, layout: Placement, kind: Kind, optimized: bool, single: bool
+) -> tuple[AccessPlan, list[int]]:
+    found = plan(view, layout, kind, optimized=optimized, single=single)
+    return found, _memory_order(view, layout)[1]
 
 
 def _addresses(

@@ -62,7 +62,7 @@ def _check_layout(layout: Any, who: str) -> Any:
     mask=expect.anything,
     other=expect.anything,
     layout=expect.anything,
-    optimized=expect.boolean,
+    optimized=expect.optional(expect.boolean),
 )
 def load(
     src: types.Ref,
@@ -71,7 +71,7 @@ def load(
     mask: Any = None,
     other: Any = None,
     layout: Any = None,
-    optimized: bool = True,
+    optimized: bool | None = None,
 ) -> jax.Array:
     """Loads a reference into registers, in a given layout or under a mask.
 
@@ -90,8 +90,9 @@ def load(
         zeros by default.
       layout: register layout of the result; None means WGMMA for a reference tiled
         for the tensor core and a strided layout otherwise.
-      optimized: whether to refuse accesses with bank conflicts instead of emitting
-        them; an access by elements, as under a mask, is never refused.
+      optimized: True refuses an access with bank conflicts, False accepts it; by
+        default it is a `PerformanceWarning`. An access by elements, as under a mask,
+        is never refused.
 
     Returns:
       An array of the reference's shape and dtype.

@@ -13,6 +13,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import default_placement, place
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
@@ -22,7 +23,6 @@ from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
-from pallas_gpu.lowering.semantics.lane import distributes_evenly
 from pallas_gpu.mosaic import dialect, elementwise, gmem, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma as mosaic_wgmma
@@ -58,19 +58,23 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     placement = expansion.assignment.result(op.result)
     if placement is None:
         placement = default_placement(tuple(source.shape), dtypes.bits(source.dtype))
+    optimized = _optimized(op)
     if isinstance(source, gmem.GmemView):
         array = gmem.load(source, placement)
     else:
-        optimized = _is_optimized(op) and distributes_evenly(source)
-        array = smem.load(source, placement, optimized=optimized)
+        array = smem.load(source, placement, optimized=bool(optimized))
+    if optimized is None:
+        slow.access(
+            source, array.layout, "load", lambda: sources.where(op.operation)
+        )
     expansion.set(op.result, array)
     expansion.dead.append(op.operation)
 
 
-def _is_optimized(op: Any) -> bool:
-    """Whether the author asks for an access without bank conflicts: plgpu.load."""
+def _optimized(op: Any) -> bool | None:
+    """Whether bank conflicts are refused, True, or accepted; None: with a warning."""
     if "optimized" not in op.attributes:
-        return False
+        return None
     return ir.BoolAttr(op.attributes["optimized"]).value
 
 
@@ -97,6 +101,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
         # conflicts. They occur only if no layout is free of them: the cost model
         # penalizes them.
         smem.store(target, array, optimized=False)
+    slow.access(target, array.layout, "store", lambda: sources.where(op.operation))
     expansion.dead.append(op.operation)
 
 

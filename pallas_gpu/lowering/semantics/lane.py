@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import Layout, WGSplatLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.defaults import spread_layout
 from pallas_gpu.layouts.registers.placement import (
@@ -19,7 +18,7 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import is_contiguous
-from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import scratch, slow
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.semantics import protocol
@@ -80,9 +79,12 @@ class Lane:
             else place(layout, tuple(view.shape))
         )
         if module is gmem:
-            return gmem.load(view, placement)
-        refuses = bool(optimized) and distributes_evenly(view)
-        return smem.load(view, placement, optimized=refuses)
+            array = gmem.load(view, placement)
+        else:
+            array = smem.load(view, placement, optimized=bool(optimized))
+        if optimized is None:
+            slow.access(view, array.layout, "load", lambda: _jax.where(ctx.eqn))
+        return array
 
     def read_for(
         self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
@@ -104,6 +106,7 @@ class Lane:
             else:
                 # An index expression does not ask for an access without conflicts.
                 smem.store(view, value, optimized=False)
+            slow.access(view, value.layout, "store", lambda: _jax.where(ctx.eqn))
 
     def add(self, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)
@@ -165,11 +168,6 @@ def _default_layout(handle: Any, view: Any) -> Any:
 
 def _covered_by_wgmma(rows: int, columns: int) -> bool:
     return rows % _WGMMA_ROWS == 0 and columns % _WGMMA_COLUMNS == 0
-
-
-def distributes_evenly(view: Any) -> bool:
-    """False for shapes whose default layouts may have bank conflicts."""
-    return math.prod(view.shape) % types.mesh.WARPGROUP_THREADS == 0
 
 
 protocol.enter(types.LoweringSemantics.Lane, Lane())

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Warnings about accesses that are slow: bank conflicts, and starts without alignment.
+
+They are Python warnings, once per line of a kernel: nothing is refused for its speed
+unless its author asks for that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from pallas_gpu import errors
+from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.layouts.smem.access_plan import Kind
+from pallas_gpu.mosaic import gmem, padding, smem
+from pallas_gpu.mosaic.elements import dtypes
+
+# Python's memory of the warnings that have been shown, by text and line.
+_SHOWN: dict[Any, Any] = {}
+# The default layouts of odd shapes have conflicts of two lanes, which no other layout
+# of theirs avoids without more registers.
+_TOLERATED_WITH_PADDING = 2.0
+
+
+def access(
+    view: smem.SmemView | gmem.GmemView,
+    layout: Placement,
+    kind: Kind,
+    where: Callable[[], str | None],
+) -> None:
+    """Warns if an access that has been emitted is slow.
+
+    Args:
+      view: a part of an array.
+      layout: of the array in registers.
+      kind: "load" or "store".
+      where: returns the line of the access.
+    """
+    if isinstance(view, gmem.GmemView):
+        taken, aligned = gmem.access_widths(view, layout)
+        _unaligned(view, kind, "GMEM", taken, aligned, where)
+        return
+    plan = smem.plan(view, layout, kind)
+    degree = plan.wavefronts_per_access / plan.ideal_wavefronts
+    tolerated = _TOLERATED_WITH_PADDING if padding.is_padded(layout) else 1.0
+    if degree > tolerated:
+        warn(
+            f"a {kind} of SMEM has bank conflicts",
+            f"{degree:g} times the time of one without",
+            f"{_described(view)} in {describe(layout)}",
+            "declare the array with a tiling and a swizzle, or with another minor "
+            "dimension; or accept it with plgpu.load(..., optimized=False)",
+            where,
+        )
+    elif plan.method == "vector":
+        aligned = smem.plan(view, layout, kind, aligned=True).elements_per_access
+        _unaligned(view, kind, "SMEM", plan.elements_per_access, aligned, where)
+
+
+def _unaligned(
+    view: Any,
+    kind: Kind,
+    memory: str,
+    taken: int,
+    aligned: int,
+    where: Callable[[], str | None],
+) -> None:
+    if taken < aligned:
+        warn(
+            f"a {kind} of {memory} does not start at a known multiple of its width",
+            f"{aligned // taken} times as many instructions as an aligned one",
+            _described(view),
+            "start at a multiple; write a dynamic start as a product, or as "
+            f"plgpu.multiple_of(start, {aligned})",
+            where,
+        )
+
+
+def _described(view: Any) -> str:
+    shape, starts = view.window.array_shape, view.window.starts
+    known = ", ".join(str(s) if isinstance(s, int) else "?" for s in starts)
+    dtype = dtypes.memory_dtype(view.dtype)
+    return f"{dtype}{list(view.window.sizes)} at ({known}) of shape {shape}"
+
+
+def warn(
+    what: str, cost: str, got: str, hint: str, where: Callable[[], str | None]
+) -> None:
+    """Emits a warning unless it has been shown for this line."""
+    place = where() or "<kernel>:0"
+    file, _, rest = place.partition(":") if "://" not in place else (place, "", "0")
+    number = rest.split(" ", 1)[0]
+    text = f"{what} ({place})\n  cost:  {cost}\n  got:   {got}\n  hint:  {hint}"
+    line = int(number) if number.isdigit() else 0
+    warnings.warn_explicit(text, errors.PerformanceWarning, file, line, file, _SHOWN)
