@@ -19,6 +19,8 @@ from pallas_gpu.mosaic.elements import dtypes
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
+# CUDA programming guide, compute capabilities: the most registers of a thread.
+_MOST_REGISTERS, _REGISTER_BITS = 255, 32
 # The default layouts of odd shapes have conflicts of two lanes, which no other layout
 # of theirs avoids without more registers.
 _TOLERATED_WITH_PADDING = 2.0
@@ -38,6 +40,7 @@ def access(
       kind: "load" or "store".
       where: returns the line of the access.
     """
+    _too_large(view, layout, where)
     if isinstance(view, gmem.GmemView):
         taken, aligned = gmem.access_widths(view, layout)
         _unaligned(view, kind, "GMEM", taken, aligned, where)
@@ -57,6 +60,33 @@ def access(
     elif plan.method == "vector":
         aligned = smem.plan(view, layout, kind, aligned=True).elements_per_access
         _unaligned(view, kind, "SMEM", plan.elements_per_access, aligned, where)
+
+
+def through_tiles(
+    view: smem.SmemView, kind: Kind, where: Callable[[], str | None]
+) -> None:
+    """Warns of an access that computes the address of each element."""
+    warn(
+        f"a {kind} of a part of a tiled SMEM array cuts through its tiles",
+        "an address is computed for each element",
+        f"{_described(view)}, {view.layout.description}",
+        "start at multiples of the tile and take whole tiles: write a dynamic start as "
+        "a product, or as plgpu.multiple_of(start, rows)",
+        where,
+    )
+
+
+def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) -> None:
+    bits = max(dtypes.bits(view.dtype), 8)
+    taken = layout.num_registers * layout.vector_length * bits // _REGISTER_BITS
+    if taken > _MOST_REGISTERS:
+        warn(
+            "an array does not fit the registers of a warpgroup, which spills",
+            f"{taken} registers of each thread, of {_MOST_REGISTERS}",
+            _described(view),
+            "load it in parts, or use more warpgroups",
+            where,
+        )
 
 
 def _unaligned(

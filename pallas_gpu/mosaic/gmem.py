@@ -92,8 +92,9 @@ def _address(view: GmemView, layout: Placement, single: bool) -> GmemAccess:
 def access_widths(view: GmemView, layout: Placement) -> tuple[int, int]:
     """Elements of one access, and what they would be from the start of the array."""
     bits = 8 * dtypes.memory_dtype(view.dtype).itemsize
+    taken = _address(view, layout, False)
     aligned = plan_gmem(layout, view.window.strides, bits)
-    return _address(view, layout, False).elements_per_access, aligned.elements_per_access
+    return taken.elements_per_access, aligned.elements_per_access
 
 
 def slice_pointer(view: GmemView) -> ir.Value:

@@ -19,7 +19,7 @@ from pallas_gpu.layouts.window import row_major_strides
 from pallas_gpu.mosaic import addressing, gmem, masking, module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray, Splat
+from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated
 
 View = smem.SmemView | gmem.GmemView
@@ -318,3 +318,37 @@ def lanes_of(x: Array | None, layout: Placement | None) -> list[ir.Value] | None
         for register in in_registers(x, layout).values
         for lane in range(layout.vector_length)
     ]
+
+
+# --- parts of arrays ------------------------------------------------------------------
+
+
+def _elements_of(view: View, shape: tuple[int, ...]) -> Elements:
+    """All elements of a view, for an array of its shape."""
+    indices = tuple(Iota(dtypes.I32, shape, axis) for axis in range(len(shape)))
+    return Elements(view, None, view.dtype, indices)
+
+
+def load_part(view: View, layout: Placement) -> RegisterArray:
+    """Loads a view element by element, e.g. one that cuts through tiles."""
+    result = load(_elements_of(view, layout.shape), layout)
+    assert isinstance(result, RegisterArray)
+    return result
+
+
+def store_part(view: View, value: RegisterArray) -> None:
+    """Stores to a view element by element; see `load_part`."""
+    smem.check_stored(view.shape, view.dtype, value)
+    store(_elements_of(view, value.shape), value.layout, value)
+
+
+def load_scalar(view: View) -> ir.Value:
+    """Loads one element of an array in any layout into every thread."""
+    smem.require_one_element(view.shape)
+    return smem.load_element(pointers(_elements_of(view, ()), None)[0], view.dtype)
+
+
+def store_scalar(view: View, value: ir.Value) -> None:
+    """Stores one element of an array in any layout from the elected thread."""
+    smem.require_one_element(view.shape)
+    smem.store_element(pointers(_elements_of(view, ()), None)[0], value, view.dtype)

@@ -10,11 +10,12 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import arch
+from pallas_gpu import _jax, arch
 from pallas_gpu.entry.call import CallParams
-from pallas_gpu.lowering import launch
+from pallas_gpu.lowering import launch, slow
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import offline_compiler
+from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import serialize
 
 
@@ -45,7 +46,21 @@ def compile_offline(build: Build) -> Build:
         tmem_columns=build.plan.tmem_columns,
         threads=launch.threads_of(params),
     )
+    _warn_of_spills(build, compiled.resources)
     return build.replace(compiled=compiled)
+
+
+def _warn_of_spills(build: Build, used: Resources) -> None:
+    if not (used.spill_store_bytes or used.spill_load_bytes):
+        return
+    slow.warn(
+        f"kernel {build.name} spills registers",
+        f"{used.spill_store_bytes} bytes stored and {used.spill_load_bytes} bytes "
+        "loaded by each thread",
+        f"{used.registers_per_thread} registers per thread on {used.target}",
+        "process smaller blocks, or use more warpgroups: num_threads",
+        lambda: next(filter(None, map(_jax.where, build.params.jaxpr.eqns)), None),
+    )
 
 
 def _operand_avals(params: CallParams) -> list[Any]:

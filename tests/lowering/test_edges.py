@@ -387,32 +387,6 @@ def test_any_tiling_that_divides_the_array_may_be_copied_and_accessed(
     )
 
 
-@pytest.mark.parametrize("start", [1, 8])
-def test_a_part_of_a_swizzled_array_starts_with_the_pattern(start):
-    x = numbers(16, 64, dtype=np.float16)
-
-    def body(x, o, tile):
-        tile[...] = x[...]
-        o[...] = tile[start : start + 4]  # HERE
-
-    out = jax.ShapeDtypeStruct((4, 64), F16)
-    tile = plgpu.SMEM((16, 64), F16, transforms=TILED[1:])
-
-    def make_call(interpret):
-        return plgpu.kernel(body, out, scratch_types=[tile], interpret=interpret)
-
-    if start == 8:
-        everywhere.check(make_call, [x], x[8:12])
-        return
-    with refused(
-        errors.LayoutError,
-        "a part of a tiled SMEM array cuts through its tiles",
-        expected="a start at a multiple of 1024 bytes",
-        got="starts (1, 0)",
-    ):
-        jax.make_jaxpr(make_call(None))(x)
-
-
 # --- what is stored where -------------------------------------------------------------
 
 
@@ -487,27 +461,3 @@ def test_parts_that_a_strided_layout_cannot_address(space, shape, index):
         [x],
         x[index],
     )
-
-
-@pytest.mark.parametrize("start", [8, 3])
-@pytest.mark.parametrize("transforms", [TILED, TILED[1:]], ids=["tiled", "swizzled"])
-def test_a_dynamic_start_in_tiled_memory_is_a_promise_that_the_emulator_checks(
-    start, transforms
-):
-    def body(x, at, o, tile):
-        tile[...] = x[...]
-        o[...] = tile[ds(at[0], 8)]
-
-    x = numbers(16, 64, dtype=np.float16)
-    kernel = plgpu.kernel(
-        body,
-        jax.ShapeDtypeStruct((8, 64), F16),
-        scratch_types=[plgpu.SMEM((16, 64), F16, transforms=transforms)],
-    )
-    promised = start % 8 == 0
-    verdict = acceptance.judge(kernel, [x, np.array([start])], execute=promised)
-    assert verdict.lowered == dict.fromkeys(verdict.lowered)
-    assert (verdict.emulated is None) == promised
-    if not promised:
-        assert "from inside a tile" in str(verdict.emulated)
-        assert "test_edges.py" in verdict.emulated.where

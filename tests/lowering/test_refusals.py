@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.refusal import MARK
-from tests.support.semantics import BOTH, Warpgroup, under
+from tests.support.semantics import BOTH, under
 
 pytestmark = pytest.mark.smoke
 
@@ -113,26 +113,3 @@ def test_a_layout_that_does_not_fit_the_shape(semantics):
         o[:60] = plgpu.layout_cast(x[:60], plgpu.Layout.WGMMA)  # HERE
 
     assert type(error_of(body, semantics)) is errors.LayoutError
-
-
-@pytest.mark.parametrize("semantics", BOTH)
-def test_a_row_inside_of_a_tile(semantics):
-    tiles = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
-
-    def body(x, o, tile):
-        o[0] = tile[3]  # HERE
-
-    scratch = [plgpu.SMEM(X.shape, jnp.float32, transforms=tiles)]
-    error = error_of(body, semantics, scratch_types=scratch)
-    assert type(error) is errors.LayoutError
-
-
-def test_an_array_that_two_operations_need_stored_in_different_ways():
-    def body(x, o, array, acc):
-        plgpu.wgmma(acc, array, array)
-        acc[...]
-        o[0, 0] = array[3, 3].astype(jnp.float32)  # HERE
-
-    scratch = [plgpu.SMEM((64, 64), jnp.float16), plgpu.ACC((64, 64))]
-    error = error_of(body, Warpgroup, scratch_types=scratch)
-    assert type(error) is errors.LayoutError

@@ -192,8 +192,16 @@ class Region:
         verb: str,
         hint: str = "check the index, or guard the access with plgpu.when",
     ) -> None:
-        """Raises unless the region is in bounds and addressable."""
+        """Raises unless the region is in bounds and addressable as a whole."""
         self.memory.require_addressable(self.window, verb)
+        self.require_in_bounds(verb, hint)
+
+    def require_in_bounds(
+        self,
+        verb: str,
+        hint: str = "check the index, or guard the access with plgpu.when",
+    ) -> None:
+        """Raises unless all elements of the region are in bounds."""
         axis = self.outside()
         if axis is None:
             return

@@ -164,7 +164,7 @@ class Thread:
         """
         lenient = self.execution.lenient_reads
         if not lenient:
-            region.require_inside("read")
+            region.require_in_bounds("read")
         self.access(region, writes=False)
         missing = region.missing()
         if lenient:
@@ -183,7 +183,7 @@ class Thread:
           OutOfBoundsError, RaceError.
           UninitializedReadError: the array is in GMEM, and the value is poisoned.
         """
-        region.require_inside("written")
+        region.require_in_bounds("written")
         compared = None if isinstance(value, Poisoned) else value
         self.access(region, writes=True, value=compared)
         region.store(value)

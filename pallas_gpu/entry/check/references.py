@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import wgmma
-from pallas_gpu.layouts.smem.window import require_whole_tiles
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -37,7 +36,6 @@ def _operand_window(eqn: _jax.JaxprEqn, operand: ops.RefOperand) -> Window:
 def _check_load(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     for operand in _ref_operands(eqn):
         window = _operand_window(eqn, operand)
-        _check_part(operand.ref.aval, window)
         _check_layout(operand.ref.aval, window, eqn.params["layout"])
 
 
@@ -59,23 +57,7 @@ def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     window = window_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
         wgmma.check_part(window, stored=name != "get")
-    _check_part(aval, window)
     _check_layout(aval, window, None)
-
-
-def _check_part(aval: Any, window: Window) -> None:
-    """Refuses parts of tiled SMEM that no emitter can address."""
-    if not isinstance(aval, types.KernelRef) or not aval.transforms:
-        return
-    if window.shape == ():
-        raise errors.UnsupportedError(
-            "a single element of a tiled or swizzled SMEM array is accessed",
-            expected="whole tiles, or an array declared without transforms",
-            got=f"one element of an array of shape {tuple(aval.shape)}",
-            hint="load the whole array into registers, or read from GMEM",
-        )
-    layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-    require_whole_tiles(layout, window)
 
 
 def _check_layout(aval: Any, window: Window, layout: Any) -> None:

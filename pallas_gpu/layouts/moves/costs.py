@@ -21,6 +21,11 @@ from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.layout import SmemLayout
 
+# Estimates, of accesses that compute an address for each element: divisions into tiles,
+# products with strides, swizzle; and conflicts of two lanes.
+_ADDRESS_INSTRUCTIONS = 10
+_ELEMENT_WAVEFRONTS = 2
+
 
 @functools.lru_cache(maxsize=8192)
 def relayout_cost(
@@ -88,6 +93,19 @@ def smem_access_cost(
     selects = sum(2 * len(stagger.pairs) for stagger in plan.staggers) * words
     result = wavefronts * rates.SMEM_WAVEFRONT + selects * rates.SELECT
     return result + _bool_conversions(placement, bits)
+
+
+def element_access_cost(placement: Placement, bits: int) -> float:
+    """Cycles of an access to SMEM that computes the address of each element.
+
+    Args:
+      placement: the layout in registers.
+      bits: width of an element in registers; 1 for a bool, a byte in memory.
+    """
+    elements = placement.num_registers * placement.vector_length
+    wavefronts = _ELEMENT_WAVEFRONTS * WARPS * rates.SMEM_WAVEFRONT
+    each = wavefronts + _ADDRESS_INSTRUCTIONS * rates.SELECT
+    return elements * each + _bool_conversions(placement, bits)
 
 
 @functools.lru_cache(maxsize=8192)

@@ -65,6 +65,21 @@ def is_addressable(layout: SmemLayout, starts: Sequence[int]) -> bool:
     return start_bytes(layout, starts) % atom_bytes(layout.swizzle) == 0
 
 
+def consists_of_tiles(layout: SmemLayout, window: Window) -> bool:
+    """Whether a slice is known to consist of whole tiles that can be addressed.
+
+    Otherwise each element has an address of its own.
+    """
+    if layout.is_plain:
+        return True
+    # A dynamic start is known to be a multiple of a number, as are its addresses.
+    pairs = zip(window.starts, window.multiples, strict=True)
+    known = [start if isinstance(start, int) else n for start, n in pairs]
+    tile = layout.axis_strides[0].tolist()
+    whole = all(size % t == 0 for size, t in zip(window.sizes, tile, strict=True))
+    return whole and is_addressable(layout, known)
+
+
 def start_bytes(layout: SmemLayout, starts: Sequence[int]) -> float:
     """Returns the offset in bytes of the tile in which a slice starts."""
     tile, between, _ = (x.tolist() for x in layout.axis_strides)

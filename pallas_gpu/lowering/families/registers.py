@@ -13,7 +13,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import default_placement, place
-from pallas_gpu.lowering import slow
+from pallas_gpu.lowering import accesses
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
@@ -23,7 +23,7 @@ from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
-from pallas_gpu.mosaic import dialect, elementwise, gmem, smem
+from pallas_gpu.mosaic import dialect, elementwise
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic import wgmma as mosaic_wgmma
 from pallas_gpu.mosaic.elements import dtypes, scalars
@@ -58,15 +58,9 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
     placement = expansion.assignment.result(op.result)
     if placement is None:
         placement = default_placement(tuple(source.shape), dtypes.bits(source.dtype))
-    optimized = _optimized(op)
-    if isinstance(source, gmem.GmemView):
-        array = gmem.load(source, placement)
-    else:
-        array = smem.load(source, placement, optimized=bool(optimized))
-    if optimized is None:
-        slow.access(
-            source, array.layout, "load", lambda: sources.where(op.operation)
-        )
+    array = accesses.load(
+        source, placement, _optimized(op), lambda: sources.where(op.operation)
+    )
     expansion.set(op.result, array)
     expansion.dead.append(op.operation)
 
@@ -94,14 +88,8 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
     target = view(expansion, op.operands[1])
     array = expansion.placed(op, 0)
     array = regs.with_sign(array, target.dtype)
-    if isinstance(target, gmem.GmemView):
-        gmem.store(target, array)
-    else:
-        # The author does not specify the layout of a store and cannot accept bank
-        # conflicts. They occur only if no layout is free of them: the cost model
-        # penalizes them.
-        smem.store(target, array, optimized=False)
-    slow.access(target, array.layout, "store", lambda: sources.where(op.operation))
+    assert isinstance(array, regs.RegisterArray)
+    accesses.store(target, array, lambda: sources.where(op.operation))
     expansion.dead.append(op.operation)
 
 
@@ -136,8 +124,7 @@ def _infer_element(network: Network, op: ir.Operation, key: int) -> None:
 @expands("memref.load")
 def _expand_load_element(expansion: Expansion, op: Any) -> None:
     source = view(expansion, op.operands[0])
-    module = smem if isinstance(source, smem.SmemView) else gmem
-    op.result.replace_all_uses_with(module.load_scalar(source))
+    op.result.replace_all_uses_with(accesses.load_scalar(source))
     expansion.dead.append(op.operation)
 
 
@@ -145,8 +132,7 @@ def _expand_load_element(expansion: Expansion, op: Any) -> None:
 def _expand_store_element(expansion: Expansion, op: Any) -> None:
     value, ref = op.operands[0], op.operands[1]
     target = view(expansion, ref)
-    module = smem if isinstance(target, smem.SmemView) else gmem
-    module.store_scalar(target, dtypes.bitcast(value, target.dtype))
+    accesses.store_scalar(target, dtypes.bitcast(value, target.dtype))
     expansion.dead.append(op.operation)
 
 

@@ -24,6 +24,7 @@ from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
 from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.smem.window import consists_of_tiles
 from pallas_gpu.lowering.inference.candidates import Book
 from pallas_gpu.lowering.inference.network import Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
@@ -136,7 +137,8 @@ class Costs:
         if aligned is None:
             aligned = smem.alignment_bytes(part, storage)
             self._alignments[use, storage] = aligned
-        window, how = part.window, (store, use.optimized, aligned)
+        cut = not consists_of_tiles(storage, part.window)
+        window, how = part.window, (store, use.optimized, aligned, cut)
         return "smem", storage, window.sizes, window.order, number, bits, how
 
     def operation(self, variable: Variable, number: int) -> int:
@@ -194,15 +196,17 @@ class Costs:
                 cost = moves.gmem_access_cost(shape, strides, layout, bits, divisor)
                 return scaled(cost, 1)
             case ("smem", storage, sizes, order, number, bits, how):
-                store, optimized, aligned = how
+                store, optimized, aligned, cut = how
+                each = moves.element_access_cost(layouts[number], bits)
+                by_element = scaled(each + _UNWANTED_CONFLICT, 1)
                 ordered = smem.in_memory_order(order, layouts[number])
-                if ordered is None:
-                    return INFEASIBLE
+                if cut or ordered is None:
+                    return by_element
                 cost = moves.smem_access_cost(
                     storage, sizes, ordered, bits, store, aligned
                 )
                 if cost is None:
-                    return INFEASIBLE
+                    return by_element
                 free = smem.conflict_free(storage, sizes, ordered, store, aligned)
                 return scaled(cost + (optimized and not free) * _UNWANTED_CONFLICT, 1)
         raise AssertionError(key)

@@ -18,7 +18,7 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import is_contiguous
-from pallas_gpu.lowering import scratch, slow
+from pallas_gpu.lowering import accesses, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.semantics import protocol
@@ -70,21 +70,14 @@ class Lane:
         optimized: bool | None,
     ) -> Any:
         view = self.part(ctx, handle, transforms)
-        module = smem if isinstance(handle, vals.SmemHandle) else gmem
         if tuple(view.shape) == ():
-            return elementwise.scalar(module.load_scalar(view), handle.dtype)
+            return elementwise.scalar(accesses.load_scalar(view), handle.dtype)
         placement = (
             _default_layout(handle, view)
             if layout is None
-            else place(layout, tuple(view.shape))
+            else place_registers(layout, tuple(view.shape))
         )
-        if module is gmem:
-            array = gmem.load(view, placement)
-        else:
-            array = smem.load(view, placement, optimized=bool(optimized))
-        if optimized is None:
-            slow.access(view, array.layout, "load", lambda: _jax.where(ctx.eqn))
-        return array
+        return accesses.load(view, placement, optimized, lambda: _jax.where(ctx.eqn))
 
     def read_for(
         self, ctx: RuleContext, handle: Any, transforms: Any, other: Any
@@ -95,18 +88,12 @@ class Lane:
     def write(self, ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
         view = self.part(ctx, handle, transforms)
         with ctx.in_order():
-            module = smem if isinstance(handle, vals.SmemHandle) else gmem
             if tuple(view.shape) == ():
-                module.store_scalar(view, vals.scalar_value(value))
+                accesses.store_scalar(view, vals.scalar_value(value))
                 return
             if isinstance(value, regs.Deferred):
                 value = regs.placed(value, _default_layout(handle, view))
-            if module is gmem:
-                gmem.store(view, value)
-            else:
-                # An index expression does not ask for an access without conflicts.
-                smem.store(view, value, optimized=False)
-            slow.access(view, value.layout, "store", lambda: _jax.where(ctx.eqn))
+            accesses.store(view, value, lambda: _jax.where(ctx.eqn))
 
     def add(self, a: Any, b: Any) -> Any:
         return elementwise.apply("add", a, b)
@@ -162,6 +149,8 @@ def _default_layout(handle: Any, view: Any) -> Any:
         window.array_shape, window.sizes
     )
     if isinstance(placement, WGStridedLayout) and not row_major:
+        return spread_layout(shape)
+    if tiled and accesses.by_element(view, placement, "load"):
         return spread_layout(shape)
     return placement
 

@@ -61,19 +61,6 @@ def test_transforms_that_do_not_fit_their_array():
     )
 
 
-def test_transforms_that_a_slice_starts_off():
-    def make(b):
-        array = b.smem(SQUARE, "f16", ((8, 64), 128))
-        b.store(b.load(b.part(array, [4, 0], [8, 64])), b.gmem((8, 64), "f16"))
-
-    expect(
-        refused(make),
-        "load (kernel.py:2) cannot use an SMEM array",
-        "a slice of a tiled reference must start at a tile",
-        "omit the transforms, so that they are inferred: no transforms",
-    )
-
-
 def test_transforms_that_tma_cannot_write():
     def make(b):
         b.copy_in(b.gmem(SQUARE, "f16"), b.smem(SQUARE, "f16", ((4, 4), 16)))
@@ -84,14 +71,6 @@ def test_transforms_that_tma_cannot_write():
         "TMA copies multiples of 16 bytes",
         "tiling (4, 4)",
     )
-
-
-def test_transforms_whose_single_elements_are_read():
-    def make(b):
-        array = b.smem(SQUARE, "f16", ((8, 64), 128))
-        b.load(b.part(array, [0, 0], [1, 1]))
-
-    expect(refused(make), "load (kernel.py:2)", "an access to a single element")
 
 
 def test_a_product_of_bytes_that_lie_along_the_wrong_axis():
@@ -127,44 +106,6 @@ def test_an_operand_that_is_not_the_last_two_axes():
         b.wgmma(b.splat(SQUARE), part, b.smem(SQUARE, "f16"))
 
     expect(refused(make), "operand a of wgmma", "its array's last two axes")
-
-
-def test_wgmma_and_a_slice_inside_of_a_tile():
-    def make(b):
-        array = b.smem(SQUARE, "f16")
-        b.load(b.part(array, [4, 0], [8, 64]))
-        b.wgmma(b.splat(SQUARE), array, b.smem(SQUARE, "f16"))
-
-    expect(
-        refused(make),
-        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need different "
-        "layouts of one SMEM array",
-        "load (kernel.py:2) needs no transforms",
-        "wgmma (kernel.py:5) needs tiling (8, 64), 128-byte swizzle or",
-        "use a separate array for one of them",
-    )
-
-
-def test_wgmma_and_a_slice_at_an_unknown_start():
-    def make(b):
-        array = b.smem(SQUARE, "f16")
-        b.load(b.part(array, [b.arguments["index"], 0], [8, 64]))
-        b.wgmma(b.splat(SQUARE), array, b.smem(SQUARE, "f16"))
-
-    expect(
-        refused(make),
-        "load (kernel.py:2) and operand a of wgmma (kernel.py:5) need different",
-        "load (kernel.py:2) needs no transforms: a slice may start inside a tile of 8",
-    )
-
-
-def test_wgmma_and_single_elements():
-    def make(b):
-        array = b.smem(SQUARE, "f16")
-        b.load(b.part(array, [0, 0], [1, 1]))
-        b.wgmma(b.splat(SQUARE), array, b.smem(SQUARE, "f16"))
-
-    expect(refused(make), "load (kernel.py:2) and operand a of wgmma (kernel.py:5)")
 
 
 def test_wgmma_and_an_operation_that_takes_the_address():

@@ -65,7 +65,7 @@ class Elements:
         elif self.lost.any():
             raise self._out_of_bounds(full, axes, verb)
         if region.outside() is not None:
-            region.require_inside(verb)
+            region.require_in_bounds(verb)
         chosen = [index[self.active].astype(np.int64) for index in full]
         self.flat, self.first_byte = self._positions(
             chosen, axes, view_shape is not None

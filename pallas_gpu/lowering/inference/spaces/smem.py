@@ -10,7 +10,6 @@ binding.
 from __future__ import annotations
 
 import functools
-import math
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import (
@@ -34,6 +33,8 @@ from pallas_gpu.lowering.inference.network import SmemArray, Use
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import dialect
 
+# Uses that may give each element an address of its own, in any layout.
+_BY_ELEMENT = ("load", "store", "indexed")
 # Widest first: the wider a row of a tile, the fewer instructions move the array.
 _SWIZZLES = (128, 64, 32)
 
@@ -67,10 +68,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
       given: whether the user chose it: then an operation that inference does not know
         is assumed to support it.
     """
-    if use.kind == "indexed":
-        return None  # each element has an address of its own
     try:
-        if not given:
+        if not given and use.kind not in _BY_ELEMENT:
             _check_dynamic_starts(use, storage)
         match use.kind:
             case "pointer":
@@ -82,6 +81,8 @@ def refusal(use: Use, storage: SmemLayout, *, given: bool) -> errors.LayoutError
                 _check_tiles(use, storage)
             case "copy":
                 copy_plan(use, storage)
+            case _ if use.kind in _BY_ELEMENT:
+                pass
             case _:
                 _check_part(use, storage)
     except errors.LayoutError as error:
@@ -105,8 +106,6 @@ def _plain_memory(storage: SmemLayout, what: str) -> errors.LayoutError:
 def _check_part(use: Use, storage: SmemLayout) -> None:
     """A part of a tiled array consists of whole tiles."""
     window = use.part.window
-    if math.prod(window.sizes) == 1 and not storage.is_plain:
-        raise _plain_memory(storage, "an access to a single element")
     check_window(storage, window.sizes)
     starts = [s if isinstance(s, int) else None for s in window.starts]
     tiled = zip(starts[len(starts) - len(storage.tile) :], storage.tile, strict=True)

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of tiled SMEM arrays that cut through tiles, and single elements of them."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import ds, errors
+from tests.support.everywhere import check
+from tests.support.lockstep import kernels as in_lockstep
+from tests.support.semantics import BOTH, under
+
+TRANSFORMS = {
+    "swizzled": (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128)),
+    "narrow": (plgpu.TilingTransform((8, 8)), plgpu.SwizzleTransform(32)),
+    "tiled": (plgpu.TilingTransform((4, 16)),),
+}
+X = np.arange(24 * 96, dtype=np.float32).reshape(24, 96)
+
+
+def run(make_body, transforms, expected, *args):
+    """Runs a body with the array in SMEM everywhere."""
+    array = plgpu.SMEM(X.shape, X.dtype, transforms=transforms)
+
+    def body(x, *refs):
+        *inputs, out, held = refs
+        held[...] = x[...]
+        make_body(held, out, *inputs)
+
+    def make(interpret):
+        kind = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+        return plgpu.kernel(body, kind, scratch_types=[array], interpret=interpret)
+
+    with pytest.warns(errors.PerformanceWarning, match="cuts through its tiles"):
+        check(make, [X, *args], expected)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+@pytest.mark.parametrize("index", [np.s_[3:10, 5:90], np.s_[1:2, 7:40], np.s_[5:6, :]])
+def test_a_part_inside_of_tiles_is_loaded(kind, index):
+    def body(held, out):
+        out[...] = held[index]
+
+    run(body, TRANSFORMS[kind], X[index])
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+def test_a_part_inside_of_tiles_is_stored(kind):
+    def body(held, out):
+        held[3:10, 5:90] = held[3:10, 5:90] * 2
+        out[...] = held[...]
+
+    expected = X.copy()
+    expected[3:10, 5:90] *= 2
+    run(body, TRANSFORMS[kind], expected)
+
+
+@pytest.mark.parametrize("kind", TRANSFORMS)
+@pytest.mark.parametrize("start", [8, 3])
+def test_a_dynamic_start_of_which_nothing_is_known(kind, start):
+    def body(held, out, at):
+        out[...] = held[ds(at[0], 8)]
+
+    at = np.array([start], np.int32)
+    run(body, TRANSFORMS[kind], X[start : start + 8], at)
+
+
+def test_a_start_that_is_a_multiple_of_the_tile_is_not_slow(recwarn):
+    def body(x, at, out, held):
+        held[...] = x[...]
+        out[...] = held[ds(at[0] * 8, 8)]
+
+    array = plgpu.SMEM(X.shape, X.dtype, transforms=TRANSFORMS["swizzled"])
+    out = jax.ShapeDtypeStruct((8, 96), X.dtype)
+    at = np.array([2], np.int32)
+
+    def make(interpret):
+        return plgpu.kernel(body, out, scratch_types=[array], interpret=interpret)
+
+    # Under Lane the store of the whole array has the layout of its load from GMEM.
+    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
+    check(make, [X, at], X[16:], semantics=warpgroup, executed=warpgroup)
+    assert not [w for w in recwarn if "cuts through" in str(w.message)]
+
+
+def test_a_transposed_part():
+    def body(held, out):
+        out[...] = held.at[3:10, 5:90].T[...]
+
+    run(body, TRANSFORMS["swizzled"], X[3:10, 5:90].T)
+
+
+def test_single_elements_of_a_tiled_array():
+    x = X[:, :64]
+
+    def body(x, out, held):
+        held[...] = x[...]
+        held[5, 40] = held[17, 3] + held[2, 63]
+        out[...] = held[...]
+
+    array = plgpu.SMEM(x.shape, x.dtype, transforms=TRANSFORMS["swizzled"])
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return plgpu.kernel(body, out, scratch_types=[array], interpret=interpret)
+
+    expected = x.copy()
+    expected[5, 40] = x[17, 3] + x[2, 63]
+    check(make, [x], expected)
+
+
+def test_one_array_is_an_operand_of_wgmma_and_read_by_element():
+    x = (np.arange(64 * 64).reshape(64, 64) % 7 - 3).astype(np.float16)
+
+    def body(x, out, held, acc):
+        held[...] = x[...]
+        plgpu.commit_smem()
+        plgpu.wgmma(acc, held, held)
+        out[...] = acc[...] + held[3, 3].astype(jnp.float32)
+
+    scratch = [plgpu.SMEM(x.shape, x.dtype), plgpu.ACC((64, 64))]
+    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct(x.shape, np.float32)
+        return plgpu.kernel(body, out, scratch_types=scratch, interpret=interpret)
+
+    wide = x.astype(np.float32)
+    check(make, [x], wide @ wide + wide[3, 3], semantics=warpgroup)
+
+
+# --- warnings -------------------------------------------------------------------------
+
+
+def warnings_of(body, semantics, *scratch, shape=(64, 64)):
+    """The texts of the warnings when a body is lowered."""
+    x = np.zeros(shape, np.float32)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    kernel = plgpu.kernel(body, out, scratch_types=list(scratch))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        in_lockstep.lower(under(semantics, kernel), [x])
+    return [str(w.message) for w in seen if w.category is errors.PerformanceWarning]
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_bank_conflicts_are_a_warning_with_the_line(semantics):
+    def body(x, o, held):
+        held[...] = x[...]
+        o[0] = held[:, 0]  # HERE
+
+    (text,) = warnings_of(body, semantics, plgpu.SMEM((64, 64), jnp.float32))
+    assert text.startswith("a load of SMEM has bank conflicts (")
+    assert "32 times the time" in text
+    line = Path(__file__).read_text().splitlines().index("        o[0] = held[:, 0]  # HERE")
+    assert re.search(rf"test_parts_of_tiles.py:{line + 1}\b", text)
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_start_without_alignment_is_a_warning(semantics):
+    def body(x, o):
+        o[...] = x[...]
+        o[0:8] = x.at[3:11, :][...] + 1  # rows are aligned
+
+    assert warnings_of(body, semantics) == []
+
+    def shifted(x, o):
+        o[...] = x[...]
+        o[0:1024] = x[3:1027]
+
+    (text,) = warnings_of(shifted, semantics, shape=(4096,))
+    assert "a load of GMEM does not start at a known multiple of its width" in text
+    assert "4 times as many instructions" in text
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_conflicts_that_the_author_accepts_are_none(semantics, recwarn):
+    def body(x, o, held):
+        held[...] = x[...]
+        o[0] = plgpu.load(held, np.s_[:, 0], optimized=False)
+
+    x = np.zeros((64, 64), np.float32)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [plgpu.SMEM((64, 64), jnp.float32)]
+    kernel = plgpu.kernel(body, out, scratch_types=scratch)
+    in_lockstep.lower(under(semantics, kernel), [x])
+    assert not [w for w in recwarn if w.category is errors.PerformanceWarning]
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_conflicts_that_the_author_excludes_are_refused(semantics):
+    def body(x, o, held):
+        held[...] = x[...]
+        o[0] = plgpu.load(held, np.s_[:, 0], optimized=True)
+
+    x = np.zeros((64, 64), np.float32)
+    out = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    scratch = [plgpu.SMEM((64, 64), jnp.float32)]
+    kernel = plgpu.kernel(body, out, scratch_types=scratch)
+    with pytest.raises(errors.LayoutError, match="bank conflicts"):
+        in_lockstep.lower(under(semantics, kernel), [x])
