@@ -160,7 +160,12 @@ def test_bank_conflicts_are_a_warning_with_the_line(semantics):
     (text,) = warnings_of(body, semantics, plgpu.SMEM((64, 64), jnp.float32))
     assert text.startswith("a load of SMEM has bank conflicts (")
     assert "32 times the time" in text
-    line = Path(__file__).read_text().splitlines().index("        o[0] = held[:, 0]  # HERE")
+    line = (
+        Path(__file__)
+        .read_text()
+        .splitlines()
+        .index("        o[0] = held[:, 0]  # HERE")
+    )
     assert re.search(rf"test_parts_of_tiles.py:{line + 1}\b", text)
 
 
