@@ -19,7 +19,7 @@ PYTEST := $(RUN) pytest -q -n $(WORKERS) --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test smoke fast check static format format-check lint types \
-	composition-table coverage-table porting-table map clean clean-all
+	composition-table coverage-table layout-drawings porting-table map clean clean-all
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1|\2/p' Makefile | \
@@ -69,6 +69,9 @@ porting-table: setup  ## regenerate docs/porting.md from tools/porting_names.py
 
 composition-table: setup  ## regenerate docs/composition.md from the tests' programs
 	$(RUN) tools.composition_table
+
+layout-drawings: setup  ## regenerate docs/layouts.md and its pictures
+	$(RUN) tools.layout_drawings
 
 map: setup  ## bring MAP.md's list of files up to date
 	$(RUN) tools.update_map

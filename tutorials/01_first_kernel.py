@@ -241,16 +241,16 @@ One tile of SMEM suffices here, since the result overwrites the input.
 ### Which thread has which element
 
 `tile_smem[...]` distributes the tile over the registers of the 128 threads. How it does
-that is its **register layout**. `plgpu.layouts.draw` draws one, here of a small array
-in which each thread holds 4 adjacent elements. A cell reads `warp:lane`, register and
-position in the register.
+that is its **register layout**. `draw` draws one, here a part of a small array in which
+each thread holds 4 adjacent elements. A cell reads `warp:lane`, register and position
+in the register. A notebook shows the drawing itself in colours,
+[docs/layouts.md](../docs/layouts.md) has more of them.
 """
 
 # %%
 strided = plgpu.Layout.WG_STRIDED((8, 64), vec_size=4)
-drawing = plgpu.layouts.draw(strided, (8, 64))
-for line in drawing.splitlines():
-    print(line[:78], "...")
+drawing = strided.draw(part=(slice(0, 8), slice(0, 8)))
+print(drawing)
 
 # %% [markdown]
 """

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where elements are stored, in pure integers. Depends on neither JAX nor MLIR."""
 
+from pallas_gpu.layouts.drawing.draw import draw as draw
+from pallas_gpu.layouts.drawing.drawing import Drawing as Drawing
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction as TmaInstruction
 from pallas_gpu.layouts.gmem.tma_plan import TmaPlan as TmaPlan
 from pallas_gpu.layouts.gmem.tma_plan import plan_copy as plan_copy
@@ -17,7 +19,6 @@ from pallas_gpu.layouts.registers.descriptions import TiledLayout as TiledLayout
 from pallas_gpu.layouts.registers.descriptions import Tiling as Tiling
 from pallas_gpu.layouts.registers.descriptions import WGSplatLayout as WGSplatLayout
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout as WGStridedLayout
-from pallas_gpu.layouts.registers.draw import draw as draw
 from pallas_gpu.layouts.registers.linear import LinearLayout as LinearLayout
 from pallas_gpu.layouts.smem.access import plan_access as plan_access
 from pallas_gpu.layouts.smem.access_plan import AccessPlan as AccessPlan
@@ -38,6 +39,7 @@ __all__ = [
     "LinearLayout",
     "TmemLayout",
     "TmemKind",
+    "Drawing",
     "draw",
 ]
 

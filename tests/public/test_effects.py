@@ -146,6 +146,24 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ),
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
+    "layouts.draw.shape": lambda: see.values(
+        functools.partial(layouts.draw, plgpu.Layout.WGMMA),
+        {"shape": (64, 8)},
+        {"shape": (64, 16)},
+    ),
+    **{
+        f"{name}.part": lambda: see.values(
+            functools.partial(layouts.draw, plgpu.Layout.WGMMA, (64, 8)),
+            {"part": None},
+            {"part": (slice(0, 2), slice(0, 4))},
+        )
+        for name in ("layouts.draw", "TiledLayout.draw")
+    },
+    "TiledLayout.draw.shape": lambda: see.values(
+        layouts.to_layout(plgpu.Layout.WGMMA).draw,
+        {"shape": (64, 8)},
+        {"shape": (64, 16)},
+    ),
     "run_scoped.scratch_types": lambda: see.bodies(
         *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
     ),

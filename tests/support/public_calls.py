@@ -235,6 +235,7 @@ GOOD: dict[str, Good] = {
         lane_dims=(-3, -2),
         vector_dim=-1,
     ),
+    "TiledLayout.draw": _top(self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 8)),
     "TiledLayout.reduce": _top(self=layouts.to_layout(plgpu.Layout.WGMMA), axes=0),
     "TiledLayout.linear": _top(
         self=layouts.to_layout(plgpu.Layout.WGMMA), shape=(64, 64)

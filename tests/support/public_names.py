@@ -29,6 +29,7 @@ NOT_CALLED = {
     "offline.LoweredReport": "made by offline.lower",
     "offline.Resources": "made by offline.compile",
     "arch.GpuTarget": "hardware; arch.TARGETS contains them",
+    "layouts.Drawing": "made by draw",
     "layouts.LinearLayout": "made by the layouts' method linear",
     "layouts.LinearLayout.create": "made by the layouts' method linear",
     "layouts.LinearLayout.from_coordinates": "made by the layouts' method linear",
@@ -36,7 +37,9 @@ NOT_CALLED = {
 # Exceptions are caught, not made.
 NOT_WALKED = ("errors",)
 # Methods that users call on values; those of references are walked.
-METHODS = ("TiledLayout.reduce", "TiledLayout.linear", "Tiling.tile_shape")
+METHODS = (
+    "TiledLayout.reduce", "TiledLayout.linear", "TiledLayout.draw", "Tiling.tile_shape",
+)  # fmt: skip
 
 
 def public_callables() -> dict[str, Callable[..., Any]]:

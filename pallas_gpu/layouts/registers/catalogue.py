@@ -18,6 +18,7 @@ import numpy as np
 
 from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.registers.descriptions import (
     RegisterLayout,
     Replicated,
@@ -256,7 +257,7 @@ def _check_columns(columns: int) -> None:
         )
 
 
-class Layout(enum.Enum):
+class Layout(Drawable, enum.Enum):
     """The layouts by name. Those that need parameters are called.
 
     >>> plgpu.layout_cast(x, plgpu.Layout.WGMMA)

@@ -18,6 +18,7 @@ import numpy as np
 
 from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES, WARPS, LinearLayout
 
 
@@ -178,7 +179,7 @@ def _dims(value: Any, what: str) -> tuple[PartitionDim, ...]:
     vector_dim=expect.integer(),
 )
 @dataclasses.dataclass(frozen=True)
-class TiledLayout:
+class TiledLayout(Drawable):
     """Distributes the dimensions of a tiling over warps, lanes and one register.
 
     Dimensions of the tiled shape are given by negative index. The remaining dimensions
@@ -389,7 +390,7 @@ def _drop_idle_tiles(
 
 @expect.arguments(shape=expect.integers(0), vec_size=expect.integer())
 @dataclasses.dataclass(frozen=True)
-class WGStridedLayout:
+class WGStridedLayout(Drawable):
     """Distributes the row-major elements cyclically over threads, `vec_size` at a time.
 
     Element i is in thread `(i // vec_size) % 128`. It is the default layout of loads
@@ -508,7 +509,7 @@ def _strided_linear(layout: WGStridedLayout) -> LinearLayout | None:
 
 @expect.arguments(shape=expect.integers(0))
 @dataclasses.dataclass(frozen=True)
-class WGSplatLayout:
+class WGSplatLayout(Drawable):
     """One register per thread that represents all elements: they are equal.
 
     Args:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.registers.reshapes import flatten as _flatten
 from pallas_gpu.layouts.registers.reshapes import reshaped
 
@@ -34,7 +35,7 @@ _BITS_OF_THREAD = (np.arange(THREADS)[:, None] >> np.arange(THREAD_BITS)) & 1
 
 
 @dataclasses.dataclass(frozen=True)
-class LinearLayout:
+class LinearLayout(Drawable):
     """Places an array in the registers of one warpgroup.
 
     Element `v` of register `r` in thread `t` is the array's element at

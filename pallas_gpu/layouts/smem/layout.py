@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.smem.swizzle import (
     NO_SWIZZLE,
     atom_bytes,
@@ -20,7 +21,7 @@ from pallas_gpu.layouts.smem.swizzle import (
 
 
 @dataclasses.dataclass(frozen=True)
-class SmemLayout:
+class SmemLayout(Drawable):
     """The physical placement of an array in shared memory.
 
     With tiling (8, 64) an array (..., M, N) is stored row-major as

@@ -21,6 +21,7 @@ import numpy as np
 
 from pallas_gpu import expect
 from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.registers.descriptions import (
     PartitionDim,
     Replicated,
@@ -92,7 +93,7 @@ class TmemPlaces(NamedTuple):
     tile_columns=expect.integer(0),
 )
 @dataclasses.dataclass(frozen=True)
-class TmemLayout:
+class TmemLayout(Drawable):
     """The placement of an array in TMEM, created by the method named after the kind.
 
     Args:

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import jax
 
 from pallas_gpu import _jax, errors, expect
+from pallas_gpu.layouts.drawing.drawing import Drawable, Drawing, part_of_array
 from pallas_gpu.types import values
 from pallas_gpu.types.completion import shows
 from pallas_gpu.types.mesh import Mesh
@@ -183,6 +184,19 @@ class MemorySpace(Resource, metaclass=_Members):
     def check_scope(self, declaration: ScratchType, mesh: Mesh) -> None:
         """Raises unless a scope of a kernel with this mesh may declare the array."""
 
+    def drawn(self, declaration: ScratchType) -> tuple[Drawable, tuple[int, ...]]:
+        """Returns the layout of an array, and the shape that it places.
+
+        Raises:
+          LayoutError: arrays in the space have no layout.
+        """
+        raise errors.LayoutError(
+            f"draw: an array in {self.name} has no layout to draw",
+            expected="an array in SMEM or TMEM",
+            got=self.describe(declaration, declaration.shape),
+            hint="GMEM is row-major; an accumulator has Layout.WGMMA",
+        )
+
     def refusal(self, declaration: ScratchType, hint: str) -> errors.UnsupportedError:
         """Returns the error for a space in which scopes allocate no arrays."""
         return errors.UnsupportedError(
@@ -207,7 +221,7 @@ def _static_shape(space: MemorySpace, shape: Any) -> tuple[int, ...]:
     )
 
 
-@shows("transforms")
+@shows("transforms", "draw")
 @dataclasses.dataclass(frozen=True)
 class ScratchType:
     """A declaration of a scratch array.
@@ -236,6 +250,23 @@ class ScratchType:
     def transforms(self) -> tuple[Transform, ...]:
         """Tiling and swizzle of an SMEM array."""
         return self.storage.transforms
+
+    @expect.arguments(lambda *_, **__: "draw", part=part_of_array)
+    def draw(self, *, part: Any = None) -> Drawing:
+        """Draws where the elements of an array in SMEM or TMEM are.
+
+        Args:
+          part: for larger arrays, which part to draw: an integer or a slice for each
+            axis; of TMEM, for each of the last two.
+
+        Raises:
+          LayoutError: the array is in GMEM or in registers, or the part is too large.
+
+        Example:
+          >>> plgpu.SMEM((8, 64), jnp.float16).draw(part=(slice(0, 8), slice(0, 16)))
+        """
+        layout, shape = self.memory_space.drawn(self)
+        return layout.draw(shape, part)
 
     def to_ref(self) -> KernelRef:
         """Returns a fresh abstract reference of this declaration."""

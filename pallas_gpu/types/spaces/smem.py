@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 from pallas_gpu import arch
-from pallas_gpu.types.spaces.memory_space import MemorySpace
+from pallas_gpu.layouts.drawing.drawing import Drawable
+from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import Storage
 from pallas_gpu.types.transforms import smem_layout
 from pallas_gpu.types.values import element_type
@@ -45,6 +46,10 @@ class Smem(MemorySpace):
 
     def size(self, aval: Any) -> int:
         return smem_layout(aval.shape, aval.dtype, aval.transforms).size_bytes
+
+    def drawn(self, declaration: ScratchType) -> tuple[Drawable, tuple[int, ...]]:
+        shape = declaration.shape
+        return smem_layout(shape, declaration.dtype, declaration.transforms), shape
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.smem_bytes_per_block

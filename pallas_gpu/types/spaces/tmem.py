@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors
 from pallas_gpu.layouts import TmemKind, TmemLayout
+from pallas_gpu.layouts.drawing.drawing import Drawable
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES
 from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
@@ -88,6 +89,10 @@ class Tmem(MemorySpace):
 
     def size(self, aval: Any) -> int:
         return aval.storage.columns(aval.shape)
+
+    def drawn(self, declaration: ScratchType) -> tuple[Drawable, tuple[int, ...]]:
+        assert isinstance(declaration.storage, TmemStorage)
+        return declaration.storage.layout, declaration.shape[-2:]
 
     def budget(self, target: arch.GpuTarget) -> int:
         return target.tmem_columns
