@@ -20,7 +20,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
-from tests.support import block_effects
+from tests.support import block_effects, drawing_effects
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -102,6 +102,7 @@ def tmem(*options, dtype=F32):
 
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
+    **drawing_effects.EFFECTS,
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
@@ -146,24 +147,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ),
     "CompilerParams.debug_checks": "tests/lowering/families/test_debug.py::"
     "test_a_failed_check_prints_its_position_and_traps",
-    "layouts.draw.shape": lambda: see.values(
-        functools.partial(layouts.draw, plgpu.Layout.WGMMA),
-        {"shape": (64, 8)},
-        {"shape": (64, 16)},
-    ),
-    **{
-        f"{name}.part": lambda: see.values(
-            functools.partial(layouts.draw, plgpu.Layout.WGMMA, (64, 8)),
-            {"part": None},
-            {"part": (slice(0, 2), slice(0, 4))},
-        )
-        for name in ("layouts.draw", "TiledLayout.draw")
-    },
-    "TiledLayout.draw.shape": lambda: see.values(
-        layouts.to_layout(plgpu.Layout.WGMMA).draw,
-        {"shape": (64, 8)},
-        {"shape": (64, 16)},
-    ),
     "run_scoped.scratch_types": lambda: see.bodies(
         *(lambda e, t=t: plgpu.run_scoped(calls.nothing, t) for t in (TILE, SMALL_TILE))
     ),
