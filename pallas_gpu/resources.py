@@ -25,7 +25,7 @@ from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # The widest access of a thread (PTX ISA, ld).
-_SCRATCH_GRANULE_BYTES = 16
+SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
 _DEFAULT_SCRATCH_BYTES = 2048
 
@@ -245,10 +245,10 @@ def plan(
     if result.smem_bytes > limit:
         raise out_of_smem(result, target, name)
     room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
-    room -= room % _SCRATCH_GRANULE_BYTES
+    room -= room % SCRATCH_GRANULE_BYTES
     asked = reduction_scratch_bytes
     each = _DEFAULT_SCRATCH_BYTES if asked is None else asked
-    each = min(_align(each, _SCRATCH_GRANULE_BYTES), room)
+    each = min(_align(each, SCRATCH_GRANULE_BYTES), room)
     return dataclasses.replace(
         result,
         scratch_room_bytes=each * warpgroups,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
@@ -17,7 +18,11 @@ from pallas_gpu.mosaic import addressing
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.mosaic.registers import RegisterArray
-from pallas_gpu.resources import Plan
+from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
+
+# Scratch that an operation may ask for where it can also do with less, in rounds: more
+# leaves SMEM for fewer blocks of an SM. Estimate.
+_MOST_WANTED_BYTES = 1 << 16
 
 
 def available_bytes(kernel: KernelState) -> int:
@@ -59,9 +64,40 @@ def of_warpgroup(kernel: KernelState) -> SmemScratch | None:
     builder = kernel.builder
     pointer = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
     if kernel.params.mesh.warpgroups > 1:
-        offset = arith.muli(builder.threads.warpgroup, builder.i32(bytes_each))
+        offset = arith.muli(builder.threads.warpgroup, _distance(kernel, bytes_each))
         pointer = addressing.offset_pointer(pointer, offset)
     return SmemScratch(pointer, bytes_each)
+
+
+def _distance(kernel: KernelState, bytes_each: int) -> ir.Value:
+    """Returns the distance of two warpgroups' scratch, which grows with the scratch.
+
+    Code that was emitted for a smaller scratch uses the same constant: otherwise the
+    parts of two warpgroups would overlap.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    number = ir.IntegerAttr.get(i32, bytes_each)
+    constant = kernel.builder.hoisted(
+        "distance of scratch", lambda: arith.constant(i32, number)
+    )
+    constant.owner.attributes["value"] = number
+    return constant
+
+
+def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
+    """Returns scratch for data that can also go through less of it, in rounds.
+
+    The scratch grows within the remaining SMEM. None where there is none.
+    """
+    warpgroups = kernel.params.mesh.warpgroups
+    limit = kernel.plan.scratch_limit_bytes // warpgroups
+    wanted = min(wanted_bytes, limit, _MOST_WANTED_BYTES)
+    if wanted > available_bytes(kernel):
+        granules = -(-wanted // SCRATCH_GRANULE_BYTES)
+        kernel.plan = kernel.plan.with_room(
+            granules * SCRATCH_GRANULE_BYTES * warpgroups
+        )
+    return of_warpgroup(kernel)
 
 
 def for_relayout(

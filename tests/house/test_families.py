@@ -32,9 +32,14 @@ JAX_FAMILIES = {
     ),
     **dict.fromkeys(("get", "swap", "addupdate"), "registers"),
     **dict.fromkeys(
-        ("broadcast_in_dim", "iota", "reshape", "squeeze", "transpose", "slice"),
+        ("broadcast_in_dim", "iota", "transpose"),
         "shapes",
     ),
+    **dict.fromkeys(("reshape", "squeeze"), "reshapes"),
+    **dict.fromkeys(
+        ("slice", "split", "dynamic_slice", "dynamic_update_slice"), "slices"
+    ),
+    **dict.fromkeys(("concatenate", "rev", "pad"), "concatenate"),
     **dict.fromkeys(
         (
             *("reduce_sum", "reduce_prod", "reduce_max", "reduce_min"),

@@ -51,21 +51,6 @@ def test_float8_is_not_reduced(semantics, axis):
 
 
 @pytest.mark.parametrize("semantics", BOTH)
-def test_an_element_of_a_loops_array_is_no_scalar(semantics):
-    def body(x, o):
-        def step(_, carry):
-            total, one = carry
-            return total + jnp.squeeze(one), one * 2  # HERE
-
-        start = jnp.float32(0), jnp.ones((1,), jnp.float32)
-        o[...] = jnp.broadcast_to(lax.fori_loop(0, 3, step, start)[0], x.shape)
-
-    error = error_of(body, semantics)
-    assert type(error) is errors.UnsupportedError
-    assert error.what == "an array of one element cannot become a scalar"
-
-
-@pytest.mark.parametrize("semantics", BOTH)
 def test_a_loops_array_is_no_splat(semantics):
     def body(x, o):
         def step(_, value):
@@ -79,13 +64,12 @@ def test_a_loops_array_is_no_splat(semantics):
 
 
 @pytest.mark.parametrize("semantics", BOTH)
-def test_a_reshape_does_not_transpose(semantics):
+def test_a_reversal_without_scratch(semantics):
     def body(x, o):
-        o[...] = lax.reshape(x[...], x.shape, dimensions=(1, 0))  # HERE
+        o[...] = jnp.flip(x[...])  # HERE
 
-    error = error_of(body, semantics)
-    assert type(error) is errors.UnsupportedError
-    assert error.what == "lax.reshape with dimensions is not supported in a kernel"
+    error = error_of(body, semantics, compiler_params=NO_SCRATCH)
+    assert "reduction_scratch_bytes=" in error.hint
 
 
 @pytest.mark.parametrize("semantics", BOTH)

@@ -38,25 +38,12 @@ _GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one produ
 # By the name of the primitive.
 HINTS: dict[str, str] = {
     # Shapes
-    "concatenate": "store each part where it belongs: `o_ref[0:32] = a`, "
-    "`o_ref[32:64] = b`",
-    "split": "read each part from the reference: `a = x_ref[0:32]`, `b = x_ref[32:64]`",
-    "tile": "store each copy where it belongs: `o_ref[0:32] = a`, `o_ref[32:64] = a`",
-    "pad": "store the value and the padding where they belong: `o_ref[0:32] = a`, "
-    "`o_ref[32:64] = jnp.zeros((32, 128))`",
-    "rev": "store one row at a time: `o_ref[i] = x_ref[63 - i]` in a loop",
-    "dynamic_slice": "an array in registers has no addresses: index the reference, "
-    "`x_ref[plgpu.ds(i, 32)]`",
-    "dynamic_update_slice": "an array in registers is not updated in place: store to "
-    "the reference, `o_ref[plgpu.ds(i, 32)] = a`",
     "gather": _ROWS_READ,
     "scatter": _ROWS_WRITTEN,
     **dict.fromkeys(
         ("scatter-add", "scatter_add", "scatter-max", "scatter-min", "scatter-mul"),
         _ROWS_UPDATED,
     ),
-    "stack": "store each part where it belongs, `o_ref[0] = a`, `o_ref[1] = b`; in "
-    "place of jnp.select write `jnp.where(a > 0, a, jnp.where(b > 0, b, 0.0))`",
     "platform_index": "JAX has a code of this function for each platform; for "
     "jnp.diagonal write `jnp.sum(jnp.where(row == column, x, 0.0), axis=1)`, where "
     "`row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)` and "

@@ -144,6 +144,27 @@ def gmem_access_cost(
     return cycles + _bool_conversions(placement, bits)
 
 
+@functools.lru_cache(maxsize=8192)
+def scratch_access_cost(placement: Placement, bits: int) -> float:
+    """Cycles to store an array to scratch, or to load one: row-major, no conflicts.
+
+    Args:
+      placement: the layout in registers.
+      bits: width of an element in registers; 1 for a bool, a byte in memory.
+    """
+    itemsize = max(bits, 8) // 8
+    width = min(placement.vector_length, max(MAX_WIDTH_BYTES // itemsize, 1))
+    accesses = placement.num_registers * placement.vector_length / width
+    words = max(width * itemsize / 4, 1)
+    cycles = WARPS * accesses * words * rates.SMEM_WAVEFRONT
+    return cycles + _bool_conversions(placement, bits)
+
+
+# Two barriers: before the stores, as threads may still be reading what was there, and
+# before the loads.
+EXCHANGE_CYCLES = 2 * rates.BARRIER + rates.SMEM_LATENCY
+
+
 def _bool_conversions(placement: Placement, bits: int) -> float:
     """A bool is a byte in memory and a predicate in a register."""
     if bits != 1:

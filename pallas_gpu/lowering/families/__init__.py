@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """One file per family, with its lane, warpgroup, infer and expand rules.
 
-Importing this package imports every file in it, which registers all rules: a new family
-is a new file.
+Importing this package imports every file in it and in its inner rooms, which registers
+all rules: a new family is a new file.
 """
 
 import importlib
 import pkgutil
 
-for _module in sorted(module.name for module in pkgutil.iter_modules(__path__)):
-    importlib.import_module(f"{__name__}.{_module}")
+for _module in sorted(
+    module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.")
+):
+    importlib.import_module(_module)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations on shapes: broadcasts, iotas, reshapes, transposes, slices."""
+"""Splats, broadcasts, iotas, transposes, and slices of accumulators."""
 
 from __future__ import annotations
 
@@ -148,9 +148,9 @@ def _infer_broadcast(network: Network, op: ir.Operation, key: int) -> None:
         return
     dims = tuple(ir.DenseI64ArrayAttr(op.attributes["broadcast_dimensions"]))
     if math.prod(old) == math.prod(new):
-        _related(network, op, key, relations.Reshape(old, new))
+        related(network, op, key, relations.Reshape(old, new))
     else:
-        _related(network, op, key, relations.Broadcast(old, new, dims))
+        related(network, op, key, relations.Broadcast(old, new, dims))
 
 
 @expands("mosaic_gpu.broadcast_in_dim")
@@ -195,92 +195,6 @@ def _expand_iota(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
-# --- reshapes -------------------------------------------------------------------------
-
-
-@lane("reshape")
-def _reshape_lane(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
-    _refuse_dimensions(ctx)
-    return _array_in_shape(x, ctx.out_aval.shape)
-
-
-@warpgroup("reshape")
-def _reshape_warpgroup(ctx: RuleContext, x: Any, *dynamic: Any) -> Any:
-    _refuse_dimensions(ctx)
-    return _vector_in_shape(x, ctx.out_aval.shape)
-
-
-def _refuse_dimensions(ctx: RuleContext) -> None:
-    """Refuses a reshape that also transposes."""
-    dimensions = ctx.eqn.params.get("dimensions")
-    if dimensions is not None:
-        raise errors.UnsupportedError(
-            "lax.reshape with dimensions is not supported in a kernel",
-            expected="dimensions=None",
-            got=dimensions,
-            hint="transpose first: lax.reshape(lax.transpose(x, dimensions), sizes)",
-        )
-
-
-@lane("squeeze")
-def _squeeze_lane(ctx: RuleContext, x: Any) -> Any:
-    return _array_in_shape(x, ctx.out_aval.shape)
-
-
-@warpgroup("squeeze")
-def _squeeze_warpgroup(ctx: RuleContext, x: Any) -> Any:
-    return _vector_in_shape(x, ctx.out_aval.shape)
-
-
-def _array_in_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    if shape == () and not vals.is_scalar(x) and not isinstance(x, regs.Splat):
-        raise _one_element_error(x.shape)
-    return regs.reshape(x, shape)
-
-
-def _vector_in_shape(x: Any, shape: tuple[int, ...]) -> Any:
-    if x.shape == shape:
-        return x
-    if vals.is_scalar(x):
-        return splat(x, shape)
-    if not shape:
-        return _element(x)
-    result = logical.vector_type(x.dtype, shape)
-    return vals.Vector(vector.shape_cast(result, x.value), x.dtype)
-
-
-def _element(x: vals.Vector) -> Any:
-    """Returns the element of a splat; other arrays distribute it over threads."""
-    value = splat_source(x)
-    if value is None:
-        raise _one_element_error(x.shape)
-    return regs.Splat(dtypes.bitcast(value, x.dtype), x.dtype, ())
-
-
-def _one_element_error(shape: tuple[int, ...]) -> errors.UnsupportedError:
-    """Returns the error for the conversion of an array to a scalar."""
-    return errors.UnsupportedError(
-        "an array of one element cannot become a scalar",
-        expected="a scalar read from a reference: ref[i]",
-        got=f"an array of shape {shape} in registers",
-        hint="read the element from SMEM or GMEM with integer indices",
-    )
-
-
-@infers("vector.shape_cast")
-def _infer_reshape(network: Network, op: ir.Operation, key: int) -> None:
-    old, _ = network.vector_type(op.operands[0].type)
-    new, _ = network.vector_type(op.results[0].type)
-    _related(network, op, key, relations.Reshape(old, new))
-
-
-@expands("vector.shape_cast")
-def _expand_reshape(expansion: Expansion, op: Any) -> None:
-    shape = tuple(op.result.type.shape)
-    expansion.set(op.result, regs.reshape(expansion.operand(op, 0), shape))
-    expansion.dead.append(op.operation)
-
-
 # --- transposes and slices ------------------------------------------------------------
 
 
@@ -304,7 +218,7 @@ def _transpose_warpgroup(ctx: RuleContext, x: Any) -> Any:
 @infers("vector.transpose")
 def _infer_transpose(network: Network, op: ir.Operation, key: int) -> None:
     permutation = tuple(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
-    _related(network, op, key, relations.Transpose(permutation))
+    related(network, op, key, relations.Transpose(permutation))
     for value in (op.operands[0], op.results[0]):
         if value in network.results:
             network.results[value].cell.transposed = True
@@ -322,16 +236,6 @@ def _expand_transpose(expansion: Expansion, op: Any) -> None:
     expansion.dead.append(op.operation)
 
 
-@lane("slice")
-def _slice_lane(ctx: RuleContext, x: Any) -> Any:
-    return regs.static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
-
-
-@warpgroup("slice")
-def _slice_warpgroup(ctx: RuleContext, x: Any) -> Any:
-    return static_slice(x, ctx.eqn.params["start_indices"], ctx.out_aval.shape)
-
-
 @infers("vector.extract_strided_slice")
 def _infer_slice(network: Network, op: ir.Operation, key: int) -> None:
     shape, _ = network.vector_type(op.operands[0].type)
@@ -339,7 +243,7 @@ def _infer_slice(network: Network, op: ir.Operation, key: int) -> None:
     # Trailing axes that the attributes omit are not sliced.
     starts += (0,) * (len(shape) - len(starts))
     sizes += shape[len(sizes) :]
-    _related(network, op, key, relations.Slice(shape, starts, sizes))
+    related(network, op, key, relations.Slice(shape, starts, sizes))
 
 
 @expands("vector.extract_strided_slice")
@@ -357,10 +261,10 @@ def integers(attribute: ir.Attribute) -> tuple[int, ...]:
     return tuple(ir.IntegerAttr(x).value for x in ir.ArrayAttr(attribute))
 
 
-def _related(
+def related(
     network: Network, op: ir.Operation, key: int, relation: relations.Relation
 ) -> None:
-    """An operation on one array whose operand's layout determines the result's."""
+    """Declares an operation whose operand's layout determines the result's."""
     result = op.results[0]
     if network.deferred.get(op.operands[0]) == "splat":
         network.defer(result, "splat")

@@ -105,6 +105,10 @@ class Assembly:
             problem.add_variable(self._array_costs(array), array.key)
         for edge in self._edges:
             self._add_edge(problem, edge)
+        for move in self.network.moves:
+            a, b = move.operand.index, move.result.index
+            given, made = self.labels[a].source, self.labels[b].source
+            problem.add_table(a, b, self.costs.moves(move, given, made))
         for variable, use in self._accesses():
             array = self.network.array(use.part)
             table = self._access_costs(variable, use, array)

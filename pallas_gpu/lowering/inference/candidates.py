@@ -16,8 +16,8 @@ from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
-from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray, Variable
-from pallas_gpu.lowering.inference.relations import default, spread
+from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray
+from pallas_gpu.lowering.inference.relations import Relation, default, spread
 from pallas_gpu.lowering.inference.spaces import tmem
 
 # Candidates of a cell, beyond those that operations require.
@@ -25,6 +25,10 @@ LIMIT = 12
 # Rounds of propagation through operations that change shapes.
 _ROUNDS = 24
 _BYTE_BITS, _HALF_BITS = 8, 16
+
+
+# Two cells whose layouts are related, the relation, and the width of an element.
+type _Link = tuple[Cell, Cell, Relation, int]
 
 
 class Book:
@@ -68,17 +72,18 @@ def canonical_order(layout: Placement) -> tuple:
 def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
     """The numbers of each cell's candidates, in the canonical order."""
     cells = list(network.cells())
-    changers = [v for v in network.variables if v.relation is not None]
-    around: dict[Cell, list[Variable]] = {}
-    for variable in changers:
-        for cell in {variable.source.find(), variable.target.find()}:
-            around.setdefault(cell, []).append(variable)
+    links = list(network.links())
+    around: dict[Cell, list[_Link]] = {}
+    for link in links:
+        for cell in {link[0], link[1]}:
+            around.setdefault(cell, []).append(link)
     found: dict[Cell, set[int]] = {}
     for cell in cells:
         seeds = [*cell.required, *_natural(cell, network)]
         found[cell] = {book.number(layout) for layout in seeds}
-    for variable in changers:
-        _seed_relation(variable, found, book)
+    for source, _, relation, bits in links:
+        for layout in relation.natural(source.shape, bits):
+            found[source].add(book.number(layout))
     fresh = {cell: book.ordered(found[cell]) for cell in cells}
     for _ in range(_ROUNDS):
         fresh = _propagate(fresh, around, found, book)
@@ -89,23 +94,21 @@ def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
 
 def _propagate(
     fresh: dict[Cell, list[int]],
-    around: dict[Cell, list[Variable]],
+    around: dict[Cell, list[_Link]],
     found: dict[Cell, set[int]],
     book: Book,
 ) -> dict[Cell, list[int]]:
     """One round: propagates new layouts through the operations around their cells."""
     arrived: dict[Cell, set[int]] = {}
     for cell, numbers in fresh.items():
-        for variable in around.get(cell, ()):
-            assert variable.relation is not None
-            source, target = variable.source.find(), variable.target.find()
+        for source, target, relation, _ in around.get(cell, ()):
             for number in numbers:
                 layout = book.layouts[number]
                 ways = []
                 if cell is source:
-                    ways.append((target, variable.relation.forward(layout)))
+                    ways.append((target, relation.forward(layout)))
                 if cell is target:
-                    ways.append((source, variable.relation.backward(layout)))
+                    ways.append((source, relation.backward(layout)))
                 for there, made in ways:
                     if made is not None:
                         arrived.setdefault(there, set()).add(book.number(made))
@@ -118,13 +121,6 @@ def _propagate(
             have.update(taken)
             result[cell] = taken
     return result
-
-
-def _seed_relation(variable: Variable, found: dict[Cell, set[int]], book: Book) -> None:
-    relation, cell = variable.relation, variable.source.find()
-    assert relation is not None
-    for layout in relation.natural(cell.shape, variable.bits):
-        found[cell].add(book.number(layout))
 
 
 # --- layouts that suit a cell ---------------------------------------------------------

@@ -15,7 +15,7 @@ preferences rarely tie.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -24,9 +24,10 @@ from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
 from pallas_gpu.layouts.registers.linear import LANE_BITS
 from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.window import consists_of_tiles
 from pallas_gpu.lowering.inference.candidates import Book
-from pallas_gpu.lowering.inference.network import Use, Variable
+from pallas_gpu.lowering.inference.network import Move, Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
 
@@ -75,6 +76,11 @@ class Costs:
         self._bounds: dict[Key, int] = {}
         self._tables: dict[tuple, np.ndarray] = {}
         self._alignments: dict[tuple[Use, SmemLayout], int] = {}
+
+    @property
+    def _can_move(self) -> bool:
+        """Whether operations can move data through scratch: less takes more rounds."""
+        return self._scratch_bytes >= MAX_WIDTH_BYTES
 
     def refine(self, keys: Iterable[Key]) -> bool:
         """Replaces bounds by exact costs; returns whether there were any."""
@@ -150,11 +156,40 @@ class Costs:
             if needed is None or needed > self._scratch_bytes:
                 return INFEASIBLE
             return scaled(relation.cost(layout, variable.bits), weight)
+        if variable.moved_bits:
+            if not self._can_move:
+                return INFEASIBLE
+            cycles = moves.scratch_access_cost(layout, variable.moved_bits)
+            return scaled(cycles + moves.EXCHANGE_CYCLES / 2, weight)
         if variable.cycles_per_element:
             elements = layout.num_registers * layout.vector_length
             return scaled(elements * variable.cycles_per_element, weight)
         key = self.gmem_key(variable, number)
         return 0 if key is None else self.times(key, weight)
+
+    def moves(self, move: Move, src: Sequence[int], dst: Sequence[int]) -> np.ndarray:
+        """Costs [src, dst] of an operation that renames registers or moves data."""
+        layouts = self._book.layouts
+        loads = [moves.scratch_access_cost(layouts[b], move.bits) for b in dst]
+        rows = []
+        for a in src:
+            renamed = move.relation.forward(layouts[a])
+            fixed = moves.scratch_access_cost(layouts[a], move.bits)
+            fixed += moves.EXCHANGE_CYCLES
+            rows.append(
+                [
+                    scaled(
+                        rates.RENAME
+                        if layouts[b] == renamed
+                        else fixed + load
+                        if self._can_move
+                        else None,
+                        move.weight,
+                    )
+                    for b, load in zip(dst, loads, strict=True)
+                ]
+            )
+        return np.array(rows, dtype=np.int64).reshape(len(src), len(dst))
 
     def copy(self, use: Use, storage: SmemLayout) -> int:
         """Cost of a feasible TMA copy."""

@@ -264,6 +264,14 @@ def _alone_error(problem: Assembly, place: int) -> errors.LayoutError:
     """An operation that supports no candidate layout of its operand."""
     variable = problem.network.variables[place]
     layouts = [problem.book.layouts[n] for n in problem.labels[place].source]
+    if variable.moved_bits:
+        return errors.LayoutError(
+            f"{variable.name}: no SMEM is left for moving data between threads",
+            expected="at least 16 bytes of scratch for each warpgroup",
+            got=f"{problem.scratch_bytes} bytes",
+            hint=_remedies(problem, []) or "use smaller or fewer arrays in SMEM",
+            where=sources.where(variable.op),
+        )
     if variable.relation is not None:
         relation, bits = variable.relation, variable.bits
         needs = [relation.scratch_bytes(layout, bits) for layout in layouts]

@@ -104,6 +104,8 @@ class Variable:
       access: the part of memory it loads or stores.
       cycles_per_element: cost of elementwise work per element that a thread holds; 0
         for any other operation.
+      moved_bits: width in memory of the elements that it stores to scratch, or loads
+        from there, to move them between threads; 0 for any other operation.
       in_flight: whether its result may be an accumulator of a WGMMA in flight: nothing
         may read its registers, not even a relayout.
       key: a number that does not depend on the order of operations.
@@ -121,6 +123,7 @@ class Variable:
     fixed: Placement | None = None
     access: Use | None = None
     cycles_per_element: float = 0.0
+    moved_bits: int = 0
     in_flight: bool = False
 
     @property
@@ -250,6 +253,24 @@ class Edge:
     rigid: bool
 
 
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """An operation that moves data through scratch where it cannot rename registers.
+
+    Attributes:
+      operand, result: the two variables of the operation.
+      relation: the result's layout where registers are only renamed.
+      bits: width of an element, 1 for a bool.
+      weight: how often it runs.
+    """
+
+    operand: Variable
+    result: Variable
+    relation: Relation
+    bits: int
+    weight: int
+
+
 class Network:
     """Everything collected from a kernel, and the methods that collect it.
 
@@ -265,6 +286,7 @@ class Network:
         self.cluster = cluster
         self.variables: list[Variable] = []
         self.edges: list[Edge] = []
+        self.moves: list[Move] = []
         self.arrays: dict[ir.Value, Array] = {}
         self.results: dict[ir.Value, Port] = {}
         self.operands: dict[tuple[ir.Operation, int], Port] = {}
@@ -350,6 +372,7 @@ class Network:
         fixed: Placement | None = None,
         access: Use | None = None,
         cycles_per_element: float = 0.0,
+        moved_bits: int = 0,
         in_flight: bool = False,
     ) -> Variable:
         """Adds a variable.
@@ -359,7 +382,8 @@ class Network:
           type_: vector type of the operand (or of the result if there is none).
           key: the operation's.
           result: the result's shape where it differs.
-          role, relation, fixed, access, cycles_per_element, in_flight: see `Variable`.
+          role, relation, fixed, access, cycles_per_element, moved_bits, in_flight: see
+            `Variable`.
         """
         shape, bits = self.vector_type(type_)
         source = Cell(shape, bits={bits})
@@ -379,6 +403,7 @@ class Network:
             fixed,
             access,
             cycles_per_element,
+            moved_bits,
             in_flight,
         )
         if fixed is not None:
@@ -419,6 +444,19 @@ class Network:
         """Declares that a value is produced in the layout of a variable."""
         self.results[value] = Port(variable, side)
         self.results[value].cell.bits.add(self.vector_type(value.type)[1])
+
+    def move(self, operand: Variable, result: Variable, relation: Relation) -> None:
+        """Declares that an operation renames registers, or else moves their data."""
+        self.moves.append(Move(operand, result, relation, operand.bits, self.weight))
+
+    def links(self) -> Iterator[tuple[Cell, Cell, Relation, int]]:
+        """Cells whose layouts are related, the relation, and the width of elements."""
+        for v in self.variables:
+            if v.relation is not None:
+                yield v.source.find(), v.target.find(), v.relation, v.bits
+        for m in self.moves:
+            cells = m.operand.source.find(), m.result.source.find()
+            yield *cells, m.relation, m.bits
 
     def defer(self, value: ir.Value, how: Deferral) -> None:
         """Declares that a value has no layout: it is materialized at its uses."""

@@ -139,6 +139,25 @@ class Slice(Relation):
 
 
 @dataclasses.dataclass(frozen=True)
+class Join(Relation):
+    """An operand as a part of the result, whose registers are those of all operands.
+
+    The operands have equal shapes.
+    """
+
+    old: tuple[int, ...]
+    new: tuple[int, ...]
+    starts: tuple[int, ...]
+
+    def forward(self, layout: Placement) -> Placement | None:
+        whole = repeated(layout, self.new)
+        return None if whole is None or self.backward(whole) != layout else whole
+
+    def backward(self, layout: Placement) -> Placement | None:
+        return _sliced(layout, self.starts, self.old)
+
+
+@dataclasses.dataclass(frozen=True)
 class Broadcast(Relation):
     """Operand axis i is axis `dims[i]` of the result, or has size one."""
 
@@ -233,6 +252,8 @@ def repeated(layout: Placement, shape: tuple[int, ...]) -> LinearLayout | None:
     if not isinstance(layout, LinearLayout):
         return None
     if any(n % piece for n, piece in zip(shape, layout.shape, strict=True)):
+        return None
+    if any(layout.shape[a] != shape[a] for a in layout.padded_axes):
         return None
     steps = itertools.product(
         *(range(0, n, piece) for n, piece in zip(shape, layout.shape, strict=True))

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from pallas_gpu.emulator.engine.pure import scalars
+from pallas_gpu.emulator.engine.pure import movement, scalars
 
 Function = Callable[..., Any]
 _Make = Callable[[Any], Function]
@@ -282,7 +282,10 @@ def _same(eqn: Any) -> Function:
 
 def _reshape(eqn: Any) -> Function:
     shape = eqn.outvars[0].aval.shape
-    return lambda x: x.reshape(shape)
+    order = eqn.params.get("dimensions")
+    if eqn.primitive.name == "squeeze" or order is None:
+        return lambda x: x.reshape(shape)
+    return lambda x: x.transpose(order).reshape(shape)
 
 
 def _broadcast_in_dim(eqn: Any) -> Function:
@@ -409,6 +412,7 @@ _TABLE: dict[str, _Make] = {
     "iota": _iota,
     "transpose": _transpose,
     "slice": _slice,
+    **movement.ROWS,
     "copy": _same,
     "stop_gradient": _same,
     "name": _same,

@@ -52,6 +52,8 @@ def test_every_primitive_that_the_lowering_knows_is_emulated():
         if registry.rule(primitive, registry.RuleKind.EMULATE) is None
         and primitive.name not in arithmetic._TABLE
         and primitive.name not in inlined
+        # JAX evaluates operations with several results.
+        and not primitive.multiple_results
     }
     assert lowering
     assert not missing

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Concatenations, reversals and padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.families.moves.rearrange import (
+    in_registers,
+    joined,
+    lane_moved,
+    warpgroup_moved,
+)
+from pallas_gpu.lowering.inference import relations
+from pallas_gpu.lowering.rules import lane, warpgroup
+from pallas_gpu.mosaic import registers as regs
+
+
+@lane("concatenate")
+def _concatenate_lane(ctx: RuleContext, *operands: Any) -> Any:
+    if len(operands) == 1:
+        return operands[0]
+    axis = ctx.eqn.params["dimension"]
+    shapes_ = [x.shape for x in operands]
+    first = next((x for x in operands if isinstance(x, regs.RegisterArray)), None)
+    if first is not None and len(set(shapes_)) == 1:
+        target = relations.repeated(first.layout, ctx.out_aval.shape)
+        found = [_like(x, first.layout) for x in operands]
+        alike = [x for x in found if x is not None]
+        if target is not None and len(alike) == len(found):
+            whole = joined(alike, _join_starts(shapes_, axis), target)
+            if whole is not None:
+                return whole
+    return lane_moved(ctx, plans.concatenation(shapes_, axis), operands)
+
+
+def _like(x: Any, layout: Placement) -> regs.RegisterArray | None:
+    """An array in a layout, if no data moves."""
+    if isinstance(x, regs.RegisterArray):
+        return x if x.layout == layout else None
+    try:
+        return x.materialize(layout)
+    except errors.LayoutError:
+        return None
+
+
+def _join_starts(
+    shapes_: Sequence[tuple[int, ...]], axis: int
+) -> list[tuple[int, ...]]:
+    starts = np.cumsum([0, *(shape[axis] for shape in shapes_[:-1])]).tolist()
+    rank = len(shapes_[0])
+    return [tuple(start * (a == axis) for a in range(rank)) for start in starts]
+
+
+@warpgroup("concatenate")
+def _concatenate_warpgroup(ctx: RuleContext, *operands: Any) -> Any:
+    if len(operands) == 1:
+        return operands[0]
+    axis = ctx.eqn.params["dimension"]
+    shapes_ = [x.shape for x in operands]
+    parts = _join_starts(shapes_, axis) if len(set(shapes_)) == 1 else None
+    plan = plans.concatenation(shapes_, axis)
+    return warpgroup_moved(plan, operands, parts=parts, whole=True)
+
+
+@lane("rev")
+def _rev_lane(ctx: RuleContext, x: Any) -> Any:
+    if isinstance(x, regs.Splat):
+        return x
+    held = in_registers(ctx, x)
+    plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
+    return lane_moved(ctx, plan, [held], target=held.layout)
+
+
+@warpgroup("rev")
+def _rev_warpgroup(ctx: RuleContext, x: Any) -> Any:
+    if shapes.splat_source(x) is not None:
+        return x
+    plan = plans.reversal(x.shape, ctx.eqn.params["dimensions"])
+    return warpgroup_moved(plan, [x])
+
+
+@lane("pad")
+def _pad_lane(ctx: RuleContext, x: Any, value: Any) -> Any:
+    if vals.is_scalar(x):
+        return x
+    plan = plans.padding(x.shape, ctx.eqn.params["padding_config"])
+    other = None if plan.is_total else regs.splat(value.value, x.dtype, plan.shape)
+    return lane_moved(ctx, plan, [x], other=other)
+
+
+@warpgroup("pad")
+def _pad_warpgroup(ctx: RuleContext, x: Any, value: Any) -> Any:
+    if vals.is_scalar(x):
+        return x
+    plan = plans.padding(x.shape, ctx.eqn.params["padding_config"])
+    other = None if plan.is_total else shapes.splat(value, plan.shape)
+    return warpgroup_moved(plan, [x], other=other)

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slices of arrays in registers: static, with strides, and with dynamic starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu import errors
+from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.moves.rearrange import Rearrangement
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext, index_value
+from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.families.moves.rearrange import (
+    in_registers,
+    lane_moved,
+    warpgroup_moved,
+)
+from pallas_gpu.lowering.rules import lane, warpgroup
+from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+
+
+@lane("slice")
+def _slice_lane(ctx: RuleContext, x: Any) -> Any:
+    params = ctx.eqn.params
+    return _part_lane(
+        ctx, x, params["start_indices"], ctx.out_aval.shape, params["strides"]
+    )
+
+
+@warpgroup("slice")
+def _slice_warpgroup(ctx: RuleContext, x: Any) -> Any:
+    params = ctx.eqn.params
+    return _part_warpgroup(
+        x, params["start_indices"], ctx.out_aval.shape, params["strides"]
+    )
+
+
+def _part_lane(
+    ctx: RuleContext,
+    x: Any,
+    starts: Sequence[int],
+    sizes: tuple[int, ...],
+    steps: Sequence[int] | None = None,
+) -> Any:
+    if isinstance(x, regs.Splat):
+        return regs.splat(x.value, x.dtype, sizes)
+    if x.shape == sizes:
+        return x
+    if all(step == 1 for step in steps or ()):
+        x = in_registers(ctx, x)
+        try:
+            return regs.static_slice(x, starts, sizes)
+        except errors.LayoutError:
+            pass  # threads exchange data
+    return lane_moved(ctx, plans.part(x.shape, starts, sizes, steps), [x])
+
+
+def _part_warpgroup(
+    x: Any,
+    starts: Sequence[int],
+    sizes: tuple[int, ...],
+    steps: Sequence[int] | None = None,
+) -> Any:
+    source = shapes.splat_source(x)
+    if source is not None:
+        return shapes.splat(regs.Splat(source, x.dtype), sizes)
+    if x.shape == sizes:
+        return x
+    renames = all(step == 1 for step in steps or ())
+    plan = plans.part(x.shape, starts, sizes, steps)
+    return warpgroup_moved(plan, [x], parts=[starts] if renames else None)
+
+
+@lane("split")
+def _split_lane(ctx: RuleContext, x: Any) -> list[Any]:
+    return [_part_lane(ctx, x, *part) for part in _pieces(ctx)]
+
+
+@warpgroup("split")
+def _split_warpgroup(ctx: RuleContext, x: Any) -> list[Any]:
+    return [_part_warpgroup(x, *part) for part in _pieces(ctx)]
+
+
+def _pieces(ctx: RuleContext) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """The starts and the sizes of the parts."""
+    axis, sizes = ctx.eqn.params["axis"], ctx.eqn.params["sizes"]
+    rank = len(ctx.eqn.invars[0].aval.shape)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    return [
+        (tuple(start * (a == axis) for a in range(rank)), tuple(v.aval.shape))
+        for start, v in zip(starts, ctx.eqn.outvars, strict=True)
+    ]
+
+
+# --- dynamic slices -------------------------------------------------------------------
+
+
+def _starts(
+    plan: Rearrangement,
+    shape: Sequence[int],
+    sizes: Sequence[int],
+    indices: Sequence[Any],
+    sign: int,
+) -> tuple[Rearrangement, list[ir.Value]]:
+    """The plan with its static starts, and the values of those that remain.
+
+    As lax does, starts are clamped such that the slice is within bounds.
+    """
+    values, kept = [], []
+    firsts = list(plan.firsts)
+    for axis in plan.dynamic:
+        most = shape[axis] - sizes[axis]
+        known = index_value(indices[axis])
+        if isinstance(known, int | np.integer):
+            firsts[axis] += sign * min(max(int(known), 0), most)
+            continue
+        start = vals.scalar_value(_clamped(known, most))
+        if sign < 0:
+            start = arith.subi(dtypes.constant(0, dtypes.I32), start)
+        values.append(start)
+        kept.append(axis)
+    fixed = dataclasses.replace(plan, firsts=tuple(firsts), dynamic=tuple(kept))
+    return fixed, values
+
+
+def _clamped(index: Any, most: int) -> Any:
+    """i32: an index between 0 and a number."""
+    if index.dtype.itemsize < dtypes.I32.itemsize:
+        index = elementwise.astype(index, dtypes.I32)
+    low, high = (vals.constant(n, index.dtype) for n in (0, most))
+    return elementwise.astype(elementwise.apply("clamp", low, index, high), dtypes.I32)
+
+
+@lane("dynamic_slice")
+def _dynamic_slice_lane(ctx: RuleContext, x: Any, *indices: Any) -> Any:
+    sizes = tuple(ctx.out_aval.shape)
+    if isinstance(x, regs.Splat):
+        return regs.splat(x.value, x.dtype, sizes)
+    plan, starts = _starts(
+        plans.dynamic_part(x.shape, sizes), x.shape, sizes, indices, -1
+    )
+    if not starts:
+        return _part_lane(ctx, x, [-first for first in plan.firsts], sizes)
+    return lane_moved(ctx, plan, [x], starts=starts)
+
+
+@warpgroup("dynamic_slice")
+def _dynamic_slice_warpgroup(ctx: RuleContext, x: Any, *indices: Any) -> Any:
+    sizes = tuple(ctx.out_aval.shape)
+    plan, starts = _starts(
+        plans.dynamic_part(x.shape, sizes), x.shape, sizes, indices, -1
+    )
+    if not starts:
+        return _part_warpgroup(x, [-first for first in plan.firsts], sizes)
+    return warpgroup_moved(plan, [x], starts=starts)
+
+
+@lane("dynamic_update_slice")
+def _update_lane(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
+    if not plans.update(x.shape, part.shape).dynamic:
+        return part
+    plan, starts = _starts(
+        plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
+    )
+    held = in_registers(ctx, x)
+    return lane_moved(ctx, plan, [part], starts=starts, other=held, target=held.layout)
+
+
+@warpgroup("dynamic_update_slice")
+def _update_warpgroup(ctx: RuleContext, x: Any, part: Any, *indices: Any) -> Any:
+    if not plans.update(x.shape, part.shape).dynamic:
+        return part
+    plan, starts = _starts(
+        plans.update(x.shape, part.shape), x.shape, part.shape, indices, 1
+    )
+    return warpgroup_moved(plan, [part], starts=starts, other=x)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moves through scratch, from any layout to any, in one round and in several."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import Layout
+from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.registers.placement import default_placement, place
+from pallas_gpu.mosaic import gmem
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import rearrange as moves
+from pallas_gpu.mosaic.moves.scratch import SmemScratch
+from tests.support.lockstep import machine as lockstep
+
+SHAPE = (64, 32)
+# Strided and not linear: 24 * 16 elements in three registers.
+ODD = (24, 16)
+
+
+def run(plan, x, expected, *, src=None, dst=None, scratch=1 << 15, fill=None):
+    def body(kb, view, out):
+        held = gmem.load(view, place(src, view.shape) if src else None)
+        target = place(dst, plan.shape) if dst else default_placement(plan.shape, 32)
+        other = None
+        if fill is not None:
+            other = regs.splat(
+                dtypes.constant(fill, held.dtype), held.dtype, plan.shape
+            )
+        room = SmemScratch(kb.smem_pointer(0), scratch) if scratch else None
+        gmem.store(out, moves.rearrange(plan, [held], target, room, other=other))
+
+    (result,) = lockstep.run(
+        body, [x], [np.zeros(plan.shape, x.dtype)], smem_bytes=scratch
+    )
+    np.testing.assert_array_equal(result, expected)
+
+
+def numbers(shape, dtype, rng):
+    return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
+
+
+LAYOUTS = [None, Layout.WGMMA, Layout.WGMMA_TRANSPOSED]
+
+
+@pytest.mark.parametrize("scratch", [1 << 15, 1008, 16])
+@pytest.mark.parametrize("dst", LAYOUTS)
+@pytest.mark.parametrize("src", LAYOUTS)
+def test_a_reversal_between_any_layouts_in_any_scratch(src, dst, scratch, rng):
+    if scratch == 16:
+        if (src, dst) != (Layout.WGMMA, None):
+            return
+        x = numbers((16, 8), "int32", rng)
+        run(plans.reversal(x.shape, [0, 1]), x, x[::-1, ::-1], scratch=scratch)
+        return
+    x = numbers(SHAPE, "int32", rng)
+    plan = plans.reversal(SHAPE, [0, 1])
+    run(plan, x, x[::-1, ::-1], src=src, dst=dst, scratch=scratch)
+
+
+@pytest.mark.parametrize("scratch", [1 << 15, 512])
+@pytest.mark.parametrize("dtype", ["bool", "int8", "float16", "int32", "float64"])
+def test_every_width_of_elements(dtype, scratch, rng):
+    x = numbers(SHAPE, dtype, rng)
+    plan = plans.part(SHAPE, (3, 1), (32, 12), (1, 2))
+    run(plan, x, x[3:35, 1:25:2], src=Layout.WGMMA, scratch=scratch)
+
+
+@pytest.mark.parametrize("scratch", [1 << 15, 256])
+def test_a_layout_that_is_not_linear(scratch, rng):
+    x = numbers(ODD, "int32", rng)
+    run(plans.transpose(ODD, (1, 0)), x, x.T, scratch=scratch)
+    run(plans.reshape(ODD, (48, 8)), x, x.reshape(48, 8), scratch=scratch)
+
+
+@pytest.mark.parametrize("scratch", [1 << 15, 1024])
+@pytest.mark.parametrize("dst", [None, Layout.WGMMA])
+def test_elements_that_are_not_loaded_are_those_of_the_other_array(dst, scratch, rng):
+    x = numbers((32, 8), "int32", rng)
+    config = [(1, 0, 1), (-1, 25, 0)]
+    expected = np.full((64, 32), 7, np.int32)
+    expected[1::2, :7] = x[:, 1:]
+    run(plans.padding(x.shape, config), x, expected, dst=dst, scratch=scratch, fill=7)
+
+
+def test_without_scratch_the_error_says_what_needs_it(build, typed):
+    plan = plans.reversal(SHAPE, [0])
+
+    def body(kb, view, out):
+        x = gmem.load(view)
+        gmem.store(out, moves.rearrange(plan, [x], x.layout, None))
+
+    x = typed(SHAPE, np.float32)
+    with pytest.raises(errors.OutOfResources, match="moving data between threads"):
+        build(body, [x], [x])
