@@ -77,6 +77,10 @@ def _cuda_program(name: str) -> str | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips what cannot run here, with the reason; marks cases of large tables slow."""
     seen: collections.Counter[str] = collections.Counter()
+    addresses = [item.nodeid for item in items if " at 0x" in item.nodeid]
+    if addresses:
+        # They differ between pytest-xdist's processes, which then refuse to start.
+        raise pytest.UsageError(f"an address in the name of a test: {addresses[0]}")
     for item in items:
         sampled = item.get_closest_marker("sampled")
         if sampled is not None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +15,9 @@ import pallas_gpu as plgpu
 from tests.support.everywhere import check
 from tests.support.odd_shapes import ODD_SHAPES
 from tests.support.semantics import BOTH
+
+# The name of a function: its text has an address, which differs between processes.
+NAME = operator.attrgetter("__name__")
 
 
 def numbers(shape, dtype=np.int32) -> np.ndarray:
@@ -68,20 +73,20 @@ def test_elementwise_through_smem(shape):
 
 
 @pytest.mark.parametrize("shape", ODD_SHAPES)
-@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min, jnp.prod], ids=str)
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min, jnp.prod], ids=NAME)
 def test_a_reduction_to_a_scalar_counts_no_padding(shape, reduce):
     compare(lambda x: reduce(x), numbers(shape))
 
 
 @pytest.mark.parametrize("shape", [s for s in ODD_SHAPES if len(s) > 1])
 @pytest.mark.parametrize("axis", [0, -1])
-@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min, jnp.prod], ids=str)
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min, jnp.prod], ids=NAME)
 def test_a_reduction_of_an_axis_counts_no_padding(shape, axis, reduce):
     compare(lambda x: reduce(x, axis=axis), numbers(shape))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.int16, jnp.bfloat16])
-@pytest.mark.parametrize("reduce", [jnp.max, jnp.min], ids=str)
+@pytest.mark.parametrize("reduce", [jnp.max, jnp.min], ids=NAME)
 def test_the_limits_of_each_type_are_identities(dtype, reduce):
     x = numbers((65, 3)).astype(dtype)
     compare(lambda x: reduce(x, axis=0), x)
