@@ -56,6 +56,7 @@ from pallas_gpu.primitives.atomics import (
 )
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
+from pallas_gpu.primitives.mma import mma
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
@@ -185,6 +186,7 @@ __all__ = [
     "atomic_xchg",
     "atomic_xor",
     # Tensor cores
+    "mma",
     "wgmma",
     "wgmma_wait",
     "wgmma_accumulator_load",

@@ -133,7 +133,7 @@ PLGPU: dict[str, Row] = {
     "wgmma_accumulator_load": SAME,
     "ACC": differs("its initial value is given by `ACC.init`"),
     "WGMMAAccumulatorRef": differs("as `ACC`"),
-    "mma": later("`mma.sync`; until then `plgpu.wgmma`"),
+    "mma": SAME,
     # Memory
     "MemorySpace": SAME,
     "GMEM": differs("scratch in GMEM comes later"),

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, types
-from pallas_gpu.composites import wgmma
+from pallas_gpu.composites import mma, wgmma
 from pallas_gpu.entry import expand
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.primitives import _operands as ops
@@ -90,7 +90,20 @@ class _Body:
         eqns = [
             replaced.get(i, eqn) for i, eqn in enumerate(self._eqns) if i not in dropped
         ]
-        return self._jaxpr.replace(eqns=_without_unread(eqns, self._jaxpr.outvars))
+        return self._jaxpr.replace(eqns=self._without_unread(eqns))
+
+    def _without_unread(self, eqns: Sequence[_jax.JaxprEqn]) -> list[_jax.JaxprEqn]:
+        """Returns equations without loads that only products have read."""
+        read = {v for v in self._jaxpr.outvars if not isinstance(v, _jax.Literal)}
+        kept = []
+        for eqn in reversed(eqns):
+            loads = eqn.primitive is _jax.get_p or _is_transpose(eqn)
+            was_read = any(self._readers.get(v) for v in eqn.outvars)
+            if loads and was_read and not read.intersection(eqn.outvars):
+                continue
+            kept.append(eqn)
+            read.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
+        return kept[::-1]
 
     # --- sums -------------------------------------------------------------------------
 
@@ -108,10 +121,12 @@ class _Body:
             return plain
         self._claimed.add(j)
         fused = _Fused(j, list(add.outvars), init, absorbed=(i,))
-        return self._into_accumulator(fused) or fused
+        return self._into_accumulator(fused, problem) or fused
 
-    def _into_accumulator(self, fused: _Fused) -> _Fused | None:
+    def _into_accumulator(self, fused: _Fused, problem: Problem) -> _Fused | None:
         """Returns the product as one that adds to the accumulator it is stored to."""
+        if not wgmma.multiplies(problem, self._kernel):
+            return None
         k, g = self._only_reader(fused.out[0]), self._position(fused.init)
         if k is None or g is None:
             return None
@@ -142,16 +157,32 @@ class _Body:
         self, eqn: _jax.JaxprEqn, problem: Problem, fused: _Fused
     ) -> dict[str, Any]:
         operands = dict(zip("ab", eqn.invars, strict=True))
-        if wgmma.multiplies(problem, self._kernel):
-            for name, atom in operands.items():
-                load = self._load(atom, fused.at)
-                if load is not None and self._is_readable(load, name, problem):
-                    operands[name] = load
+        if problem.is_of_matrices or problem.is_of_stacks:
+            operands.update(self._loads(operands, problem, fused.at))
         if fused.init is not None:
             operands["init"] = fused.init
         if fused.acc is not None:
             operands["acc"] = ops.RefOperand(fused.acc)
         return operands
+
+    def _loads(
+        self, operands: dict[str, Any], problem: Problem, position: int
+    ) -> dict[str, ops.RefOperand]:
+        """Returns the operands that a product at a position reads from SMEM."""
+        loads = {name: self._load(x, position) for name, x in operands.items()}
+        found = {name: load for name, load in loads.items() if load is not None}
+        if wgmma.multiplies(problem, self._kernel):
+            return {
+                name: load
+                for name, load in found.items()
+                if self._is_readable(load, name, problem)
+            }
+        wanted = problem.operand_type
+        in_parts = not problem.is_split and mma.are_read_in_parts(
+            problem.mnk[2], problem.dtypes[0]
+        )
+        same = all(d == (wanted or d) for d in problem.dtypes)
+        return found if in_parts and same and len(found) == 2 else {}
 
     def _load(self, atom: Any, position: int) -> ops.RefOperand | None:
         """Returns the part of an array in SMEM that a value is when it is used.
@@ -193,7 +224,9 @@ class _Body:
         if problem.dtypes["ab".index(name)] != (problem.operand_type or aval.dtype):
             return False
         steps = jax.tree.map(_static, load.transforms)
-        view = types.RefView(aval, tuple(steps))
+        view: Any = types.RefView(aval, tuple(steps))
+        if problem.is_of_stacks:
+            view = view.at[0]
         return wgmma.is_readable(wgmma.operand(problem, name, view), name)
 
 
@@ -227,18 +260,3 @@ def _with_operands(
     return eqn.replace(
         invars=leaves, outvars=fused.out, params={**eqn.params, "tree": tree}
     )
-
-
-def _without_unread(
-    eqns: Sequence[_jax.JaxprEqn], outvars: Sequence[Any]
-) -> list[_jax.JaxprEqn]:
-    """Returns equations without loads and transposes that nobody reads any more."""
-    read = {v for v in outvars if not isinstance(v, _jax.Literal)}
-    kept = []
-    for eqn in reversed(eqns):
-        drops = eqn.primitive is _jax.get_p or eqn.primitive.name == "transpose"
-        if drops and not read.intersection(eqn.outvars):
-            continue
-        kept.append(eqn)
-        read.update(v for v in eqn.invars if not isinstance(v, _jax.Literal))
-    return kept[::-1]

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import types
 from pallas_gpu.composites import in_place as in_place  # rewrites bodies first
-from pallas_gpu.composites import sums, wgmma
+from pallas_gpu.composites import mma, sums, wgmma
 from pallas_gpu.composites.wgmma import Matrix
 from pallas_gpu.entry.expand import Composite, composite
 from pallas_gpu.entry.product import Problem, require_known
@@ -39,7 +39,7 @@ def _of_many(composite: Composite, problem: Problem, a: Any, b: Any) -> Any:
     """Multiplies matrices one after the other, each of several dimensions."""
     lefts, rights = _matrices(problem, 0, a), _matrices(problem, 1, b)
     results = [
-        _product(composite, problem, left, right.T)
+        _product(composite, problem, left, right)
         for left, right in zip(lefts, rights, strict=True)
     ]
     stacked = results[0] if len(results) == 1 else jnp.stack(results)
@@ -47,13 +47,16 @@ def _of_many(composite: Composite, problem: Problem, a: Any, b: Any) -> Any:
 
 
 def _matrices(problem: Problem, i: int, x: Any) -> list[Matrix]:
-    """Returns the matrices of an operand, with the dimension of the sum as the last."""
+    """Returns the matrices of an operand: all dimensions of a kind are one."""
+    if problem.is_of_stacks:
+        parts = x.at if types.base_aval(x) is not None else x
+        return [
+            wgmma.operand(problem, "ab"[i], parts[j]) for j in range(problem.batches)
+        ]
     batch, free, contracted = problem.batch[i], problem.free(i), problem.contracted[i]
     count, rows = problem.batches, problem.mnk[i]
     x = jnp.transpose(x, (*batch, *free, *contracted)).reshape(count, rows, -1)
-    if count == 1:
-        return [Matrix(x.reshape(x.shape[1:]))]
-    return [Matrix(x[j]) for j in range(count)]
+    return [Matrix(x[j], transposed=i == 1) for j in range(count)]
 
 
 def _given(composite: Composite, operands: Any) -> dict[str, Any]:
@@ -82,15 +85,16 @@ def _product(
         return _of_parts(composite, problem, a, b)
     if problem.operand_type is not None:
         a, b = (_converted(x, problem.operand_type) for x in (a, b))
-    if wgmma.multiplies(problem, composite.kernel):
-        return wgmma.product(a, b, composite.kernel, acc, init)
-    raise errors.UnsupportedError(
-        "a matrix product: the tensor core has no instruction of this shape",
-        expected=f"M a multiple of {types.WGMMA_ROWS} and N of {types.WGMMA_COLUMNS}",
-        got=problem.shown(),
-        hint="use larger blocks, or pad them with zeros",
-        where=_jax.where_now(),
-    )
+    kernel = composite.kernel
+    if wgmma.multiplies(problem, kernel) and wgmma.is_possible(a, b, kernel):
+        return wgmma.product(a, b, kernel, acc, init)
+    if acc is not None:
+        acc[...] = mma.product(a, b, kernel, acc[...])
+        return None
+    if mma.multiplies(problem):
+        return mma.product(a, b, kernel, init)
+    result = sums.of_matrices(problem, a, b, kernel)
+    return result if init is None else init + result
 
 
 def _of_parts(composite: Composite, problem: Problem, a: Matrix, b: Matrix) -> Any:

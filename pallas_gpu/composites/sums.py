@@ -8,7 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_gpu import types
+from pallas_gpu.composites.mma import padded
+from pallas_gpu.composites.wgmma import Matrix, in_layout
+from pallas_gpu.entry.expand import Kernel
 from pallas_gpu.entry.product import Problem
+from pallas_gpu.entry.scoped import run_scoped
+from pallas_gpu.layouts.registers.fragments import MmaShape
+from pallas_gpu.primitives.registers import load
 
 
 def product(problem: Problem, a: Any, b: Any) -> jax.Array:
@@ -24,6 +31,41 @@ def product(problem: Problem, a: Any, b: Any) -> jax.Array:
     left, right = (_arranged(problem, i, x.astype(wide)) for i, x in enumerate((a, b)))
     sums = range(left.ndim - len(problem.contracted[0]), left.ndim)
     return jnp.sum(left * right, axis=tuple(sums))
+
+
+def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.Array:
+    """Returns a product of matrices, added term by term in registers.
+
+    PTX: st.shared, then ld.shared, and fma for each term. Both are stored by the terms
+    of the sum, so that each step loads a row of either.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, problem.out)))
+    # Only for the division of the result among the threads.
+    shape = MmaShape.cheapest(m, n, 8, 32).padded
+    rows, columns = _layouts(shape, kernel)
+
+    def add_up(left: Any, right: Any) -> jax.Array:
+        left[...] = padded(a.T.view(), (k, shape.m)).astype(wide)
+        right[...] = padded(b.view(), (k, shape.n)).astype(wide)
+
+        def step(i: Any, total: Any) -> Any:
+            x = load(left.at[i], layout=rows, optimized=False)
+            y = load(right.at[i], layout=columns, optimized=False)
+            return total + x[:, None] * y[None, :]
+
+        start = in_layout(jnp.zeros((shape.m, shape.n), wide), shape.acc, kernel)
+        return jax.lax.fori_loop(0, k, step, start)
+
+    scratch = types.SMEM((k, shape.m), wide), types.SMEM((k, shape.n), wide)
+    return run_scoped(add_up, *scratch)[:m, :n]
+
+
+def _layouts(shape: MmaShape, kernel: Kernel) -> tuple[Any, Any]:
+    """Returns the layouts of a column and of a row of the result."""
+    if kernel.semantics is types.LoweringSemantics.Warpgroup:
+        return None, None
+    return shape.acc.reduce(1), shape.acc.reduce(0)
 
 
 def _arranged(problem: Problem, i: int, x: Any) -> Any:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry.expand import Kernel
-from pallas_gpu.entry.product import FLOAT8, Problem
+from pallas_gpu.entry.product import FLOAT8, INT8, Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import tma
@@ -25,8 +25,9 @@ _K_BYTES = 32
 # Registers of a warpgroup that an accumulator may take: 256 for each thread.
 _MAX_ACCUMULATOR = 128 * 256
 _TYPES = (
-    *map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32, jnp.int8)),
+    *map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)),
     *FLOAT8,
+    *INT8,
 )
 # Bits of the narrowest swizzle that `wgmma` reads.
 _SWIZZLE_BITS = 256
@@ -81,7 +82,7 @@ def multiplies(problem: Problem, kernel: Kernel) -> bool:
     wanted = problem.operand_type
     if problem.is_split:
         wanted = jnp.dtype(jnp.bfloat16)
-    if wanted not in _TYPES and not set(problem.dtypes) <= set(FLOAT8):
+    if wanted is not None and wanted not in _TYPES:
         return False
     m, n, k = problem.mnk
     k_bytes = k * (1 if wanted is None else wanted.itemsize)
@@ -89,11 +90,23 @@ def multiplies(problem: Problem, kernel: Kernel) -> bool:
     return whole and m * n <= _MAX_ACCUMULATOR
 
 
+def is_possible(a: Matrix, b: Matrix, kernel: Kernel) -> bool:
+    """Whether there is memory for operands that wgmma does not read where they are.
+
+    One of several warpgroups has no scratch memory of its own.
+    """
+    return kernel.mesh.warpgroups == 1 or not _moved(a, b)
+
+
 def operand(problem: Problem, name: str, stored: Any) -> Matrix:
-    """Returns an operand of a product of matrices, by name: `a` or `b`."""
+    """Returns an operand of a product of matrices, by name: `a` or `b`.
+
+    Args:
+      stored: the matrix; of several, one of them.
+    """
     i = "ab".index(name)
     (axis,) = problem.contracted[i]
-    return Matrix(stored, transposed=axis != 1 - i)
+    return Matrix(stored, transposed=axis - len(problem.batch[i]) != 1 - i)
 
 
 def product(
@@ -115,12 +128,7 @@ def product(
       (M, N) in float32, or in int32 for int8; None with `acc`.
     """
     dtype = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
-    kept = a.dtype.itemsize <= 2 and not a.is_ref
-    moved = {
-        name: operand
-        for name, operand in (("a", a), ("b", b))
-        if not (name == "a" and kept) and not is_readable(operand, name)
-    }
+    kept, moved = _is_kept(a), _moved(a, b)
     given = {k: _tiles(_to_store(x, k)) for k, x in moved.items()}
     if acc is None:
         given["acc"] = types.ACC((a.shape[0], b.shape[1]), dtype)
@@ -142,6 +150,20 @@ def product(
         return None
 
     return run_scoped(multiply, **given) if given else multiply()
+
+
+def _is_kept(a: Matrix) -> bool:
+    """Whether the left operand stays in registers."""
+    return a.dtype.itemsize <= 2 and not a.is_ref
+
+
+def _moved(a: Matrix, b: Matrix) -> dict[str, Matrix]:
+    """Returns the operands that are stored to scratch memory first."""
+    return {
+        name: operand
+        for name, operand in (("a", a), ("b", b))
+        if not (name == "a" and _is_kept(a)) and not is_readable(operand, name)
+    }
 
 
 def _multiply(acc: Any, a: Any, b: Any) -> None:

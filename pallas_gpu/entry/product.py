@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors
 
 FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+INT8 = (jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8))
 # Precisions of float32 operands in which they are read as tf32: 10 bits of mantissa.
 _AS_TF32 = ("DEFAULT", "HIGH", "TF32_TF32_F32")
 # The number of products of bfloat16 parts that give float32's precision, by name. Three
@@ -104,6 +105,12 @@ class Problem:
         return sums and all(len(shape) == 2 for shape in self.shapes)
 
     @property
+    def is_of_stacks(self) -> bool:
+        """Whether both operands are matrices along their first dimension."""
+        sums = len(self.contracted[0]) == 1 and self.batch == ((0,), (0,))
+        return sums and all(len(shape) == 3 for shape in self.shapes)
+
+    @property
     def is_with_vector(self) -> bool:
         """Whether the tensor core has nothing to do: one operand is a vector."""
         return not self.free(0) or not self.free(1) or not self.contracted[0]
@@ -125,22 +132,25 @@ class Problem:
 
     @functools.cached_property
     def operand_type(self) -> Any:
-        """The type that both operands are converted to; None for two 8-bit floats.
+        """The type that both operands are converted to.
 
-        JAX does not promote 8-bit floats; all wider floats hold them.
+        None for two 8-bit types that the tensor core multiplies as they are. JAX does
+        not promote 8-bit floats; all wider floats hold them.
         """
         if self.precision in _CONVERTED:
             return jnp.dtype(_CONVERTED[self.precision])
         first, second = self.dtypes
         if first == second:
             return first
+        if first in INT8 and second in INT8:
+            return None
         wide = [d for d in self.dtypes if d not in FLOAT8]
         return functools.reduce(jnp.promote_types, wide) if wide else None
 
     @property
     def sum_type(self) -> Any:
         """The type in which the tensor core adds."""
-        integer = jnp.issubdtype(self.dtypes[0], jnp.integer)
+        integer = all(jnp.issubdtype(d, jnp.integer) for d in self.dtypes)
         return jnp.dtype(jnp.int32 if integer else jnp.float32)
 
     @property

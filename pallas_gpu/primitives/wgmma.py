@@ -33,12 +33,13 @@ accumulator_load_p = registry.define(
 
 # PTX ISA, wgmma.mma_async: element types of A and B, and of D for each.
 _FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
+_INT8 = (jnp.dtype(jnp.int8), jnp.dtype(jnp.uint8))
 _ACCUMULATORS: dict[Any, tuple[Any, ...]] = {
     jnp.dtype(jnp.float16): (jnp.float32, jnp.float16),
     jnp.dtype(jnp.bfloat16): (jnp.float32,),
     jnp.dtype(jnp.float32): (jnp.float32,),
     **dict.fromkeys(_FLOAT8, (jnp.float32, jnp.float16)),
-    jnp.dtype(jnp.int8): (jnp.int32,),
+    **dict.fromkeys(_INT8, (jnp.int32,)),
 }
 # One instruction consumes 32 bytes of K.
 _K_BYTES = 32
@@ -112,11 +113,11 @@ def _require_accumulator(acc: Any, who: str) -> None:
 
 def _check_types(acc: Any, a: Any, b: Any) -> None:
     a_type, b_type = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
-    both_float8 = a_type in _FLOAT8 and b_type in _FLOAT8
-    if a_type != b_type and not both_float8:
+    of_a_kind = any(a_type in k and b_type in k for k in (_FLOAT8, _INT8))
+    if a_type != b_type and not of_a_kind:
         raise errors.DTypeError(
             "wgmma: the operands have different element types",
-            expected="one type for both, or two 8-bit float types",
+            expected="one type for both, or two 8-bit types, both floats or integers",
             got=f"{a_type.name} and {b_type.name}",
             hint="convert one of them before it is stored to SMEM",
             where=_jax.where_now(),

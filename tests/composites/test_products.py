@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +23,7 @@ TOLERANCE = {
     "bfloat16": 1e-5,
     "float32": 2e-3,
     "int8": 0.0,
+    "uint8": 0.0,
     "float8_e4m3fn": 5e-4,
     "float8_e5m2": 5e-4,
 }
@@ -28,7 +31,8 @@ TOLERANCE = {
 
 def numbers(rng, dtype, *shape):
     if jnp.issubdtype(dtype, jnp.integer):
-        return jnp.asarray(rng.integers(-8, 8, shape), dtype)
+        low = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -8
+        return jnp.asarray(rng.integers(low, low + 16, shape), dtype)
     return jnp.asarray(rng.standard_normal(shape), dtype)
 
 
@@ -140,6 +144,78 @@ def test_two_products_of_computed_values(rng):
     everywhere.check(kernel(body, (64, 64)), [q, k], expected, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", sorted(TOLERANCE))
+def test_small_products_of_every_type(rng, dtype):
+    """Too small for wgmma: each warp multiplies a part."""
+    a, b = numbers(rng, dtype, 32, 32), numbers(rng, dtype, 32, 32)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(
+            a_ref[...], b_ref[...], preferred_element_type=sum_type(dtype)
+        )
+
+    check_product(body, a, b, "mk,kn->mn", sum_type(dtype))
+
+
+@pytest.mark.parametrize(
+    ("pair", "out"),
+    [
+        (("int8", "uint8"), jnp.int32),
+        (("float8_e4m3fn", "float8_e5m2"), F32),
+        (("bfloat16", "float16"), F32),
+        (("int8", "bfloat16"), F32),
+    ],
+)
+@pytest.mark.parametrize("rows", [32, 64])
+def test_operands_of_two_types(rng, pair, out, rows):
+    a, b = numbers(rng, pair[0], rows, 64), numbers(rng, pair[1], 64, 64)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jax.lax.dot_general(
+            a_ref[...],
+            b_ref[...],
+            (((1,), (0,)), ((), ())),
+            preferred_element_type=out,
+        )
+
+    check_product(body, a, b, "mk,kn->mn", out, 0 if out == jnp.int32 else 2e-3)
+
+
+@pytest.mark.parametrize("dtype", ["int16", "int32", "uint32", "int64", "float64"])
+def test_types_that_the_tensor_core_does_not_have(rng, dtype):
+    """They are added term by term."""
+    with jax.enable_x64(True):
+        a, b = numbers(rng, dtype, 32, 16), numbers(rng, dtype, 16, 32)
+
+        def body(a_ref, b_ref, o_ref):
+            o_ref[...] = a_ref[...] @ b_ref[...]
+
+        tolerance = 1e-15 if dtype == "float64" else 0.0
+        check_product(body, a, b, "mk,kn->mn", jnp.dtype(dtype), tolerance)
+
+
+@pytest.mark.parametrize("rows", [32, 64])
+def test_a_product_in_one_of_several_warpgroups(rng, rows):
+    """One of several has no scratch memory of its own: values stay in registers."""
+    a, b = numbers(rng, "bfloat16", 2, rows, 32), numbers(rng, "bfloat16", 32, 32)
+
+    def body(a_ref, b_ref, o_ref):
+        wg = jax.lax.axis_index("wg")
+        o_ref[wg] = jnp.dot(a_ref[wg], b_ref[...], preferred_element_type=F32)
+
+    make = kernel(body, (2, rows, 32), num_threads=2, thread_name="wg")
+    everywhere.check(make, [a, b], float64(a) @ float64(b), atol=1e-4)
+
+
+def test_the_emulator_reads_float32_as_tf32():
+    x = np.full((64, 64), 1 + 2.0**-12, np.float32)
+
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.dot(x_ref[...], x_ref[...])
+
+    everywhere.check(kernel(body, (64, 64)), [x], np.full((64, 64), 64.0))
+
+
 # --- operands in SMEM, and accumulators -----------------------------------------------
 
 M, N, K, STEPS = 64, 128, 64, 3
@@ -232,6 +308,61 @@ def test_a_sum_of_products_is_the_code_of_a_hand_written_kernel(variant, semanti
         for name, count in by_hand.instruction_counts.items()
     }
     assert ours.resources.spill_load_bytes == 0
+
+
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_a_sum_in_smem_along_a_sequential_axis(rng, target):
+    """`acc_ref[...] += jnp.dot(a_ref[...], b_ref[...])`, as on other hardware."""
+    a, b = numbers(rng, "bfloat16", 128, 128), numbers(rng, "bfloat16", 128, 64)
+    expected = float64(a) @ float64(b)
+    everywhere.check(functools.partial(matmul, target), [a, b], expected, atol=1e-4)
+
+
+def matmul(target, interpret, tile=64):
+    """Returns a product in tiles whose last grid axis adds up."""
+
+    def body(a_ref, b_ref, o_ref, acc_ref):
+        @plgpu.when(plgpu.program_id(2) == 0)
+        def _():
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+        acc_ref[...] += jnp.dot(a_ref[...], b_ref[...], preferred_element_type=F32)
+
+        @plgpu.when(plgpu.program_id(2) == plgpu.num_programs(2) - 1)
+        def _():
+            o_ref[...] = acc_ref[...]
+
+    def product(a, b):
+        (m, k), n = a.shape, b.shape[1]
+        return plgpu.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct((m, n), F32),
+            grid=(m // tile, n // tile, k // tile),
+            in_specs=[
+                plgpu.BlockSpec((tile, tile), lambda i, j, k: (i, k)),
+                plgpu.BlockSpec((tile, tile), lambda i, j, k: (k, j)),
+            ],
+            out_specs=plgpu.BlockSpec((tile, tile), lambda i, j, k: (i, j)),
+            scratch_shapes=[plgpu.SMEM((tile, tile), F32)],
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(
+                dimension_semantics=("parallel", "parallel", "arbitrary"),
+                target=target,
+            ),
+        )(a, b)
+
+    return product
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("target", "tile"), [("sm_90a", 64), ("sm_90a", 128), ("sm_100a", 64)]
+)
+def test_typical_products_do_not_spill(target, tile):
+    a = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    (report,) = plgpu.offline.compile(matmul(target, None, tile), a, a, target=target)
+    assert report.resources.spill_load_bytes == 0
+    assert ("wgmma" in report.instruction_counts) == (target == "sm_90a")
 
 
 def test_an_operand_that_is_overwritten_before_the_product(rng):

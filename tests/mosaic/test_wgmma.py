@@ -12,9 +12,10 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma, wgmma
+from pallas_gpu.mosaic import elementwise, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.tensor_cores import wgmma
 
 SMEM = 200 * 1024
 # What ptxas says when it waits for an instruction that the kernel does not wait for.

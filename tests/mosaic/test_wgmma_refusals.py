@@ -8,9 +8,10 @@ import pytest
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import Layout, SmemLayout
-from pallas_gpu.mosaic import registers, smem, wgmma
+from pallas_gpu.mosaic import registers, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.tensor_cores import wgmma
 
 
 def operand(kb, offset, shape, dtype, swizzle) -> SmemView:

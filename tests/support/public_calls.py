@@ -200,6 +200,13 @@ GOOD: dict[str, Good] = {
     "print_layout": _in(lambda e: {"fmt": "{}", "x": e.x}),
     "set_max_registers": _in(lambda e: {"n": 40, "action": "decrease"}),
     # Tensor cores
+    "mma": _in(
+        lambda e: {
+            "acc": jnp.zeros((64, 64)),
+            "a": jnp.zeros((64, 32)),
+            "b": jnp.zeros((32, 64)),
+        }
+    ),
     "wgmma": _in(lambda e: {"acc": e.acc, "a": e.a, "b": e.w}),
     "wgmma_wait": _in(lambda e: {"n": 0}),
     "wgmma_accumulator_load": _in(lambda e: {"acc": e.acc}),

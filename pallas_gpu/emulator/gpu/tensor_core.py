@@ -32,8 +32,9 @@ _EXPONENT_MASK = np.uint32(0x7F80_0000)
 _ONE_THREAD_TERMS = 65536 * 4
 # Few enough for a core's cache, and enough to outweigh NumPy's calls.
 _PRODUCTS_AT_ONCE = 65536
-# Products of int8 are below 2**14, so this many sum up exactly in float32.
-_EXACT_INT8_TERMS = 1024
+# Products of int8 are below 2**14, of uint8 below 2**16: so many sum up exactly in
+# float32.
+_EXACT_INT8_TERMS, _EXACT_UINT8_TERMS = 1024, 256
 
 _FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 
@@ -46,7 +47,7 @@ def accumulate(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
       a: (M, K) elements.
       b: (K, N) elements.
     """
-    if a.dtype.kind == "i":
+    if a.dtype.kind in "iu":
         acc += _int8_product(a, b)
     elif a.dtype in _FLOAT8:
         acc[...] = _float8(acc, a, b)
@@ -95,8 +96,10 @@ def _table(dtype: Any) -> np.ndarray:
 def _int8_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Returns the product modulo 2**32, by float32 multiplications, which are fast."""
     total: Any = np.int32(0)
-    for k in range(0, a.shape[1], _EXACT_INT8_TERMS):
-        piece = slice(k, k + _EXACT_INT8_TERMS)
+    signed = a.dtype == b.dtype == np.int8
+    step = _EXACT_INT8_TERMS if signed else _EXACT_UINT8_TERMS
+    for k in range(0, a.shape[1], step):
+        piece = slice(k, k + step)
         exact = product(a[:, piece].astype(np.float32), b[piece].astype(np.float32))
         total = total + exact.astype(np.int32)
     return total

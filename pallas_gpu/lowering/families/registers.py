@@ -18,15 +18,15 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import wgmma
+from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import dialect, elementwise
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic import wgmma as mosaic_wgmma
 from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
 from pallas_gpu.primitives.registers import (
     layout_cast_p,
     load_p,

@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import nvvm
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
-from pallas_gpu.lowering.families import wgmma
+from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.primitives.scoped import run_scoped_p
 

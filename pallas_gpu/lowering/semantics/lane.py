@@ -22,10 +22,11 @@ from pallas_gpu.lowering import accesses, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import elementwise, gmem, smem, wgmma
+from pallas_gpu.mosaic import elementwise, gmem, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import relayout
+from pallas_gpu.mosaic.tensor_cores import wgmma
 from pallas_gpu.primitives._registry import RuleKind
 
 # Rows and columns of the smallest tile of the tensor core's layouts.

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from pallas_gpu.layouts import Layout
-from pallas_gpu.mosaic import gmem, registers, wgmma
+from pallas_gpu.mosaic import gmem, registers
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.tensor_cores import wgmma
 
 
 @pytest.mark.gpu

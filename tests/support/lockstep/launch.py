@@ -16,6 +16,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     control,
     elements,
     mbarrier,
+    mma,
     printing,
     registers,
     tma,

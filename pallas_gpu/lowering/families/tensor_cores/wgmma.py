@@ -21,9 +21,10 @@ from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.constraints import array_of, is_vector
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.mosaic import dialect, logical, wgmma
+from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.tensor_cores import wgmma
 from pallas_gpu.primitives import wgmma as primitives
 
 # --- accumulators ---------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Matrix products of values, with the arithmetic of the tensor core.
+"""Products of values in registers: mma, and `dot_general` as the tensor core adds.
 
 Products with vectors, and those of float32 with precision HIGHEST, are added in the
 type of the sum. Other float32 operands are read as tf32.
@@ -17,6 +17,18 @@ from pallas_gpu import _jax
 from pallas_gpu.emulator.gpu import tensor_core
 from pallas_gpu.entry.product import FLOAT8, Problem
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import mma
+
+
+@registry.register(mma.mma_p, registry.RuleKind.EMULATE)
+def _mma(*leaves: Any, tree: Any) -> np.ndarray:
+    operands = jax.tree.unflatten(tree, leaves)
+    acc = np.array(operands["acc"])
+    with np.errstate(all="ignore"):
+        tensor_core.accumulate(
+            acc, np.asarray(operands["a"]), np.asarray(operands["b"])
+        )
+    return acc
 
 
 @registry.register(_jax.primitive_by_name("dot_general"), registry.RuleKind.EMULATE)

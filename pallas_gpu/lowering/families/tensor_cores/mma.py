@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mma: products of values in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.layouts.registers.fragments import MmaShape
+from pallas_gpu.layouts.registers.placement import place
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.shapes import as_vector
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import logical
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.tensor_cores import mma
+from pallas_gpu.primitives import mma as primitives
+
+_ROLES = ("accumulator", "left operand", "right operand")
+# Attributes of the warpgroup-level operation: the types of the operands.
+_TYPES = ("acc", "a", "b")
+
+
+@lane(primitives.mma_p)
+def _mma_lane(ctx: RuleContext, *invals: Any) -> Any:
+    operands = ctx.operands(invals)
+    given = [operands[name] for name in _TYPES]
+    if any(isinstance(x, regs.Deferred) for x in given):
+        given = _in_layouts(given)
+    return mma.mma(*given)
+
+
+def _in_layouts(given: list[Any]) -> list[Any]:
+    """Returns the operands, those without a layout in that of the others' division."""
+    acc, a, b = given
+    (m, n), k = acc.shape, b.shape[0]
+    bits = dtypes.bits(a.dtype)
+    for shape in MmaShape.divisions(m, n, k, bits):
+        layouts = (shape.acc, shape.lhs, shape.rhs)
+        fits = shape == shape.padded and all(
+            isinstance(x, regs.Deferred) or x.layout == place(layout, x.shape)
+            for x, layout in zip(given, layouts, strict=True)
+        )
+        if fits:
+            return [
+                x.materialize(layout) if isinstance(x, regs.Deferred) else x
+                for x, layout in zip(given, layouts, strict=True)
+            ]
+    best = MmaShape.best(m, n, k, bits)
+    assert best is not None  # the public function refuses other shapes
+    layouts = (best.acc, best.lhs, best.rhs)
+    return [
+        x.materialize(layout) if isinstance(x, regs.Deferred) else x
+        for x, layout in zip(given, layouts, strict=True)
+    ]
+
+
+@warpgroup(primitives.mma_p)
+def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
+    operands = ctx.operands(invals)
+    given = [as_vector(x, tuple(x.shape)) for x in (operands[n] for n in _TYPES)]
+    attributes = {
+        name: ir.StringAttr.get(x.dtype.name)
+        for name, x in zip(_TYPES, given, strict=True)
+    }
+    acc = given[0]
+    type_ = logical.vector_type(acc.dtype, acc.shape)
+    values = [x.value for x in given]
+    op = ir.Operation.create("pallas_gpu.mma", [type_], values, attributes)
+    return vals.Vector(op.result, acc.dtype)
+
+
+@infers("pallas_gpu.mma")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    (m, n), _ = network.vector_type(op.operands[0].type)
+    (_, k), bits = network.vector_type(op.operands[1].type)
+    shape = MmaShape.best(m, n, k, bits)
+    assert shape is not None  # the public function refuses other shapes
+    layouts = (shape.acc, shape.lhs, shape.rhs)
+    for i, (layout, role) in enumerate(zip(layouts, _ROLES, strict=True)):
+        type_ = op.operands[i].type
+        sizes, _ = network.vector_type(type_)
+        fixed: Any = place(layout, sizes)
+        variable = network.variable(op, type_, key, role=role, fixed=fixed)
+        network.consume(op, i, variable)
+        if i == 0:
+            network.produce(op.results[0], variable)
+
+
+@expands("pallas_gpu.mma")
+def _expand(expansion: Expansion, op: Any) -> None:
+    given = [
+        expansion.placed(op, i, dtypes.named(ir.StringAttr(op.attributes[name]).value))
+        for i, name in enumerate(_TYPES)
+    ]
+    expansion.set(op.result, mma.mma(*given))
+    expansion.dead.append(op.operation)

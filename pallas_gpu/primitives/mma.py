@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mma: the tensor core's synchronous instruction, on values in registers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.layouts.registers.fragments import MmaShape
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.types import values
+
+mma_p = registry.define(
+    "mma",
+    "mma",
+    result=lambda operands, **_: jax.core.ShapedArray(
+        operands["acc"].shape, operands["acc"].dtype
+    ),
+)
+
+# PTX ISA, mma: element types of A and B; integers are added in s32, floats in f32.
+_FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
+_INT8 = tuple(map(jnp.dtype, (jnp.int8, jnp.uint8)))
+_FLOATS = tuple(map(jnp.dtype, (jnp.float16, jnp.bfloat16, jnp.float32)))
+TYPES = (*_FLOATS, *_FLOAT8, *_INT8)
+
+
+@expect.arguments(acc=values.array, a=values.array, b=values.array)
+def mma(acc: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns `acc + a @ b`, computed on the tensor core by each warp.
+
+    PTX: mma.sync.aligned.m16n8kK. Since: sm_90.
+
+    Issued by a warpgroup; complete when it returns. Each warp multiplies its part of
+    the rows and columns. float32 operands are read as tf32 (10 bits of mantissa).
+
+    Args:
+      acc: (M, N) values, float32, or int32 for integers; in `Layout.MMA_ACC(w)`.
+      a: (M, K) values: float16, bfloat16, float32, int8, uint8, float8_e4m3fn or
+        float8_e5m2; in `Layout.MMA_LHS(dtype, w)`.
+      b: (K, N) values of the same type (8-bit integers, and 8-bit floats, may differ);
+        in `Layout.MMA_RHS(dtype, w)`. With w = 1, 2 or 4 warps along the rows, M is a
+        multiple of 16 w, N of 32 / w, and K of 32 bytes. Warpgroup semantics chooses w
+        and moves the operands to these layouts.
+
+    Returns:
+      (M, N) values in the type and layout of `acc`.
+
+    Raises:
+      ShapeError, DTypeError: mma has no instruction for the shapes or types.
+      LayoutError: under Lane semantics, an operand in another layout.
+    """
+    _check_types(acc, a, b)
+    _check_shapes(acc, a, b)
+    return ops.bind(mma_p, {"acc": acc, "a": a, "b": b})
+
+
+def _check_types(acc: Any, a: Any, b: Any) -> None:
+    pair = {jnp.dtype(a.dtype), jnp.dtype(b.dtype)}
+    mixed = pair <= set(_FLOAT8) or pair <= set(_INT8)
+    if not (pair <= set(TYPES) and (mixed or len(pair) == 1)):
+        raise errors.DTypeError(
+            "mma: the tensor core does not multiply these element types",
+            expected="one of "
+            + ", ".join(t.name for t in TYPES)
+            + " for both, or two 8-bit types of one kind",
+            got=f"{a.dtype.name} and {b.dtype.name}",
+            hint="convert an operand with astype",
+            where=_jax.where_now(),
+        )
+    wanted = jnp.dtype(jnp.int32 if pair <= set(_INT8) else jnp.float32)
+    if acc.dtype != wanted:
+        raise errors.DTypeError(
+            f"mma: products of {a.dtype.name} are not added in this type",
+            expected=wanted.name,
+            got=acc.dtype.name,
+            hint=f"convert it: acc.astype(jnp.{wanted.name})",
+            where=_jax.where_now(),
+        )
+
+
+def _check_shapes(acc: Any, a: Any, b: Any) -> None:
+    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
+    if any(len(s) != 2 for s in shapes) or (
+        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
+    ):
+        raise errors.ShapeError(
+            "mma: the shapes do not form a product",
+            expected="acc (M, N), a (M, K), b (K, N)",
+            got="acc {}, a {}, b {}".format(*shapes),
+            hint="transpose an operand: b.T",
+            where=_jax.where_now(),
+        )
+    (m, n), (_, k) = shapes[0], shapes[1]
+    if MmaShape.best(m, n, k, 8 * a.dtype.itemsize) is None:
+        raise errors.ShapeError(
+            "mma: the shape does not consist of whole instructions of four warps",
+            expected="M and N multiples of 64 and 8, 32 and 16, or 16 and 32, and K of "
+            "32 bytes",
+            got=f"M = {m}, N = {n}, K = {k} of {a.dtype.name}",
+            hint="use jnp.dot, which pads with zeros",
+            where=_jax.where_now(),
+        )

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""mma.sync: fragments of every type, divisions among the warps, what it refuses."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts.registers.fragments import MmaShape
+from tests.support import everywhere
+
+INTEGERS = ("int8", "uint8")
+# Of the magnitudes: float32 is read as tf32, sums of 8-bit floats have 13 bits in the
+# emulator.
+TOLERANCE = {"float32": 2e-3, "float8_e4m3fn": 5e-4, "float8_e5m2": 5e-4}
+
+
+def numbers(rng, dtype, *shape):
+    if dtype in INTEGERS:
+        low = 0 if dtype == "uint8" else -128
+        return jnp.asarray(rng.integers(low, low + 256, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def float64(x):
+    return np.asarray(x).astype(np.float64)
+
+
+def check_mma(rng, pair, shape, m_warps=None):
+    """Adds a product to a value; with m_warps the layouts are those of a division."""
+    m, n, k = shape
+    a, b = numbers(rng, pair[0], m, k), numbers(rng, pair[1], k, n)
+    out = jnp.dtype(jnp.int32 if pair[0] in INTEGERS else jnp.float32)
+    c = numbers(rng, "int8" if out == jnp.int32 else "float32", m, n).astype(out)
+    bits = 8 * a.dtype.itemsize
+    division = MmaShape.best(m, n, k, bits)
+    if m_warps is not None:
+        division = MmaShape(m, n, k, bits, m_warps)
+
+    def body(c_ref, a_ref, b_ref, o_ref):
+        o_ref[...] = plgpu.mma(
+            plgpu.layout_cast(c_ref[...], division.acc),
+            plgpu.layout_cast(a_ref[...], division.lhs),
+            plgpu.layout_cast(b_ref[...], division.rhs),
+        )
+
+    def make(interpret):
+        return plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct((m, n), out), interpret=interpret
+        )
+
+    scale = (abs(float64(a)) @ abs(float64(b))).max()
+    atol = 0 if out == jnp.int32 else TOLERANCE.get(pair[0], 1e-6) * scale
+    expected = float64(c) + float64(a) @ float64(b)
+    everywhere.check(make, [c, a, b], expected, atol=atol)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(
+    "pair",
+    [
+        ("float16", "float16"),
+        ("bfloat16", "bfloat16"),
+        ("float32", "float32"),
+        ("int8", "int8"),
+        ("uint8", "int8"),
+        ("int8", "uint8"),
+        ("float8_e4m3fn", "float8_e5m2"),
+        ("float8_e5m2", "float8_e5m2"),
+    ],
+    ids="-".join,
+)
+def test_types(rng, pair):
+    check_mma(rng, pair, (32, 32, 64))
+
+
+@pytest.mark.parametrize("shape", [(64, 8, 16), (16, 32, 16), (32, 16, 48)])
+def test_one_tile_of_each_division(rng, shape):
+    check_mma(rng, ("bfloat16", "bfloat16"), shape)
+
+
+@pytest.mark.parametrize("m_warps", [1, 2, 4])
+def test_any_division_of_a_larger_product(rng, m_warps):
+    check_mma(rng, ("float16", "float16"), (128, 64, 32), m_warps)
+
+
+def test_operands_without_a_layout_adopt_one():
+    """Constants take part in whatever division the others have."""
+
+    def body(o_ref):
+        ones = jnp.ones((32, 32), jnp.bfloat16)
+        o_ref[...] = plgpu.mma(jnp.full((32, 32), 2.0), ones, ones)
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct((32, 32), jnp.float32)
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    everywhere.check(make, [], np.full((32, 32), 34.0))
+
+
+def test_sums_of_integers_wrap(rng):
+    a = jnp.full((32, 64), 255, jnp.uint8)
+
+    def body(a_ref, o_ref):
+        start = jnp.full((32, 32), 2**31 - 1, jnp.int32)
+        o_ref[...] = plgpu.mma(start, a_ref[...], a_ref[...].T)
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct((32, 32), jnp.int32)
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    wrapped = np.int64(2**31 - 1 + 64 * 255**2).astype(np.int32)
+    everywhere.check(
+        make,
+        [a],
+        np.full((32, 32), wrapped),
+        semantics=[WARPGROUP],
+        executed=[WARPGROUP],
+    )
+
+
+WARPGROUP = plgpu.LoweringSemantics.Warpgroup
+
+
+def traced(c, a, b, semantics=WARPGROUP):
+    def body(o_ref):
+        plgpu.mma(c, a, b)
+
+    jax.make_jaxpr(
+        plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+            compiler_params=plgpu.CompilerParams(lowering_semantics=semantics),
+        )
+    )()
+
+
+@pytest.mark.parametrize(
+    ("types", "message"),
+    [
+        (("float32", "int16", "int16"), "does not multiply these element types"),
+        (("float32", "float16", "bfloat16"), "does not multiply these element types"),
+        (("float16", "float16", "float16"), "are not added in this type"),
+        (("float32", "int8", "int8"), "are not added in this type"),
+    ],
+)
+def test_types_without_an_instruction_are_refused(types, message):
+    c, a, b = (np.zeros((64, 64), jnp.dtype(t)) for t in types)
+    with pytest.raises(errors.DTypeError, match=message) as caught:
+        traced(c, a, b)
+    assert "test_mma.py" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (((64, 64), (64, 32), (64, 64)), "do not form a product"),
+        (((24, 64), (24, 32), (32, 64)), "whole instructions of four warps"),
+        (((64, 64), (64, 24), (24, 64)), "whole instructions of four warps"),
+        (((16, 16), (16, 32), (32, 16)), "whole instructions of four warps"),
+    ],
+)
+def test_shapes_without_an_instruction_are_refused(shapes, message):
+    c, a, b = (np.zeros(s, np.float32) for s in shapes)
+    c, a, b = c, a.astype(jnp.bfloat16), b.astype(jnp.bfloat16)
+    with pytest.raises(errors.ShapeError, match=message) as caught:
+        traced(c, a, b)
+    assert "test_mma.py" in str(caught.value)
+
+
+def test_operands_in_other_layouts_are_refused_under_lane(rng):
+    a = numbers(rng, "bfloat16", 64, 64)
+
+    def body(a_ref, o_ref):
+        o_ref[...] = plgpu.mma(jnp.zeros((64, 64)), a_ref[...], a_ref[...])
+
+    params = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 64), jnp.float32),
+        compiler_params=params,
+    )
+    with pytest.raises(errors.LayoutError, match="layouts of its fragments") as caught:
+        plgpu.offline.lower(kernel, a)
+    assert "test_mma.py" in str(caught.value)
