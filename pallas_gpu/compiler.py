@@ -163,7 +163,7 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         "layouts",
         machine_pass("layouts"),
-        {"layouts": launch.layouts_text},
+        {"layouts": launch.layouts_text, "annotated": launch.annotated_text},
         verify=False,
     ),
     Stage("expand", machine_pass("expand"), {"expand": module_text}, verify=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pallas_gpu import _jax, arch, resources, types
@@ -144,13 +144,20 @@ def infer_layouts(build: Build) -> Build:
 
 
 def layouts_text(build: Build) -> str | None:
+    """Returns the layouts of values beside their lines, None if there are none."""
+    return _with_layouts(build, inference.listing)
+
+
+def annotated_text(build: Build) -> str | None:
     """Returns the module's text with its layouts, None if there are none."""
+    return _with_layouts(build, inference.annotate)
+
+
+def _with_layouts(build: Build, text: Callable[[Any, Any], str]) -> str | None:
     if build.layouts is None:
         return None
     with build.module.context:
-        return inference.annotate(
-            launch_of(build.module).regions[0].blocks[0], build.layouts
-        )
+        return text(launch_of(build.module).regions[0].blocks[0], build.layouts)
 
 
 def expand(build: Build) -> Build:

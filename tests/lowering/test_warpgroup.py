@@ -221,7 +221,7 @@ def test_float8_and_bools_pass_memory_and_relayouts():
 
 
 def test_the_module_before_expansion_is_shown_with_its_layouts(tmp_path, monkeypatch):
-    monkeypatch.setenv("PALLAS_GPU_KEEP", "warpgroup,layouts")
+    monkeypatch.setenv("PALLAS_GPU_KEEP", "warpgroup,annotated")
     monkeypatch.setenv("PALLAS_GPU_DUMP_DIR", str(tmp_path))
     x = normal(64, 64)
 
@@ -233,4 +233,4 @@ def test_the_module_before_expansion_is_shown_with_its_layouts(tmp_path, monkeyp
     before = (tmp_path / "shown.0.warpgroup").read_text()
     assert "pallas_gpu.exp" in before and "mosaic_gpu.vector_load" in before
     assert "Layout.WGMMA" not in before
-    assert "Layout.WGMMA" in (tmp_path / "shown.0.layouts").read_text()
+    assert "Layout.WGMMA" in (tmp_path / "shown.0.annotated").read_text()

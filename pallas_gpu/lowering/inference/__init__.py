@@ -24,6 +24,7 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering.inference import assembly, explain, solver
 from pallas_gpu.lowering.inference.annotate import annotate
 from pallas_gpu.lowering.inference.constraints import collect
+from pallas_gpu.lowering.inference.listing import listing
 from pallas_gpu.lowering.inference.network import Port
 from pallas_gpu.lowering.inference.sources import where
 
@@ -116,4 +117,4 @@ def infer(
     raise error or explain.conflict(problem)
 
 
-__all__ = ["Assignment", "annotate", "infer", "where"]
+__all__ = ["Assignment", "annotate", "infer", "listing", "where"]

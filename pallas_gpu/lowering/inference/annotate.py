@@ -32,7 +32,7 @@ def annotate(block: ir.Block, assignment: Layouts) -> str:
     """
     written: list[tuple[ir.Operation, str]] = []
     try:
-        for op in _operations(block):
+        for op in operations(block):
             for name, texts in _texts(op, assignment):
                 op.attributes[name] = ir.ArrayAttr.get(
                     [ir.StringAttr.get(text, op.context) for text in texts], op.context
@@ -44,12 +44,13 @@ def annotate(block: ir.Block, assignment: Layouts) -> str:
             del op.attributes[name]
 
 
-def _operations(block: ir.Block) -> Iterator[ir.Operation]:
+def operations(block: ir.Block) -> Iterator[ir.Operation]:
+    """The operations of a block and of all regions in it, in order."""
     for view in block.operations:
         yield view.operation
         for region in view.operation.regions:
             for inner in region.blocks:
-                yield from _operations(inner)
+                yield from operations(inner)
 
 
 def _texts(
