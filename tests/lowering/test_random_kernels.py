@@ -23,6 +23,7 @@ FIRST, LAST = map(int, os.environ.get("PALLAS_GPU_RANDOM_KERNELS", "0:24").split
 # of these reasons, which have no meaning in the emulator. Warpgroup refuses none.
 LANE_REFUSES = {
     "Operands of an elementwise operation have different layouts",
+    "Indices, mask and value of an access have different layouts",
     "The operand of a broadcast is in other threads than the result",
     "the slice would move data between threads",
     "This array cannot be sliced in registers",

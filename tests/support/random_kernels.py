@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support import random_steps  # noqa: F401 - enters the steps
+from tests.support import random_accesses, random_steps  # noqa: F401 - enter steps
 from tests.support.random_bodies import BOOL, DTYPES, U8, U32, Body, Ref
 
 SHAPES = [
@@ -45,6 +45,18 @@ class Traced:
 
     def store(self, ref, index, value):
         ref[index] = value
+
+    def masked_load(self, ref, mask, other):
+        return plgpu.load(ref, mask=mask, other=other)
+
+    def masked_store(self, ref, mask, value):
+        plgpu.store(ref, (), value, mask=mask)
+
+    def view(self, ref, shape):
+        return ref.reshape(shape).T[...]
+
+    def atomic(self, ref, index, value, name, mask):
+        getattr(plgpu, f"atomic_{name}")(ref, index, value, mask=mask)
 
     def cast(self, x, layout):
         return plgpu.layout_cast(x, layout)
@@ -82,6 +94,21 @@ class Plain:
 
     def store(self, ref, index, value):
         ref[index] = value
+
+    def masked_load(self, ref, mask, other):
+        return np.where(mask, ref, other)
+
+    def masked_store(self, ref, mask, value):
+        ref[...] = np.where(mask, value, ref)
+
+    def view(self, ref, shape):
+        return np.array(ref.reshape(shape).T)
+
+    def atomic(self, ref, index, value, name, mask):
+        function = {"add": np.add, "max": np.maximum, "min": np.minimum}[name]
+        places = np.arange(ref.size).reshape(ref.shape)[index]
+        chosen = np.broadcast_to(True if mask is None else mask, places.shape)
+        function.at(ref.reshape(-1), places[chosen], np.asarray(value)[chosen])
 
     def cast(self, x, layout):
         return x
