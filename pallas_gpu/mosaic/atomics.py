@@ -110,13 +110,12 @@ def update(
     in_smem = isinstance(elements.view, smem.SmemView)
     old: list[ir.Value] = []
     type_ = dtypes.mlir_type(integer)
+    if not returns:
+        _without_results(elements, layout, name, columns, addresses, wanted)
+        return None
     for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
         values = [column[i] for column in columns]
         condition = masking.both(guard, condition)
-        if not returns:
-            with predicated(condition):
-                _one(name, dtype, returns, in_smem, pointer, values)
-            continue
         if condition is None:
             result = _one(name, dtype, returns, in_smem, pointer, values)
             assert result is not None
@@ -136,6 +135,32 @@ def update(
     length = layout.vector_length
     registers = [old[i : i + length] for i in range(0, len(old), length)]
     return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+
+
+def _without_results(
+    elements: Elements,
+    layout: Placement | None,
+    name: str,
+    columns: Sequence[Sequence[ir.Value]],
+    addresses: Sequence[ir.Value],
+    wanted: Sequence[ir.Value | None],
+) -> None:
+    """Updates elements by `red`, two halves at a time where they are adjacent."""
+    dtype, in_smem = elements.dtype, isinstance(elements.view, smem.SmemView)
+    packed = name == "atomic_add" and dtype in (dtypes.F16, dtypes.BF16)
+    parts = indexed.groups(elements, layout, wanted, 4 if packed else 1)
+    guard = addressing.thread_bits_clear(replicas(layout))
+    for condition, chosen in masking.together([wanted[first] for first, _ in parts]):
+        with predicated(masking.both(guard, condition)):
+            for first, count in (parts[i] for i in chosen):
+                if count == 1:
+                    values = [column[first] for column in columns]
+                    _one(name, dtype, False, in_smem, addresses[first], values)
+                    continue
+                pair = dtypes.pack(columns[0][first : first + 2])
+                word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
+                two = Instruction(f"{_ADD[dtype]}x2", False, in_smem, 32)
+                two.emit(addresses[first], [word])
 
 
 def _one(

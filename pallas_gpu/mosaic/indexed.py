@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
 from pallas_gpu.mosaic import addressing, gmem, masking, module, smem
@@ -25,6 +25,8 @@ from pallas_gpu.mosaic.smem import predicated
 View = smem.SmemView | gmem.GmemView
 # Offsets up to which i32 arithmetic does not overflow.
 _I32_LIMIT_BYTES = 1 << 31
+# The widest ld and st of sm_90 (PTX ISA, ld: .v4 of 32 bits).
+_MAX_ACCESS_BYTES = 16
 # PTX ISA, swizzling modes: the 128-byte line of an offset, and the chunk in it.
 _LINE_SHIFT, _CHUNK_SHIFT = 7, 4
 
@@ -40,6 +42,8 @@ class Elements:
       dtype: of the elements.
       indices: for each axis a scalar, or an array of the result's shape.
       mask: bools; None for all elements.
+      adjacent: an axis of the result along which elements are adjacent in memory, and a
+        known divisor of the distance of the first of them from the window's start.
     """
 
     view: View
@@ -47,6 +51,7 @@ class Elements:
     dtype: np.dtype
     indices: tuple[Array, ...]
     mask: Array | None = None
+    adjacent: tuple[int, int] | None = None
 
     @property
     def memory_dtype(self) -> np.dtype:
@@ -234,8 +239,8 @@ def load(
 ) -> Array:
     """Loads elements into registers.
 
-    PTX: `ld.shared` or `ld.global` for each element, predicated by the mask. All
-    threads of the warpgroup issue it.
+    PTX: `ld.shared` or `ld.global` for each element, predicated by the mask; up to 16
+    bytes where elements are adjacent. All threads of the warpgroup issue it.
 
     Args:
       elements: what is loaded.
@@ -243,26 +248,73 @@ def load(
       other: the result where the mask is False; None for zeros.
     """
     memory, dtype = elements.memory_dtype, elements.dtype
-    type_ = dtypes.mlir_type(memory)
-    zero = dtypes.constant(0, memory)
     rest = lanes_of(other, layout)
-    loaded = []
-    for i, (pointer, condition) in enumerate(
-        zip(pointers(elements, layout), conditions(elements, layout), strict=True)
-    ):
+    addresses, wanted = pointers(elements, layout), conditions(elements, layout)
+    loaded: list[ir.Value] = []
+    for first, count in groups(elements, layout, wanted):
+        pointer, condition = addresses[first], wanted[first]
+        type_ = dtypes.vector_type(memory, count)
         if condition is None:
-            value = llvm.load(type_, pointer)
+            vector = llvm.load(type_, pointer)
         else:
-            value = masking.load_if(type_, pointer, condition, zero)
-        value = convert_value(value, memory, dtype)
-        if rest is not None and condition is not None:
-            value = arith.select(condition, value, rest[i])
-        loaded.append(value)
+            zero = dtypes.splat(dtypes.constant(0, memory), count)
+            vector = masking.load_if(type_, pointer, condition, zero)
+        vector = convert_value(vector, memory, dtype)
+        for lane in range(count):
+            value = dtypes.extract(vector, lane)
+            if rest is not None and condition is not None:
+                value = arith.select(condition, value, rest[first + lane])
+            loaded.append(value)
     if layout is None:
         return Splat(loaded[0], dtype, ())
     length = layout.vector_length
     registers = [loaded[i : i + length] for i in range(0, len(loaded), length)]
     return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+
+
+def groups(
+    elements: Elements,
+    layout: Placement | None,
+    wanted: Sequence[ir.Value | None],
+    most_bytes: int = _MAX_ACCESS_BYTES,
+) -> list[tuple[int, int]]:
+    """Which elements an instruction accesses: the first one, and their number.
+
+    Args:
+      elements, layout: what is accessed.
+      wanted: the condition of each element; one instruction has one.
+      most_bytes: that one instruction accesses.
+    """
+    width = _adjacent_elements(elements, layout, most_bytes)
+    result = []
+    for first in range(0, len(wanted), width):
+        # Equal conditions are one value: those of padding, no mask.
+        if all(x is wanted[first] for x in wanted[first : first + width]):
+            result.append((first, width))
+        else:
+            result += [(first + lane, 1) for lane in range(width)]
+    return result
+
+
+def _adjacent_elements(
+    elements: Elements, layout: Placement | None, most_bytes: int
+) -> int:
+    """How many elements of a register are adjacent and aligned to their size."""
+    view, itemsize = elements.view, elements.memory_dtype.itemsize
+    stored = isinstance(view, smem.SmemView) and not _is_row_major(view)
+    if not isinstance(layout, LinearLayout) or elements.adjacent is None or stored:
+        return 1
+    axis, divisor = elements.adjacent
+    if layout.vector_length == 1 or layout.vector_axis != axis:
+        return 1
+    start_bytes = view.window.start_multiple * dtypes.memory_dtype(view.dtype).itemsize
+    places = [c[axis] for c in (*layout.thread_columns, *layout.origins)]
+    limit_bytes = math.gcd(
+        start_bytes,
+        most_bytes,
+        itemsize * math.gcd(divisor, uniform_length(layout), *places),
+    )
+    return max(1, limit_bytes // itemsize)
 
 
 def conditions(elements: Elements, layout: Placement | None) -> list[ir.Value | None]:
@@ -290,13 +342,15 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
     memory = elements.memory_dtype
     values = lanes_of(value, layout)
     assert values is not None
-    addresses = pointers(elements, layout)
+    addresses, wanted = pointers(elements, layout), conditions(elements, layout)
     guard = issuing_threads(layout)
-    for condition, accesses in masking.together(conditions(elements, layout)):
+    parts = groups(elements, layout, wanted)
+    for condition, chosen in masking.together([wanted[first] for first, _ in parts]):
         with predicated(masking.both(guard, condition)):
-            for i in accesses:
-                stored = convert_value(values[i], elements.dtype, memory)
-                llvm.store(stored, addresses[i])
+            for first, count in (parts[i] for i in chosen):
+                vector = dtypes.pack(values[first : first + count])
+                stored = convert_value(vector, elements.dtype, memory)
+                llvm.store(stored, addresses[first])
 
 
 def issuing_threads(layout: Placement | None) -> ir.Value | None:

@@ -55,6 +55,7 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, Any, dict]:
         "shape": found.shape,
         "dtype": jnp.dtype(found.dtype),
         "view_shape": found.view_shape,
+        "adjacent": found.adjacent,
     }
     return ops.RefOperand(split.ref, found.window), indices, params
 

@@ -30,12 +30,38 @@ _MOST_KNOWN = 64
 
 @dataclasses.dataclass(frozen=True)
 class Axis:
-    """The index along an axis of the result: 0, 1, 2 and so on."""
+    """Indices along an axis of the result: a start, and steps of a stride.
+
+    Attributes:
+      number: the axis.
+      stride: an integer.
+      start: an integer or a scalar.
+    """
 
     number: int
+    stride: int = 1
+    start: Any = 0
+
+    @property
+    def is_position(self) -> bool:
+        """Whether the indices are 0, 1, 2 and so on."""
+        return self.stride == 1 and isinstance(self.start, int) and self.start == 0
 
 
-# A number, a scalar or an array of the result's shape, or a position along an axis.
+@dataclasses.dataclass(frozen=True)
+class LookedUp:
+    """Indices from an array, which are the same along the other axes of the result.
+
+    Attributes:
+      values: the array.
+      dims: for each of its axes that of the result, in order.
+    """
+
+    values: Any
+    dims: tuple[int, ...]
+
+
+# A number, a scalar or an array of the result's shape, or one of the above.
 Index = Any
 
 
@@ -51,6 +77,9 @@ class Selection:
       shape: of the result.
       dtype: of the result; if its width is not the reference's, the window is viewed as
         an array of it.
+      adjacent: an axis of the result along which elements are adjacent in memory, and a
+        known divisor of the distance from the start of the window to the first of
+        them, in elements of a row-major array; None where no axis is known to be.
     """
 
     window: tuple[Any, ...]
@@ -58,6 +87,7 @@ class Selection:
     indices: tuple[Any, ...]
     shape: tuple[int, ...]
     dtype: Any
+    adjacent: tuple[int, int] | None
 
 
 def is_window(step: Any) -> bool:
@@ -138,7 +168,36 @@ def select(
         tuple(_array(index, final) for index in indices),
         final,
         dtypes[-1],
+        _adjacent(window, view, indices),
     )
+
+
+def _adjacent(
+    window: Window, view: tuple[int, ...] | None, indices: Sequence[Index]
+) -> tuple[int, int] | None:
+    """Returns the axis along which elements are adjacent, see `Selection`."""
+    strides = window.strides if view is None else row_major_strides(view)
+    places = [i for i, stride in enumerate(strides) if stride == 1]
+    line = indices[places[-1]] if places else None
+    if not isinstance(line, Axis) or line.stride != 1:
+        return None
+    divisor = line.start if isinstance(line.start, int) else 1
+    for place, (index, stride) in enumerate(zip(indices, strides, strict=True)):
+        if place == places[-1]:
+            continue
+        match index:
+            case int():
+                divisor = math.gcd(divisor, index * stride)
+            case Axis() if index.number != line.number:
+                start = index.start if isinstance(index.start, int) else 1
+                divisor = math.gcd(divisor, index.stride * stride, start * stride)
+            case LookedUp() if line.number not in index.dims:
+                divisor = math.gcd(divisor, stride)
+            case _ if not isinstance(index, Axis | LookedUp) and not index.shape:
+                divisor = math.gcd(divisor, stride)
+            case _:
+                return None
+    return line.number, divisor
 
 
 def _view(
@@ -227,7 +286,7 @@ def _number(index: Any) -> Any:
 
 def _looked_up(
     entry: Any, arrays: Sequence[Index], final: tuple[int, ...]
-) -> jax.Array | int:
+) -> LookedUp | jax.Array | int:
     """Returns an index array with its axes where those of the result are."""
     values = _known(entry) if isinstance(entry, np.ndarray) else entry
     if isinstance(values, int):
@@ -236,7 +295,7 @@ def _looked_up(
     kept: list[int] = []
     for axis, index in enumerate(arrays):
         n = values.shape[axis]
-        if isinstance(index, Axis) and final[index.number] == n:
+        if _is_position(index) and final[index.number] == n:
             dims.append(index.number)
             kept.append(axis)
         elif n != 1:
@@ -254,7 +313,11 @@ def _looked_up(
     values = _as_index(values)
     if not dims:
         return values
-    return jax.lax.broadcast_in_dim(values, final, sorted(dims))
+    return LookedUp(values, tuple(sorted(dims)))
+
+
+def _is_position(index: Index) -> bool:
+    return isinstance(index, Axis) and index.is_position
 
 
 def _known(indices: np.ndarray) -> Any:
@@ -311,6 +374,7 @@ def _before_reshape(
             result.append(indices[new[0]])
             continue
         sizes = [after[axis] for axis in new]
+        _require_32_bits(math.prod(sizes), before, after)
         flat: Index = 0
         for axis, stride in zip(new, row_major_strides(sizes), strict=True):
             flat = _plus(flat, _times(indices[axis], stride, final), final)
@@ -323,6 +387,19 @@ def _before_reshape(
             # The first axis of more than one element needs no remainder.
             result.append(part if n * stride == total else _rest(part, n, final))
     return result
+
+
+def _require_32_bits(
+    elements: int, before: tuple[int, ...], after: tuple[int, ...]
+) -> None:
+    if elements >= 1 << 31:
+        raise errors.UnsupportedError(
+            "reshape of a large part of a reference that is not contiguous",
+            expected="less than 2**31 elements in the dimensions that change",
+            got=f"{before} to {after}",
+            hint="reshape the reference itself, then index",
+            where=_jax.where_now(),
+        )
 
 
 def _groups(
@@ -359,9 +436,16 @@ def _groups(
 
 def _array(index: Index, shape: tuple[int, ...]) -> Any:
     """Returns an index as a number, a scalar, or an array of a shape."""
-    if isinstance(index, Axis):
-        return jax.lax.broadcasted_iota(jnp.int32, shape, index.number)
-    return index
+    if isinstance(index, LookedUp):
+        return jax.lax.broadcast_in_dim(index.values, shape, index.dims)
+    if not isinstance(index, Axis):
+        return index
+    line = jax.lax.broadcasted_iota(jnp.int32, shape, index.number)
+    if index.stride != 1:
+        line = jax.lax.mul(*_pair(line, index.stride, shape))
+    if isinstance(index.start, int) and index.start == 0:
+        return line
+    return jax.lax.add(*_pair(line, index.start, shape))
 
 
 def _as_index(value: Any) -> Any:
@@ -393,12 +477,22 @@ def _plus(a: Index, b: Index, final: tuple[int, ...]) -> Index:
         return b
     if isinstance(b, int) and b == 0:
         return a
+    if isinstance(a, Axis) and _is_scalar(b):
+        return dataclasses.replace(a, start=_plus(a.start, b, ()))
+    if isinstance(b, Axis) and _is_scalar(a):
+        return dataclasses.replace(b, start=_plus(b.start, a, ()))
     return jax.lax.add(*_pair(a, b, final))
+
+
+def _is_scalar(index: Index) -> bool:
+    return not isinstance(index, Axis | LookedUp) and np.ndim(index) == 0
 
 
 def _times(a: Index, factor: int, final: tuple[int, ...]) -> Index:
     if isinstance(a, int):
         return a * factor
+    if isinstance(a, Axis):
+        return Axis(a.number, a.stride * factor, _times(a.start, factor, ()))
     return a if factor == 1 else jax.lax.mul(*_pair(a, factor, final))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of random bodies that access references by elements, and what they stand for."""
+"""Steps of random bodies that access references by elements."""
 
 from __future__ import annotations
 

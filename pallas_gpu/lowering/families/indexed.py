@@ -47,7 +47,7 @@ class Access:
       indices, mask, extra: values; extra are the operands of one family, or None.
       shape: of the access; () for a single element.
       dtype: of the elements.
-      view_shape: see `indexed.Elements`.
+      view_shape, adjacent: see `indexed.Elements`.
     """
 
     ref: Any
@@ -57,6 +57,7 @@ class Access:
     shape: tuple[int, ...]
     dtype: np.dtype
     view_shape: tuple[int, ...] | None
+    adjacent: tuple[int, int] | None
 
 
 def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Access:
@@ -78,6 +79,7 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         tuple(params["shape"]),
         np.dtype(params["dtype"]),
         params["view_shape"],
+        params["adjacent"],
     )
 
 
@@ -87,7 +89,12 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
 def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
     """Returns the elements of an access under Lane semantics."""
     return indexed.Elements(
-        ctx.part(found.ref), found.view_shape, found.dtype, found.indices, found.mask
+        ctx.part(found.ref),
+        found.view_shape,
+        found.dtype,
+        found.indices,
+        found.mask,
+        found.adjacent,
     )
 
 
@@ -127,6 +134,7 @@ def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 # Attributes: which operands there are; dtypes of indices and of the family's operands.
 _COUNTS, _DTYPES, _DTYPE, _VIEW = "counts", "dtypes", "dtype", "view_shape"
+_ADJACENT = "adjacent"
 
 
 def operation(
@@ -152,6 +160,8 @@ def operation(
     }
     if found.view_shape is not None:
         own[_VIEW] = ir.DenseI64ArrayAttr.get(list(found.view_shape))
+    if found.adjacent is not None:
+        own[_ADJACENT] = ir.DenseI64ArrayAttr.get(list(found.adjacent))
     types = []
     if result is not None and found.shape:
         types = [logical.vector_type(result, found.shape)]
@@ -207,9 +217,13 @@ def expanded(
     view_shape = None
     if _VIEW in base.attributes:
         view_shape = tuple(ir.DenseI64ArrayAttr(base.attributes[_VIEW]))
+    adjacent = None
+    if _ADJACENT in base.attributes:
+        axis, divisor = ir.DenseI64ArrayAttr(base.attributes[_ADJACENT])
+        adjacent = axis, divisor
     dtype = dtypes.named(ir.StringAttr(base.attributes[_DTYPE]).value)
     elements = indexed.Elements(
-        view(expansion, op.operands[0]), view_shape, dtype, indices, mask
+        view(expansion, op.operands[0]), view_shape, dtype, indices, mask, adjacent
     )
     return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra
 

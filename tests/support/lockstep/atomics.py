@@ -21,7 +21,17 @@ _STORE = "st.shared::cluster.b32"
 # PTX ISA, Parallel Synchronization: red, atom: the types of each operation. `red` does
 # not exchange.
 _TYPES = {
-    "add": ("u32", "s32", "u64", "f32", "f64", "noftz.f16", "noftz.bf16"),
+    "add": (
+        "u32",
+        "s32",
+        "u64",
+        "f32",
+        "f64",
+        "noftz.f16",
+        "noftz.bf16",
+        "noftz.f16x2",
+        "noftz.bf16x2",
+    ),
     **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64")),
     **dict.fromkeys(("and", "or", "xor"), ("b32", "b64")),
     "exch": ("b32", "b64"),
@@ -32,8 +42,9 @@ _SMALLEST = np.finfo(np.float32).tiny
 
 
 def _kind(type_: str) -> np.dtype:
-    if type_ == "noftz.bf16":
+    if type_.startswith("noftz.bf16"):
         return np.dtype(ml_dtypes.bfloat16)
+    type_ = type_.removesuffix("x2")
     letter, bits = type_.removeprefix("noftz.")[0], type_.removeprefix("noftz.")[1:]
     return np.dtype(f"{_KINDS[letter]}{int(bits) // 8}")
 
@@ -81,26 +92,32 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     ):
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
     kind = _kind(type_)
+    # Each half is updated at once, not the two together.
+    size = kind.itemsize * (2 if type_.endswith("x2") else 1)
     out = program.outputs(op)[0] if returns else None
 
     def update(strand: Any) -> None:
         lanes = np.flatnonzero(strand.active())
-        result = np.zeros(strand.lanes, f"u{kind.itemsize}")
+        result = np.zeros(strand.lanes, f"u{size}")
         if lanes.size:
             addresses = strand.per_lane(strand.env[pointer])[lanes].astype(np.int64)
             memory, offsets = _memory(strand, space, addresses)
-            if (offsets % kind.itemsize).any():
+            if (offsets % size).any():
                 raise KernelError("an atomic operation at an unaligned address")
-            memory.update(strand, offsets[:, None] + np.arange(kind.itemsize))
+            memory.update(strand, offsets[:, None] + np.arange(size))
             values = [
-                strand.per_lane(values_forced(strand, i)).view(kind) for i in amounts
+                np.ascontiguousarray(strand.per_lane(values_forced(strand, i)))
+                .view(kind)
+                .reshape(strand.lanes, -1)
+                for i in amounts
             ]
             for lane, offset in zip(lanes, offsets, strict=True):
-                word = memory.data[offset : offset + kind.itemsize].view(kind)
+                word = memory.data[offset : offset + size].view(kind)
                 result[lane] = word.view(result.dtype)[0]
                 with np.errstate(all="ignore"):
-                    given = [value[lane] for value in values]
-                    word[0] = _new(operation, space, word[0], given)
+                    for i in range(len(word)):
+                        given = [value[lane, i] for value in values]
+                        word[i] = _new(operation, space, word[i], given)
         if out is not None:
             strand.env[out] = result
 
