@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, types
 from pallas_gpu.bridge.rules import Evaluation, rule
+from pallas_gpu.primitives import atomics
 from pallas_gpu.primitives.registers import load, store
 
 
@@ -78,3 +79,15 @@ def _masked_swap(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
     old = jnp.zeros_like(value) if unread else load(part, mask=mask)
     store(part, (), value, mask=mask)
     return [old]
+
+
+@rule("atomic_rmw")
+def _atomic_rmw(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    ref, steps, value, mask = jax.tree.unflatten(eqn.params["args_tree"], operands)
+    update = getattr(atomics, f"atomic_{eqn.params['atomic_type'].value}")
+    return [update(view(ref, steps), (), value, mask=mask)]
+
+
+@rule("atomic_cas")
+def _atomic_cas(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
+    return [atomics.atomic_cas(*operands)]

@@ -92,11 +92,12 @@ def _indices(eqn: _jax.JaxprEqn) -> set[Any]:
     tree = eqn.params.get("tree")
     if tree is None or tree.num_leaves != len(eqn.invars):
         return set()
-    operands = jax.tree.leaves(
-        ops.unflatten(tree, list(eqn.invars)),
-        is_leaf=lambda x: isinstance(x, ops.RefOperand),
-    )
+    named = ops.unflatten(tree, list(eqn.invars))
+    operands = jax.tree.leaves(named, is_leaf=lambda x: isinstance(x, ops.RefOperand))
     steps = [x.transforms for x in operands if isinstance(x, ops.RefOperand)]
+    # An access under a mask may compute indices that it does not use.
+    unmasked = isinstance(named, dict) and named.get("mask") is None
+    steps += [named["indices"]] if unmasked and "indices" in named else []
     return _integers(jax.tree.leaves(steps))
 
 

@@ -140,6 +140,25 @@ def test_masked_loads_and_stores():
     check(body, expected, X)
 
 
+def test_atomic_operations_and_index_arrays():
+    def body(x_ref, o_ref):
+        o_ref[...] = jnp.zeros_like(o_ref)
+        rows = lax.iota(jnp.int32, x_ref.shape[0]) % 2
+        pltriton.atomic_add(o_ref, rows, x_ref[...])
+        pltriton.atomic_max(
+            o_ref, (0, slice(0, 128)), 1e6 + x_ref[0], mask=x_ref[0] > 3
+        )
+        old = pltriton.atomic_xchg(o_ref, (7, slice(0, 128)), x_ref[1])
+        o_ref[6] = old + 1
+
+    shape = X.shape
+    expected = np.zeros(shape, np.float32)
+    np.add.at(expected, np.arange(shape[0]) % 2, X)
+    expected[0] = np.where(X[0] > 3, np.maximum(expected[0], 1e6 + X[0]), expected[0])
+    expected[7], expected[6] = X[1], 1
+    check(body, expected, X)
+
+
 def test_squeezed_and_element_dimensions():
     def body(x_ref, o_ref):
         assert x_ref.shape == (10, 128)

@@ -218,14 +218,21 @@ def test_an_exchange_is_a_counter_of_arrivals():
     check(make, [state], (np.array([5, 9]), state))
 
 
-def test_packed_halves_beside_each_other():
-    state = numbers(np.float16, (8, 128))
-    x = numbers(np.float16, (8, 128))
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("first", [0, 1, 2])
+def test_halves_that_are_adjacent_are_packed(dtype, first):
+    state, x = numbers(dtype, (8, 130)), numbers(dtype, (8, 128))
 
     def body(ref, x):
-        plgpu.atomic_add(ref, (), x[...])
+        plgpu.atomic_add(ref, np.s_[:, first : first + 128], x[...])
 
-    check(in_gmem(body), [state, x], (state + x,))
+    expected = state.copy()
+    expected[:, first : first + 128] += x
+    make = in_gmem(body)
+    check(make, [state, x], (expected,))
+    (report,) = plgpu.offline.lower(make(None), state, x)
+    # A pair that does not start at a multiple of four bytes has no instruction.
+    assert ("f16x2" in report.mlir) == (first % 2 == 0)
 
 
 def test_views_are_updated():

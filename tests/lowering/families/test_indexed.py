@@ -212,6 +212,68 @@ def test_methods_of_views_read_and_write():
     check(kernel(body, (64, 128), **in_smem()), [X], expected)
 
 
+# --- adjacent elements ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "elements"),
+    [
+        (np.s_[::2], 4),
+        (np.s_[::2, 4:68], 4),
+        (np.s_[::2, 2:66], 2),
+        (np.s_[::2, 1:65], 1),
+        (np.s_[:, ::2], 1),
+        ([3, 1, 2, 0], 4),
+    ],
+    ids=str,
+)
+def test_adjacent_elements_are_loaded_together(index, elements):
+    expected = X[index]
+
+    def body(x, o):
+        o[...] = plgpu.load(
+            x, index, layout=plgpu.Layout.WG_STRIDED(expected.shape, vec_size=4)
+        )
+
+    make = kernel(body, expected.shape)
+    check(make, [X], expected)
+    (report,) = plgpu.offline.lower(make(None), X)
+    loads = [
+        line
+        for line in report.mlir.splitlines()
+        if "llvm.load" in line and "vector<" in line
+    ]
+    assert loads and all(f"vector<{elements}xf32>" in line for line in loads)
+
+
+def test_adjacent_elements_are_stored_together():
+    def body(x, o):
+        value = plgpu.load(x, layout=plgpu.Layout.WG_STRIDED((64, 128), vec_size=4))
+        o.reshape(2, 64, 128)[1] = value
+
+    expected = np.zeros((128, 128), np.float32)
+    expected[64:] = X
+    params = plgpu.InterpretParams(partial_results=True)
+    got = np.asarray(kernel(body, (128, 128))(params)(X))
+    np.testing.assert_array_equal(got[64:], X)
+    (report,) = plgpu.offline.lower(kernel(body, (128, 128))(None), X)
+    stores = [line for line in report.mlir.splitlines() if "llvm.store" in line]
+    assert stores and all("vector<4xf32>" in line for line in stores)
+
+
+@pytest.mark.parametrize("semantics", [*WARPGROUP, plgpu.LoweringSemantics.Lane])
+def test_dynamic_starts_are_not_taken_for_aligned(semantics):
+    def body(x, o):
+        def step(i, _):
+            o[i] = x[plgpu.ds(i, 8, 2), plgpu.ds(i, 64)]
+
+        lax.fori_loop(0, 8, step, None)
+
+    expected = np.stack([X[i : i + 15 : 2, i : i + 64] for i in range(8)])
+    make = kernel(body, (8, 8, 64))
+    check(make, [X], expected, semantics=(semantics,), executed=(semantics,))
+
+
 # --- views ----------------------------------------------------------------------------
 
 VIEWS = {
