@@ -1,0 +1,357 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses by elements: masks, widths of instructions, and what is refused."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.entry_kernels import run
+from tests.support.everywhere import check
+from tests.support.refusal import refused
+
+WARPGROUP = (plgpu.LoweringSemantics.Warpgroup,)
+SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+X = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+ROWS = np.random.default_rng(0).permutation(64).astype(np.int32)
+COLUMNS = np.random.default_rng(1).permutation(128).astype(np.int32)
+
+
+def kernel(body, shape, dtype=np.float32, **options):
+    """Returns `make` for a kernel with one result."""
+    out = jax.ShapeDtypeStruct(shape, dtype)
+    return lambda interpret: plgpu.kernel(
+        body, out_type=out, interpret=interpret, **options
+    )
+
+
+def in_smem(transforms=(), dtype=jnp.float32, shape=(64, 128)):
+    return {"scratch_types": [plgpu.SMEM(shape, dtype, transforms=transforms)]}
+
+
+# --- masks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [np.float32, ml_dtypes.bfloat16, np.int8, np.bool_, ml_dtypes.float8_e4m3fn],
+)
+@pytest.mark.parametrize("memory", ["gmem", "smem", "tiled"])
+def test_a_masked_load_has_the_other_elements(dtype, memory):
+    x = (np.arange(64 * 128).reshape(64, 128) % 3).astype(dtype)
+
+    def body(x, o, *smem):
+        if smem:
+            smem[0][...] = x[...]
+            x = smem[0]
+        columns = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1)
+        o[...] = plgpu.load(x, mask=columns < 77, other=jnp.ones((), dtype))
+
+    n = 128 // np.dtype(dtype).itemsize
+    tiles = (plgpu.TilingTransform((8, min(n, 128))), plgpu.SwizzleTransform(128))
+    options = {"gmem": {}, "smem": in_smem((), dtype), "tiled": in_smem(tiles, dtype)}
+    expected = x.copy()
+    expected[:, 77:] = 1
+    check(kernel(body, (64, 128), dtype, **options[memory]), [x], expected)
+
+
+def test_a_masked_load_has_zeros_by_default():
+    def body(x, o):
+        rows = plgpu.broadcasted_iota(jnp.int32, (64, 1), 0)
+        o[...] = plgpu.load(x, mask=rows < 5)
+
+    check(kernel(body, (64, 128)), [X], np.where(np.arange(64)[:, None] < 5, X, 0))
+
+
+@pytest.mark.parametrize("memory", ["gmem", "smem", "tiled"])
+def test_a_masked_store_leaves_the_other_elements(memory):
+    def body(x, o, *smem):
+        target = smem[0] if smem else o
+        target[...] = x[...]
+        value = x[...]
+        plgpu.store(target, (), -value, mask=value > 1000)
+        if smem:
+            o[...] = target[...]
+
+    options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
+    check(kernel(body, (64, 128), **options), [X], np.where(X > 1000, -X, X))
+
+
+def test_a_masked_range_may_exceed_the_array():
+    n = 1000
+    x = np.arange(n, dtype=np.float32)
+
+    def body(x, o):
+        i = lax.axis_index("i")
+        position = i * 256 + lax.iota(jnp.int32, 256)
+        inside = position < n
+        part = plgpu.load(x, plgpu.ds(i * 256, 256), mask=inside, other=1.0)
+        plgpu.store(o, plgpu.ds(i * 256, 256), part + 1, mask=inside)
+
+    check(kernel(body, (n,), grid=(4,), grid_names=("i",)), [x], x + 1)
+
+
+def test_a_known_masked_range_may_exceed_the_array():
+    x = np.arange(100, dtype=np.float32)
+
+    def body(x, o):
+        inside = lax.iota(jnp.int32, 128) < 100
+        o[...] = plgpu.load(x, plgpu.ds(0, 128), mask=inside, other=-1)
+
+    expected = np.full(128, -1, np.float32)
+    expected[:100] = x
+    check(kernel(body, (128,)), [x], expected)
+
+
+def test_a_masked_index_may_be_out_of_bounds():
+    index = np.arange(-64, 64, dtype=np.int32)
+    expected = np.where(index[:, None] >= 0, X[np.maximum(index, 0)], 0)
+
+    def body(x, index, o):
+        i = index[...]
+        o[...] = plgpu.load(x, i, mask=(i >= 0)[:, None])
+
+    make = kernel(body, (128, 128))
+    check(make, [X, index], expected, semantics=WARPGROUP, executed=WARPGROUP)
+
+
+def test_single_elements_have_masks():
+    def body(x, o):
+        i = lax.axis_index("i")
+        value = plgpu.load(x, (i, i + 60), mask=i < 2, other=-1.0)
+        plgpu.store(o, i, value, mask=i != 2)
+        plgpu.store(o, i, 7.0, mask=i == 2)
+
+    expected = np.array([60, X[1, 61], 7, -1], np.float32)
+    check(kernel(body, (4,), grid=(4,), grid_names=("i",)), [X], expected)
+
+
+def test_single_elements_in_a_warp():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp):
+            flat = x.reshape(-1)
+            plgpu.store(o, warp, flat[warp * 130] + 1, mask=warp >= 0)
+
+    check(kernel(body, (4,)), [X], X.reshape(-1)[np.arange(4) * 130] + 1)
+
+
+def test_masked_elements_are_not_read_and_not_poisoned():
+    def body(x, o, s):
+        left = plgpu.broadcasted_iota(jnp.int32, (64, 128), 1) < 64
+        plgpu.store(s, (), x[...], mask=left)
+        o[...] = plgpu.load(s, mask=left, other=0.0)
+
+    expected = np.where(np.arange(128) < 64, X, 0)
+    check(kernel(body, (64, 128), **in_smem()), [X], expected)
+
+
+# --- adjacent elements ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("index", "elements"),
+    [
+        (np.s_[::2], 4),
+        (np.s_[::2, 4:68], 4),
+        (np.s_[::2, 2:66], 2),
+        (np.s_[::2, 1:65], 1),
+        (np.s_[:, ::2], 1),
+        ([3, 1, 2, 0], 4),
+    ],
+    ids=str,
+)
+def test_adjacent_elements_are_loaded_together(index, elements):
+    expected = X[index]
+
+    def body(x, o):
+        o[...] = plgpu.load(
+            x, index, layout=plgpu.Layout.WG_STRIDED(expected.shape, vec_size=4)
+        )
+
+    make = kernel(body, expected.shape)
+    check(make, [X], expected)
+    (report,) = plgpu.offline.lower(make(None), X)
+    loads = [
+        line
+        for line in report.mlir.splitlines()
+        if "llvm.load" in line and "vector<" in line
+    ]
+    assert loads and all(f"vector<{elements}xf32>" in line for line in loads)
+
+
+def test_adjacent_elements_are_stored_together():
+    def body(x, o):
+        value = plgpu.load(x, layout=plgpu.Layout.WG_STRIDED((64, 128), vec_size=4))
+        o.reshape(2, 64, 128)[1] = value
+
+    expected = np.zeros((128, 128), np.float32)
+    expected[64:] = X
+    params = plgpu.InterpretParams(partial_results=True)
+    got = np.asarray(kernel(body, (128, 128))(params)(X))
+    np.testing.assert_array_equal(got[64:], X)
+    (report,) = plgpu.offline.lower(kernel(body, (128, 128))(None), X)
+    stores = [line for line in report.mlir.splitlines() if "llvm.store" in line]
+    assert stores and all("vector<4xf32>" in line for line in stores)
+
+
+@pytest.mark.parametrize("semantics", [*WARPGROUP, plgpu.LoweringSemantics.Lane])
+def test_dynamic_starts_are_not_taken_for_aligned(semantics):
+    def body(x, o):
+        def step(i, _):
+            o[i] = x[plgpu.ds(i, 8, 2), plgpu.ds(i, 64)]
+
+        lax.fori_loop(0, 8, step, None)
+
+    expected = np.stack([X[i : i + 15 : 2, i : i + 64] for i in range(8)])
+    make = kernel(body, (8, 8, 64))
+    check(make, [X], expected, semantics=(semantics,), executed=(semantics,))
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def test_a_mask_has_the_shape_of_the_elements():
+    def body(x, o):
+        o[...] = plgpu.load(x, mask=lax.iota(jnp.int32, 64) < 3)  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "load: the mask has another shape than the elements",
+        expected="broadcasts to (64, 128)",
+        got="(64,)",
+    ):
+        run(body)
+
+
+def test_a_mask_of_a_store_has_the_shape_of_the_elements():
+    def body(x, o):
+        plgpu.store(o, 0, x[0], mask=x[0:2] > 0)  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "store: the mask has another shape than the elements",
+        got="(2, 128)",
+    ):
+        run(body)
+
+
+def test_a_mask_is_bools():
+    def body(x, o):
+        o[...] = plgpu.load(x, mask=x[...])  # HERE
+
+    with refused(errors.DTypeError, "load: the mask is not an array of bools"):
+        run(body)
+
+
+def test_other_needs_a_mask():
+    def body(x, o):
+        o[...] = plgpu.load(x, other=0.0)  # HERE
+
+    with refused(errors.ArgumentError, "load: `other` without a mask"):
+        run(body)
+
+
+def test_an_index_array_is_checked_by_the_emulator():
+    def body(x, o):
+        o[...] = x[lax.iota(jnp.int32, 64) + lax.axis_index("i")]  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "input 0 (GMEM float32[64, 128]) is read out of bounds",
+        got="index 64 in dimension 0, for element [63, 0] of the access",
+        where="in warpgroup 0 of CTA (i=1)",
+    ):
+        run(body, grid=(2,), grid_names=("i",))
+
+
+def test_a_negative_traced_index_is_out_of_bounds():
+    def body(x, o):
+        o[lax.iota(jnp.int32, 64) - 1] = x[...]  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "output 0 (GMEM float32[64, 128]) is written out of bounds",
+        got="index -1",
+    ):
+        run(body)
+
+
+def test_a_stride_beyond_the_edge_is_checked_by_the_emulator():
+    def body(x, o):
+        o[0:32] = x[plgpu.ds(lax.axis_index("i") * 2, 32, 2)]  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "input 0 (GMEM float32[64, 128]) is read out of bounds",
+        got="index 64",
+    ):
+        run(body, grid=(2,), grid_names=("i",))
+
+
+def test_one_store_has_one_value_for_an_element():
+    def body(x, o):
+        o[...] = jnp.zeros((64, 128), jnp.float32)
+        o[lax.iota(jnp.int32, 64) // 2] = x[...]  # HERE
+
+    with refused(
+        errors.RaceError,
+        "output 0 (GMEM float32[64, 128]) is written with different values at one "
+        "element",
+        hint="atomic addition",
+    ):
+        run(body)
+
+
+def test_equal_values_may_be_stored_twice():
+    def body(o):
+        o[...] = jnp.zeros((64, 128), jnp.float32)
+        o[lax.iota(jnp.int32, 64) // 2] = jnp.ones((64, 128), jnp.float32)
+
+    expected = np.repeat(np.arange(64) < 32, 128).reshape(64, 128)
+    make = kernel(body, (64, 128))
+    check(make, [], expected, semantics=WARPGROUP, executed=WARPGROUP)
+
+
+def test_a_read_by_elements_of_unwritten_memory_is_found():
+    def body(x, o, s):
+        s[::2] = x[::2]
+        o[...] = s.reshape(32, 256)[...].reshape(64, 128)  # HERE
+
+    with refused(
+        errors.UninitializedReadError,
+        "SMEM float32[64, 128] (s) is read where nothing has been written",
+        got="element [1, 0]",
+    ):
+        run(body, **in_smem())
+
+
+def test_accesses_by_elements_race():
+    def body(x, o, s):
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            s[::2] = x[0:32]
+
+        @plgpu.when(wg == 1)
+        def _():
+            s[::3] = x[0:22]
+
+    with pytest.raises(errors.RaceError, match="without an order between"):
+        run(body, num_threads=2, thread_name="wg", **in_smem())
+
+
+def test_interleaved_elements_do_not_race():
+    def body(x, o):
+        wg = lax.axis_index("wg")
+        o[plgpu.ds(wg, 32, 2)] = x[plgpu.ds(wg, 32, 2)]
+
+    make = kernel(body, (64, 128), num_threads=2, thread_name="wg")
+    check(make, [X], X)
