@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, scope
@@ -19,6 +20,7 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     slopes,
 )
+from pallas_gpu.primitives import registers
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -38,7 +40,8 @@ class Stream:
       name: the body's name of the block.
       position: maps the loop's indices to the arguments of the index map: the grid
         indices, and the references that it reads.
-      direct: whether the body accesses the block in GMEM, without a copy.
+      direct: whether the body accesses the block in GMEM, without a copy by TMA.
+      held: a buffer in SMEM for a `direct` block, which threads copy.
     """
 
     ref: Any
@@ -48,6 +51,7 @@ class Stream:
     name: str = ""
     position: Callable[..., Sequence[Any]] = itself
     direct: bool = False
+    held: Any = None
 
     @property
     def buffered(self) -> bool:
@@ -116,13 +120,7 @@ class Stream:
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""
         shape = tuple(self.ref.shape)
-        entries = self.spec.block_shape or (None,) * len(shape)
-        starts = [
-            _start(i, size, entry)
-            for i, size, entry in zip(
-                self.block_index(indices), self.sizes, entries, strict=True
-            )
-        ]
+        starts = self._starts(indices)
         steps = [
             start if gone else _jax.Slice(start, size, 1)
             for start, size, gone in zip(
@@ -133,6 +131,38 @@ class Stream:
         if isinstance(base, _jax.TransformedRef):
             base, before = base.ref, tuple(base.transforms)
         return types.RefView(base, (*before, _jax.indexer(steps, (), shape)))
+
+    def _starts(self, indices: Sequence[Any]) -> list[Any]:
+        """Returns the first index of a block in each dimension of the array."""
+        entries = self.spec.block_shape or (None,) * len(self.sizes)
+        return [
+            _start(i, size, entry)
+            for i, size, entry in zip(
+                self.block_index(indices), self.sizes, entries, strict=True
+            )
+        ]
+
+    def mask(self, indices: Sequence[Any]) -> Any:
+        """Returns which elements of a block are inside of the array, as bools."""
+        result, axis = jnp.ones(self.block_shape, bool), 0
+        rank = len(self.sizes)
+        for start, n, size, gone, entry in zip(
+            self._starts(indices),
+            self.ref.shape,
+            self.sizes,
+            self.spec.squeezed(rank),
+            self.spec.block_shape or (None,) * rank,
+            strict=True,
+        ):
+            if gone:
+                continue
+            anywhere = isinstance(entry, types.Element | types.BoundedSlice)
+            if anywhere or size != n:
+                places = lax.broadcasted_iota(jnp.int32, self.block_shape, axis)
+                places = places + jnp.int32(start)
+                result = result & (places >= 0) & (places < n)
+            axis += 1
+        return result
 
     def at_index_map(self, copy: Callable[[], None]) -> None:
         """Copies a block; messages about it name the line of the index map."""
@@ -150,12 +180,16 @@ class Stream:
         shape = (slots, *self.block_shape)
         return types.ScratchType(types.SMEM, shape, dtype, storage)
 
-    def where_it_fits(self, indices: Sequence[Any]) -> Stream:
+    def where_it_fits(self, indices: Sequence[Any], by_threads: bool) -> Stream:
         """Returns the stream, `direct` if TMA cannot copy its blocks.
 
+        Args:
+          indices: a position of the loop.
+          by_threads: whether threads may copy a block that may exceed the array, or
+            that has transforms; see `needs_buffer`.
+
         Raises:
-          LayoutError: TMA cannot copy a block that may exceed the array, or one with
-            transforms.
+          LayoutError: TMA cannot copy such a block, and neither may threads.
         """
         if not self.buffered:
             return self
@@ -166,11 +200,44 @@ class Stream:
         _jax.trace(lambda: problems.append(self._tma_problem(indices)), [])
         if problems == [None]:
             return self
-        if self.spec.transforms or self._may_exceed:
+        filled = self.spec.oob_fill_mode is not None
+        if self._needs_copy and (filled or not by_threads):
             (problem,) = problems
             problem.what = f"{self.what}: {problem.what}"
             raise problem
         return dataclasses.replace(self, direct=True)
+
+    @property
+    def _needs_copy(self) -> bool:
+        return bool(self.spec.transforms) or self._may_exceed
+
+    @property
+    def needs_buffer(self) -> bool:
+        """Whether threads copy the blocks, which TMA cannot and the body needs in SMEM.
+
+        The body may access elements that are outside of the array, or relies on
+        transforms.
+        """
+        in_gmem = self.spec.memory_space is types.GMEM
+        return self.direct and not in_gmem and self._needs_copy and 0 not in self.sizes
+
+    def fetch(self, indices: Sequence[Any]) -> None:
+        """Copies a block from GMEM, by threads; elements outside of the array are 0."""
+
+        def copy() -> None:
+            view, mask = self.window(indices), self.mask(indices)
+            self.held[...] = registers.load(view, mask=mask)
+
+        self.at_index_map(copy)
+
+    def flush(self, indices: Sequence[Any]) -> None:
+        """Copies a block to GMEM, by threads; what is outside is not stored."""
+
+        def copy() -> None:
+            view, mask = self.window(indices), self.mask(indices)
+            registers.store(view, (), self.held[...], mask=mask)
+
+        self.at_index_map(copy)
 
     def in_gmem(self) -> Stream:
         """Returns the stream; the body accesses its blocks where they are.

@@ -74,11 +74,28 @@ class Program:
         self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
     ) -> None:
         """Copies and computes in the only warpgroup."""
+        held = [s for s in (*streams.inputs, *streams.outputs) if s.needs_buffer]
+        if not held:
+            self._with_scratch(streams, prefetched, names)
+            return
+
+        def with_buffers(*buffers: Any) -> None:
+            placed = streams.holding(list(zip(held, buffers, strict=True)))
+            self._with_scratch(placed, prefetched, names)
+
+        declared = [s.buffers(1) for s in held]
+        scoped(with_buffers, declared, {}, (), [s.name for s in held])
+
+    def _with_scratch(
+        self, streams: Streams, prefetched: Sequence[Any], names: Sequence[str]
+    ) -> None:
         scratch = self.scratch
 
         def with_scratch(*positional: Any, **named: Any) -> None:
             def step(indices: Sequence[Any], *blocks: Any) -> None:
+                streams.fetch(indices)
                 self._call(indices, (*prefetched, *blocks, *positional), named)
+                streams.flush(indices)
 
             body = Body(step, self._who, has_carry=False)
             Pipeline(body, streams, self.grid.steps, self.depth).run(None)
@@ -170,7 +187,8 @@ class Program:
         for stream in streams[n_in:]:
             self._require_own_block(stream, read)
         first = [jnp.int32(0)] * rank
-        fitting = [stream.where_it_fits(first) for stream in streams]
+        alone = self.threads is None
+        fitting = [stream.where_it_fits(first, alone) for stream in streams]
         return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
 
     def _what(self, i: int) -> str:

@@ -16,6 +16,7 @@ from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.outputs import Outputs
+from pallas_gpu.primitives import tma
 
 
 def is_spec(x: Any) -> bool:
@@ -61,6 +62,39 @@ class Streams:
         outputs = [s for s in self.outputs if s.buffered]
         return Inputs(inputs, grid, steps, slots), Outputs(outputs, grid, steps, slots)
 
+    def holding(self, buffers: Sequence[tuple[Stream, Any]]) -> Streams:
+        """Returns the arrays with buffers for blocks that threads copy.
+
+        Args:
+          buffers: streams, each with a reference in SMEM to one block.
+        """
+
+        def placed(stream: Stream) -> Stream:
+            buffer = next((b for s, b in buffers if s is stream), None)
+            if buffer is None:
+                return stream
+            return dataclasses.replace(stream, held=buffer.at[0])
+
+        return dataclasses.replace(
+            self,
+            inputs=[placed(s) for s in self.inputs],
+            outputs=[placed(s) for s in self.outputs],
+        )
+
+    def fetch(self, indices: Sequence[Any]) -> None:
+        """Copies the blocks of a step that threads copy, and publishes them."""
+        held = [stream for stream in self.inputs if stream.held is not None]
+        for stream in held:
+            stream.fetch(indices)
+        if held:
+            tma.commit_smem()
+
+    def flush(self, indices: Sequence[Any]) -> None:
+        """Stores the blocks of a step that threads copy."""
+        for stream in self.outputs:
+            if stream.held is not None:
+                stream.flush(indices)
+
     def operands(
         self, read: Sequence[Any], written: Sequence[Any], indices: Sequence[Any]
     ) -> list[Any]:
@@ -83,10 +117,15 @@ def _accessed(
 ) -> list[Any]:
     """Returns what the body accesses: a buffer, a block in GMEM, or all of an array."""
     rest = iter(buffers)
-    return [
-        next(rest) if s.buffered else s.window(indices) if s.direct else s.ref
-        for s in streams
-    ]
+
+    def accessed(stream: Stream) -> Any:
+        if stream.buffered:
+            return next(rest)
+        if stream.held is not None:
+            return stream.held
+        return stream.window(indices) if stream.direct else stream.ref
+
+    return [accessed(stream) for stream in streams]
 
 
 def streams_of(

@@ -357,16 +357,29 @@ def test_a_tiled_block_over_the_edge_travels_by_tma():
     check_add_one(numbers(50, 100), spec, (2, 2))
 
 
-def test_a_tiled_block_that_tma_cannot_carry_is_refused():
+def test_a_tiled_block_that_tma_cannot_carry_is_copied_by_threads():
+    spec = plgpu.BlockSpec(
+        (8, 32), lambda i, j: (i, j), transforms=[plgpu.TilingTransform((8, 32))]
+    )
+    check_add_one(numbers(8, 33), spec, (1, 2))
+
+
+def test_several_warpgroups_do_not_copy_a_block_that_tma_cannot_carry():
     def body(x, o):  # HERE
         pass
 
-    spec = plgpu.BlockSpec(
-        (8, 32), lambda i: (i, 0), transforms=[plgpu.TilingTransform((8, 32))]
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    call = plgpu.pallas_call(
+        body,
+        f32(7, 3),
+        in_specs=[spec],
+        out_specs=spec,
+        grid=2,
+        num_threads=2,
+        thread_name="wg",
     )
-    call = plgpu.pallas_call(body, f32(8, 33), in_specs=[spec], grid=1)
     with pytest.raises(errors.LayoutError) as info:
-        call(numbers(8, 33))
+        call(numbers(7, 3))
     text = str(info.value)
     assert text.startswith("argument 0 of pallas_call body: ")
     line = body.__code__.co_firstlineno
@@ -374,13 +387,84 @@ def test_a_tiled_block_that_tma_cannot_carry_is_refused():
     assert "expected:" in text and "got:" in text and "hint:" in text
 
 
-def test_a_block_over_the_edge_that_tma_cannot_carry_is_refused():
-    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    call = plgpu.pallas_call(
-        add_one, f32(7, 3), in_specs=[spec], out_specs=spec, grid=2
-    )
-    with pytest.raises(errors.LayoutError, match="argument 0 of pallas_call add_one"):
-        call(numbers(7, 3))
+ODD_BLOCKS = {
+    "rows over the edge": ((100, 77), (32, 77), (4,), lambda i: (i, 0)),
+    "columns over the edge": ((100, 77), (16, 32), (7, 3), lambda i, j: (i, j)),
+    "narrow rows": ((7, 3), (4, 3), (2,), lambda i: (i, 0)),
+    "one axis": ((1001,), (256,), (4,), lambda i: (i,)),
+    "squeezed": ((7, 33, 5), (None, 8, 5), (7, 5), lambda i, j: (i, j, 0)),
+    "whole": ((1001,), (1001,), (1,), lambda i: (0,)),
+}
+
+
+@pytest.mark.parametrize("name", ODD_BLOCKS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_threads_copy_blocks_of_rows_that_tma_cannot_address(name, dtype):
+    shape, block, grid, index_map = ODD_BLOCKS[name]
+    x = (np.arange(np.prod(shape)) % 7).reshape(shape).astype(dtype)
+
+    def body(x, o):
+        o[...] = x[...] * 2
+
+    def make(interpret):
+        spec = plgpu.BlockSpec(block, index_map)
+        return plgpu.pallas_call(
+            body,
+            jax.ShapeDtypeStruct(shape, dtype),
+            grid=grid,
+            in_specs=[spec],
+            out_specs=spec,
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], x * 2)
+
+
+def test_what_is_outside_of_the_array_is_zero_in_a_block_that_threads_copy():
+    x = numbers(7, 3) + 1
+
+    def body(x, o):
+        o[...] = jnp.broadcast_to(x[...].sum(), (1, 1))
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body,
+            f32(2, 1),
+            grid=2,
+            in_specs=[plgpu.BlockSpec((4, 3), lambda i: (i, 0))],
+            out_specs=plgpu.BlockSpec((1, 1), lambda i: (i, 0)),
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], np.array([[x[:4].sum()], [x[4:].sum()]]))
+
+
+def test_steps_accumulate_in_a_block_that_threads_copy():
+    x = numbers(13, 37)
+
+    def body(x, o):
+        @plgpu.when(plgpu.program_id(1) == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...].sum(axis=1)
+
+    params = plgpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body,
+            f32(13),
+            grid=(4, 3),
+            in_specs=[plgpu.BlockSpec((4, 16), lambda i, j: (i, j))],
+            out_specs=plgpu.BlockSpec((4,), lambda i, j: (i,)),
+            compiler_params=params,
+            interpret=interpret,
+        )
+
+    # Under Lane the author would load the output in the layout of the sum.
+    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
+    everywhere.check(make, [x], x.sum(axis=1), semantics=warpgroup)
 
 
 @pytest.mark.parametrize("space", [plgpu.TMEM, plgpu.REGS])
