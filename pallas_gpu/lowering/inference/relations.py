@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
-from pallas_gpu.layouts.registers.defaults import spread_layout
+from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
 from pallas_gpu.layouts.registers.placement import (
     Placement,
@@ -194,10 +194,14 @@ class Reduce(Relation):
     def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
         """Warps along the remaining axes, so that they need not synchronize."""
         kept = [a for a in range(len(shape)) if a not in self.axes]
-        if kept and math.prod(shape) % (1 << THREAD_BITS) == 0:
+        if not kept:
+            return
+        if math.prod(shape) % (1 << THREAD_BITS) == 0:
             layout = _spread_warps(shape, tuple(kept), bits)
-            if layout is not None:
-                yield layout
+        else:
+            layout = padded_layout(shape, tuple(kept), max(bits, 8))
+        if layout is not None:
+            yield layout
 
     def cost(self, layout: Placement, bits: int) -> float:
         """Shuffles for the lanes, SMEM and two barriers for the warps."""

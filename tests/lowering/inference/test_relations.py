@@ -146,3 +146,9 @@ def test_reductions_across_warps_cost_more():
     relation = Reduce((0,))
     assert relation.cost(crossing, 32) > 0
     assert Reduce((1,)).cost(inside, 32) < Reduce((0,)).cost(inside, 32)
+
+
+def test_a_reduction_of_an_odd_shape_may_keep_its_warps_apart():
+    (layout,) = relations.Reduce((1,)).natural((7, 1001), 32)
+    assert layout.is_padded
+    assert relations.reduction_bits(layout, (1,))[1] == 0

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Blocks of a `pallas_call` that threads copy, as TMA cannot address their rows."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from tests.support import everywhere
+from tests.support.entry_kernels import f32, numbers
+
+ODD_BLOCKS = {
+    "rows over the edge": ((100, 77), (32, 77), (4,), lambda i: (i, 0)),
+    "columns over the edge": ((100, 77), (16, 32), (7, 3), lambda i, j: (i, j)),
+    "narrow rows": ((7, 3), (4, 3), (2,), lambda i: (i, 0)),
+    "one axis": ((1001,), (256,), (4,), lambda i: (i,)),
+    "squeezed": ((7, 33, 5), (None, 8, 5), (7, 5), lambda i, j: (i, j, 0)),
+    "whole": ((1001,), (1001,), (1,), lambda i: (0,)),
+}
+
+
+@pytest.mark.parametrize("name", ODD_BLOCKS)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.int8])
+def test_threads_copy_blocks_of_rows_that_tma_cannot_address(name, dtype):
+    shape, block, grid, index_map = ODD_BLOCKS[name]
+    x = (np.arange(np.prod(shape)) % 7).reshape(shape).astype(dtype)
+
+    def body(x, o):
+        o[...] = x[...] * 2
+
+    def make(interpret):
+        spec = plgpu.BlockSpec(block, index_map)
+        return plgpu.pallas_call(
+            body,
+            jax.ShapeDtypeStruct(shape, dtype),
+            grid=grid,
+            in_specs=[spec],
+            out_specs=spec,
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], x * 2)
+
+
+def test_what_is_outside_of_the_array_is_zero_in_a_block_that_threads_copy():
+    x = numbers(7, 3) + 1
+
+    def body(x, o):
+        o[...] = jnp.broadcast_to(x[...].sum(), (1, 1))
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body,
+            f32(2, 1),
+            grid=2,
+            in_specs=[plgpu.BlockSpec((4, 3), lambda i: (i, 0))],
+            out_specs=plgpu.BlockSpec((1, 1), lambda i: (i, 0)),
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], np.array([[x[:4].sum()], [x[4:].sum()]]))
+
+
+def test_steps_accumulate_in_a_block_that_threads_copy():
+    x = numbers(13, 37)
+
+    def body(x, o):
+        @plgpu.when(plgpu.program_id(1) == 0)
+        def _():
+            o[...] = jnp.zeros(o.shape, o.dtype)
+
+        o[...] += x[...].sum(axis=1)
+
+    params = plgpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body,
+            f32(13),
+            grid=(4, 3),
+            in_specs=[plgpu.BlockSpec((4, 16), lambda i, j: (i, j))],
+            out_specs=plgpu.BlockSpec((4,), lambda i, j: (i,)),
+            compiler_params=params,
+            interpret=interpret,
+        )
+
+    # Under Lane the author would load the output in the layout of the sum.
+    warpgroup = [plgpu.LoweringSemantics.Warpgroup]
+    everywhere.check(make, [x], x.sum(axis=1), semantics=warpgroup)
