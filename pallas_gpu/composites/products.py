@@ -27,7 +27,7 @@ def _dot_general(composite: Composite, *operands: Any) -> Any:
     problem = Problem.make(composite.params, (a, b), out)
     require_known(problem)
     if problem.is_with_vector:
-        return sums.product(problem, a, b).astype(out)
+        return sums.product(problem, a, b, composite.kernel).astype(out)
     if not problem.is_of_matrices:
         return _of_many(composite, problem, a, b).astype(out)
     left, right = (wgmma.operand(problem, name, given[name]) for name in "ab")

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import types
+from pallas_gpu import _jax, errors, types
 from pallas_gpu.composites.mma import padded
 from pallas_gpu.composites.wgmma import Matrix, in_layout
 from pallas_gpu.entry.expand import Kernel
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts.registers.fragments import MmaShape
-from pallas_gpu.primitives.registers import load
+from pallas_gpu.primitives.registers import layout_cast, load
 
 
-def product(problem: Problem, a: Any, b: Any) -> jax.Array:
+def product(problem: Problem, a: Any, b: Any, kernel: Kernel) -> jax.Array:
     """Returns a product in which one operand has no dimension of its own.
 
     Its dimensions are those of both operands, those of `a` and those of `b`.
@@ -27,7 +27,9 @@ def product(problem: Problem, a: Any, b: Any) -> jax.Array:
     simple = max(a.ndim, b.ndim) <= 2 and not problem.batch[0]
     if simple and len(problem.contracted[0]) == 1:
         (axis_a,), (axis_b,) = problem.contracted
-        return _of_vector(a.astype(wide), b.astype(wide), axis_a, axis_b)
+        return _of_vector(a.astype(wide), b.astype(wide), axis_a, axis_b, kernel)
+    if a.ndim == b.ndim == 1 and not problem.batch[0]:
+        return _of_columns(a.astype(wide), b.astype(wide), kernel)
     left, right = (_arranged(problem, i, x.astype(wide)) for i, x in enumerate((a, b)))
     sums = range(left.ndim - len(problem.contracted[0]), left.ndim)
     return jnp.sum(left * right, axis=tuple(sums))
@@ -39,6 +41,8 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     PTX: st.shared, then ld.shared, and fma for each term. Both are stored by the terms
     of the sum, so that each step loads a row of either.
     """
+    if kernel.mesh.warpgroups > 1:
+        raise _no_scratch(problem)
     (m, k), n = a.shape, b.shape[1]
     wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, problem.out)))
     # Only for the division of the result among the threads.
@@ -61,6 +65,18 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     return run_scoped(add_up, *scratch)[:m, :n]
 
 
+def _no_scratch(problem: Problem) -> errors.UnsupportedError:
+    return errors.UnsupportedError(
+        "a product of types that the tensor core does not have, in one of several "
+        "warpgroups",
+        expected="8-bit or 16-bit types or float32, or a block of one warpgroup",
+        got=problem.shown(),
+        hint="convert the operands, or multiply and add small ones: "
+        "jnp.sum(a[:, :, None] * b[None, :, :], axis=1)",
+        where=_jax.where_now(),
+    )
+
+
 def _layouts(shape: MmaShape, kernel: Kernel) -> tuple[Any, Any]:
     """Returns the layouts of a column and of a row of the result."""
     if kernel.semantics is types.LoweringSemantics.Warpgroup:
@@ -77,25 +93,49 @@ def _arranged(problem: Problem, i: int, x: Any) -> Any:
     return jnp.expand_dims(x, tuple(range(first, first + others)))
 
 
-def _of_vector(a: Any, b: Any, axis_a: int, axis_b: int) -> jax.Array:
+def _of_vector(a: Any, b: Any, axis_a: int, axis_b: int, kernel: Kernel) -> jax.Array:
     """Returns the product of a vector with a vector or a matrix.
 
     Args:
       a, b: values with at most two dimensions, of which one has one.
       axis_a, axis_b: the dimensions over which to add.
+      kernel: the kernel.
     """
     if a.ndim == b.ndim:
         return jnp.sum(a * b)
-    if a.ndim == 1:
-        return jnp.sum(_along(a, axis_b) * b, axis=axis_b)
-    return jnp.sum(a * _along(b, axis_a), axis=axis_a)
+    vector, matrix, axis = (a, b, axis_b) if a.ndim == 1 else (b, a, axis_a)
+    layout = _layout(matrix.shape, kernel)
+    if layout is not None:
+        matrix = layout_cast(matrix, layout)
+    return jnp.sum(matrix * _along(vector, axis, layout), axis=axis)
+
+
+def _of_columns(a: Any, b: Any, kernel: Kernel) -> jax.Array:
+    """Returns the products of all elements of a vector with all of another."""
+    layout = _layout((a.size, b.size), kernel)
+    rows = jnp.broadcast_to(_along(a, 0, layout), (a.size, b.size))
+    return in_layout(rows, layout, kernel) * _along(b, 1, layout)
+
+
+def _layout(shape: tuple[int, int], kernel: Kernel) -> Any:
+    """Returns a layout of a matrix whose rows and columns have layouts, too.
+
+    None if layout inference finds one, or if none fits the shape.
+    """
+    if kernel.semantics is types.LoweringSemantics.Warpgroup:
+        return None
+    division = MmaShape.cheapest(*shape, 8, 32)
+    return division.acc if division == division.padded else None
+
+
+def _along(vector: Any, axis: int, layout: Any) -> Any:
+    """Returns a vector along an axis of a matrix in a layout, if there is one."""
+    if layout is not None:
+        vector = layout_cast(vector, layout.reduce(1 - axis))
+    return vector[None, :] if axis == 1 else vector[:, None]
 
 
 def _summed_in(dtype: Any) -> Any:
     if jnp.dtype(dtype).itemsize >= 4:
         return dtype
     return jnp.int32 if jnp.issubdtype(dtype, jnp.integer) else jnp.float32
-
-
-def _along(vector: Any, axis: int) -> Any:
-    return vector[None, :] if axis == 1 else vector[:, None]

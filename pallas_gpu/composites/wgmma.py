@@ -193,11 +193,11 @@ def _in_registers(a: Matrix, kernel: Kernel) -> Any:
 
 
 def in_layout(x: Any, layout: Any, kernel: Kernel) -> Any:
-    """Returns a value in a layout that an instruction requires.
+    """Returns a value in a layout that is required; None requires none.
 
     Under Warpgroup semantics that is for layout inference to do.
     """
-    if kernel.semantics is types.LoweringSemantics.Warpgroup:
+    if layout is None or kernel.semantics is types.LoweringSemantics.Warpgroup:
         return x
     return layout_cast(x, layout)
 

@@ -13,9 +13,10 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support import everywhere
-from tests.support.semantics import under
+from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
+WARPGROUP = plgpu.LoweringSemantics.Warpgroup
 # Of the magnitudes: float32 is read as tf32, 10 bits of mantissa; sums
 # of 8-bit floats have 13 bits.
 TOLERANCE = {
@@ -52,13 +53,18 @@ def kernel(body, shape, dtype=F32, **options):
     return make
 
 
-def check_product(body, a, b, expression, out=F32, tolerance=None):
+def check_product(body, a, b, expression, out=F32, tolerance=None, semantics=BOTH):
     """Compares `body` with an einsum in float64, relative to the terms' magnitudes."""
     tolerance = TOLERANCE[a.dtype.name] if tolerance is None else tolerance
     exact = np.einsum(expression, float64(a), float64(b))
     scale = np.einsum(expression, abs(float64(a)), abs(float64(b)))
     everywhere.check(
-        kernel(body, exact.shape, out), [a, b], exact, atol=tolerance * scale.max()
+        kernel(body, exact.shape, out),
+        [a, b],
+        exact,
+        atol=tolerance * scale.max(),
+        semantics=semantics,
+        executed=semantics,
     )
 
 
@@ -205,6 +211,18 @@ def test_a_product_in_one_of_several_warpgroups(rng, rows):
 
     make = kernel(body, (2, rows, 32), num_threads=2, thread_name="wg")
     everywhere.check(make, [a, b], float64(a) @ float64(b), atol=1e-4)
+
+
+def test_a_sum_term_by_term_in_one_of_several_warpgroups_is_refused(rng):
+    a = numbers(rng, "int32", 32, 32)
+
+    def body(a_ref, o_ref):
+        o_ref[jax.lax.axis_index("wg")] = a_ref[...] @ a_ref[...]
+
+    make = kernel(body, (2, 32, 32), jnp.int32, num_threads=2, thread_name="wg")
+    with pytest.raises(errors.UnsupportedError, match="several warpgroups") as caught:
+        make(plgpu.InterpretParams())(a)
+    assert "test_products.py" in str(caught.value)
 
 
 def test_the_emulator_reads_float32_as_tf32():
@@ -402,3 +420,161 @@ def test_an_unknown_precision_is_refused(rng):
     with pytest.raises(errors.UnsupportedError, match="precision") as caught:
         kernel(body, (64, 64))(plgpu.InterpretParams())(a)
     assert "test_products.py" in str(caught.value)
+
+
+# --- shapes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("expression", "shapes"),
+    [
+        ("bmk,bkn->bmn", ((2, 64, 32), (2, 32, 64))),
+        ("bmk,bnk->bmn", ((2, 32, 32), (2, 32, 32))),
+        ("mbk,bkn->bmn", ((32, 2, 32), (2, 32, 32))),
+        ("mkl,kln->mn", ((32, 2, 16), (2, 16, 32))),
+        ("hmk,kn->hmn", ((2, 32, 32), (32, 32))),
+    ],
+)
+def test_batches_and_sums_over_several_dimensions(rng, expression, shapes):
+    a, b = (numbers(rng, "bfloat16", *shape) for shape in shapes)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.einsum(
+            expression, a_ref[...], b_ref[...], preferred_element_type=F32
+        )
+
+    check_product(body, a, b, expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "shapes"),
+    [
+        ("k,kn->n", ((64,), (64, 128))),
+        ("mk,k->m", ((128, 64), (64,))),
+        ("bk,bk->b", ((128, 32), (128, 32))),
+        ("bmk,bk->bm", ((2, 64, 32), (2, 32))),
+        ("m,n->mn", ((64,), (128,))),
+    ],
+)
+def test_products_with_vectors_are_in_float32(rng, expression, shapes):
+    a, b = (numbers(rng, "float32", *shape) for shape in shapes)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.einsum(expression, a_ref[...], b_ref[...])
+
+    # Under Lane semantics stacks of vectors need layouts of the author's.
+    inferred = [WARPGROUP] if "b" in expression and a.ndim == 3 else BOTH
+    check_product(body, a, b, expression, tolerance=1e-6, semantics=inferred)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        ("bfloat16", (1, 64, 64)),
+        ("bfloat16", (100, 77, 50)),
+        ("float32", (24, 40, 20)),
+        ("int8", (7, 5, 3)),
+        ("int32", (10, 9, 8)),
+    ],
+)
+def test_sizes_that_are_not_multiples_of_an_instructions(rng, dtype, shape):
+    """They are padded with zeros."""
+    m, n, k = shape
+    a, b = numbers(rng, dtype, m, k), numbers(rng, dtype, k, n)
+    out = sum_type(dtype)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.dot(a_ref[...], b_ref[...], preferred_element_type=out)
+
+    tolerance = TOLERANCE.get(dtype, 0.0)
+    check_product(body, a, b, "mk,kn->mn", out, tolerance)
+
+
+def test_a_sum_with_a_padded_product(rng):
+    a, c = numbers(rng, "bfloat16", 24, 24), numbers(rng, "float32", 24, 24)
+
+    def body(a_ref, c_ref, o_ref):
+        o_ref[...] = c_ref[...] + jnp.dot(
+            a_ref[...], a_ref[...], preferred_element_type=F32
+        )
+
+    expected = float64(c) + float64(a) @ float64(a)
+    everywhere.check(
+        kernel(body, (24, 24)),
+        [a, c],
+        expected,
+        atol=1e-4,
+        semantics=[WARPGROUP],
+        executed=[WARPGROUP],
+    )
+
+
+def attention(interpret, rows=64, columns=64, depth=64):
+    """Returns attention along a sequential axis: a softmax between two products."""
+
+    def body(q_ref, k_ref, v_ref, o_ref, m_ref, l_ref, acc_ref):
+        @plgpu.when(plgpu.program_id(1) == 0)
+        def _():
+            m_ref[...] = jnp.full_like(m_ref, -1e30)
+            l_ref[...] = jnp.zeros_like(l_ref)
+            acc_ref[...] = jnp.zeros_like(acc_ref)
+
+        s = jnp.dot(q_ref[...], k_ref[...].T, preferred_element_type=F32) / 8
+        m = jnp.maximum(m_ref[...], jnp.max(s, axis=1))
+        p, alpha = jnp.exp(s - m[:, None]), jnp.exp(m_ref[...] - m)
+        m_ref[...] = m
+        l_ref[...] = l_ref[...] * alpha + jnp.sum(p, axis=1)
+        acc_ref[...] = acc_ref[...] * alpha[:, None] + jnp.dot(
+            p.astype(jnp.bfloat16), v_ref[...], preferred_element_type=F32
+        )
+
+        @plgpu.when(plgpu.program_id(1) == plgpu.num_programs(1) - 1)
+        def _():
+            o_ref[...] = acc_ref[...] / l_ref[...][:, None]
+
+    def call(q, k, v):
+        return plgpu.pallas_call(
+            body,
+            out_shape=jax.ShapeDtypeStruct(q.shape, F32),
+            grid=(q.shape[0] // rows, k.shape[0] // columns),
+            in_specs=[
+                plgpu.BlockSpec((rows, depth), lambda i, j: (i, 0)),
+                plgpu.BlockSpec((columns, depth), lambda i, j: (j, 0)),
+                plgpu.BlockSpec((columns, depth), lambda i, j: (j, 0)),
+            ],
+            out_specs=plgpu.BlockSpec((rows, depth), lambda i, j: (i, 0)),
+            scratch_shapes=[
+                plgpu.SMEM((rows,), F32),
+                plgpu.SMEM((rows,), F32),
+                plgpu.SMEM((rows, depth), F32),
+            ],
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(
+                dimension_semantics=("parallel", "arbitrary")
+            ),
+        )(q, k, v)
+
+    return call
+
+
+def test_attention_along_a_sequential_axis(rng):
+    q, k, v = (numbers(rng, "bfloat16", n, 64) for n in (128, 192, 192))
+    scores = float64(q) @ float64(k).T / 8
+    weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+    expected = weights @ float64(v) / weights.sum(axis=1)[:, None]
+    everywhere.check(
+        attention,
+        [q, k, v],
+        expected,
+        atol=2e-2,
+        semantics=[WARPGROUP],
+        executed=[WARPGROUP],
+    )
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_attention_does_not_spill(target):
+    q = jax.ShapeDtypeStruct((128, 64), jnp.bfloat16)
+    (report,) = plgpu.offline.compile(attention(None), q, q, q, target=target)
+    assert report.resources.spill_load_bytes == 0

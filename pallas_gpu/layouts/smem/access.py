@@ -17,7 +17,7 @@ import numpy as np
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
-from pallas_gpu.layouts.registers.linear import LinearLayout
+from pallas_gpu.layouts.registers.linear import LANE_BITS, LinearLayout
 from pallas_gpu.layouts.registers.placement import uniform_length
 from pallas_gpu.layouts.smem.access_plan import (
     MAX_WIDTH_BYTES,
@@ -88,7 +88,9 @@ def _plan(
     plans = []
     padded = isinstance(layout, LinearLayout) and layout.is_padded
     in_order = padded or single
-    matrix = "matrix" in methods and not replication and not in_order
+    # Warps may load the same matrices: each computes its own addresses.
+    alike = kind == "load" and all(bit >= LANE_BITS for bit in replication)
+    matrix = "matrix" in methods and (alike or not replication) and not in_order
     if matrix and alignment >= MAX_WIDTH_BYTES:
         plans += plan_matrix(offsets, smem, kind)
     if "vector" in methods:

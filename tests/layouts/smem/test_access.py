@@ -179,6 +179,15 @@ def test_bf16_accumulators_reach_a_transposed_ref_by_transposing_matrices():
     assert plan.transpose
 
 
+@pytest.mark.parametrize("m_warps", [1, 2, 4])
+def test_operands_of_mma_that_several_warps_have_are_loaded_as_matrices(m_warps):
+    smem = tiled((64, 64), 16, 128)
+    for layout in (catalogue.mma_lhs(16, m_warps), catalogue.mma_rhs(16, m_warps)):
+        plan = plan_access(layout.linear((64, 64)), smem, kind="load")
+        assert plan.method == "matrix"
+        assert {len(group) for group in plan.instructions} == {4}
+
+
 def test_two_or_one_matrices_are_moved_where_four_do_not_fit():
     layout = Layout.TILED(
         catalogue.Tiling(((32, 8), (8, 8), (2,))), (-5,), (-3, -2), -1
