@@ -26,6 +26,7 @@ from jax._src.interpreters import batching as _batching
 from jax._src.interpreters import mlir as _mlir
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
+from jax._src.lax import slicing as _slicing
 from jax._src.lax import special as _special
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
@@ -452,8 +453,8 @@ def _primitives_by_name() -> dict[str, Any]:
     closed = jax.make_jaxpr(body, axis_env=[("i", 1)])(1.0)
     found = {eqn.primitive.name: eqn.primitive for eqn in closed.eqns}
     public = vars(jex_core.primitives).values()
-    # split, stack and tile have no public name.
-    others = vars(_lax).values()
+    # split, stack, tile and some scatters have no public name.
+    others = *vars(_lax).values(), *vars(_slicing).values()
     ours = get_p, swap_p, addupdate_p, ad.add_jaxvals_p
     for primitive in (*ours, *public, *others):
         if isinstance(primitive, Primitive):

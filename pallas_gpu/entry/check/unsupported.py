@@ -17,18 +17,6 @@ _PRINT = (
     "print with `plgpu.debug_print`, or store the value to an additional output, "
     "`debug_ref[...] = x`, and look at that after the call"
 )
-_ROWS_READ = (
-    "read one row at a time, with a scalar index of the reference: "
-    "`o_ref[i] = x_ref[index_ref[i]]` in a loop"
-)
-_ROWS_WRITTEN = (
-    "an array in registers is not updated in place: store rows to a reference, "
-    "`o_ref[index_ref[i]] = x_ref[i]` in a loop"
-)
-_ROWS_UPDATED = (
-    "combine the rows of a reference in a loop, in one block for each row: "
-    "`o_ref[row] = o_ref[row] + x_ref[i]`"
-)
 _WINDOWS = (
     "combine shifted parts of the reference: `jnp.maximum(x_ref[0:32], x_ref[1:33])`"
 )
@@ -38,16 +26,6 @@ _GROUPS = "multiply the tiles of each group with `plgpu.wgmma`, as for one produ
 # By the name of the primitive.
 HINTS: dict[str, str] = {
     # Shapes
-    "gather": _ROWS_READ,
-    "scatter": _ROWS_WRITTEN,
-    **dict.fromkeys(
-        ("scatter-add", "scatter_add", "scatter-max", "scatter-min", "scatter-mul"),
-        _ROWS_UPDATED,
-    ),
-    "platform_index": "JAX has a code of this function for each platform; for "
-    "jnp.diagonal write `jnp.sum(jnp.where(row == column, x, 0.0), axis=1)`, where "
-    "`row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)` and "
-    "`column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)`",
     # Products, reductions and windows
     **dict.fromkeys(("ragged_dot_general", "scaled_matmul", "scaled_dot"), _GROUPS),
     "conv_general_dilated": "add products with shifted parts of the reference: "
@@ -102,8 +80,8 @@ HINTS: dict[str, str] = {
     **dict.fromkeys(
         (
             "after_all", "cholesky", "create_token", "custom_lin",
-            "custom_linear_solve", "eig", "eigh", "empty2", "eq_to", "eval_jaxpr",
-            "fft", "hessenberg", "householder_product", "le_to", "lt_to", "lu", "qr",
+            "custom_linear_solve", "eig", "eigh", "empty2", "eval_jaxpr",
+            "fft", "hessenberg", "householder_product",  "lu", "qr",
             "ragged_all_to_all", "schur", "svd", "triangular_solve", "tridiagonal",
             "tridiagonal_solve",
         ),

@@ -2,17 +2,15 @@
 """Moves elements between threads by way of SMEM: `layouts/moves/rearrange.py`'s plans.
 
 Operands are stored to an image in the scratch of the warpgroup; after a barrier the
-result is loaded from it. An image that is larger than the scratch goes through it in
-several rounds, of which each stores and loads a span of the image's addresses.
+result is loaded from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -25,23 +23,14 @@ from pallas_gpu.layouts.moves.rearrange import (
     addresses,
     extent,
 )
-from pallas_gpu.layouts.registers.linear import LinearLayout
-from pallas_gpu.layouts.registers.placement import Placement, uniform_length
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.moves import image
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.padding import inside_from, is_padded
-from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray
-
-# The image starts on such a boundary, and so does each span.
-_ALIGNMENT_BYTES = 16
-_Span = tuple[int, int]
-
-
-def image_bytes(plan: Rearrangement, dtype: np.dtype) -> int:
-    """The scratch with which a rearrangement takes a single round."""
-    return _aligned(plan.size * dtypes.memory_dtype(dtype).itemsize)
+from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 
 
 def rearrange(
@@ -62,7 +51,7 @@ def rearrange(
       plan: where the elements are.
       operands: one for each of the plan's sources, of one dtype.
       target: the result's layout.
-      scratch: any size of at least 16 bytes; less than `image_bytes` means rounds.
+      scratch: any size of at least 16 bytes; less than the image means rounds.
       starts: i32, for each of the plan's dynamic axes.
       other: the elements that the plan does not load, of the result's shape.
 
@@ -70,199 +59,30 @@ def rearrange(
       OutOfResources: there is no scratch.
     """
     dtype = operands[0].dtype
-    scratch = require(scratch, _ALIGNMENT_BYTES, "moving data between threads")
+    scratch = require(scratch, image.ALIGNMENT_BYTES, "moving data between threads")
     memory = dtypes.memory_dtype(dtype)
-    held = [_converted(x, memory) for x in operands]
-    loads = _Loads(plan, target, memory, tuple(starts), scratch.pointer)
-    size = image_bytes(plan, dtype)
-    room = scratch.size_bytes - scratch.size_bytes % _ALIGNMENT_BYTES
-    spans: list[_Span | None] = [None]
-    if size > room:
-        spans = [(low, min(low + room, size)) for low in range(0, size, room)]
+    held = [image.in_memory(x) for x in operands]
+    loads = Loads(plan, target, memory, tuple(starts), scratch.pointer)
     values: list[ir.Value | None] = [None] * target.num_registers
     if other is not None:
         placed = other.materialize(target) if isinstance(other, Deferred) else other
-        values = list(_converted(placed, memory).values)
-    for span in spans:
+        values = list(image.in_memory(placed).values)
+    for span in image.spans(image.size_bytes(plan.size, dtype), scratch.size_bytes):
         # Threads may still be reading what an earlier use stored in the scratch.
         mbarrier.warpgroup_barrier()
         for where, x in zip(plan.sources, held, strict=True):
-            _store(x, where, scratch.pointer, span)
+            image.store(x, where, scratch.pointer, span)
         mbarrier.warpgroup_barrier()
         values = [loads.register(r, values[r], span) for r in range(len(values))]
     final = tuple(convert_value(value, memory, dtype) for value in values)  # type: ignore[arg-type]
     return RegisterArray(final, target, dtype)
 
 
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-
-
-def _converted(x: RegisterArray, memory: np.dtype) -> RegisterArray:
-    values = [convert_value(value, x.dtype, memory) for value in x.values]
-    return x.with_values(values, memory)
-
-
-# --- addresses ------------------------------------------------------------------------
-
-
-def _thread_offset(found: Addresses) -> tuple[ir.Value | None, int]:
-    """What depends on the thread, as a value that is not negative, and a constant."""
-    up = [max(c, 0) for c in found.columns]
-    down = [max(-c, 0) for c in found.columns]
-    if not any(down):
-        return (addressing.thread_sum(up) if any(up) else None), 0
-    kernel, most = module.current(), sum(down)
-
-    def emit() -> ir.Value:
-        rest = arith.subi(kernel.i32(most), addressing.thread_sum(down))
-        return arith.addi(rest, addressing.thread_sum(up)) if any(up) else rest
-
-    return kernel.hoisted(("signed sum", found.columns), emit), -most
-
-
-def _computed(
-    layout: Placement, where: Affine, coordinates: Sequence[Sequence[ir.Value]]
-) -> list[ir.Value]:
-    """The addresses of each register's elements, as i32 vectors, of any layout."""
-    result = []
-    for r in range(layout.num_registers):
-        total = _like(where.offset, coordinates[0][r])
-        for stride, values in zip(where.strides, coordinates, strict=True):
-            if stride:
-                step = arith.muli(values[r], _like(stride, values[r]))
-                total = arith.addi(total, step)
-        result.append(total)
-    return result
-
-
-def _coordinates(layout: Placement, axis: int) -> tuple[ir.Value, ...]:
-    return Iota(dtypes.I32, layout.shape, axis).materialize(layout).values
-
-
-def _like(value: int, vector: ir.Value) -> ir.Value:
-    return dtypes.constant(value, dtypes.I32, vector)
-
-
-def _within(address: ir.Value, span: _Span) -> ir.Value:
-    """Whether an address is in a span; one unsigned comparison."""
-    low, high = span
-    shifted = arith.subi(address, _like(low, address)) if low else address
-    return arith.cmpi(arith.CmpIPredicate.ult, shifted, _like(high - low, address))
-
-
-def _plus(a: ir.Value | None, b: int) -> ir.Value:
-    constant = module.current().i32(b)
-    if a is None:
-        return constant
-    return a if b == 0 else arith.addi(a, constant)
-
-
-# --- stores ---------------------------------------------------------------------------
-
-
-def _store(
-    x: RegisterArray, where: Affine, pointer: ir.Value, span: _Span | None
-) -> None:
-    """Stores an array, or what of it belongs into a span."""
-    layout = x.layout
-    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
-    with smem.predicated(addressing.thread_bits_clear(copies)):
-        found = addresses(layout, where, x.dtype.itemsize)
-        if found is None:
-            stores = list(_computed_stores(x, where, pointer, span))
-        else:
-            stores = list(_summed_stores(x, found, pointer, span))
-        for _, group in itertools.groupby(stores, _Store.key):
-            alike = list(group)
-            with smem.predicated(alike[0].condition):
-                for store in alike:
-                    store.emit()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Store:
-    """A store of a vector, and the i1 under which it is executed."""
-
-    condition: ir.Value | None
-    value: ir.Value
-    pointer: ir.Value
-    offsets: tuple[int | ir.Value, ...]
-
-    def key(self) -> int | None:
-        """Identifies the condition: MLIR's values cannot be compared with None."""
-        return None if self.condition is None else hash(self.condition)
-
-    def emit(self) -> None:
-        llvm.store(self.value, addressing.offset_pointer(self.pointer, *self.offsets))
-
-
-def _computed_stores(
-    x: RegisterArray, where: Affine, pointer: ir.Value, span: _Span | None
-) -> Iterator[_Store]:
-    """Stores to addresses that are computed for each element."""
-    axes = range(len(x.layout.shape))
-    coordinates = [_coordinates(x.layout, a) for a in axes]
-    registers = _computed(x.layout, where.scaled(x.dtype.itemsize), coordinates)
-    for r, (value, places) in enumerate(zip(x.values, registers, strict=True)):
-        for i in range(x.layout.vector_length):
-            place = dtypes.extract(places, i)
-            yield _element_store(x, r, i, place, value, pointer, span)
-
-
-def _summed_stores(
-    x: RegisterArray, found: Addresses, pointer: ir.Value, span: _Span | None
-) -> Iterator[_Store]:
-    """Stores to addresses that are a sum of the thread's and the register's part."""
-    base, constant = _thread_offset(found)
-    start = pointer if base is None else addressing.offset_pointer(pointer, base)
-    width = math.gcd(found.width, uniform_length(x.layout))
-    for r, value in enumerate(x.values):
-        low, high = found.bounds(r)
-        origin = found.origins[r] + constant
-        if span is None or (span[0] <= low and high < span[1]):
-            shift = origin - (span[0] if span else 0)
-            for i, chunk in enumerate(smem.split(value, width)):
-                condition = inside_from(x.layout, r, i * width)
-                step = i * width * found.step
-                yield _Store(condition, chunk, start, (shift + step,))
-        elif low < span[1] and span[0] <= high:
-            for i in range(found.length):
-                place = _plus(base, origin + i * found.step)
-                yield _element_store(x, r, i, place, value, pointer, span)
-
-
-def _element_store(
-    x: RegisterArray,
-    register: int,
-    i: int,
-    place: ir.Value,
-    value: ir.Value,
-    pointer: ir.Value,
-    span: _Span | None,
-) -> _Store:
-    condition = inside_from(x.layout, register, i)
-    if span is not None:
-        condition = _both(condition, _within(place, span))
-    start = () if span is None else (-span[0],)
-    return _Store(condition, _element(value, i), pointer, (place, *start))
-
-
-def _both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return arith.andi(a, b)
-
-
-def _element(value: ir.Value, i: int) -> ir.Value:
-    return dtypes.pack([dtypes.extract(value, i)])
-
-
 # --- loads ----------------------------------------------------------------------------
 
 
 @dataclasses.dataclass
-class _Loads:
+class Loads:
     """The loads of a result.
 
     Attributes:
@@ -307,7 +127,7 @@ class _Loads:
     def base(self) -> tuple[ir.Value | None, int]:
         """What is common to all registers: a value and a constant, in bytes."""
         assert self.found is not None
-        base, constant = _thread_offset(self.found)
+        base, constant = image.thread_offset(self.found)
         for axis, start in self.dynamic.items():
             stride = self.plan.result.strides[axis] * self.dtype.itemsize
             moved = arith.muli(start, module.current().i32(-stride))
@@ -329,20 +149,21 @@ class _Loads:
         for axis, step in enumerate(self.plan.steps):
             values = self._from_first(axis)
             if step > 1:
-                values = [arith.divui(v, _like(step, v)) for v in values]
+                values = [arith.divui(v, image.like(step, v)) for v in values]
             result.append(values)
         return result
 
     def _from_first(self, axis: int) -> list[ir.Value]:
         """The coordinates, less the first that is loaded."""
         return [
-            self._relative(value, axis) for value in _coordinates(self.target, axis)
+            self._relative(value, axis)
+            for value in image.coordinates_of(self.target, axis)
         ]
 
     def _relative(self, value: ir.Value, axis: int) -> ir.Value:
         first = self.plan.firsts[axis]
         if first:
-            value = arith.subi(value, _like(first, value))
+            value = arith.subi(value, image.like(first, value))
         if axis in self.dynamic:
             start = dtypes.splat(self.dynamic[axis], dtypes.length(value) or 1)
             value = arith.subi(value, start)
@@ -352,7 +173,7 @@ class _Loads:
     def computed(self) -> list[ir.Value]:
         """The addresses of each register's elements, as i32 vectors."""
         scaled = self.plan.result.scaled(self.dtype.itemsize)
-        return _computed(self.target, scaled, self.indices)
+        return image.computed(self.target, scaled, self.indices)
 
     # --- which elements ---------------------------------------------------------------
 
@@ -382,17 +203,17 @@ class _Loads:
         count, step = self.plan.counts[axis], self.plan.steps[axis]
         assert count is not None
         end = max((count - 1) * step + 1, 0)
-        holds = arith.cmpi(arith.CmpIPredicate.ult, relative, _like(end, relative))
+        holds = arith.cmpi(arith.CmpIPredicate.ult, relative, image.like(end, relative))
         if step == 1:
             return holds
-        rest = arith.remui(relative, _like(step, relative))
-        whole = arith.cmpi(arith.CmpIPredicate.eq, rest, _like(0, rest))
+        rest = arith.remui(relative, image.like(step, relative))
+        whole = arith.cmpi(arith.CmpIPredicate.eq, rest, image.like(0, rest))
         return arith.andi(holds, whole)
 
     # --- a register -------------------------------------------------------------------
 
     def register(
-        self, r: int, before: ir.Value | None, span: _Span | None
+        self, r: int, before: ir.Value | None, span: image.Span | None
     ) -> ir.Value | None:
         """A register with the elements that are loaded in a span.
 
@@ -429,7 +250,7 @@ class _Loads:
         r: int,
         before: ir.Value | None,
         covered: ir.Value | bool,
-        span: _Span | None,
+        span: image.Span | None,
     ) -> ir.Value:
         """Loads each element by itself; those that are not loaded read the first."""
         type_ = dtypes.vector_type(self.dtype, 1)
@@ -438,10 +259,10 @@ class _Loads:
         for i in range(length):
             place = self._place(r, i)
             asked = None if covered is True else dtypes.extract(covered, i)
-            holds = _both(asked, inside_from(self.target, r, i))
+            holds = image.both(asked, inside_from(self.target, r, i))
             if span is not None:
-                holds = _both(holds, _within(place, span))
-                place = _plus(place, -span[0])
+                holds = image.both(holds, image.within(place, span))
+                place = image.plus(place, -span[0])
             if holds is not None:
                 place = arith.select(holds, place, module.current().i32(0))
             at = addressing.offset_pointer(self.pointer, place)
@@ -456,4 +277,4 @@ class _Loads:
         if self.found is None:
             return dtypes.extract(self.computed[r], i)
         base, constant = self.base
-        return _plus(base, self.found.origins[r] + constant + i * self.found.step)
+        return image.plus(base, self.found.origins[r] + constant + i * self.found.step)

@@ -20,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_gpu.emulator.engine.pure import movement, scalars
+from pallas_gpu.primitives import platforms
 
 Function = Callable[..., Any]
 _Make = Callable[[Any], Function]
@@ -273,6 +274,12 @@ def _scan(ufunc: np.ufunc) -> _Make:
     return make
 
 
+def _platform_index(eqn: Any) -> Function:
+    """The code for CUDA, which is what is emitted."""
+    index = np.int32(platforms.chosen(eqn.params["platforms"]) or 0)
+    return lambda: index
+
+
 # --- shapes ---------------------------------------------------------------------------
 
 
@@ -413,6 +420,7 @@ _TABLE: dict[str, _Make] = {
     "transpose": _transpose,
     "slice": _slice,
     **movement.ROWS,
+    "platform_index": _platform_index,
     "copy": _same,
     "stop_gradient": _same,
     "name": _same,

@@ -28,6 +28,7 @@ from pallas_gpu.lowering.rules import expands, infers
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import image
 from pallas_gpu.mosaic.moves import rearrange as moves
 
 # Attributes of the warpgroup-level operation: a plan, and how registers are renamed.
@@ -66,7 +67,7 @@ def moved(
     target: Placement,
 ) -> regs.RegisterArray:
     """Moves arrays through scratch, which grows for it."""
-    room = scratch.for_data(kernel, moves.image_bytes(plan, operands[0].dtype))
+    room = scratch.for_data(kernel, image.size_bytes(plan.size, operands[0].dtype))
     return moves.rearrange(plan, operands, target, room, starts=starts, other=other)
 
 

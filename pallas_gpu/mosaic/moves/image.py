@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An image in the scratch of a warpgroup: its addresses, and stores of arrays to it.
+
+An image that is larger than the scratch goes through it in several rounds, of which
+each stores and loads a span of the image's addresses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu.layouts.moves.rearrange import Addresses, Affine, addresses
+from pallas_gpu.layouts.registers.linear import LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, uniform_length
+from pallas_gpu.mosaic import addressing, module, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.padding import inside_from
+from pallas_gpu.mosaic.registers import Iota, RegisterArray
+
+# The image starts on such a boundary, and so does each span.
+ALIGNMENT_BYTES = 16
+# The addresses of an image that are in the scratch in a round: from, up to.
+Span = tuple[int, int]
+
+
+def size_bytes(elements: int, dtype: np.dtype) -> int:
+    """The scratch with which an image takes a single round."""
+    return aligned(elements * dtypes.memory_dtype(dtype).itemsize)
+
+
+def aligned(number: int) -> int:
+    """The next boundary of an image."""
+    return -(-number // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
+def spans(image_bytes: int, scratch_bytes: int) -> list[Span | None]:
+    """The rounds of an image; a single one of all of it is None."""
+    room = scratch_bytes - scratch_bytes % ALIGNMENT_BYTES
+    if image_bytes <= room:
+        return [None]
+    starts = range(0, image_bytes, room)
+    return [(low, min(low + room, image_bytes)) for low in starts]
+
+
+def in_memory(x: RegisterArray) -> RegisterArray:
+    """The array with its elements as they are in memory: a bool is a byte."""
+    memory = dtypes.memory_dtype(x.dtype)
+    values = [convert_value(value, x.dtype, memory) for value in x.values]
+    return x.with_values(values, memory)
+
+
+# --- addresses ------------------------------------------------------------------------
+
+
+def thread_offset(found: Addresses) -> tuple[ir.Value | None, int]:
+    """What depends on the thread, as a value that is not negative, and a constant."""
+    up = [max(c, 0) for c in found.columns]
+    down = [max(-c, 0) for c in found.columns]
+    if not any(down):
+        return (addressing.thread_sum(up) if any(up) else None), 0
+    kernel, most = module.current(), sum(down)
+
+    def emit() -> ir.Value:
+        rest = arith.subi(kernel.i32(most), addressing.thread_sum(down))
+        return arith.addi(rest, addressing.thread_sum(up)) if any(up) else rest
+
+    return kernel.hoisted(("signed sum", found.columns), emit), -most
+
+
+def computed(
+    layout: Placement, where: Affine, coordinates: Sequence[Sequence[ir.Value]]
+) -> list[ir.Value]:
+    """The addresses of each register's elements, as i32 vectors, of any layout."""
+    result = []
+    for r in range(layout.num_registers):
+        total = like(where.offset, coordinates[0][r])
+        for stride, values in zip(where.strides, coordinates, strict=True):
+            if stride:
+                step = arith.muli(values[r], like(stride, values[r]))
+                total = arith.addi(total, step)
+        result.append(total)
+    return result
+
+
+def coordinates_of(layout: Placement, axis: int) -> tuple[ir.Value, ...]:
+    return Iota(dtypes.I32, layout.shape, axis).materialize(layout).values
+
+
+def like(value: int, vector: ir.Value) -> ir.Value:
+    return dtypes.constant(value, dtypes.I32, vector)
+
+
+def within(address: ir.Value, span: Span) -> ir.Value:
+    """Whether an address is in a span; one unsigned comparison."""
+    low, high = span
+    shifted = arith.subi(address, like(low, address)) if low else address
+    return arith.cmpi(arith.CmpIPredicate.ult, shifted, like(high - low, address))
+
+
+def plus(a: ir.Value | None, b: int) -> ir.Value:
+    constant = module.current().i32(b)
+    if a is None:
+        return constant
+    return a if b == 0 else arith.addi(a, constant)
+
+
+# --- stores ---------------------------------------------------------------------------
+
+
+def store(
+    x: RegisterArray, where: Affine, pointer: ir.Value, span: Span | None
+) -> None:
+    """Stores an array, or what of it belongs into a span."""
+    layout = x.layout
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    with smem.predicated(addressing.thread_bits_clear(copies)):
+        found = addresses(layout, where, x.dtype.itemsize)
+        if found is None:
+            stores = list(_computed_stores(x, where, pointer, span))
+        else:
+            stores = list(_summed_stores(x, found, pointer, span))
+        for _, group in itertools.groupby(stores, _Store.key):
+            alike = list(group)
+            with smem.predicated(alike[0].condition):
+                for store in alike:
+                    store.emit()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Store:
+    """A store of a vector, and the i1 under which it is executed."""
+
+    condition: ir.Value | None
+    value: ir.Value
+    pointer: ir.Value
+    offsets: tuple[int | ir.Value, ...]
+
+    def key(self) -> int | None:
+        """Identifies the condition: MLIR's values cannot be compared with None."""
+        return None if self.condition is None else hash(self.condition)
+
+    def emit(self) -> None:
+        llvm.store(self.value, addressing.offset_pointer(self.pointer, *self.offsets))
+
+
+def _computed_stores(
+    x: RegisterArray, where: Affine, pointer: ir.Value, span: Span | None
+) -> Iterator[_Store]:
+    """Stores to addresses that are computed for each element."""
+    axes = range(len(x.layout.shape))
+    coordinates = [coordinates_of(x.layout, a) for a in axes]
+    registers = computed(x.layout, where.scaled(x.dtype.itemsize), coordinates)
+    for r, (value, places) in enumerate(zip(x.values, registers, strict=True)):
+        for i in range(x.layout.vector_length):
+            place = dtypes.extract(places, i)
+            yield _single_store(x, r, i, place, value, pointer, span)
+
+
+def _summed_stores(
+    x: RegisterArray, found: Addresses, pointer: ir.Value, span: Span | None
+) -> Iterator[_Store]:
+    """Stores to addresses that are a sum of the thread's and the register's part."""
+    base, constant = thread_offset(found)
+    start = pointer if base is None else addressing.offset_pointer(pointer, base)
+    width = math.gcd(found.width, uniform_length(x.layout))
+    for r, value in enumerate(x.values):
+        low, high = found.bounds(r)
+        origin = found.origins[r] + constant
+        if span is None or (span[0] <= low and high < span[1]):
+            shift = origin - (span[0] if span else 0)
+            for i, chunk in enumerate(smem.split(value, width)):
+                condition = inside_from(x.layout, r, i * width)
+                step = i * width * found.step
+                yield _Store(condition, chunk, start, (shift + step,))
+        elif low < span[1] and span[0] <= high:
+            for i in range(found.length):
+                place = plus(base, origin + i * found.step)
+                yield _single_store(x, r, i, place, value, pointer, span)
+
+
+def _single_store(
+    x: RegisterArray,
+    register: int,
+    i: int,
+    place: ir.Value,
+    value: ir.Value,
+    pointer: ir.Value,
+    span: Span | None,
+) -> _Store:
+    condition = inside_from(x.layout, register, i)
+    if span is not None:
+        condition = both(condition, within(place, span))
+    start = () if span is None else (-span[0],)
+    return _Store(condition, element(value, i), pointer, (place, *start))
+
+
+def both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return arith.andi(a, b)
+
+
+def element(value: ir.Value, i: int) -> ir.Value:
+    return dtypes.pack([dtypes.extract(value, i)])

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Updates of an array in registers at positions that are values: by way of SMEM.
+
+The result does not depend on the schedule of threads. Where positions may be equal,
+each thread owns some of the array's elements and applies their updates in order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, scf
+
+from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.moves.rearrange import Affine
+from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
+from pallas_gpu.mosaic import addressing, mbarrier, module, smem
+from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.moves import image
+from pallas_gpu.mosaic.moves.gather import position_pointer
+from pallas_gpu.mosaic.moves.rearrange import Loads
+from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
+from pallas_gpu.mosaic.padding import inside_from
+from pallas_gpu.mosaic.registers import RegisterArray
+
+Kind = Literal["set", "add", "mul", "max", "min"]
+# An image of 16 bytes, and a queue of 16 updates of one byte each with their positions.
+_LEAST_BYTES = 96
+
+
+def wanted_bytes(elements: int, updates: int, dtype: np.dtype, unique: bool) -> int:
+    """The scratch with which a scatter takes a single round.
+
+    Args:
+      elements: of the array.
+      updates: their number.
+      dtype: of both.
+      unique: whether no two positions are equal.
+    """
+    size = image.size_bytes(elements, dtype)
+    if unique:
+        return size
+    queue = image.size_bytes(updates, dtypes.I32) + image.size_bytes(updates, dtype)
+    return size + queue
+
+
+def scatter(
+    kind: Kind,
+    x: RegisterArray,
+    index: RegisterArray,
+    updates: RegisterArray,
+    scratch: SmemScratch | None,
+    *,
+    unique: bool = False,
+) -> RegisterArray:
+    """Combines elements of an array with updates.
+
+    PTX: `st.shared`, `ld.shared`, `barrier.sync`. All threads of the warpgroup issue
+    it.
+
+    Args:
+      kind: what an update does to the element at its position.
+      x: the array.
+      index: i32: the position of each update in the row-major order of `x`. Updates of
+        positions outside of it are dropped.
+      updates: of the shape and layout of `index`.
+      scratch: less than `wanted_bytes` means rounds; at least 96 bytes.
+      unique: no two positions are equal.
+
+    Returns:
+      An array in the layout of `x`. Updates of one element are applied in their
+      row-major order.
+
+    Raises:
+      OutOfResources: the scratch is too small.
+    """
+    scratch = require(scratch, _LEAST_BYTES, "a scatter")
+    held = image.in_memory(x)
+    size = x.layout.size
+    image_bytes = image.size_bytes(size, x.dtype)
+    queue = None
+    room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
+    if not unique:
+        queue = _queue(index, image.in_memory(updates), scratch, image_bytes)
+        room -= queue.size_bytes
+    target = _Target(
+        scratch.pointer, size, x.dtype, held.dtype, _combining(kind, x.dtype)
+    )
+    loads = Loads(
+        plans.reshape(x.shape, x.shape), x.layout, held.dtype, (), scratch.pointer
+    )
+    values: list[ir.Value | None] = [None] * len(held.values)
+    for span in image.spans(image_bytes, room):
+        # Threads may still be reading what an earlier use stored in the scratch.
+        mbarrier.warpgroup_barrier()
+        image.store(held, Affine.row_major(x.shape), scratch.pointer, span)
+        if queue is None:
+            mbarrier.warpgroup_barrier()
+            _update_own(target, index, image.in_memory(updates), span)
+        else:
+            queue.apply(target, span)
+        mbarrier.warpgroup_barrier()
+        values = [loads.register(r, values[r], span) for r in range(len(values))]
+    final = tuple(convert_value(v, held.dtype, x.dtype) for v in values)  # type: ignore[arg-type]
+    return RegisterArray(final, x.layout, x.dtype)
+
+
+def _combining(kind: Kind, dtype: np.dtype) -> Callable[..., ir.Value] | None:
+    return None if kind == "set" else table.lookup(kind).emitter(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """The image of the array, and what an update does to an element of it.
+
+    Attributes:
+      pointer: the image.
+      size: its elements.
+      dtype, memory: of an element in registers and in memory.
+      combine: None for an update that replaces the element.
+    """
+
+    pointer: ir.Value
+    size: int
+    dtype: np.dtype
+    memory: np.dtype
+    combine: Callable[..., ir.Value] | None
+
+    def bounds(self, span: image.Span | None) -> tuple[int, int]:
+        """The positions of a span: from, up to."""
+        if span is None:
+            return 0, self.size
+        low, high = (bound // self.memory.itemsize for bound in span)
+        return low, min(high, self.size)
+
+    def update(self, position: ir.Value, value: ir.Value, low: int) -> None:
+        """Applies an update, a vector of one element in memory's type."""
+        place = position_pointer(self.pointer, position, low, self.memory.itemsize)
+        if self.combine is not None:
+            old = llvm.load(value.type, place)
+            operands = [convert_value(v, self.memory, self.dtype) for v in (old, value)]
+            value = convert_value(self.combine(*operands), self.dtype, self.memory)
+        llvm.store(value, place)
+
+
+def _update_own(
+    target: _Target,
+    index: RegisterArray,
+    updates: RegisterArray,
+    span: image.Span | None,
+) -> None:
+    """Each thread applies the updates in its registers."""
+    layout = index.layout
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    low, high = target.bounds(span)
+    with smem.predicated(addressing.thread_bits_clear(copies)):
+        for r, (positions, values) in enumerate(
+            zip(index.values, updates.values, strict=True)
+        ):
+            for i in range(layout.vector_length):
+                position = dtypes.extract(positions, i)
+                holds = image.both(
+                    inside_from(layout, r, i), image.within(position, (low, high))
+                )
+                with smem.predicated(holds):
+                    target.update(position, image.element(values, i), low)
+
+
+# --- updates in order -----------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Queue:
+    """Updates in SMEM, in their row-major order, some of them at a time.
+
+    Attributes:
+      index, updates: all of them, as they are in memory.
+      pointer: the positions in SMEM; the updates follow.
+      count: updates in SMEM at a time: both parts start on boundaries of 16 bytes.
+    """
+
+    index: RegisterArray
+    updates: RegisterArray
+    pointer: ir.Value
+    count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The scratch that it occupies."""
+        return self.count * (dtypes.I32.itemsize + self.updates.dtype.itemsize)
+
+    def apply(self, target: _Target, span: image.Span | None) -> None:
+        """Applies the updates of a span."""
+        where = Affine.row_major(self.index.shape)
+        total = self.index.layout.size
+        values = addressing.offset_pointer(
+            self.pointer, self.count * dtypes.I32.itemsize
+        )
+        for first in range(0, total, self.count):
+            last = min(first + self.count, total)
+            if first:
+                mbarrier.warpgroup_barrier()
+            for x, pointer in ((self.index, self.pointer), (self.updates, values)):
+                part = (
+                    first * x.dtype.itemsize,
+                    (first + self.count) * x.dtype.itemsize,
+                )
+                image.store(x, where, pointer, None if self.count >= total else part)
+            mbarrier.warpgroup_barrier()
+            self._loop(target, values, last - first, span)
+
+    def _loop(
+        self, target: _Target, values: ir.Value, count: int, span: image.Span | None
+    ) -> None:
+        """Each thread applies, in order, the updates of the elements that it owns."""
+        kernel = module.current()
+        low, high = target.bounds(span)
+        bits = THREADS - 1
+        position_type = dtypes.vector_type(dtypes.I32, 1)
+        value_type = dtypes.vector_type(self.updates.dtype, 1)
+        loop = scf.ForOp(kernel.i32(0), kernel.i32(count), kernel.i32(1))
+        with ir.InsertionPoint(loop.body):
+            k = loop.induction_variable
+            place = position_pointer(self.pointer, k, 0, dtypes.I32.itemsize)
+            position = dtypes.extract(llvm.load(position_type, place), 0)
+            owner = arith.andi(position, kernel.i32(bits))
+            own = arith.cmpi(
+                arith.CmpIPredicate.eq, owner, kernel.threads.warpgroup_thread
+            )
+            with smem.predicated(image.both(own, image.within(position, (low, high)))):
+                source = position_pointer(values, k, 0, self.updates.dtype.itemsize)
+                target.update(position, llvm.load(value_type, source), low)
+            scf.yield_([])
+
+
+def _queue(
+    index: RegisterArray, updates: RegisterArray, scratch: SmemScratch, image_bytes: int
+) -> _Queue:
+    """Divides the scratch between the image and the queue, which follows it."""
+    each = dtypes.I32.itemsize + updates.dtype.itemsize
+    total = image.aligned(index.layout.size)
+    room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
+    count = total
+    if image_bytes + total * each > room:
+        # Rounds of the queue are cheaper than rounds of the image, which repeat it.
+        granule = image.ALIGNMENT_BYTES // min(updates.dtype.itemsize, 4)
+        left = max(room - image_bytes, room // 4)
+        count = min(max(left // each // granule, 1) * granule, total)
+    pointer = addressing.offset_pointer(scratch.pointer, room - count * each)
+    return _Queue(index, updates, pointer, count)
