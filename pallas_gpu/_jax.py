@@ -28,6 +28,7 @@ from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax import lax as _lax
 from jax._src.lax import slicing as _slicing
 from jax._src.lax import special as _special
+from jax._src.lax.control_flow import conditionals as _conditionals
 from jax._src.state import indexing as _indexing
 from jax._src.state import primitives as _state_primitives
 from jax._src.state import types as _state_types
@@ -453,13 +454,22 @@ def _primitives_by_name() -> dict[str, Any]:
     closed = jax.make_jaxpr(body, axis_env=[("i", 1)])(1.0)
     found = {eqn.primitive.name: eqn.primitive for eqn in closed.eqns}
     public = vars(jex_core.primitives).values()
-    # split, stack, tile and some scatters have no public name.
-    others = *vars(_lax).values(), *vars(_slicing).values()
+    # split, stack, tile, some scatters and platform_index have no public name.
+    modules = _lax, _slicing, _conditionals
+    others = [value for module in modules for value in vars(module).values()]
     ours = get_p, swap_p, addupdate_p, ad.add_jaxvals_p
     for primitive in (*ours, *public, *others):
         if isinstance(primitive, Primitive):
             found.setdefault(primitive.name, primitive)
     return found
+
+
+def code_for_cuda(eqn: JaxprEqn) -> int | None:
+    """Returns the branch of `lax.platform_dependent` for CUDA, None without one."""
+    for i, names in enumerate(eqn.params["platforms"]):
+        if names is None or "cuda" in names or "gpu" in names:
+            return i
+    return None
 
 
 def primitive_by_name(name: str) -> Any:

@@ -12,7 +12,7 @@ from pallas_gpu.entry.expand import Composite, composite
 
 
 def _rank(x: Any) -> Any:
-    """An integer that is ordered as the floats are: the bits, with the sign's effect."""
+    """An integer that is ordered as the floats are, from their bits."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     bits = 8 * x.dtype.itemsize

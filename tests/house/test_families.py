@@ -26,6 +26,7 @@ JAX_FAMILIES = {
             "scan",
             "while",
             "cond",
+            "platform_index",
             "name",
         ),
         "control",

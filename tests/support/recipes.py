@@ -73,28 +73,6 @@ def _recipe(args: Sequence[Any], expected: Sequence[Any], *options: Any, **named
     return enter
 
 
-@_recipe([X, INDEX], [X[INDEX]])
-def rows_read(x_ref, index_ref, o_ref):
-    @plgpu.loop(0, 64)
-    def _(i):
-        o_ref[i] = x_ref[index_ref[i]]
-
-
-@_recipe([X, INDEX], [X[np.argsort(INDEX)], X.reshape(4, 16, 128).sum(0)])
-def rows_written(x_ref, index_ref, o_ref, sums_ref):
-    @plgpu.loop(0, 64)
-    def _(i):
-        o_ref[index_ref[i]] = x_ref[i]
-
-    o_ref = sums_ref
-    o_ref[...] = jnp.zeros((16, 128))
-
-    @plgpu.loop(0, 64)
-    def _(i):
-        row = i % 16
-        o_ref[row] = o_ref[row] + x_ref[i]
-
-
 @_recipe([X], [X[0:32]])
 def parts_of_a_constant_size(x_ref, o_ref):
     n = x_ref[0, 0].astype(I32) + 4
@@ -155,14 +133,6 @@ def a_product_with_a_vector(x_ref, v_ref, o_ref, sum_ref):
 
 
 Q = _numbers((64, 64), 8)
-
-
-@_recipe([Q], [np.diagonal(Q)])
-def a_diagonal(x_ref, o_ref):
-    x = x_ref[...]
-    row = plgpu.broadcasted_iota(jnp.int32, x.shape, 0)
-    column = plgpu.broadcasted_iota(jnp.int32, x.shape, 1)
-    o_ref[...] = jnp.sum(jnp.where(row == column, x, 0.0), axis=1)
 
 
 @_recipe([X], [np.logaddexp.accumulate(X, axis=1), np.sort(X, axis=1)[:, -2]])

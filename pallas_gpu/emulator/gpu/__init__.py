@@ -17,7 +17,7 @@ from pallas_gpu.emulator.gpu import (
     warp,
     wgmma,
 )
-from pallas_gpu.emulator.gpu.accesses import atomics, indexed
+from pallas_gpu.emulator.gpu.accesses import atomics, indexed, positions
 
 __all__ = [
     "access",
@@ -28,6 +28,7 @@ __all__ = [
     "indexed",
     "mbarrier",
     "mma",
+    "positions",
     "registers",
     "scheduling",
     "scoped",

@@ -23,7 +23,6 @@ from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
-from pallas_gpu.primitives import platforms
 
 # Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
 # multiply, up to a limit that keeps sums of costs small.
@@ -41,7 +40,7 @@ def _jit(ctx: RuleContext, *args, jaxpr=None):
 @uniform("platform_index")
 def _platform_index(ctx: RuleContext) -> Any:
     """`lax.platform_dependent`: a branch on a constant."""
-    return vals.constant(platforms.chosen(ctx.eqn.params["platforms"]), np.int32)
+    return vals.constant(_jax.code_for_cuda(ctx.eqn), np.int32)
 
 
 @uniform("checkpoint")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
@@ -43,7 +44,7 @@ def gather(
       OutOfResources: there is no scratch.
     """
     scratch = require(scratch, image.ALIGNMENT_BYTES, "a gather")
-    held, size = image.in_memory(x), x.layout.size
+    held, size = image.in_memory(x), math.prod(x.shape)
     where = Affine.row_major(x.shape)
     loads = _Loads(index, scratch.pointer, size, held)
     values = list(image.in_memory(other).values)

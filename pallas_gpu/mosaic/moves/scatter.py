@@ -8,6 +8,7 @@ each thread owns some of the array's elements and applies their updates in order
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -81,7 +82,7 @@ def scatter(
     """
     scratch = require(scratch, _LEAST_BYTES, "a scatter")
     held = image.in_memory(x)
-    size = x.layout.size
+    size = math.prod(x.shape)
     image_bytes = image.size_bytes(size, x.dtype)
     queue = None
     room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
@@ -197,7 +198,7 @@ class _Queue:
     def apply(self, target: _Target, span: image.Span | None) -> None:
         """Applies the updates of a span."""
         where = Affine.row_major(self.index.shape)
-        total = self.index.layout.size
+        total = math.prod(self.index.shape)
         values = addressing.offset_pointer(
             self.pointer, self.count * dtypes.I32.itemsize
         )
@@ -243,7 +244,7 @@ def _queue(
 ) -> _Queue:
     """Divides the scratch between the image and the queue, which follows it."""
     each = dtypes.I32.itemsize + updates.dtype.itemsize
-    total = image.aligned(index.layout.size)
+    total = image.aligned(math.prod(index.shape))
     room = scratch.size_bytes - scratch.size_bytes % image.ALIGNMENT_BYTES
     count = total
     if image_bytes + total * each > room:

@@ -8,7 +8,9 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from tests.support import everywhere
+from tests.support.refusal import refused
 from tests.support.semantics import Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
@@ -291,3 +293,30 @@ def test_one_warpgroup_hands_work_to_another():
         ],
     )
     everywhere.check(make, [x], 2 * x)
+
+
+def test_code_that_differs_by_platform_is_that_for_cuda():
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        chosen = lax.platform_dependent(
+            x, cpu=lambda x: -x, cuda=lambda x: x * 2, default=lambda x: x
+        )
+        o_ref[...] = lax.platform_dependent(
+            chosen, tpu=lambda x: -x, default=lambda x: x + 1
+        )
+
+    everywhere.check(kernel(body), [X], X * 2 + 1)
+
+
+def test_code_for_other_platforms_alone_is_refused():
+    def body(x_ref, o_ref):
+        o_ref[...] = lax.platform_dependent(  # HERE
+            x_ref[...], cpu=lambda x: x, tpu=lambda x: x
+        )
+
+    with refused(
+        errors.UnsupportedError,
+        "lax.platform_dependent has no code for CUDA",
+        got="cpu, tpu",
+    ):
+        kernel(body)(None)(X)

@@ -19,8 +19,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
+from pallas_gpu import _jax
 from pallas_gpu.emulator.engine.pure import movement, scalars
-from pallas_gpu.primitives import platforms
 
 Function = Callable[..., Any]
 _Make = Callable[[Any], Function]
@@ -276,7 +276,7 @@ def _scan(ufunc: np.ufunc) -> _Make:
 
 def _platform_index(eqn: Any) -> Function:
     """The code for CUDA, which is what is emitted."""
-    index = np.int32(platforms.chosen(eqn.params["platforms"]) or 0)
+    index = np.int32(_jax.code_for_cuda(eqn) or 0)
     return lambda: index
 
 

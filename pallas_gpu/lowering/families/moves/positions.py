@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def _operands(ctx: RuleContext, invals: Sequence[Any]) -> dict[str, Any]:
 
 
 def _gather(kernel: Any, x: Any, index: Any, fill: regs.Array) -> regs.RegisterArray:
-    room = scratch.for_data(kernel, image.size_bytes(x.layout.size, x.dtype))
+    room = scratch.for_data(kernel, image.size_bytes(math.prod(x.shape), x.dtype))
     other = fill.materialize(index.layout) if isinstance(fill, regs.Deferred) else fill
     return gather.gather(x, index, other, room)
 
@@ -113,7 +114,9 @@ def _check_scatter(eqn: Any, mesh: Any) -> None:
 def _scatter(
     kernel: Any, kind: Any, unique: bool, x: Any, index: Any, updates: Any
 ) -> regs.RegisterArray:
-    wanted = scatter.wanted_bytes(x.layout.size, index.layout.size, x.dtype, unique)
+    wanted = scatter.wanted_bytes(
+        math.prod(x.shape), math.prod(index.shape), x.dtype, unique
+    )
     room = scratch.for_data(kernel, wanted)
     return scatter.scatter(kind, x, index, updates, room, unique=unique)
 

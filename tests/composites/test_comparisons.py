@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of floats in their total order, and what stands on them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import everywhere
+
+
+@pytest.mark.parametrize("method", ["scan"])
+def test_searchsorted_agrees_with_jax(method, rng):
+    table = jnp.sort(jnp.asarray(rng.standard_normal(33), jnp.float32))
+    x = np.asarray(rng.standard_normal(64), np.float32)
+    x[:4] = [np.nan, np.inf, -np.inf, -0.0]
+    expected = jnp.searchsorted(table, x, method=method)
+    make = everywhere.elementwise(
+        lambda t, v: jnp.searchsorted(t, v, method=method), jnp.int32, shape=(64,)
+    )
+    everywhere.check(make, [table, x], expected)
