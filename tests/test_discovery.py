@@ -72,7 +72,7 @@ def test_completion_of_a_part_of_a_reference_shows_what_it_has():
 
     run(body)
     assert seen == sorted(
-        "T at dtype get ndim set shape size swap transpose".split()  # noqa: SIM905
+        "T at bitcast dtype get ndim reshape set shape size swap transpose".split()  # noqa: SIM905
     )
 
 

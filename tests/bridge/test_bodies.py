@@ -59,7 +59,6 @@ def test_derivatives_of_functions(function):
 @pytest.mark.parametrize(
     ("function", "hint"),
     [
-        (lambda x: jnp.select([x > 1, x < -1], [x, -x], 0.0), "jnp.where"),
         (lambda x: jnp.diagonal(x)[:, None] + x, "jnp.diagonal"),
     ],
 )

@@ -81,7 +81,6 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     ),
     "a store of another shape": lambda m: m.kernel(lambda x, o: _set(o, ..., x[0:32])),
     "too many indices": lambda m: m.kernel(lambda x, o: x[0, 0, 0]),
-    "a stride": lambda m: m.kernel(lambda x, o: _set(o, slice(32), x[::2])),
     "a closed-over array": lambda m: m.kernel(lambda x, o: _set(o, ..., x[...] + ONES)),
     # Copies and barriers
     "a copy to another type": lambda m: m.kernel(

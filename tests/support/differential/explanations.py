@@ -59,6 +59,11 @@ _RING_AND_ELECTED = (
     "what its predicated copies move between vector and uniform registers"
 )
 
+_STEPS = (
+    "nd_loop divides numbers that are not negative to count its steps; upstream's "
+    "division rounds down for negative ones too"
+)
+
 _PERSISTENT = ("persistent matmul", "persistent matmul in clusters")
 _ONE_TILE = ("wgmma f16", "wgmma bf16", "wgmma transposed b", "wgmma A in registers")
 
@@ -99,6 +104,7 @@ FEWER: dict[str, Table] = {
         **{
             (kernel, "matrix"): _SWAP for kernel in ("matmul with a ring", *_PERSISTENT)
         },
+        **{(kernel, "total"): _STEPS for kernel in _PERSISTENT},
     },
     "Warpgroup": {
         **_ALIKE,
