@@ -355,3 +355,46 @@ def test_interleaved_elements_do_not_race():
 
     make = kernel(body, (64, 128), num_threads=2, thread_name="wg")
     check(make, [X], X)
+
+
+def test_poison_that_is_stored_by_elements_is_found_where_it_is_used():
+    def body(x, o, s, t):
+        t[::2] = s[::2]  # HERE
+        o[0:32] = t[::2]
+
+    with refused(
+        errors.UninitializedReadError,
+        "SMEM float32[64, 128] (s) is read where nothing has been written",
+        got="element [0, 0] without a value, the first of 4096",
+    ):
+        run(body, scratch_types=2 * in_smem()["scratch_types"])
+
+
+@pytest.mark.parametrize("selected", [True, False])
+def test_elements_out_of_bounds_may_be_read_as_if_uninitialized(selected):
+    def body(x, o):
+        rows = lax.iota(jnp.int32, 64) + 1
+        value = x[rows]
+        o[...] = jnp.where((rows < 64)[:, None], value, 0.0) if selected else value
+
+    params = plgpu.InterpretParams(out_of_bounds_reads="uninitialized")
+    call = kernel(body, (64, 128))(params)
+    if selected:
+        expected = np.concatenate([X[1:], np.zeros((1, 128), np.float32)])
+        np.testing.assert_array_equal(call(X), expected)
+        return
+    with pytest.raises(errors.UninitializedReadError, match="is read out of bounds"):
+        call(X)
+
+
+def test_an_accumulator_has_no_addresses():
+    def body(x, o):
+        def scoped(acc):
+            o[0:32] = acc[::2]  # HERE
+
+        plgpu.run_scoped(scoped, plgpu.ACC((64, 128)))
+
+    with pytest.raises(
+        errors.UnsupportedError, match="elements of a reference without addresses"
+    ):
+        run(body)
