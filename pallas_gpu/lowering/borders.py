@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxlib.mlir.dialects import scf
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.registers.placement import describe
+from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, lower_jaxpr
 from pallas_gpu.mosaic import registers as regs
@@ -66,7 +68,8 @@ class StateBorder:
         self._kernel = kernel
         self._keys = list(keys)
         state = specs_of([kernel.state[key] for key in keys])
-        self._border = Border((*state, *specs), _match)
+        match = functools.partial(_match, kernel)
+        self._border = Border((*state, *specs), match)
 
     @property
     def types(self) -> list[ir.Type]:
@@ -91,10 +94,11 @@ def specs_of(values: Sequence[Any]) -> list[vals.Packed]:
     return [vals.pack(value)[1] for value in values]
 
 
-def _match(value: Any, spec: vals.Packed) -> Any:
+def _match(kernel: KernelState, value: Any, spec: vals.Packed) -> Any:
     """Returns a value in the layout of a border."""
     if spec.layout is None or not isinstance(value, regs.Array):
         return value
+    value = agreement.in_layout(kernel, value, spec.layout)
     if isinstance(value, regs.Deferred):
         return value.materialize(spec.layout)
     if value.layout != spec.layout:

@@ -178,7 +178,7 @@ def placed(x: Deferred, layout: Placement | None = None) -> RegisterArray:
     """
     bits = max(dtypes.bits(x.dtype), 8)
     layout = layout or default_placement(x.shape, bits)
-    for broadcast in _broadcasts(x):
+    for broadcast in broadcasts(x):
         own = broadcast.operand.layout
         if not isinstance(own, LinearLayout):
             continue
@@ -191,9 +191,10 @@ def placed(x: Deferred, layout: Placement | None = None) -> RegisterArray:
     return x.materialize(layout)
 
 
-def _broadcasts(x: Deferred) -> list[Broadcast]:
+def broadcasts(x: Deferred) -> list[Broadcast]:
+    """The broadcasts that an array is a function of."""
     if isinstance(x, Mapped):
-        return [b for operand in x.operands for b in _broadcasts(operand)]
+        return [b for operand in x.operands for b in broadcasts(operand)]
     return [x] if isinstance(x, Broadcast) else []
 
 

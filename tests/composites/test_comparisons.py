@@ -10,7 +10,7 @@ import pytest
 from tests.support import everywhere
 
 
-@pytest.mark.parametrize("method", ["scan"])
+@pytest.mark.parametrize("method", ["scan", "compare_all"])
 def test_searchsorted_agrees_with_jax(method, rng):
     table = jnp.sort(jnp.asarray(rng.standard_normal(33), jnp.float32))
     x = np.asarray(rng.standard_normal(64), np.float32)

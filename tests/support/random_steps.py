@@ -175,6 +175,38 @@ def cut(b: Body) -> Any:
     return x[tuple(index)]
 
 
+@step(2)
+def move(b: Body) -> Any:
+    """What moves data between threads, at any start."""
+    x, xp = b.any(lambda x: max(x.shape, default=0) > 1), b.api.np
+    if x is None or not x.shape:
+        return None
+    axis = b.rng.randrange(len(x.shape))
+    n = x.shape[axis]
+    k = b.rng.randrange(n)
+    at = (slice(None),) * axis
+    match b.rng.choice(["flip", "roll", "join", "part", "every", "pad", "take"]):
+        case "flip":
+            return xp.flip(x, axis)
+        case "roll":
+            return xp.concatenate([x[(*at, slice(k, n))], x[(*at, slice(0, k))]], axis)
+        case "join" if x.size < 1 << 12:
+            return xp.concatenate([x, x], axis)
+        case "part":
+            return x[(*at, slice(k // 2, n - k // 3))]
+        case "every":
+            return x[(*at, slice(k, None, b.rng.choice([2, 3])))]
+        case "pad" if x.size < 1 << 12:
+            widths = [(0, 0)] * len(x.shape)
+            widths[axis] = (b.rng.randrange(3), b.rng.randrange(3))
+            return xp.pad(x, widths)
+        case "take":
+            count = b.rng.randint(1, n)
+            rows = b.api.iota(I32, (count,), 0) * I32.type(3) % I32.type(n)
+            return xp.take(x, rows, axis=axis)
+    return None
+
+
 @step(1)
 def iota(b: Body) -> Any:
     shape = b.any().shape

@@ -18,6 +18,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.agreement import agreed
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.families.shapes import broadcast_to
@@ -71,6 +72,7 @@ def _on_registers(row: Row, ctx: RuleContext, *operands: Any) -> Any:
     # lax admits a scalar predicate or bound for a whole array.
     operands = tuple(vals.as_shape(x, shape) for x in operands)
     dtype = vals.numpy_dtype(ctx.out_aval)
+    operands = agreed(ctx.kernel, operands)
     return elementwise.apply(row.name, *operands, to=dtype, **_params_of(ctx, row))
 
 

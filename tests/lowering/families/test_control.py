@@ -233,7 +233,7 @@ def test_a_scope_in_a_loop_finds_its_barrier_in_the_right_phase():
 
 def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
     def body(x_ref, o_ref):
-        x = x_ref[...]
+        x = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED(SHAPE, 1))
         start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
         o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: x, start)
 
@@ -242,6 +242,15 @@ def test_a_loop_whose_carry_changes_layout_names_both_under_lane():
     assert "Layout.WGMMA" in str(info.value) and "STRIDED" in str(info.value)
     assert "test_control.py" in str(info.value)
     everywhere.check(kernel(body), [X], X, semantics=[Warpgroup])
+
+
+def test_a_loop_whose_body_gives_a_default_layout_keeps_that_of_its_carry():
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        start = plgpu.load(x_ref, layout=plgpu.Layout.WGMMA, optimized=False)
+        o_ref[...] = lax.fori_loop(0, 2, lambda i, acc: jnp.flip(x), start)
+
+    everywhere.check(kernel(body), [X], np.flip(X))
 
 
 def test_one_warpgroup_hands_work_to_another():

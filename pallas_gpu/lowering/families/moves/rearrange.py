@@ -73,9 +73,13 @@ def moved(
 
 def in_registers(ctx: RuleContext, x: Any) -> regs.RegisterArray:
     """Materializes a deferred array in the default layout."""
+    if isinstance(x, regs.RegisterArray):
+        return x
+    try:
+        return shapes.placed(x)
+    except errors.LayoutError:
+        pass  # the operands of broadcasts are in different threads
     match x:
-        case regs.RegisterArray():
-            return x
         case regs.Broadcast():
             plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
             return lane_moved(ctx, plan, [x.operand])
@@ -84,7 +88,7 @@ def in_registers(ctx: RuleContext, x: Any) -> regs.RegisterArray:
             values = regs.map_registers(x.emit, columns)
             layout = default_placement(x.shape, dtypes.bits(x.dtype))
             return regs.RegisterArray(values, layout, x.dtype)
-    return shapes.placed(x)
+    raise errors.InternalError("an array that no layout suits", got=type(x).__name__)
 
 
 def warpgroup_moved(

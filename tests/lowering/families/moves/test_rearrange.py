@@ -13,7 +13,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from tests.support import everywhere
-from tests.support.semantics import BOTH, Lane, Warpgroup, under
+from tests.support.semantics import BOTH, Lane, under
 
 I32 = jnp.int32
 
@@ -145,7 +145,7 @@ def test_splats_and_iotas_are_sliced_joined_and_turned():
             + lax.dynamic_slice(ones, (x[0, 1], x[0, 2]), (32, 1))
         )
 
-    check(body, x, semantics=[Warpgroup])
+    check(body, x)
 
 
 def test_rows_that_are_broadcast_are_sliced():

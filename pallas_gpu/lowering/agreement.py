@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lane semantics: the operands of one operation in one layout.
+
+An array whose layout nobody has chosen is converted to that of the others: a default
+layout, or one that follows from a slice or a broadcast. Two layouts that have names, as
+authors give them, remain an error of the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pallas_gpu import errors
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    default_placement,
+    describe,
+)
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering.inference import relations
+from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import image, rearrange, relayout
+
+# Widths for which default layouts differ.
+_WIDTHS = (32, 64)
+
+
+def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
+    """Returns the operands of an elementwise operation with register arrays alike."""
+    target = _common(operands) or _of_broadcasts(operands)
+    if target is None:
+        return tuple(operands)
+    return tuple(_in_layout(kernel, x, target) for x in operands)
+
+
+def in_layout(kernel: Any, x: Any, target: Placement) -> Any:
+    """Returns an array in a layout unless an author may have chosen its own."""
+    if isinstance(x, regs.RegisterArray) and _is_chosen(x):
+        return x
+    return _in_layout(kernel, x, target)
+
+
+def _common(operands: Sequence[Any]) -> Placement | None:
+    """The layout of all register arrays; None if there is none, or they disagree."""
+    arrays = [x for x in operands if isinstance(x, regs.RegisterArray)]
+    if len({x.layout for x in arrays}) < 2:
+        return arrays[0].layout if arrays else None
+    chosen = dict.fromkeys(x.layout for x in arrays if _is_chosen(x))
+    if len(chosen) > 1:
+        return None
+    derived = [x.layout for x in arrays if not _is_default(x)]
+    return next(iter([*chosen, *derived, arrays[0].layout]))
+
+
+def _is_chosen(x: regs.RegisterArray) -> bool:
+    """Whether an author may have given the layout: it has a name."""
+    named = describe(x.layout).startswith(("Layout.", "WG_STRIDED("))
+    return named and not _is_default(x)
+
+
+def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
+    """The default layout, if broadcasts cannot be materialized in one of theirs."""
+    if any(isinstance(x, regs.RegisterArray) for x in operands):
+        return None
+    found = [b for x in operands for b in regs.broadcasts(x)]
+    if len({(b.operand.layout, b.dims) for b in found}) < 2:
+        return None
+    zero = dtypes.constant(0, found[0].dtype)
+    try:
+        regs.placed(regs.Mapped(lambda *_: zero, tuple(found), found[0].dtype))
+    except errors.LayoutError:
+        return default_placement(found[0].shape, 32)
+    return None
+
+
+def _is_default(x: regs.RegisterArray) -> bool:
+    return any(x.layout == default_placement(x.shape, bits) for bits in _WIDTHS)
+
+
+def _in_layout(kernel: Any, x: Any, target: Placement) -> Any:
+    match x:
+        case regs.RegisterArray() if x.layout != target:
+            room = scratch.for_relayout(kernel, x, target)
+            return relayout.relayout(x, target, room)
+        case regs.Broadcast():
+            return _broadcast(kernel, x, target)
+        case regs.Mapped():
+            operands = tuple(_in_layout(kernel, o, target) for o in x.operands)
+            if any(isinstance(o, regs.RegisterArray) for o in operands):
+                columns = [regs.regroup(o, target) for o in operands]
+                values = regs.map_registers(x.emit, [c.values for c in columns])  # type: ignore[union-attr]
+                return regs.RegisterArray(values, target, x.dtype)
+            return regs.Mapped(x.emit, operands, x.dtype)
+    return x
+
+
+def _broadcast(kernel: Any, x: regs.Broadcast, target: Placement) -> Any:
+    """A broadcast that can be materialized in a layout."""
+    try:
+        return x.materialize(target)
+    except errors.LayoutError:
+        if _is_chosen(x.operand):
+            raise
+    operand = x.operand
+    relation = relations.Broadcast(operand.shape, x.shape, x.dims)
+    narrow = relation.backward(target) if isinstance(target, LinearLayout) else None
+    if narrow is not None:
+        room = scratch.for_relayout(kernel, operand, narrow)
+        held = relayout.relayout(operand, narrow, room)
+        return regs.Broadcast(held, x.shape, x.dims).materialize(target)
+    plan = plans.broadcast(operand.shape, x.shape, x.dims)
+    room = scratch.for_data(kernel, image.size_bytes(plan.size, operand.dtype))
+    return rearrange.rearrange(plan, [operand], target, room)
