@@ -270,7 +270,8 @@ def test_swap_returns_what_was_there():
 
 def test_mixed_layouts_are_an_error_that_names_both_under_lane():
     def body(x_ref, o_ref):
-        o_ref[...] = x_ref[...] + plgpu.load(
+        strided = plgpu.load(x_ref, layout=plgpu.Layout.WG_STRIDED(SHAPE, vec_size=1))
+        o_ref[...] = strided + plgpu.load(
             x_ref, layout=plgpu.Layout.WGMMA, optimized=False
         )
 
