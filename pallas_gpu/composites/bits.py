@@ -9,13 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, types
 from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
 
-
-def _bits(dtype: Any) -> int:
-    return 8 * np.dtype(dtype).itemsize
+_bits = types.itemsize_bits
 
 
 def _changes_width(eqn: _jax.JaxprEqn) -> bool:

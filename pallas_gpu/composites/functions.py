@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax
+from pallas_gpu import _jax, types
 from pallas_gpu.entry.expand import Composite, composite
 
 _Function = Callable[..., Any]
@@ -215,7 +215,8 @@ for _name in ("igamma", "igammac", "igamma_grad_a", "regularized_incomplete_beta
 
 def unsigned(x: Any) -> Any:
     """Returns the bits of elements as unsigned integers of the same width."""
-    return lax.bitcast_convert_type(x, np.dtype(f"uint{_bits(x.dtype)}"))
+    width = types.itemsize_bits(x.dtype)
+    return lax.bitcast_convert_type(x, np.dtype(f"uint{width}"))
 
 
 @composite("nextafter")

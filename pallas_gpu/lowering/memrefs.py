@@ -142,8 +142,6 @@ def resolve(ref: ir.Value) -> Part | None:
 def _whole(ref: ir.Value, space: types.MemorySpace) -> Part:
     type_ = ir.MemRefType(ref.type)
     bits = logical.element_bits(type_.element_type)
-    # Columns of TMEM hold elements of fewer than 8 bits side by side.
-    bits = bits if space is types.TMEM else max(bits, 8)
     return Part(ref, space, bits, Window.whole(type_.shape))
 
 

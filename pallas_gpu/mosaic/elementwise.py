@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 
 from pallas_gpu import errors
@@ -53,9 +55,19 @@ def _retyped(x: Array, dtype: np.dtype) -> Array | None:
     """The array with another dtype if that needs no instruction, else None."""
     if x.dtype == dtype:
         return x
-    if isinstance(x, registers.Iota):
+    if isinstance(x, registers.Iota) and _counts_to(x.dtype, x.shape[x.dimension] - 1):
         return registers.Iota(dtype, x.shape, x.dimension)
     return None
+
+
+def _counts_to(dtype: np.dtype, last: int) -> bool:
+    """Whether a type has all integers from 0 to a last one."""
+    if jnp.issubdtype(dtype, jnp.integer):
+        return last <= int(ml_dtypes.iinfo(dtype).max)
+    if not jnp.issubdtype(dtype, jnp.floating) or dtypes.kind(dtype) == "exponent":
+        return False
+    limits = ml_dtypes.finfo(dtype)
+    return last <= min(2.0 ** (limits.nmant + 1), float(limits.max))
 
 
 def _map(emit, dtype: np.dtype, operands: tuple[Array, ...]) -> Array:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -18,9 +18,8 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, masking, smem
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic import addressing, masking, module, smem, sub_byte
+from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 from pallas_gpu.mosaic.smem import (
     add_index,
@@ -83,7 +82,7 @@ def _address(view: GmemView, layout: Placement, single: bool) -> GmemAccess:
     return plan_gmem(
         layout,
         view.window.strides,
-        8 * dtypes.memory_dtype(view.dtype).itemsize,
+        dtypes.stored_bits(view.dtype),
         view.window.start_multiple,
         single=single,
     )
@@ -91,44 +90,81 @@ def _address(view: GmemView, layout: Placement, single: bool) -> GmemAccess:
 
 def access_widths(view: GmemView, layout: Placement) -> tuple[int, int]:
     """Elements of one access, and what they would be from the start of the array."""
-    bits = 8 * dtypes.memory_dtype(view.dtype).itemsize
+    bits = dtypes.stored_bits(view.dtype)
     taken = _address(view, layout, False)
     aligned = plan_gmem(layout, view.window.strides, bits)
     return taken.elements_per_access, aligned.elements_per_access
 
 
 def slice_pointer(view: GmemView) -> ir.Value:
-    """The address of the view's first element."""
-    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
-    static, pointer = 0, view.pointer
+    """The address of the view's first element, the start of a byte."""
+    static, pointer, bits = 0, view.pointer, dtypes.stored_bits(view.dtype)
+    for wide, stride in _dynamic_starts(view):
+        if wide is None:
+            static += stride
+            continue
+        step = arith.muli(wide, dtypes.constant(stride * max(bits // 8, 1), dtypes.I64))
+        if bits < 8:
+            step = arith.divsi(step, dtypes.constant(8 // bits, dtypes.I64))
+        pointer = addressing.offset_pointer(pointer, step)
+    return addressing.offset_pointer(pointer, static * bits // 8)
+
+
+def _dynamic_starts(view: GmemView) -> Iterator[tuple[ir.Value | None, int]]:
+    """Start and stride of each dynamic axis; None and the elements of all others."""
     i64 = ir.IntegerType.get_signless(64)
+    static = 0
     for start, stride in zip(
         view.window.starts, view.window.array_strides, strict=True
     ):
         if isinstance(start, int):
             static += start * stride
-            continue
-        # Arrays may exceed 4 GiB, so the product needs 64 bits.
-        wide = arith.extsi(i64, start)
-        step = dtypes.constant(stride * itemsize_bytes, dtypes.I64)
-        pointer = addressing.offset_pointer(pointer, arith.muli(wide, step))
-    return addressing.offset_pointer(pointer, static * itemsize_bytes)
+        else:
+            # Arrays may exceed 4 GiB, so the product needs 64 bits.
+            yield arith.extsi(i64, start), stride
+    yield None, static
+
+
+def start_bits(view: GmemView) -> ir.Value:
+    """The offset in bits of the view's first element from the array's start: i64."""
+    return _single_places(view, None)[0]
+
+
+def _single_places(view: GmemView, plan: GmemAccess | None) -> list[ir.Value]:
+    """The offsets in bits from the array's start of single elements.
+
+    Args:
+      plan: the accesses; None for the view's first element.
+    """
+    bits = dtypes.stored_bits(view.dtype)
+    start: list[sub_byte.Offset] = [
+        stride * bits if wide is None else sub_byte.scaled(wide, stride * bits)
+        for wide, stride in _dynamic_starts(view)
+    ]
+    if plan is None:
+        return [sub_byte.total(start, 64)]
+    thread = addressing.wide_thread_sum([c * bits for c in plan.columns])
+    base = sub_byte.total([*start, thread], 64)
+    within = range(plan.elements_per_access)
+    return [
+        sub_byte.total([base, (s + v) * bits], 64) for s in plan.starts for v in within
+    ]
 
 
 def _pointers(
     view: GmemView, plan: GmemAccess, inside: Sequence[ir.Value | None]
 ) -> list[ir.Value]:
     """One pointer per access, to the view's start where a condition does not hold."""
-    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
+    bits = dtypes.stored_bits(view.dtype)
     start = slice_pointer(view)
     last = sum(plan.columns) + max(plan.starts, default=0)
-    wide = last * itemsize_bytes >= 2**31
-    columns = [c * itemsize_bytes for c in plan.columns]
+    wide = last * bits // 8 >= 2**31
+    columns = [c * bits // 8 for c in plan.columns]
     thread = (addressing.wide_thread_sum if wide else addressing.thread_sum)(columns)
     base = addressing.offset_pointer(start, thread)
     result = []
     for i, offset in enumerate(plan.starts):
-        offset_bytes = offset * itemsize_bytes
+        offset_bytes = offset * bits // 8
         condition = inside[i] if inside else None
         if condition is None:
             result.append(addressing.offset_pointer(base, offset_bytes))
@@ -169,8 +205,13 @@ def load(
         placement = place_registers(layout, view.shape)
     masked = masking.check_mask(mask, placement)
     plan = _address(view, placement, masked is not None)
-    memory = dtypes.memory_dtype(view.dtype)
-    type_ = dtypes.vector_type(memory, plan.elements_per_access)
+    if sub_byte.is_sub_byte(view.dtype, plan.elements_per_access):
+        places = _single_places(view, plan)
+        return sub_byte.load_array(
+            view.pointer, placement, places, view.dtype, masked, other
+        )
+    memory = packed.item_dtype(view.dtype)
+    type_ = packed.memory_type(view.dtype, plan.elements_per_access)
     slots = _slots(placement, plan)
     wanted = masking.conditions(placement, slots, masked)
     if masked is None:
@@ -189,7 +230,7 @@ def load(
     values = []
     for i in range(0, len(pieces), per_register):
         value = concatenate(pieces[i : i + per_register])
-        values.append(convert_value(value, memory, view.dtype))
+        values.append(packed.from_memory(value, view.dtype))
     return RegisterArray(tuple(values), placement, view.dtype)
 
 
@@ -212,15 +253,18 @@ def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
     layout = value.layout
     masked = masking.check_mask(mask, layout)
     plan = _address(view, layout, masked is not None)
-    memory = dtypes.memory_dtype(view.dtype)
+    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    if sub_byte.is_sub_byte(view.dtype, plan.elements_per_access):
+        places = _single_places(view, plan)
+        guard = addressing.thread_bits_clear(copies)
+        sub_byte.store_array(view.pointer, value, places, guard, masked)
+        return
+    length = plan.elements_per_access // packed.elements_per_item(view.dtype)
     pieces = [
         piece
         for register in value.values
-        for piece in split(
-            convert_value(register, view.dtype, memory), plan.elements_per_access
-        )
+        for piece in split(packed.to_memory(register, view.dtype), length)
     ]
-    copies = layout.replication_bits if isinstance(layout, LinearLayout) else ()
     pointers = _pointers(view, plan, ())
     guard = addressing.thread_bits_clear(copies)
     wanted = masking.conditions(layout, _slots(layout, plan), masked)
@@ -230,16 +274,19 @@ def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
                 llvm.store(pieces[access], pointers[access])
 
 
-def _element_pointer(view: GmemView) -> ir.Value:
-    smem.require_one_element(view.shape)
-    return slice_pointer(view)
-
-
 def load_scalar(view: GmemView) -> ir.Value:
     """Loads one element into every thread. PTX: `ld.global`."""
-    return smem.load_element(_element_pointer(view), view.dtype)
+    smem.require_one_element(view.shape)
+    if dtypes.is_packed(view.dtype):
+        return sub_byte.load(view.pointer, start_bits(view), view.dtype)
+    return smem.load_element(slice_pointer(view), view.dtype)
 
 
 def store_scalar(view: GmemView, value: ir.Value) -> None:
     """Stores one element from the elected thread. PTX: `st.global`."""
-    smem.store_element(_element_pointer(view), value, view.dtype)
+    smem.require_one_element(view.shape)
+    if dtypes.is_packed(view.dtype):
+        with predicated(module.current().elected):
+            sub_byte.store(view.pointer, start_bits(view), value, view.dtype)
+        return
+    smem.store_element(slice_pointer(view), value, view.dtype)

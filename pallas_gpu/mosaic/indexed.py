@@ -16,7 +16,7 @@ from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import addressing, gmem, masking, module, smem
+from pallas_gpu.mosaic import addressing, gmem, masking, module, smem, sub_byte
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
@@ -24,7 +24,7 @@ from pallas_gpu.mosaic.smem import predicated
 
 View = smem.SmemView | gmem.GmemView
 # Offsets up to which i32 arithmetic does not overflow.
-_I32_LIMIT_BYTES = 1 << 31
+_I32_LIMIT = 1 << 31
 # The widest ld and st of sm_90 (PTX ISA, ld: .v4 of 32 bits).
 _MAX_ACCESS_BYTES = 16
 # PTX ISA, swizzling modes: the 128-byte line of an offset, and the chunk in it.
@@ -65,41 +65,67 @@ class Elements:
 def pointers(elements: Elements, layout: Placement | None) -> list[ir.Value]:
     """The address of each element, register by register.
 
+    Of packed elements it is the offset in bits from the array's start.
+
     Args:
       elements: what is accessed.
       layout: of the result and of all arrays; None for a single element.
     """
-    view, itemsize = elements.view, elements.memory_dtype.itemsize
+    view, bits = elements.view, dtypes.stored_bits(elements.dtype)
+    packed = dtypes.is_packed(elements.dtype)
+    unit = bits if packed else bits // 8
     if isinstance(view, smem.SmemView) and not _is_row_major(view):
         if elements.view_shape is not None:
             raise errors.InternalError("a tiled array is reinterpreted")
-        base, offset = view.pointer, _tiled_offset(view, itemsize)
+        base, offset = view.pointer, _tiled_offset(view, unit, packed)
+        if packed:
+            return _places(elements.indices, layout, offset, lambda place: place)
     else:
-        base, strides, wide = _row_major(elements)
-        offset = _strided_offset(strides, itemsize, wide)
-    return _offset_pointers(base, elements.indices, layout, offset)
+        strides, wide = _row_major(elements, unit)
+        offset = _strided_offset(strides, unit, wide)
+        if packed:
+            start = _start_bits(view)
+            return _places(elements.indices, layout, offset, lambda x: _after(start, x))
+        base = _slice_pointer(view)
+    return _places(
+        elements.indices,
+        layout,
+        offset,
+        lambda x: addressing.offset_pointer(base, x),
+    )
+
+
+def _slice_pointer(view: View) -> ir.Value:
+    if isinstance(view, smem.SmemView):
+        return smem.slice_pointer(view)
+    return gmem.slice_pointer(view)
+
+
+def _start_bits(view: View) -> ir.Value:
+    if isinstance(view, smem.SmemView):
+        return smem.start_bits(view)
+    return gmem.start_bits(view)
+
+
+def _after(start: ir.Value, offset: ir.Value) -> ir.Value:
+    return sub_byte.total([start, offset], _element_width(start))
 
 
 def _is_row_major(view: smem.SmemView) -> bool:
     return not view.layout.tile and view.layout.swizzle == NO_SWIZZLE
 
 
-def _row_major(elements: Elements) -> tuple[ir.Value, tuple[int, ...], bool]:
-    """Start of the window, the stride of each index, and whether i64 is needed."""
-    view = elements.view
-    window = view.window
-    if isinstance(view, smem.SmemView):
-        base = smem.slice_pointer(view)
-    else:
-        base = gmem.slice_pointer(view)
+def _row_major(elements: Elements, unit: int) -> tuple[tuple[int, ...], bool]:
+    """The stride of each index, and whether offsets in units need i64."""
+    window = elements.view.window
     if elements.view_shape is not None:
         strides, sizes = row_major_strides(elements.view_shape), elements.view_shape
     else:
         strides = tuple(window.array_strides[a] for a in window.axes)
         sizes = window.shape
     extent = sum(n * s for n, s in zip(sizes, strides, strict=True))
-    wide = max(extent, math.prod(window.array_shape)) * elements.memory_dtype.itemsize
-    return base, strides, wide >= _I32_LIMIT_BYTES
+    wide = max(extent, math.prod(window.array_shape)) * unit
+    return strides, wide >= _I32_LIMIT
 
 
 Offset = Callable[[Sequence[ir.Value]], ir.Value]
@@ -119,8 +145,11 @@ def _strided_offset(strides: Sequence[int], itemsize: int, wide: bool) -> Offset
     return offset
 
 
-def _tiled_offset(view: smem.SmemView, itemsize: int) -> Offset:
+def _tiled_offset(view: smem.SmemView, itemsize: int, in_bits: bool) -> Offset:
     """The same for an array that is tiled or swizzled, from its start."""
+    line_shift, chunk_shift = _LINE_SHIFT, _CHUNK_SHIFT
+    if in_bits:
+        line_shift, chunk_shift = line_shift + 3, chunk_shift + 3
     window = view.window
     parts = list(zip(*(x.tolist() for x in view.layout.axis_strides), strict=True))
 
@@ -144,9 +173,9 @@ def _tiled_offset(view: smem.SmemView, itemsize: int) -> Offset:
         swizzle = view.layout.swizzle
         if swizzle == NO_SWIZZLE:
             return total
-        line = arith.shrui(total, _constant_like(_LINE_SHIFT, like))
+        line = arith.shrui(total, _constant_like(line_shift, like))
         row = arith.andi(line, _constant_like(swizzle // 16 - 1, like))
-        return arith.xori(total, arith.shli(row, _constant_like(_CHUNK_SHIFT, like)))
+        return arith.xori(total, arith.shli(row, _constant_like(chunk_shift, like)))
 
     return offset
 
@@ -180,15 +209,14 @@ def _times(value: ir.Value, factor: int, dtype: np.dtype) -> ir.Value:
     return arith.muli(value, dtypes.constant(factor, dtype, value))
 
 
-def _offset_pointers(
-    base: ir.Value,
+def _places(
     indices: Sequence[Array],
     layout: Placement | None,
     offset: Offset,
+    place: Callable[[ir.Value], ir.Value],
 ) -> list[ir.Value]:
     if layout is None:
-        scalars = [_scalar(index) for index in indices]
-        return [addressing.offset_pointer(base, offset(scalars))]
+        return [place(offset([_scalar(index) for index in indices]))]
     columns = [in_registers(index, layout).values for index in indices]
     length = layout.vector_length
     result = []
@@ -197,9 +225,7 @@ def _offset_pointers(
         # Without an index that is an array there is one offset for all.
         single = dtypes.length(offsets) is None
         result += [
-            addressing.offset_pointer(
-                base, offsets if single else dtypes.extract(offsets, lane)
-            )
+            place(offsets if single else dtypes.extract(offsets, lane))
             for lane in range(length)
         ]
     return result
@@ -234,6 +260,24 @@ def in_registers(x: Array, layout: Placement) -> RegisterArray:
 # --- loads and stores -----------------------------------------------------------------
 
 
+def _load_packed(
+    elements: Elements, layout: Placement | None, rest: list[ir.Value] | None
+) -> Array:
+    """Loads elements of less than a byte, one by one."""
+    dtype, start = elements.dtype, elements.view.pointer
+    places, wanted = pointers(elements, layout), conditions(elements, layout)
+    instead = rest or [dtypes.constant(0, dtype)] * len(places)
+    loaded = [
+        sub_byte.load_if(start, place, dtype, condition, other)
+        for place, condition, other in zip(places, wanted, instead, strict=True)
+    ]
+    if layout is None:
+        return Splat(loaded[0], dtype, ())
+    length = layout.vector_length
+    registers = [loaded[i : i + length] for i in range(0, len(loaded), length)]
+    return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+
+
 def load(
     elements: Elements, layout: Placement | None, other: Array | None = None
 ) -> Array:
@@ -249,6 +293,8 @@ def load(
     """
     memory, dtype = elements.memory_dtype, elements.dtype
     rest = lanes_of(other, layout)
+    if dtypes.is_packed(dtype):
+        return _load_packed(elements, layout, rest)
     addresses, wanted = pointers(elements, layout), conditions(elements, layout)
     loaded: list[ir.Value] = []
     for first, count in groups(elements, layout, wanted):
@@ -304,6 +350,8 @@ def _adjacent_elements(
     stored = isinstance(view, smem.SmemView) and not _is_row_major(view)
     if not isinstance(layout, LinearLayout) or elements.adjacent is None or stored:
         return 1
+    if dtypes.is_packed(elements.dtype):
+        return 1
     axis, divisor = elements.adjacent
     if layout.vector_length == 1 or layout.vector_axis != axis:
         return 1
@@ -347,6 +395,13 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
     parts = groups(elements, layout, wanted)
     for condition, chosen in masking.together([wanted[first] for first, _ in parts]):
         with predicated(masking.both(guard, condition)):
+            if dtypes.is_packed(elements.dtype):
+                start = elements.view.pointer
+                for first, _ in (parts[i] for i in chosen):
+                    sub_byte.store(
+                        start, addresses[first], values[first], elements.dtype
+                    )
+                continue
             for first, count in (parts[i] for i in chosen):
                 vector = dtypes.pack(values[first : first + count])
                 stored = convert_value(vector, elements.dtype, memory)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -20,10 +20,12 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
+from pallas_gpu.layouts.smem.bit_access import plan_bits
+from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, masking, module
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic import addressing, masking, module, sub_byte
+from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 
@@ -84,10 +86,28 @@ def add_index(a: int | ir.Value, b: int | ir.Value) -> int | ir.Value:
 
 
 def slice_pointer(view: SmemView) -> ir.Value:
-    """The address of the view's first element, for views of whole tiles."""
+    """The address of the view's first element, for views of whole tiles and bytes."""
+    bits = dtypes.stored_bits(view.dtype)
+    pointer, offsets = view.pointer, list(_start_bits(view))
+    for offset in offsets[:-1]:
+        assert not isinstance(offset, int)
+        step = offset if bits >= 8 else arith.shrui(offset, module.current().i32(3))
+        pointer = addressing.offset_pointer(pointer, step)
+    static = offsets[-1]
+    assert isinstance(static, int)
+    return addressing.offset_pointer(pointer, static // 8)
+
+
+def _start_bits(view: SmemView) -> Iterator[sub_byte.Offset]:
+    """The offset of the view's first element, in terms whose last is a constant.
+
+    Dynamic terms are bytes, unless the elements are packed; then they are bits, as the
+    constant is in any case.
+    """
     kernel = module.current()
-    itemsize_bytes = dtypes.memory_dtype(view.dtype).itemsize
-    static, pointer = 0, view.pointer
+    bits = dtypes.stored_bits(view.dtype)
+    unit = max(bits // 8, 1) if bits >= 8 else bits
+    static = 0
     strides = (x.tolist() for x in view.layout.axis_strides)
     for start, tile, between, within in zip(view.window.starts, *strides, strict=True):
         if isinstance(start, int):
@@ -98,9 +118,54 @@ def slice_pointer(view: SmemView) -> ir.Value:
             index, step = start, between // tile
         else:
             index, step = arith.divui(start, kernel.i32(tile)), between
-        step_bytes = kernel.i32(step * itemsize_bytes)
-        pointer = addressing.offset_pointer(pointer, arith.muli(index, step_bytes))
-    return addressing.offset_pointer(pointer, static * itemsize_bytes)
+        yield arith.muli(index, kernel.i32(step * unit))
+    yield static * bits
+
+
+def start_bits(view: SmemView) -> ir.Value:
+    """The offset in bits of the view's first element from the array's start: i32."""
+    return _single_places(view)[0]
+
+
+def _single_places(
+    view: SmemView, columns: Sequence[int] = (0,) * 7, statics: Sequence[int] = (0,)
+) -> list[ir.Value]:
+    """Offsets in bits from the array's start, of elements of the view.
+
+    Args:
+      columns, statics: offsets from the view's start; see `plan_bits`.
+    """
+    start = [*_start_bits(view), addressing.thread_sum(columns)]
+    base = sub_byte.total(start, 32)
+    places = [sub_byte.total([base, static], 32) for static in statics]
+    return [sub_byte.swizzled(place, view.layout.swizzle) for place in places]
+
+
+def _has_partial_bytes(view: SmemView, layout: Placement, masked: bool) -> bool:
+    """Whether packed elements have to be accessed one at a time."""
+    if not dtypes.is_packed(view.dtype):
+        return False
+    try:
+        _plan(view, layout, "load", False, masked)
+    except PartialBytesError:
+        return True
+    return False
+
+
+def _array_places(
+    view: SmemView, layout: Placement
+) -> tuple[list[ir.Value], tuple[int, ...]]:
+    """Where each element of each register is, in bits, and the replication bits."""
+    moved, order = _memory_order(view, layout)
+    columns, statics, copies = plan_bits(moved, view.layout, view.window.sizes)
+    ordered = _single_places(view, columns, statics)
+    length = layout.vector_length
+    places: list[ir.Value] = [None] * len(ordered)  # type: ignore[list-item]
+    for i, register in enumerate(order):
+        places[register * length : (register + 1) * length] = ordered[
+            i * length : (i + 1) * length
+        ]
+    return places, copies
 
 
 def _memory_order(view: SmemView, layout: Placement) -> tuple[Placement, list[int]]:
@@ -197,9 +262,14 @@ def load(
     else:
         placement = place_registers(layout, view.shape)
     masked = masking.check_mask(mask, placement)
+    if _has_partial_bytes(view, placement, masked is not None):
+        places, _ = _array_places(view, placement)
+        return sub_byte.load_array(
+            view.pointer, placement, places, view.dtype, masked, other
+        )
     plan, order = _plan(view, placement, "load", optimized, masked is not None)
-    memory = dtypes.memory_dtype(view.dtype)
-    type_ = dtypes.vector_type(memory, plan.elements_per_access)
+    memory = packed.item_dtype(view.dtype)
+    type_ = packed.memory_type(view.dtype, plan.elements_per_access)
     base = slice_pointer(view)
     slots = [(order[register], element) for register, element in plan.accesses]
     if plan.method == "matrix":
@@ -223,7 +293,7 @@ def load(
     ordered = _join(plan, pieces, placement.num_registers)
     values: list[ir.Value] = [None] * len(ordered)  # type: ignore[list-item]
     for register, value in zip(order, ordered, strict=True):
-        values[register] = convert_value(value, memory, view.dtype)
+        values[register] = packed.from_memory(value, view.dtype)
     return RegisterArray(tuple(values), placement, view.dtype)
 
 
@@ -258,10 +328,14 @@ def store(
     """
     array = _in_registers(view, value, optimized)
     masked = masking.check_mask(mask, array.layout)
+    if _has_partial_bytes(view, array.layout, masked is not None):
+        places, copies = _array_places(view, array.layout)
+        guard = addressing.thread_bits_clear(copies)
+        sub_byte.store_array(view.pointer, array, places, guard, masked)
+        return
     plan, order = _plan(view, array.layout, "store", optimized, masked is not None)
-    memory = dtypes.memory_dtype(view.dtype)
-    convert = [convert_value(v, view.dtype, memory) for v in array.values]
-    pieces = _split(plan, [convert[register] for register in order])
+    stored = [packed.to_memory(v, view.dtype) for v in array.values]
+    pieces = _split(plan, [stored[register] for register in order], view.dtype)
     _exchange(plan, pieces)
     pointers = _addresses(plan, slice_pointer(view))
     guard = addressing.thread_bits_clear(plan.predicate_bits)
@@ -364,11 +438,14 @@ def split(value: ir.Value, length: int) -> list[ir.Value]:
     return [dtypes.pack(elements[i : i + length]) for i in range(0, lanes, length)]
 
 
-def _split(plan: AccessPlan, values: Sequence[ir.Value]) -> list[ir.Value]:
+def _split(
+    plan: AccessPlan, values: Sequence[ir.Value], dtype: np.dtype
+) -> list[ir.Value]:
     length = plan.elements_per_access
+    items = length // packed.elements_per_item(dtype)
     parts = {}
     for register, value in enumerate(values):
-        for i, piece in enumerate(split(value, length)):
+        for i, piece in enumerate(split(value, items)):
             parts[register, i * length] = piece
     return [parts[access] for access in plan.accesses]
 
@@ -428,21 +505,28 @@ def store_element(pointer: ir.Value, value: ir.Value, dtype: np.dtype) -> None:
         llvm.store(stored, pointer)
 
 
-def _element_pointer(view: SmemView) -> ir.Value:
+def _require_single(view: SmemView) -> None:
     require_one_element(view.shape)
     if view.layout.tile or view.layout.swizzle != 16:
         raise errors.UnsupportedError(
             "Single elements of a tiled or swizzled reference cannot be accessed",
             hint="load a slice of whole tiles, or use an untiled reference",
         )
-    return slice_pointer(view)
 
 
 def load_scalar(view: SmemView) -> ir.Value:
     """Loads one element into every thread. PTX: `ld.shared`."""
-    return load_element(_element_pointer(view), view.dtype)
+    _require_single(view)
+    if dtypes.is_packed(view.dtype):
+        return sub_byte.load(view.pointer, start_bits(view), view.dtype)
+    return load_element(slice_pointer(view), view.dtype)
 
 
 def store_scalar(view: SmemView, value: ir.Value) -> None:
     """Stores one element from the elected thread. PTX: `st.shared`."""
-    store_element(_element_pointer(view), value, view.dtype)
+    _require_single(view)
+    if dtypes.is_packed(view.dtype):
+        with predicated(module.current().elected):
+            sub_byte.store(view.pointer, start_bits(view), value, view.dtype)
+        return
+    store_element(slice_pointer(view), value, view.dtype)

@@ -21,7 +21,7 @@ from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
 
@@ -32,7 +32,7 @@ _MAX_UNROLLED = 8
 
 def transfer_bytes(view: SmemView | GmemView) -> int:
     """The tx-count of a copy of the view on its mbarrier, padding included."""
-    return math.prod(view.window.sizes) * dtypes.memory_dtype(view.dtype).itemsize
+    return math.prod(view.window.sizes) * dtypes.stored_bits(view.dtype) // 8
 
 
 def copy_gmem_to_smem(
@@ -238,7 +238,7 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
     window = gmem.window
     return plan_copy(
         window.array_shape,
-        8 * dtypes.memory_dtype(gmem.dtype).itemsize,
+        dtypes.stored_bits(gmem.dtype),
         window.sizes,
         window.squeezed,
         contiguous_layout(smem_view.layout, smem_view.window),
@@ -272,7 +272,7 @@ def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:
     return tensor_map.tensor_map_pointer(
         tensor_map.TensorMap(
             buffer_index=gmem.buffer_index,
-            dtype=dtypes.memory_dtype(gmem.dtype).name,
+            dtype=packed.item_dtype(gmem.dtype).name,
             sizes=tuple(dim.size for dim in plan.dims),
             strides=(*strides, 1),
             box=tuple(dim.box for dim in plan.dims),

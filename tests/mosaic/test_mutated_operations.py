@@ -46,13 +46,50 @@ _LEAST = {
     "arith.constant#5 4194304 : i32 to 1 : i32",
     "arith.constant#6 0 : i32 to 1 : i32",
 }
+
+
+def _of_limits(*changes: str) -> set[str]:
+    """Changes of the comparison of both elements of a pair with float8's limit."""
+    return {f"arith.cmpf#{i} {change}" for change in changes for i in (0, 1)}
+
+
+# The limits of float8: no integer is NaN, and small types have no number at the limit.
+_TO_FLOAT8: dict[str, set[str]] = {
+    **{
+        f"{src} to float8_e4m3fn": _of_limits("2 to 9")
+        for src in ("int16", "int32", "int64", "uint16", "uint32", "uint64")
+    },
+    **{
+        f"{src} to float8_e4m3fn": _of_limits("2 to 9", "2 to 3")
+        for src in ("bool", "int8", "uint8")
+    },
+    **{
+        f"{src} to float8_e5m2": _of_limits("3 to 10")
+        for src in ("int32", "int64", "uint16", "uint32", "uint64")
+    },
+    **{
+        f"{src} to float8_e5m2": _of_limits("3 to 10", "3 to 2")
+        for src in ("bool", "int8", "int16", "uint8")
+    },
+    # NaN with its last bit set is NaN.
+    **{
+        f"float64 to {dst}": _of_limits("13 to 6")
+        for dst in ("float8_e4m3fn", "float8_e5m2")
+    },
+    # Its NaNs are at odd places.
+    "float8_e4m3fn to float8_e5m2": {*_of_limits("3 to 2"), "arith.cmpf#0 3 to 10"},
+    "float8_e5m2 to float8_e4m3fn": _of_limits("2 to 3"),
+}
 EQUIVALENT: dict[str, set[str]] = {
+    **_TO_FLOAT8,
     **{f"float8_e5m2 to uint{bits}": _SMALL for bits in (8, 16)},
     **{
         f"float8_e4m3fn to uint{bits}": _SMALL | {"llvm.call_intrinsic#0 other sign"}
         for bits in (8, 16)
     },
-    **{f"float8_e8m0fnu to {dst}": _LEAST for dst in ("float16", "float8_e5m2")},
+    "float8_e8m0fnu to float16": _LEAST,
+    "float8_e8m0fnu to float8_e5m2": _LEAST
+    | {*_of_limits("3 to 2"), "arith.cmpf#0 3 to 10"},
     # NaN becomes 0, and so does what is less than 1.
     "float8_e8m0fnu to int32": _LEAST
     | {"arith.constant#8 2143289344 : i32 to 1 : i32"},

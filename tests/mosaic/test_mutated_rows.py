@@ -16,7 +16,7 @@ from jaxlib.mlir.dialects import arith, math
 
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.elements.row import Case, Row
+from pallas_gpu.mosaic.elements.row import NARROW_FLOATS, Case, Row
 from tests.support import element_programs as elements
 from tests.support import movement_programs as movements
 from tests.support.programs import Program
@@ -79,8 +79,8 @@ def survivors(row: Row, kind: dtypes.Kind, monkeypatch) -> set[str]:
     found = set()
     for name, emit in emitters(row, kind):
         field = _FIELDS.get(kind, kind)
-        if kind == "float8" and row.float8 is None:
-            field = "floating"
+        if kind in NARROW_FLOATS:
+            field = "floating" if row.narrow_float is None else "narrow_float"
         mutant = dataclasses.replace(row, **{field: Case(emit)})
         with monkeypatch.context() as patched:
             patched.setitem(table.TABLE, row.name, mutant)
@@ -215,7 +215,8 @@ def test_a_wrong_conversion_is_noticed(src, dst, monkeypatch):
                 c(x) if (dtype, to) == (source, target) else convert_value(x, dtype, to)
             )
         )
-        mutant = dataclasses.replace(row, **{_FIELDS.get(kind, kind): case})
+        field = "narrow_float" if kind in NARROW_FLOATS else _FIELDS.get(kind, kind)
+        mutant = dataclasses.replace(row, **{field: case})
         with monkeypatch.context() as patched:
             patched.setitem(table.TABLE, row.name, mutant)
             assert is_noticed(elements.conversion_program(src, dst)), label

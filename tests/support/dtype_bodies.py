@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import types
 from pallas_gpu.mosaic.elements import table
 from tests.support.element_programs import arity
 
@@ -40,7 +41,7 @@ _JNP |= {"not": "bitwise_not"}
 TARGETS = words(
     """
     bool int8 uint8 int32 uint32 int64 float16 bfloat16 float32 float64 float8_e4m3fn
-    float8_e5m2 float8_e8m0fnu int4
+    float8_e5m2 float8_e8m0fnu float4_e2m1fn int4 uint4 int2 uint2
     """
 )
 
@@ -114,6 +115,12 @@ def iota(x: Any, smem: Any, barrier: Any) -> Any:
 @operation
 def integer_pow(x: Any, smem: Any, barrier: Any) -> Any:
     return lax.integer_pow(x[...], 3)
+
+
+@operation
+def bitcast_convert_type(x: Any, smem: Any, barrier: Any) -> Any:
+    same_width = lax.bitcast_convert_type(x[...], f"uint{types.itemsize_bits(x.dtype)}")
+    return lax.bitcast_convert_type(same_width, x.dtype)
 
 
 def _elementwise(name: str) -> Operation:

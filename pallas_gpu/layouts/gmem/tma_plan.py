@@ -191,7 +191,41 @@ def plan_copy(
         (False,) * rank if inside is None else tuple(inside),
     )
     target = SmemWindow(smem, smem.shape if window is None else tuple(window))
+    if element_bits < 8:
+        return _plan_packed(array, tuple(slice_shape), target, pieces)
     return _plan_copy(array, tuple(slice_shape), target, pieces)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_packed(
+    array: SlicedArray, slice_shape: tuple[int, ...], target: SmemWindow, pieces: int
+) -> TmaPlan:
+    """Plans a copy of elements that share bytes as one of bytes."""
+    per_byte = 8 // array.element_bits
+    _match_slice(array, slice_shape, target)
+    smem, last = target.smem, len(array.shape) - 1
+    minor = (array.shape[-1], slice_shape[-1], target.window[-1], smem.shape[-1])
+    tile = smem.tile[-1:] or (per_byte,)
+    if last in array.squeezed or any(n % per_byte for n in (*minor, *tile)):
+        raise _impossible(array, slice_shape, target, pieces)
+
+    def halved(sizes: tuple[int, ...]) -> tuple[int, ...]:
+        return (*sizes[:-1], sizes[-1] // per_byte)
+
+    divided, rest = divmod(array.known[-1], per_byte)
+    known = (*array.known[:-1], 1 if rest else divided)
+    of_bytes = dataclasses.replace(
+        array, shape=halved(array.shape), element_bits=8, known=known
+    )
+    tiling = smem.tiling and halved(smem.tiling)
+    layout = SmemLayout(halved(smem.shape), 8, tiling, smem.swizzle)
+    window = SmemWindow(layout, halved(target.window))
+    try:
+        plan = _plan_copy(of_bytes, halved(slice_shape), window, pieces)
+    except LayoutError:
+        raise _impossible(array, slice_shape, target, pieces) from None
+    dims = tuple(dim.with_source_divided(last, per_byte) for dim in plan.dims)
+    return dataclasses.replace(plan, dims=dims)
 
 
 @functools.lru_cache(maxsize=1024)

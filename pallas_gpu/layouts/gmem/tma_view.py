@@ -106,6 +106,16 @@ class ViewDim:
         )
         return dataclasses.replace(self, sources=sources)
 
+    def with_source_divided(self, gmem_dim: int, divisor: int) -> ViewDim:
+        """The dim with the start of one dimension counted in smaller units."""
+        sources = tuple(
+            dataclasses.replace(s, divisor=s.divisor * divisor)
+            if s.gmem_dim == gmem_dim
+            else s
+            for s in self.sources
+        )
+        return dataclasses.replace(self, sources=sources)
+
     def static_addend(self, moved: Mapping[int, int]) -> int:
         """The same sum for static distances per GMEM dimension."""
         return sum(

@@ -20,6 +20,7 @@ from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.layout import SmemLayout
+from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 
 # Estimates, of accesses that compute an address for each element: divisions into tiles,
 # products with strides, swizzle; and conflicts of two lanes.
@@ -54,6 +55,11 @@ def relayout_cost(
     return plan.cost
 
 
+# Wavefronts of an access to an element that shares its byte with others: a guess, which
+# makes any layout of whole bytes cheaper.
+_SINGLE_ELEMENT = 8
+
+
 @functools.lru_cache(maxsize=8192)
 def smem_access_cost(
     smem: SmemLayout,
@@ -86,6 +92,10 @@ def smem_access_cost(
             optimized=False,
             base_alignment_bytes=base_alignment_bytes,
         )
+    except PartialBytesError:
+        # Each element is read alone, or updated by two atomic operations.
+        elements = placement.num_registers * placement.vector_length
+        return WARPS * elements * _SINGLE_ELEMENT * rates.SMEM_WAVEFRONT
     except LayoutError:
         return None
     wavefronts = WARPS * len(plan.instructions) * plan.wavefronts_per_access

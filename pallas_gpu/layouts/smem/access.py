@@ -84,7 +84,7 @@ def _plan(
     methods: tuple[Method, ...],
     single: bool,
 ) -> AccessPlan:
-    offsets, replication = _bit_offsets(layout, smem, window)
+    offsets, replication = bit_offsets(layout, smem, window)
     plans = []
     padded = isinstance(layout, LinearLayout) and layout.is_padded
     in_order = padded or single
@@ -126,7 +126,7 @@ def _cost(plan: AccessPlan) -> tuple[int, int]:
     return plan.wavefronts_per_access * count, count + selects
 
 
-def _bit_offsets(
+def bit_offsets(
     layout: LinearLayout | WGStridedLayout, smem: SmemLayout, window: tuple[int, ...]
 ) -> tuple[np.ndarray, tuple[int, ...]]:
     """Unswizzled bit offsets [128, registers, vector] and the replication bits."""

@@ -27,6 +27,10 @@ from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.stagger import Stagger, find_staggers
 
 
+class PartialBytesError(LayoutError):
+    """The accesses of a layout do not consist of whole bytes."""
+
+
 def plan_vector(
     bit_offsets: np.ndarray,
     smem: SmemLayout,
@@ -123,7 +127,7 @@ def _elements_per_access(
         if width <= min(MAX_WIDTH_BYTES, alignment) and within.all() and aligned:
             return count
         count //= 2
-    raise LayoutError(
+    raise PartialBytesError(
         "the elements of a register do not fill whole bytes of shared memory",
         expected="at least 8 contiguous bits per access",
         got=f"elements of {bits} bits in vectors of {vector}",

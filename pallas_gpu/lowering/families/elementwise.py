@@ -35,7 +35,6 @@ from pallas_gpu.lowering.rules import (
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
-from pallas_gpu.mosaic.elements.convert import require_conversion
 from pallas_gpu.mosaic.elements.row import Row
 from pallas_gpu.primitives import _registry as registry
 
@@ -59,8 +58,6 @@ def _check(row: Row, eqn: Any, mesh: Any) -> None:
     """Refuses dtypes when the kernel is traced, before emulation and lowering alike."""
     dtype = np.dtype(eqn.invars[row.typed_by].aval.dtype)
     row.case(dtype)
-    if row.name == "convert_element_type":
-        require_conversion(dtype, np.dtype(eqn.outvars[0].aval.dtype))
 
 
 # --- Lane -----------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.families import elementwise, shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.constraints import is_vector
 from pallas_gpu.lowering.inference.network import Network
@@ -24,8 +24,11 @@ from pallas_gpu.lowering.rules import (
     lane,
     warpgroup,
 )
+from pallas_gpu.mosaic import elementwise as on_registers
+from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, table
+from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.moves import reductions
 from pallas_gpu.primitives import _registry as registry
 
@@ -77,9 +80,10 @@ def _make_lane(kind: reductions.Kind):
         axes = tuple(ctx.eqn.params["axes"])
         if not axes:
             return x
-        source = shapes.placed(x)
+        source = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
         room = scratch.for_reduction(ctx.kernel, source, axes)
-        return reductions.reduce(kind, source, axes, room)
+        result = reductions.reduce(kind, source, axes, room)
+        return on_registers.astype(result, x.dtype)
 
     return rule
 
@@ -89,17 +93,21 @@ def _make_warpgroup(kind: reductions.Kind):
         axes = list(ctx.eqn.params["axes"])
         if not axes:
             return x
-        dtype = x.dtype
+        given, dtype = x.dtype, dtypes.combining(x.dtype)
+        x = elementwise.convert(x, dtype)
         combining = _COMBINING.get((kind, dtypes.kind(dtype)), kind)
         attribute = ir.Attribute.parse(f"#vector.kind<{combining}>")
         # The op requires an initial value; our reductions have none and ignore it.
-        start: Any = vals.constant(0, dtype)
+        zero = vals.constant(0, dtype)
         if ctx.out_aval.shape:
-            start = shapes.splat(start, ctx.out_aval.shape)
-        result = vector.multi_reduction(attribute, x.value, start.value, axes)
+            start = shapes.splat(zero, ctx.out_aval.shape).value
+        else:
+            start = logical.to_element(zero.value, dtype)
+        result = vector.multi_reduction(attribute, x.value, start, axes)
         if ctx.out_aval.shape:
-            return vals.Vector(result, dtype)
-        return regs.Splat(result, dtype, ())
+            return elementwise.convert(vals.Vector(result, dtype), given)
+        scalar = logical.from_element(result, dtype)
+        return regs.Splat(convert_value(scalar, dtype, given), given, ())
 
     return rule
 
@@ -138,7 +146,7 @@ def _expand(expansion: Expansion, op: Any) -> None:
     axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
     source = expansion.placed(op, 0)
     if unsigned:
-        dtype = dtypes.named(f"uint{dtypes.bits(source.dtype)}")
+        dtype = dtypes.named(f"uint{dtypes.stored_bits(source.dtype)}")
         source = regs.with_sign(source, dtype)
     room = scratch.for_reduction(expansion.kernel, source, axes)
     result = reductions.reduce(kind, source, axes, room)
@@ -146,7 +154,9 @@ def _expand(expansion: Expansion, op: Any) -> None:
         expansion.set(op.result, result)
     else:
         assert isinstance(result, regs.Splat)
-        op.result.replace_all_uses_with(result.value)
+        expansion.dead.append(op.operation)
+        logical.replace_element(op.result, result.value, expansion.dead)
+        return
     expansion.dead.append(op.operation)
 
 

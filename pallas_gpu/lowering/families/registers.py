@@ -23,7 +23,7 @@ from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
-from pallas_gpu.mosaic import dialect, elementwise
+from pallas_gpu.mosaic import dialect, elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
@@ -124,15 +124,15 @@ def _infer_element(network: Network, op: ir.Operation, key: int) -> None:
 @expands("memref.load")
 def _expand_load_element(expansion: Expansion, op: Any) -> None:
     source = view(expansion, op.operands[0])
-    op.result.replace_all_uses_with(accesses.load_scalar(source))
     expansion.dead.append(op.operation)
+    logical.replace_element(op.result, accesses.load_scalar(source), expansion.dead)
 
 
 @expands("memref.store")
 def _expand_store_element(expansion: Expansion, op: Any) -> None:
     value, ref = op.operands[0], op.operands[1]
     target = view(expansion, ref)
-    accesses.store_scalar(target, dtypes.bitcast(value, target.dtype))
+    accesses.store_scalar(target, logical.from_element(value, target.dtype))
     expansion.dead.append(op.operation)
 
 

@@ -18,7 +18,7 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families import shapes
+from pallas_gpu.lowering.families import elementwise, shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import (
@@ -28,6 +28,7 @@ from pallas_gpu.lowering.rules import (
     lane,
     warpgroup,
 )
+from pallas_gpu.mosaic import elementwise as on_registers
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.moves import scans
@@ -108,13 +109,16 @@ def _emit(kernel: Any, kind: scans.Kind, x: Any, axis: int, reverse: bool) -> An
 def _make_lane(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
-        return _emit(ctx.kernel, kind, shapes.placed(x), axis, reverse)
+        wide = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
+        result = _emit(ctx.kernel, kind, wide, axis, reverse)
+        return on_registers.astype(result, x.dtype)
 
     return rule
 
 
 def _make_warpgroup(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
+        given, x = x.dtype, elementwise.convert(x, dtypes.combining(x.dtype))
         i64 = ir.IntegerType.get_signless(64)
         attributes = {
             _KIND: ir.StringAttr.get(kind),
@@ -124,7 +128,7 @@ def _make_warpgroup(kind: scans.Kind):
         }
         type_ = logical.vector_type(x.dtype, x.shape)
         op = ir.Operation.create("pallas_gpu.scan", [type_], [x.value], attributes)
-        return vals.Vector(op.result, x.dtype)
+        return elementwise.convert(vals.Vector(op.result, x.dtype), given)
 
     return rule
 

@@ -7,9 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import vector
 
 from pallas_gpu import errors
 from pallas_gpu.lowering import values as vals
@@ -19,16 +18,12 @@ from pallas_gpu.lowering.inference import constraints, relations
 from pallas_gpu.lowering.inference.network import Network
 from pallas_gpu.lowering.rules import (
     expands,
-    find_primitive,
     infers,
     lane,
     warpgroup,
 )
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
-from pallas_gpu.mosaic.elements import dtypes
-from pallas_gpu.mosaic.elements.convert import require_conversion
-from pallas_gpu.primitives import _registry as registry
 
 # --- whole arrays ---------------------------------------------------------------------
 
@@ -36,13 +31,8 @@ from pallas_gpu.primitives import _registry as registry
 def splat(x: Any, shape: tuple[int, ...]) -> vals.Vector:
     """Returns the array whose elements are all equal to a scalar."""
     result = logical.vector_type(x.dtype, shape)
-    return vals.Vector(vector.broadcast(result, element(x.value, x.dtype)), x.dtype)
-
-
-def element(value: ir.Value, dtype: np.dtype) -> ir.Value:
-    """Returns a scalar as an array's element: scalars of float8 are bytes."""
-    wanted = logical.element_type(dtype)
-    return value if value.type == wanted else arith.bitcast(wanted, value)
+    element = logical.to_element(x.value, x.dtype)
+    return vals.Vector(vector.broadcast(result, element), x.dtype)
 
 
 def as_vector(x: Any, shape: tuple[int, ...]) -> vals.Vector:
@@ -134,7 +124,7 @@ def _infer_splat(network: Network, op: ir.Operation, key: int) -> None:
 @expands("vector.broadcast")
 def _expand_splat(expansion: Expansion, op: Any) -> None:
     dtype = logical.dtype_of(op.result.type)
-    value = dtypes.bitcast(op.operands[0], dtype)
+    value = logical.from_element(op.operands[0], dtype)
     expansion.set(op.result, regs.splat(value, dtype, op.result.type.shape))
     expansion.dead.append(op.operation)
 
@@ -160,11 +150,6 @@ def _expand_broadcast(expansion: Expansion, op: Any) -> None:
     array = regs.broadcast_in_dim(expansion.operand(op, 0), shape, tuple(dims))
     expansion.set(op.result, array)
     expansion.dead.append(op.operation)
-
-
-@registry.checks(find_primitive("iota"))
-def _check_iota(eqn: Any, mesh: Any) -> None:
-    require_conversion(dtypes.I32, np.dtype(eqn.params["dtype"]))
 
 
 @lane("iota")

@@ -301,11 +301,11 @@ class Network:
     # --- types ------------------------------------------------------------------------
 
     def vector_type(self, type_: ir.Type) -> tuple[tuple[int, ...], int]:
-        """Shape and width of an element, 1 for a bool."""
+        """Shape and width of an element in a register, 1 for a bool."""
         known = self._types.get(type_)
         if known is None:
             vector = ir.VectorType(type_)
-            known = tuple(vector.shape), logical.element_bits(vector.element_type)
+            known = tuple(vector.shape), logical.register_bits(vector.element_type)
             self._types[type_] = known
         return known
 

@@ -19,7 +19,6 @@ from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.families import elementwise
 from pallas_gpu.lowering.families.shapes import (
     as_vector,
-    element,
     splat_source,
     static_slice,
 )
@@ -79,7 +78,7 @@ class Warpgroup:
         source = self.part(ctx, handle, transforms)
         stored = dtypes.memory_dtype(handle.dtype)
         if not source.type.shape:
-            value = dtypes.bitcast(memref.load(source, []), stored)
+            value = logical.from_element(memref.load(source, []), stored)
             single = convert.convert_value(value, stored, handle.dtype)
             return regs.Splat(single, handle.dtype, ())
         loaded = vals.Vector(
@@ -100,7 +99,8 @@ class Warpgroup:
             if not target.type.shape:
                 scalar = vals.scalar_value(value)
                 single = convert.convert_value(scalar, handle.dtype, stored)
-                ctx.mark_issuer(memref.store(element(single, stored), target, []))
+                element = logical.to_element(single, stored)
+                ctx.mark_issuer(memref.store(element, target, []))
                 return
             array = as_vector(value, tuple(target.type.shape))
             dialect.ops.vector_store(elementwise.convert(array, stored).value, target)

@@ -7,12 +7,12 @@ integers wrap; every nonzero value, NaN included, converts to True.
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
-from pallas_gpu import errors
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import dtypes, narrow_floats, packed
 from pallas_gpu.mosaic.elements.arithmetic import resize_float as _resize
 
 _CmpF = arith.CmpFPredicate
@@ -26,27 +26,17 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
 
     Args:
       value: one element or a vector of `src`.
-      src, dst: any two dtypes of kernels, except that none converts to
-        float8_e8m0fnu.
-
-    Raises:
-      UnsupportedError: there is no conversion between the two.
+      src, dst: any two dtypes of kernels.
     """
-    require_conversion(src, dst)
     if src == dst:
         return value
+    if dtypes.is_packed(src) and dtypes.kind(src) in _INTEGERS:
+        return _from_narrow_int(value, src, dst)
     match dtypes.kind(src), dtypes.kind(dst):
-        case ("exponent", _):
-            return convert_value(_from_exponent(value), dtypes.F32, dst)
-        case ("float8", "float") | ("float", "float8") | ("float8", "float8"):
-            return _convert_float8(value, src, dst)
-        case ("float8", _):
-            return convert_value(
-                _convert_float8(value, src, dtypes.F32), dtypes.F32, dst
-            )
-        case (_, "float8"):
-            single = convert_value(value, src, dtypes.F32)
-            return _convert_float8(single, dtypes.F32, dst)
+        case ("float8" | "float4" | "exponent", _):
+            return _from_narrow_float(value, src, dst)
+        case (_, "float8" | "float4" | "exponent"):
+            return _to_narrow_float(value, src, dst)
         case "float", "float":
             return _float_to_float(value, src, dst)
         case "float", "bool":
@@ -64,16 +54,45 @@ def convert_value(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
             return _int_to_int(value, src, dst)
 
 
-def require_conversion(src: np.dtype, dst: np.dtype) -> None:
-    """Raises UnsupportedError if there is no conversion between two dtypes."""
-    if dtypes.kind(dst) != "exponent" or src == dst:
-        return
-    raise errors.UnsupportedError(
-        f"Conversion from {src} to {dst} is not supported",
-        expected="float8_e8m0fnu as the source of a conversion only",
-        got=f"{src} to {dst}",
-        hint="convert the array outside the kernel",
-    )
+_INTEGERS = ("signed", "unsigned")
+
+
+def _from_narrow_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    fast = packed.converted(value, src, dst)
+    if fast is not None:
+        return fast
+    held = dtypes.I8 if dtypes.kind(src) == "signed" else dtypes.U8
+    return convert_value(packed.extended(value, src), held, dst)
+
+
+def _from_narrow_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    match dtypes.kind(src):
+        case "float8":
+            half = narrow_floats.float8_to_half(value, src)
+            return convert_value(half, dtypes.F16, dst)
+        case "float4":
+            wide = narrow_floats.from_float4(value)
+        case _:
+            wide = narrow_floats.from_exponent(value)
+    return convert_value(wide, dtypes.F32, dst)
+
+
+def _to_narrow_float(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
+    if src == dtypes.F64:
+        if dtypes.kind(dst) == "exponent":
+            return narrow_floats.double_to_exponent(value)
+        single = narrow_floats.from_double(value)
+    else:
+        # A 64-bit integer that float32 rounds is too large for any narrow float but
+        # float8_e8m0fnu, whose one bit of precision a second rounding does not change.
+        single = convert_value(value, src, dtypes.F32)
+    match dtypes.kind(dst):
+        case "float8":
+            return narrow_floats.to_float8(single, dst)
+        case "float4":
+            return narrow_floats.to_float4(single)
+        case _:
+            return narrow_floats.to_exponent(single)
 
 
 def _int_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
@@ -101,7 +120,7 @@ def _float_to_int(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     if dtypes.bits(dst) >= 32:
         return dtypes.per_lane(lambda x: _round_to_zero(x, src, dst), value)
     wide = dtypes.per_lane(lambda x: _round_to_zero(x, src, dtypes.I32), value)
-    limits = np.iinfo(dst)
+    limits = ml_dtypes.iinfo(dst)
     low = dtypes.constant(int(limits.min), dtypes.I32, wide)
     high = dtypes.constant(int(limits.max), dtypes.I32, wide)
     clamped = arith.minsi(arith.maxsi(wide, low), high)
@@ -121,70 +140,3 @@ def _round_to_zero(element: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
     # NaN converts to 0 only from f32 to 32 bits (PTX ISA, cvt, integer notes).
     is_nan = arith.cmpf(_CmpF.UNO, element, element)
     return arith.select(is_nan, dtypes.constant(0, dst, element), result)
-
-
-# --- float8 ---------------------------------------------------------------------------
-
-_PTX_NAME = {dtypes.F8_E4M3: "e4m3x2", dtypes.F8_E5M2: "e5m2x2"}
-
-
-def _convert_float8(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value:
-    """PTX: `cvt.rn.f16x2.e4m3x2` and `cvt.rn.satfinite.e4m3x2.f32`, by pairs."""
-    if src in _PTX_NAME:
-        halves = _by_pairs(value, lambda pair: _from_float8(pair, src))
-        return convert_value(halves, dtypes.F16, dst)
-    single = convert_value(value, src, dtypes.F32)
-    return _by_pairs(single, lambda pair: _to_float8(pair, dst))
-
-
-def _by_pairs(value: ir.Value, emit) -> ir.Value:
-    lanes = dtypes.length(value)
-    if lanes is None or lanes % 2:
-        elements = [value] if lanes is None else _elements(value)
-        results = [dtypes.extract(emit(dtypes.pack([e, e])), 0) for e in elements]
-        return results[0] if lanes is None else dtypes.pack(results)
-    elements = _elements(value)
-    pairs = [dtypes.pack(elements[i : i + 2]) for i in range(0, lanes, 2)]
-    return dtypes.pack([e for pair in pairs for e in _elements(emit(pair))])
-
-
-def _elements(value: ir.Value) -> list[ir.Value]:
-    return [dtypes.extract(value, i) for i in range(dtypes.length(value) or 0)]
-
-
-def _from_float8(pair: ir.Value, src: np.dtype) -> ir.Value:
-    packed = dtypes.extract(dtypes.bitcast(pair, dtypes.I16), 0)
-    word = llvm.inline_asm(
-        ir.IntegerType.get_signless(32),
-        [packed],
-        f"cvt.rn.f16x2.{_PTX_NAME[src]} $0, $1;",
-        "=r,h",
-    )
-    return dtypes.bitcast(dtypes.splat(word, 1), dtypes.F16)
-
-
-def _to_float8(pair: ir.Value, dst: np.dtype) -> ir.Value:
-    # The first source operand becomes the upper half of the result.
-    packed = llvm.inline_asm(
-        ir.IntegerType.get_signless(16),
-        [dtypes.extract(pair, 1), dtypes.extract(pair, 0)],
-        f"cvt.rn.satfinite.{_PTX_NAME[dst]}.f32 $0, $1, $2;",
-        "=h,f,f",
-    )
-    return dtypes.bitcast(dtypes.splat(packed, 1), dst)
-
-
-# --- float8_e8m0fnu -------------------------------------------------------------------
-
-
-def _from_exponent(value: ir.Value) -> ir.Value:
-    """2**(bits - 127) as f32: the bits are its exponent; 255 is NaN in both."""
-    wide = _int_to_int(value, dtypes.U8, dtypes.U32)
-    at_exponent = arith.shli(wide, dtypes.constant(23, dtypes.U32, value))
-    # The exponent 0 of f32 is that of subnormals: 2**-127 is half its least normal.
-    subnormal = dtypes.constant(1 << 22, dtypes.U32, value)
-    is_zero = arith.cmpi(_CmpI.eq, wide, dtypes.constant(0, dtypes.U32, value))
-    is_nan = arith.cmpi(_CmpI.eq, wide, dtypes.constant(255, dtypes.U32, value))
-    nan = dtypes.constant(0x7FC00000, dtypes.U32, value)
-    bits = arith.select(is_nan, nan, arith.select(is_zero, subnormal, at_exponent))
-    return dtypes.bitcast(bits, dtypes.F32)

@@ -18,6 +18,7 @@ from jaxlib.mlir.dialects import arith, vector
 from pallas_gpu.mosaic import module, operations
 from pallas_gpu.types.elements import Kind as Kind
 from pallas_gpu.types.elements import kind as kind
+from pallas_gpu.types.elements import stored_bits as stored_bits
 
 BOOL = np.dtype(np.bool_)
 I8, I16, I32, I64 = (np.dtype(f"int{bits}") for bits in (8, 16, 32, 64))
@@ -27,6 +28,9 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 F8_E4M3 = np.dtype(ml_dtypes.float8_e4m3fn)
 F8_E5M2 = np.dtype(ml_dtypes.float8_e5m2)
 F8_E8M0 = np.dtype(ml_dtypes.float8_e8m0fnu)
+F4_E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
+I4, I2 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.int2)
+U4, U2 = np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.uint2)
 
 _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
     F16: ir.F16Type.get,
@@ -38,8 +42,17 @@ _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
 
 @functools.cache
 def bits(dtype: np.dtype) -> int:
-    """The width in bits of an element in a register; 1 for a bool."""
+    """The width in bits of an element in a register; 1 for a bool.
+
+    An element of 2 or 4 bits takes a byte, whose other bits are undefined.
+    """
     return 1 if kind(dtype) == "bool" else 8 * dtype.itemsize
+
+
+@functools.cache
+def is_packed(dtype: np.dtype) -> bool:
+    """True for elements of 2 or 4 bits, several of which share a byte in memory."""
+    return stored_bits(dtype) < 8
 
 
 @functools.cache
@@ -48,8 +61,17 @@ def named(name: str) -> np.dtype:
     return np.dtype(name)
 
 
+def combining(dtype: np.dtype) -> np.dtype:
+    """The dtype in which a reduction or a scan combines elements.
+
+    Partial results of narrow floats are not rounded: the result would depend on their
+    order more than on the elements.
+    """
+    return F32 if kind(dtype) in ("float8", "float4", "exponent") else dtype
+
+
 def mlir_type(dtype: np.dtype) -> ir.Type:
-    """The element type of a dtype; an 8-bit float is represented as an i8."""
+    """The element type of a dtype; narrow floats and integers are an i8."""
     make = _FLOATS.get(dtype)
     return make() if make else ir.IntegerType.get_signless(bits(dtype))
 
@@ -90,12 +112,14 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
     match kind(dtype):
         case "float":
             attribute = ir.FloatAttr.get(type_, float(exact))
-        case "float8" | "exponent":
+        case "float8" | "float4" | "exponent":
             attribute = ir.IntegerAttr.get(type_, int(exact.view(np.int8)))
         case "bool":
             attribute = ir.IntegerAttr.get(type_, int(exact))
         case _:
             # Attributes store the bit pattern; large unsigned values become negative.
+            if is_packed(dtype):
+                exact = exact.astype(np.int8)
             signed = exact.view(np.dtype(f"int{bits(dtype)}"))
             attribute = ir.IntegerAttr.get(type_, int(signed))
     if lanes is None:

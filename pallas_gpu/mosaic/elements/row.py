@@ -9,12 +9,15 @@ from typing import Literal
 
 import numpy as np
 from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts.moves import rates
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.elements.arithmetic import Emitter
 from pallas_gpu.mosaic.elements.convert import convert_value
+
+NARROW_FLOATS: tuple[dtypes.Kind, ...] = ("float8", "float4", "exponent")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +40,12 @@ class Row:
 
     Attributes:
       name: lax's name of the primitive.
-      floating, signed, unsigned, boolean, float8, exponent: the case for such
-        operands. Without one for float8, it is computed in f32 and rounded once.
+      floating, signed, unsigned, boolean: the case for such operands. Narrow floats
+        are computed in f32 and rounded once.
+      narrow_float: the case for narrow floats as they are: float8, float4, exponents.
+      low_bits: the low bits of the result depend only on those of the operands, so
+        integers of 2 and 4 bits need no extension.
+      extension: how integers of 2 and 4 bits are extended to bytes.
       params: the primitive's parameters that the emitters use.
       typed_by: the operand whose dtype selects the case.
       result: the dtype of the result: that of the operands, bool, or any, which is
@@ -52,8 +59,9 @@ class Row:
     signed: Case | None = None
     unsigned: Case | None = None
     boolean: Case | None = None
-    float8: Case | None = None
-    exponent: Case | None = None
+    narrow_float: Case | None = None
+    low_bits: bool = False
+    extension: Literal["own", "unsigned", "signed"] = "own"
     params: tuple[str, ...] = ()
     typed_by: int = 0
     result: Literal["operand", "bool", "any"] = "operand"
@@ -83,13 +91,13 @@ class Row:
     @property
     def cases(self) -> dict[dtypes.Kind, Case | None]:
         """The cases by kind of dtype."""
+        narrow = self.narrow_float or self.floating
         return {
             "float": self.floating,
             "signed": self.signed,
             "unsigned": self.unsigned,
             "bool": self.boolean,
-            "float8": self.float8 or self.floating,
-            "exponent": self.exponent,
+            **dict.fromkeys(NARROW_FLOATS, narrow),
         }
 
     @property
@@ -109,13 +117,10 @@ class Row:
         return case
 
     def require_combining(self, dtype: np.dtype) -> None:
-        """Raises DTypeError unless a reduction or a scan combines such elements.
-
-        Each partial result would be rounded to float8: the result depends on their
-        order more than on the elements.
-        """
-        if self._widens(dtype) and dtypes.kind(dtype) == "float8":
-            raise self._refusal(dtype, [k for k in self.kinds if k != "float8"])
+        """Raises DTypeError unless a reduction or a scan combines such elements."""
+        if dtypes.kind(dtype) == "exponent":
+            # It has no zero and no infinity from which to start.
+            raise self._refusal(dtype, [k for k in self.kinds if k != "exponent"])
         self.case(dtype)
 
     def _refusal(self, dtype: np.dtype, kinds: list[dtypes.Kind]) -> errors.DTypeError:
@@ -138,8 +143,8 @@ class Row:
         return self.cases[dtypes.kind(dtype)]
 
     def _widens(self, dtype: np.dtype) -> bool:
-        if dtypes.kind(dtype) == "float8":
-            return self.float8 is None
+        if dtypes.kind(dtype) in NARROW_FLOATS:
+            return self.narrow_float is None
         return self.widen and dtype in (dtypes.F16, dtypes.BF16)
 
     def result_dtype(self, dtype: np.dtype, to: np.dtype | None = None) -> np.dtype:
@@ -162,6 +167,8 @@ class Row:
         chosen = self.case(dtype, approx_math).emit
         if self.result == "any":
             params["to"] = self.result_dtype(dtype, to)
+        if dtypes.is_packed(dtype) and dtypes.kind(dtype) in ("signed", "unsigned"):
+            return self._of_bytes(dtype, chosen, params)
         if not self._widens(dtype):
             return lambda *values: chosen(dtype, *values, **params)
 
@@ -173,3 +180,26 @@ class Row:
             return convert_value(result, dtypes.F32, dtype)
 
         return widened
+
+    def _of_bytes(
+        self, dtype: np.dtype, chosen: Emitter, params: dict
+    ) -> Callable[..., ir.Value]:
+        """Integers of 2 and 4 bits: computed in bytes, whose upper bits are anything.
+
+        A quotient or a sum that does not fit wraps by losing those bits.
+        """
+        if self.result == "any" or self.low_bits:
+            return lambda *values: chosen(dtype, *values, **params)
+        own = dtypes.kind(dtype)
+        signed = (own if self.extension == "own" else self.extension) == "signed"
+        held = dtypes.I8 if signed else dtypes.U8
+        above = 8 - dtypes.stored_bits(dtype)
+
+        def compute(*values: ir.Value) -> ir.Value:
+            wide = [packed.extended(v, dtype, signed=signed) for v in values]
+            result = chosen(held, *wide, **params)
+            if self.name == "clz":
+                result = arith.subi(result, dtypes.constant(above, held, result))
+            return result
+
+        return compute

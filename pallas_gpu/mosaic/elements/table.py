@@ -109,6 +109,11 @@ def _comparison(name: str, float_, signed, unsigned) -> Row:
     )
 
 
+def _bitwise(name: str, operation: str) -> Row:
+    ints = _ints(_plain(operation))
+    return Row(name, **ints, boolean=_op(operation), low_bits=True)
+
+
 def _function(name: str, operation: str, approx: Emitter | None = None) -> Row:
     fast = None if approx is None else Case(approx)
     return Row(name, floating=_op(operation), widen=True, approx=fast)
@@ -143,19 +148,22 @@ ROWS: tuple[Row, ...] = (
         floating=_ADD,
         **_ints(_plain("arith.addi")),
         boolean=_op("arith.ori"),
+        low_bits=True,
     ),
     # The sum of two cotangents, in derivatives of array code.
-    Row("add_any", floating=_ADD, **_ints(_plain("arith.addi"))),
+    Row("add_any", floating=_ADD, **_ints(_plain("arith.addi")), low_bits=True),
     Row(
         "sub",
         floating=Case(emitters.plain(emitters.subf)),
         **_ints(_plain("arith.subi")),
+        low_bits=True,
     ),
     Row(
         "mul",
         floating=_MUL,
         **_ints(_plain("arith.muli")),
         boolean=_op("arith.andi"),
+        low_bits=True,
     ),
     Row(
         "div",
@@ -187,7 +195,12 @@ ROWS: tuple[Row, ...] = (
         unsigned=_op("arith.minui"),
         boolean=_op("arith.andi"),
     ),
-    Row("neg", floating=_op("arith.negf"), **_ints(emitters.negate_int)),
+    Row(
+        "neg",
+        floating=_op("arith.negf"),
+        **_ints(emitters.negate_int),
+        low_bits=True,
+    ),
     Row(
         "abs",
         floating=Case(emitters.abs_float),
@@ -204,6 +217,7 @@ ROWS: tuple[Row, ...] = (
         "square",
         floating=Case(emitters.square(emitters.mulf)),
         **_ints(emitters.square(arith.muli)),
+        low_bits=True,
     ),
     # In the derivative of tanh.
     Row("one_minus_square", floating=Case(emitters.one_minus_square), widen=True),
@@ -212,6 +226,7 @@ ROWS: tuple[Row, ...] = (
         floating=Case(emitters.integer_pow(emitters.mulf)),
         **_ints(emitters.integer_pow(arith.muli)),
         params=("y",),
+        low_bits=True,
     ),
     Row(
         "clamp",
@@ -221,17 +236,23 @@ ROWS: tuple[Row, ...] = (
         typed_by=-1,
     ),
     # Bits.
-    Row("and", **_ints(_plain("arith.andi")), boolean=_op("arith.andi")),
-    Row("or", **_ints(_plain("arith.ori")), boolean=_op("arith.ori")),
-    Row("xor", **_ints(_plain("arith.xori")), boolean=_op("arith.xori")),
-    Row("not", signed=_NOT, unsigned=_NOT, boolean=_NOT),
+    _bitwise("and", "arith.andi"),
+    _bitwise("or", "arith.ori"),
+    _bitwise("xor", "arith.xori"),
+    Row("not", signed=_NOT, unsigned=_NOT, boolean=_NOT, low_bits=True),
     Row("shift_left", **_ints(emitters.shift(arith.shli))),
-    Row("shift_right_logical", **_ints(emitters.shift(arith.shrui))),
     Row(
-        "shift_right_arithmetic", **_ints(emitters.shift(arith.shrsi, keeps_sign=True))
+        "shift_right_logical",
+        **_ints(emitters.shift(arith.shrui)),
+        extension="unsigned",
     ),
-    Row("population_count", **_ints(_plain("math.ctpop"))),
-    Row("clz", **_ints(_plain("math.ctlz"))),
+    Row(
+        "shift_right_arithmetic",
+        **_ints(emitters.shift(arith.shrsi, keeps_sign=True)),
+        extension="signed",
+    ),
+    Row("population_count", **_ints(_plain("math.ctpop")), extension="unsigned"),
+    Row("clz", **_ints(_plain("math.ctlz")), extension="unsigned"),
     # Comparisons and choices.
     _comparison("eq", _CmpF.OEQ, _CmpI.eq, _CmpI.eq),
     _comparison("ne", _CmpF.UNE, _CmpI.ne, _CmpI.ne),
@@ -247,8 +268,8 @@ ROWS: tuple[Row, ...] = (
         unsigned=_SELECT,
         boolean=_SELECT,
         typed_by=-1,
-        float8=_SELECT,
-        exponent=_SELECT,
+        narrow_float=_SELECT,
+        low_bits=True,
     ),
     # Conversions.
     Row(
@@ -257,8 +278,7 @@ ROWS: tuple[Row, ...] = (
         signed=_CONVERT,
         unsigned=_CONVERT,
         boolean=_CONVERT,
-        float8=_CONVERT,
-        exponent=_CONVERT,
+        narrow_float=_CONVERT,
         result="any",
     ),
     # To a type of the same width; the others are composites.
@@ -267,8 +287,7 @@ ROWS: tuple[Row, ...] = (
         floating=_BITCAST,
         signed=_BITCAST,
         unsigned=_BITCAST,
-        float8=_BITCAST,
-        exponent=_BITCAST,
+        narrow_float=_BITCAST,
         result="any",
     ),
     _function("floor", "math.floor"),

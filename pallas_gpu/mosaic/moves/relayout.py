@@ -78,6 +78,10 @@ def relayout(
         return RegisterArray(values, target, x.dtype)
     if plan.scratch_bytes:
         scratch = require(scratch, plan.scratch_bytes, _conversion(x, target))
+    if dtypes.is_packed(x.dtype):
+        # In the scratch too each element takes a byte.
+        bytes_ = relayout(x.with_values(x.values, dtypes.U8), target, scratch)
+        return bytes_.with_values(bytes_.values, x.dtype)
     memory = dtypes.memory_dtype(x.dtype)
     held = x.with_values(_converted(x.values, x.dtype, memory), memory)
     if isinstance(plan.method, Shuffle):

@@ -20,7 +20,7 @@ from pallas_gpu.layouts import (
     plan_access,
 )
 from pallas_gpu.layouts.registers import catalogue
-from pallas_gpu.layouts.smem.access import _bit_offsets
+from pallas_gpu.layouts.smem.access import bit_offsets
 from pallas_gpu.layouts.smem.swizzle import swizzle_bytes
 
 NOTHING = -1
@@ -29,7 +29,7 @@ NOTHING = -1
 def expected_memory(layout, smem: SmemLayout, window: tuple[int, ...]) -> np.ndarray:
     """What memory holds when every element lies where SmemLayout says."""
     ids = register_nibbles(layout, smem.itemsize_bits)
-    offsets, _ = _bit_offsets(layout, smem, window)
+    offsets, _ = bit_offsets(layout, smem, window)
     per = smem.itemsize_bits // 4
     nibble = offsets[..., None] // 4 + np.arange(per)
     byte, rest = np.divmod(nibble.reshape(ids.shape), 2)

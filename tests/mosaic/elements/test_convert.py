@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from jax import lax
 
-from pallas_gpu import errors
 from pallas_gpu.mosaic import elementwise, gmem
 
 SIZE = 1024
@@ -63,14 +62,6 @@ def test_float8_survives_the_way_there_and_back(narrow, wide, run_kernel, typed)
     out, back = run_kernel(body, [x], results)
     np.testing.assert_array_equal(out, x.astype(wide))
     np.testing.assert_array_equal(back.view(np.uint8), x.view(np.uint8))
-
-
-def test_nothing_converts_to_a_power_of_two(build, typed):
-    def body(kb, view, out):
-        gmem.store(out, elementwise.astype(gmem.load(view), out.dtype))
-
-    with pytest.raises(errors.UnsupportedError, match="outside the kernel"):
-        build(body, [typed((128,), "float32")], [typed((128,), "float8_e8m0fnu")])
 
 
 @pytest.mark.offline

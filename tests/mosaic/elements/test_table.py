@@ -45,7 +45,7 @@ def test_an_error_names_the_kinds_of_dtype_that_a_row_has_emitters_for():
         errors.DTypeError, match="twice does not support int32"
     ) as error:
         row.case(dtypes.I32)
-    assert error.value.expected == ["float", "unsigned", "float8"]
+    assert error.value.expected == ["float", "unsigned", "float8", "float4", "exponent"]
 
 
 def test_the_dtype_of_the_result_follows_from_the_row():

@@ -122,8 +122,10 @@ def _to_float8(kind: str) -> Compute:
         upper, lower = np.broadcast_arrays(upper, lower)
         pair = np.stack([lower, upper], axis=-1).view(np.float32)
         # `.satfinite`: what is larger becomes the largest; NaN stays NaN.
-        pair = np.clip(pair, -largest, largest)
-        return pair.astype(dtype).view(np.uint16)[..., 0]
+        codes = np.clip(pair, -largest, largest).astype(dtype).view(np.uint8)
+        # The canonical NaN of both types.
+        codes = np.where(np.isnan(pair), np.uint8(0x7F), codes)
+        return np.ascontiguousarray(codes).view(np.uint16)[..., 0]
 
     return compute
 

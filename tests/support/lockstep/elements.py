@@ -271,11 +271,20 @@ def _intrinsic(program: Program, op: ir.Operation) -> Step:
     if name == "llvm.nvvm.prmt":
         return _function(program, op, _prmt)
     match name.removeprefix("llvm.nvvm.").split("."):
+        case ["d2f", "rz"]:
+            return _function(program, op, _single_to_zero)
         case [kind, "rz"] if "2" in kind:
             integer = kind.split("2")[1]
             is_signed = integer in ("i", "ll")
             return _function(program, op, lambda x: round_to_zero(x, to, is_signed))
     raise NotModelled(f"llvm.call_intrinsic {name}")
+
+
+def _single_to_zero(x: np.ndarray) -> np.ndarray:
+    """`cvt.rz.f32.f64`."""
+    near = x.astype(np.float32)
+    away = np.abs(near.astype(np.float64)) > np.abs(x)
+    return np.where(away, np.nextafter(near, np.float32(0)), near)
 
 
 def round_to_zero(x: np.ndarray, to: np.dtype, is_signed: bool) -> np.ndarray:

@@ -30,6 +30,7 @@ _DTYPES = {
     "f64": np.dtype(np.float64),
     "f8E4M3FN": np.dtype(ml_dtypes.float8_e4m3fn),
     "f8E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "f8E8M0FNU": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
 
 

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """lax's pure operations in NumPy.
 
-Each row is lax's definition, but for `_to`: what is too large for float8 becomes the
-largest number, as on a GPU. XLA's CPU backend deviates from it in ways that show in a
+Each row is lax's definition. XLA's CPU backend deviates from it in ways that show in a
 kernel's results (jax 0.11.2 and 0.12.0.1): it flushes denormals, which the emitted code
 keeps, it drops NaN from reductions, and it computes maxima of 8-bit sums modulo 2**32.
 NumPy also needs no compilation.
@@ -20,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from pallas_gpu import _jax
-from pallas_gpu.emulator.engine.pure import movement, scalars
+from pallas_gpu.emulator.engine.pure import movement, narrow, scalars
 
 Function = Callable[..., Any]
 _Make = Callable[[Any], Function]
@@ -58,8 +57,26 @@ def _elementwise(fn: Function, floating: Function | None = None) -> _Make:
 
     def make(eqn: Any) -> Function:
         operand, result = eqn.invars[-1].aval.dtype, eqn.outvars[0].aval.dtype
+        if narrow.is_integer(operand):
+            return narrow.in_bytes(fn, result)
         chosen = floating if floating is not None and is_floating(operand) else fn
         return _in_float32(chosen, result) if _is_narrow(operand) else chosen
+
+    return make
+
+
+def _of_bits(fn: Function, width: Callable[..., Any]) -> _Make:
+    """A function of bit patterns.
+
+    Args:
+      fn: computes it for types of whole bytes.
+      width: of less, from the number of their bits and the patterns as uint8.
+    """
+
+    def make(eqn: Any) -> Function:
+        if narrow.is_integer(eqn.invars[-1].aval.dtype):
+            return narrow.by_bits(width, eqn.outvars[0].aval.dtype)
+        return fn
 
     return make
 
@@ -73,14 +90,9 @@ def _in_float32(fn: Function, dtype: Any) -> Function:
 
 
 def _to(dtype: Any, x: Any) -> Any:
-    """Returns the result of a computation, rounded to its type.
-
-    PTX ISA, cvt.satfinite: what is too large for an 8-bit float becomes its largest
-    number; NaN stays NaN. lax gives NaN or infinity (docs/differences.md).
-    """
+    """Returns the result of a computation, rounded to its type."""
     if is_floating(dtype) and np.dtype(dtype).itemsize == 1:
-        largest = float(ml_dtypes.finfo(dtype).max)
-        x = np.clip(x, -largest, largest)
+        return narrow.to_float(np.dtype(dtype), x)
     return x.astype(dtype, copy=False)
 
 
@@ -196,6 +208,9 @@ def _select(eqn: Any) -> Function:
 
 def _convert(eqn: Any) -> Function:
     src, dst = eqn.invars[0].aval.dtype, np.dtype(eqn.params["new_dtype"])
+    if narrow.is_integer(src):
+        wide = narrow.held(src)
+        return lambda x: _to(dst, x.astype(wide))
     if dst == np.bool_:
         return lambda x: x != 0
     if is_floating(src) and not is_floating(dst):
@@ -205,6 +220,9 @@ def _convert(eqn: Any) -> Function:
 
 def _bitcast(eqn: Any) -> Function:
     shape, dst = eqn.outvars[0].aval.shape, np.dtype(eqn.params["new_dtype"])
+
+    if narrow.is_packed(dst) or narrow.is_packed(eqn.invars[0].aval.dtype):
+        return functools.partial(narrow.bitcast, dtype=dst, shape=shape)
 
     def bitcast(x: Any) -> Any:
         bits = np.frombuffer(np.asarray(x).tobytes(), dst).reshape(shape)
@@ -227,6 +245,8 @@ def _truncated(dst: np.dtype, x: Any) -> Any:
 
 def _inner(dtype: Any) -> Any:
     """The type in which elements are combined."""
+    if narrow.is_integer(dtype):
+        return narrow.held(dtype)
     return np.dtype(np.float32) if _is_narrow(dtype) else np.dtype(dtype)
 
 
@@ -357,10 +377,16 @@ _TABLE: dict[str, _Make] = {
     "xor": _elementwise(np.bitwise_xor),
     "not": _elementwise(np.invert),
     "shift_left": _elementwise(np.left_shift),
-    "shift_right_logical": _elementwise(_shift_right_logical),
-    "shift_right_arithmetic": _elementwise(_shift_right_arithmetic),
-    "population_count": _elementwise(_population_count),
-    "clz": _elementwise(_leading_zeros),
+    "shift_right_logical": _of_bits(
+        _shift_right_logical, lambda _, a, b: _shift_right_logical(a, b)
+    ),
+    "shift_right_arithmetic": _of_bits(
+        _shift_right_arithmetic, narrow.shift_right_arithmetic
+    ),
+    "population_count": _of_bits(_population_count, lambda _, x: _population_count(x)),
+    "clz": _of_bits(
+        _leading_zeros, lambda bits, x: _leading_zeros(x) - np.uint8(8 - bits)
+    ),
     "eq": _elementwise(np.equal),
     "ne": _elementwise(np.not_equal),
     "lt": _elementwise(np.less),

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from pallas_gpu import _jax
+from pallas_gpu.emulator.engine.pure import narrow
 from pallas_gpu.primitives import _registry as registry
 
 
@@ -34,9 +35,19 @@ def _function(eqn: Any, i: int) -> Callable[..., Any]:
     def compiled(*operands: Any) -> Any:
         return _jax.bind_again(eqn, list(operands))[i]
 
+    wanted = eqn.outvars[i].aval.dtype
+
     def function(*operands: Any) -> Any:
+        # XLA's CPU backend aborts the process in some operations on packed integers,
+        # e.g. concatenate (jax 0.11.2).
+        wide = [
+            x.astype(narrow.held(x.dtype)) if narrow.is_integer(x.dtype) else x
+            for x in map(np.asarray, operands)
+        ]
         with jax.default_device(jax.local_devices(backend="cpu")[0]):
-            result = np.asarray(compiled(*operands))
+            result = np.asarray(compiled(*wide))
+        if narrow.is_integer(wanted):
+            result = result.astype(wanted)
         return result[()] if result.ndim == 0 else result
 
     return function

@@ -22,6 +22,7 @@ from pallas_gpu.layouts import (
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
+from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 from pallas_gpu.layouts.smem.wgmma_descriptor import ATOM_ROWS, plan_operand
 from pallas_gpu.layouts.smem.window import (
     alignment_bytes as window_alignment_bytes,
@@ -233,12 +234,15 @@ def conflict_free(
     alignment: int,
 ) -> bool:
     """Whether a feasible access has no bank conflicts."""
-    plan = plan_access(
-        placement,
-        storage,
-        kind="store" if store else "load",
-        window=window,
-        optimized=False,
-        base_alignment_bytes=alignment,
-    )
+    try:
+        plan = plan_access(
+            placement,
+            storage,
+            kind="store" if store else "load",
+            window=window,
+            optimized=False,
+            base_alignment_bytes=alignment,
+        )
+    except PartialBytesError:
+        return True
     return plan.conflict_free

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from jax import lax
@@ -187,10 +186,9 @@ def test_denormals_are_kept_as_the_emitted_code_keeps_them():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float8_e4m3fn, jnp.float8_e5m2])
-def test_what_is_too_large_for_float8_becomes_its_largest_number(dtype):
-    largest = float(ml_dtypes.finfo(dtype).max)
+def test_what_is_too_large_for_float8_is_nan_or_infinity(dtype):
     x = np.resize(np.array([1e6, -1e6, np.inf, -np.inf, np.nan, 1, 0.3], F32), 256)
-    want = np.clip(x, -largest, largest).astype(dtype)
+    want = x.astype(dtype)
     make = everywhere.elementwise(lambda x: x.astype(dtype), dtype, shape=(256,))
     everywhere.check(make, [jnp.asarray(x)], want)
 
