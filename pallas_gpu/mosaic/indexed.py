@@ -398,9 +398,8 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
             if dtypes.is_packed(elements.dtype):
                 start = elements.view.pointer
                 for first, _ in (parts[i] for i in chosen):
-                    sub_byte.store(
-                        start, addresses[first], values[first], elements.dtype
-                    )
+                    held = values[first]
+                    sub_byte.store(start, addresses[first], held, elements.dtype)
                 continue
             for first, count in (parts[i] for i in chosen):
                 vector = dtypes.pack(values[first : first + count])
