@@ -114,6 +114,7 @@ __all__ = [
     "special_function",
     "splits_programs",
     "swap_p",
+    "threefry2x32",
     "trace",
     "trace_context",
     "trace_without_ref_rules",
@@ -391,6 +392,11 @@ def bind_again(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     params = eqn.primitive.get_bind_params(eqn.params)
     results = eqn.primitive.bind(*operands, **params)
     return list(results) if eqn.primitive.multiple_results else [results]
+
+
+def threefry2x32(*words: Any) -> list[Any]:
+    """Returns the two words that the hash of JAX's random numbers makes of four."""
+    return list(jex_core.primitives.threefry2x32_p.bind(*words))
 
 
 def special_function(name: str) -> Callable[..., Any]:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions that consist of others."""
+"""Reductions that consist of others: positions of extrema, any computation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_gpu import _jax
+from pallas_gpu.composites import pairs
+from pallas_gpu.composites.functions import unsigned
 from pallas_gpu.entry.expand import Composite, composite
 
 
@@ -31,3 +35,75 @@ def _position_of(reduce: Callable[..., Any]) -> Callable[..., Any]:
 
 composite("argmax")(_position_of(lax.reduce_max))
 composite("argmin")(_position_of(lax.reduce_min))
+
+
+# --- any computation ------------------------------------------------------------------
+
+
+@composite("reduce")
+def _reduce(composite: Composite, *operands: Any) -> list[Any]:
+    """Combines pairs whose indices differ in a bit, the first of them first."""
+    count = len(operands) // 2
+    arrays, initial = list(operands[:count]), operands[count:]
+    function = _on_arrays(composite, count)
+    for axis in sorted(composite.params["dimensions"], reverse=True):
+        arrays = _folded(composite, function, arrays, initial, axis)
+    wide = [jnp.broadcast_to(x, y.shape) for x, y in zip(initial, arrays, strict=True)]
+    return function(wide, arrays)
+
+
+def _on_arrays(composite: Composite, count: int) -> Callable[..., list[Any]]:
+    body, consts = composite.params["jaxpr"], composite.params.get("consts", ())
+
+    def function(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+        def scalars(*operands: Any) -> list[Any]:
+            if isinstance(body, _jax.ClosedJaxpr):
+                return _jax.eval_jaxpr(body.jaxpr, body.consts, *operands)
+            return _jax.eval_jaxpr(body, consts, *operands)
+
+        mapped = scalars
+        for _ in range(first[0].ndim):
+            mapped = jax.vmap(mapped)
+        return list(mapped(*first, *second))
+
+    return function
+
+
+def _folded(
+    composite: Composite,
+    function: Callable[..., list[Any]],
+    arrays: Sequence[Any],
+    initial: Sequence[Any],
+    axis: int,
+) -> list[Any]:
+    """Reduces an axis."""
+    size = pairs.raised(arrays[0].shape[axis])
+    config = [(0, 0, 0)] * arrays[0].ndim
+    config[axis] = (0, size - arrays[0].shape[axis], 0)
+    if size != arrays[0].shape[axis]:
+        arrays = [lax.pad(x, i, config) for x, i in zip(arrays, initial, strict=True)]
+    arrays = [pairs.splittable(composite, x) for x in arrays]
+    distance = 1
+    while distance < size:
+        index = lax.broadcasted_iota(np.int32, arrays[0].shape, axis)
+        is_second = (index & distance) != 0
+        others = [
+            _from_bits(pairs.partner(_bits(x), axis, distance), x) for x in arrays
+        ]
+        both = list(zip(others, arrays, strict=True))
+        first = [jnp.where(is_second, other, x) for other, x in both]
+        second = [jnp.where(is_second, x, other) for other, x in both]
+        arrays = function(first, second)
+        distance *= 2
+    # All elements along the axis are equal.
+    return [_from_bits(lax.reduce_or(_bits(x), axes=(axis,)), x) for x in arrays]
+
+
+def _bits(x: Any) -> Any:
+    return x.astype(np.uint8) if x.dtype == np.bool_ else unsigned(x)
+
+
+def _from_bits(raw: Any, like: Any) -> Any:
+    if like.dtype == np.bool_:
+        return raw != 0
+    return lax.bitcast_convert_type(raw, like.dtype)

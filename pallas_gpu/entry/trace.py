@@ -12,7 +12,15 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry import call, captured_refs, check, jax_errors, mutable, scope
+from pallas_gpu.entry import (
+    call,
+    captured_refs,
+    check,
+    jax_errors,
+    mutable,
+    plain,
+    scope,
+)
 from pallas_gpu.walk import walk
 
 
@@ -72,6 +80,7 @@ def trace_body(
         arrays = _Arrays.of(in_avals, out_avals, aliases, sources)
         with jax_errors.typed(mesh):
             closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
+            closed = plain.plain(closed, mesh)
         _require_no_result(body, out_tree, name)
         captured = _captured(closed, name)
         _refuse_arrays_of_calls(closed.jaxpr, name)

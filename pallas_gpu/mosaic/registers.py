@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -74,7 +75,22 @@ class Deferred:
 
     def materialize(self, layout) -> RegisterArray:
         """Emits the registers of the array in a layout."""
-        return self._materialize(place_registers(layout, self.shape))
+        placement = place_registers(layout, self.shape)
+        # An operand that is used twice is emitted once: expressions such as a hash's
+        # would otherwise double with each step.
+        done: dict[int, RegisterArray] = {}
+
+        def emit(x: Deferred) -> RegisterArray:
+            if id(x) not in done:
+                if isinstance(x, Mapped):
+                    columns = [emit(operand).values for operand in x.operands]
+                    values = map_registers(x.emit, columns)
+                    done[id(x)] = RegisterArray(values, placement, x.dtype)
+                else:
+                    done[id(x)] = x._materialize(placement)
+            return done[id(x)]
+
+        return emit(self)
 
     def _materialize(self, layout: Placement) -> RegisterArray:
         raise NotImplementedError
@@ -156,13 +172,38 @@ class Mapped(Deferred):
     operands: tuple[Deferred, ...]
     dtype: np.dtype
 
-    @property
+    @functools.cached_property
     def shape(self) -> tuple[int, ...]:  # type: ignore[override]
+        """The operands' shape."""
         return self.operands[0].shape
 
-    def _materialize(self, layout: Placement) -> RegisterArray:
-        columns = [operand._materialize(layout).values for operand in self.operands]
-        return RegisterArray(map_registers(self.emit, columns), layout, self.dtype)
+    def leaves(self) -> list[Deferred]:
+        """Returns the arrays of the expression that are not functions, each once."""
+        found: dict[int, Deferred] = {}
+
+        def visit(x: Deferred) -> None:
+            if id(x) not in found:
+                found[id(x)] = x
+                for operand in x.operands if isinstance(x, Mapped) else ():
+                    visit(operand)
+
+        visit(self)
+        return [x for x in found.values() if not isinstance(x, Mapped)]
+
+    def with_leaves(self, function: Callable[[Deferred], Any]) -> Mapped:
+        """Returns the same expression of other arrays."""
+        done: dict[int, Any] = {}
+
+        def visit(x: Deferred) -> Any:
+            if id(x) not in done:
+                if isinstance(x, Mapped):
+                    operands = tuple(visit(operand) for operand in x.operands)
+                    done[id(x)] = Mapped(x.emit, operands, x.dtype)
+                else:
+                    done[id(x)] = function(x)
+            return done[id(x)]
+
+        return visit(self)
 
 
 Array = RegisterArray | Deferred
@@ -193,9 +234,8 @@ def placed(x: Deferred, layout: Placement | None = None) -> RegisterArray:
 
 def broadcasts(x: Deferred) -> list[Broadcast]:
     """The broadcasts that an array is a function of."""
-    if isinstance(x, Mapped):
-        return [b for operand in x.operands for b in broadcasts(operand)]
-    return [x] if isinstance(x, Broadcast) else []
+    leaves = x.leaves() if isinstance(x, Mapped) else [x]
+    return [leaf for leaf in leaves if isinstance(leaf, Broadcast)]
 
 
 def map_registers(
@@ -256,8 +296,7 @@ def broadcast_in_dim(x: Array, shape: Sequence[int], dims: Sequence[int]) -> Arr
         case Broadcast():
             return Broadcast(x.operand, shape, tuple(dims[d] for d in x.dims))
         case Mapped():
-            operands = tuple(broadcast_in_dim(o, shape, dims) for o in x.operands)
-            return Mapped(x.emit, operands, x.dtype)  # type: ignore[arg-type]
+            return x.with_leaves(lambda leaf: broadcast_in_dim(leaf, shape, dims))
         case RegisterArray():
             if math.prod(shape) == math.prod(x.shape) and list(dims) == sorted(dims):
                 return _reshape_array(x, shape)
@@ -280,8 +319,7 @@ def reshape(x: Array, shape: Sequence[int]) -> Array:
         case Splat():
             return Splat(x.value, x.dtype, shape)
         case Mapped():
-            operands = tuple(reshape(o, shape) for o in x.operands)
-            return Mapped(x.emit, operands, x.dtype)  # type: ignore[arg-type]
+            return x.with_leaves(lambda leaf: reshape(leaf, shape))
         case Iota() | Broadcast():
             return _reshape_units(x, shape)
     raise errors.InternalError("Not a kernel array", got=type(x))

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Positions of extrema, and reductions by exclusive or."""
+"""Positions of extrema, exclusive or, any computation, scans of logarithms."""
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -60,3 +61,88 @@ def test_exclusive_or(dtype: str):
         lambda x: lax.reduce_xor(x, (1,)), jnp.dtype(dtype), shape=(64,)
     )
     everywhere.check(make, [x], np.bitwise_xor.reduce(x, axis=1))
+
+
+# --- any computation ------------------------------------------------------------------
+
+
+def check(function, x: np.ndarray, rtol: float = 0.0, atol: float = 0.0) -> None:
+    expected = np.asarray(jax.jit(function)(x))
+    make = everywhere.elementwise(function, expected.dtype, shape=expected.shape)
+    everywhere.check(make, [x], expected, rtol=rtol, atol=atol)
+
+
+def largest_and_its_place(x):
+    def combine(a, b):
+        first = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+        return tuple(jnp.where(first, p, q) for p, q in zip(a, b, strict=True))
+
+    column = lax.broadcasted_iota(jnp.int32, x.shape, 1)
+    none = (jnp.float32(-jnp.inf), jnp.int32(2**31 - 1))
+    value, place = lax.reduce((x, column), none, combine, (1,))
+    return value * 1000 + place
+
+
+@pytest.mark.parametrize("columns", [128, 77, 1])
+def test_a_reduction_of_two_arrays(columns: int):
+    check(largest_and_its_place, values("float32")[:16, :columns].copy())
+
+
+def test_a_reduction_that_is_not_commutative():
+    """Of affine maps: the order of the elements matters."""
+
+    def function(x):
+        def combine(f, g):
+            return f[0] * g[0], f[1] * g[0] + g[1]
+
+        numbers = x.astype(jnp.uint32) | 1, x.astype(jnp.uint32)
+        return lax.reduce(numbers, (jnp.uint32(1), jnp.uint32(0)), combine, (1,))[1]
+
+    x = values("int32")[:8]
+    state = np.zeros(8, np.uint32)
+    for column in x.astype(np.uint32).T:
+        state = state * (column | 1) + column
+    make = everywhere.elementwise(function, np.uint32, shape=(8,))
+    everywhere.check(make, [x], state)
+
+
+def test_a_reduction_of_all_axes():
+    x = np.random.default_rng(2).normal(size=(16, 128)).astype(np.float32)
+
+    def function(x):
+        total = lax.reduce(x, jnp.float32(-jnp.inf), jnp.logaddexp, (0, 1))
+        return jnp.full((128,), total)
+
+    check(function, x, rtol=1e-5)
+
+
+def test_a_reduction_of_bools():
+    x = values("float32")
+    check(lambda x: lax.reduce(x > 20, False, lambda a, b: a ^ b, (1,)), x)
+
+
+# --- scans of logarithms --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("shape", [(16, 128), (8, 77)])
+def test_sums_of_exponentials_do_not_overflow(shape: tuple[int, int], reverse: bool):
+    x = (np.random.default_rng(3).normal(size=shape) * 5).astype(np.float32)
+    x[0, :5] = [-np.inf, -np.inf, 1, 1e30, 2]
+    x[1, 3], x[2, 5] = np.nan, np.inf
+    x[3] -= 1e4
+    for axis in (0, 1):
+        expected = np.flip(x, axis) if reverse else x
+        expected = np.logaddexp.accumulate(expected.astype(np.float64), axis=axis)
+        expected = np.flip(expected, axis) if reverse else expected
+        make = everywhere.elementwise(
+            lambda x, a=axis: lax.cumlogsumexp(x, axis=a, reverse=reverse),
+            x.dtype,
+            shape=shape,
+        )
+        everywhere.check(make, [x], expected.astype(np.float32), rtol=3e-6, atol=3e-6)
+
+
+def test_sums_of_exponentials_of_halves():
+    x = np.random.default_rng(4).normal(size=(16, 128)).astype(jnp.bfloat16)
+    check(lambda x: lax.cumlogsumexp(x, axis=1), x, rtol=2e-2, atol=1e-2)

@@ -94,33 +94,6 @@ def test_positions_are_those_of_a_grid_axis(function, axis):
         run(body, grid=(2,), grid_names=("i",))
 
 
-def test_a_scan_slices_no_arrays():
-    def body(x, o):
-        rows = x[0]
-        lax.scan(lambda carry, y: (carry + y, None), jnp.float32(0), rows)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "lax.scan over arrays is not supported in a kernel",
-        expected="fori_loop",
-        got="1 arrays to slice and 0 to stack",
-        hint="index a reference",
-    ):
-        run(body)
-
-
-def test_a_scan_stacks_no_results():
-    def body(x, o):
-        lax.scan(lambda c, _: (c + 1, c), jnp.int32(0), length=4)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "lax.scan over arrays is not supported in a kernel",
-        got="0 arrays to slice and 1 to stack",
-    ):
-        run(body)
-
-
 def test_a_scan_that_only_carries_is_a_loop_in_either_direction():
     def body(x, o):
         total, _ = lax.scan(
@@ -129,19 +102,6 @@ def test_a_scan_that_only_carries_is_a_loop_in_either_direction():
         o[0] = total
 
     assert float(run(body, out=f32(1))[0]) == 15
-
-
-def test_unroll_divides_the_length_of_a_loop():
-    def body(x, o):
-        lax.fori_loop(0, 7, lambda i, c: c + 1, 0, unroll=2)  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "a loop's unroll does not divide its length",
-        expected="a divisor of 7",
-        got="2",
-    ):
-        run(body)
 
 
 @pytest.mark.parametrize("flow", ["fori", "while"])

@@ -48,7 +48,7 @@ JAX_FAMILIES = {
         ),
         "reductions",
     ),
-    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin"), "scans"),
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "scans"),
     "axis_index": "grid",
     "optimization_barrier": "wgmma",
 }

@@ -135,14 +135,10 @@ def a_product_with_a_vector(x_ref, v_ref, o_ref, sum_ref):
 Q = _numbers((64, 64), 8)
 
 
-@_recipe([X], [np.logaddexp.accumulate(X, axis=1), np.sort(X, axis=1)[:, -2]])
-def scans_and_the_second_largest(x_ref, o_ref, second_ref):
+@_recipe([X], [-np.sort(-X, axis=1)[:, :4]])
+def the_largest(x_ref, o_ref):
     x = x_ref[...]
-    m = jnp.max(x, 1, keepdims=True)
-    o_ref[...] = m + jnp.log(jnp.cumsum(jnp.exp(x - m), 1))
-    m = jnp.max(x, 1, keepdims=True)
-    x = jnp.where(x < m, x, -jnp.inf)
-    second_ref[...] = jnp.max(x, 1)
+    o_ref[...] = jax.lax.top_k(x, 4)[0]
 
 
 P = _numbers((64, 128), 7, low=0.0)

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax import lax
 
-from pallas_gpu import _jax, errors
-from pallas_gpu.emulator.engine import evaluate
+from pallas_gpu import _jax
+from pallas_gpu.emulator.engine import evaluate, poison
 from pallas_gpu.emulator.engine import plan as plans
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.threads import Thread
@@ -25,19 +27,26 @@ def _begin_iteration(thread: Thread, step: ControlStep) -> None:
 
 @registry.register(lax.scan_p, _EMULATE)
 def _scan(thread: Thread, step: ControlStep, ins: list[Any]) -> Run:
-    # The check pass refuses arrays to slice or to stack: other scans carry values.
-    num_consts, num_carry = _jax.scan_arity(step.params)
-    body = plans.plan_of(step.params["jaxpr"])
-    consts, carry = ins[:num_consts], ins[num_consts:]
-    if len(carry) != num_carry or len(step.outs) != num_carry:
-        raise errors.NotModelledError(
-            "the emulator does not model a scan over arrays",
-            hint="index a reference with the loop's counter",
-        )
-    for _ in range(step.params["length"]):
+    params = step.params
+    num_consts, num_carry = _jax.scan_arity(params)
+    body, length = plans.plan_of(params["jaxpr"]), params["length"]
+    consts, carry = ins[:num_consts], ins[num_consts : num_consts + num_carry]
+    arrays = ins[num_consts + num_carry :]
+    steps = range(length)
+    stacked: dict[int, list[Any]] = {}
+    for i in reversed(steps) if params["reverse"] else steps:
         _begin_iteration(thread, step)
-        carry = yield from evaluate.run(thread, body, [*consts, *carry])
-    return carry
+        parts = [_pure(lambda x, i=i: x[i], [array]) for array in arrays]
+        results = yield from evaluate.run(thread, body, [*consts, *carry, *parts])
+        carry, stacked[i] = results[:num_carry], results[num_carry:]
+    ys = zip(*(stacked[i] for i in steps), strict=True)
+    return [*carry, *(_pure(lambda *xs: np.stack(xs), list(xs)) for xs in ys)]
+
+
+def _pure(function: Callable[..., Any], operands: list[Any]) -> Any:
+    if any(isinstance(x, poison.Poisoned) for x in operands):
+        return poison.apply(function, operands)
+    return function(*operands)
 
 
 @registry.register(lax.while_p, _EMULATE)

@@ -12,26 +12,10 @@ from pallas_gpu.primitives import _registry as registry
 
 @registry.checks(_jax.primitive_by_name("scan"))
 def _check_scan(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
-    """Checks a scan: arrays to slice or stack have no registers."""
     consts, carries = _jax.scan_arity(eqn.params)
-    sliced, stacked = len(eqn.invars) - consts - carries, len(eqn.outvars) - carries
-    if sliced or stacked:
-        raise errors.UnsupportedError(
-            "lax.scan over arrays is not supported in a kernel",
-            expected="a loop that carries values: lax.fori_loop, plgpu.loop",
-            got=f"a scan with {sliced} arrays to slice and {stacked} to stack",
-            hint="index a reference with the loop's counter",
-        )
     body = eqn.params["jaxpr"].jaxpr
-    _check_carried_refs(body.invars[consts:], body.outvars)
-    length, unroll = eqn.params["length"], int(eqn.params["unroll"])
-    if length % max(unroll, 1):
-        raise errors.UnsupportedError(
-            "a loop's unroll does not divide its length",
-            expected=f"a divisor of {length}",
-            got=unroll,
-            hint="choose another unroll",
-        )
+    carried = body.invars[consts : consts + carries]
+    _check_carried_refs(carried, body.outvars[:carries])
 
 
 @registry.checks(_jax.primitive_by_name("while"))

@@ -38,29 +38,20 @@ HINTS: dict[str, str] = {
         ),
         _WINDOWS,
     ),
-    "reduce": "use jnp.sum, jnp.prod, jnp.max, jnp.min, jnp.all or jnp.any",
-    "cumlogsumexp": "write `m + jnp.log(jnp.cumsum(jnp.exp(x - m), 1))`, where "
-    "`m = jnp.max(x, 1, keepdims=True)`",
-    **dict.fromkeys(
-        ("sort", "top_k", "approx_top_k"),
-        "sort outside the kernel, or repeat: take `jnp.max(x, 1, keepdims=True)` and "
-        "mask it with `jnp.where(x < m, x, -jnp.inf)`",
-    ),
+    "approx_top_k": "take exact ones: `jax.lax.top_k(x, 4)`",
     # Elementwise
     "polynomial": "write it out: `(2 * x + 3) * x + 4`",
     **dict.fromkeys(("complex", "conj", "imag", "real"), _PARTS),
     **dict.fromkeys(
         (
-            "random_gamma",
         ),
         _OUTSIDE,
     ),
     # Random numbers
+    "random_gamma": _RANDOM,
     **dict.fromkeys(
         (
-            "random_bits", "random_clone", "random_fold_in", "random_seed",
-            "random_split", "random_unwrap", "random_wrap", "rng_bit_generator",
-            "rng_uniform", "threefry2x32",
+            "rng_bit_generator", "rng_uniform",
         ),
         _RANDOM,
     ),

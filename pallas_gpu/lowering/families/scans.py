@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cumulative operations along one axis: `cumsum`, `cumprod`, `cummax`, `cummin`."""
+"""Cumulative operations along one axis: sums, products, extrema, logarithms of sums."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ KINDS: dict[str, scans.Kind] = {
     "cumprod": "mul",
     "cummax": "max",
     "cummin": "min",
+    "cumlogsumexp": "logaddexp",
 }
 # Attributes of the warpgroup-level operation.
 _KIND, _DTYPE, _AXIS, _REVERSE = "kind", "dtype", "axis", "reverse"

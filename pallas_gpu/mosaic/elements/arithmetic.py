@@ -266,6 +266,14 @@ def one_minus_square(dtype, x):
     return arith.mulf(arith.addf(one, x), arith.subf(one, x))
 
 
+def logaddexp(dtype, x, y):
+    """log(exp(x) + exp(y)); the difference of equal infinities is zero."""
+    high, low = arith.maximumf(x, y), arith.minimumf(x, y)
+    same = arith.cmpf(_CmpF.OEQ, high, low)
+    difference = arith.select(same, zero(dtype, x), arith.subf(low, high))
+    return arith.addf(high, math.log1p(math.exp(difference)))
+
+
 def contracting(name: str) -> Callable[..., ir.Value]:
     """A sum or product of the kernel, which may be contracted to an fma.
 

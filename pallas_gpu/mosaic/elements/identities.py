@@ -19,6 +19,7 @@ _IDENTITIES: dict[str, Callable[[np.dtype], object]] = {
     "and": lambda dtype: _all_ones(dtype),
     "or": lambda dtype: 0,
     "xor": lambda dtype: 0,
+    "logaddexp": lambda dtype: -np.inf,
 }
 
 

@@ -49,7 +49,7 @@ def lookup(name: str) -> Row:
     Raises:
       UnsupportedError: there is no such operation.
     """
-    row = TABLE.get(name)
+    row = TABLE.get(name) or _COMBINING.get(name)
     if row is None:
         raise errors.UnsupportedError(
             f"GPU kernels have no elementwise operation {name!r}",
@@ -332,3 +332,7 @@ ROWS: tuple[Row, ...] = (
     _function("erfc", "math.erfc"),
 )
 TABLE: Mapping[str, Row] = by_name(ROWS)
+# Operations of scans that lax has no primitive for.
+_COMBINING: Mapping[str, Row] = by_name(
+    [Row("logaddexp", floating=Case(emitters.logaddexp), widen=True)]
+)

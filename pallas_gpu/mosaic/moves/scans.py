@@ -23,7 +23,7 @@ from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.moves.scratch import SmemScratch, require
 from pallas_gpu.mosaic.registers import RegisterArray
 
-Kind = Literal["add", "mul", "max", "min"]
+Kind = Literal["add", "mul", "max", "min", "logaddexp"]
 # Elements of one line, or totals of its units: scalars in the order of the axis.
 _Line = list[ir.Value]
 

@@ -439,6 +439,7 @@ _TABLE: dict[str, _Make] = {
     "cumprod": _scan(np.multiply),
     "cummax": _scan(np.maximum),
     "cummin": _scan(np.minimum),
+    "cumlogsumexp": _scan(np.logaddexp),
     "reshape": _reshape,
     "squeeze": _reshape,
     "broadcast_in_dim": _broadcast_in_dim,

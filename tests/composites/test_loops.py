@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loops that slice and stack arrays, in any order and with any unrolling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from tests.support import everywhere
+
+X = np.random.default_rng(0).normal(size=(16, 128)).astype(np.float32)
+
+
+def kernel_of(function: Callable, *args: np.ndarray, **options) -> Callable:
+    """A kernel that reads whole arrays and stores the results of a function."""
+    outs = jax.tree.leaves(jax.eval_shape(function, *args))
+
+    def body(*refs):
+        results = function(*(ref[...] for ref in refs[: len(args)]))
+        for ref, x in zip(refs[len(args) :], jax.tree.leaves(results), strict=True):
+            ref[...] = x
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outs],
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def check(function: Callable, *args: np.ndarray, **options) -> None:
+    expected = jax.tree.leaves(jax.jit(function)(*args))
+    make = kernel_of(function, *args, **options)
+    everywhere.check(make, args, expected, rtol=2e-6, atol=1e-6)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loop_slices_and_stacks(reverse: bool):
+    def function(x):
+        def step(carry, row):
+            return carry + row, carry * 2
+
+        return lax.scan(step, jnp.zeros(128), x, reverse=reverse)
+
+    check(function, X)
+
+
+@pytest.mark.parametrize("unroll", [2, 5, 16, 20])
+def test_an_unrolling_need_not_divide_the_length(unroll: int):
+    def function(x):
+        def step(carry, row):
+            return carry + row, carry * 2
+
+        return lax.scan(step, jnp.zeros(128), x, unroll=unroll, reverse=True)
+
+    check(function, X)
+
+
+def test_a_loop_without_arrays_is_unrolled_in_part():
+    def function(x):
+        return lax.fori_loop(0, 5, lambda i, c: c * 0.5 + i, x, unroll=2)
+
+    check(function, X)
+
+
+def test_a_loop_carries_and_slices_trees():
+    def function(x):
+        def step(carry, parts):
+            total, count = carry
+            row, number, even = parts
+            total = total + jnp.where(even, row, 0)
+            return (total, count + number), (row * count, count, number > 7, even)
+
+        numbers = jnp.arange(16)
+        parts = (x, numbers, numbers % 2 == 0)
+        return lax.scan(step, (jnp.zeros(128), jnp.int32(0)), parts)
+
+    check(function, X)
+
+
+def test_a_loop_in_a_loop():
+    def function(x):
+        return lax.map(lambda row: lax.fori_loop(0, 3, lambda i, c: c + row, row), x)
+
+    check(function, X)
+
+
+def test_a_loop_with_references_of_the_kernel():
+    def body(x_ref, o_ref, sum_ref):
+        def step(carry, row):
+            index, total = carry
+            o_ref[index] = row + x_ref[index]
+            return (index + 1, total + row), None
+
+        start = (jnp.int32(0), jnp.zeros(128))
+        (_, total), _ = lax.scan(step, start, x_ref[...])
+        sum_ref[...] = total
+
+    def make(interpret):
+        outs = [jax.ShapeDtypeStruct(s, jnp.float32) for s in (X.shape, (128,))]
+        return plgpu.kernel(body, out_type=outs, interpret=interpret)
+
+    everywhere.check(make, [X], [2 * X, X.sum(0)], rtol=2e-6, atol=1e-6)
+
+
+def test_each_of_two_warpgroups_has_its_own_arrays():
+    def body(x_ref, o_ref):
+        me = lax.axis_index("wg")
+
+        def step(carry, row):
+            return carry + row, carry
+
+        _, sums = lax.scan(step, jnp.zeros(128) + me, x_ref[me])
+        o_ref[me] = sums
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2, 8, 128), jnp.float32),
+            num_threads=2,
+            thread_name="wg",
+            interpret=interpret,
+        )
+
+    x = X.reshape(2, 8, 128)
+    expected = np.cumsum(x, axis=1) - x + np.float32([0, 1])[:, None, None]
+    everywhere.check(make, [x], expected, rtol=2e-6, atol=2e-6)
+
+
+def test_only_the_code_for_cuda_runs():
+    def function(x):
+        return lax.platform_dependent(
+            x,
+            cpu=lambda x: jnp.fft.irfft(jnp.fft.rfft(x)),
+            cuda=lambda x: x + 1,
+            default=lambda x: x + 2,
+        )
+
+    make = everywhere.elementwise(function, X.dtype, shape=X.shape)
+    everywhere.check(make, [X], X + 1)
+
+
+def test_code_for_other_platforms_alone_is_refused():
+    def function(x):
+        return lax.platform_dependent(x, cpu=lambda x: x, tpu=lambda x: x)
+
+    make = everywhere.elementwise(function, X.dtype, shape=X.shape)
+    with pytest.raises(plgpu.errors.UnsupportedError, match=r"no code for CUDA"):
+        make(True)(X)

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sorting: the order of NaN, of equal elements, and of several keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from tests.support import everywhere
+
+
+def check(function: Callable, *args: np.ndarray) -> None:
+    expected = jax.tree.leaves(jax.jit(function)(*args))
+
+    def body(*refs):
+        results = function(*(ref[...] for ref in refs[: len(args)]))
+        for ref, x in zip(refs[len(args) :], jax.tree.leaves(results), strict=True):
+            ref[...] = x
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in expected],
+            interpret=interpret,
+        )
+
+    everywhere.check(make, args, expected)
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (8, 64)) -> np.ndarray:
+    """Few different ones, and all that floats have besides."""
+    rng = np.random.default_rng(0)
+    low = 0 if dtype.startswith("u") or dtype == "bool" else -9
+    x = rng.integers(low, 2 if dtype == "bool" else 9, shape).astype(jnp.dtype(dtype))
+    if x.dtype.kind not in "biu":
+        x[0, :6] = [np.nan, -np.inf, np.inf, 0.0, -0.0, -np.nan]
+    return x
+
+
+DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "uint8", "uint32", "bool")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_order_is_that_of_jax(dtype: str):
+    check(lambda x: lax.sort(x, dimension=1), numbers(dtype))
+
+
+@pytest.mark.smoke
+def test_equal_elements_keep_their_order():
+    x = numbers("float32")
+    check(lambda x: jnp.argsort(x, axis=1, stable=True), x)
+    check(lambda x: jnp.signbit(jnp.sort(x, axis=1)), x[:, :8].copy())
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (100, 3), (5, 7), (1, 130)])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_any_size_of_any_axis(shape: tuple[int, int], axis: int):
+    x = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    check(lambda x: jnp.sort(x, axis=axis), x)
+
+
+def test_a_vector():
+    x = np.random.default_rng(1).normal(size=256).astype(np.float32)
+    check(lambda x: jnp.sort(x), x)
+
+
+@pytest.mark.parametrize("num_keys", [1, 2, 3])
+def test_several_keys_and_what_moves_with_them(num_keys: int):
+    x, y = numbers("int32"), numbers("float32")[::-1].copy()
+
+    def function(x, y):
+        moved = lax.broadcasted_iota(jnp.int16, x.shape, 1)
+        return lax.sort((x, y, moved), dimension=1, num_keys=num_keys)
+
+    check(function, x, y)
+
+
+@pytest.mark.parametrize("k", [1, 5, 64])
+def test_the_largest_elements(k: int):
+    x = numbers("float32")
+    check(lambda x: lax.top_k(x, k), x)
+    check(lambda x: lax.top_k(x, k), numbers("int32"))
+
+
+def test_descending_order():
+    x = np.random.default_rng(1).permutation(64 * 8).reshape(8, 64).astype(np.int32)
+    check(lambda x: jnp.sort(x, axis=1, descending=True), x)
