@@ -126,10 +126,10 @@ def _case_of(platforms: Sequence[Sequence[str] | None]) -> int:
     if None in platforms:
         return list(platforms).index(None)
     raise errors.UnsupportedError(
-        "jax.lax.platform_dependent has no code for CUDA",
-        expected="a case `cuda`, or a default",
-        got=[name for names in platforms for name in names or ()],
-        hint="pass default=, which the emulator runs too",
+        "lax.platform_dependent has no code for CUDA",
+        expected="cuda=, or default=",
+        got=", ".join(name for names in platforms for name in names or ()),
+        hint="pass default=",
     )
 
 
