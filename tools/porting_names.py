@@ -64,8 +64,7 @@ TCGEN05 = later("tcgen05 and tensor memory of Blackwell")
 DEVICES = later("kernels over several devices")
 SEMAPHORES = later("semaphores, and memory that outlives a launch")
 ATOMICS = differs(
-    "`(ref, idx, value)`, with masks and index arrays, as in Pallas on Triton; returns "
-    "the old elements"
+    "takes masks and parts that index arrays select; returns the old elements"
 )
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")

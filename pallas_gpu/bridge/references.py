@@ -85,7 +85,7 @@ def _masked_swap(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list
 def _atomic_rmw(_: Evaluation, eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     ref, steps, value, mask = jax.tree.unflatten(eqn.params["args_tree"], operands)
     update = getattr(atomics, f"atomic_{eqn.params['atomic_type'].value}")
-    return [update(view(ref, steps), (), value, mask=mask)]
+    return [update(view(ref, steps), value, mask=mask)]
 
 
 @rule("atomic_cas")

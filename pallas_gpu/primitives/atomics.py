@@ -50,7 +50,7 @@ PRIMITIVES = {
 }
 
 
-def _bind(who: str, ref: Any, idx: Any, values: dict[str, Any], mask: Any) -> Any:
+def _bind(who: str, ref: Any, values: dict[str, Any], mask: Any) -> Any:
     aval = ops.require_ref(ref, who, "the reference")
     if aval.memory_space not in (types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(
@@ -60,7 +60,7 @@ def _bind(who: str, ref: Any, idx: Any, values: dict[str, Any], mask: Any) -> An
             hint="add to an accumulator with acc[...] += x",
             where=_jax.where_now(),
         )
-    view: Any = ref.at[() if idx is None else idx]
+    view: Any = ref.at[()]
     view = view if isinstance(view, types.RefView) else types.RefView(view, ())
     dtype = jnp.dtype(view.dtype)
     if dtype.name not in TYPES[who]:
@@ -82,15 +82,12 @@ def _bind(who: str, ref: Any, idx: Any, values: dict[str, Any], mask: Any) -> An
 
 
 _ARGUMENTS = expect.arguments(
-    x_ref=expect.anything,
-    idx=expect.anything,
-    val=expect.anything,
-    mask=expect.anything,
+    ref=expect.anything, val=expect.anything, mask=expect.anything
 )
 
 
 @_ARGUMENTS
-def atomic_add(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_add(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Adds to elements of a reference, each addition at once.
 
     PTX: red.add or atom.add, relaxed, for each element. Since: sm_90.
@@ -101,13 +98,13 @@ def atomic_add(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     sums of floats depend on it. They order no other accesses.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
         float16, bfloat16, float32 or float64. Subnormal float32 in GMEM count as 0.
-      idx: an index applied to it first, as in `x_ref[idx]`; `()` for all of it. Index
-        arrays may name an element several times: all of the values are added.
-      val: of the selected shape and dtype; a scalar is broadcast.
-      mask: bools of a shape that broadcasts to the selected one. Where it is False no
-        memory is accessed: indices may be out of bounds there.
+      val: of the reference's shape and dtype; a scalar is broadcast. A part that index
+        arrays select, `ref.at[i]`, may have an element several times: all of the values
+        are added.
+      mask: bools of a shape that broadcasts to the reference's. Where it is False no
+        memory is accessed: index arrays may be out of bounds there.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -119,13 +116,13 @@ def atomic_add(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
       KernelError: the reference is an input of the kernel.
 
     Example:
-      >>> plgpu.atomic_add(histogram_ref, bins, 1)
+      >>> plgpu.atomic_add(histogram_ref.at[bins], 1)
     """
-    return _bind("atomic_add", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_add", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_max(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_max(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Replaces elements of a reference by the larger of them and a value, at once.
 
     PTX: red.max or atom.max, relaxed, for each element. Since: sm_90.
@@ -133,10 +130,9 @@ def atomic_max(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
         float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
         `val` is the largest, and a NaN in memory is so unless its sign bit is set.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -146,11 +142,11 @@ def atomic_max(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_max", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_max", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_min(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_min(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Replaces elements of a reference by the smaller of them and a value, at once.
 
     PTX: red.min or atom.min, relaxed, for each element. Since: sm_90.
@@ -158,10 +154,9 @@ def atomic_min(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
         float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
         `val` is the smallest, and a NaN in memory is so only if its sign bit is set.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -171,11 +166,11 @@ def atomic_min(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_min", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_min", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_and(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_and(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Replaces elements of a reference by their bitwise AND with a value, at once.
 
     PTX: red.and or atom.and, relaxed, for each element. Since: sm_90.
@@ -183,9 +178,8 @@ def atomic_and(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -195,11 +189,11 @@ def atomic_and(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_and", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_and", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_or(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_or(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Replaces elements of a reference by their bitwise OR with a value, at once.
 
     PTX: red.or or atom.or, relaxed, for each element. Since: sm_90.
@@ -207,9 +201,8 @@ def atomic_or(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -219,11 +212,11 @@ def atomic_or(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_or", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_or", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_xor(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_xor(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Replaces elements of a reference by their bitwise XOR with a value, at once.
 
     PTX: red.xor or atom.xor, relaxed, for each element. Since: sm_90.
@@ -231,9 +224,8 @@ def atomic_xor(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -243,11 +235,11 @@ def atomic_xor(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_xor", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_xor", ref, {"value": val}, mask)
 
 
 @_ARGUMENTS
-def atomic_xchg(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_xchg(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     """Stores values to elements of a reference and returns the old ones, at once.
 
     PTX: atom.exch, relaxed, for each element. Since: sm_90.
@@ -255,9 +247,8 @@ def atomic_xchg(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> ja
     Issued and complete as `atomic_add`.
 
     Args:
-      x_ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
+      ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
         float32 or float64.
-      idx: as of `atomic_add`.
       val: as of `atomic_add`.
       mask: as of `atomic_add`.
 
@@ -267,7 +258,7 @@ def atomic_xchg(x_ref: types.Ref, idx: Any, val: Any, *, mask: Any = None) -> ja
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_xchg", x_ref, idx, {"value": val}, mask)
+    return _bind("atomic_xchg", ref, {"value": val}, mask)
 
 
 @expect.arguments(
@@ -297,7 +288,7 @@ def atomic_cas(ref: types.Ref, cmp: Any, val: Any, *, mask: Any = None) -> jax.A
     Example:
       >>> free = plgpu.atomic_cas(lock_ref.at[0], 0, 1) == 0
     """
-    return _bind("atomic_cas", ref, (), {"compare": cmp, "value": val}, mask)
+    return _bind("atomic_cas", ref, {"compare": cmp, "value": val}, mask)
 
 
 # --- what the operations compute ------------------------------------------------------

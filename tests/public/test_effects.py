@@ -299,7 +299,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         f"{name}.mask": lambda name=name, ref=ref: see.bodies(
             *(
                 lambda e, n=n: getattr(plgpu, name)(
-                    getattr(e, ref), 0, 0, mask=getattr(e, ref)[0] > n
+                    getattr(e, ref).at[0], 0, mask=getattr(e, ref)[0] > n
                 )
                 for n in (0, 1)
             )

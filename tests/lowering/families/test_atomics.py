@@ -65,7 +65,7 @@ def call(name, ref, idx, value, **options):
     if name == "atomic_cas":
         compare, value = value
         return plgpu.atomic_cas(ref.at[idx], compare, value, **options)
-    return getattr(plgpu, name)(ref, idx, value, **options)
+    return getattr(plgpu, name)(ref.at[idx], value, **options)
 
 
 def updated(name, old, x):
@@ -125,8 +125,8 @@ def test_a_histogram(transforms):
     def body(counts, bins, s):
         s[...] = jnp.zeros((8, 64), jnp.int32)
         found = bins[lax.axis_index("i")]
-        plgpu.atomic_add(s, (found // 8 % 8, found), 1)
-        plgpu.atomic_add(counts, (), jnp.sum(s[...], axis=0))
+        plgpu.atomic_add(s.at[found // 8 % 8, found], 1)
+        plgpu.atomic_add(counts, jnp.sum(s[...], axis=0))
 
     scratch = [plgpu.SMEM((8, 64), jnp.int32, transforms=transforms)]
     make = in_gmem(body, grid=(4,), grid_names=("i",), scratch_types=scratch)
@@ -145,7 +145,7 @@ def test_rows_are_scattered_and_added():
     def body(sums, x, rows):
         index = plgpu.load(rows, layout=plgpu.Layout.WGMMA.reduce(1), optimized=False)
         value = plgpu.load(x, layout=plgpu.Layout.WGMMA)
-        plgpu.atomic_add(sums, index, value)
+        plgpu.atomic_add(sums.at[index], value)
 
     check(in_gmem(body), [np.zeros((16, 32), np.float32), x, rows], (expected,))
 
@@ -157,7 +157,7 @@ def test_replicated_elements_are_updated_once(shape, used):
 
     def body(ref, o):
         value = lax.broadcasted_iota(jnp.int32, shape, 0) + 1
-        old = plgpu.atomic_add(ref, (), value)
+        old = plgpu.atomic_add(ref, value)
         o[...] = old if used else value
 
     steps = np.broadcast_to(
@@ -173,7 +173,7 @@ def test_replicated_elements_are_exchanged_once():
     def body(ref, o):
         # Twice in one element, the second would see the first.
         plgpu.atomic_cas(ref, ref[...], ref[...] + 1)
-        plgpu.atomic_xchg(ref, 0, 77)
+        plgpu.atomic_xchg(ref.at[0], 77)
         o[...] = ref[...]
 
     expected = state + 1
@@ -186,8 +186,8 @@ def test_replicated_elements_are_exchanged_once():
 def test_single_elements_return_the_old_one_in_all_threads():
     def body(ref, o):
         i = lax.axis_index("i")
-        first = plgpu.atomic_add(ref, i, 5)
-        second = plgpu.atomic_max(ref, i, 7, mask=i > 0)
+        first = plgpu.atomic_add(ref.at[i], 5)
+        second = plgpu.atomic_max(ref.at[i], 7, mask=i > 0)
         o[i] = jnp.full((128,), first * 100 + second)
 
     state = np.array([1, 2], np.int32)
@@ -200,8 +200,8 @@ def test_a_warp_updates_an_element():
     def body(ref, o):
         @plgpu.warp_map
         def _(warp):
-            old = plgpu.atomic_add(ref, 0, 1 << warp)
-            plgpu.atomic_or(ref, 1, 1 << warp)
+            old = plgpu.atomic_add(ref.at[0], 1 << warp)
+            plgpu.atomic_or(ref.at[1], 1 << warp)
             o[warp] = old * 0 + warp
 
     make = in_gmem(body, [((4,), np.int32)])
@@ -224,7 +224,7 @@ def test_halves_that_are_adjacent_are_packed(dtype, first):
     state, x = numbers(dtype, (8, 130)), numbers(dtype, (8, 128))
 
     def body(ref, x):
-        plgpu.atomic_add(ref, np.s_[:, first : first + 128], x[...])
+        plgpu.atomic_add(ref.at[np.s_[:, first : first + 128]], x[...])
 
     expected = state.copy()
     expected[:, first : first + 128] += x
@@ -237,8 +237,8 @@ def test_halves_that_are_adjacent_are_packed(dtype, first):
 
 def test_views_are_updated():
     def body(ref):
-        plgpu.atomic_add(ref.reshape(-1), plgpu.ds(0, 512, 2), 1.0)
-        plgpu.atomic_xor(ref.bitcast(jnp.int32), np.s_[0:8], -(2**31))
+        plgpu.atomic_add(ref.reshape(-1).at[plgpu.ds(0, 512, 2)], 1.0)
+        plgpu.atomic_xor(ref.bitcast(jnp.int32).at[np.s_[0:8]], -(2**31))
 
     state = numbers(np.float32)
     expected = state.copy()
@@ -274,8 +274,8 @@ def test_64_bit_elements():
             state, x = numbers(dtype), numbers(dtype)
 
             def body(ref, x, o):
-                o[...] = plgpu.atomic_add(ref, (), x[...])
-                plgpu.atomic_max(ref, (), x[...] * 3)
+                o[...] = plgpu.atomic_add(ref, x[...])
+                plgpu.atomic_max(ref, x[...] * 3)
 
             make = in_gmem(body, [(SHAPE, dtype)])
             check(make, [state, x], (np.maximum(state + x, x * 3), state))
@@ -286,7 +286,7 @@ def test_64_bit_elements():
 
 def test_atomics_of_several_blocks_do_not_race():
     def body(ref):
-        plgpu.atomic_add(ref, (), lax.axis_index("i") + lax.iota(jnp.int32, 128))
+        plgpu.atomic_add(ref, lax.axis_index("i") + lax.iota(jnp.int32, 128))
 
     make = in_gmem(body, grid=(8,), grid_names=("i",))
     expected = 28 + 8 * np.arange(128)
@@ -321,7 +321,7 @@ def in_two(first, second):
 
 
 def add(s, o):
-    plgpu.atomic_add(s, (), 1)
+    plgpu.atomic_add(s, 1)
 
 
 def read(s, o):
@@ -346,7 +346,7 @@ def test_an_atomic_races_with_a_plain_access(other, atomic_first):
 
 def test_the_order_of_a_sum_depends_on_the_seed():
     def body(ref, x):
-        plgpu.atomic_add(ref, jnp.zeros(256, jnp.int32), x[...])
+        plgpu.atomic_add(ref.at[jnp.zeros(256, jnp.int32)], x[...])
 
     x = (RNG.standard_normal(256) * 10.0 ** RNG.integers(-3, 6, 256)).astype(np.float32)
     found = {
@@ -379,8 +379,7 @@ def test_the_order_of_a_sum_depends_on_the_seed():
 def test_there_is_an_instruction_for_the_type(name, dtype):
     def body(x, o, s):
         value = (0, 1) if name == "atomic_cas" else (1,)
-        index = () if name == "atomic_cas" else ((),)
-        getattr(plgpu, name)(s, *index, *value)  # HERE
+        getattr(plgpu, name)(s, *value)  # HERE
 
     with refused(
         errors.DTypeError,
@@ -394,7 +393,7 @@ def test_there_is_an_instruction_for_the_type(name, dtype):
 def test_an_accumulator_has_no_atomics():
     def body(x, o):
         def scoped(acc):
-            plgpu.atomic_add(acc, (), 1.0)  # HERE
+            plgpu.atomic_add(acc, 1.0)  # HERE
 
         plgpu.run_scoped(scoped, plgpu.ACC((64, 128)))
 
@@ -407,7 +406,7 @@ def test_an_accumulator_has_no_atomics():
 def test_an_input_is_not_updated():
     def body(x, o):
         o[...] = x[...]
-        plgpu.atomic_add(x, (), 1.0)  # HERE
+        plgpu.atomic_add(x, 1.0)  # HERE
 
     with refused(
         errors.KernelError,
@@ -419,7 +418,7 @@ def test_an_input_is_not_updated():
 
 def test_fresh_memory_is_not_updated():
     def body(x, o):
-        plgpu.atomic_add(o, (), x[...])  # HERE
+        plgpu.atomic_add(o, x[...])  # HERE
 
     with refused(
         errors.UninitializedReadError,
@@ -432,7 +431,7 @@ def test_fresh_memory_is_not_updated():
 def test_an_index_out_of_bounds_is_not_updated():
     def body(x, o):
         o[...] = x[...]
-        plgpu.atomic_add(o, lax.iota(jnp.int32, 64) + 1, 1.0)  # HERE
+        plgpu.atomic_add(o.at[lax.iota(jnp.int32, 64) + 1], 1.0)  # HERE
 
     with refused(
         errors.OutOfBoundsError,
