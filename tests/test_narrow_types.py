@@ -7,6 +7,8 @@ as emitted code on the CPU under both semantics.
 
 from __future__ import annotations
 
+import collections
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -408,3 +410,30 @@ def test_loops_branches_and_blocks(dtype):
 
     expected = by_jax(lambda a: jnp.where(a == a, a, jnp.ones_like(a)), x)
     check(make, [x], expected)
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("source", "target", "most"),
+    [
+        ("int4", "bfloat16", {"prmt": 32, "add": 32, "shr": 17, "cvt": 0}),
+        ("uint4", "float16", {"prmt": 32, "add": 32, "shr": 17, "cvt": 0}),
+        ("int4", "float32", {"fma": 48, "add": 16, "shr": 1, "cvt": 0}),
+        ("int4", "int8", {"prmt": 16, "mad": 16, "shr": 17, "cvt": 0}),
+    ],
+)
+def test_loaded_words_convert_without_an_instruction_for_each_shift(
+    source, target, most
+):
+    make = elementwise(lambda a: a.astype(target), target)
+    x = jax.ShapeDtypeStruct((64, 128), source)
+    (report,) = plgpu.offline.compile(make(None), x)
+    # 64 elements a thread, in registers of four. Addresses are 64-bit sums.
+    opcodes = re.findall(r"^\s+([a-z]\w*)(?:\.\w+)*?\.(\w+)\s", report.ptx, re.M)
+    counts = collections.Counter(name for name, kind in opcodes if kind != "s64")
+    assert {name: counts[name] for name in most} == {
+        name: counts[name] for name in most if counts[name] <= most[name]
+    }

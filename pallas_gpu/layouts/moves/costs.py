@@ -132,7 +132,7 @@ def gmem_access_cost(
       shape: of the slice, as the registers have it.
       strides: the slice's stride along each axis, in elements.
       placement: the layout in registers.
-      bits: width of an element in registers; 1 for a bool, a byte in memory.
+      bits: width of an element in memory; 1 for a bool, which takes a byte.
       base_divisor_elems: a known divisor of the slice's start, in elements; 0 for the
         start of the array.
 
@@ -141,11 +141,14 @@ def gmem_access_cost(
     """
     if placement.shape != shape:
         return None
-    memory_bits = max(bits, 8)
+    memory_bits = 8 if bits == 1 else bits
     try:
         plan = plan_gmem(placement, strides, memory_bits, base_divisor_elems)
     except LayoutError:
         return None
+    if plan.elements_per_access * memory_bits < 8:
+        elements = placement.num_registers * placement.vector_length
+        return WARPS * elements * _SINGLE_ELEMENT * rates.SMEM_WAVEFRONT
     sectors = plan.offsets() * memory_bits // (8 * rates.SECTOR_BYTES)
     warps = np.sort(sectors.T.reshape(-1, WARP_LANES), axis=1)
     distinct = len(warps) + int((warps[:, 1:] != warps[:, :-1]).sum())

@@ -133,6 +133,9 @@ class Costs:
         if use is None or use.part.space is not types.GMEM:
             return None
         window, bits = use.part.window, variable.bits
+        if use.part.bits < 8:
+            # Packed in memory, a byte each in registers.
+            bits = use.part.bits
         divisor = window.start_multiple
         return "gmem", window.shape, window.strides, number, bits, divisor
 

@@ -43,6 +43,10 @@ def unpack(raw: ir.Value, dtype: np.dtype) -> ir.Value:
     """
     bits = dtypes.stored_bits(dtype)
     size = dtypes.length(raw) or 1
+    if size == 2 and bits == 4:
+        half = dtypes.extract(dtypes.bitcast(raw, dtypes.U16), 0)
+        spread = _spread(resize_float("arith.extui", dtypes.U32, half), bits)[:1]
+        return _marked(dtypes.bitcast(dtypes.pack(spread), dtypes.U8))
     if size % 4:
         items = [dtypes.extract(raw, i) for i in range(size)]
         return dtypes.pack(
@@ -54,9 +58,12 @@ def unpack(raw: ir.Value, dtype: np.dtype) -> ir.Value:
         for i in range(size // 4)
         for part in _spread(dtypes.extract(words, i), bits)
     ]
-    result = dtypes.bitcast(dtypes.pack(spread), dtypes.U8)
-    result.owner.attributes[_UNPACKED] = ir.UnitAttr.get()
-    return result
+    return _marked(dtypes.bitcast(dtypes.pack(spread), dtypes.U8))
+
+
+def _marked(unpacked: ir.Value) -> ir.Value:
+    unpacked.owner.attributes[_UNPACKED] = ir.UnitAttr.get()
+    return unpacked
 
 
 def _spread(word: ir.Value, bits: int) -> list[ir.Value]:
@@ -193,7 +200,9 @@ def converted(value: ir.Value, src: np.dtype, dst: np.dtype) -> ir.Value | None:
         return None
     emit = _to_single if dst == dtypes.F32 else _to_half
     signed = dtypes.kind(src) == "signed"
-    return dtypes.pack([x for word in words for x in emit(word, signed, dst)])
+    # The elements of a register of two bytes are the first four of their word.
+    each = min(dtypes.length(value) or 0, 8)
+    return dtypes.pack([x for word in words for x in emit(word, signed, dst, each)])
 
 
 def _packed_words(value: ir.Value) -> list[ir.Value] | None:
@@ -208,8 +217,8 @@ def _packed_words(value: ir.Value) -> list[ir.Value] | None:
     return [made.owner.operation.operands[0] for made in list(spread)[::2]]
 
 
-def _to_half(word: ir.Value, signed: bool, dst: np.dtype) -> list[ir.Value]:
-    """Eight elements as bf16 or f16, two at a time.
+def _to_half(word: ir.Value, signed: bool, dst: np.dtype, count: int) -> list[ir.Value]:
+    """The first elements of a word as bf16 or f16, two at a time.
 
     PTX: for each pair `prmt.b32`, `lop3.b32` and a packed subtraction.
     """
@@ -220,7 +229,7 @@ def _to_half(word: ir.Value, signed: bool, dst: np.dtype) -> list[ir.Value]:
     ones = dtypes.constant((_ONES[dst] ^ flipped) * 0x10001, dtypes.U32)
     offset = float(np.array(_ONES[dst], np.uint16).view(dst)) + flipped
     result = []
-    for k in range(4):
+    for k in range(count // 2):
         # The even element in the lower half, the odd one in the upper.
         pair = _prmt(word, shifted, (4 + k) * 0x1100 | k * 0x11)
         bits = arith.xori(arith.andi(pair, mask), ones)
@@ -230,10 +239,12 @@ def _to_half(word: ir.Value, signed: bool, dst: np.dtype) -> list[ir.Value]:
     return result
 
 
-def _to_single(word: ir.Value, signed: bool, dst: np.dtype) -> list[ir.Value]:
-    """Eight elements as f32. PTX: `lop3.b32` and `fma.rn.f32` for each."""
+def _to_single(
+    word: ir.Value, signed: bool, dst: np.dtype, count: int
+) -> list[ir.Value]:
+    """The first elements of a word as f32. PTX: `lop3.b32`, `fma.rn.f32` for each."""
     result = []
-    for i in range(8):
+    for i in range(count):
         # The mantissa contains the first five elements where they are.
         place = i if i < 5 else i - 5
         source = word if i < 5 else _down(word, 20, dtypes.U32)
