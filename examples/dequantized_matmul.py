@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with weights of 8 bits, which become bfloat16 in registers."""
+"""Products with weights of 8 or 4 bits, which become bfloat16 in registers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def matmul(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
 
     Args:
       x: (m, k), bfloat16.
-      w: (k, n), int8.
+      w: (k, n), int8 or int4.
       scale: (n,), float32.
     """
     (m, k), n = x.shape, w.shape[1]
@@ -65,4 +65,4 @@ def _case(bits: int) -> Case:
     return Case(matmul, reference, (x, w.astype(f"int{bits}"), scale), 2e-2)
 
 
-CASES = [_case(8)]
+CASES = [_case(8), _case(4)]
