@@ -18,6 +18,7 @@ from pallas_gpu.entry import (
     check,
     jax_errors,
     mutable,
+    no_elements,
     plain,
     scope,
 )
@@ -82,6 +83,7 @@ def trace_body(
             closed, out_tree = _jax.trace(arrays.bound(body), arrays.refs(), mesh.axes)
             closed = plain.plain(closed, mesh)
         _require_no_result(body, out_tree, name)
+        closed = no_elements.without_empty(closed, arrays.refs(), mesh.axes)
         captured = _captured(closed, name)
         _refuse_arrays_of_calls(closed.jaxpr, name)
         around = _enclosing_axes(closed.jaxpr, mesh)

@@ -219,7 +219,9 @@ class Stream:
         transforms.
         """
         in_gmem = self.spec.memory_space is types.GMEM
-        return self.direct and not in_gmem and self._needs_copy and 0 not in self.sizes
+        if not self.direct or in_gmem or 0 in self.sizes:
+            return False
+        return self._needs_copy
 
     def fetch(self, indices: Sequence[Any]) -> None:
         """Copies a block from GMEM, by threads; elements outside of the array are 0."""

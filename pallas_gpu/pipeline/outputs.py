@@ -133,6 +133,13 @@ class Outputs:
             for stream, count in zip(shared, visits, strict=True)
         )
 
+    def completes(self, stream: Stream, step: Any) -> Any:
+        """Returns whether a step is the last one of a block's visit."""
+        if self._fixed(stream):
+            one = isinstance(self.steps, int) and self.steps == 1
+            return True if one else step + 1 == self.steps
+        return self._completes(stream, step) if self._revisited(stream) else True
+
     def _completes(self, stream: Stream, step: Any) -> Any:
         """Whether the next step has another block, or there is none."""
         here = stream.block_index(unravel(step, self.sizes))

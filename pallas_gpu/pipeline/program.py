@@ -95,7 +95,7 @@ class Program:
             def step(indices: Sequence[Any], *blocks: Any) -> None:
                 streams.fetch(indices)
                 self._call(indices, (*prefetched, *blocks, *positional), named)
-                streams.flush(indices)
+                streams.flush(indices, self.grid.steps)
 
             body = Body(step, self._who, has_carry=False)
             Pipeline(body, streams, self.grid.steps, self.depth).run(None)

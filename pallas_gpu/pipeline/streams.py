@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.inputs import Inputs
+from pallas_gpu.pipeline.loops import ravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.primitives import tma
 
@@ -89,11 +91,23 @@ class Streams:
         if held:
             tma.commit_smem()
 
-    def flush(self, indices: Sequence[Any]) -> None:
-        """Stores the blocks of a step that threads copy."""
-        for stream in self.outputs:
-            if stream.held is not None:
-                stream.flush(indices)
+    def flush(self, indices: Sequence[Any], grid: Sequence[Any]) -> None:
+        """Stores the blocks that threads copy and that a step completes.
+
+        The buffer of a block is written by all steps that have it, and may be written
+        by the last of them only.
+
+        Args:
+          indices: the position of the step.
+          grid: sizes of the axes.
+        """
+        held = [stream for stream in self.outputs if stream.held is not None]
+        if not held:
+            return
+        outputs, step = Outputs(held, grid, math.prod(grid), 1), ravel(indices, grid)
+        for stream in held:
+            store = functools.partial(stream.flush, indices)
+            control.when(outputs.completes(stream, step))(store)
 
     def operands(
         self, read: Sequence[Any], written: Sequence[Any], indices: Sequence[Any]

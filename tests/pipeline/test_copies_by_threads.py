@@ -90,3 +90,56 @@ def test_steps_accumulate_in_a_block_that_threads_copy():
     # Under Lane the author would load the output in the layout of the sum.
     warpgroup = [plgpu.LoweringSemantics.Warpgroup]
     everywhere.check(make, [x], x.sum(axis=1), semantics=warpgroup)
+
+
+def stores_at(step, last):
+    """A sum over the last axis of the grid that the body stores at one of its steps."""
+
+    def body(x, o, total):
+        @plgpu.when(step == 0)
+        def _():
+            total[...] = jnp.zeros(total.shape, total.dtype)
+
+        total[...] += x[...]
+
+        @plgpu.when(step == last)
+        def _():
+            o[...] = total[...]
+
+    return body
+
+
+# Shape, grid, index map of the output: one block for all steps, some, or in turn.
+VISITS = {
+    "one block": ((16, 77), (5,), lambda k: (0, 0)),
+    "a block for each row of the grid": ((50, 77), (4, 3), lambda i, k: (i, 0)),
+    "blocks that return": ((50, 77), (2, 4, 3), lambda r, i, k: (i, 0)),
+    "one step": ((16, 77), (1,), lambda k: (0, 0)),
+}
+
+
+@pytest.mark.parametrize("name", VISITS)
+def test_a_block_that_threads_copy_may_be_stored_at_its_last_step_only(name):
+    shape, grid, index_map = VISITS[name]
+    last = grid[-1] - 1
+    x = numbers(grid[-1] * 16, shape[1]).reshape(grid[-1], 16, shape[1])
+
+    def body(x, o, total):
+        stores_at(plgpu.program_id(len(grid) - 1), last)(x, o, total)
+
+    def make(interpret):
+        return plgpu.pallas_call(
+            body,
+            f32(*shape),
+            grid=grid,
+            in_specs=[plgpu.BlockSpec((None, 16, 77), lambda *at: (at[-1], 0, 0))],
+            out_specs=plgpu.BlockSpec((16, 77), index_map),
+            scratch_shapes=[plgpu.SMEM((16, 77), jnp.float32)],
+            compiler_params=plgpu.CompilerParams(
+                dimension_semantics=("arbitrary",) * len(grid)
+            ),
+            interpret=interpret,
+        )
+
+    rows = np.tile(x.sum(axis=0), (-(-shape[0] // 16), 1))
+    everywhere.check(make, [x], rows[: shape[0]])

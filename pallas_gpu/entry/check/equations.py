@@ -113,13 +113,7 @@ def _refuse_empty(eqn: _jax.JaxprEqn) -> None:
     for var in eqn.outvars:
         shape = tuple(getattr(var.aval, "shape", ()))
         if 0 in shape and not isinstance(var.aval, _jax.AbstractRef):
-            raise errors.ShapeError(
-                f"{references.words(eqn.primitive.name)} without elements",
-                expected="arrays of one element or more",
-                got=f"shape {shape}",
-                hint="omit it in Python: sizes are known when the kernel is traced, "
-                "and a call whose results are all empty launches nothing",
-            )
+            raise references.without_elements(eqn.primitive.name, shape)
 
 
 def _has_rules(primitive: Any) -> bool:

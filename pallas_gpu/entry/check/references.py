@@ -172,3 +172,14 @@ def words(name: str) -> str:
     return {"get": "a read", "swap": "a write", "addupdate": "an update"}.get(
         name, name
     )
+
+
+def without_elements(name: str, shape: tuple[int, ...]) -> errors.ShapeError:
+    """Returns the error for an operation that needs elements."""
+    return errors.ShapeError(
+        f"{words(name)} without elements",
+        expected="arrays of one element or more",
+        got=f"shape {shape}",
+        hint="omit it in Python: sizes are known when the kernel is traced, "
+        "and a call whose results are all empty launches nothing",
+    )
