@@ -46,13 +46,6 @@ def wide_thread_sum(columns: Sequence[int]) -> ir.Value:
     return kernel.hoisted(("wide", columns), emit)
 
 
-def plus(offset: ir.Value, constant: int) -> ir.Value:
-    """The sum of an i32 or i64 and a constant."""
-    if constant == 0:
-        return offset
-    return arith.addi(offset, arith.constant(offset.type, constant))
-
-
 def thread_xor(columns: Sequence[int]) -> ir.Value:
     """i32: the exclusive or of `columns[b]` over the bits b set in the thread index.
 
@@ -136,13 +129,8 @@ def thread_pointers(
     column_add: Sequence[int],
     xor: Sequence[int],
     add: Sequence[int],
-    inside: Sequence[ir.Value | None] = (),
 ) -> list[ir.Value]:
     """The addresses that a thread accesses; the arguments are an `AddressForm`'s.
-
-    Args:
-      inside: for each access an i1; where it is false the address is `base`. None is
-        true, and so is an empty sequence for all accesses.
 
     Returns:
       For each access i `base + (XOR of columns[b] ^ xor[i]) + sum of column_add[b] +
@@ -162,23 +150,8 @@ def thread_pointers(
 
         return kernel.hoisted(("pointer", columns, column_add, constant), emit)
 
-    within = list(inside) or [None] * len(xor)
-    plain = dict.fromkeys(x for x, w in zip(xor, within, strict=True) if w is None)
-    pointers = {x: offset_pointer(base, thread_offset(x)) for x in plain}
-    result = []
-    for x, a, condition in zip(xor, add, within, strict=True):
-        if condition is None:
-            result.append(offset_pointer(pointers[x], a))
-        else:
-            offset = thread_offset(x)
-            offset = arith.addi(offset, kernel.i32(a)) if a else offset
-            result.append(offset_pointer(base, clamped(offset, condition)))
-    return result
-
-
-def clamped(offset: ir.Value, inside: ir.Value) -> ir.Value:
-    """The offset, or 0 where the i1 is false: an address that may be read."""
-    return arith.select(inside, offset, arith.constant(offset.type, 0))
+    pointers = {x: offset_pointer(base, thread_offset(x)) for x in dict.fromkeys(xor)}
+    return [offset_pointer(pointers[x], a) for x, a in zip(xor, add, strict=True)]
 
 
 # --- how the sums are emitted ---------------------------------------------------------

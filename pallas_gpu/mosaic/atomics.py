@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
@@ -47,8 +47,16 @@ class Instruction:
     in_smem: bool
     bits: int
 
-    def emit(self, pointer: ir.Value, operands: Sequence[ir.Value]) -> ir.Value | None:
-        """Emits it; operands and result are integers of `bits`."""
+    def emit(
+        self,
+        pointer: ir.Value,
+        operands: Sequence[ir.Value],
+        condition: ir.Value | None = None,
+    ) -> ir.Value | None:
+        """Emits it; operands and result are integers of `bits`.
+
+        Where an i1 is false nothing is updated, and the result is 0; None is true.
+        """
         # Relaxed: it orders no other access. Other blocks do not see this SMEM.
         where = "cta.shared::cta" if self.in_smem else "gpu.global"
         register, address = _CONSTRAINTS[self.bits], "r" if self.in_smem else "l"
@@ -57,19 +65,28 @@ class Instruction:
         first = 1 if self.returns else 0
         places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(operands)))]
         inputs = [address, *[register] * len(operands)]
+        guard, given = "", [pointer, *operands]
+        if condition is not None:
+            guard = f"@${first + len(given)} "
+            given.append(condition)
+            inputs.append("b")
         if not self.returns:
             llvm.inline_asm(
                 None,
-                [pointer, *operands],
-                f"red.relaxed.{where}.{self.name} {', '.join(places)};",
+                given,
+                f"{guard}red.relaxed.{where}.{self.name} {', '.join(places)};",
                 ",".join([*inputs, "~{memory}"]),
                 has_side_effects=True,
             )
             return None
+        if condition is not None:
+            # The result's register before the instruction.
+            given.append(dtypes.constant(0, np.dtype(f"int{self.bits}")))
+            inputs.append("0")
         return llvm.inline_asm(
             ir.IntegerType.get_signless(self.bits),
-            [pointer, *operands],
-            f"atom.relaxed.{where}.{self.name} {', '.join(['$0', *places])};",
+            given,
+            f"{guard}atom.relaxed.{where}.{self.name} {', '.join(['$0', *places])};",
             ",".join([f"={register}", *inputs, "~{memory}"]),
             has_side_effects=True,
         )
@@ -109,24 +126,15 @@ def update(
     asked, returns = returns, returns or name in ("atomic_xchg", "atomic_cas")
     in_smem = isinstance(elements.view, smem.SmemView)
     old: list[ir.Value] = []
-    type_ = dtypes.mlir_type(integer)
     if not returns:
         _without_results(elements, layout, name, columns, addresses, wanted)
         return None
     for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
         values = [column[i] for column in columns]
         condition = masking.both(guard, condition)
-        if condition is None:
-            result = _one(name, dtype, returns, in_smem, pointer, values)
-            assert result is not None
-            old.append(result)
-            continue
-        branch = scf.IfOp(condition, [type_], has_else=True)
-        with ir.InsertionPoint(branch.then_block):
-            scf.yield_([_one(name, dtype, returns, in_smem, pointer, values)])
-        with ir.InsertionPoint(branch.else_block):
-            scf.yield_([dtypes.constant(0, integer)])
-        old.append(branch.results[0])
+        result = _one(name, dtype, returns, in_smem, pointer, values, condition)
+        assert result is not None
+        old.append(result)
     if not asked:
         return None
     old = [dtypes.bitcast(x, dtype) for x in _shared(old, integer, copies, room)]
@@ -149,18 +157,17 @@ def _without_results(
     dtype, in_smem = elements.dtype, isinstance(elements.view, smem.SmemView)
     packed = name == "atomic_add" and dtype in (dtypes.F16, dtypes.BF16)
     parts = indexed.groups(elements, layout, wanted, 4 if packed else 1)
-    guard = addressing.thread_bits_clear(replicas(layout))
-    for condition, chosen in masking.together([wanted[first] for first, _ in parts]):
-        with predicated(masking.both(guard, condition)):
-            for first, count in (parts[i] for i in chosen):
-                if count == 1:
-                    values = [column[first] for column in columns]
-                    _one(name, dtype, False, in_smem, addresses[first], values)
-                    continue
-                pair = dtypes.pack(columns[0][first : first + 2])
-                word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
-                two = Instruction(f"{_ADD[dtype]}x2", False, in_smem, 32)
-                two.emit(addresses[first], [word])
+    with predicated(addressing.thread_bits_clear(replicas(layout))):
+        for first, count in parts:
+            place, condition = addresses[first], wanted[first]
+            if count == 1:
+                values = [column[first] for column in columns]
+                _one(name, dtype, False, in_smem, place, values, condition)
+                continue
+            pair = dtypes.pack(columns[0][first : first + 2])
+            word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
+            two = Instruction(f"{_ADD[dtype]}x2", False, in_smem, 32)
+            two.emit(place, [word], condition)
 
 
 def _one(
@@ -170,30 +177,41 @@ def _one(
     in_smem: bool,
     pointer: ir.Value,
     values: Sequence[ir.Value],
+    condition: ir.Value | None,
 ) -> ir.Value | None:
-    """Emits the instructions for one element; values are its bits."""
+    """Emits the instructions for one element; values are its bits.
+
+    Where the condition is false nothing is updated, and the result is 0.
+    """
     bits = 8 * dtype.itemsize
 
-    def instruction(text: str) -> Instruction:
-        return Instruction(text, returns, in_smem, bits)
+    def emit(
+        text: str,
+        given: Sequence[ir.Value] = values,
+        where: ir.Value | None = condition,
+    ) -> ir.Value | None:
+        return Instruction(text, returns, in_smem, bits).emit(pointer, given, where)
 
     match name:
         case "atomic_add":
-            return instruction(_ADD.get(dtype, f"add.u{bits}")).emit(pointer, values)
+            return emit(_ADD.get(dtype, f"add.u{bits}"))
         case "atomic_max" | "atomic_min" if dtype.kind in "iu":
             sign = "s" if dtype.kind == "i" else "u"
-            return instruction(f"{name[-3:]}.{sign}{bits}").emit(pointer, values)
+            return emit(f"{name[-3:]}.{sign}{bits}")
         case "atomic_max" | "atomic_min":
-            return _extreme(name[-3:], dtype, instruction, pointer, values[0])
+            return _extreme(name[-3:], dtype, emit, values[0], condition)
         case "atomic_xchg":
-            return instruction(f"exch.b{bits}").emit(pointer, values)
+            return emit(f"exch.b{bits}")
         case _:
-            operation = name.removeprefix("atomic_")
-            return instruction(f"{operation}.b{bits}").emit(pointer, values)
+            return emit(f"{name.removeprefix('atomic_')}.b{bits}")
 
 
 def _extreme(
-    operation: str, dtype: np.dtype, instruction, pointer: ir.Value, bits: ir.Value
+    operation: str,
+    dtype: np.dtype,
+    emit: Callable[..., ir.Value | None],
+    bits: ir.Value,
+    condition: ir.Value | None,
 ) -> ir.Value | None:
     """Maximum or minimum of floats, which no instruction has.
 
@@ -209,20 +227,13 @@ def _extreme(
     bits = arith.select(is_nan, dtypes.constant(last, integer), bits)
     zero = dtypes.constant(0, integer)
     signed = arith.cmpi(arith.CmpIPredicate.slt, bits, zero)
+    others = arith.cmpi(arith.CmpIPredicate.sge, bits, zero)
     other = "max" if operation == "min" else "min"
     width = 8 * dtype.itemsize
-    for_signed = instruction(f"{other}.u{width}")
-    for_others = instruction(f"{operation}.s{width}")
-    results = [bits.type] if for_signed.returns else []
-    branch = scf.IfOp(signed, results, has_else=True)
-    for block, chosen in (
-        (branch.then_block, for_signed),
-        (branch.else_block, for_others),
-    ):
-        with ir.InsertionPoint(block):
-            old = chosen.emit(pointer, [bits])
-            scf.yield_([] if old is None else [old])
-    return branch.results[0] if results else None
+    # Each thread executes one of the two; the result of the other one is 0.
+    first = emit(f"{other}.u{width}", [bits], masking.both(condition, signed))
+    second = emit(f"{operation}.s{width}", [bits], masking.both(condition, others))
+    return None if first is None or second is None else arith.ori(first, second)
 
 
 # --- old elements of replicas ---------------------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
@@ -18,7 +18,14 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, masking, module, smem, sub_byte
+from pallas_gpu.mosaic import (
+    addressing,
+    masking,
+    module,
+    predication,
+    smem,
+    sub_byte,
+)
 from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 from pallas_gpu.mosaic.smem import (
@@ -151,10 +158,8 @@ def _single_places(view: GmemView, plan: GmemAccess | None) -> list[ir.Value]:
     ]
 
 
-def _pointers(
-    view: GmemView, plan: GmemAccess, inside: Sequence[ir.Value | None]
-) -> list[ir.Value]:
-    """One pointer per access, to the view's start where a condition does not hold."""
+def _pointers(view: GmemView, plan: GmemAccess) -> list[ir.Value]:
+    """One pointer per access."""
     bits = dtypes.stored_bits(view.dtype)
     start = slice_pointer(view)
     last = sum(plan.columns) + max(plan.starts, default=0)
@@ -162,17 +167,7 @@ def _pointers(
     columns = [c * bits // 8 for c in plan.columns]
     thread = (addressing.wide_thread_sum if wide else addressing.thread_sum)(columns)
     base = addressing.offset_pointer(start, thread)
-    result = []
-    for i, offset in enumerate(plan.starts):
-        offset_bytes = offset * bits // 8
-        condition = inside[i] if inside else None
-        if condition is None:
-            result.append(addressing.offset_pointer(base, offset_bytes))
-        else:
-            place = addressing.plus(thread, offset_bytes)
-            clamped = addressing.clamped(place, condition)
-            result.append(addressing.offset_pointer(start, clamped))
-    return result
+    return [addressing.offset_pointer(base, s * bits // 8) for s in plan.starts]
 
 
 def _slots(layout: Placement, plan: GmemAccess) -> list[tuple[int, int]]:
@@ -214,18 +209,11 @@ def load(
     type_ = packed.memory_type(view.dtype, plan.elements_per_access)
     slots = _slots(placement, plan)
     wanted = masking.conditions(placement, slots, masked)
-    if masked is None:
-        pointers = _pointers(view, plan, wanted)
-        pieces = [
-            masking.load(type_, memory, pointer, condition)
-            for pointer, condition in zip(pointers, wanted, strict=True)
-        ]
-    else:
-        rest = masking.others(other, placement, slots, view.dtype, memory)
-        pieces = [
-            masking.load_if(type_, *access)
-            for access in zip(_pointers(view, plan, ()), wanted, rest, strict=True)
-        ]
+    rest = masking.others(other, placement, slots, view.dtype, memory, type_.shape[0])
+    pieces = [
+        predication.load(type_, *access)
+        for access in zip(_pointers(view, plan), wanted, rest, strict=True)
+    ]
     per_register = placement.vector_length // plan.elements_per_access
     values = []
     for i in range(0, len(pieces), per_register):
@@ -265,13 +253,11 @@ def store(view: GmemView, value: Array, *, mask: Array | None = None) -> None:
         for register in value.values
         for piece in split(packed.to_memory(register, view.dtype), length)
     ]
-    pointers = _pointers(view, plan, ())
-    guard = addressing.thread_bits_clear(copies)
+    pointers = _pointers(view, plan)
     wanted = masking.conditions(layout, _slots(layout, plan), masked)
-    for condition, accesses in masking.together(wanted):
-        with predicated(masking.both(guard, condition)):
-            for access in accesses:
-                llvm.store(pieces[access], pointers[access])
+    with predicated(addressing.thread_bits_clear(copies)):
+        for access in zip(pieces, pointers, wanted, strict=True):
+            predication.store(*access)
 
 
 def load_scalar(view: GmemView) -> ir.Value:

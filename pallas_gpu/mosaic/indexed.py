@@ -9,14 +9,22 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import addressing, gmem, masking, module, smem, sub_byte
+from pallas_gpu.mosaic import (
+    addressing,
+    gmem,
+    masking,
+    module,
+    predication,
+    smem,
+    sub_byte,
+)
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
@@ -268,7 +276,7 @@ def _load_packed(
     places, wanted = pointers(elements, layout), conditions(elements, layout)
     instead = rest or [dtypes.constant(0, dtype)] * len(places)
     loaded = [
-        sub_byte.load_if(start, place, dtype, condition, other)
+        sub_byte.load(start, place, dtype, condition, other)
         for place, condition, other in zip(places, wanted, instead, strict=True)
     ]
     if layout is None:
@@ -300,17 +308,14 @@ def load(
     for first, count in groups(elements, layout, wanted):
         pointer, condition = addresses[first], wanted[first]
         type_ = dtypes.vector_type(memory, count)
-        if condition is None:
-            vector = llvm.load(type_, pointer)
+        if rest is None:
+            instead = dtypes.splat(dtypes.constant(0, memory), count)
         else:
-            zero = dtypes.splat(dtypes.constant(0, memory), count)
-            vector = masking.load_if(type_, pointer, condition, zero)
+            held = dtypes.pack(rest[first : first + count])
+            instead = convert_value(held, dtype, memory)
+        vector = predication.load(type_, pointer, condition, instead)
         vector = convert_value(vector, memory, dtype)
-        for lane in range(count):
-            value = dtypes.extract(vector, lane)
-            if rest is not None and condition is not None:
-                value = arith.select(condition, value, rest[first + lane])
-            loaded.append(value)
+        loaded += [dtypes.extract(vector, lane) for lane in range(count)]
     if layout is None:
         return Splat(loaded[0], dtype, ())
     length = layout.vector_length
@@ -334,8 +339,7 @@ def groups(
     width = _adjacent_elements(elements, layout, most_bytes)
     result = []
     for first in range(0, len(wanted), width):
-        # Equal conditions are one value: those of padding, no mask.
-        if all(x is wanted[first] for x in wanted[first : first + width]):
+        if all(x == wanted[first] for x in wanted[first : first + width]):
             result.append((first, width))
         else:
             result += [(first + lane, 1) for lane in range(width)]
@@ -391,20 +395,18 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
     values = lanes_of(value, layout)
     assert values is not None
     addresses, wanted = pointers(elements, layout), conditions(elements, layout)
-    guard = issuing_threads(layout)
     parts = groups(elements, layout, wanted)
-    for condition, chosen in masking.together([wanted[first] for first, _ in parts]):
-        with predicated(masking.both(guard, condition)):
+    with predicated(issuing_threads(layout)):
+        for first, count in parts:
+            place, condition = addresses[first], wanted[first]
             if dtypes.is_packed(elements.dtype):
                 start = elements.view.pointer
-                for first, _ in (parts[i] for i in chosen):
-                    held = values[first]
-                    sub_byte.store(start, addresses[first], held, elements.dtype)
+                held = values[first]
+                sub_byte.store(start, place, held, elements.dtype, condition)
                 continue
-            for first, count in (parts[i] for i in chosen):
-                vector = dtypes.pack(values[first : first + count])
-                stored = convert_value(vector, elements.dtype, memory)
-                llvm.store(stored, addresses[first])
+            vector = dtypes.pack(values[first : first + count])
+            stored = convert_value(vector, elements.dtype, memory)
+            predication.store(stored, place, condition)
 
 
 def issuing_threads(layout: Placement | None) -> ir.Value | None:

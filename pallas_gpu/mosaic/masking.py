@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, scf
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts.registers.placement import Placement, describe
@@ -55,6 +55,9 @@ def conditions(
 ) -> _Conditions:
     """Under which conditions a thread may access memory: an i1 each, None if always.
 
+    Conditions that are known to be equal, as those of a vector that a mask has or has
+    not as a whole, are one value.
+
     Args:
       layout: of the array that is loaded or stored.
       slots: what the accesses transfer. With a mask each transfers one element,
@@ -62,42 +65,29 @@ def conditions(
       mask: in this layout.
     """
     result: _Conditions = []
+    known: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
+    uniform: dict[ir.Value, ir.Value] = {}
     for register, element in slots:
         wanted = inside_from(layout, register, element)
         if mask is not None:
-            asked = dtypes.extract(mask.values[register], element)
-            wanted = asked if wanted is None else arith.andi(wanted, asked)
+            asked = _asked(mask.values[register], element, uniform)
+            if wanted is not None:
+                key = wanted, asked
+                wanted = known.get(key) or known.setdefault(key, arith.andi(*key))
+            else:
+                wanted = asked
         result.append(wanted)
     return result
 
 
-def load(
-    type_: ir.Type, dtype: np.dtype, pointer: ir.Value, condition: ir.Value | None
-) -> ir.Value:
-    """A vector from memory; zeros where a condition does not hold.
-
-    Args:
-      type_: the vector's type.
-      dtype: the type of its elements.
-      pointer: an address that may be read in any case.
-      condition: i1, None is true.
-    """
-    value = llvm.load(type_, pointer)
-    if condition is None:
-        return value
-    return arith.select(condition, value, dtypes.constant(0, dtype, value))
-
-
-def load_if(
-    type_: ir.Type, pointer: ir.Value, condition: ir.Value, other: ir.Value
-) -> ir.Value:
-    """A vector from memory, or `other` without an access where an i1 is false."""
-    branch = scf.IfOp(condition, [type_], has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        scf.yield_([llvm.load(type_, pointer)])
-    with ir.InsertionPoint(branch.else_block):
-        scf.yield_([other])
-    return branch.results[0]
+def _asked(held: ir.Value, element: int, uniform: dict[ir.Value, ir.Value]) -> ir.Value:
+    """One element of a mask's register; the same value for all of a uniform one."""
+    if held in uniform:
+        return uniform[held]
+    value = dtypes.extract(held, element)
+    if dtypes.is_uniform(held):
+        uniform[held] = value
+    return value
 
 
 def others(
@@ -106,17 +96,20 @@ def others(
     slots: Sequence[_Slot],
     dtype: np.dtype,
     memory: np.dtype,
+    count: int = 1,
 ) -> list[ir.Value]:
-    """For each access what it returns under a false mask: a vector of one element.
+    """For each access the vector that it returns where it is not executed.
 
     Args:
-      other: an array in the layout, or None for zeros.
+      other: an array in the layout, of which accesses transfer single elements; None
+        for zeros.
       layout: of the array that is loaded.
       slots: the elements.
       dtype, memory: the elements' types in registers and in memory.
+      count: the items in memory of an access.
     """
     if other is None:
-        zero = dtypes.splat(dtypes.constant(0, memory), 1)
+        zero = dtypes.splat(dtypes.constant(0, memory), count)
         return [zero] * len(slots)
     if other.dtype != dtype:
         raise errors.DTypeError(
@@ -128,14 +121,6 @@ def others(
     values = _in_layout(other, layout, "`other`").values
     stored = {v: convert_value(v, dtype, memory) for v in dict.fromkeys(values)}
     return [dtypes.splat(dtypes.extract(stored[values[r]], v), 1) for r, v in slots]
-
-
-def together(given: _Conditions) -> Iterator[tuple[ir.Value | None, list[int]]]:
-    """Each distinct condition, with the indices of the accesses under it."""
-    groups: dict[ir.Value | None, list[int]] = {}
-    for i, condition in enumerate(given):
-        groups.setdefault(condition, []).append(i)
-    yield from groups.items()
 
 
 def both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:

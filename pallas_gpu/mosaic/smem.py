@@ -24,7 +24,7 @@ from pallas_gpu.layouts.smem.bit_access import plan_bits
 from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, masking, module, sub_byte
+from pallas_gpu.mosaic import addressing, masking, module, predication, sub_byte
 from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
@@ -221,12 +221,10 @@ def _plan(
     return found, _memory_order(view, layout)[1]
 
 
-def _addresses(
-    plan: AccessPlan, base: ir.Value, inside: Sequence[ir.Value | None] = ()
-) -> list[ir.Value]:
-    """One pointer per instruction, to the base where a condition does not hold."""
+def _addresses(plan: AccessPlan, base: ir.Value) -> list[ir.Value]:
+    """One pointer per instruction."""
     return addressing.thread_pointers(
-        base, plan.thread_columns, plan.thread_add, plan.xor, plan.add, inside
+        base, plan.thread_columns, plan.thread_add, plan.xor, plan.add
     )
 
 
@@ -274,19 +272,13 @@ def load(
     slots = [(order[register], element) for register, element in plan.accesses]
     if plan.method == "matrix":
         pieces = _load_matrices(plan, type_, base)
-    elif masked is None:
-        wanted = masking.conditions(placement, slots, None)
-        pieces = [
-            masking.load(type_, memory, pointer, condition)
-            for pointer, condition in zip(
-                _addresses(plan, base, wanted), wanted, strict=True
-            )
-        ]
     else:
         wanted = masking.conditions(placement, slots, masked)
-        rest = masking.others(other, placement, slots, view.dtype, memory)
+        rest = masking.others(
+            other, placement, slots, view.dtype, memory, type_.shape[0]
+        )
         pieces = [
-            masking.load_if(type_, *access)
+            predication.load(type_, *access)
             for access in zip(_addresses(plan, base), wanted, rest, strict=True)
         ]
     _exchange(plan, pieces)
@@ -346,10 +338,9 @@ def store(
         return
     slots = [(order[register], element) for register, element in plan.accesses]
     wanted = masking.conditions(array.layout, slots, masked)
-    for condition, together in masking.together(wanted):
-        with predicated(masking.both(guard, condition)):
-            for access in together:
-                llvm.store(pieces[access], pointers[access])
+    with predicated(guard):
+        for access in zip(pieces, pointers, wanted, strict=True):
+            predication.store(*access)
 
 
 def _in_registers(view: SmemView, value: Array, optimized: bool) -> RegisterArray:

@@ -18,7 +18,7 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
-from pallas_gpu.mosaic import addressing, masking
+from pallas_gpu.mosaic import addressing, masking, predication
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.registers import Array, RegisterArray
 
@@ -63,40 +63,39 @@ def swizzled(offset_bits: ir.Value, swizzle: int) -> ir.Value:
     return arith.xori(offset_bits, arith.shli(chunk, _constant(7, offset_bits)))
 
 
-def load(pointer: ir.Value, offset_bits: ir.Value, dtype: np.dtype) -> ir.Value:
+def load(
+    pointer: ir.Value,
+    offset_bits: ir.Value,
+    dtype: np.dtype,
+    condition: ir.Value | None = None,
+    other: ir.Value | None = None,
+) -> ir.Value:
     """One element, as it is in registers. PTX: `ld.u8`, a shift.
 
     Args:
       pointer: an array's start.
       offset_bits: the element's first bit in the array.
       dtype: of 2 or 4 bits.
+      condition: i1; where it is false nothing is accessed. None is true.
+      other: the element where it is false, zero by default.
     """
     place = addressing.offset_pointer(pointer, _shifted(offset_bits, 3))
-    byte = llvm.load(ir.IntegerType.get_signless(8), place)
+    zero = dtypes.splat(dtypes.constant(0, dtypes.U8), 1)
+    byte = predication.load(zero.type, place, condition, zero)
     within = arith.andi(offset_bits, _constant(7, offset_bits))
-    return arith.shrui(byte, arith.trunci(byte.type, within))
-
-
-def load_if(
-    pointer: ir.Value,
-    offset_bits: ir.Value,
-    dtype: np.dtype,
-    condition: ir.Value | None,
-    other: ir.Value,
-) -> ir.Value:
-    """As `load`; `other` without an access where an i1 is false."""
-    if condition is None:
-        return load(pointer, offset_bits, dtype)
-    branch = scf.IfOp(condition, [other.type], has_else=True)
-    with ir.InsertionPoint(branch.then_block):
-        scf.yield_([load(pointer, offset_bits, dtype)])
-    with ir.InsertionPoint(branch.else_block):
-        scf.yield_([other])
-    return branch.results[0]
+    item = dtypes.extract(byte, 0)
+    element = arith.shrui(item, arith.trunci(item.type, within))
+    if condition is None or other is None:
+        return element
+    return arith.select(condition, element, other)
 
 
 def store(
-    pointer: ir.Value, offset_bits: ir.Value, value: ir.Value, dtype: np.dtype
+    pointer: ir.Value,
+    offset_bits: ir.Value,
+    value: ir.Value,
+    dtype: np.dtype,
+    condition: ir.Value | None = None,
 ) -> None:
     """Stores one element. PTX: `red.relaxed.and.b32`, `red.relaxed.or.b32`.
 
@@ -105,6 +104,7 @@ def store(
       offset_bits: the element's first bit in the array.
       value: the element, an i8 whose upper bits are undefined.
       dtype: of 2 or 4 bits.
+      condition: i1; where it is false nothing is accessed. None is true.
     """
     i32 = ir.IntegerType.get_signless(32)
     word = arith.shli(_shifted(offset_bits, 5), _constant(2, offset_bits))
@@ -115,18 +115,22 @@ def store(
     ones = dtypes.constant((1 << dtypes.stored_bits(dtype)) - 1, dtypes.I32)
     kept = arith.xori(arith.shli(ones, within), dtypes.constant(-1, dtypes.I32))
     element = arith.shli(arith.andi(arith.extui(i32, value), ones), within)
-    _reduce("and", place, kept)
-    _reduce("or", place, element)
+    _reduce("and", place, kept, condition)
+    _reduce("or", place, element, condition)
 
 
-def _reduce(operation: str, pointer: ir.Value, word: ir.Value) -> None:
+def _reduce(
+    operation: str, pointer: ir.Value, word: ir.Value, condition: ir.Value | None
+) -> None:
+    guard = "" if condition is None else "@$2 "
+    predicate = [] if condition is None else [condition]
     shared = str(pointer.type) == "!llvm.ptr<3>"
     space, letter = ("cta.shared::cta", "r") if shared else ("gpu.global", "l")
     llvm.inline_asm(
         None,
-        [pointer, word],
-        f"red.relaxed.{space}.{operation}.b32 [$0], $1;",
-        f"{letter},r,~{{memory}}",
+        [pointer, word, *predicate],
+        f"{guard}red.relaxed.{space}.{operation}.b32 [$0], $1;",
+        ",".join([letter, "r", *["b"] * len(predicate), "~{memory}"]),
         has_side_effects=True,
     )
 
@@ -164,7 +168,7 @@ def load_array(
     wanted = masking.conditions(placement, slots, mask)
     rest = masking.others(other, placement, slots, dtype, dtype)
     elements = [
-        load_if(pointer, place, dtype, condition, dtypes.extract(instead, 0))
+        load(pointer, place, dtype, condition, dtypes.extract(instead, 0))
         for place, condition, instead in zip(places, wanted, rest, strict=True)
     ]
     length = placement.vector_length
@@ -191,14 +195,12 @@ def store_array(
       mask: as for stores of whole bytes.
     """
     slots = _slots(value.layout)
-    for condition, together in masking.together(
-        masking.conditions(value.layout, slots, mask)
-    ):
-        with _only_if(masking.both(guard, condition)):
-            for i in together:
-                register, element = slots[i]
-                held = dtypes.extract(value.values[register], element)
-                store(pointer, places[i], held, value.dtype)
+    wanted = masking.conditions(value.layout, slots, mask)
+    with _only_if(guard):
+        for slot, place, condition in zip(slots, places, wanted, strict=True):
+            register, element = slot
+            held = dtypes.extract(value.values[register], element)
+            store(pointer, place, held, value.dtype, condition)
 
 
 def _slots(placement: Placement) -> list[tuple[int, int]]:

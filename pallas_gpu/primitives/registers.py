@@ -75,7 +75,8 @@ def load(
 ) -> jax.Array:
     """Loads a reference into registers, in a given layout or under a mask.
 
-    PTX: ld.shared, ldmatrix or ld.global; under a mask one load for each element.
+    PTX: ld.shared, ldmatrix or ld.global; under a mask predicated, with one load
+    for each element unless the mask is the same along a vector.
     Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete
@@ -140,7 +141,8 @@ def load(
 def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
     """Stores an array to a reference, where a mask is True.
 
-    PTX: st.shared, stmatrix or st.global; under a mask one store for each element.
+    PTX: st.shared, stmatrix or st.global; under a mask predicated, with one
+    store for each element unless the mask is the same along a vector.
     Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete

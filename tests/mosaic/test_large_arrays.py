@@ -29,13 +29,11 @@ def distances(run_kernel, typed, shape, starts, sizes, layout, accesses):
         view = gmem.GmemView(source.pointer, None, np.dtype(dtype), window)
         placement = registers.place_registers(layout, view.shape)
         plan = gmem._address(view, placement, False)
-        slots = gmem._slots(placement, plan)
-        inside = gmem.masking.conditions(placement, slots, None)
         i64 = ir.IntegerType.get_signless(64)
         base = llvm.ptrtoint(i64, source.pointer)
         values = [
             dtypes.splat(arith.subi(llvm.ptrtoint(i64, pointer), base), 1)
-            for pointer in gmem._pointers(view, plan, inside)
+            for pointer in gmem._pointers(view, plan)
         ]
         found["planned"] = plan.offsets()
         target = Layout.WG_STRIDED((len(values), 128), vec_size=1)

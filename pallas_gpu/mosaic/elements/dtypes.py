@@ -147,6 +147,27 @@ def extract(value: ir.Value, lane: int) -> ir.Value:
     return operations.create("vector.extract", value.type.element_type, [value], at)
 
 
+def is_uniform(value: ir.Value, depth: int = 8) -> bool:
+    """True if all lanes of a vector are known to be equal.
+
+    Args:
+      value: a vector, or a single element.
+      depth: of the elementwise operations that are looked through.
+    """
+    owner = value.owner
+    if length(value) in (None, 1):
+        return True
+    if isinstance(owner, ir.Block) or depth == 0:
+        return False
+    made = owner.operation
+    if made.name == "arith.constant":
+        return bool(ir.DenseElementsAttr(made.attributes["value"]).is_splat)
+    if made.name == "vector.from_elements":
+        return len(set(made.operands)) == 1
+    elementwise = made.name == "vector.broadcast" or made.name.startswith("arith.")
+    return elementwise and all(is_uniform(x, depth - 1) for x in made.operands)
+
+
 def pack(elements: Sequence[ir.Value]) -> ir.Value:
     """The vector of the given elements."""
     type_ = ir.VectorType.get([len(elements)], elements[0].type)

@@ -39,7 +39,7 @@ def _address_space(type_: ir.Type) -> int:
     return int(text.split("<")[1].rstrip(">")) if "<" in text else 0
 
 
-def _memory(strand: Any, space: int, pointer: Any) -> tuple[Memory, np.ndarray]:
+def memory_of(strand: Any, space: int, pointer: Any) -> tuple[Memory, np.ndarray]:
     """What the active threads access, and the byte in it, [threads]."""
     address = strand.per_lane(pointer)
     if strand.mask is not None:
@@ -55,7 +55,7 @@ def _memory(strand: Any, space: int, pointer: Any) -> tuple[Memory, np.ndarray]:
     raise NotModelled(f"an access to address space {space}")
 
 
-def _places(address: np.ndarray, size: int) -> np.ndarray:
+def places_of(address: np.ndarray, size: int) -> np.ndarray:
     """[threads, bytes]: what each thread accesses, from its address."""
     if address.size and (address % size).any():
         raise KernelError(f"an access of {size} bytes to an unaligned address")
@@ -71,8 +71,8 @@ def _load(program: Program, op: ir.Operation) -> Step:
     space = _address_space(op.operands[0].type)
 
     def load(strand: Any) -> None:
-        memory, offset = _memory(strand, space, strand.env[pointer])
-        places = _places(offset, size)
+        memory, offset = memory_of(strand, space, strand.env[pointer])
+        places = places_of(offset, size)
         data = memory.load(strand, places).view(kind)
         if strand.mask is not None:
             full = np.zeros((strand.lanes, data.shape[1]), kind)
@@ -92,8 +92,8 @@ def _store(program: Program, op: ir.Operation) -> Step:
     space = _address_space(op.operands[1].type)
 
     def store(strand: Any) -> None:
-        memory, offset = _memory(strand, space, strand.env[pointer])
-        places = _places(offset, size)
+        memory, offset = memory_of(strand, space, strand.env[pointer])
+        places = places_of(offset, size)
         data = strand.per_lane(strand.env[value]).reshape(strand.lanes, -1)
         if strand.mask is not None:
             data = data[strand.mask]
@@ -132,7 +132,8 @@ def _getelementptr(program: Program, op: ir.Operation) -> Step:
 @runs("llvm.addrspacecast")
 def _addrspacecast(program: Program, op: ir.Operation) -> Step:
     spaces = _address_space(op.operands[0].type), _address_space(op.results[0].type)
-    if spaces != (3, 7):
+    # GMEM is in the generic address space at its own addresses.
+    if spaces not in ((3, 7), (0, 1)):
         raise NotModelled(f"llvm.addrspacecast {spaces}")
     (source,), (out,) = program.inputs(op), program.outputs(op)
 

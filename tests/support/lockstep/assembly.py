@@ -25,7 +25,7 @@ class Statement:
 
     Attributes:
       label: in front of it, or empty.
-      guard: the predicate's register, `!` in front where negated, or empty.
+      guard: the predicate's register or operand, `!` in front where negated, or empty.
       opcode: `add.s64` and the like.
       operands: registers, numbers, `[address]`, or tuples of registers in braces.
     """
@@ -37,7 +37,7 @@ class Statement:
 
 
 _STATEMENT = re.compile(
-    r"(?:(?P<label>\w+):\s*)?(?:@(?P<guard>!?\w+)\s+)?(?P<opcode>[\w.:]+)\s*(?P<rest>.*)",
+    r"(?:(?P<label>\w+):\s*)?(?:@(?P<guard>!?\$?\w+)\s+)?(?P<opcode>[\w.:]+)\s*(?P<rest>.*)",
     re.DOTALL,
 )
 _OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s]+")

@@ -80,6 +80,13 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     name, order, scope, space, operation, type_ = statement.opcode.split(".", 5)
     returns, first = name == "atom", int(name == "atom")
     pointer, *amounts = program.inputs(op)
+    predicate = None
+    if statement.guard:
+        if returns:
+            # The result's register before the instruction.
+            *amounts, predicate, held = amounts
+        else:
+            *amounts, predicate = amounts
     places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(amounts)))]
     expected = (*(["$0"] if returns else []), *places)
     if (
@@ -87,6 +94,7 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         or (scope, space) not in (("gpu", "global"), ("cta", "shared::cta"))
         or type_ not in _TYPES.get(operation, ())
         or statement.operands != expected
+        or statement.guard not in ("", f"${first + 1 + len(amounts)}")
         or len(amounts) != (2 if operation == "cas" else 1)
         or (not returns and operation in ("exch", "cas"))
     ):
@@ -96,16 +104,26 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     size = kind.itemsize * (2 if type_.endswith("x2") else 1)
     out = program.outputs(op)[0] if returns else None
 
+    def guarded(strand: Any) -> None:
+        if predicate is None:
+            update(strand)
+            return
+        with strand.where(values.forced(strand.env[predicate])):
+            update(strand)
+
     def update(strand: Any) -> None:
         lanes = np.flatnonzero(strand.active())
         result = np.zeros(strand.lanes, f"u{size}")
+        if predicate is not None and returns:
+            before = strand.per_lane(values_forced(strand, held))
+            result[:] = before.view(result.dtype)
         if lanes.size:
             addresses = strand.per_lane(strand.env[pointer])[lanes].astype(np.int64)
             memory, offsets = _memory(strand, space, addresses)
             if (offsets % size).any():
                 raise KernelError("an atomic operation at an unaligned address")
             memory.update(strand, offsets[:, None] + np.arange(size))
-            values = [
+            operands = [
                 np.ascontiguousarray(strand.per_lane(values_forced(strand, i)))
                 .view(kind)
                 .reshape(strand.lanes, -1)
@@ -116,12 +134,12 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
                 result[lane] = word.view(result.dtype)[0]
                 with np.errstate(all="ignore"):
                     for i in range(len(word)):
-                        given = [value[lane, i] for value in values]
+                        given = [value[lane, i] for value in operands]
                         word[i] = _new(operation, space, word[i], given)
         if out is not None:
             strand.env[out] = result
 
-    return update
+    return guarded
 
 
 def values_forced(strand: Any, number: int) -> np.ndarray:

@@ -8,6 +8,7 @@ Asynchronous work completes when nobody can run any more: as late as the waits a
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -83,6 +84,16 @@ class Strand:
     def active(self) -> np.ndarray:
         """[lanes] bool: who runs the operation."""
         return np.ones(self.lanes, bool) if self.mask is None else self.mask
+
+    @contextlib.contextmanager
+    def where(self, condition: np.ndarray) -> Iterator[None]:
+        """The operation runs in those active threads in which a predicate holds."""
+        outer = self.mask
+        self.mask = self.active() & self.per_lane(condition).astype(bool)
+        try:
+            yield
+        finally:
+            self.mask = outer
 
     def active_rows(self) -> np.ndarray:
         """The rows of the warps that have an active thread."""

@@ -17,6 +17,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     elements,
     mbarrier,
     mma,
+    predication,
     printing,
     registers,
     tma,

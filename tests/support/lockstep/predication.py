@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads and stores with a predicate: threads where it is false access nothing.
+
+PTX ISA, predicated execution: an instruction whose predicate is false has no effect, so
+the registers of a load keep what they held.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import values
+from tests.support.lockstep.accesses import memory_of, places_of
+from tests.support.lockstep.assembly import parse
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.lockstep.program import Program, Step
+from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+
+_ACCESS = re.compile(r"(ld|st)\.(global|shared::cta)(?:\.v([24]))?\.b(8|16|32|64)")
+_SPACES = {"global": 1, "shared::cta": 3}
+
+
+def _access(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    match = _ACCESS.fullmatch(statement.opcode)
+    if match is None:
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    count, size = int(match[3] or 1), int(match[4]) // 8
+    is_load = match[1] == "ld"
+    first = count if is_load else 0
+    registers = tuple(f"${i if is_load else i + 2}" for i in range(count))
+    data = registers if count > 1 else registers[0]
+    place = f"[${first}]"
+    constraints = ir.StringAttr(op.attributes["constraints"]).value.split(",")
+    tied = [x for x in constraints if x.isdigit()]
+    if (
+        statement.guard != f"${first + 1}"
+        or statement.operands != ((data, place) if is_load else (place, data))
+        or tied != [str(i) for i in range(count) if is_load]
+        or "~{memory}" not in constraints
+        or "has_side_effects" not in op.attributes
+    ):
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    pointer, predicate, *held = program.inputs(op)
+    out = program.outputs(op)[0] if is_load else None
+    space = _SPACES[match[2]]
+
+    def words(strand: Any) -> list[np.ndarray]:
+        return [strand.per_lane(values.forced(strand.env[i])) for i in held]
+
+    def places(strand: Any) -> tuple[Any, np.ndarray]:
+        memory, offset = memory_of(strand, space, strand.env[pointer])
+        return memory, places_of(offset, count * size)
+
+    def load(strand: Any) -> None:
+        columns = [x.copy() for x in words(strand)]
+        with strand.where(values.forced(strand.env[predicate])):
+            if strand.mask.any():
+                memory, where = places(strand)
+                data = memory.load(strand, where).view(f"u{size}")
+                for i, column in enumerate(columns):
+                    # A narrow load extends its result with zeros.
+                    column[strand.mask] = data[:, i]
+        strand.env[out] = tuple(columns) if count > 1 else columns[0]
+
+    def store(strand: Any) -> None:
+        with strand.where(values.forced(strand.env[predicate])):
+            if strand.mask.any():
+                memory, where = places(strand)
+                data = np.stack([x[strand.mask] for x in words(strand)], axis=1)
+                # A narrow store takes the lower bits.
+                raw = np.ascontiguousarray(data.astype(f"u{size}"))
+                memory.store(strand, where, raw.view(np.uint8).reshape(where.shape))
+
+    return load if is_load else store
+
+
+for _name in ("ld.global", "ld.shared::cta.", "st.global", "st.shared::cta."):
+    ASSEMBLY.append(AssemblyUnit(f" {_name}", _access))
