@@ -18,15 +18,8 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import (
-    addressing,
-    masking,
-    module,
-    predication,
-    smem,
-    sub_byte,
-)
-from pallas_gpu.mosaic.elements import dtypes, packed
+from pallas_gpu.mosaic import addressing, masking, module, smem, sub_byte
+from pallas_gpu.mosaic.elements import dtypes, packed, predication
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 from pallas_gpu.mosaic.smem import (
     add_index,

@@ -16,16 +16,8 @@ from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import (
-    addressing,
-    gmem,
-    masking,
-    module,
-    predication,
-    smem,
-    sub_byte,
-)
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic import addressing, gmem, masking, module, smem, sub_byte
+from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
 from pallas_gpu.mosaic.smem import predicated

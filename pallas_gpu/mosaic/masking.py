@@ -10,7 +10,11 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.registers.placement import Placement, describe
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    describe,
+    uniform_length,
+)
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.padding import inside_from
@@ -67,8 +71,9 @@ def conditions(
     result: _Conditions = []
     known: dict[tuple[ir.Value, ir.Value], ir.Value] = {}
     uniform: dict[ir.Value, ir.Value] = {}
+    together = uniform_length(layout)
     for register, element in slots:
-        wanted = inside_from(layout, register, element)
+        wanted = inside_from(layout, register, element - element % together)
         if mask is not None:
             asked = _asked(mask.values[register], element, uniform)
             if wanted is not None:

@@ -24,8 +24,8 @@ from pallas_gpu.layouts.smem.bit_access import plan_bits
 from pallas_gpu.layouts.smem.vector_access import PartialBytesError
 from pallas_gpu.layouts.smem.window import alignment_bytes
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.mosaic import addressing, masking, module, predication, sub_byte
-from pallas_gpu.mosaic.elements import dtypes, packed
+from pallas_gpu.mosaic import addressing, masking, module, sub_byte
+from pallas_gpu.mosaic.elements import dtypes, packed, predication
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
 

@@ -18,8 +18,8 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
-from pallas_gpu.mosaic import addressing, masking, predication
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic import addressing, masking
+from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.mosaic.registers import Array, RegisterArray
 
 # An address in bits: of an array's start, the sum of these.

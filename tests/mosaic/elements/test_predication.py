@@ -11,8 +11,8 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.placement import default_placement
-from pallas_gpu.mosaic import addressing, gmem, mbarrier, predication, registers, smem
-from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic import addressing, gmem, mbarrier, registers, smem
+from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.runtime import ptx_stats
 
 # Registers of 1, 2, 4, 8 and 16 bytes.
