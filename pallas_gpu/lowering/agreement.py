@@ -44,6 +44,16 @@ def in_layout(kernel: Any, x: Any, target: Placement) -> Any:
     return _in_layout(kernel, x, target)
 
 
+def preferred(operands: Sequence[Any]) -> Placement | None:
+    """Returns the layout for an operation of several arrays, None if none has one.
+
+    It is that of the first array whose layout an author may have chosen.
+    """
+    arrays = [x for x in operands if isinstance(x, regs.RegisterArray)]
+    chosen = next((x.layout for x in arrays if _is_chosen(x)), None)
+    return chosen or _common(arrays)
+
+
 def _common(operands: Sequence[Any]) -> Placement | None:
     """The layout of all register arrays; None if there is none, or they disagree."""
     arrays = [x for x in operands if isinstance(x, regs.RegisterArray)]

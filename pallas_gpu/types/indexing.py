@@ -237,11 +237,18 @@ def _constant_array(entry: Any, dim: int, shape: tuple[int, ...]) -> np.ndarray:
         array = array.astype(np.int64)
     if array.dtype.kind not in "iu":
         _refuse(entry)
-    n = shape[dim]
+    n, array = shape[dim], _wide(array)
     outside = array[(array < -n) | (array >= n)]
     if outside.size:
         raise _out_of_bounds(f"index {outside[0]} in an array", dim, shape)
-    return np.where(array < 0, array + n, array).astype(np.int64)
+    return np.where(array < 0, array + n, array)
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    """Indices as int64; those that it does not hold are out of any bounds."""
+    if array.dtype == np.uint64:
+        array = np.minimum(array, np.uint64(np.iinfo(np.int64).max))
+    return array.astype(np.int64)
 
 
 def _refuse(entry: Any) -> NoReturn:

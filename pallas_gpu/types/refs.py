@@ -536,4 +536,7 @@ def describe(ref: Any) -> str:
         return f"{type(ref).__name__}, not a reference"
     if not isinstance(aval.memory_space, Resource):
         return f"{aval}, not a reference of a kernel"
+    if isinstance(ref, RefView) and ref.dtype != aval.dtype:
+        name = jnp.dtype(ref.dtype).name
+        return f"{aval.memory_space.name} {name}{list(ref.shape)}"
     return aval.memory_space.describe(aval, ref.shape)

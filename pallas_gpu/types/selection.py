@@ -137,6 +137,7 @@ def select(
     Raises:
       UnsupportedError: steps that have no indices, such as a part of what an index
         array selects.
+      OutOfBoundsError: without a mask, a static index out of bounds.
     """
     shape, left = tuple(shape), list(steps)
     window = Window.whole(shape)
@@ -162,6 +163,8 @@ def select(
         reversed(left), reversed(shapes[:-1]), reversed(shapes[1:]), strict=True
     ):
         indices = _before(step, indices, before, after_shape, final)
+    if not masked:
+        _require_inside(indices, base, final)
     return Selection(
         tuple(prefix),
         view,
@@ -170,6 +173,31 @@ def select(
         dtypes[-1],
         _adjacent(window, view, indices),
     )
+
+
+def _require_inside(
+    indices: Sequence[Index], base: tuple[int, ...], final: tuple[int, ...]
+) -> None:
+    """Refuses static indices out of bounds; the emulator checks the others."""
+    for dim, (index, n) in enumerate(zip(indices, base, strict=True)):
+        match index:
+            case int():
+                first = last = index
+            case Axis() if isinstance(index.start, int):
+                first = index.start
+                last = first + index.stride * (final[index.number] - 1)
+            case _:
+                continue
+        if first < 0 or last >= n:
+            raise errors.OutOfBoundsError(
+                "an access outside the reference",
+                expected=f"0 to {n - 1} in dimension {dim} of shape {base}",
+                got=f"indices {first} to {last}",
+                hint="check the index, or mask the elements outside: "
+                "plgpu.load(ref, index, mask=...), "
+                "plgpu.store(ref, index, x, mask=...)",
+                where=_jax.where_now(),
+            )
 
 
 def _adjacent(

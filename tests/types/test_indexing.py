@@ -167,6 +167,60 @@ def test_a_known_array_of_indices_lies_inside(rows):
         run(body)
 
 
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.uint64])
+def test_a_known_array_of_any_integers_has_indices(dtype):
+    rows = np.array([0, 127 if dtype != np.int8 else -1], dtype)
+
+    def body(x, o):
+        o[...] = x.reshape(512, 16)[rows]
+
+    x = numbers()
+    expected = x.reshape(512, 16)[rows]
+    out = jax.ShapeDtypeStruct((2, 16), np.float32)
+    call = plgpu.kernel(body, out_type=out, interpret=plgpu.InterpretParams())
+    np.testing.assert_array_equal(call(x), expected)
+
+
+STATIC_OUTSIDE = {
+    "a stride": (np.s_[plgpu.ds(60, 4, 2)], "indices 60 to 66"),
+    "beside an array": ((np.array([0, 5]), plgpu.ds(120, 9)), "indices 120 to 128"),
+    "before the start": ((np.array([0, 5]), plgpu.ds(-1, 9)), "indices -1 to 7"),
+}
+
+
+@pytest.mark.parametrize("name", STATIC_OUTSIDE)
+@pytest.mark.parametrize("access", ["read", "write", "atomic"])
+def test_static_indices_of_elements_lie_inside(name, access):
+    index, got = STATIC_OUTSIDE[name]
+
+    accesses = {
+        "read": lambda x, o: x.get(index),
+        "write": lambda x, o: o.set(1.0, index),
+        "atomic": lambda x, o: plgpu.atomic_add(o, index, 1.0),
+    }
+
+    def body(x, o):
+        accesses[access](x, o)
+
+    with pytest.raises(errors.OutOfBoundsError) as found:
+        run(body)
+    assert found.value.what == "an access outside the reference"
+    assert found.value.got == got
+    assert "test_indexing.py" in str(found.value)
+
+
+def test_a_masked_static_index_may_be_outside():
+    def body(x, o):
+        o[...] = x[...]
+        rows = lax.iota(jnp.int32, 4)[:, None] < 2
+        o[0:4] = plgpu.load(x, plgpu.ds(60, 4, 2), mask=rows, other=7.0)
+
+    x = numbers()
+    got = run(body)
+    np.testing.assert_array_equal(got[0:2], x[60:64:2])
+    np.testing.assert_array_equal(got[2:4], np.full((2, 128), 7.0))
+
+
 def test_a_large_known_array_is_an_argument():
     rows = np.random.default_rng(0).permutation(512) % 64
 
@@ -409,6 +463,18 @@ def test_a_stored_value_has_the_reference_dtype():
         expected="GMEM float32[64, 128]",
         got="float16[64, 128]",
         hint=".astype(jnp.float32)",
+    ):
+        run(body)
+
+
+def test_a_value_stored_to_a_view_has_the_dtype_of_the_view():
+    def body(x, o):
+        o.bitcast(jnp.bfloat16)[...] = x[...]  # HERE
+
+    with refused(
+        errors.DTypeError,
+        "a value is stored into a reference of another element type",
+        expected="GMEM bfloat16[64, 256]",
     ):
         run(body)
 

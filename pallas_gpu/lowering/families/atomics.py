@@ -37,8 +37,7 @@ def _update(
 
 def _make_lane(name: str):
     def rule(ctx: RuleContext, *invals: Any) -> Any:
-        found = indexed.access(ctx, invals, "ref", *_values(name))
-        placement = indexed.lane_placement(found)
+        found, placement = indexed.lane_access(ctx, invals, "ref", *_values(name))
         with ctx.in_order():
             elements = indexed.lane_elements(ctx, found)
             return _update(

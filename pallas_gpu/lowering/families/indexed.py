@@ -21,6 +21,7 @@ from pallas_gpu.layouts.registers.placement import (
     default_placement,
     place_registers,
 )
+from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import view
@@ -98,16 +99,40 @@ def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
     )
 
 
-def lane_placement(found: Access, layout: Any = None) -> Placement | None:
+def lane_access(
+    ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str, layout: Any = None
+) -> tuple[Access, Placement | None]:
+    """Returns the operands of an equation in one layout, and that layout.
+
+    Args:
+      ref, extra: as of `access`.
+      layout: the layout that the author has given, or None.
+    """
+    found = access(ctx, invals, ref, *extra)
+    placement = _lane_placement(found, layout)
+    if placement is None:
+        return found, None
+
+    def alike(x: Any) -> Any:
+        return agreement.in_layout(ctx.kernel, x, placement)
+
+    return dataclasses.replace(
+        found,
+        indices=tuple(map(alike, found.indices)),
+        mask=alike(found.mask),
+        extra=tuple(map(alike, found.extra)),
+    ), placement
+
+
+def _lane_placement(found: Access, layout: Any) -> Placement | None:
     """Returns the layout of an access: the given one, or that of an operand."""
     if not found.shape:
         return None
     if layout is not None:
         return place_registers(layout, found.shape)
-    arrays = [found.mask, *found.extra, *found.indices]
-    for x in arrays:
-        if isinstance(x, regs.RegisterArray):
-            return x.layout
+    common = agreement.preferred([found.mask, *found.extra, *found.indices])
+    if common is not None:
+        return common
     placement = default_placement(found.shape, dtypes.bits(found.dtype))
     if isinstance(placement, WGStridedLayout):
         return place_registers(spread_layout(found.shape), found.shape)
@@ -116,17 +141,17 @@ def lane_placement(found: Access, layout: Any = None) -> Placement | None:
 
 @lane(load_indexed_p)
 def _load_lane(ctx: RuleContext, *invals: Any) -> Any:
-    found = access(ctx, invals, "src", "other")
-    placement = lane_placement(found, ctx.eqn.params["layout"])
+    layout = ctx.eqn.params["layout"]
+    found, placement = lane_access(ctx, invals, "src", "other", layout=layout)
     return indexed.load(lane_elements(ctx, found), placement, found.extra[0])
 
 
 @lane(store_indexed_p)
 def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
-    found = access(ctx, invals, "dst", "value")
+    found, placement = lane_access(ctx, invals, "dst", "value")
     with ctx.in_order():
         elements = lane_elements(ctx, found)
-        indexed.store(elements, lane_placement(found), found.extra[0])
+        indexed.store(elements, placement, found.extra[0])
     return []
 
 

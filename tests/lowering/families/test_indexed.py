@@ -121,7 +121,7 @@ def test_index_arrays_gather(name, memory):
     options = {"gmem": {}, "smem": in_smem(), "tiled": in_smem(SWIZZLED)}[memory]
     expected = X[known()]
     make = kernel(body, expected.shape, **options)
-    check(make, [X, ROWS, COLUMNS], expected, semantics=WARPGROUP, executed=WARPGROUP)
+    check(make, [X, ROWS, COLUMNS], expected)
 
 
 @pytest.mark.parametrize("name", GATHERS)
@@ -135,9 +135,40 @@ def test_index_arrays_scatter(name):
         o[...] = jnp.zeros((64, 128), jnp.float32)
         o[traced(rows[...], columns[...])] = v[...]
 
-    make = kernel(body, (64, 128))
-    arguments = [values, ROWS, COLUMNS]
-    check(make, arguments, expected, semantics=WARPGROUP, executed=WARPGROUP)
+    check(kernel(body, (64, 128)), [values, ROWS, COLUMNS], expected)
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (13, 9)])
+def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
+    rows, columns = (np.arange(3) % n for n in shape)
+    mask = np.arange(shape[1]) % 2 == 0
+
+    def body(x, rows, columns, mask, whole, grid, masked, stored, sums):
+        whole[...] = x[rows[...]]
+        grid[...] = x[rows[...][:, None], columns[...][None]]
+        masked[...] = plgpu.load(x, rows[...], mask=mask[...], other=-x[0:3])
+        stored[...] = jnp.zeros(shape, jnp.float32)
+        stored[rows[...]] = x[0:3]
+        sums[...] = jnp.zeros(shape, jnp.float32)
+        plgpu.atomic_add(sums, rows[...], x[0:3], mask=mask[...])
+
+    def make(interpret):
+        shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
+        out = [jax.ShapeDtypeStruct(s, np.float32) for s in shapes]
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    x = np.random.default_rng(3).integers(1, 99, shape).astype(np.float32)
+    stored = np.zeros_like(x)
+    stored[rows] = x[0:3]
+    expected = [
+        x[rows],
+        x[np.ix_(rows, columns)],
+        np.where(mask, x[rows], -x[0:3]),
+        stored,
+        stored * mask,
+    ]
+    arguments = [x, rows.astype(np.int32), columns.astype(np.int16), mask]
+    check(make, arguments, expected)
 
 
 def test_under_lane_index_arrays_have_the_layout_of_the_result():

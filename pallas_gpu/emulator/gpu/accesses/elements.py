@@ -17,6 +17,12 @@ from pallas_gpu.emulator.engine.ordering import Box
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
 from pallas_gpu.layouts.window import Window
 
+# How elements are masked, by what an access does.
+_MASKED = {
+    "read": "plgpu.load(ref, index, mask=...)",
+    "written": "plgpu.store(ref, index, x, mask=...)",
+    "updated": "pass mask=...",
+}
 
 class Elements:
     """The elements of a region that an access names.
@@ -97,7 +103,7 @@ class Elements:
             got=f"index {found[axis]} in dimension {axis}"
             + (f", for element {list(element)} of the access" if element else ""),
             hint="check the index, or mask the elements outside: "
-            "plgpu.load(ref, index, mask=...)",
+            + _MASKED[verb],
         )
 
     def _positions(
