@@ -196,7 +196,7 @@ def test_static_indices_of_elements_lie_inside(name, access):
     accesses = {
         "read": lambda x, o: x.get(index),
         "write": lambda x, o: o.set(1.0, index),
-        "atomic": lambda x, o: plgpu.atomic_add(o, index, 1.0),
+        "atomic": lambda x, o: plgpu.atomic_add(o.at[index], 1.0),
     }
 
     def body(x, o):

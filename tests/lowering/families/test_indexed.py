@@ -150,7 +150,7 @@ def test_under_lane_indices_whose_layout_nobody_has_chosen_are_converted(shape):
         stored[...] = jnp.zeros(shape, jnp.float32)
         stored[rows[...]] = x[0:3]
         sums[...] = jnp.zeros(shape, jnp.float32)
-        plgpu.atomic_add(sums, rows[...], x[0:3], mask=mask[...])
+        plgpu.atomic_add(sums.at[rows[...]], x[0:3], mask=mask[...])
 
     def make(interpret):
         shapes = [(3, shape[1]), (3, 3), (3, shape[1]), shape, shape]
