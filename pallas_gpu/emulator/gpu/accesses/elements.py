@@ -24,6 +24,7 @@ _MASKED = {
     "updated": "pass mask=...",
 }
 
+
 class Elements:
     """The elements of a region that an access names.
 
@@ -102,8 +103,7 @@ class Elements:
             f"{axes}",
             got=f"index {found[axis]} in dimension {axis}"
             + (f", for element {list(element)} of the access" if element else ""),
-            hint="check the index, or mask the elements outside: "
-            + _MASKED[verb],
+            hint="check the index, or mask the elements outside: " + _MASKED[verb],
         )
 
     def _positions(
