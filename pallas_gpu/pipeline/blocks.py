@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry import check, scope
@@ -20,7 +19,6 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     slopes,
 )
-from pallas_gpu.primitives import registers
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -120,7 +118,7 @@ class Stream:
     def window(self, indices: Sequence[Any]) -> types.RefView:
         """Returns the part of the array at a position of the loop."""
         shape = tuple(self.ref.shape)
-        starts = self._starts(indices)
+        starts = self.starts(indices)
         steps = [
             start if gone else _jax.Slice(start, size, 1)
             for start, size, gone in zip(
@@ -132,7 +130,7 @@ class Stream:
             base, before = base.ref, tuple(base.transforms)
         return types.RefView(base, (*before, _jax.indexer(steps, (), shape)))
 
-    def _starts(self, indices: Sequence[Any]) -> list[Any]:
+    def starts(self, indices: Sequence[Any]) -> list[Any]:
         """Returns the first index of a block in each dimension of the array."""
         entries = self.spec.block_shape or (None,) * len(self.sizes)
         return [
@@ -141,28 +139,6 @@ class Stream:
                 self.block_index(indices), self.sizes, entries, strict=True
             )
         ]
-
-    def mask(self, indices: Sequence[Any]) -> Any:
-        """Returns which elements of a block are inside of the array, as bools."""
-        result, axis = jnp.ones(self.block_shape, bool), 0
-        rank = len(self.sizes)
-        for start, n, size, gone, entry in zip(
-            self._starts(indices),
-            self.ref.shape,
-            self.sizes,
-            self.spec.squeezed(rank),
-            self.spec.block_shape or (None,) * rank,
-            strict=True,
-        ):
-            if gone:
-                continue
-            anywhere = isinstance(entry, types.Element | types.BoundedSlice)
-            if anywhere or size != n:
-                places = lax.broadcasted_iota(jnp.int32, self.block_shape, axis)
-                places = places + jnp.int32(start)
-                result = result & (places >= 0) & (places < n)
-            axis += 1
-        return result
 
     def at_index_map(self, copy: Callable[[], None]) -> None:
         """Copies a block; messages about it name the line of the index map."""
@@ -222,24 +198,6 @@ class Stream:
         if not self.direct or in_gmem or 0 in self.sizes:
             return False
         return self._needs_copy
-
-    def fetch(self, indices: Sequence[Any]) -> None:
-        """Copies a block from GMEM, by threads; elements outside of the array are 0."""
-
-        def copy() -> None:
-            view, mask = self.window(indices), self.mask(indices)
-            self.held[...] = registers.load(view, mask=mask)
-
-        self.at_index_map(copy)
-
-    def flush(self, indices: Sequence[Any]) -> None:
-        """Copies a block to GMEM, by threads; what is outside is not stored."""
-
-        def copy() -> None:
-            view, mask = self.window(indices), self.mask(indices)
-            registers.store(view, (), self.held[...], mask=mask)
-
-        self.at_index_map(copy)
 
     def in_gmem(self) -> Stream:
         """Returns the stream; the body accesses its blocks where they are.

@@ -14,6 +14,7 @@ import jax
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import control, scope
 from pallas_gpu.entry.names import parameter_names
+from pallas_gpu.pipeline import thread_copies
 from pallas_gpu.pipeline.blocks import Stream, checked
 from pallas_gpu.pipeline.inputs import Inputs
 from pallas_gpu.pipeline.loops import ravel
@@ -87,7 +88,7 @@ class Streams:
         """Copies the blocks of a step that threads copy, and publishes them."""
         held = [stream for stream in self.inputs if stream.held is not None]
         for stream in held:
-            stream.fetch(indices)
+            thread_copies.fetch(stream, indices)
         if held:
             tma.commit_smem()
 
@@ -106,7 +107,7 @@ class Streams:
             return
         outputs, step = Outputs(held, grid, math.prod(grid), 1), ravel(indices, grid)
         for stream in held:
-            store = functools.partial(stream.flush, indices)
+            store = functools.partial(thread_copies.flush, stream, indices)
             control.when(outputs.completes(stream, step))(store)
 
     def operands(

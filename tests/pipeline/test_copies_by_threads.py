@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
+from pallas_gpu.runtime import ptx_stats
 from tests.support import everywhere
 from tests.support.entry_kernels import f32, numbers
 
@@ -16,6 +19,13 @@ ODD_BLOCKS = {
     "rows over the edge": ((100, 77), (32, 77), (4,), lambda i: (i, 0)),
     "columns over the edge": ((100, 77), (16, 32), (7, 3), lambda i, j: (i, j)),
     "narrow rows": ((7, 3), (4, 3), (2,), lambda i: (i, 0)),
+    "rows of several elements": (
+        (21, 6, 26),
+        (8, 4, 26),
+        (3, 2),
+        lambda i, j: (i, j, 0),
+    ),
+    "lines of several rows": ((7, 6, 5), (1, 4, 5), (7, 2), lambda i, j: (i, j, 0)),
     "one axis": ((1001,), (256,), (4,), lambda i: (i,)),
     "squeezed": ((7, 33, 5), (None, 8, 5), (7, 5), lambda i, j: (i, j, 0)),
     "whole": ((1001,), (1001,), (1,), lambda i: (0,)),
@@ -43,6 +53,34 @@ def test_threads_copy_blocks_of_rows_that_tma_cannot_address(name, dtype):
         )
 
     everywhere.check(make, [x], x * 2)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", ["rows over the edge", "columns over the edge"])
+def test_threads_copy_whole_blocks_in_vectors_and_parts_under_predicates(name):
+    """One branch a copy at most, none for an element."""
+    shape, block, grid, index_map = ODD_BLOCKS[name]
+
+    def body(x, o):
+        o[...] = x[...] + 1
+
+    spec = plgpu.BlockSpec(block, index_map)
+    make = plgpu.pallas_call(
+        body, f32(*shape), grid=grid, in_specs=[spec], out_specs=spec
+    )
+    (report,) = plgpu.offline.compile(make, f32(*shape))
+    each = 20 if name == "rows over the edge" else 4
+    found = {
+        kind: len(re.findall(rf"@%p\d+ {kind} ", report.ptx))
+        for kind in ("ld.global.b32", "st.global.b32")
+    }
+    assert found == {"ld.global.b32": each, "st.global.b32": each}
+    # Rows of the array are adjacent, parts of them start anywhere.
+    wide = 5 if name == "rows over the edge" else 0
+    assert ptx_stats.count(report.ptx, "ld.global.v4") == wide
+    assert ptx_stats.count(report.ptx, "st.global.v4") == wide
+    # Around a copy: to the whole block, and past it.
+    assert ptx_stats.count(report.ptx, "bra") <= (4 if wide else 0)
 
 
 def test_what_is_outside_of_the_array_is_zero_in_a_block_that_threads_copy():
