@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -12,6 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
+from pallas_gpu.runtime import ptx_stats
 from tests.support.entry_kernels import run
 from tests.support.everywhere import check
 from tests.support.refusal import refused
@@ -398,3 +401,40 @@ def test_an_accumulator_has_no_addresses():
         errors.UnsupportedError, match="elements of a reference without addresses"
     ):
         run(body)
+
+
+# --- what is emitted ------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("mask", ["rows", "columns"])
+def test_masked_accesses_have_no_branches_and_vectors_where_rows_are_masked(mask):
+    def body(x, n, o):
+        rows, columns = jnp.arange(64), jnp.arange(64)
+        inside = (rows < n[0])[:, None] if mask == "rows" else columns < n[0]
+        part = (rows, plgpu.ds(0, 64))
+        plgpu.store(o, part, plgpu.load(x, part, mask=inside, other=0), mask=inside)
+
+    x = jax.ShapeDtypeStruct((128, 64), ml_dtypes.bfloat16)
+    n = jax.ShapeDtypeStruct((1,), jnp.int32)
+    make = kernel(body, (64, 64), x.dtype)
+    (report,) = plgpu.offline.compile(make(None), x, n)
+    assert ptx_stats.count(report.ptx, "bra") == 0
+    # 4096 elements are 32 in each of the threads: 8 vectors of 4.
+    width, count = (".v2.b32", 8) if mask == "rows" else (".b16", 32)
+    for name in ("ld", "st"):
+        assert len(re.findall(rf"@%p\d+ {name}\.global{width} ", report.ptx)) == count
+
+
+@pytest.mark.offline
+def test_padding_of_a_row_needs_no_branch():
+    """The last register of 777 elements is partly padding."""
+
+    def body(x, o):
+        o[...] = x[...] + 1
+
+    x = jax.ShapeDtypeStruct((777,), jnp.float32)
+    (report,) = plgpu.offline.compile(kernel(body, x.shape)(None), x)
+    assert ptx_stats.count(report.ptx, "bra") == 0
+    for name in ("ld", "st"):
+        assert len(re.findall(rf"@%p\d+ {name}\.global\.b32 ", report.ptx)) == 1
