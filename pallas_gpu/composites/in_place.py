@@ -81,9 +81,11 @@ class _Body:
             problem = Problem.of(eqn)
             fused = self._fused(i, problem)
             operands = self._operands(eqn, problem, fused)
-            if fused.at == i and operands == {"a": eqn.invars[0], "b": eqn.invars[1]}:
+            unchanged = dict(zip("ab", eqn.invars, strict=True))
+            dimensions = self._without_transposes(operands, problem)
+            if fused.at == i and operands == unchanged:
                 continue
-            replaced[fused.at] = _with_operands(eqn, operands, fused)
+            replaced[fused.at] = _with_operands(eqn, operands, fused, dimensions)
             dropped.update({i, *fused.absorbed} - {fused.at})
         if not replaced:
             return self._jaxpr
@@ -164,6 +166,27 @@ class _Body:
         if fused.acc is not None:
             operands["acc"] = ops.RefOperand(fused.acc)
         return operands
+
+    def _without_transposes(self, operands: dict[str, Any], problem: Problem) -> Any:
+        """Replaces values that are transposes, and returns dimensions to match.
+
+        So that the scratch of a product stores them in the order of the registers, and
+        a product of a matrix with its own transpose stores the matrix once.
+        """
+        contracted = list(problem.contracted)
+        if problem.is_of_matrices:
+            for side, name in enumerate("ab"):
+                while (i := self._transpose(operands[name])) is not None:
+                    operands[name] = self._eqns[i].invars[0]
+                    contracted[side] = (1 - contracted[side][0],)
+        return (tuple(contracted), problem.batch)
+
+    def _transpose(self, operand: Any) -> int | None:
+        """Returns the position of the transpose that an operand is, if it is one."""
+        if isinstance(operand, ops.RefOperand):
+            return None
+        i = self._position(operand)
+        return i if i is not None and _is_transpose(self._eqns[i]) else None
 
     def _loads(
         self, operands: dict[str, Any], problem: Problem, position: int
@@ -254,9 +277,11 @@ def _may_write(eqn: _jax.JaxprEqn, ref: Any) -> bool:
 
 
 def _with_operands(
-    eqn: _jax.JaxprEqn, operands: dict[str, Any], fused: _Fused
+    eqn: _jax.JaxprEqn, operands: dict[str, Any], fused: _Fused, dimensions: Any
 ) -> _jax.JaxprEqn:
+    """Returns the product of other operands; without `b` it is the same value as `a`."""
+    if operands["a"] is operands["b"]:
+        operands = {name: x for name, x in operands.items() if name != "b"}
     leaves, tree = jax.tree.flatten(operands)
-    return eqn.replace(
-        invars=leaves, outvars=fused.out, params={**eqn.params, "tree": tree}
-    )
+    params = {**eqn.params, "tree": tree, "dimension_numbers": dimensions}
+    return eqn.replace(invars=leaves, outvars=fused.out, params=params)

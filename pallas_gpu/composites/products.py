@@ -65,7 +65,9 @@ def _given(composite: Composite, operands: Any) -> dict[str, Any]:
     if tree is None:
         return dict(zip("ab", operands, strict=True))
     given = jax.tree.unflatten(tree, operands)
-    return {name: _view(x) for name, x in given.items()}
+    given = {name: _view(x) for name, x in given.items()}
+    given.setdefault("b", given["a"])
+    return given
 
 
 def _view(x: Any) -> Any:

@@ -61,7 +61,7 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
         start = in_layout(jnp.zeros((shape.m, shape.n), wide), shape.acc, kernel)
         return jax.lax.fori_loop(0, k, step, start)
 
-    scratch = types.SMEM((k, shape.m), wide), types.SMEM((k, shape.n), wide)
+    scratch = [types.SMEM((k, s), wide).as_internal() for s in (shape.m, shape.n)]
     return run_scoped(add_up, *scratch)[:m, :n]
 
 

@@ -129,14 +129,18 @@ def product(
     """
     dtype = jnp.int32 if jnp.issubdtype(a.dtype, jnp.integer) else jnp.float32
     kept, moved = _is_kept(a), _moved(a, b)
-    given = {k: _tiles(_to_store(x, k)) for k, x in moved.items()}
+    is_shared = len(moved) == 2 and _are_stored_alike(a, b)
+    copies = {k: x for k, x in moved.items() if not (k == "b" and is_shared)}
+    given = {k: _tiles(_to_store(x, k)) for k, x in copies.items()}
     if acc is None:
         given["acc"] = types.ACC((a.shape[0], b.shape[1]), dtype)
     stored = moved or any(_is_stored(x, kernel) for x in (a, b))
 
     def multiply(**refs: Any) -> Any:
-        for name, operand in moved.items():
+        for name, operand in copies.items():
             refs[name][...] = _to_store(operand, name).value()
+        if is_shared:
+            refs["b"] = refs["a"]
         if stored:
             tma.commit_smem()
         target = refs.get("acc", acc)
@@ -164,6 +168,11 @@ def _moved(a: Matrix, b: Matrix) -> dict[str, Matrix]:
         for name, operand in (("a", a), ("b", b))
         if not (name == "a" and _is_kept(a)) and not is_readable(operand, name)
     }
+
+
+def _are_stored_alike(a: Matrix, b: Matrix) -> bool:
+    """Whether one copy in scratch memory serves both operands."""
+    return a.stored is b.stored and _to_store(a, "a") == _to_store(b, "b")
 
 
 def _multiply(acc: Any, a: Any, b: Any) -> None:
@@ -251,4 +260,4 @@ def _tiles(matrix: Matrix) -> Any:
         types.TilingTransform((8, swizzle * 8 // bits)),
         types.SwizzleTransform(swizzle),
     )
-    return types.SMEM(matrix.shape, matrix.dtype, transforms=transforms)
+    return types.SMEM(matrix.shape, matrix.dtype, transforms=transforms).as_internal()

@@ -8,25 +8,33 @@ authors give them, remain an error of the operation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts import Layout, LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.registers import fragments
+from pallas_gpu.layouts.registers.defaults import spread_layout
 from pallas_gpu.layouts.registers.placement import (
     Placement,
     default_placement,
     describe,
+    place_registers,
 )
-from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import accesses, scratch
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.mosaic import registers as regs
+from pallas_gpu.mosaic import smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import image, rearrange, relayout
 
 # Widths for which default layouts differ.
 _WIDTHS = (32, 64)
+# A conversion between layouts stores and loads each element once more.
+_TOLERATED_CONFLICTS = 2.0
 
 
 def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
@@ -52,6 +60,51 @@ def preferred(operands: Sequence[Any]) -> Placement | None:
     arrays = [x for x in operands if isinstance(x, regs.RegisterArray)]
     chosen = next((x.layout for x in arrays if _is_chosen(x)), None)
     return chosen or _common(arrays)
+
+
+def linear(kernel: Any, x: regs.RegisterArray) -> regs.RegisterArray:
+    """Returns an array in a layout that has a linear form, as transposes need."""
+    if isinstance(x.layout, LinearLayout) or x.layout.is_linear:
+        return x
+    return _in_layout(kernel, x, spread_layout(x.shape, dtypes.bits(x.dtype)))
+
+
+def to_store(
+    kernel: Any, view: smem.SmemView, x: regs.RegisterArray
+) -> regs.RegisterArray:
+    """Returns an array in a layout that is stored to internal scratch efficiently.
+
+    It is converted if its own has many bank conflicts, or needs an address for each
+    element.
+    """
+    now = _conflicts(view, x.layout)
+    if now <= _TOLERATED_CONFLICTS:
+        return x
+    best = min(_storable(x.shape), key=lambda s: _conflicts(view, s))
+    return _in_layout(kernel, x, best) if _conflicts(view, best) < now else x
+
+
+def _conflicts(view: smem.SmemView, layout: Placement) -> float:
+    """The time of a store relative to one without bank conflicts."""
+    if accesses.by_element(view, layout, "store"):
+        return math.inf
+    plan = smem.plan(view, layout, "store")
+    return plan.wavefronts_per_access / plan.ideal_wavefronts
+
+
+def _storable(shape: tuple[int, ...]) -> Iterator[Placement]:
+    """Layouts in which a matrix is stored to tiles without conflicts, if they fit."""
+    yield spread_layout(shape)
+    if len(shape) != 2:
+        return
+    rows, columns = shape
+    for layout in (Layout.WGMMA, *(fragments.mma_acc(w) for w in (4, 2, 1))):
+        with contextlib.suppress(errors.LayoutError):
+            yield place_registers(layout, shape)
+        with contextlib.suppress(errors.LayoutError):
+            turned = place_registers(layout, (columns, rows))
+            if isinstance(turned, LinearLayout):
+                yield turned.transpose((1, 0))
 
 
 def _common(operands: Sequence[Any]) -> Placement | None:

@@ -40,6 +40,8 @@ def access(
       kind: "load" or "store".
       where: returns the line of the access.
     """
+    if _is_internal(view):
+        return
     _too_large(view, layout, where)
     if isinstance(view, gmem.GmemView):
         taken, aligned = gmem.access_widths(view, layout)
@@ -66,6 +68,8 @@ def through_tiles(
     view: smem.SmemView, kind: Kind, where: Callable[[], str | None]
 ) -> None:
     """Warns of an access that computes the address of each element."""
+    if _is_internal(view):
+        return
     warn(
         f"a {kind} of a part of a tiled SMEM array cuts through its tiles",
         "an address is computed for each element",
@@ -74,6 +78,10 @@ def through_tiles(
         "a product, or as plgpu.multiple_of(start, rows)",
         where,
     )
+
+
+def _is_internal(view: smem.SmemView | gmem.GmemView) -> bool:
+    return isinstance(view, smem.SmemView) and view.internal
 
 
 def _too_large(view: Any, layout: Placement, where: Callable[[], str | None]) -> None:

@@ -47,11 +47,12 @@ class GmemHandle:
 
 @dataclasses.dataclass(frozen=True)
 class SmemHandle:
-    """An array in SMEM."""
+    """An array in SMEM; internal if an operation declares it."""
 
     pointer: ir.Value
     layout: SmemLayout
     dtype: np.dtype
+    internal: bool = False
 
     @property
     def window(self) -> Window:

@@ -39,6 +39,8 @@ SCALAR = ("arith.", "gpu.", "llvm.", "nvvm.")
 BUFFER = "pallas_gpu.buffer"
 # Between a scalar of registers and an element of an array of packed elements.
 _CAST = "builtin.unrealized_conversion_cast"
+# On the declaration of an SMEM array that an operation uses, not the author.
+INTERNAL = "pallas_gpu.internal"
 # On an operation that a single warp executes.
 IN_WARP = "pallas_gpu.in_warp"
 

@@ -39,12 +39,14 @@ class SmemView:
       layout: placement of the whole array.
       dtype: element type.
       window: the slice; its dynamic starts are i32 values.
+      internal: whether an operation declares the array, not the author.
     """
 
     pointer: ir.Value
     layout: SmemLayout
     dtype: np.dtype
     window: Window
+    internal: bool = False
 
     @classmethod
     def whole(cls, pointer: ir.Value, layout: SmemLayout, dtype: np.dtype) -> SmemView:

@@ -462,9 +462,7 @@ def test_products_with_vectors_are_in_float32(rng, expression, shapes):
     def body(a_ref, b_ref, o_ref):
         o_ref[...] = jnp.einsum(expression, a_ref[...], b_ref[...])
 
-    # Under Lane semantics stacks of vectors need layouts of the author's.
-    inferred = [WARPGROUP] if "b" in expression and a.ndim == 3 else BOTH
-    check_product(body, a, b, expression, tolerance=1e-6, semantics=inferred)
+    check_product(body, a, b, expression, tolerance=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -499,14 +497,7 @@ def test_a_sum_with_a_padded_product(rng):
         )
 
     expected = float64(c) + float64(a) @ float64(a)
-    everywhere.check(
-        kernel(body, (24, 24)),
-        [a, c],
-        expected,
-        atol=1e-4,
-        semantics=[WARPGROUP],
-        executed=[WARPGROUP],
-    )
+    everywhere.check(kernel(body, (24, 24)), [a, c], expected, atol=1e-4)
 
 
 def attention(interpret, rows=64, columns=64, depth=64):
@@ -562,14 +553,7 @@ def test_attention_along_a_sequential_axis(rng):
     scores = float64(q) @ float64(k).T / 8
     weights = np.exp(scores - scores.max(axis=1, keepdims=True))
     expected = weights @ float64(v) / weights.sum(axis=1)[:, None]
-    everywhere.check(
-        attention,
-        [q, k, v],
-        expected,
-        atol=2e-2,
-        semantics=[WARPGROUP],
-        executed=[WARPGROUP],
-    )
+    everywhere.check(attention, [q, k, v], expected, atol=2e-2)
 
 
 @pytest.mark.offline

@@ -22,7 +22,9 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     if part.space is types.SMEM:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
-        return smem.SmemView(builder.smem_pointer(offset), layout, dtype, part.window)
+        internal = logical.INTERNAL in maker.attributes
+        pointer = builder.smem_pointer(offset)
+        return smem.SmemView(pointer, layout, dtype, part.window, internal)
     number = ir.IntegerAttr(maker.attributes[logical.BUFFER]).value
     pointer = builder.buffers[number]
     return gmem.GmemView(pointer, number, dtype, part.window)

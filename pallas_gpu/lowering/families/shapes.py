@@ -11,6 +11,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
 from pallas_gpu import errors
+from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -188,7 +189,7 @@ def _transpose_lane(ctx: RuleContext, x: Any) -> Any:
     permutation = tuple(ctx.eqn.params["permutation"])
     if isinstance(x, regs.Splat):
         return regs.Splat(x.value, x.dtype, ctx.out_aval.shape)
-    return regs.transpose(placed(x), permutation)
+    return regs.transpose(agreement.linear(ctx.kernel, placed(x)), permutation)
 
 
 @warpgroup("transpose")

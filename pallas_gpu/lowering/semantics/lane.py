@@ -18,7 +18,7 @@ from pallas_gpu.layouts.registers.placement import (
     place_registers,
 )
 from pallas_gpu.layouts.window import is_contiguous
-from pallas_gpu.lowering import accesses, scratch
+from pallas_gpu.lowering import accesses, agreement, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
 from pallas_gpu.lowering.semantics import protocol
@@ -51,12 +51,15 @@ class Lane:
     ) -> vals.SmemHandle:
         layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
         pointer = kernel.builder.smem_pointer(offset_bytes)
-        return vals.SmemHandle(pointer, layout, vals.numpy_dtype(aval))
+        dtype, internal = vals.numpy_dtype(aval), aval.storage.internal
+        return vals.SmemHandle(pointer, layout, dtype, internal)
 
     def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
         window = part_window(handle, transforms)
         if isinstance(handle, vals.SmemHandle):
-            return smem.SmemView(handle.pointer, handle.layout, handle.dtype, window)
+            return smem.SmemView(
+                handle.pointer, handle.layout, handle.dtype, window, handle.internal
+            )
         if isinstance(handle, vals.GmemHandle):
             pointer = ctx.builder.buffers[handle.buffer_index]
             return gmem.GmemView(pointer, handle.buffer_index, handle.dtype, window)
@@ -94,6 +97,8 @@ class Lane:
                 return
             if isinstance(value, regs.Deferred):
                 value = regs.placed(value, _default_layout(handle, view))
+            if isinstance(view, smem.SmemView) and view.internal:
+                value = agreement.to_store(ctx.kernel, view, value)
             accesses.store(view, value, lambda: _jax.where(ctx.eqn))
 
     def add(self, a: Any, b: Any) -> Any:

@@ -55,6 +55,8 @@ class Warpgroup:
         array = dialect.ops.slice_smem(
             logical.smem_type(dtype, aval.shape), offset_bytes
         )
+        if aval.storage.internal:
+            array.owner.attributes[logical.INTERNAL] = ir.UnitAttr.get()
         if aval.transforms:
             layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
             given = dialect.transforms_to_attributes(layout.tiling, layout.swizzle)

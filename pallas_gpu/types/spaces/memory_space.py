@@ -268,6 +268,11 @@ class ScratchType:
         layout, shape = self.memory_space.drawn(self)
         return layout.draw(shape, part)
 
+    def as_internal(self) -> ScratchType:
+        """Returns the same declaration, made by an operation instead of an author."""
+        storage = dataclasses.replace(self.storage, internal=True)
+        return dataclasses.replace(self, storage=storage)
+
     def to_ref(self) -> KernelRef:
         """Returns a fresh abstract reference of this declaration."""
         aval = jax.core.ShapedArray(self.shape, self.dtype)

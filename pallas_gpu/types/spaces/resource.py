@@ -20,9 +20,12 @@ class Storage:
 
     Attributes:
       transforms: tiling and swizzle of an SMEM array.
+      internal: whether an operation declares it, not the author, who cannot follow the
+        advice of a warning about its accesses.
     """
 
     transforms: tuple[Transform, ...] = ()
+    internal: bool = False
 
     def __str__(self) -> str:
         return ", ".join(transform.describe() for transform in self.transforms)
