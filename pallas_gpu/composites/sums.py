@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import types
 from pallas_gpu.composites.mma import padded
 from pallas_gpu.composites.wgmma import Matrix, in_layout
 from pallas_gpu.entry.expand import Kernel
@@ -16,6 +17,9 @@ from pallas_gpu.entry.product import Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts.registers.fragments import MmaShape
 from pallas_gpu.primitives.registers import layout_cast, load
+
+# Terms that are multiplied at once without scratch memory: 32 for each thread.
+_TERMS = 128 * 32
 
 
 def product(problem: Problem, a: Any, b: Any, kernel: Kernel) -> jax.Array:
@@ -41,10 +45,10 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     PTX: st.shared, then ld.shared, and fma for each term. Both are stored by the terms
     of the sum, so that each step loads a row of either.
     """
-    if kernel.mesh.warpgroups > 1:
-        raise _no_scratch(problem)
     (m, k), n = a.shape, b.shape[1]
     wide = jnp.result_type(*map(_summed_in, (a.dtype, b.dtype, problem.out)))
+    if kernel.mesh.warpgroups > 1:
+        return _in_registers(a.value().astype(wide), b.value().astype(wide))
     # Only for the division of the result among the threads.
     shape = MmaShape.cheapest(m, n, 8, 32).padded
     rows, columns = _layouts(shape, kernel)
@@ -65,16 +69,21 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     return run_scoped(add_up, *scratch)[:m, :n]
 
 
-def _no_scratch(problem: Problem) -> errors.UnsupportedError:
-    return errors.UnsupportedError(
-        "a product of types that the tensor core does not have, in one of several "
-        "warpgroups",
-        expected="8-bit or 16-bit types or float32, or a block of one warpgroup",
-        got=problem.shown(),
-        hint="convert the operands, or multiply and add small ones: "
-        "jnp.sum(a[:, :, None] * b[None, :, :], axis=1)",
-        where=_jax.where_now(),
-    )
+def _in_registers(a: jax.Array, b: jax.Array) -> jax.Array:
+    """Returns a product of matrices whose columns and rows are cut out of registers.
+
+    One of several warpgroups cannot declare scratch memory; the exchanges of a slice
+    go through memory that each of them has.
+    """
+    (m, k), n = a.shape, b.shape[1]
+    terms = math.gcd(k, max(1, _TERMS // (m * n)))
+
+    def step(i: Any, total: Any) -> Any:
+        left = jax.lax.dynamic_slice_in_dim(a, i * terms, terms, 1)
+        right = jax.lax.dynamic_slice_in_dim(b, i * terms, terms, 0)
+        return total + jnp.sum(left[:, :, None] * right[None, :, :], axis=1)
+
+    return jax.lax.fori_loop(0, k // terms, step, jnp.zeros((m, n), a.dtype))
 
 
 def _layouts(shape: MmaShape, kernel: Kernel) -> tuple[Any, Any]:

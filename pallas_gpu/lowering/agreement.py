@@ -63,7 +63,7 @@ def preferred(operands: Sequence[Any]) -> Placement | None:
 
 
 def linear(kernel: Any, x: regs.RegisterArray) -> regs.RegisterArray:
-    """Returns an array in a layout that has a linear form, as transposes need."""
+    """Returns an array in a layout that has a linear form, as reductions need."""
     if isinstance(x.layout, LinearLayout) or x.layout.is_linear:
         return x
     return _in_layout(kernel, x, spread_layout(x.shape, dtypes.bits(x.dtype)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -213,16 +214,18 @@ def test_a_product_in_one_of_several_warpgroups(rng, rows):
     everywhere.check(make, [a, b], float64(a) @ float64(b), atol=1e-4)
 
 
-def test_a_sum_term_by_term_in_one_of_several_warpgroups_is_refused(rng):
-    a = numbers(rng, "int32", 32, 32)
+@pytest.mark.parametrize("shape", [(32, 16, 32), (10, 9, 8), (64, 24, 48)])
+def test_a_sum_term_by_term_in_one_of_several_warpgroups(rng, shape):
+    m, k, n = shape
+    a, b = numbers(rng, "int32", m, k), numbers(rng, "int32", k, n)
 
-    def body(a_ref, o_ref):
-        o_ref[jax.lax.axis_index("wg")] = a_ref[...] @ a_ref[...]
+    def body(a_ref, b_ref, o_ref):
+        wg = jax.lax.axis_index("wg")
+        o_ref[wg] = (a_ref[...] + wg) @ b_ref[...]
 
-    make = kernel(body, (2, 32, 32), jnp.int32, num_threads=2, thread_name="wg")
-    with pytest.raises(errors.UnsupportedError, match="several warpgroups") as caught:
-        make(plgpu.InterpretParams())(a)
-    assert "test_products.py" in str(caught.value)
+    make = kernel(body, (2, m, n), jnp.int32, num_threads=2, thread_name="wg")
+    expected = np.stack([(np.asarray(a) + wg) @ np.asarray(b) for wg in range(2)])
+    everywhere.check(make, [a, b], expected)
 
 
 def test_the_emulator_reads_float32_as_tf32():
@@ -498,6 +501,66 @@ def test_a_sum_with_a_padded_product(rng):
 
     expected = float64(c) + float64(a) @ float64(a)
     everywhere.check(kernel(body, (24, 24)), [a, c], expected, atol=1e-4)
+
+
+# --- scratch memory -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("expression", ["mk,kn->mn", "km,kn->mn", "mk,nk->mn"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8", "int32"])
+@pytest.mark.parametrize("k", [64, 80, 96])
+def test_no_warning_names_scratch_that_no_author_declared(
+    rng, semantics, expression, dtype, k
+):
+    """Sizes that are not powers of two, in either order."""
+    sizes = {"m": 64, "n": 80, "k": k}
+    left, right = expression.split("->")[0].split(",")
+    a = numbers(rng, dtype, *(sizes[d] for d in left))
+    b = numbers(rng, dtype, *(sizes[d] for d in right))
+    out = sum_type(dtype)
+
+    def body(a_ref, b_ref, o_ref):
+        o_ref[...] = jnp.einsum(
+            expression, a_ref[...], b_ref[...], preferred_element_type=out
+        )
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.PerformanceWarning)
+        tolerance = TOLERANCE.get(dtype, 0.0)
+        check_product(body, a, b, expression, out, tolerance, semantics=[semantics])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("expression", ["mk,nk->mn", "km,kn->mn"])
+def test_products_of_a_matrix_with_its_transpose(rng, dtype, expression):
+    x = numbers(rng, dtype, 64, 128)
+
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        o_ref[...] = (x @ x.T if expression == "mk,nk->mn" else x.T @ x).astype(F32)
+
+    exact = np.einsum(expression, float64(x), float64(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", errors.PerformanceWarning)
+        make = kernel(body, exact.shape)
+        everywhere.check(make, [x], exact, atol=2.0 if dtype == "bfloat16" else 0.5)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_matrix_and_its_transpose_are_one_copy_in_scratch(semantics, dtype):
+    x = jax.ShapeDtypeStruct((64, 128), jnp.dtype(dtype))
+
+    def body(x_ref, o_ref):
+        x = x_ref[...]
+        o_ref[...] = (x @ x.T).astype(F32)
+
+    function = under(semantics, kernel(body, (64, 64))(None))
+    (report,) = plgpu.offline.compile(function, x)
+    copy = x.size * x.dtype.itemsize
+    assert copy <= report.resources.smem_bytes < 2 * copy
 
 
 def attention(interpret, rows=64, columns=64, depth=64):

@@ -9,7 +9,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import vector
 
-from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import agreement, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -81,6 +81,8 @@ def _make_lane(kind: reductions.Kind):
         if not axes:
             return x
         source = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
+        if len(axes) < len(source.shape):
+            source = agreement.linear(ctx.kernel, source)
         room = scratch.for_reduction(ctx.kernel, source, axes)
         result = reductions.reduce(kind, source, axes, room)
         return on_registers.astype(result, x.dtype)

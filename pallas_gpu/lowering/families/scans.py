@@ -14,7 +14,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import agreement, scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -111,6 +111,7 @@ def _make_lane(kind: scans.Kind):
     def rule(ctx: RuleContext, x: Any) -> Any:
         axis, reverse = ctx.eqn.params["axis"], ctx.eqn.params["reverse"]
         wide = shapes.placed(on_registers.astype(x, dtypes.combining(x.dtype)))
+        wide = agreement.linear(ctx.kernel, wide)
         result = _emit(ctx.kernel, kind, wide, axis, reverse)
         return on_registers.astype(result, x.dtype)
 

@@ -177,3 +177,21 @@ def test_a_slice_of_an_even_array_may_have_an_odd_shape():
     expected = x.copy()
     expected[1:60, 3:100] *= 2
     check(make, [x], expected)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.sum(x, axis=0),
+        lambda x: jnp.max(x, axis=1),
+        lambda x: x - jnp.max(x, axis=1, keepdims=True),
+        lambda x: jnp.cumsum(x, axis=1),
+        lambda x: jnp.argmax(x, axis=0).astype(jnp.int32),
+        lambda x: x.T + 1,
+        lambda x: jnp.sum(x.reshape(16, 4, 80), axis=1),
+    ],
+    ids=["sum", "max", "centred", "cumsum", "argmax", "transpose", "reshape"],
+)
+def test_arrays_whose_default_layout_is_not_linear(function):
+    """(64, 80) in vectors of four: rows do not begin at powers of two of threads."""
+    compare(function, numbers((64, 80)))
