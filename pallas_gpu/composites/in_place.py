@@ -279,7 +279,7 @@ def _may_write(eqn: _jax.JaxprEqn, ref: Any) -> bool:
 def _with_operands(
     eqn: _jax.JaxprEqn, operands: dict[str, Any], fused: _Fused, dimensions: Any
 ) -> _jax.JaxprEqn:
-    """Returns the product of other operands; without `b` it is the same value as `a`."""
+    """Returns the product of other operands; without `b` both are the same value."""
     if operands["a"] is operands["b"]:
         operands = {name: x for name, x in operands.items() if name != "b"}
     leaves, tree = jax.tree.flatten(operands)
