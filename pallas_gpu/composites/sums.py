@@ -16,6 +16,7 @@ from pallas_gpu.entry.expand import Kernel
 from pallas_gpu.entry.product import Problem
 from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts.registers.fragments import MmaShape
+from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast, load
 
 # Terms that are multiplied at once without scratch memory: 32 for each thread.
@@ -56,6 +57,8 @@ def of_matrices(problem: Problem, a: Matrix, b: Matrix, kernel: Kernel) -> jax.A
     def add_up(left: Any, right: Any) -> jax.Array:
         left[...] = padded(a.T.view(), (k, shape.m)).astype(wide)
         right[...] = padded(b.view(), (k, shape.n)).astype(wide)
+        # TMA may write to the same bytes when they belong to a later scope.
+        tma.commit_smem()
 
         def step(i: Any, total: Any) -> Any:
             x = load(left.at[i], layout=rows, optimized=False)

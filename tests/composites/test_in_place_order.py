@@ -2,7 +2,7 @@
 """Products read SMEM where it is only if nothing may have changed since the load.
 
 Each kernel changes, or lets another thread change, what a load has read before the
-product of it. A product that read the array itself would give another result, or a race.
+product of it. A product that read the array itself would give another result.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def test_a_load_is_not_moved_past_a_change(rng, name):
     everywhere.check(changed(CHANGES[name]), [x, y], expected, atol=2e-3)
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", sorted(CHANGES.keys() - {"by_a_store_to_a_view"}))
 def test_these_kernels_show_a_load_that_is_moved(rng, name, monkeypatch):
     monkeypatch.setattr(in_place._Body, "_is_quiet", lambda *_: True)
     x, y = (numbers(rng, "bfloat16", *SHAPE) for _ in range(2))
@@ -160,7 +160,7 @@ def test_a_load_is_not_moved_past_an_arrival_that_releases_the_array(rng):
 
 
 def ring(releases_first):
-    """Returns a product of blocks that another warpgroup copies, one after the other."""
+    """Returns a product of blocks that another warpgroup copies one by one."""
 
     def body(x_gmem, y_gmem, o_ref, a, b, full, empty):
         def copy(i, carry):
