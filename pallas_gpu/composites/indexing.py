@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from pallas_gpu.entry.check.scatter import applied
 from pallas_gpu.entry.expand import Composite, composite
 from pallas_gpu.primitives.positions import gather_positions, scatter_positions
 
@@ -144,9 +145,13 @@ def _scatter(kind: str):
         shape = updates.shape or (1,)
         index = _positions(start, batch, shape, steps)
         unique = params["unique_indices"] or math.prod(start.shape) == 1
+        flat = x.reshape(x.shape or (1,))
+        if kind == "set" and params["update_jaxpr"] is not None:
+            old = gather_positions(flat, index, jnp.zeros((), x.dtype))
+            updates = applied(params, old)
         result = scatter_positions(
             kind,
-            x.reshape(x.shape or (1,)),
+            flat,
             index,
             updates.reshape(shape),
             unique=unique,

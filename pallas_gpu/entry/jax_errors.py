@@ -40,6 +40,7 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
             or _conversion(error)
             or _attribute(error)
             or _escape(error)
+            or _arithmetic_of_bools(error)
         )
         if converted is None:
             raise
@@ -80,6 +81,20 @@ def _attribute(error: Exception) -> errors.PallasGpuError | None:
         expected="shape, dtype, ndim, size, at, T, transpose, get, set or swap",
         got=error.name,
         hint="for those of arrays read it first: x_ref[...]",
+    )
+
+
+def _arithmetic_of_bools(error: Exception) -> errors.PallasGpuError | None:
+    """lax's arithmetic, also that of `x.at[i].add(y)`, on bools."""
+    refused = re.match(r"(\w+) does not accept dtype bool at position", str(error))
+    if refused is None:
+        return None
+    return errors.DTypeError(
+        f"{refused[1]} has no meaning for bools",
+        expected="integers or floats",
+        got="bool",
+        hint="use | and &, and x.at[i].max(y) or x.at[i].min(y) in place of add or "
+        "mul; or convert with x.astype(jnp.int32)",
     )
 
 

@@ -21,6 +21,7 @@ from jax import lax
 
 from pallas_gpu import _jax
 from pallas_gpu.entry.check.references import without_elements
+from pallas_gpu.entry.check.scatter import applied
 from pallas_gpu.walk import bodies, walk
 
 
@@ -351,13 +352,20 @@ def _scatter(combine: Callable[[Any, Any], Any]) -> Rule:
             raise without_elements("scatter", indices.shape)
         shape = [1 if d in inserted else next(sizes) for d in range(operand.ndim)]
         starts = [0] * operand.ndim
-        updates = updates.reshape(shape)
-        part = combine(lax.slice(operand, starts, shape), updates)
+        old = lax.slice(operand, starts, shape)
+        if combine is _second and params["update_jaxpr"] is not None:
+            part = applied(params, old)
+        else:
+            part = combine(old, updates.reshape(shape))
         if tuple(shape) == tuple(operand.shape):
             return [part]
         return [lax.dynamic_update_slice(operand, part, starts)]
 
     return rule
+
+
+def _second(old: Any, new: Any) -> Any:
+    return new
 
 
 _RULES: dict[str, Rule] = {
@@ -374,7 +382,7 @@ _RULES: dict[str, Rule] = {
     "reduce_and": _filled_with(_ones),
     "dot_general": _filled_with(_zero),
     "gather": _gather,
-    "scatter": _scatter(lambda old, new: new),
+    "scatter": _scatter(_second),
     "scatter-add": _scatter(lax.add),
     "scatter-sub": _scatter(lax.sub),
     "scatter-mul": _scatter(lax.mul),

@@ -87,7 +87,7 @@ def test_both_operands_have_one_type():
     with refused(
         errors.DTypeError,
         "wgmma: the operands have different element types",
-        expected="two 8-bit float types",
+        expected="one type for both, or two 8-bit types, both floats or integers",
         got="float16 and bfloat16",
         hint="convert",
     ):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pallas_gpu.entry.check import control, debug, positions, tma
+from pallas_gpu.entry.check import control, debug, positions, scatter, tma
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
@@ -31,6 +31,7 @@ __all__ = [
     "require_features",
     "require_indexable",
     "require_transforms",
+    "scatter",
     "tma",
     "written",
 ]
