@@ -142,6 +142,7 @@ def resolve(ref: ir.Value) -> Part | None:
 def _whole(ref: ir.Value, space: types.MemorySpace) -> Part:
     type_ = ir.MemRefType(ref.type)
     bits = logical.element_bits(type_.element_type)
+    bits = 8 if bits == 1 else bits
     return Part(ref, space, bits, Window.whole(type_.shape))
 
 

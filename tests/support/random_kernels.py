@@ -57,7 +57,7 @@ class Traced:
         return ref.reshape(shape).T[...]
 
     def atomic(self, ref, index, value, name, mask):
-        getattr(plgpu, f"atomic_{name}")(ref, index, value, mask=mask)
+        getattr(plgpu, f"atomic_{name}")(ref.at[index], value, mask=mask)
 
     def cast(self, x, layout):
         return plgpu.layout_cast(x, layout)
