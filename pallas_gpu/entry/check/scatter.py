@@ -41,6 +41,6 @@ def _check_function(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         "x.at[i].apply(f) with indices that may be equal is not supported in a kernel",
         expected="an index, a slice, or unique indices",
         got=f"indices of shape {tuple(indices.shape[:-1])}",
-        hint="pass unique_indices=True if they are, or write `x.at[i].set(f(x[i]))`, "
+        hint="pass unique_indices=True if they are, or set f of the elements, "
         "which applies f once",
     )
