@@ -45,11 +45,18 @@ def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(_in_layout(kernel, x, target) for x in operands)
 
 
-def in_layout(kernel: Any, x: Any, target: Placement) -> Any:
-    """Returns an array in a layout unless an author may have chosen its own."""
+def in_layout(
+    kernel: Any, x: Any, target: Placement, *, repeats_chosen: bool = False
+) -> Any:
+    """Returns an array in a layout unless an author may have chosen its own.
+
+    Args:
+      repeats_chosen: whether to convert also what repeats an array whose layout an
+        author may have chosen; otherwise that is an error.
+    """
     if isinstance(x, regs.RegisterArray) and _is_chosen(x):
         return x
-    return _in_layout(kernel, x, target)
+    return _in_layout(kernel, x, target, repeats_chosen)
 
 
 def preferred(operands: Sequence[Any]) -> Placement | None:
@@ -144,15 +151,19 @@ def _is_default(x: regs.RegisterArray) -> bool:
     return any(x.layout == default_placement(x.shape, bits) for bits in _WIDTHS)
 
 
-def _in_layout(kernel: Any, x: Any, target: Placement) -> Any:
+def _in_layout(
+    kernel: Any, x: Any, target: Placement, repeats_chosen: bool = False
+) -> Any:
     match x:
         case regs.RegisterArray() if x.layout != target:
             room = scratch.for_relayout(kernel, x, target)
             return relayout.relayout(x, target, room)
         case regs.Broadcast():
-            return _broadcast(kernel, x, target)
+            return _broadcast(kernel, x, target, repeats_chosen)
         case regs.Mapped():
-            operands = tuple(_in_layout(kernel, o, target) for o in x.operands)
+            operands = tuple(
+                _in_layout(kernel, o, target, repeats_chosen) for o in x.operands
+            )
             if any(isinstance(o, regs.RegisterArray) for o in operands):
                 columns = [regs.regroup(o, target) for o in operands]
                 values = regs.map_registers(x.emit, [c.values for c in columns])  # type: ignore[union-attr]
@@ -161,12 +172,14 @@ def _in_layout(kernel: Any, x: Any, target: Placement) -> Any:
     return x
 
 
-def _broadcast(kernel: Any, x: regs.Broadcast, target: Placement) -> Any:
+def _broadcast(
+    kernel: Any, x: regs.Broadcast, target: Placement, repeats_chosen: bool
+) -> Any:
     """A broadcast that can be materialized in a layout."""
     try:
         return x.materialize(target)
     except errors.LayoutError:
-        if _is_chosen(x.operand):
+        if _is_chosen(x.operand) and not repeats_chosen:
             raise
     operand = x.operand
     relation = relations.Broadcast(operand.shape, x.shape, x.dims)

@@ -109,12 +109,19 @@ def lane_access(
       layout: the layout that the author has given, or None.
     """
     found = access(ctx, invals, ref, *extra)
-    placement = _lane_placement(found, layout)
+    arrays = [found.mask, *found.extra, *found.indices]
+    given = agreement.preferred(arrays)
+    if layout is not None and found.shape:
+        given = place_registers(layout, found.shape)
+    placement = given or _default_placement(found)
     if placement is None:
         return found, None
 
     def alike(x: Any) -> Any:
-        return agreement.in_layout(ctx.kernel, x, placement)
+        # In the default layout, nobody has chosen that of the access.
+        return agreement.in_layout(
+            ctx.kernel, x, placement, repeats_chosen=given is None
+        )
 
     return dataclasses.replace(
         found,
@@ -124,15 +131,10 @@ def lane_access(
     ), placement
 
 
-def _lane_placement(found: Access, layout: Any) -> Placement | None:
-    """Returns the layout of an access: the given one, or that of an operand."""
+def _default_placement(found: Access) -> Placement | None:
+    """Returns the layout of an access for which nothing determines one."""
     if not found.shape:
         return None
-    if layout is not None:
-        return place_registers(layout, found.shape)
-    common = agreement.preferred([found.mask, *found.extra, *found.indices])
-    if common is not None:
-        return common
     placement = default_placement(found.shape, dtypes.bits(found.dtype))
     if isinstance(placement, WGStridedLayout):
         return place_registers(spread_layout(found.shape), found.shape)

@@ -181,6 +181,25 @@ def test_under_lane_index_arrays_have_the_layout_of_the_result():
     check(kernel(body, (64, 128)), [X, ROWS], X[ROWS])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_under_lane_repeated_indices_are_converted_to_a_default_layout(axis):
+    layout = plgpu.Layout.WGMMA.reduce(axis)
+
+    def body(x, rows, columns, gathered, grid, sums):
+        found = plgpu.load(rows, layout=layout, optimized=False)
+        gathered[...] = x[found]
+        grid[...] = x[found[:, None], columns[...][None]]
+        sums[...] = jnp.zeros((64, 128), jnp.float32)
+        plgpu.atomic_add(sums.at[found], 1.0)
+
+    def make(interpret):
+        out = [jax.ShapeDtypeStruct(s, np.float32) for s in [(64, 128)] * 3]
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    expected = [X[ROWS], X[np.ix_(ROWS, COLUMNS)], np.ones_like(X)]
+    check(make, [X, ROWS, COLUMNS], expected)
+
+
 def test_under_lane_an_index_array_of_its_own_layout_gathers():
     def body(x, index, o):
         o[...] = x.reshape(-1)[index[...]]
