@@ -21,6 +21,7 @@ from benchmarks.matmul import STEPS, upstream_config
 from pallas_gpu import arch, ops
 
 MATRICES = [jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)] * 2
+TILE, OPERATIONS = (64, 128), 200
 HEADS = [jax.ShapeDtypeStruct((4, 4096, 16, 128), jnp.float16)] * 3
 
 
@@ -96,12 +97,41 @@ def pipelined() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
 
     rows = jax.ShapeDtypeStruct((pipelines.ROWS, pipelines.COLUMNS), jnp.float32)
     size = 4096
+    tile = jax.ShapeDtypeStruct(TILE, jnp.float32)
     return {
+        f"body of {OPERATIONS} operations": ([tile], both(many_operations)),
         "copy by emit_pipeline": ([rows], both(pipelines.copy)),
         "matmul by emit_pipeline_warp_specialized": (
             MATRICES, both(lambda p: pipelines.matmul(p, size, size, size)),
         ),
     }  # fmt: skip
+
+
+def many_operations(package: str) -> Callable[..., Any]:
+    """A kernel that applies 200 operations of jnp to one array."""
+    lib, _ = pipelines.PACKAGES[package]
+
+    def body(x: Any, o: Any, smem: Any, barrier: Any) -> None:
+        lib.copy_gmem_to_smem(x, smem, barrier)
+        lib.barrier_wait(barrier)
+        value = smem[...]
+        for i in range(OPERATIONS // 5):
+            larger = jnp.maximum(value, 0.1 * i)
+            value = jnp.where(value > i, larger, jnp.exp(value - larger))
+        smem[...] = value
+        lib.commit_smem()
+        lib.copy_smem_to_gmem(smem, o)
+        lib.wait_smem_to_gmem(0)
+
+    tiles = lib.TilingTransform((8, 32)), lib.SwizzleTransform(128)
+    return lib.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(TILE, jnp.float32),
+        scratch_types=[
+            lib.SMEM(TILE, jnp.float32, transforms=tiles),
+            lib.Barrier(),
+        ],
+    )
 
 
 def main() -> None:
