@@ -154,22 +154,37 @@ def _is_default(x: regs.RegisterArray) -> bool:
 def _in_layout(
     kernel: Any, x: Any, target: Placement, repeats_chosen: bool = False
 ) -> Any:
-    match x:
-        case regs.RegisterArray() if x.layout != target:
-            room = scratch.for_relayout(kernel, x, target)
-            return relayout.relayout(x, target, room)
-        case regs.Broadcast():
-            return _broadcast(kernel, x, target, repeats_chosen)
-        case regs.Mapped():
-            operands = tuple(
-                _in_layout(kernel, o, target, repeats_chosen) for o in x.operands
-            )
-            if any(isinstance(o, regs.RegisterArray) for o in operands):
-                columns = [regs.regroup(o, target) for o in operands]
-                values = regs.map_registers(x.emit, [c.values for c in columns])  # type: ignore[union-attr]
-                return regs.RegisterArray(values, target, x.dtype)
-            return regs.Mapped(x.emit, operands, x.dtype)
-    return x
+    """Returns an array in a layout, or with operands that can be materialized in it."""
+    # An operand that is used twice is visited once: expressions such as a hash's would
+    # otherwise double with each step.
+    done: dict[int, Any] = {}
+
+    def visit(x: Any) -> Any:
+        if id(x) not in done:
+            done[id(x)] = convert(x)
+        return done[id(x)]
+
+    def convert(x: Any) -> Any:
+        match x:
+            case regs.RegisterArray() if x.layout != target:
+                room = scratch.for_relayout(kernel, x, target)
+                return relayout.relayout(x, target, room)
+            case regs.Broadcast():
+                return _broadcast(kernel, x, target, repeats_chosen)
+            case regs.Mapped():
+                return _mapped(x, [visit(o) for o in x.operands], target)
+        return x
+
+    return visit(x)
+
+
+def _mapped(x: regs.Mapped, operands: list[Any], target: Placement) -> Any:
+    """The function of converted operands: an array as soon as one of them is."""
+    if not any(isinstance(o, regs.RegisterArray) for o in operands):
+        return regs.Mapped(x.emit, tuple(operands), x.dtype)
+    columns = [regs.regroup(o, target) for o in operands]
+    values = regs.map_registers(x.emit, [c.values for c in columns])  # type: ignore[union-attr]
+    return regs.RegisterArray(values, target, x.dtype)
 
 
 def _broadcast(

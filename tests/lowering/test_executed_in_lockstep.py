@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jaxlib.mlir.dialects import arith, math
 
+import pallas_gpu as plgpu
 from pallas_gpu.mosaic.elements import row as rows
 from pallas_gpu.mosaic.elements import table
 from tests.support import everywhere
@@ -62,3 +65,21 @@ def test_a_flushing_instruction_takes_subnormals_for_zero():
 @pytest.mark.parametrize("text", ["mad.lo.s32 $0, $1, $1;", "nop;", "ex2.approx.f32;"])
 def test_other_text_is_not_computed(text):
     assert assembly.register_instruction(text) is None
+
+
+def test_an_expression_without_a_layout_is_visited_once():
+    """Its operands are shared: visits would double with each of the 64 steps."""
+
+    def body(x_ref, o_ref):
+        count = lax.broadcasted_iota(jnp.int32, (64, 128), 1)
+        for _ in range(64):
+            count = count * 3 + count
+        o_ref[...] = x_ref[...] + count
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct((64, 128), jnp.int32)
+        return plgpu.kernel(body, out_type=out, interpret=interpret)
+
+    x = np.arange(64 * 128, dtype=np.int32).reshape(64, 128)
+    # 4**64 is 0 in 32 bits.
+    everywhere.check(make, [x], x)

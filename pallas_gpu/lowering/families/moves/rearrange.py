@@ -73,22 +73,35 @@ def moved(
 
 def in_registers(ctx: RuleContext, x: Any) -> regs.RegisterArray:
     """Materializes a deferred array in the default layout."""
-    if isinstance(x, regs.RegisterArray):
-        return x
-    try:
-        return shapes.placed(x)
-    except errors.LayoutError:
-        pass  # the operands of broadcasts are in different threads
-    match x:
-        case regs.Broadcast():
-            plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
-            return lane_moved(ctx, plan, [x.operand])
-        case regs.Mapped():
-            columns = [in_registers(ctx, o).values for o in x.operands]
-            values = regs.map_registers(x.emit, columns)
-            layout = default_placement(x.shape, dtypes.bits(x.dtype))
-            return regs.RegisterArray(values, layout, x.dtype)
-    raise errors.InternalError("an array that no layout suits", got=type(x).__name__)
+    done: dict[int, regs.RegisterArray] = {}
+
+    def visit(x: Any) -> regs.RegisterArray:
+        # An operand that is used twice is emitted once.
+        if id(x) not in done:
+            done[id(x)] = emit(x)
+        return done[id(x)]
+
+    def emit(x: Any) -> regs.RegisterArray:
+        if isinstance(x, regs.RegisterArray):
+            return x
+        try:
+            return shapes.placed(x)
+        except errors.LayoutError:
+            pass  # the operands of broadcasts are in different threads
+        match x:
+            case regs.Broadcast():
+                plan = plans.broadcast(x.operand.shape, x.shape, x.dims)
+                return lane_moved(ctx, plan, [x.operand])
+            case regs.Mapped():
+                columns = [visit(o).values for o in x.operands]
+                values = regs.map_registers(x.emit, columns)
+                layout = default_placement(x.shape, dtypes.bits(x.dtype))
+                return regs.RegisterArray(values, layout, x.dtype)
+        raise errors.InternalError(
+            "an array that no layout suits", got=type(x).__name__
+        )
+
+    return visit(x)
 
 
 def warpgroup_moved(
