@@ -72,12 +72,10 @@ def test_no_schedule_changes_a_result(name: str, asynchrony: Any):
         assert job.error(result) <= job.tolerance
 
 
-def test_rows_that_tma_cannot_address_are_an_error_that_names_the_stride():
+def test_rows_that_tma_cannot_address_are_copied_by_threads():
     job = scale_and_add_job((70, 999))
-    with pytest.raises(plgpu.errors.LayoutError, match="TMA cannot address") as raised:
-        job.jitted(interpret=True)(*job.arguments)
-    assert "a row stride that is a multiple of 16 bytes" in str(raised.value)
-    assert "3996 bytes" in str(raised.value)
+    result = job.jitted(interpret=True)(*job.arguments)
+    assert job.error(result) <= job.tolerance
 
 
 def test_both_kernels_work_in_one_program():

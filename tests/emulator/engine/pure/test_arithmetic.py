@@ -100,10 +100,14 @@ def test_conversions_are_those_of_the_emitted_code(src):
         dst: element_programs.conversion_program(src, dst)
         for dst in (dst for other, dst in CONVERSIONS if other == src)
     }
-    (x,) = next(iter(programs.values())).operands
+    operands = [program.operands[0] for program in programs.values()]
     with jax.enable_x64():
         got = evaluate_all(
-            lambda x: [lax.convert_element_type(x, dst) for dst in programs], x
+            lambda *xs: [
+                lax.convert_element_type(x, dst)
+                for x, dst in zip(xs, programs, strict=True)
+            ],
+            *operands,
         )
     for (dst, program), result in zip(programs.items(), got, strict=True):
         (want,) = program.expected
