@@ -37,6 +37,7 @@ def check(
     emulate: bool = True,
     semantics: Sequence[Any] = BOTH,
     executed: Sequence[Any] = BOTH,
+    on_gpu: bool = True,
 ) -> None:
     """Runs `make(interpret)(*args)` everywhere and compares with `expected`.
 
@@ -48,6 +49,7 @@ def check(
       emulate: False where the emulator is not to be asked.
       semantics: under which the body is lowered.
       executed: those of them whose module is executed on the CPU.
+      on_gpu: False for kernels of another target than the tests' card.
     """
     if emulate:
         _compare(make(plgpu.InterpretParams(seed=1))(*args), expected, atol, rtol)
@@ -56,7 +58,7 @@ def check(
         lowered = in_lockstep.lower(function, args)
         if choice in executed:
             _execute(lowered, expected, atol, rtol)
-        if has_gpu():
+        if on_gpu and has_gpu():
             with jax.default_device(jax.devices("cuda")[0]):
                 on_gpu = jax.device_put(list(args), jax.devices("cuda")[0])
                 _compare(jax.jit(function)(*on_gpu), expected, atol, rtol)

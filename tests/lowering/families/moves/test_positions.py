@@ -129,15 +129,18 @@ def test_a_small_scratch_is_used_in_rounds(bytes_):
         y = x.at[i].add(x[:8], mode="drop").at[:, jnp.arange(8) * 2].multiply(3)
         o_ref[...] = jnp.take_along_axis(y, jnp.abs(x) % 16, 1)
 
+    # A round of 96 bytes is little: of a larger array ptxas would get too many.
+    rows = 8 if bytes_ == 96 else 32
+
     def make(interpret):
         return plgpu.kernel(
             body,
-            out_type=jax.ShapeDtypeStruct((32, 16), jnp.int32),
+            out_type=jax.ShapeDtypeStruct((rows, 16), jnp.int32),
             interpret=interpret,
             compiler_params=plgpu.CompilerParams(reduction_scratch_bytes=bytes_),
         )
 
-    x = numbers((32, 16))
+    x = numbers((rows, 16))
     y = jnp.asarray(x).at[INDEX].add(x[:8], mode="drop")
     y = np.asarray(y.at[:, jnp.arange(8) * 2].multiply(3))
     everywhere.check(make, [x, INDEX], np.take_along_axis(y, x % 16, 1))
