@@ -56,7 +56,6 @@ from pallas_gpu.primitives.atomics import (
 )
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
-from pallas_gpu.primitives.mma import mma
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
@@ -64,6 +63,12 @@ from pallas_gpu.primitives.registers import (
     multiple_of,
     set_max_registers,
     store,
+)
+from pallas_gpu.primitives.tensor_cores.mma import mma
+from pallas_gpu.primitives.tensor_cores.wgmma import (
+    wgmma,
+    wgmma_accumulator_load,
+    wgmma_wait,
 )
 from pallas_gpu.primitives.tma import (
     commit_gmem,
@@ -73,7 +78,6 @@ from pallas_gpu.primitives.tma import (
     copy_smem_to_gmem,
     wait_smem_to_gmem,
 )
-from pallas_gpu.primitives.wgmma import wgmma, wgmma_accumulator_load, wgmma_wait
 from pallas_gpu.types import (
     ACC,
     GMEM,

@@ -16,7 +16,7 @@ from pallas_gpu.entry.scoped import run_scoped
 from pallas_gpu.layouts import Layout
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives.registers import layout_cast
-from pallas_gpu.primitives.wgmma import check_storage, wgmma, wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import check_storage, wgmma, wgmma_wait
 
 # PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
 _MAX_COLUMNS = 256

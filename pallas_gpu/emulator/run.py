@@ -15,7 +15,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator import report
-from pallas_gpu.emulator.gpu.launch import run_kernel
+from pallas_gpu.emulator.gpu.machine.launch import run_kernel
 from pallas_gpu.entry import call, scope
 
 

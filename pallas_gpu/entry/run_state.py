@@ -11,7 +11,7 @@ import jax
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope as scopes
 from pallas_gpu.entry.scoped import run_scoped
-from pallas_gpu.primitives.wgmma import wgmma_accumulator_load
+from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_accumulator_load
 from pallas_gpu.types import values
 
 

@@ -17,7 +17,7 @@ from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.producer import Producer, last_steps
 from pallas_gpu.pipeline.streams import Body, Streams
 from pallas_gpu.primitives import mbarrier, tma
-from pallas_gpu.primitives.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,7 +24,7 @@ from pallas_gpu.pipeline.loops import grid_sizes, unravel
 from pallas_gpu.pipeline.outputs import Outputs
 from pallas_gpu.pipeline.streams import Body, Streams, block_specs, is_spec, streams_of
 from pallas_gpu.primitives import tma
-from pallas_gpu.primitives.wgmma import wgmma_wait
+from pallas_gpu.primitives.tensor_cores.wgmma import wgmma_wait
 from pallas_gpu.types import values
 
 # The rule of `max_concurrent_steps`.

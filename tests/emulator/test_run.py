@@ -14,7 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.emulator.gpu import schedules
+from pallas_gpu.emulator.gpu.machine import schedules
 
 F32 = jnp.float32
 

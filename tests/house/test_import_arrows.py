@@ -267,7 +267,7 @@ _BAD_FILES = {
     ),
     "the emulator's engine that hears of the GPU": (
         "emulator/engine/threads.py",
-        "from pallas_gpu.emulator.gpu import cta",
+        "from pallas_gpu.emulator.gpu.machine import cta",
         "pallas_gpu.emulator.engine may not import it",
     ),
     "the emulator's engine that hears of barriers": (

@@ -7,17 +7,16 @@ from pallas_gpu.emulator.engine import control
 from pallas_gpu.emulator.gpu import (
     access,
     debug,
-    grid,
     mbarrier,
-    mma,
     registers,
     scheduling,
     scoped,
     tma,
     warp,
-    wgmma,
 )
 from pallas_gpu.emulator.gpu.accesses import atomics, indexed, positions
+from pallas_gpu.emulator.gpu.machine import grid
+from pallas_gpu.emulator.gpu.tensor_cores import mma, wgmma
 
 __all__ = [
     "access",

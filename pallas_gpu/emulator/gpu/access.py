@@ -12,8 +12,8 @@ from pallas_gpu.emulator.engine import poison
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.waits import Run
-from pallas_gpu.emulator.gpu import wgmma
-from pallas_gpu.emulator.gpu.cta import Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.tensor_cores import wgmma
 from pallas_gpu.primitives import _registry as registry
 
 _EMULATE = registry.RuleKind.EMULATE

@@ -15,7 +15,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
-from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.layouts.smem.pieces import pieces

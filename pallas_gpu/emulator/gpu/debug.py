@@ -10,7 +10,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors
 from pallas_gpu.emulator.engine.memory import Region
-from pallas_gpu.emulator.gpu.cta import Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import debug

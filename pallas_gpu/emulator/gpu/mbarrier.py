@@ -16,7 +16,7 @@ from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
-from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import mbarrier
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.tables import Key
-from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import registers
 from pallas_gpu.types.mesh import WARPGROUP_THREADS

@@ -26,10 +26,10 @@ from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
-from pallas_gpu.emulator.gpu.cta import Cta, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.smem import SharedArray
-from pallas_gpu.emulator.gpu.wgmma import Accumulator
+from pallas_gpu.emulator.gpu.tensor_cores.wgmma import Accumulator
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p

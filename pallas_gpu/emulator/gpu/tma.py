@@ -26,7 +26,7 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
-from pallas_gpu.emulator.gpu.cta import Warp, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import barrier_of, skipped
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout

@@ -11,7 +11,7 @@ from pallas_gpu.emulator.engine import evaluate, ordering
 from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.waits import Run, Wait
-from pallas_gpu.emulator.gpu.cta import Warp, Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 

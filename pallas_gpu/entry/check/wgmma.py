@@ -6,7 +6,7 @@ from __future__ import annotations
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives.wgmma import storage_error, wgmma_p
+from pallas_gpu.primitives.tensor_cores.wgmma import storage_error, wgmma_p
 from pallas_gpu.walk import walk
 
 _GRANULE = (types.WGMMA_ROWS, types.WGMMA_COLUMNS)

@@ -10,7 +10,7 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
-from pallas_gpu.emulator.gpu.cta import Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import indexed
 

@@ -19,7 +19,7 @@ from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import mma
-from pallas_gpu.primitives import mma as primitives
+from pallas_gpu.primitives.tensor_cores import mma as primitives
 
 _ROLES = ("accumulator", "left operand", "right operand")
 # Attributes of the warpgroup-level operation: the types of the operands.

@@ -25,7 +25,7 @@ from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.tensor_cores import wgmma
-from pallas_gpu.primitives import wgmma as primitives
+from pallas_gpu.primitives.tensor_cores import wgmma as primitives
 
 # --- accumulators ---------------------------------------------------------------------
 

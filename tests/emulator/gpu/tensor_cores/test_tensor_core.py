@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
-from pallas_gpu.emulator.gpu import tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
 
 
 def accumulated(a, b, acc_dtype=np.float32):

@@ -15,8 +15,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import _jax, arch, errors
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.waits import Wait
-from pallas_gpu.emulator.gpu.device import Machine
-from pallas_gpu.emulator.gpu.launch import Launch
+from pallas_gpu.emulator.gpu.machine.device import Machine
+from pallas_gpu.emulator.gpu.machine.launch import Launch
 from pallas_gpu.entry import call
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma

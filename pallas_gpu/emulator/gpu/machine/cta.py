@@ -19,7 +19,7 @@ from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
-from pallas_gpu.emulator.gpu.device import Device
+from pallas_gpu.emulator.gpu.machine.device import Device
 
 
 class Cluster(Group):

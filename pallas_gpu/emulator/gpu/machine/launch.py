@@ -17,10 +17,10 @@ from pallas_gpu.emulator.engine import evaluate
 from pallas_gpu.emulator.engine.ordering import Viewer
 from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
-from pallas_gpu.emulator.gpu import schedules
-from pallas_gpu.emulator.gpu.cta import Cluster
-from pallas_gpu.emulator.gpu.device import Device, Machine
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.machine import schedules
+from pallas_gpu.emulator.gpu.machine.cta import Cluster
+from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
 from pallas_gpu.primitives import _indices
 from pallas_gpu.walk import walk

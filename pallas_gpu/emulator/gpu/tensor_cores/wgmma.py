@@ -21,10 +21,10 @@ from pallas_gpu.emulator.engine.streams import Stream
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
-from pallas_gpu.emulator.gpu import tensor_core
-from pallas_gpu.emulator.gpu.cta import Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import wgmma
+from pallas_gpu.primitives.tensor_cores import wgmma
 
 _EMULATE = registry.RuleKind.EMULATE
 

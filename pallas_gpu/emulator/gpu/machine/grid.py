@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from pallas_gpu.emulator.gpu.cta import Warpgroup
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
 
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import _jax
-from pallas_gpu.emulator.gpu import tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
 from pallas_gpu.entry.product import FLOAT8, Problem
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import mma
+from pallas_gpu.primitives.tensor_cores import mma
 
 
 @registry.register(mma.mma_p, registry.RuleKind.EMULATE)

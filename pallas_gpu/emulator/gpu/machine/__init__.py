@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The emulated machine: devices, clusters, CTAs, and the launch of a kernel on it."""
