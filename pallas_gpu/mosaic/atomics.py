@@ -18,7 +18,7 @@ from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.indexed import Elements
 from pallas_gpu.mosaic.moves import scratch as scratches
 from pallas_gpu.mosaic.moves import shuffle
-from pallas_gpu.mosaic.registers import Array, RegisterArray, Splat
+from pallas_gpu.mosaic.registers import Array
 from pallas_gpu.mosaic.smem import predicated
 
 # The constraint of inline assembly for a register of some bits.
@@ -138,11 +138,7 @@ def update(
     if not asked:
         return None
     old = [dtypes.bitcast(x, dtype) for x in _shared(old, integer, copies, room)]
-    if layout is None:
-        return Splat(old[0], dtype, ())
-    length = layout.vector_length
-    registers = [old[i : i + length] for i in range(0, len(old), length)]
-    return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+    return indexed.array_of(old, layout, dtype)
 
 
 def _without_results(

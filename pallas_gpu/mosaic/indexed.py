@@ -271,6 +271,13 @@ def _load_packed(
         sub_byte.load(start, place, dtype, condition, other)
         for place, condition, other in zip(places, wanted, instead, strict=True)
     ]
+    return array_of(loaded, layout, dtype)
+
+
+def array_of(
+    loaded: Sequence[ir.Value], layout: Placement | None, dtype: np.dtype
+) -> Array:
+    """The array of a thread's elements in order; a scalar without a layout."""
     if layout is None:
         return Splat(loaded[0], dtype, ())
     length = layout.vector_length
@@ -308,11 +315,7 @@ def load(
         vector = predication.load(type_, pointer, condition, instead)
         vector = convert_value(vector, memory, dtype)
         loaded += [dtypes.extract(vector, lane) for lane in range(count)]
-    if layout is None:
-        return Splat(loaded[0], dtype, ())
-    length = layout.vector_length
-    registers = [loaded[i : i + length] for i in range(0, len(loaded), length)]
-    return RegisterArray(tuple(map(dtypes.pack, registers)), layout, dtype)
+    return array_of(loaded, layout, dtype)
 
 
 def groups(

@@ -216,6 +216,8 @@ class KernelBuilder:
         self._contexts.enter_context(ambient)
         if self._finished:
             self._recover()
+            # As in a builder of the module's text, so that both emit equal modules.
+            self._hoisted.clear()
             end = self.body.operations[len(self.body.operations) - 1]
             self._contexts.enter_context(ir.InsertionPoint(end))
         else:

@@ -12,35 +12,13 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from tests.support import everywhere
+from tests.support import everywhere, functions
 
 X = np.random.default_rng(0).normal(size=(16, 128)).astype(np.float32)
 
 
-def kernel_of(function: Callable, *args: np.ndarray, **options) -> Callable:
-    """A kernel that reads whole arrays and stores the results of a function."""
-    outs = jax.tree.leaves(jax.eval_shape(function, *args))
-
-    def body(*refs):
-        results = function(*(ref[...] for ref in refs[: len(args)]))
-        for ref, x in zip(refs[len(args) :], jax.tree.leaves(results), strict=True):
-            ref[...] = x
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outs],
-            interpret=interpret,
-            **options,
-        )
-
-    return make
-
-
 def check(function: Callable, *args: np.ndarray, **options) -> None:
-    expected = jax.tree.leaves(jax.jit(function)(*args))
-    make = kernel_of(function, *args, **options)
-    everywhere.check(make, args, expected, rtol=2e-6, atol=1e-6)
+    functions.check(function, *args, rtol=2e-6, atol=1e-6, **options)
 
 
 @pytest.mark.smoke

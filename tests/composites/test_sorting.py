@@ -3,34 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
-import pallas_gpu as plgpu
-from tests.support import everywhere
-
-
-def check(function: Callable, *args: np.ndarray) -> None:
-    expected = jax.tree.leaves(jax.jit(function)(*args))
-
-    def body(*refs):
-        results = function(*(ref[...] for ref in refs[: len(args)]))
-        for ref, x in zip(refs[len(args) :], jax.tree.leaves(results), strict=True):
-            ref[...] = x
-
-    def make(interpret):
-        return plgpu.kernel(
-            body,
-            out_type=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in expected],
-            interpret=interpret,
-        )
-
-    everywhere.check(make, args, expected)
+from tests.support.functions import check
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (8, 64)) -> np.ndarray:

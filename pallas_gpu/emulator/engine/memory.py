@@ -104,6 +104,27 @@ class Memory(Referent):
                 return origin
         return None
 
+    def origin_of_missing(
+        self, element: Sequence[int], count: int, where: str | None
+    ) -> Origin:
+        """Returns the origin of elements without a value that are read at a line.
+
+        Args:
+          element: the first of them.
+          count: how many of them are read.
+          where: the line.
+        """
+        stored = self.origin_at(element)
+        if stored is not None:
+            return stored
+        return Origin(
+            f"{self.name} is read where nothing has been written",
+            f"element {list(element)} without a value"
+            + (f", the first of {count}" if count > 1 else ""),
+            "write it first, or copy to it and wait for the barrier",
+            where,
+        )
+
 
 def fresh_elements(
     shape: tuple[int, ...], dtype: Any, zeros: bool
@@ -247,17 +268,7 @@ class Region:
         first = np.unravel_index(int(np.argmax(missing)), missing.shape)
         for axis, i in zip(self.window.axes, first, strict=True):
             element[axis] += int(i)
-        stored = self.memory.origin_at(element)
-        if stored is not None:
-            return stored
-        count = int(missing.sum())
-        return Origin(
-            f"{self.memory.name} is read where nothing has been written",
-            f"element {element} without a value"
-            + (f", the first of {count}" if count > 1 else ""),
-            "write it first, or copy to it and wait for the barrier",
-            where,
-        )
+        return self.memory.origin_of_missing(element, int(missing.sum()), where)
 
     # --- elements of a region in bounds -----------------------------------------------
 

@@ -227,17 +227,7 @@ class Elements:
         written = self.memory.written.reshape(-1)[at]
         flat = int(at[int(np.argmin(written))])
         element = [int(i) for i in np.unravel_index(flat, self.memory.shape)]
-        stored = self.memory.origin_at(element)
-        if stored is not None:
-            return stored
-        count = int(missing.sum())
-        return Origin(
-            f"{self.memory.name} is read where nothing has been written",
-            f"element {element} without a value"
-            + (f", the first of {count}" if count > 1 else ""),
-            "write it first, or copy to it and wait for the barrier",
-            where,
-        )
+        return self.memory.origin_of_missing(element, int(missing.sum()), where)
 
     def spread(self, accessed: np.ndarray, fill: Any) -> np.ndarray:
         """Returns values of the accessed elements in the shape of the access."""
