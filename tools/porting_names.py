@@ -110,10 +110,8 @@ PLGPU: dict[str, Row] = {
     "CopyPartition": later("copies of two CTAs for tcgen05"),
     "OOBFillMode": SAME,
     # Barriers
-    "Barrier": differs("`orders_tensor_core` comes later, with tcgen05"),
-    "ClusterBarrier": differs(
-        "`orders_tensor_core` and `leader_tracked` come later, with tcgen05"
-    ),
+    "Barrier": differs("`orders_tensor_core` needs a target with tcgen05"),
+    "ClusterBarrier": differs("as `Barrier`"),
     "barrier_arrive": SAME,
     "barrier_wait": SAME,
     "barrier_test": later("polls of a barrier"),

@@ -47,6 +47,11 @@ class Group:
         """The number of blocks in the group."""
         return len(self.ranks)
 
+    @property
+    def leader(self) -> Group:
+        """The block with index 0 alone; `index` is still that in the whole group."""
+        return dataclasses.replace(self, ranks=self.ranks[:1])
+
 
 def rank() -> ir.Value:
     """i32: the block's rank in its cluster, x fastest. PTX: `%cluster_ctarank`."""
@@ -128,6 +133,7 @@ def arrive(
     elected: ir.Value | None = None,
     sync: bool = True,
     memory_scope: MemoryScope = "cluster",
+    orders_tensor_core: bool = False,
 ) -> None:
     """Arrives once on the same mbarrier of each block of some groups.
 
@@ -137,14 +143,17 @@ def arrive(
 
     Args:
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
-      blocks: the blocks to arrive at, this block included.
+      blocks: the blocks to arrive at.
       others: further groups, which have this block alone in common.
       elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
       memory_scope: "cluster" makes the threads' writes visible to the other blocks. It
         costs a fence at GPU scope for each arrival (MEMBAR.ALL.GPU in SASS, which
         halves the speed of a matrix product); "cta" suffices to release reads.
+      orders_tensor_core: see `mbarrier.fence_before_arrival`; needs `sync`.
     """
+    if orders_tensor_core:
+        mbarrier.fence_before_arrival()
     if sync:
         mbarrier.synchronize()
     kernel = module.current()

@@ -99,7 +99,11 @@ def init(pointer: ir.Value, count: int) -> None:
 
 
 def arrive(
-    pointer: ir.Value, *, elected: ir.Value | None = None, sync: bool = True
+    pointer: ir.Value,
+    *,
+    elected: ir.Value | None = None,
+    sync: bool = True,
+    orders_tensor_core: bool = False,
 ) -> None:
     """Arrives once for the warpgroup, or for the warp in code of single warps.
 
@@ -111,7 +115,10 @@ def arrive(
       pointer: `!llvm.ptr<3>` of the mbarrier.
       elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
+      orders_tensor_core: see `fence_before_arrival`; needs `sync`.
     """
+    if orders_tensor_core:
+        fence_before_arrival()
     if sync:
         synchronize()
     with predicated(_elected(elected)):
@@ -128,6 +135,24 @@ def emit_arrive(pointer: ir.Value) -> None:
         "r,~{memory}",
         has_side_effects=True,
     )
+
+
+def fence_before_arrival() -> None:
+    """Orders earlier tcgen05 operations of the thread before what it does to signal.
+
+    PTX: `tcgen05.fence::before_thread_sync`. Since: sm_100. All threads issue it, and
+    meet before one of them arrives for all.
+    """
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.BEFORE_THREAD_SYNC)
+
+
+def fence_after_wait() -> None:
+    """Orders later tcgen05 operations of the thread after what it has waited for.
+
+    PTX: `tcgen05.fence::after_thread_sync`. Since: sm_100. All threads that have waited
+    issue it.
+    """
+    nvvm.tcgen05_fence(nvvm.Tcgen05FenceKind.AFTER_THREAD_SYNC)
 
 
 def arrive_expect_tx(

@@ -46,7 +46,7 @@ def barrier_arrive(barrier: types.Ref, *, predicate: Any = None) -> None:
     one = ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
-    ops.bind(barrier_arrive_p, {"barrier": one, "predicate": predicate})
+    ops.bind(barrier_arrive_p, {"barrier": one, "predicate": predicate}, **_orders(one))
 
 
 @expect.arguments(barrier=expect.anything)
@@ -67,7 +67,8 @@ def barrier_wait(barrier: types.Ref) -> None:
       MemorySpaceError: the operand is not a barrier.
       ShapeError: the operand is an array of several barriers.
     """
-    ops.bind(barrier_wait_p, {"barrier": ops.one_barrier(barrier, "barrier_wait")})
+    one = ops.one_barrier(barrier, "barrier_wait")
+    ops.bind(barrier_wait_p, {"barrier": one}, **_orders(one))
 
 
 def wait_for_cluster(barrier: types.Ref) -> None:
@@ -75,5 +76,10 @@ def wait_for_cluster(barrier: types.Ref) -> None:
 
     PTX: mbarrier.try_wait.parity.acquire.cluster in a loop. Since: sm_90.
     """
-    operands = {"barrier": ops.one_barrier(barrier, "barrier_wait")}
-    ops.bind(barrier_wait_p, operands, memory_scope="cluster")
+    one = ops.one_barrier(barrier, "barrier_wait")
+    ops.bind(barrier_wait_p, {"barrier": one}, memory_scope="cluster", **_orders(one))
+
+
+def _orders(one: ops.RefOperand) -> dict[str, bool]:
+    """Returns the parameter that says whether tcgen05 operations are ordered, too."""
+    return {"orders_tensor_core": types.base_aval(one.ref).barrier.orders_tensor_core}

@@ -97,9 +97,7 @@ MAX_ARRIVALS = 2**20 - 1
         hint="count one arrival for each warpgroup and each copy of a phase",
     ),
     num_barriers=expect.integers(),
-    orders_tensor_core=expect.refused(
-        False, "leave it out: tcgen05, which it is for, is not supported yet"
-    ),
+    orders_tensor_core=expect.boolean,
     initially_complete=expect.boolean,
 )
 @shows("shape", "size")
@@ -116,14 +114,14 @@ class Barrier:
       num_arrivals: arrivals that complete a phase. One warpgroup's `barrier_arrive`
         counts once; a TMA copy on the barrier counts once and adds its bytes.
       num_barriers: shape of the array; `()` is a single barrier, used without index.
-      orders_tensor_core: not supported yet: arrivals of tcgen05 (Blackwell).
+      orders_tensor_core: whether arrivals and waits order tcgen05 operations, too:
+        those before an arrival happen before those after the wait. Needs sm_100a.
       initially_complete: the first wait of each warpgroup returns at once, the second
         one waits for the first phase. So a producer that waits for a free buffer need
         not treat the first round apart.
 
     Raises:
       ArgumentError, ArgumentTypeError: counts out of range, or not integers.
-      UnsupportedError: orders_tensor_core.
     """
 
     num_arrivals: int = 1
@@ -184,10 +182,7 @@ def _axes_and_groups(value: Any, what: str) -> tuple[Any, ...]:
     )
 
 
-@expect.arguments(
-    collective_axes=_axes_and_groups,
-    leader_tracked=expect.refused(False, "leave it out"),
-)
+@expect.arguments(collective_axes=_axes_and_groups, leader_tracked=expect.boolean)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterBarrier(Barrier):
     """Declares barriers whose arrivals reach every CTA along cluster axes.
@@ -205,11 +200,13 @@ class ClusterBarrier(Barrier):
         `Barrier`.
       collective_axes: names of cluster axes, or tuples of them: several axes that
         count as one.
-      leader_tracked: not supported yet.
+      leader_tracked: whether `barrier_arrive` arrives in the leader alone, the CTA with
+        index 0 along the axis: only there phases complete, after `num_arrivals`
+        arrivals from each CTA along the axis. Needs a single axis, not in a group.
 
     Raises:
       ArgumentError: counts out of range, no axis, or one axis twice.
-      UnsupportedError: leader_tracked.
+      UnsupportedError: leader_tracked with several axes or a group.
     """
 
     collective_axes: str | Sequence[str | Sequence[str]] = ()
@@ -244,6 +241,15 @@ class ClusterBarrier(Barrier):
                 expected="different cluster axes",
                 got=self.collective_axes,
                 hint="name each axis once",
+                where=_jax.where_now(),
+            )
+        entries = tuple(self.collective_axes)
+        if self.leader_tracked and (len(entries) > 1 or isinstance(entries[0], tuple)):
+            raise errors.UnsupportedError(
+                "ClusterBarrier: leader_tracked with several axes is not supported",
+                expected="one cluster axis, not in a group",
+                got=self.collective_axes,
+                hint="name one axis: its CTAs share the leader with index 0 along it",
                 where=_jax.where_now(),
             )
 

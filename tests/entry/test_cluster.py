@@ -169,9 +169,14 @@ def test_a_cluster_barrier_has_different_axes(axes, what):
         plgpu.ClusterBarrier(collective_axes=axes)  # HERE
 
 
-def test_leader_tracking_is_not_there_yet():
-    with pytest.raises(errors.UnsupportedError, match="leader_tracked"):
-        plgpu.ClusterBarrier(collective_axes="c", leader_tracked=True)
+@pytest.mark.parametrize("axes", [("c", "d"), (("c",),), (("c", "d"),)])
+def test_a_leader_is_one_along_a_single_axis(axes):
+    with refused(
+        errors.UnsupportedError,
+        "ClusterBarrier: leader_tracked with several axes is not supported",
+        expected="one cluster axis, not in a group",
+    ):
+        plgpu.ClusterBarrier(collective_axes=axes, leader_tracked=True)  # HERE
 
 
 # --- arrivals: only a run knows -------------------------------------------------------

@@ -38,6 +38,7 @@ SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
+MBARRIER = "tests/lowering/families/mbarrier"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout
 
@@ -334,8 +335,11 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "Barrier.num_barriers": lambda: see.scratch(
         plgpu.Barrier(), plgpu.Barrier(num_barriers=2)
     ),
-    "Barrier.initially_complete": "tests/lowering/families/test_mbarrier.py",
-    "ClusterBarrier.initially_complete": "tests/lowering/families/test_mbarrier.py",
+    "Barrier.orders_tensor_core": f"{MBARRIER}/test_tensor_core_order.py",
+    "ClusterBarrier.orders_tensor_core": f"{MBARRIER}/test_tensor_core_order.py",
+    "ClusterBarrier.leader_tracked": f"{MBARRIER}/test_cluster_arrivals.py",
+    "Barrier.initially_complete": f"{MBARRIER}/test_initially_complete.py",
+    "ClusterBarrier.initially_complete": f"{MBARRIER}/test_initially_complete.py",
     "ClusterBarrier.num_arrivals": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.num_barriers": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.collective_axes": "tests/emulator/gpu/test_cluster.py",
@@ -526,10 +530,7 @@ HINTS = (
 
 # What each is given, beside its good call, to be refused.
 REFUSED = {
-    "Barrier.orders_tensor_core": True,
     "BlockSpec.pipeline_mode": 1,
-    "ClusterBarrier.orders_tensor_core": True,
-    "ClusterBarrier.leader_tracked": True,
     "copy_gmem_to_smem.leader_tracked": 1,
     "copy_smem_to_gmem.reduction_op": "add",
 }

@@ -52,11 +52,12 @@ class Barrier:
         arrived; negative if another CTA's part of a multicast arrived first.
       last_copy: the line of the latest copy on it.
       multicasts: those that its CTA has issued in the current phase.
+      note: what else a report of its state says.
     """
 
     __slots__ = (
         "_completed", "_first_wait", "_gathered", "_waiters", "actor", "arrivals",
-        "last_copy", "multicasts", "name", "pending_arrivals", "pending_bytes",
+        "last_copy", "multicasts", "name", "note", "pending_arrivals", "pending_bytes",
         "phase",
     )  # fmt: skip
 
@@ -72,6 +73,7 @@ class Barrier:
         self.pending_bytes = 0
         self.last_copy: Location | None = None
         self.multicasts: list[Shared] = []
+        self.note = ""
         # Who has waited for the previous phase: the thread's time, and its line.
         self._waiters: dict[Warpgroup, tuple[int, Location | None]] = {}
         self._gathered: ordering.Clock = {}
@@ -90,7 +92,7 @@ class Barrier:
                 "; a multicast is incomplete: its part has not been copied by "
                 + ", ".join(missing)
             )
-        return text
+        return text + self.note
 
     def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
         """Counts one arrival, with the bytes that a copy announces.
@@ -229,6 +231,7 @@ class BarrierArray(Referent):
                 cta.device.execution.actors.other(),
                 declaration.initially_complete,
             )
+            self._barriers[index].note = self._note()
 
     @classmethod
     def of(
@@ -263,10 +266,22 @@ class BarrierArray(Referent):
     @functools.cached_property
     def everywhere(self) -> list[BarrierArray]:
         """The barriers that an arrival reaches: this CTA's, and others'."""
+        return [self.same_in(cta) for cta in self._reached]
+
+    @property
+    def _reached(self) -> list[Cta]:
         if not isinstance(self.declaration, types.ClusterBarrier):
-            return [self]
-        reached = [c for axes in self.declaration.groups for c in self._cta.along(axes)]
-        return [self.same_in(cta) for cta in dict.fromkeys(reached)]
+            return [self._cta]
+        groups = [self._cta.along(axes) for axes in self.declaration.groups]
+        if self.declaration.leader_tracked:
+            return groups[0][:1]
+        return list(dict.fromkeys(itertools.chain.from_iterable(groups)))
+
+    def _note(self) -> str:
+        """Returns where arrivals go, if that is not this CTA."""
+        if self._cta in self._reached:
+            return ""
+        return f"; arrivals on it go to its leader, {self._reached[0].name}"
 
     def one(self, region: Region) -> Barrier:
         """Returns the barrier of a region of one element.

@@ -143,3 +143,6 @@ def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
         for var in resources.scope_refs(eqn):
             if isinstance(var.aval, types.AccumulatorRef):
                 yield arch.Feature.WGMMA, "an accumulator (ACC)"
+            barrier = getattr(var.aval, "barrier", None)
+            if barrier is not None and barrier.orders_tensor_core:
+                yield arch.Feature.TCGEN05, "a barrier with orders_tensor_core"

@@ -53,12 +53,30 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     index = barrier_index(barrier.ref, barrier.transforms)
     pointer = barrier_pointer(ctx, barrier.ref, index)
     with predicated(predicate_value(predicate)):
+        orders = ctx.eqn.params["orders_tensor_core"]
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
-            groups = [cluster_group(ctx, axes) for axes in barrier.ref.barrier.groups]
-            cluster.arrive(pointer, *groups, memory_scope=ctx.kernel.arrival_scope)
+            cluster.arrive(
+                pointer,
+                *_reached(ctx, barrier.ref.barrier),
+                memory_scope=_arrival_scope(ctx, barrier.ref.barrier),
+                orders_tensor_core=orders,
+            )
         else:
-            mbarrier.arrive(pointer)
+            mbarrier.arrive(pointer, orders_tensor_core=orders)
     return []
+
+
+def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Group]:
+    """Returns the CTAs in which an arrival on a barrier counts."""
+    groups = [cluster_group(ctx, axes) for axes in barrier.groups]
+    return [group.leader for group in groups] if barrier.leader_tracked else groups
+
+
+def _arrival_scope(
+    ctx: RuleContext, barrier: types.ClusterBarrier
+) -> cluster.MemoryScope:
+    # The tensor core of another CTA reads SMEM that this CTA's threads have written.
+    return "cluster" if barrier.orders_tensor_core else ctx.kernel.arrival_scope
 
 
 def cluster_group(ctx: RuleContext, axes: Sequence[str]) -> cluster.Group:
@@ -93,11 +111,13 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     parity = arith.andi(arith.shrui(bits, shift), one)
     scope = ctx.eqn.params.get("memory_scope")
     if scope is None and isinstance(handle.barrier, types.ClusterBarrier):
-        scope = ctx.kernel.arrival_scope
+        scope = _arrival_scope(ctx, handle.barrier)
     if scope is not None:
         cluster.wait(pointer, parity, scope)
     else:
         mbarrier.wait(pointer, parity)
+    if ctx.eqn.params["orders_tensor_core"]:
+        mbarrier.fence_after_wait()
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
     return []
 

@@ -53,6 +53,18 @@ class Side:
         self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct
     ) -> Future[dict[str, int]]:
         """Lowers the one kernel that a function calls, compiles it and counts."""
+        return self._thread.submit(self._count, *self._lower(function, *args))
+
+    def ptx(self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> str:
+        """Lowers and compiles the one kernel that a function calls; returns its PTX."""
+        return self._thread.submit(
+            self._compile, *self._lower(function, *args)
+        ).result()
+
+    def _lower(
+        self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct
+    ) -> tuple[SerializedModule, list[worker.ArrayType], list[worker.ArrayType]]:
+        """Returns the module, and the types of the operands and the results."""
         # Upstream asks the device how many SMs there are.
         device = jax.sharding.AbstractDevice(
             "NVIDIA H200", num_cores=TARGET.sm_count, platform="cuda"
@@ -63,14 +75,17 @@ class Side:
             lowered = traced.lower(lowering_platforms=("cuda",))
         module = _module(lowered.compiler_ir("stablehlo"))
         results = jax.tree.leaves(lowered.out_info)
-        return self._thread.submit(self._compile, module, _types(args), _types(results))
+        return module, _types(args), _types(results)
 
-    def _compile(self, module, operands, results) -> dict[str, int]:
-        output = self._worker.compile(
+    def _compile(self, module, operands, results) -> str:
+        return self._worker.compile(
             module, name="differential", operands=operands, results=results
-        )
-        sass = machine_code.instructions(output.ptx, TARGET.name)
-        return {**class_counts(output.ptx), "sass": sass}
+        ).ptx
+
+    def _count(self, module, operands, results) -> dict[str, int]:
+        ptx = self._compile(module, operands, results)
+        sass = machine_code.instructions(ptx, TARGET.name)
+        return {**class_counts(ptx), "sass": sass}
 
 
 class _Upstream:

@@ -90,13 +90,13 @@ class Lowered:
 
 
 def lower(fn: Callable[..., Any], args: Sequence[Any]) -> Lowered:
-    """Lowers every kernel that a function calls with some arguments, for sm_90a."""
+    """Lowers every kernel that a function calls with some arguments, for its target."""
     closed = jax.make_jaxpr(fn)(*args)
-    target = arch.target("sm_90a")
     by_equation = {}
     for eqn in _kernels(closed.jaxpr):
         params = call.CallParams(**eqn.params)
-        by_equation[id(eqn)] = compiler.lower(params, target)
+        target = params.compiler_params.target or "sm_90a"
+        by_equation[id(eqn)] = compiler.lower(params, arch.target(target))
     assert by_equation, "the function calls no kernel"
     kernels = list(by_equation.values())
     return Lowered(kernels, closed, jax.tree.leaves(args), by_equation)

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster barriers, everywhere: whose arrivals complete a phase."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+
+CLUSTER = {"cluster": (2, 4), "cluster_names": ("x", "y")}
+ONES = np.ones((2, 4, 128), np.float32)
+
+
+def rounds(axes, n=3, **options):
+    """A kernel whose CTAs wait for each other a few times; two warpgroups arrive."""
+
+    def make(interpret):
+        def body(o, barrier):
+            @plgpu.loop(0, n)
+            def _(i):
+                plgpu.barrier_arrive(barrier)
+                plgpu.barrier_wait(barrier)
+
+            @plgpu.when(lax.axis_index("wg") == 0)
+            def _():
+                position = lax.axis_index("x"), lax.axis_index("y")
+                o[position] = jnp.ones(128)
+
+        barrier = plgpu.ClusterBarrier(collective_axes=axes, num_arrivals=2, **options)
+        return plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
+            num_threads=2, thread_name="wg", interpret=interpret,
+            scratch_types=[barrier], **CLUSTER,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("axes", ["x", (("x", "y"),), (("y", "x"),)], ids=str)
+def test_a_phase_has_the_arrivals_of_all_ctas_along_the_axes(axes):
+    everywhere.check(rounds(axes), [], ONES)
+
+
+def test_a_phase_has_the_arrivals_of_a_row_and_a_column():
+    everywhere.check(rounds(("x", "y"), n=1), [], ONES)
+
+
+def test_rows_and_columns_alone_do_not_keep_the_ctas_in_step():
+    """A CTA of the row may arrive for the next phase before one of the column has for
+    the current one."""
+    kernel = rounds(("x", "y"), n=3)(plgpu.InterpretParams(seed=1))
+    with pytest.raises(errors.BarrierError, match="a wait can miss its phase"):
+        kernel()
+
+
+def leaders(waits_everywhere=False):
+    """A kernel in which leaders wait for the CTAs along "y"; all others go on."""
+
+    def make(interpret):
+        def body(o, barrier):
+            x, y = lax.axis_index("x"), lax.axis_index("y")
+            o[x, y] = jnp.full(128, 10.0 * x.astype(jnp.float32) + 1)
+            plgpu.barrier_arrive(barrier)
+
+            @plgpu.when((y == 0) | waits_everywhere)
+            def _():
+                plgpu.barrier_wait(barrier)  # HERE
+                for other in range(1, 4):
+                    o[x, other] = o[x, other] + 1
+
+        return plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct(ONES.shape, jnp.float32),
+            interpret=interpret, **CLUSTER,
+            scratch_types=[
+                plgpu.ClusterBarrier(collective_axes="y", leader_tracked=True)
+            ],
+        )  # fmt: skip
+
+    return make
+
+
+def test_arrivals_on_a_leader_tracked_barrier_count_in_the_leader_of_each_line():
+    expected = np.repeat([[[2.0], [12.0]]], 128, -1).reshape(2, 1, 128) * ONES
+    expected[:, 0] -= 1
+    everywhere.check(leaders(), [], expected)
+
+
+def test_no_phase_completes_in_the_others():
+    kernel = leaders(waits_everywhere=True)(plgpu.InterpretParams())
+    with pytest.raises(errors.DeadlockError) as caught:
+        kernel()
+    text = str(caught.value)
+    assert "0 of 4 arrivals" in text
+    assert "arrivals on it go to its leader, CTA (x=0, y=0)" in text

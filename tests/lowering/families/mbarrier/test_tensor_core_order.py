@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers that order tcgen05 operations: fences around the arrival and the wait."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.semantics import BOTH, under
+
+ROW = jax.ShapeDtypeStruct((128,), jnp.float32)
+PAIR = {"cluster": (2,), "cluster_names": ("c",)}
+DECLARATIONS = {
+    "barrier": (plgpu.Barrier, {}),
+    "cluster": (plgpu.ClusterBarrier, {"collective_axes": "c"}),
+}
+
+
+def handover(kind, orders=True, target="sm_100a"):
+    """One warpgroup stores a row, another one, which has waited for it, reads it."""
+    declare, options = DECLARATIONS[kind]
+
+    def make(interpret):
+        def body(x, o, row, barrier):
+            @plgpu.when(lax.axis_index("wg") == 0)
+            def _():
+                row[...] = x[...] * 2
+                plgpu.barrier_arrive(barrier)
+
+            @plgpu.when(lax.axis_index("wg") == 1)
+            def _():
+                plgpu.barrier_wait(barrier)
+                o[lax.axis_index("c")] = row[...]
+
+        return plgpu.kernel(
+            body, out_type=jax.ShapeDtypeStruct((2, 128), jnp.float32),
+            num_threads=2, thread_name="wg", interpret=interpret, **PAIR,
+            compiler_params=plgpu.CompilerParams(target=target),
+            scratch_types=[
+                plgpu.SMEM((128,), jnp.float32),
+                declare(orders_tensor_core=orders, **options),
+            ],
+        )  # fmt: skip
+
+    return make
+
+
+def ptx(kind, orders, semantics):
+    kernel = under(semantics, handover(kind, orders)(None))
+    (report,) = plgpu.offline.compile(kernel, ROW, target="sm_100a")
+    return report.ptx
+
+
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_they_hand_over_values_as_others_do(kind):
+    x = np.arange(128, dtype=np.float32)
+    everywhere.check(handover(kind), [x], np.stack([x * 2] * 2), on_gpu=False)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_all_threads_fence_and_meet_before_one_arrives(kind, semantics):
+    text = ptx(kind, True, semantics)
+    sequence = re.findall(
+        r"tcgen05\.fence::\w+|bar(?:rier)?\.sync|mbarrier\.(?:arrive|try_wait)", text
+    )
+    before = sequence.index("tcgen05.fence::before_thread_sync")
+    assert sequence[before + 1] in ("bar.sync", "barrier.sync")
+    assert sequence[before + 2] == "mbarrier.arrive"
+    after = sequence.index("tcgen05.fence::after_thread_sync")
+    assert sequence[after - 1] == "mbarrier.try_wait"
+
+
+@pytest.mark.offline
+def test_an_arrival_in_another_cta_has_the_scope_of_the_cluster():
+    """Its tensor core may read SMEM that threads of this one have written."""
+    assert "mbarrier.arrive.release.cluster.shared::cluster" in ptx(
+        "cluster", True, BOTH[0]
+    )
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_other_barriers_have_no_fences(kind):
+    assert "tcgen05" not in ptx(kind, False, BOTH[0])
+
+
+@pytest.mark.parametrize("kind", DECLARATIONS)
+def test_a_target_without_tcgen05_has_nothing_to_order(kind):
+    kernel = handover(kind, target="sm_90a")(plgpu.InterpretParams())
+    with pytest.raises(errors.TargetError) as caught:
+        kernel(np.zeros(128, np.float32))
+    error = caught.value
+    assert error.what == (
+        "a barrier with orders_tensor_core needs tcgen05, which sm_90a does not have"
+    )
+    assert "sm_100a" in error.expected and "choose another target" in error.hint
