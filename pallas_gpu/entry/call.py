@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
+from pallas_gpu.entry.workspace import WorkArray, work_arrays
 from pallas_gpu.primitives import scheduling
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
@@ -93,16 +94,45 @@ class CallParams:
         return len(self.jaxpr.invars) - len(self.out_avals)
 
     @functools.cached_property
-    def workspace(self) -> tuple[_jax.ShapedArray, ...]:
-        """Types of arrays in GMEM that the launch adds, of zeros at its start.
+    def workspace(self) -> tuple[WorkArray, ...]:
+        """The arrays in GMEM that the launch adds, those with initial contents first.
 
-        They are operands behind the inputs, and results behind the outputs, so that the
-        kernel may write them. There is one if the kernel schedules its clusters
-        dynamically: the counter of claimed positions.
+        They are results behind the outputs. Those with initial contents are operands
+        behind the inputs too, in the same order.
         """
-        if not scheduling.is_dynamic(self.jaxpr):
+        return work_arrays(self.jaxpr)
+
+    @property
+    def work_results(self) -> list[_jax.ShapedArray]:
+        """Types of the results that the launch adds."""
+        return [
+            _jax.ShapedArray((*self.lead(work), *work.array.shape), work.array.dtype)
+            for work in self.workspace
+        ]
+
+    @property
+    def work_operands(self) -> list[tuple[_jax.ShapedArray, Any]]:
+        """Types of the operands that the launch adds, and what they are filled with."""
+        typed = zip(self.work_results, self.workspace, strict=True)
+        return [
+            (aval, work.array.initial)
+            for aval, work in typed
+            if work.array.initial is not None
+        ]
+
+    def lead(self, work: WorkArray) -> tuple[int, ...]:
+        """Returns the sizes of the axes in front of an array that the launch adds."""
+        sharing, batch = work.array.sharing, tuple(axis.size for axis in self.batch)
+        if sharing is types.Sharing.LAUNCH:
             return ()
-        return (_jax.ShapedArray((1,), jnp.dtype(jnp.int32)),)
+        if sharing is types.Sharing.INSTANCE:
+            return batch
+        return (*batch, *self.mesh.grid, *self.mesh.cluster)
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the kernel schedules its clusters dynamically."""
+        return scheduling.is_dynamic(self.jaxpr)
 
 
 @kernel_p.def_abstract_eval

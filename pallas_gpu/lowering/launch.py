@@ -90,7 +90,9 @@ def _launch_spec(
         cluster=(math.prod(params.mesh.cluster), 1, 1),
         threads=threads_of(params),
         smem_bytes=plan.smem_bytes,
-        num_buffers=len(params.jaxpr.invars) + 2 * len(params.workspace),
+        num_buffers=len(params.jaxpr.invars)
+        + len(params.work_operands)
+        + len(params.workspace),
         arch=target.compute_capability,
     )
 
@@ -104,7 +106,7 @@ def _launched_blocks(
     of the others. A block more would only start late, and one less would leave room.
     """
     blocks = ctx_lib.total_blocks(params)
-    if not params.workspace or params.batch:
+    if not params.is_dynamic or params.batch:
         return blocks
     resident = resources.residency(plan, target, params.mesh)
     return min(blocks, resident.clusters * resident.ctas_per_cluster)
@@ -273,7 +275,7 @@ def _handle(kernel: KernelState, i: int) -> vals.GmemHandle:
     ]
     shape = (*(size for _, size in levels), *var.aval.shape)
     lead = tuple(index for index, _ in levels)
-    buffer = i if is_input else i + len(params.workspace)
+    buffer = i if is_input else i + len(params.work_operands)
     return vals.GmemHandle(buffer, shape, vals.numpy_dtype(var.aval), lead)
 
 

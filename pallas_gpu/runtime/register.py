@@ -81,22 +81,23 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
     target = compiler.target_of(kernel, attached_target)
     compiler.require_runs_on(target, attached, kernel.name)
     serialized = _COMPILED.get(kernel, target)
+    work_operands = [aval for aval, _ in kernel.work_operands]
+    results = [*kernel.out_avals, *kernel.work_results]
     offline.keep_device_code(
         serialized,
         name=kernel.name,
         target=target,
-        operand_avals=[*args, *kernel.workspace],
-        result_avals=[*kernel.out_avals, *kernel.workspace],
+        operand_avals=[*args, *work_operands],
+        result_avals=results,
     )
-    results = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype)
-        for a in (*kernel.out_avals, *kernel.workspace)
-    ]
-    zeros = [jnp.zeros(a.shape, a.dtype) for a in kernel.workspace]
+    filled = [jnp.full(a.shape, x, a.dtype) for a, x in kernel.work_operands]
     n_in, n_out = len(args), len(kernel.out_avals)
-    in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(zeros))}
+    in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(filled))}
     return custom_call.call(
-        [*args, *zeros], results, serialized, input_output_aliases=in_place
+        [*args, *filled],
+        [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in results],
+        serialized,
+        input_output_aliases=in_place,
     )[:n_out]
 
 

@@ -39,8 +39,11 @@ def compile_offline(build: Build) -> Build:
         build.serialized,
         name=build.name,
         target=target,
-        operand_avals=[*_operand_avals(params), *params.workspace],
-        result_avals=[*params.out_avals, *params.workspace],
+        operand_avals=[
+            *_operand_avals(params),
+            *(aval for aval, _ in params.work_operands),
+        ],
+        result_avals=[*params.out_avals, *params.work_results],
         smem_bytes=build.plan.smem_bytes,
         num_barriers=build.plan.barriers,
         tmem_columns=build.plan.tmem_columns,

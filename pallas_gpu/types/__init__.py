@@ -56,7 +56,13 @@ from pallas_gpu.types.refs import (
 )
 from pallas_gpu.types.selection import select
 from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
-from pallas_gpu.types.spaces.resource import Declaration, Resource, Storage
+from pallas_gpu.types.spaces.resource import (
+    Declaration,
+    GmemArray,
+    Resource,
+    Sharing,
+    Storage,
+)
 from pallas_gpu.types.spaces.tmem import TmemStorage
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
@@ -93,6 +99,7 @@ __all__ = [
     "CostEstimate",
     "Declaration",
     "Element",
+    "GmemArray",
     "GridSpec",
     "InterpretParams",
     "KernelRef",
@@ -105,6 +112,7 @@ __all__ = [
     "RefView",
     "Resource",
     "ScratchType",
+    "Sharing",
     "Squeezed",
     "Storage",
     "SwizzleTransform",

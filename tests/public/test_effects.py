@@ -39,6 +39,8 @@ MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
 MBARRIER = "tests/lowering/families/mbarrier"
+WORKSPACE = "tests/entry/test_workspace.py"
+INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout
 
@@ -350,6 +352,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for t in ((), calls.SWIZZLED)
         ),
     ),
+    **dict.fromkeys(("GMEM.init", "ANY.init"), f"{WORKSPACE}::{INITIAL}"),
     "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: tmem({}, {"collective": True}),
     "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),

@@ -26,6 +26,7 @@ from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.smem import SharedArray
@@ -42,12 +43,17 @@ class Declared(NamedTuple):
     """One declaration of a scope.
 
     Attributes:
-      aval: the type of its reference.
+      var: the variable of its reference.
       name: by which the author knows it; may be empty.
     """
 
-    aval: Any
+    var: Any
     name: str
+
+    @property
+    def aval(self) -> Any:
+        """The type of its reference."""
+        return self.var.aval
 
 
 @dataclasses.dataclass
@@ -58,7 +64,8 @@ class Scope:
       key: its key.
       declared: its declarations, with the author's names.
       arrays: in SMEM, by the position of their declaration.
-      barriers: likewise. Accumulators are in neither: they belong to a warpgroup.
+      barriers: likewise.
+      of_launch: those in GMEM, likewise. Accumulators belong to a warpgroup.
       members: number of warpgroups that must enter.
       entered, left: number of warpgroups that have done so.
       clock: the join of their clocks on entry.
@@ -68,6 +75,7 @@ class Scope:
     declared: Sequence[Declared]
     arrays: dict[int, SharedArray]
     barriers: dict[int, BarrierArray]
+    of_launch: dict[int, GlobalArray]
     members: int
     entered: int = 0
     left: int = 0
@@ -79,6 +87,8 @@ class Scope:
             return self.arrays[position]
         if position in self.barriers:
             return self.barriers[position]
+        if position in self.of_launch:
+            return self.of_launch[position]
         return Accumulator(self.declared[position].aval)
 
 
@@ -111,7 +121,7 @@ def scopes_of(cta: Cta) -> Scopes:
 def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     jaxpr = step.params["jaxpr"]
     refs_of = zip(jaxpr.invars[len(ins) :], step.params["names"], strict=True)
-    declared = [Declared(v.aval, name) for v, name in refs_of]
+    declared = [Declared(v, name) for v, name in refs_of]
     shared = bool(step.params["collective_axes"])
     scope, refs = yield from _enter(wg, jaxpr, declared, shared)
     results = yield from evaluate.run(wg, plan_of(jaxpr), [*ins, *refs])
@@ -147,7 +157,7 @@ def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Declared]) -> Scope:
     scope = scopes.open.get(key)
     if scope is None:
         members = len(cta.warpgroups) if key[1] is None else 1
-        scope = Scope(key, declared, {}, {}, members)
+        scope = Scope(key, declared, {}, {}, {}, members)
         _allocate(cta, scope)
         scopes.open[key] = scope
     return scope
@@ -178,8 +188,11 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
 
 
 def _allocate(cta: Cta, scope: Scope) -> None:
-    for i, (aval, name) in enumerate(scope.declared):
-        match aval:
+    for i, (var, name) in enumerate(scope.declared):
+        if var in cta.work:
+            scope.of_launch[i] = cta.work[var]
+            continue
+        match aval := var.aval:
             case types.BarrierRef():
                 declaration = (scope.key[0], i)
                 scope.barriers[i] = BarrierArray.of(
@@ -195,8 +208,8 @@ def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator does not model scratch memory in {aval.memory_space.name}",
-            expected="SMEM, a barrier or an accumulator",
-            hint="pass GMEM scratch as an additional output",
+            expected="GMEM, SMEM, a barrier or an accumulator",
+            hint="declare it in another memory",
         )
     of = f" ({name}{cta.suffix})" if name else cta.suffix
     name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)}{of}"

@@ -8,7 +8,9 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from pallas_gpu.entry.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import I32, RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -30,7 +32,7 @@ def _claim(ctx: RuleContext, *invals: Any) -> list[Any]:
     predicate = predicate_value(ctx.operands(invals)["predicate"])
     instances = math.prod(axis.size for axis in params.batch)
     launched = math.prod(ctx.builder.spec.grid) // math.prod(params.mesh.cluster)
-    counter = ctx.builder.buffers[params.num_inputs]
+    counter = ctx.builder.buffers[workspace.handle(ctx.kernel, POSITIONS).buffer_index]
     claimed = scheduling.claim(counter, launched // instances, predicate)
     return [elementwise.scalar(claimed, I32)]
 

@@ -9,6 +9,7 @@ from jaxlib.mlir.dialects import nvvm
 
 from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
@@ -21,7 +22,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     outer_top = kernel.smem_top_bytes
     placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, outer_top)
     handles = [
-        _handle(ctx, i, var.aval, allocation)
+        _handle(ctx, i, var, allocation)
         for i, (var, allocation) in enumerate(
             zip(resources.scope_refs(eqn), placed, strict=True)
         )
@@ -39,15 +40,18 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     return results
 
 
-def _handle(ctx: RuleContext, i: int, aval: Any, allocation: Any) -> Any:
+def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
+    kernel, aval = ctx.kernel, var.aval
+    if aval.memory_space is types.GMEM:
+        array = workspace.handle(kernel, var)
+        return kernel.semantics.gmem_handle(kernel, array)
     match aval:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
         case types.AccumulatorRef():
             return wgmma.new_accumulator(ctx, i, aval)
         case _:
-            offset = allocation.offset
-            return ctx.kernel.semantics.smem_handle(ctx.kernel, aval, offset)
+            return kernel.semantics.smem_handle(kernel, aval, allocation.offset)
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:

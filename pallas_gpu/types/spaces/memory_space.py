@@ -103,6 +103,7 @@ class MemorySpace(Resource, metaclass=_Members):
         packed=expect.anything,
         collective=expect.anything,
         layout=expect.anything,
+        init=expect.anything,
     )
     def __call__(
         self,
@@ -113,6 +114,7 @@ class MemorySpace(Resource, metaclass=_Members):
         packed: bool | None = None,
         collective: bool | None = None,
         layout: Any = None,
+        init: Any = None,
     ) -> ScratchType:
         """Declares a scratch array in this space.
 
@@ -123,6 +125,7 @@ class MemorySpace(Resource, metaclass=_Members):
           packed: TMEM only: whether elements narrower than 32 bits share a column.
           collective: TMEM only: whether the array is allocated by a pair of CTAs.
           layout: TMEM only: a TmemLayout, instead of `packed`.
+          init: GMEM only: a number that all elements are when the launch starts.
 
         Raises:
           MemorySpaceError: an argument does not belong to this space.
@@ -134,6 +137,7 @@ class MemorySpace(Resource, metaclass=_Members):
             "packed": packed,
             "collective": collective,
             "layout": layout,
+            "init": init,
         }
         given = {name: value for name, value in options.items() if value is not None}
         self._require_options(given)
@@ -201,7 +205,7 @@ class MemorySpace(Resource, metaclass=_Members):
         """Returns the error for a space in which scopes allocate no arrays."""
         return errors.UnsupportedError(
             f"scratch memory in {self.name} is not supported",
-            expected="an array in SMEM or TMEM, an accumulator or a barrier",
+            expected="an array in GMEM, SMEM or TMEM, an accumulator or a barrier",
             got=self.describe(declaration, declaration.shape),
             hint=hint,
             where=_jax.where_now(),

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +33,35 @@ class Storage:
 
 
 ROW_MAJOR = Storage()
+
+
+class Sharing(enum.Enum):
+    """Who shares an array in GMEM that a launch allocates.
+
+    * `LAUNCH`: all CTAs, those of all instances of `jax.vmap` included.
+    * `INSTANCE`: the CTAs of one instance of `jax.vmap`.
+    * `CTA`: nobody, each CTA has its own.
+    """
+
+    LAUNCH = "launch"
+    INSTANCE = "instance"
+    CTA = "cta"
+
+
+@dataclasses.dataclass(frozen=True)
+class GmemArray:
+    """An array in GMEM that a launch allocates.
+
+    Attributes:
+      shape, dtype: of each one.
+      initial: what all elements are when the launch starts; None: undefined.
+      sharing: how many of them there are.
+    """
+
+    shape: tuple[int, ...]
+    dtype: Any
+    initial: Any
+    sharing: Sharing
 
 
 class Resource:
@@ -65,6 +95,10 @@ class Resource:
     def budget(self, target: arch.GpuTarget) -> int:
         """Returns how many units the target has for what shares this resource."""
         raise NotImplementedError
+
+    def gmem_array(self, aval: Any) -> GmemArray | None:
+        """Returns the array in GMEM that the launch allocates for it, if any."""
+        return None
 
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
         """Returns a description for error messages.

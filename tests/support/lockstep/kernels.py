@@ -74,12 +74,18 @@ class Lowered:
             module = self._by_equation[id(eqn)].module
             arrays = [np.asarray(x) for x in inputs]
             params = call.CallParams(**eqn.params)
-            # The kernel writes what the launch adds in place.
-            zeros = [np.zeros(a.shape, a.dtype) for a in params.workspace]
-            results = [*zeros, *params.out_avals, *zeros]
-            initial = {len(zeros) + j: arrays[i] for i, j in params.aliases}
-            done = lockstep.run_module(module, arrays, results, initial)
-            return done[len(zeros) : len(done) - len(zeros)]
+            # What the launch adds: operands of given contents, and results that the
+            # kernel writes in place, which are anything at first.
+            filled = [np.full(a.shape, x, a.dtype) for a, x in params.work_operands]
+            n_out = len(params.out_avals)
+            initial = {j: arrays[i] for i, j in params.aliases}
+            initial |= {
+                n_out + i: filled[i] if i < len(filled) else _anything(aval)
+                for i, aval in enumerate(params.work_results)
+            }
+            results = [*params.out_avals, *params.work_results]
+            done = lockstep.run_module(module, [*arrays, *filled], results, initial)
+            return done[:n_out]
         bodies = list(_bodies(eqn))
         if not any(_kernels(body.jaxpr) for body in bodies):
             results = eqn.primitive.bind(*inputs, **eqn.params)
@@ -100,6 +106,13 @@ def lower(fn: Callable[..., Any], args: Sequence[Any]) -> Lowered:
     assert by_equation, "the function calls no kernel"
     kernels = list(by_equation.values())
     return Lowered(kernels, closed, jax.tree.leaves(args), by_equation)
+
+
+def _anything(aval: Any) -> np.ndarray:
+    """Returns an array of bytes that are no likely result."""
+    data = np.empty(aval.shape, aval.dtype)
+    data.reshape(-1).view(np.uint8)[...] = 0xA5
+    return data
 
 
 def _bodies(eqn: Any) -> list[Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
@@ -19,6 +19,7 @@ from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.threads import Group, Thread
 from pallas_gpu.emulator.engine.waits import Run
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.device import Device
 
 
@@ -77,6 +78,7 @@ class Cta:
       rank: position in the cluster.
       axes: position on the named grid and cluster axes.
       state: state of families.
+      work: the arrays in GMEM that the launch adds, as this CTA accesses them.
       at_end: checks to run when all CTAs of the cluster have ended.
     """
 
@@ -93,6 +95,7 @@ class Cta:
             ]
         )
         self.state: Table[Cta] = Table(self)
+        self.work: dict[Hashable, GlobalArray] = {}
         self.at_end: list[Callable[[], None]] = []
         self._along: dict[tuple[str, ...], list[Cta]] = {}
         self.warpgroups = [Warpgroup(self, i) for i in range(mesh.warpgroups)]

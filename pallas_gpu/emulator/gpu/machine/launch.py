@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,10 @@ from pallas_gpu.emulator.engine.plan import plan_of
 from pallas_gpu.emulator.engine.scheduler import Pool
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
-from pallas_gpu.emulator.gpu.machine.cta import Cluster
+from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
+from pallas_gpu.entry.workspace import WorkArray
 from pallas_gpu.primitives import _indices
 from pallas_gpu.walk import walk
 
@@ -103,6 +104,22 @@ class Launch:
             )
         ]
 
+        self._work = {
+            work.key: self._placed(work, shape.shape)
+            for work, shape in zip(params.workspace, params.work_results, strict=True)
+        }
+
+    def _placed(self, work: WorkArray, shape: tuple[int, ...]) -> GlobalArray:
+        """Returns an array that the launch adds, with the axes in front of it."""
+        array = work.array
+        of = f" ({work.name})" if work.name else ""
+        name = f"scratch GMEM {np.dtype(array.dtype).name}{list(array.shape)}{of}"
+        dtype = np.dtype(array.dtype)
+        if array.initial is None:
+            return self._device.allocate(name, shape, dtype)
+        filled = np.full(shape, array.initial, dtype)
+        return self._device.place(name, filled, read_only=False)
+
     def pool(self) -> Pool:
         """Returns the clusters, to be started as SMs become free."""
         params, residency = self._params, self._residency
@@ -129,7 +146,7 @@ class Launch:
         Under dynamic scheduling these are as many as the device holds: any number, when
         it has other work too.
         """
-        if not self._params.workspace or self._params.batch:
+        if not self._params.is_dynamic or self._params.batch:
             return positions
         most = min(positions, self._residency.clusters)
         return self._device.execution.rng.randint(1, most)
@@ -147,6 +164,7 @@ class Launch:
         mesh, body = params.mesh, plan_of(params.jaxpr)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
+            work = self._work_of(batch)
             around = {
                 axis.name: int(arrays[axis.operand].data[0])
                 for axis in params.enclosing
@@ -157,7 +175,10 @@ class Launch:
                 cluster.around = around
                 viewer = Viewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
+                seen = {key: array.seen_by(viewer) for key, array in work.items()}
                 for cta in cluster.ctas:
+                    own = self._own_work(batch, block, cta)
+                    cta.work = seen | own
                     for wg in cta.warpgroups:
                         run = evaluate.run(wg, body, refs)
                         wg.generator = evaluate.guarded(wg, run)
@@ -177,6 +198,27 @@ class Launch:
             for i, array in enumerate(self._inputs)
         ]
         return inputs + [array.at(batch) for array in self.outputs]
+
+
+    def _work_of(self, batch: tuple[int, ...]) -> dict[Hashable, GlobalArray]:
+        """Returns the arrays that the launch adds and all CTAs of an instance share."""
+        return {
+            work.key: self._work[work.key].at(
+                batch if work.array.sharing is types.Sharing.INSTANCE else ()
+            )
+            for work in self._params.workspace
+            if work.array.sharing is not types.Sharing.CTA
+        }
+
+    def _own_work(
+        self, batch: tuple[int, ...], block: tuple[int, ...], cta: Cta
+    ) -> dict[Hashable, GlobalArray]:
+        """Returns the arrays that the launch adds for one CTA."""
+        return {
+            work.key: self._work[work.key].at((*batch, *block, *cta.rank))
+            for work in self._params.workspace
+            if work.array.sharing is types.Sharing.CTA
+        }
 
 
 def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
