@@ -20,12 +20,12 @@ def handle(kernel: KernelState, key: Hashable) -> vals.GmemHandle:
       key: that of its `WorkArray`.
     """
     params = kernel.params
-    for i, work in enumerate(params.workspace):
-        if work.key == key:
-            break
-    else:
+    keys = [work.key for work in params.workspace]
+    if key not in keys:
         raise errors.InternalError(f"the launch adds no array {key}")
-    buffer = len(params.jaxpr.invars) + len(params.work_operands) + i
+    position = keys.index(key)
+    work = params.workspace[position]
+    buffer = len(params.jaxpr.invars) + len(params.work_operands) + position
     shape = (*params.lead(work), *work.array.shape)
     lead = tuple(kernel.axes[axis] for axis in _axes(kernel, work.array.sharing))
     return vals.GmemHandle(buffer, shape, np.dtype(work.array.dtype), lead)

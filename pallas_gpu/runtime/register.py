@@ -90,7 +90,8 @@ def _launch(*args: Any, **params: Any) -> list[Any]:
         operand_avals=[*args, *work_operands],
         result_avals=results,
     )
-    filled = [jnp.full(a.shape, x, a.dtype) for a, x in kernel.work_operands]
+    with jax.enable_x64(True):  # else JAX would make 32 bits of 64
+        filled = [jnp.full(a.shape, x, a.dtype) for a, x in kernel.work_operands]
     n_in, n_out = len(args), len(kernel.out_avals)
     in_place = dict(kernel.aliases) | {n_in + i: n_out + i for i in range(len(filled))}
     return custom_call.call(

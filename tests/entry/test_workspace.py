@@ -229,3 +229,13 @@ def test_other_memory_has_no_initial_contents():
 def test_the_element_type_is_one_of_kernels():
     with refused(errors.DTypeError, "GMEM: dtype is not an element type of a kernel"):
         plgpu.GMEM((8,), jnp.complex64)  # HERE
+
+
+def test_initial_contents_of_64_bits_stay_so():
+    def body(x, o, kept, wide):
+        double(x, o, kept)
+
+    wide = plgpu.GMEM((2,), jnp.int64, init=7)
+    k = over_rows(body, plgpu.GMEM((3, 128), F32), wide)(False)
+    text = jax.jit(k).trace(ROWS).lower(lowering_platforms=("cuda",)).as_text()
+    assert "stablehlo.constant dense<7> : tensor<i64>" in text

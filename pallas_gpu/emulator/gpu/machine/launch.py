@@ -199,7 +199,6 @@ class Launch:
         ]
         return inputs + [array.at(batch) for array in self.outputs]
 
-
     def _work_of(self, batch: tuple[int, ...]) -> dict[Hashable, GlobalArray]:
         """Returns the arrays that the launch adds and all CTAs of an instance share."""
         return {
