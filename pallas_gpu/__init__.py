@@ -20,7 +20,6 @@ from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
 from pallas_gpu.entry.control import loop, num_programs, program_id, when
-from pallas_gpu.entry.empty import empty, empty_like, empty_ref_like
 from pallas_gpu.entry.integers import (
     align_to,
     cdiv,
@@ -32,6 +31,7 @@ from pallas_gpu.entry.interpret import (
     set_gpu_interpret_mode,
 )
 from pallas_gpu.entry.kernel import kernel
+from pallas_gpu.entry.memory.empty import empty, empty_like, empty_ref_like
 from pallas_gpu.entry.run_state import run_state
 from pallas_gpu.entry.scoped import run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map

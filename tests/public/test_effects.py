@@ -39,7 +39,7 @@ MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
 MBARRIER = "tests/lowering/families/mbarrier"
-WORKSPACE = "tests/entry/test_workspace.py"
+WORKSPACE = "tests/entry/memory/test_workspace.py"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
-from pallas_gpu.entry.workspace import POSITIONS
+from pallas_gpu.entry.memory.workspace import POSITIONS
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import I32, RuleContext

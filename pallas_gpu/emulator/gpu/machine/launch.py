@@ -22,7 +22,7 @@ from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
-from pallas_gpu.entry.workspace import WorkArray
+from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
 from pallas_gpu.walk import walk
 
