@@ -99,7 +99,7 @@ PLGPU: dict[str, Row] = {
         "a barrier is required, and `leader_tracked` comes later; a copy entirely "
         "outside of the array is an error of the emulator unless `oob_mode` is given"
     ),
-    "copy_smem_to_gmem": differs("`reduction_op` comes later"),
+    "copy_smem_to_gmem": SAME,
     "commit_smem": SAME,
     "commit_smem_to_gmem_group": SAME,
     "wait_smem_to_gmem": SAME,

@@ -11,7 +11,8 @@ package uses of them is listed here, and all other modules import it from here:
 * `ops.broadcasted_iota(type, dimension)`, `ops.broadcast_in_dim(type, x, dims)`
 * `ops.wgmma(acc, a, b)`, `ops.optimization_barrier(values)`
 * `ops.async_load(gmem, smem, indices, slice_lengths, collective, barrier=, predicate=)`
-* `ops.async_store(smem, gmem, indices, slice_lengths, predicate=, commit_group=)`
+* `ops.async_store(smem, gmem, indices, slice_lengths, predicate=, commit_group=,
+  reduction_op=)`
 * `ops.tmem_alloc(type, smem, collective=, packing=)`
 * `ops.slice_tmem(type, ref, offset)`
 * `ops.tmem_layout_cast(ref, attribute)`: tiled layouts
@@ -33,6 +34,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext as _ext
 
 # The generated builders look up their attribute classes in this package's namespace.
+from jaxlib.mosaic.dialect.gpu import _mosaic_gpu_gen_enums as enums
 from jaxlib.mosaic.dialect.gpu import _mosaic_gpu_gen_ops as ops
 
 from pallas_gpu import errors
@@ -57,6 +59,8 @@ sys.modules.setdefault(
 __all__ = [
     "from_attribute",
     "ops",
+    "reduction_attribute",
+    "reduction_from_attribute",
     "tmem_from_attribute",
     "to_attribute",
     "transforms_from_attribute",
@@ -189,3 +193,18 @@ def _partition_dim(attribute: ir.Attribute) -> int | Replicated:
     if isinstance(attribute, _ext.ReplicatedAttr):
         return Replicated(attribute.times)
     return int(attribute)
+
+
+def reduction_attribute(reduction: str | None) -> ir.Attribute | None:
+    """The dialect's attribute for a copy's reduction, as `add`; None for none."""
+    if reduction is None:
+        return None
+    number = enums.TMAReduction[reduction.capitalize()]
+    return ir.IntegerAttr.get(ir.IntegerType.get_signless(32), number)
+
+
+def reduction_from_attribute(attribute: ir.Attribute | None) -> str | None:
+    """The reduction of an attribute."""
+    if attribute is None:
+        return None
+    return enums.TMAReduction(ir.IntegerAttr(attribute).value).name.lower()

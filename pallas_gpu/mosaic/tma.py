@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
@@ -24,8 +24,8 @@ from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.types.copies import REDUCTIONS
 
-Reduction = Literal["add", "min", "max", "inc", "dec", "and", "or", "xor"]
 # More copies than this are emitted as a loop, for code size and lowering time.
 _MAX_UNROLLED = 8
 
@@ -108,7 +108,7 @@ def copy_smem_to_gmem(
     smem_view: SmemView,
     gmem: GmemView,
     *,
-    reduction: Reduction | None = None,
+    reduction: str | None = None,
     elected: ir.Value | None = None,
     sync: bool = True,
     commit: bool = True,
@@ -124,7 +124,8 @@ def copy_smem_to_gmem(
       kb: the open builder.
       smem_view: contiguous in SMEM.
       gmem: a slice of a kernel buffer, of the same shape.
-      reduction: combine with the contents of GMEM, atomically per element.
+      reduction: combine with the contents of GMEM, atomically per element: a name of
+        `REDUCTIONS`.
       elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if the threads that wrote the SMEM have synchronized already.
       commit: commit the group; False adds the copy to the next copy's group.
@@ -133,16 +134,18 @@ def copy_smem_to_gmem(
       LayoutError: no tensor map can describe the copy.
     """
     plan = plan_transfer(gmem, smem_view)
-    descriptor = _descriptor(gmem, plan)
+    combines = REDUCTIONS[reduction] if reduction else None
+    element = combines.element(gmem.dtype) if combines else None
+    descriptor = _descriptor(gmem, plan, element)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
-        if reduction is None:
+        if combines is None:
             nvvm.CpAsyncBulkTensorSharedCTAToGlobalOp(descriptor, pointer, coordinates)
         else:
-            _reduce_tensor(reduction, descriptor, pointer, coordinates)
+            _reduce_tensor(combines.operation, descriptor, pointer, coordinates)
 
     with predicated(kb.elected if elected is None else elected):
         _issue(plan, gmem.window.starts, base, copy)
@@ -151,7 +154,7 @@ def copy_smem_to_gmem(
 
 
 def _reduce_tensor(
-    reduction: Reduction,
+    operation: str,
     descriptor: ir.Value,
     pointer: ir.Value,
     coordinates: list[ir.Value],
@@ -163,7 +166,7 @@ def _reduce_tensor(
     rank = len(coordinates)
     at = ", ".join(f"${i + 2}" for i in range(rank))
     text = (
-        f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{reduction}.tile"
+        f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operation}.tile"
         f".bulk_group [$0, {{{at}}}], [$1];"
     )
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
@@ -260,7 +263,9 @@ def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
     )
 
 
-def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:
+def _descriptor(
+    gmem: GmemView, plan: TmaPlan, element: np.dtype | None = None
+) -> ir.Value:
     if gmem.buffer_index is None:
         raise errors.MemorySpaceError(
             "A tensor copy requires an operand or result of the kernel",
@@ -272,7 +277,7 @@ def _descriptor(gmem: GmemView, plan: TmaPlan) -> ir.Value:
     return tensor_map.tensor_map_pointer(
         tensor_map.TensorMap(
             buffer_index=gmem.buffer_index,
-            dtype=packed.item_dtype(gmem.dtype).name,
+            dtype=(element or packed.item_dtype(gmem.dtype)).name,
             sizes=tuple(dim.size for dim in plan.dims),
             strides=(*strides, 1),
             box=tuple(dim.box for dim in plan.dims),

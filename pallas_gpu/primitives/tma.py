@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
+
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
@@ -123,7 +125,7 @@ def copy_gmem_to_smem(
     dst=expect.anything,
     predicate=expect.anything,
     commit_group=expect.boolean,
-    reduction_op=expect.anything,
+    reduction_op=expect.choice(None, *types.REDUCTIONS),
 )
 def copy_smem_to_gmem(
     src: types.Ref,
@@ -135,11 +137,17 @@ def copy_smem_to_gmem(
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
-    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group. Since: sm_90.
+    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, or
+    cp.reduce.async.bulk.tensor. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
     copy. Values written to `src` by threads need a `commit_smem()` before it.
     `wait_smem_to_gmem` waits for it. Elements outside the array are not written.
+
+    With `reduction_op` it combines each element with the one in GMEM, atomically:
+    copies of several CTAs may do so at once, in any order. The kernel orders them with
+    all other accesses, `atomic_add` included: threads and copies access memory through
+    different proxies.
 
     Args:
       src: SMEM reference or a part of one.
@@ -147,32 +155,54 @@ def copy_smem_to_gmem(
         the array, at a multiple of 16 bytes.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
-      reduction_op: not supported.
+      reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,
+        uint64, float32 (subnormals may count as 0), float16, bfloat16. "min", "max":
+        integers of 32 and 64 bits, float16, bfloat16 (of a number and a NaN the
+        number). "umin", "umax", "smin", "smax": these integers, compared as unsigned or
+        signed ones. "and", "or", "xor": these integers. "inc", "dec": int32 and uint32,
+        as unsigned numbers; "inc" makes of `old` 0 if `old >= new`, else `old + 1`;
+        "dec" makes `new` of it if `old == 0` or `old > new`, else `old - 1`.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: source and destination differ.
-      UnsupportedError: a reduction.
+      DTypeError: the reduction does not exist for the elements.
+
+    Example:
+      >>> plgpu.copy_smem_to_gmem(partial_smem, total_gmem, reduction_op="add")
+      >>> plgpu.wait_smem_to_gmem(0)
     """
     who = "copy_smem_to_gmem"
     ops.require_space(src, types.SMEM, who, "the source")
     ops.require_space(dst, types.GMEM, who, "the destination")
     ops.require_same(src, dst, who)
     if reduction_op is not None:
-        raise errors.UnsupportedError(
-            f"{who}: reduction_op is not supported",
-            expected="reduction_op=None",
-            got=expect.shown(reduction_op),
-            hint="combine in one block what goes to one place, or store what each "
-            "block has to rows of its own and reduce them after the call",
-            where=_jax.where_now(),
-        )
+        _require_reduction(reduction_op, dst, who)
+        reduction_op = types.signed_reduction(reduction_op, dst.dtype)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
     ops.bind(
         copy_smem_to_gmem_p,
         {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
         commit_group=commit_group,
+        reduction_op=reduction_op,
+    )
+
+
+def _require_reduction(reduction: str, dst: Any, who: str) -> None:
+    """Raises DTypeError unless a copy can combine these elements."""
+    name = jnp.dtype(dst.dtype).name
+    if name in types.REDUCTIONS[reduction].elements:
+        return
+    others = [op for op, row in types.REDUCTIONS.items() if name in row.elements]
+    raise errors.DTypeError(
+        f"{who}: no copy combines these elements by {reduction!r}",
+        expected=", ".join(types.REDUCTIONS[reduction].elements),
+        got=types.describe(dst),
+        hint=f"for {name} there are {', '.join(others)}"
+        if others
+        else "combine values in registers with plgpu.atomic_add and its relatives",
+        where=_jax.where_now(),
     )
 
 

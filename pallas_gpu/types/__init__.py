@@ -28,6 +28,7 @@ from pallas_gpu.types.block_spec import (
     no_block_spec,
     squeezed,
 )
+from pallas_gpu.types.copies import REDUCTIONS, CopyReduction, signed_reduction
 from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
@@ -83,6 +84,7 @@ __all__ = [
     "BARRIERS",
     "BARRIER_BYTES",
     "GMEM",
+    "REDUCTIONS",
     "REGS",
     "SMEM",
     "TMEM",
@@ -96,6 +98,7 @@ __all__ = [
     "BoundedSlice",
     "ClusterBarrier",
     "CompilerParams",
+    "CopyReduction",
     "CostEstimate",
     "Declaration",
     "Element",
@@ -139,6 +142,7 @@ __all__ = [
     "resolve",
     "select",
     "smem_layout",
+    "signed_reduction",
     "squeezed",
     "stored",
     "transpose_ref",

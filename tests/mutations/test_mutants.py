@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten correct kernels, and mutants of them: the emulator reports every mistake.
+"""Correct kernels, and mutants of them: the emulator reports every mistake.
 
 Each mutant gives the error, and the lines, that its kernel's table names; one whose
 mistake is of arithmetic alone gives a wrong result, the same in every schedule.

@@ -219,18 +219,6 @@ def test_leader_tracking_is_not_supported_yet():
         run(body, scratch_types=SCRATCH)
 
 
-def test_reductions_are_not_supported_yet():
-    def body(x, o, tile, barrier):
-        plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")  # HERE
-
-    with refused(
-        errors.UnsupportedError,
-        "copy_smem_to_gmem: reduction_op is not supported",
-        got="'add'",
-    ):
-        run(body, scratch_types=SCRATCH)
-
-
 def test_a_predicate_is_one_truth_value():
     def body(x, o, tile, barrier):
         many = jnp.array([True, False])

@@ -253,6 +253,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "copy_smem_to_gmem.predicate": lambda: with_predicate(
         lambda e, **o: plgpu.copy_smem_to_gmem(e.s, e.o, **o)
     ),
+    "copy_smem_to_gmem.reduction_op": "tests/lowering/families/test_copy_reductions.py",
     "copy_smem_to_gmem.commit_group": lambda: see.bodies(
         *(
             lambda e, c=c: plgpu.copy_smem_to_gmem(e.s, e.o, commit_group=c)
@@ -535,7 +536,6 @@ HINTS = (
 REFUSED = {
     "BlockSpec.pipeline_mode": 1,
     "copy_gmem_to_smem.leader_tracked": 1,
-    "copy_smem_to_gmem.reduction_op": "add",
 }
 
 

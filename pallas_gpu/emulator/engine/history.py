@@ -235,7 +235,8 @@ class _Check:
 
     def _ordered(self, old: Access) -> bool:
         new = self._new
-        if old.atomic and new.atomic:
+        # A thread's atomics and those of copies use different proxies.
+        if old.atomic and new.atomic and old.by_copy == new.by_copy:
             return True
         compared = self._threads_too or (
             old.viewer is new.viewer and (old.by_copy or new.by_copy)

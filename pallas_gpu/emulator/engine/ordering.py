@@ -124,7 +124,8 @@ class Access:
       hint: how to order other accesses after this one.
       viewer: the group that accesses memory which several groups share.
       gradual: the state of a write of which some parts have not been issued.
-      atomic: whether it needs no order with other atomic accesses.
+      atomic: whether it needs no order with other atomic accesses of threads, or of
+        asynchronous work if it is by such work.
     """
 
     box: Box

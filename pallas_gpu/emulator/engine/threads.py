@@ -122,7 +122,8 @@ class Thread:
           hint: how to order other accesses after this one; default: a barrier.
           value: what this thread stores.
           gradual: the state of a write that is issued part by part, `region` in all.
-          atomic: whether it needs no order with other atomic accesses.
+          atomic: whether it needs no order with other atomic accesses of threads, or of
+            asynchronous work if it is by such work.
 
         Returns:
           The record; None if no access can conflict.

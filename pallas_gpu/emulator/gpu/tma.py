@@ -28,6 +28,7 @@ from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import barrier_of, skipped
+from pallas_gpu.emulator.gpu.reductions import combine
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
@@ -217,12 +218,20 @@ _STORES: Key[Thread, StoreStream] = Key("copies to GMEM", StoreStream)
 
 @dataclasses.dataclass(slots=True)
 class Store:
-    """A copy to GMEM that has been issued: first it reads, then it writes."""
+    """A copy to GMEM that has been issued: first it reads, then it writes.
+
+    Attributes:
+      src, dst: what it copies to where.
+      stream, group: the group of copies that it belongs to.
+      reduction: how it combines its elements with those of the destination, if it does.
+      value, missing: what it has read, and which elements of that have no value.
+    """
 
     src: Region
     dst: Region
     stream: StoreStream
     group: int
+    reduction: str | None = None
     value: Any = None
     missing: np.ndarray | None = None
 
@@ -235,19 +244,24 @@ class Store:
                 self.missing = missing.reshape(self.dst.shape)
             self.stream.reading.passed(self.group)
             return False
-        self.dst.store_clipped(
-            self.value, True if self.missing is None else ~self.missing
-        )
+        value = self.value
+        if self.reduction is not None:
+            value = combine(self.reduction, self.dst.load_clipped(0), value)
+        self.dst.store_clipped(value, True if self.missing is None else ~self.missing)
         self.stream.writing.passed(self.group)
         return True
 
 
 @registry.register(tma.copy_smem_to_gmem_p, _EMULATE)
 def _copy_smem_to_gmem(
-    wg: Warpgroup, operands: dict[str, Any], commit_group: bool, **_: Any
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    commit_group: bool,
+    reduction_op: str | None = None,
+    **_: Any,
 ) -> None:
     if not skipped(operands):
-        _issue_store(wg, StoreStream.of(wg), operands["src"], operands["dst"])
+        _issue_store(wg, operands["src"], operands["dst"], reduction_op)
     if commit_group:
         _commit(wg)
 
@@ -257,7 +271,10 @@ def _commit(wg: Warpgroup) -> None:
         stream.close_group()
 
 
-def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -> None:
+def _issue_store(
+    wg: Warpgroup, src: Region, dst: Region, reduction: str | None
+) -> None:
+    stream = StoreStream.of(wg)
     src.require_inside("the source of a copy")
     src.memory.require_aligned(src.window, "the source of a copy")
     require_start(dst.window, _bits(dst.dtype), _words(src, dst), store=True)
@@ -279,10 +296,13 @@ def _issue_store(wg: Warpgroup, stream: StoreStream, src: Region, dst: Region) -
         what=f"the copy from {src.memory.name}",
         by=(stream.writing.actor, group),
         hint=f"call wait_smem_to_gmem(0) in the {wg.kind} that started the copy first",
+        atomic=reduction is not None,
     )
     _require_values(src, dst)
+    if reduction is not None:
+        _require_initial_values(dst, wg.where())
     stream.issue()
-    wg.group.in_flight.submit(Store(src, dst, stream, group))
+    wg.group.in_flight.submit(Store(src, dst, stream, group, reduction))
 
 
 def _require_values(src: Region, dst: Region) -> None:
@@ -294,6 +314,13 @@ def _require_values(src: Region, dst: Region) -> None:
         missing &= dst.inside_mask().reshape(missing.shape)
     if missing.any():
         raise src.origin(missing, None).error()
+
+
+def _require_initial_values(dst: Region, where: str | None) -> None:
+    """Raises UninitializedReadError where a reduction finds no value."""
+    missing = dst.missing()
+    if missing is not None:
+        raise dst.origin(missing, where).error()
 
 
 @registry.register(tma.commit_group_p, _EMULATE)

@@ -88,6 +88,7 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
             ctx.builder,
             ctx.part(src),
             ctx.part(dst),
+            reduction=ctx.eqn.params["reduction_op"],
             commit=False,
         )
     # Every thread commits, so that a skipped copy leaves an empty group and the
@@ -108,6 +109,7 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         *_everything(ctx, target),
         predicate=predicate_value(operands["predicate"]),
         commit_group=False,
+        reduction_op=dialect.reduction_attribute(ctx.eqn.params["reduction_op"]),
     )
     ctx.mark_issuer(copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
@@ -124,6 +126,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
             expansion.kernel.builder,
             smem_view(expansion, op.source),
             gmem_view(expansion, op.destination),
+            reduction=dialect.reduction_from_attribute(op.reduction_op),
             commit=False,
         )
     expansion.dead.append(op.operation)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxlib.mlir import ir
 
-from tests.support.lockstep import accesses, mbarrier
+from tests.support.lockstep import accesses, mbarrier, reductions
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
@@ -179,22 +179,14 @@ def _issue_store(
     return store
 
 
-_REDUCTIONS = {
-    "add": np.add,
-    "min": np.minimum,
-    "max": np.maximum,
-    "and": np.bitwise_and,
-    "or": np.bitwise_or,
-    "xor": np.bitwise_xor,
-}
-
-
 class _StoreWork:
     """A copy of a box to GMEM; what lies outside of the tensor is dropped."""
 
     def __init__(self, issue: _Issue, reduction: str) -> None:
         self._issue = issue
         self._reduction = reduction
+        if reduction:
+            reductions.check(reduction, issue.tensor_map.dtype)
         self._data: np.ndarray | None = None
         self._done = False
         self.epoch = 0
@@ -232,7 +224,7 @@ class _StoreWork:
                 np.ascontiguousarray(x).view(tensor_map.dtype)
                 for x in (memory.data[places], data)
             )
-            result = _REDUCTIONS[self._reduction](old, new).astype(tensor_map.dtype)
+            result = reductions.apply(self._reduction, old, new)
             data = np.ascontiguousarray(result).view(np.uint8).reshape(places.shape)
         memory.data[places] = data
 
@@ -290,7 +282,7 @@ _REDUCE = re.compile(
 def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     match = _REDUCE.fullmatch(statement.opcode)
-    if match is None or match[2] not in _REDUCTIONS:
+    if match is None or match[2] not in reductions.TYPES:
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
     inputs = program.inputs(op)
     # `[map, {coordinates}]`, then the address in SMEM.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.support.mutations import (
     attention,
     cluster_handover,
+    copy_reductions,
     matmul,
     multicast,
     persistent,
@@ -29,5 +30,6 @@ SUBJECTS = tuple(
         softmax,
         persistent,
         warps,
+        copy_reductions,
     )
 )

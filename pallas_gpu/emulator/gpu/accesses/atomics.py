@@ -12,10 +12,10 @@ from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.reductions import flushed
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import atomics
 
-_SMALLEST = np.finfo(np.float32).tiny
 # Old elements, and what the operation combines them with, to new elements.
 Combine = Callable[..., np.ndarray]
 
@@ -25,11 +25,7 @@ def _add(old: np.ndarray, value: np.ndarray, in_gmem: bool) -> np.ndarray:
         if old.dtype != np.float32 or not in_gmem:
             return (old + value).astype(old.dtype)
         # PTX ISA, atom: add.f32 flushes subnormals on global memory.
-        return _flushed(_flushed(old) + _flushed(value))
-
-
-def _flushed(x: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(x) < _SMALLEST, np.copysign(np.float32(0), x), x)
+        return flushed(flushed(old) + flushed(value))
 
 
 def _extreme(largest: bool) -> Combine:

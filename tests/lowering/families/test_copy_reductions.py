@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies to GMEM that combine: what NumPy computes, whichever CTA comes first."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, types
+from tests.support import everywhere
+from tests.support.entry_kernels import run
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+I32, F32 = jnp.int32, jnp.float32
+SHAPE = (16, 32)
+RNG = np.random.default_rng(0)
+CASES = [(op, dtype) for op, row in types.REDUCTIONS.items() for dtype in row.elements]
+
+
+def unsigned(x):
+    return x.view(f"uint{8 * x.itemsize}")
+
+
+def signed(x):
+    return x.view(f"int{8 * x.itemsize}")
+
+
+def increment(old, new):
+    old, new = unsigned(old), unsigned(new)
+    return np.where(old >= new, 0, old + 1)
+
+
+def decrement(old, new):
+    old, new = unsigned(old), unsigned(new)
+    return np.where((old == 0) | (old > new), new, old - 1)
+
+
+FUNCTIONS = {
+    "add": np.add,
+    "min": np.fmin,
+    "max": np.fmax,
+    "umin": lambda a, b: np.minimum(unsigned(a), unsigned(b)),
+    "umax": lambda a, b: np.maximum(unsigned(a), unsigned(b)),
+    "smin": lambda a, b: np.minimum(signed(a), signed(b)),
+    "smax": lambda a, b: np.maximum(signed(a), signed(b)),
+    "inc": increment,
+    "dec": decrement,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+
+
+def numbers(dtype, shape=SHAPE):
+    dtype = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    if dtype.kind in "iu":
+        info = np.iinfo(dtype)
+        x = RNG.integers(info.min, info.max, shape, dtype, endpoint=True)
+        return np.where(RNG.integers(0, 2, shape) == 1, x % 5, x).astype(dtype)
+    x = (RNG.integers(-40, 40, shape) / 2).astype(dtype)
+    x.flat[::7] = np.nan
+    return x
+
+
+def in_place(body, dtype, shape=SHAPE, **options):
+    """Returns `make` for a kernel that updates its first argument."""
+
+    def make(interpret):
+        kernel = plgpu.kernel(
+            body,
+            out_type=(),
+            scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
+            interpret=interpret,
+            **options,
+        )
+
+        def call(state, *arguments):
+            ref = jax.new_ref(state)
+            kernel(ref, *arguments)
+            return ref[...]
+
+        return call
+
+    return make
+
+
+def reduce(op, source=lambda x: x):
+    """A body that copies (a part of) its input over the state."""
+
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(source(x), tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, state, reduction_op=op)
+        plgpu.wait_smem_to_gmem(0)
+
+    return body
+
+
+@pytest.mark.parametrize(("op", "dtype"), CASES)
+def test_a_copy_combines_its_elements_with_those_in_gmem(op, dtype):
+    old, new = numbers(dtype), numbers(dtype)
+    with np.errstate(all="ignore"):
+        expected = FUNCTIONS[op](old, new).astype(old.dtype, copy=False)
+    with jax.enable_x64(True):
+        make = in_place(reduce(op), old.dtype)
+        everywhere.check(make, [old, new], expected.view(old.dtype))
+
+
+GRID = {"grid": (3,), "grid_names": ("i",)}
+
+
+def part(x):
+    return x.at[lax.axis_index("i")]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype"), [("add", "float32"), ("max", "int32"), ("xor", "uint32")]
+)
+def test_ctas_combine_into_the_same_elements_at_once(op, dtype):
+    old, new = numbers(dtype), numbers(dtype, (3, *SHAPE))
+    expected = old
+    for x in new:
+        expected = FUNCTIONS[op](expected, x)
+    make = in_place(reduce(op, part), old.dtype, **GRID)
+    everywhere.check(make, [old, new], expected)
+    for seed in range(4):
+        got = make(plgpu.InterpretParams(seed=seed, asynchrony="random"))(old, new)
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_what_lies_beyond_the_array_is_dropped():
+    old, new = numbers("int32", (20, 32)), numbers("int32", (32, 32))
+
+    def body(state, x, tile, full):
+        rows = plgpu.ds(16 * lax.axis_index("i"), 16)
+        plgpu.copy_gmem_to_smem(x.at[rows], tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, state.at[rows], reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    make = in_place(body, I32, grid=(2,), grid_names=("i",))
+    everywhere.check(make, [old, new], old + new[:20])
+
+
+def test_tiles_and_swizzles_are_those_of_a_plain_copy():
+    transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+    old, new = numbers("int32", (64, 64)), numbers("int32", (64, 64))
+
+    def make(interpret):
+        kernel = plgpu.kernel(
+            reduce("add"),
+            out_type=(),
+            scratch_types=[
+                plgpu.SMEM((64, 64), I32, transforms=transforms),
+                plgpu.Barrier(),
+            ],
+            interpret=interpret,
+        )
+
+        def call(state, x):
+            ref = jax.new_ref(state)
+            kernel(ref, x)
+            return ref[...]
+
+        return call
+
+    everywhere.check(make, [old, new], old + new)
+
+
+@pytest.mark.parametrize("predicate", [False, True])
+def test_a_skipped_copy_combines_nothing(predicate):
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        chosen = jnp.bool_(predicate)
+        plgpu.copy_smem_to_gmem(tile, state, chosen, reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    old, new = numbers("int32"), numbers("int32")
+    expected = old + new if predicate else old
+    everywhere.check(in_place(body, I32), [old, new], expected)
+
+
+def test_inc_counts_modulo_what_is_copied():
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        for _ in range(3):
+            plgpu.copy_smem_to_gmem(tile, state, reduction_op="inc")
+        plgpu.wait_smem_to_gmem(0)
+
+    old, last = np.zeros(SHAPE, np.uint32), np.full(SHAPE, 1, np.uint32)
+    everywhere.check(in_place(body, jnp.uint32), [old, last], np.full(SHAPE, 1))
+
+
+# --- what the emulator reports --------------------------------------------------------
+
+
+def emulate(body, dtype, *arguments, **options):
+    make = in_place(body, dtype, **options)
+    return make(plgpu.InterpretParams(seed=0))(*arguments)
+
+
+X = np.ones(SHAPE, np.float32)
+XS = np.ones((3, *SHAPE), np.float32)
+
+
+def test_a_copy_without_a_reduction_races_with_one_that_has_it():
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(part(x), tile, full)
+        plgpu.barrier_wait(full)
+
+        @plgpu.when(lax.axis_index("i") == 0)
+        def _():
+            plgpu.copy_smem_to_gmem(tile, state)
+
+        @plgpu.when(lax.axis_index("i") > 0)
+        def _():
+            plgpu.copy_smem_to_gmem(tile, state, reduction_op="add")
+
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.RaceError, match="written by one CTA"):
+        emulate(body, F32, X, XS, **GRID)
+
+
+def test_a_load_races_with_a_reduction():
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(part(x), tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, state, reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+        tile[...] = state[...]
+
+    with pytest.raises(errors.RaceError, match="by one CTA"):
+        emulate(body, F32, X, XS, **GRID)
+
+
+def test_a_reduction_of_a_copy_races_with_an_atomic_of_threads():
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, state, reduction_op="add")
+        plgpu.atomic_add(state, 1.0)
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.RaceError, match="before the copy from SMEM"):
+        emulate(body, F32, X, X)
+
+
+def test_a_reduction_needs_a_fence_after_stores():
+    def body(state, x, tile, full):
+        tile[...] = jnp.ones(SHAPE, F32)
+        plgpu.copy_smem_to_gmem(tile, state, reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(errors.RaceError, match="not fenced"):
+        emulate(body, F32, X, X)
+
+
+def test_a_reduction_into_a_result_that_nobody_has_initialized_is_reported():
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")  # HERE
+        plgpu.wait_smem_to_gmem(0)
+
+    with refused(
+        errors.UninitializedReadError,
+        "output 0 (GMEM float32[16, 32]) is read where nothing has been written",
+        got="element [0, 0] without a value, the first of 512",
+    ):
+        plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, F32),
+            scratch_types=[plgpu.SMEM(SHAPE, F32), plgpu.Barrier()],
+            interpret=plgpu.InterpretParams(partial_results=True),
+        )(X)
+
+
+def test_a_result_that_the_same_warpgroup_has_stored_is_initialized():
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        o[...] = jnp.full(SHAPE, 2, F32)
+        plgpu.commit_gmem()
+        plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, F32),
+            scratch_types=[plgpu.SMEM(SHAPE, F32), plgpu.Barrier()],
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [X], X + 2)
+
+
+# --- what is refused, what is emitted -------------------------------------------------
+
+
+def test_reductions_are_those_of_the_elements():
+    def body(x, o, tile, full):
+        plgpu.copy_smem_to_gmem(tile, o, reduction_op="max")  # HERE
+
+    with refused(
+        errors.DTypeError,
+        "copy_smem_to_gmem: no copy combines these elements by 'max'",
+        expected="int32, uint32, int64, uint64, float16, bfloat16",
+        got="GMEM float32[64, 128]",
+        hint="for float32 there are add",
+    ):
+        run(body, scratch_types=(plgpu.SMEM((64, 128), F32), plgpu.Barrier()))
+
+
+def test_no_reduction_takes_narrow_integers():
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, o, reduction_op="add")
+
+    with pytest.raises(errors.DTypeError, match=r"hint: +.*atomic_add"):
+        plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.int8),
+            scratch_types=[plgpu.SMEM(SHAPE, jnp.int8)],
+        )(X)
+
+
+def test_a_reduction_has_a_name():
+    def body(x, o, tile):
+        plgpu.copy_smem_to_gmem(tile, o, reduction_op="sum")  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "copy_smem_to_gmem: invalid value of reduction_op",
+        expected="'add'",
+        got="'sum'",
+    ):
+        run(body, scratch_types=(plgpu.SMEM((64, 128), F32),))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_instruction_reduces(semantics):
+    make = in_place(reduce("smax"), I32)
+    x = X.astype(np.int32)
+    (report,) = plgpu.offline.compile(under(semantics, make(None)), x, x)
+    assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.max" in report.ptx
