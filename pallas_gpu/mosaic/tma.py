@@ -24,7 +24,7 @@ from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
-from pallas_gpu.types.copies import REDUCTIONS
+from pallas_gpu.types.copies.reductions import REDUCTIONS
 
 # More copies than this are emitted as a loop, for code size and lowering time.
 _MAX_UNROLLED = 8

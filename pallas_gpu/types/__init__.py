@@ -28,7 +28,11 @@ from pallas_gpu.types.block_spec import (
     no_block_spec,
     squeezed,
 )
-from pallas_gpu.types.copies import REDUCTIONS, CopyReduction, signed_reduction
+from pallas_gpu.types.copies.reductions import (
+    REDUCTIONS,
+    CopyReduction,
+    signed_reduction,
+)
 from pallas_gpu.types.cost import CostEstimate
 from pallas_gpu.types.elements import kind
 from pallas_gpu.types.foreign import foreign_function, is_foreign, refuse_foreign
