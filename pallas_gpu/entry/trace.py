@@ -22,6 +22,7 @@ from pallas_gpu.entry import (
     plain,
     scope,
 )
+from pallas_gpu.entry.plain import constants
 from pallas_gpu.walk import walk
 
 
@@ -32,7 +33,7 @@ class TracedBody:
     Attributes:
       jaxpr: without consts and results.
       captured: values that the body closes over. Each became an input: a scalar one of
-        shape (1,), a `jax.Ref` one of its contents.
+        shape (1,), an array itself, a `jax.Ref` one of its contents.
       aliases: pairs (input, output) that are one array.
       enclosing: axes around the call that the body names. The positions on them are the
         last of the captured values.
@@ -183,7 +184,7 @@ def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> No
 
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
-    """Returns the scalars and references that a body closes over."""
+    """Returns the scalars, small arrays and references that a body closes over."""
     for var in closed.jaxpr.constvars:
         if isinstance(var.aval, types.refs.IndexableRef):
             raise errors.KernelError(
@@ -194,7 +195,7 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 "scratch_types",
                 where=_first_use(closed.jaxpr, var),
             )
-        if not isinstance(var.aval, _jax.AbstractRef) and var.aval.shape:
+        if constants.is_array(var.aval) and not constants.is_small(var.aval):
             raise _array_error(closed.jaxpr, var, name)
     return list(closed.consts)
 
@@ -207,15 +208,15 @@ def _refuse_arrays_of_calls(jaxpr: _jax.Jaxpr, name: str) -> None:
     for site in walk(jaxpr):
         for body in site.bodies:
             for var in body.jaxpr.constvars:
-                is_ref = isinstance(var.aval, _jax.AbstractRef)
-                if var.aval.shape and not is_ref:
+                if constants.is_array(var.aval):
                     raise _array_error(body.jaxpr, var, name)
 
 
 def _array_error(jaxpr: _jax.Jaxpr, var: Any, name: str) -> errors.ClosureError:
     return errors.ClosureError(
         f"kernel {name}: the body uses an array from the enclosing function",
-        expected="arrays as arguments; only scalars may be closed over",
+        expected="arrays as arguments; only scalars and arrays of at most "
+        f"{constants.MAX_ELEMENTS} elements may be closed over",
         got=f"{var.aval.dtype}{list(var.aval.shape)}",
         hint="pass the array as an argument and read its reference",
         where=_first_use(jaxpr, var),
@@ -253,14 +254,15 @@ def _lift(
     positions: Sequence[Any],
     mesh: types.Mesh,
 ) -> tuple[_jax.ClosedJaxpr, _Arrays]:
-    """Replaces captured values by inputs: a scalar by a read of a (1,)-shaped one.
+    """Replaces captured values by reads of inputs; that of a scalar has shape (1,).
 
     Adds inputs for the positions on axes around the call.
     """
     n_in, n_out = len(arrays.inputs), len(arrays.outputs)
     for value, var in zip(captured, closed.jaxpr.constvars, strict=True):
         is_ref = isinstance(var.aval, _jax.AbstractRef)
-        aval = _jax.ShapedArray(var.aval.shape if is_ref else (1,), var.aval.dtype)
+        shape = var.aval.shape if is_ref else var.aval.shape or (1,)
+        aval = _jax.ShapedArray(shape, var.aval.dtype)
         arrays = arrays.with_input(aval, value if is_ref else None)
     n_captured = len(arrays.inputs)
     for _ in positions:
@@ -268,10 +270,16 @@ def _lift(
 
     def lifted(*refs):
         inputs, outputs = arrays.split(refs)
+        closed_over = zip(
+            closed.jaxpr.constvars,
+            inputs[n_in:n_captured],
+            arrays.sources[n_in:n_captured],
+            strict=True,
+        )
         consts = [
-            ref[0] if source is None else ref
-            for ref, source in zip(inputs, arrays.sources, strict=True)
-        ][n_in:n_captured]
+            ref if source is not None else ref[...] if var.aval.shape else ref[0]
+            for var, ref, source in closed_over
+        ]
         _jax.eval_jaxpr(jaxpr, consts, *inputs[:n_in], *outputs[:n_out])
 
     jaxpr = captured_refs.in_gmem(closed.jaxpr)
@@ -317,4 +325,7 @@ def _without_unwritten(
 
 def lifted_operands(captured: Sequence[Any]) -> list[Any]:
     """Returns captured values as operands: scalars as arrays of shape (1,)."""
-    return [x[...] if mutable.is_mutable(x) else jnp.reshape(x, (1,)) for x in captured]
+    return [
+        x[...] if mutable.is_mutable(x) else jnp.reshape(x, jnp.shape(x) or (1,))
+        for x in captured
+    ]

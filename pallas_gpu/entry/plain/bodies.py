@@ -2,7 +2,9 @@
 """Bodies in the operations that kernels have: no keys of random numbers, one platform.
 
 A body with keys is traced again, equation by equation: a key becomes a pair of arrays
-(`keys.py`), in loops and branches too. Of `jax.lax.platform_dependent` only the
+(`keys.py`), in loops and branches too. A jitted function that closes over arrays is
+inlined: they become consts of the body. A loop whose condition is an array, which
+`jax.vmap` makes, gets a scalar one. Of `jax.lax.platform_dependent` only the
 code for CUDA is left, so that the emulator runs what the GPU does.
 """
 
@@ -12,11 +14,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from pallas_gpu import _jax, errors, types, walk
-from pallas_gpu.entry.plain import keys
+from pallas_gpu.entry.plain import constants, keys
 from pallas_gpu.entry.plain.keys import Key, KeyData
 from pallas_gpu.primitives.scoped import run_scoped_p
 
@@ -64,6 +67,10 @@ def _is_replaced(eqn: _jax.JaxprEqn) -> bool:
     name, atoms = eqn.primitive.name, (*eqn.invars, *eqn.outvars)
     if name == "platform_index" or eqn.params.get("branches_platforms"):
         return True
+    if name == "while" and _is_for_rows(eqn):
+        return True
+    if name in _CALLS and constants.of_call(eqn, _CALLS[name]):
+        return True
     return any(keys.is_key(atom.aval) for atom in atoms)
 
 
@@ -100,7 +107,7 @@ def _results(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
         return [keys.OPERATIONS[name](params, *arrays)]
     bodies = [body.jaxpr for body in walk.bodies(eqn)]
     special = any(isinstance(x, Key | KeyData) for x in operands)
-    if not special and not any(map(_is_special, bodies)):
+    if not special and not _is_replaced(eqn) and not any(map(_is_special, bodies)):
         return _jax.bind_again(eqn, operands)
     if name in _CALLS:
         inner = params[_CALLS[name]]
@@ -210,19 +217,43 @@ def _scan(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     return [*carry, *ys]
 
 
+def _is_for_rows(eqn: _jax.JaxprEqn) -> bool:
+    """Whether a loop's condition is an array: one for each row of its carry."""
+    return bool(eqn.params["cond_jaxpr"].out_avals[0].shape)
+
+
 def _while(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     params = eqn.params
     n_cond, n_body = params["cond_nconsts"], params["body_nconsts"]
     of_cond, of_body = operands[:n_cond], operands[n_cond : n_cond + n_body]
     cond, body = params["cond_jaxpr"], params["body_jaxpr"]
 
-    def proceeds(carry: list[Any]) -> Any:
+    for_rows = _is_for_rows(eqn)
+
+    def condition(carry: list[Any]) -> Any:
         return _run(cond.jaxpr, cond.consts, [*of_cond, *carry])[0]
 
+    def proceeds(carry: list[Any]) -> Any:
+        going = condition(carry)
+        return jnp.any(going) if for_rows else going
+
     def step(carry: list[Any]) -> list[Any]:
-        return _materialized(_run(body.jaxpr, body.consts, [*of_body, *carry]))
+        after = _materialized(_run(body.jaxpr, body.consts, [*of_body, *carry]))
+        if not for_rows:
+            return after
+        # Rows for which the condition does not hold have left the loop.
+        going = condition(carry)
+        return [_chosen(going, x, y) for x, y in zip(after, carry, strict=True)]
 
     return lax.while_loop(proceeds, step, operands[n_cond + n_body :])
+
+
+def _chosen(rows: Any, x: Any, y: Any) -> Any:
+    """Selects from two arrays by their leading dimensions."""
+    if not x.shape:
+        return jnp.where(rows, x, y)
+    dimensions = tuple(range(rows.ndim))
+    return lax.select(lax.broadcast_in_dim(rows, x.shape, dimensions), x, y)
 
 
 def _cond(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
