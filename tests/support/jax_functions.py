@@ -29,6 +29,8 @@ ROW, OTHER_ROW, SHORT = X[0].copy(), Y[0].copy(), Y[0, :5].copy()
 COLUMN = X[:, 0].copy()
 ROWS = np.array([3, 0, 7, 5], np.int32)
 
+# By a name for the test: a function, and its operands.
+Expressions = dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]]
 # Names of functions, for the operands that all of them take.
 _OF_ARRAYS: list[tuple[Any, tuple[np.ndarray, ...], str]] = [
     (
@@ -130,8 +132,8 @@ def _exactly(function: Callable[..., Any]) -> Callable[..., Any]:
     return exact
 
 
-def _expressions() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]]]:
-    """Functions with other operands than arrays, by a name for the test."""
+def _of_numbers() -> Expressions:
+    """Functions that compute."""
     x, xy = (X,), (X, Y)
     edges = np.linspace(-2, 2, 9, dtype=np.float32)
     return {
@@ -151,10 +153,42 @@ def _expressions() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]
             x,
         ),
         "interp": (lambda x: jnp.interp(x, edges, jnp.arange(9.0)), x),
-        "digitize": (lambda x: jnp.digitize(x, edges), x),
-        "searchsorted": (lambda x: jnp.searchsorted(edges, x), x),
         "histogram": (lambda x: jnp.histogram(x, bins=8, range=(-2, 2)), x),
-        "bincount": (lambda i: jnp.bincount(i.reshape(-1), length=32), (COUNTS,)),
+        "dot": (lambda x, y: jnp.dot(x, y.T, precision="highest"), xy),
+        "matmul": (lambda x, y: jnp.matmul(x, y.T, precision="highest"), xy),
+        "tensordot": (
+            lambda x, y: jnp.tensordot(x, y, ((1,), (1,)), precision="highest"),
+            xy,
+        ),
+        "einsum": (
+            lambda x, y: jnp.einsum("ij,kj->ik", x, y, precision="highest"),
+            xy,
+        ),
+        "einsum of rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), xy),
+        "inner": (lambda x, y: jnp.inner(x, y, precision="highest"), xy),
+        "cov": (_exactly(jnp.cov), x),
+        "corrcoef": (_exactly(jnp.corrcoef), x),
+        "cross": (lambda x, y: jnp.cross(x[:, :3], y[:, :3]), xy),
+        "polyval": (jnp.polyval, (SHORT, X)),
+        "vander": (lambda x: jnp.vander(x, 4), (ROW,)),
+        "fill_diagonal": (lambda x: jnp.fill_diagonal(x, 0.0, inplace=False), x),
+        "linspace": (lambda x: x + jnp.linspace(0, 1, 16), x),
+        "logspace": (lambda x: x + jnp.logspace(0, 1, 16), x),
+        "geomspace": (lambda x: x + jnp.geomspace(1, 2, 16), x),
+        "kaiser": (lambda x: x * jnp.kaiser(16, 3.0), x),
+        "apply_along_axis": (lambda x: jnp.apply_along_axis(jnp.sum, 1, x), x),
+        "apply_over_axes": (lambda x: jnp.apply_over_axes(jnp.sum, x, (0, 1)), x),
+        "vectorize": (lambda x: jnp.vectorize(lambda v: v * 2)(x), x),
+        "exact gelu": (lambda x: jax.nn.gelu(x, approximate=False), x),
+        "polygamma": (lambda x: special.polygamma(1, x), (POSITIVE,)),
+        "multigammaln": (lambda x: special.multigammaln(x, 2), (ABOVE_1,)),
+    }
+
+
+def _of_shapes() -> Expressions:
+    """Functions that move elements, or make arrays."""
+    x, xy = (X,), (X, Y)
+    return {
         "concatenate": (lambda x, y: jnp.concatenate([x, y]), xy),
         "stack": (lambda x, y: jnp.stack([x, y]), xy),
         "vstack": (lambda x, y: jnp.vstack([x, y]), xy),
@@ -180,6 +214,36 @@ def _expressions() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]
         "broadcast_to": (lambda x: jnp.broadcast_to(x, (2, 8, 16)), x),
         "delete": (lambda x: jnp.delete(x, 3, axis=0), x),
         "insert": (lambda x: jnp.insert(x, 3, 0.0, axis=0), x),
+        "hstack": (lambda x, y: jnp.hstack([x, y]), xy),
+        "column_stack": (lambda x, y: jnp.column_stack([x, y]), xy),
+        "arange": (lambda x: x + jnp.arange(16.0), x),
+        "eye": (lambda x: x + jnp.eye(8, 16), x),
+        "identity": (lambda x: x[:, :8] + jnp.identity(8), x),
+        "tri": (lambda x: x + jnp.tri(8, 16), x),
+        "full": (lambda x: x + jnp.full((8, 16), 2.0), x),
+        "full_like": (lambda x: jnp.full_like(x, 2), x),
+        "indices": (lambda x: x + jnp.indices((8, 16))[0], x),
+        "fromfunction": (
+            lambda x: x + jnp.fromfunction(lambda i, j: i * j, (8, 16)),
+            x,
+        ),
+        "ix_": (lambda x: x[jnp.ix_(jnp.array([1, 3]), jnp.array([2, 5, 7]))], x),
+        "tril_indices": (lambda x: x[jnp.tril_indices(8)], x),
+        "view": (lambda x: x.view(jnp.int32), x),
+        "astype": (lambda x: x.astype(jnp.bfloat16), x),
+        "at set": (lambda x: x.at[2].set(0.0), x),
+        "at add": (lambda x, i: x.at[i].add(1.0), (X, ROWS)),
+    }
+
+
+def _of_indices() -> Expressions:
+    """Functions of indices and of orders."""
+    x = (X,)
+    edges = np.linspace(-2, 2, 9, dtype=np.float32)
+    return {
+        "digitize": (lambda x: jnp.digitize(x, edges), x),
+        "searchsorted": (lambda x: jnp.searchsorted(edges, x), x),
+        "bincount": (lambda i: jnp.bincount(i.reshape(-1), length=32), (COUNTS,)),
         "take": (lambda x, i: jnp.take(x, i, axis=0), (X, ROWS)),
         "take_along_axis": (
             lambda x, i: jnp.take_along_axis(x, i % 8, 0),
@@ -207,61 +271,14 @@ def _expressions() -> dict[str, tuple[Callable[..., Any], tuple[np.ndarray, ...]
         "union1d": (lambda i: jnp.union1d(i[0], i[1], size=16), (COUNTS,)),
         "setdiff1d": (lambda i: jnp.setdiff1d(i[0], i[1], size=16), (COUNTS,)),
         "setxor1d": (lambda i: jnp.setxor1d(i[0], i[1], size=16), (COUNTS,)),
-        "dot": (lambda x, y: jnp.dot(x, y.T, precision="highest"), xy),
-        "matmul": (lambda x, y: jnp.matmul(x, y.T, precision="highest"), xy),
-        "tensordot": (
-            lambda x, y: jnp.tensordot(x, y, ((1,), (1,)), precision="highest"),
-            xy,
-        ),
-        "einsum": (
-            lambda x, y: jnp.einsum("ij,kj->ik", x, y, precision="highest"),
-            xy,
-        ),
-        "einsum of rows": (lambda x, y: jnp.einsum("ij,ij->i", x, y), xy),
-        "inner": (lambda x, y: jnp.inner(x, y, precision="highest"), xy),
-        "cov": (_exactly(jnp.cov), x),
-        "corrcoef": (_exactly(jnp.corrcoef), x),
-        "hstack": (lambda x, y: jnp.hstack([x, y]), xy),
-        "column_stack": (lambda x, y: jnp.column_stack([x, y]), xy),
-        "cross": (lambda x, y: jnp.cross(x[:, :3], y[:, :3]), xy),
-        "polyval": (jnp.polyval, (SHORT, X)),
-        "vander": (lambda x: jnp.vander(x, 4), (ROW,)),
-        "fill_diagonal": (lambda x: jnp.fill_diagonal(x, 0.0, inplace=False), x),
-        "arange": (lambda x: x + jnp.arange(16.0), x),
-        "linspace": (lambda x: x + jnp.linspace(0, 1, 16), x),
-        "logspace": (lambda x: x + jnp.logspace(0, 1, 16), x),
-        "geomspace": (lambda x: x + jnp.geomspace(1, 2, 16), x),
-        "eye": (lambda x: x + jnp.eye(8, 16), x),
-        "identity": (lambda x: x[:, :8] + jnp.identity(8), x),
-        "tri": (lambda x: x + jnp.tri(8, 16), x),
-        "full": (lambda x: x + jnp.full((8, 16), 2.0), x),
-        "full_like": (lambda x: jnp.full_like(x, 2), x),
-        "kaiser": (lambda x: x * jnp.kaiser(16, 3.0), x),
-        "indices": (lambda x: x + jnp.indices((8, 16))[0], x),
-        "fromfunction": (
-            lambda x: x + jnp.fromfunction(lambda i, j: i * j, (8, 16)),
-            x,
-        ),
-        "ix_": (lambda x: x[jnp.ix_(jnp.array([1, 3]), jnp.array([2, 5, 7]))], x),
-        "tril_indices": (lambda x: x[jnp.tril_indices(8)], x),
         "unravel_index": (lambda i: jnp.unravel_index(i, (8, 8)), (COUNTS,)),
         "ravel_multi_index": (
             lambda i, j: jnp.ravel_multi_index((i % 8, j), (8, 8), mode="clip"),
             (COUNTS, SHIFTS),
         ),
-        "apply_along_axis": (lambda x: jnp.apply_along_axis(jnp.sum, 1, x), x),
-        "apply_over_axes": (lambda x: jnp.apply_over_axes(jnp.sum, x, (0, 1)), x),
-        "vectorize": (lambda x: jnp.vectorize(lambda v: v * 2)(x), x),
         "packbits": (lambda m: jnp.packbits(m, axis=1), (MASK,)),
         "unpackbits": (lambda b: jnp.unpackbits(b, axis=1), (BYTES,)),
-        "view": (lambda x: x.view(jnp.int32), x),
-        "astype": (lambda x: x.astype(jnp.bfloat16), x),
-        "at set": (lambda x: x.at[2].set(0.0), x),
-        "at add": (lambda x, i: x.at[i].add(1.0), (X, ROWS)),
-        "exact gelu": (lambda x: jax.nn.gelu(x, approximate=False), x),
         "one_hot": (lambda i: jax.nn.one_hot(i[0] % 16, 16), (COUNTS,)),
-        "polygamma": (lambda x: special.polygamma(1, x), (POSITIVE,)),
-        "multigammaln": (lambda x: special.multigammaln(x, 2), (ABOVE_1,)),
     }
 
 
@@ -280,5 +297,6 @@ def cases() -> Iterator[tuple[str, Callable[..., Any], tuple[np.ndarray, ...]]]:
     for name in _WINDOWS.split():
         window = getattr(jnp, name)
         yield name, lambda x, window=window: x * window(16), (X,)
-    for name, (function, operands) in _expressions().items():
+    expressions = {**_of_numbers(), **_of_shapes(), **_of_indices()}
+    for name, (function, operands) in expressions.items():
         yield name, function, operands
