@@ -54,6 +54,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xchg,
     atomic_xor,
 )
+from pallas_gpu.primitives.cluster import cluster_ref
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
@@ -165,6 +166,7 @@ __all__ = [
     "debug_check",
     "print_layout",
     # Copies
+    "cluster_ref",
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",
     "commit_gmem",

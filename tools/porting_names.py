@@ -106,7 +106,9 @@ PLGPU: dict[str, Row] = {
     "wait_gmem_to_smem": COPIES,
     "async_prefetch": COPIES,
     "async_store_smem": CLUSTERS,
-    "cluster_ref": CLUSTERS,
+    "cluster_ref": differs(
+        "any number of cluster axes; takes masks, parts and views as any reference"
+    ),
     "CopyPartition": later("copies of two CTAs for tcgen05"),
     "OOBFillMode": SAME,
     # Barriers

@@ -27,7 +27,7 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives._accesses import stores_to
+from pallas_gpu.primitives._accesses import reaches_other_ctas, stores_to
 
 I32 = np.dtype(np.int32)
 
@@ -62,9 +62,12 @@ class KernelState:
     def arrival_scope(self) -> cluster.MemoryScope:
         """Memory scope of arrivals between CTAs.
 
-        Other CTAs can observe only this CTA's writes to GMEM; without such writes an
-        arrival publishes nothing, and its fence would be expensive.
+        Other CTAs can observe this CTA's writes to GMEM, and to SMEM if threads access
+        that of other CTAs; without such writes an arrival publishes nothing, and its
+        fence would be expensive.
         """
+        if reaches_other_ctas(self.params.jaxpr):
+            return "cluster"
         sites = walk.walk(self.params.jaxpr)
         writes = any(stores_to(site.eqn, types.GMEM) for site in sites)
         return "cluster" if writes else "cta"

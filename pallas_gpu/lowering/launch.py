@@ -20,6 +20,7 @@ from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
+from pallas_gpu.primitives._accesses import reaches_other_ctas
 
 
 class Nvidia:
@@ -94,6 +95,7 @@ def _launch_spec(
         + len(params.work_operands)
         + len(params.workspace),
         arch=target.compute_capability,
+        shares_smem=reaches_other_ctas(params.jaxpr),
     )
 
 
@@ -236,7 +238,7 @@ def _prologue(kernel: KernelState) -> None:
                 kernel.plan.barrier_offset_bytes + offset
             )
             mbarrier.init(pointer, barrier.phase_arrivals(kernel.params.mesh))
-    if declarations:
+    if declarations or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
 
 

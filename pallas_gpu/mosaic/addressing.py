@@ -123,6 +123,28 @@ def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Valu
     return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
 
 
+def atomic_space(pointer: ir.Value) -> tuple[str, str, ir.Value]:
+    """Scope and state space of an atomic operation at an address.
+
+    The scope has to include all threads that may access the element: those of the
+    block, of the cluster, or of the GPU.
+
+    Returns:
+      The scope and the state space, as in `gpu.global`; the constraint of the address
+      in inline assembly; the address.
+    """
+    i32 = ir.IntegerType.get_signless(32)
+    match str(pointer.type):
+        case "!llvm.ptr<3>":
+            shared = module.current().spec.shares_smem
+            scope = "cluster" if shared else "cta"
+            return f"{scope}.shared::cta", "r", llvm.ptrtoint(i32, pointer)
+        case "!llvm.ptr<7>":
+            return "cluster.shared::cluster", "r", llvm.ptrtoint(i32, pointer)
+        case _:
+            return "gpu.global", "l", pointer
+
+
 def thread_pointers(
     base: ir.Value,
     columns: Sequence[int],

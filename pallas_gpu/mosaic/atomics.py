@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.mosaic import addressing, indexed, masking, mbarrier, module, smem
+from pallas_gpu.mosaic import addressing, indexed, masking, mbarrier, module
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.indexed import Elements
 from pallas_gpu.mosaic.moves import scratch as scratches
@@ -38,13 +38,11 @@ class Instruction:
     Attributes:
       name: operation and type, as in `add.u32`.
       returns: whether it returns the old element: `atom` rather than `red`.
-      in_smem: whether the element is in the block's SMEM.
       bits: width of the element.
     """
 
     name: str
     returns: bool
-    in_smem: bool
     bits: int
 
     def emit(
@@ -57,11 +55,9 @@ class Instruction:
 
         Where an i1 is false nothing is updated, and the result is 0; None is true.
         """
-        # Relaxed: it orders no other access. Other blocks do not see this SMEM.
-        where = "cta.shared::cta" if self.in_smem else "gpu.global"
-        register, address = _CONSTRAINTS[self.bits], "r" if self.in_smem else "l"
-        if self.in_smem:
-            pointer = llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+        # Relaxed: it orders no other access.
+        where, address, pointer = addressing.atomic_space(pointer)
+        register = _CONSTRAINTS[self.bits]
         first = 1 if self.returns else 0
         places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(operands)))]
         inputs = [address, *[register] * len(operands)]
@@ -124,7 +120,6 @@ def update(
     guard = addressing.thread_bits_clear(copies)
     # `red` does not exchange.
     asked, returns = returns, returns or name in ("atomic_xchg", "atomic_cas")
-    in_smem = isinstance(elements.view, smem.SmemView)
     old: list[ir.Value] = []
     if not returns:
         _without_results(elements, layout, name, columns, addresses, wanted)
@@ -132,7 +127,7 @@ def update(
     for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
         values = [column[i] for column in columns]
         condition = masking.both(guard, condition)
-        result = _one(name, dtype, returns, in_smem, pointer, values, condition)
+        result = _one(name, dtype, returns, pointer, values, condition)
         assert result is not None
         old.append(result)
     if not asked:
@@ -150,7 +145,7 @@ def _without_results(
     wanted: Sequence[ir.Value | None],
 ) -> None:
     """Updates elements by `red`, two halves at a time where they are adjacent."""
-    dtype, in_smem = elements.dtype, isinstance(elements.view, smem.SmemView)
+    dtype = elements.dtype
     packed = name == "atomic_add" and dtype in (dtypes.F16, dtypes.BF16)
     parts = indexed.groups(elements, layout, wanted, 4 if packed else 1)
     with predicated(addressing.thread_bits_clear(replicas(layout))):
@@ -158,11 +153,11 @@ def _without_results(
             place, condition = addresses[first], wanted[first]
             if count == 1:
                 values = [column[first] for column in columns]
-                _one(name, dtype, False, in_smem, place, values, condition)
+                _one(name, dtype, False, place, values, condition)
                 continue
             pair = dtypes.pack(columns[0][first : first + 2])
             word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
-            two = Instruction(f"{_ADD[dtype]}x2", False, in_smem, 32)
+            two = Instruction(f"{_ADD[dtype]}x2", False, 32)
             two.emit(place, [word], condition)
 
 
@@ -170,7 +165,6 @@ def _one(
     name: str,
     dtype: np.dtype,
     returns: bool,
-    in_smem: bool,
     pointer: ir.Value,
     values: Sequence[ir.Value],
     condition: ir.Value | None,
@@ -186,7 +180,7 @@ def _one(
         given: Sequence[ir.Value] = values,
         where: ir.Value | None = condition,
     ) -> ir.Value | None:
-        return Instruction(text, returns, in_smem, bits).emit(pointer, given, where)
+        return Instruction(text, returns, bits).emit(pointer, given, where)
 
     match name:
         case "atomic_add":

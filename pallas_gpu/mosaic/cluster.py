@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from jaxlib.mlir import ir
@@ -101,6 +101,24 @@ def group(sizes: Sequence[int], axes: Sequence[int]) -> Group:
     bits = sum(1 << o for o in offsets)
     mask = _hoisted("mask", (chosen, bits), lambda key: _mask(first, key[1]))
     return Group(_hoisted("index", chosen, _index), ranks, mask)
+
+
+def rank_at(sizes: Sequence[int], positions: Mapping[int, int | ir.Value]) -> ir.Value:
+    """i32: the rank of the block at some positions; elsewhere those of this block.
+
+    Args:
+      sizes: sizes of the cluster's axes, the last one fastest.
+      positions: of the block, i32, by axis.
+    """
+    kernel = module.current()
+    result = kernel.i32(0) if len(positions) == len(sizes) else rank()
+    for axis, position in positions.items():
+        stride = math.prod(sizes[axis + 1 :])
+        step = kernel.i32(position) if isinstance(position, int) else position
+        if len(positions) < len(sizes):
+            step = arith.subi(step, _along(sizes[axis], stride))
+        result = arith.addi(result, arith.muli(step, kernel.i32(stride)))
+    return result
 
 
 def cluster_sync() -> None:

@@ -16,7 +16,7 @@ from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import addressing, gmem, masking, module, smem, sub_byte
+from pallas_gpu.mosaic import addressing, cluster, gmem, masking, module, smem, sub_byte
 from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
@@ -44,6 +44,7 @@ class Elements:
       mask: bools; None for all elements.
       adjacent: an axis of the result along which elements are adjacent in memory, and a
         known divisor of the distance of the first of them from the window's start.
+      rank: i32, the rank of the block in whose SMEM they are; None: in this block's.
     """
 
     view: View
@@ -52,6 +53,7 @@ class Elements:
     indices: tuple[Array, ...]
     mask: Array | None = None
     adjacent: tuple[int, int] | None = None
+    rank: ir.Value | None = None
 
     @property
     def memory_dtype(self) -> np.dtype:
@@ -87,12 +89,24 @@ def pointers(elements: Elements, layout: Placement | None) -> list[ir.Value]:
             start = _start_bits(view)
             return _places(elements.indices, layout, offset, lambda x: _after(start, x))
         base = _slice_pointer(view)
+    base = _in_block(elements, base)
     return _places(
         elements.indices,
         layout,
         offset,
         lambda x: addressing.offset_pointer(base, x),
     )
+
+
+def array_start(elements: Elements) -> ir.Value:
+    """The address from which `pointers` counts packed elements."""
+    return _in_block(elements, elements.view.pointer)
+
+
+def _in_block(elements: Elements, pointer: ir.Value) -> ir.Value:
+    if elements.rank is None:
+        return pointer
+    return cluster.map_shared(pointer, elements.rank)
 
 
 def _slice_pointer(view: View) -> ir.Value:
@@ -264,7 +278,7 @@ def _load_packed(
     elements: Elements, layout: Placement | None, rest: list[ir.Value] | None
 ) -> Array:
     """Loads elements of less than a byte, one by one."""
-    dtype, start = elements.dtype, elements.view.pointer
+    dtype, start = elements.dtype, array_start(elements)
     places, wanted = pointers(elements, layout), conditions(elements, layout)
     instead = rest or [dtypes.constant(0, dtype)] * len(places)
     loaded = [
@@ -395,7 +409,7 @@ def store(elements: Elements, layout: Placement | None, value: Array) -> None:
         for first, count in parts:
             place, condition = addresses[first], wanted[first]
             if dtypes.is_packed(elements.dtype):
-                start = elements.view.pointer
+                start = array_start(elements)
                 held = values[first]
                 sub_byte.store(start, place, held, elements.dtype, condition)
                 continue

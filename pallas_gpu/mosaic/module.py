@@ -53,6 +53,7 @@ class LaunchSpec:
       smem_bytes: dynamic SMEM per block.
       num_buffers: number of operands and results of the kernel.
       arch: compute capability, e.g. (9, 0).
+      shares_smem: whether threads access the SMEM of other blocks of the cluster.
     """
 
     name: str
@@ -62,6 +63,7 @@ class LaunchSpec:
     smem_bytes: int = 0
     num_buffers: int = 0
     arch: tuple[int, int] = (9, 0)
+    shares_smem: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.threads % WARPGROUP_THREADS:

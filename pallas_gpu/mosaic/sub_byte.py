@@ -124,8 +124,7 @@ def _reduce(
 ) -> None:
     guard = "" if condition is None else "@$2 "
     predicate = [] if condition is None else [condition]
-    shared = str(pointer.type) == "!llvm.ptr<3>"
-    space, letter = ("cta.shared::cta", "r") if shared else ("gpu.global", "l")
+    space, letter, pointer = addressing.atomic_space(pointer)
     llvm.inline_asm(
         None,
         [pointer, word, *predicate],

@@ -10,6 +10,7 @@ from pallas_gpu import _jax, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import references as references  # describes them
+from pallas_gpu.walk import walk
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +57,11 @@ def _named_operands(operation: registry.Operation, eqn: Any) -> dict[str, Any]:
     if operation.name in registry.JAX_PRIMITIVES:
         return {"ref": ops.RefOperand(eqn.invars[0])}
     return ops.unflatten(eqn.params["tree"], list(eqn.invars))
+
+
+def reaches_other_ctas(jaxpr: _jax.Jaxpr) -> bool:
+    """True when threads access the SMEM of other CTAs of the cluster."""
+    return any(site.eqn.params.get("cta_axes") for site in walk(jaxpr))
 
 
 def stores_to(eqn: _jax.JaxprEqn, space: types.MemorySpace) -> bool:

@@ -19,6 +19,7 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values
+from pallas_gpu.types.spaces.cluster import ClusterStep
 
 
 @jax.tree_util.register_pytree_node_class
@@ -64,7 +65,21 @@ def operand(ref: Any) -> RefOperand:
             )
         steps = (*ref.transforms, *steps)
         ref = ref.ref
+    _refuse_other_cta(steps)
     return RefOperand(ref, steps)
+
+
+def _refuse_other_cta(steps: Sequence[Any]) -> None:
+    if not any(isinstance(step, ClusterStep) for step in steps):
+        return
+    raise errors.UnsupportedError(
+        "an operand is in the SMEM of another CTA",
+        expected="a reference to memory of this CTA",
+        got="a result of cluster_ref",
+        hint="reads, writes, atomic operations and async_store_smem reach other CTAs; "
+        "copies do with collective_axes, arrivals with a ClusterBarrier",
+        where=_jax.where_now(),
+    )
 
 
 def bind(primitive: Any, operands: Any, **params: Any) -> Any:

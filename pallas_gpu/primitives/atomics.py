@@ -73,10 +73,10 @@ def _bind(who: str, ref: Any, values: dict[str, Any], mask: Any) -> Any:
         )
     mask = indexed.mask_of(mask, view.shape, who)
     stored = {name: types.stored(value, view) for name, value in values.items()}
-    operand, indices, params = indexed.place(view, who, mask is not None)
+    operand, where, params = indexed.place(view, who, mask is not None)
     return ops.bind(
         PRIMITIVES[who],
-        {"ref": operand, "indices": indices, "mask": mask, **stored},
+        {"ref": operand, **where, "mask": mask, **stored},
         **params,
     )
 

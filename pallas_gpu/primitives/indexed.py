@@ -13,6 +13,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.types import values as value_rules
+from pallas_gpu.types.spaces import cluster
 
 
 def _loaded(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
@@ -31,13 +32,18 @@ store_indexed_p = registry.define(
 )
 
 
-def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, Any, dict]:
-    """Returns reference, indices and parameters of an access to a view's elements.
+def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, dict, dict]:
+    """Returns where the elements of a view are, as operands and parameters.
+
+    Returns:
+      The reference; the operands `indices` and `cta`, the position of another CTA of
+      the cluster or None; the parameters.
 
     Raises:
       UnsupportedError: the elements have no indices of their own.
     """
-    split = ops.operand(view)
+    steps, other = cluster.split(view.transforms)
+    split = ops.operand(types.RefView(view.ref, steps))
     aval = types.base_aval(split.ref)
     transforms = tuple(getattr(aval, "transforms", ()))
     try:
@@ -56,8 +62,15 @@ def place(view: types.RefView, who: str, masked: bool) -> tuple[Any, Any, dict]:
         "dtype": jnp.dtype(found.dtype),
         "view_shape": found.view_shape,
         "adjacent": found.adjacent,
+        "cta_axes": () if other is None else other.axes,
     }
-    return ops.RefOperand(split.ref, found.window), indices, params
+    cta = None if other is None else tuple(_position(x) for x in other.positions)
+    operands = {"indices": indices, "cta": cta}
+    return ops.RefOperand(split.ref, found.window), operands, params
+
+
+def _position(value: Any) -> Any:
+    return np.int32(value) if isinstance(value, int) else value
 
 
 def mask_of(mask: Any, shape: tuple[int, ...], who: str) -> Any:
@@ -101,10 +114,10 @@ def load(
     view: types.RefView, mask: Any = None, other: Any = None, layout: Any = None
 ) -> jax.Array:
     """Loads elements; where the mask is False, those of `other`, by default zeros."""
-    src, indices, params = place(view, "load", mask is not None)
+    src, where, params = place(view, "load", mask is not None)
     return ops.bind(
         load_indexed_p,
-        {"src": src, "indices": indices, "mask": mask, "other": other},
+        {"src": src, **where, "mask": mask, "other": other},
         layout=layout,
         **params,
     )
@@ -112,10 +125,10 @@ def load(
 
 def store(view: types.RefView, value: jax.Array, mask: Any = None) -> None:
     """Stores elements where the mask is True."""
-    dst, indices, params = place(view, "store", mask is not None)
+    dst, where, params = place(view, "store", mask is not None)
     ops.bind(
         store_indexed_p,
-        {"dst": dst, "indices": indices, "value": value, "mask": mask},
+        {"dst": dst, **where, "value": value, "mask": mask},
         **params,
     )
 

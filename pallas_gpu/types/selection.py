@@ -21,6 +21,7 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Window, is_contiguous, row_major_strides
 from pallas_gpu.types import indexing
+from pallas_gpu.types.spaces.cluster import ClusterStep
 from pallas_gpu.types.window import resolve
 
 # Indices that are known are arrays of a kernel by selections of numbers, one for each
@@ -107,6 +108,8 @@ def result_shape(step: Any, shape: tuple[int, ...], dtype: Any) -> tuple[int, ..
             return tuple(step.shape)
         case _jax.BitcastTransform():
             return _bitcast_shape(shape, dtype, step.dtype)
+        case ClusterStep():
+            return shape
         case _:
             return indexing.selected(step)
 

@@ -182,6 +182,8 @@ GOOD: dict[str, Good] = {
     # Registers
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
+    # Clusters
+    "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
     # Atomic operations
     "atomic_add": _in(lambda e: {"ref": e.o, "val": 0.0}),
     "atomic_and": _in(lambda e: {"ref": e.n, "val": 0}),

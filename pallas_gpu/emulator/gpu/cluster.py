@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: the parts of a multicast, and the memory of its destination CTAs.
+"""Clusters: the SMEM of other CTAs, and the parts of a multicast.
 
 Arrays and barriers have the same address in every CTA of a cluster: those of the same
 declaration in the same visit of a scope.
@@ -8,6 +8,7 @@ declaration in the same visit of a scope.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from pallas_gpu import errors
@@ -15,6 +16,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
+from pallas_gpu.emulator.gpu.accesses.elements import known
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.smem import SharedArray
@@ -23,11 +25,95 @@ from pallas_gpu.layouts.window import Window
 
 _SYNCHRONISE = (
     "let every CTA arrive on a ClusterBarrier when its memory is free, and wait for it "
-    "before the multicast"
+    "before it"
 )
 
+_IN_CLUSTER_ORDER = (
+    "let the CTA arrive on a ClusterBarrier after the access, and the other one wait "
+    "for it"
+)
 
 WAIT = "call barrier_wait on the copy's barrier first"
+
+
+# --- accesses by threads --------------------------------------------------------------
+
+
+def elsewhere(
+    wg: Warpgroup, region: Region, axes: Sequence[str], positions: Sequence[Any] | None
+) -> Region:
+    """Returns the same part of memory in another CTA.
+
+    Args:
+      wg: the warpgroup that accesses it.
+      region: in SMEM of its CTA.
+      axes: cluster axes.
+      positions: those of the CTA on them; None for the own CTA.
+
+    Raises:
+      OutOfBoundsError: the cluster has no such CTA.
+      KernelError: the CTA has freed the memory.
+      RaceError: it may use the memory for another array.
+    """
+    if positions is None:
+        return region
+    peer = _cta_at(wg.cta, axes, positions)
+    return (
+        region if peer is wg.cta else Region(_reached(wg, region, peer), region.place)
+    )
+
+
+def access(
+    wg: Warpgroup,
+    region: Region,
+    *,
+    writes: bool,
+    value: Any = None,
+    atomic: bool = False,
+) -> None:
+    """Checks and records an access by threads; see `Thread.access`."""
+    memory, who, hint = region.memory, None, None
+    if isinstance(memory, SharedArray) and memory.owner is not wg.cta:
+        who, hint = wg.name, _IN_CLUSTER_ORDER
+    wg.access(region, writes=writes, what=who, hint=hint, value=value, atomic=atomic)
+
+
+def _cta_at(cta: Cta, axes: Sequence[str], positions: Sequence[Any]) -> Cta:
+    sizes = dict(zip(cta.mesh.cluster_names, cta.mesh.cluster, strict=True))
+    place = dict(zip(sizes, cta.rank, strict=True))
+    for axis, position in zip(axes, positions, strict=True):
+        place[axis] = int(known(position))
+        if not 0 <= place[axis] < sizes[axis]:
+            raise errors.OutOfBoundsError(
+                "cluster_ref refers to a CTA outside of the cluster",
+                expected=f"0 to {sizes[axis] - 1} along {axis!r}",
+                got=place[axis],
+                hint="compute the position modulo the size of the axis",
+            )
+    wanted = tuple(place.values())
+    return next(other for other in cta.cluster.ctas if other.rank == wanted)
+
+
+def _reached(wg: Warpgroup, region: Region, peer: Cta) -> SharedArray:
+    key, position = region.memory.place
+    theirs = scoped.scopes_of(peer)
+    if theirs.lasting is not None and theirs.lasting.key == key:
+        return theirs.lasting.arrays[position]
+    if theirs.left.get(key[:2], -1) >= key[2]:
+        raise errors.KernelError(
+            f"SMEM of {peer.name} is accessed, which has left the scope",
+            expected="memory of a scope that the other CTA has not left",
+            got=f"an access by {wg.name}",
+            hint="wait for a ClusterBarrier at the end of the scope in every CTA; what "
+            "scratch_types declares exists until the cluster ends",
+        )
+    if key not in theirs.open:
+        _require_free(wg, peer, "an access")
+    declared = scoped.scopes_of(wg.cta).open[key].declared
+    return scoped.scope_of(peer, key, declared).arrays[position]
+
+
+# --- multicasts -----------------------------------------------------------------------
 
 
 class Target(NamedTuple):
@@ -254,7 +340,7 @@ def counterpart(wg: Warpgroup, memory: SharedArray, peer: Cta) -> SharedArray:
     key, position = memory.place
     theirs = scoped.scopes_of(peer)
     if key not in theirs.open:
-        _require_free(wg, peer)
+        _require_free(wg, peer, "a multicast")
     declared = scoped.scopes_of(wg.cta).open[key].declared
     return scoped.scope_of(peer, key, declared).arrays[position]
 
@@ -274,8 +360,8 @@ def _require_present(wg: Warpgroup, memory: SharedArray, peer: Cta) -> None:
     )
 
 
-def _require_free(wg: Warpgroup, peer: Cta) -> None:
-    """Raises RaceError unless a CTA's earlier accesses happen before this copy."""
+def _require_free(wg: Warpgroup, peer: Cta, what: str) -> None:
+    """Raises RaceError unless a CTA's earlier accesses happen before this one."""
     mine, theirs = scoped.scopes_of(wg.cta), scoped.scopes_of(peer)
     others = [k for k, s in theirs.open.items() if s.entered and k not in mine.open]
     if not others and all(
@@ -283,10 +369,10 @@ def _require_free(wg: Warpgroup, peer: Cta) -> None:
     ):
         return
     raise errors.RaceError(
-        f"a multicast writes to {peer.name}, which may still use that memory for "
-        "another array",
+        f"{what} reaches {peer.name}, which may still use that memory for another "
+        "array",
         expected="that CTA to have left the earlier scopes",
-        got=f"a multicast by {wg.cta.name} without an order between them",
+        got=f"{what} by {wg.cta.name} without an order between them",
         hint=_SYNCHRONISE,
     )
 

@@ -100,11 +100,14 @@ class Scopes:
       open: those that a warpgroup has entered and not all have left.
       left: for each scope the latest visit that has ended.
       left_at: the time of each warpgroup when it last left a scope.
+      lasting: the scope around the whole body, once it is left: its memory exists until
+        the cluster ends.
     """
 
     open: dict[ScopeKey, Scope] = dataclasses.field(default_factory=dict)
     left: dict[Any, int] = dataclasses.field(default_factory=dict)
     left_at: ordering.Clock = dataclasses.field(default_factory=dict)
+    lasting: Scope | None = None
 
 
 _SCOPES: Key[Cta, Scopes] = Key("scopes", lambda cta: Scopes())
@@ -178,8 +181,12 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
         return
     del scopes.open[scope.key]
     scopes.left[scope.key[:2]] = scope.key[2]
+    if scope.key[0] is wg.cta.cluster.lasting:
+        scopes.lasting = scope
     for array in scope.arrays.values():
         _require_quiet(wg, array)
+        if scopes.lasting is not scope:
+            _require_no_guests(wg, array)
     for barriers in scope.barriers.values():
         # Copies of other CTAs may be pending: those barriers are checked when the
         # cluster ends.
@@ -216,7 +223,7 @@ def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
     layout = _layout(shape, aval.dtype, aval.transforms)
-    memory = SharedArray(name, data, written, place, layout)
+    memory = SharedArray(name, data, written, place, layout, cta)
     return memory
 
 
@@ -224,6 +231,27 @@ def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
 def _layout(shape: tuple[int, ...], dtype: Any, transforms: Any) -> SmemLayout:
     """Returns how an array is stored; cached, since all CTAs use the same."""
     return types.smem_layout(shape, dtype, transforms)
+
+
+def _require_no_guests(wg: Warpgroup, memory: SharedArray) -> None:
+    """Raises KernelError if threads of another CTA may still access an array."""
+    cta = wg.cta
+    if len(cta.cluster.ctas) == 1:
+        return
+    own = [*cta.warpgroups, *(warp for one in cta.warpgroups for warp in one.warps)]
+    actors = {thread.actor for thread in own}
+    for record in memory.history.live():
+        if record.by_copy or record.actor in actors:
+            continue
+        if any(record.known_to(thread.clock) for thread in own):
+            continue
+        raise errors.KernelError(
+            f"{memory.name} is freed while {record.what} may still access it",
+            expected="a wait for the other CTA before the scope ends",
+            got=f"an access to elements {ordering.box_text(record.box)}",
+            hint=record.hint,
+            where=record.where,
+        )
 
 
 def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:

@@ -22,11 +22,20 @@ class SharedArray(Memory):
     Attributes:
       layout: how it is stored, as declared.
       tile: size of a tile on each axis.
+      owner: the CTA.
       place: (visit of a scope, position in it), which identifies the same array in
         other CTAs of the cluster.
     """
 
-    __slots__ = ("_addressable", "_aligned", "_stored", "layout", "place", "tile")
+    __slots__ = (
+        "_addressable",
+        "_aligned",
+        "_stored",
+        "layout",
+        "owner",
+        "place",
+        "tile",
+    )
 
     def __init__(
         self,
@@ -35,9 +44,11 @@ class SharedArray(Memory):
         written: np.ndarray | None,
         place: Any,
         layout: SmemLayout,
+        owner: Any,
     ):
         super().__init__(name, data, written)
         self.admits_poison = True
+        self.owner = owner
         self.place = place
         self.layout = layout
         self._stored = layout.tiling is not None or layout.swizzle != NO_SWIZZLE

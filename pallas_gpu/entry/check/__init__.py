@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from pallas_gpu.entry.check import control, debug, positions, scatter, tma
+from pallas_gpu.entry.check import cluster, control, debug, positions, scatter, tma
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
@@ -22,6 +22,7 @@ __all__ = [
     "check_inputs",
     "check_jaxpr",
     "check_waits",
+    "cluster",
     "control",
     "debug",
     "no_scope",

@@ -23,14 +23,15 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.context import I32, RuleContext
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
+from pallas_gpu.lowering.families import cluster
 from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import indexed, logical
+from pallas_gpu.mosaic import elementwise, indexed, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _operands as ops
@@ -48,7 +49,7 @@ class Access:
       indices, mask, extra: values; extra are the operands of one family, or None.
       shape: of the access; () for a single element.
       dtype: of the elements.
-      view_shape, adjacent: see `indexed.Elements`.
+      view_shape, adjacent, rank: see `indexed.Elements`.
     """
 
     ref: Any
@@ -59,6 +60,7 @@ class Access:
     dtype: np.dtype
     view_shape: tuple[int, ...] | None
     adjacent: tuple[int, int] | None
+    rank: ir.Value | None
 
 
 def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Access:
@@ -81,6 +83,7 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         np.dtype(params["dtype"]),
         params["view_shape"],
         params["adjacent"],
+        cluster.rank_of(ctx, params["cta_axes"], operands["cta"]),
     )
 
 
@@ -96,6 +99,7 @@ def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
         found.indices,
         found.mask,
         found.adjacent,
+        found.rank,
     )
 
 
@@ -173,8 +177,9 @@ def operation(
       result: dtype of the result; None for no result.
     """
     values = [*found.indices]
-    counts = [len(values), found.mask is not None]
+    counts = [len(values), found.mask is not None, found.rank is not None]
     values += [] if found.mask is None else [found.mask]
+    values += [] if found.rank is None else [elementwise.scalar(found.rank, I32)]
     for x in found.extra:
         counts.append(x is not None)
         values += [] if x is None else [x]
@@ -240,7 +245,7 @@ def expanded(
         _value(expansion, op, i + 1, dtypes.named(name)) for i, name in enumerate(names)
     )
     indices = tuple(next(values) for _ in range(counts[0]))
-    mask, *extra = (next(values) if there else None for there in counts[1:])
+    mask, rank, *extra = (next(values) if there else None for there in counts[1:])
     view_shape = None
     if _VIEW in base.attributes:
         view_shape = tuple(ir.DenseI64ArrayAttr(base.attributes[_VIEW]))
@@ -249,8 +254,15 @@ def expanded(
         axis, divisor = ir.DenseI64ArrayAttr(base.attributes[_ADJACENT])
         adjacent = axis, divisor
     dtype = dtypes.named(ir.StringAttr(base.attributes[_DTYPE]).value)
+    assert rank is None or isinstance(rank, regs.Splat)
     elements = indexed.Elements(
-        view(expansion, op.operands[0]), view_shape, dtype, indices, mask, adjacent
+        view(expansion, op.operands[0]),
+        view_shape,
+        dtype,
+        indices,
+        mask,
+        adjacent,
+        None if rank is None else rank.value,
     )
     return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra
 

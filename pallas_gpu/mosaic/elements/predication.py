@@ -80,6 +80,9 @@ def _address(pointer: ir.Value) -> tuple[str, str, ir.Value]:
         case "!llvm.ptr<3>":
             i32 = ir.IntegerType.get_signless(32)
             return "shared::cta", "r", llvm.ptrtoint(i32, pointer)
+        case "!llvm.ptr<7>":
+            i32 = ir.IntegerType.get_signless(32)
+            return "shared::cluster", "r", llvm.ptrtoint(i32, pointer)
         case "!llvm.ptr":
             window = ir.Type.parse("!llvm.ptr<1>")
             return "global", "l", llvm.addrspacecast(window, pointer)

@@ -52,7 +52,29 @@ def memory_of(strand: Any, space: int, pointer: Any) -> tuple[Memory, np.ndarray
             raise NotModelled("an access to several buffers")
         memory = strand.cta.cluster.launch.buffer(int(number[0]))
         return memory, address & (1 << BUFFER_SHIFT) - 1
+    if space == 7:
+        return shared_of_cluster(strand, address)
     raise NotModelled(f"an access to address space {space}")
+
+
+def shared_of_cluster(strand: Any, address: np.ndarray) -> tuple[Memory, np.ndarray]:
+    """The SMEM of the block to whose window in the cluster's addresses belong.
+
+    PTX ISA, Cluster-level shared memory: a block's SMEM exists while the block runs, so
+    all blocks have to meet before the first access and after the last one.
+    """
+    ranks = address >> RANK_SHIFT
+    if not (ranks == ranks[0]).all():
+        raise NotModelled("an access to the SMEM of several blocks")
+    cta, _ = cluster_address(strand, int(address[0]))
+    if cta is not strand.cta:
+        if not cta.cluster.barrier.generation:
+            raise KernelError(
+                "an access to the SMEM of another block, which may not have started"
+            )
+        if not cta.running:
+            raise KernelError("an access to the SMEM of a block that has exited")
+    return cta.smem, (address & (1 << RANK_SHIFT) - 1) - SMEM_BASE
 
 
 def places_of(address: np.ndarray, size: int) -> np.ndarray:

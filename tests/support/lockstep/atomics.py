@@ -10,7 +10,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from tests.support.lockstep import values
-from tests.support.lockstep.accesses import BUFFER_SHIFT, SMEM_BASE, cluster_address
+from tests.support.lockstep.accesses import (
+    BUFFER_SHIFT,
+    SMEM_BASE,
+    cluster_address,
+    shared_of_cluster,
+)
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
@@ -37,6 +42,12 @@ _TYPES = {
     "exch": ("b32", "b64"),
     "cas": ("b16", "b32", "b64"),
 }
+_SCOPES = (
+    ("gpu", "global"),
+    ("cta", "shared::cta"),
+    ("cluster", "shared::cta"),
+    ("cluster", "shared::cluster"),
+)
 _KINDS = {"u": "u", "s": "i", "f": "f", "b": "u"}
 _SMALLEST = np.finfo(np.float32).tiny
 
@@ -91,7 +102,7 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     expected = (*(["$0"] if returns else []), *places)
     if (
         order != "relaxed"
-        or (scope, space) not in (("gpu", "global"), ("cta", "shared::cta"))
+        or (scope, space) not in _SCOPES
         or type_ not in _TYPES.get(operation, ())
         or statement.operands != expected
         or statement.guard not in ("", f"${first + 1 + len(amounts)}")
@@ -150,6 +161,8 @@ def values_forced(strand: Any, number: int) -> np.ndarray:
 def _memory(strand: Any, space: str, addresses: np.ndarray) -> tuple[Any, np.ndarray]:
     if space == "shared::cta":
         return strand.cta.smem, addresses - SMEM_BASE
+    if space == "shared::cluster":
+        return shared_of_cluster(strand, addresses)
     numbers, offsets = np.divmod(addresses, 1 << BUFFER_SHIFT)
     if (numbers != numbers[0]).any():
         raise NotModelled("an atomic operation on several buffers")
@@ -185,4 +198,4 @@ def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
 
 ASSEMBLY.append(AssemblyUnit("atom.relaxed.", _atomic))
 ASSEMBLY.append(AssemblyUnit("red.relaxed.", _atomic))
-ASSEMBLY.append(AssemblyUnit("st.shared::cluster", _store_remote))
+ASSEMBLY.append(AssemblyUnit(f"{_STORE} [$0], $1;", _store_remote))

@@ -115,13 +115,19 @@ class Launch:
                 strand = Strand(cta, range(start, start + together), program.size)
                 for slot, value in (program.constants | arguments).items():
                     strand.env[slot] = value
-                running.append((strand, program.body.run_blocking(strand)))
+                running.append((strand, _run(strand, program)))
         self.scheduler.run(running)
         for strand, _ in running:
             if strand.wgmma is not None and (strand.wgmma.open or strand.wgmma.groups):
                 raise KernelError(f"{strand.name} ends without waiting for its wgmma")
         for cta in cluster.ctas:
             tma.finish(cta)
+
+
+def _run(strand: Strand, program: Program) -> Any:
+    strand.cta.running += 1
+    yield from program.body.run_blocking(strand)
+    strand.cta.running -= 1
 
 
 class Cluster:
@@ -160,6 +166,8 @@ class Cta:
         self.rank = rank
         self.position = position
         self.threads = shape.threads
+        # Strands that have not ended.
+        self.running = 0
         self.first_row = rank * shape.threads // LANES
         poison = np.full(shape.smem_bytes, 0xA5, np.uint8)
         self.smem = Memory(poison, f"the SMEM of CTA {number}", self.clocks)

@@ -20,8 +20,10 @@ from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
-_ACCESS = re.compile(r"(ld|st)\.(global|shared::cta)(?:\.v([24]))?\.b(8|16|32|64)")
-_SPACES = {"global": 1, "shared::cta": 3}
+_ACCESS = re.compile(
+    r"(ld|st)\.(global|shared::cta|shared::cluster)(?:\.v([24]))?\.b(8|16|32|64)"
+)
+_SPACES = {"global": 1, "shared::cta": 3, "shared::cluster": 7}
 
 
 def _access(program: Program, op: ir.Operation, text: str) -> Step:
@@ -79,5 +81,8 @@ def _access(program: Program, op: ir.Operation, text: str) -> Step:
     return load if is_load else store
 
 
-for _name in ("ld.global", "ld.shared::cta.", "st.global", "st.shared::cta."):
+for _name in (
+    *("ld.global", "ld.shared::cta.", "ld.shared::cluster."),
+    *("st.global", "st.shared::cta.", "st.shared::cluster."),
+):
     ASSEMBLY.append(AssemblyUnit(f" {_name}", _access))

@@ -6,6 +6,7 @@ from __future__ import annotations
 from tests.support.mutations import (
     attention,
     cluster_handover,
+    cluster_refs,
     copy_reductions,
     matmul,
     multicast,
@@ -26,6 +27,7 @@ SUBJECTS = tuple(
         attention,
         multicast,
         cluster_handover,
+        cluster_refs,
         smem_handover,
         softmax,
         persistent,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
@@ -70,7 +71,7 @@ def _make(name: str) -> Callable[..., Any]:
     def rule(
         wg: Warpgroup, operands: dict[str, Any], used: Any, **params: Any
     ) -> np.ndarray:
-        found = elements(operands["ref"], operands, params, "updated")
+        found = elements(wg, operands["ref"], operands, params, "updated")
         names = ("compare", "value") if name == "atomic_cas" else ("value",)
         values = [
             np.broadcast_to(known(operands[n], found.active), found.shape)[found.active]
@@ -79,7 +80,7 @@ def _make(name: str) -> Callable[..., Any]:
         if found.missing() is not None:
             raise found.origin(wg.where()).error()
         for region in found.regions():
-            wg.access(region, writes=True, atomic=True)
+            cluster.access(wg, region, writes=True, atomic=True)
         in_gmem = isinstance(found.memory, GlobalArray)
 
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned, poison
+from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
@@ -18,6 +19,7 @@ _EMULATE = registry.RuleKind.EMULATE
 
 
 def elements(
+    wg: Warpgroup,
     region: Any,
     operands: dict[str, Any],
     params: dict[str, Any],
@@ -27,9 +29,11 @@ def elements(
     """Returns the elements that an equation accesses.
 
     Raises:
-      OutOfBoundsError: an index that is not masked is out of bounds.
+      OutOfBoundsError: an index that is not masked is out of bounds, or the cluster has
+        no such CTA.
       UninitializedReadError: the mask, or an index where it holds, is poison.
     """
+    region = cluster.elsewhere(wg, region, params["cta_axes"], operands["cta"])
     shape = params["shape"]
     mask = operands["mask"]
     mask = None if mask is None else np.broadcast_to(known(mask), shape)
@@ -49,9 +53,9 @@ def elements(
 @registry.register(indexed.load_indexed_p, _EMULATE)
 def _load(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> Any:
     lenient = wg.execution.lenient_reads
-    found = elements(operands["src"], operands, params, "read", lenient)
+    found = elements(wg, operands["src"], operands, params, "read", lenient)
     for region in found.regions():
-        wg.access(region, writes=False)
+        cluster.access(wg, region, writes=False)
     missing, lost = found.missing(), found.lost if lenient else None
     other = operands["other"]
     masked = None
@@ -84,7 +88,7 @@ def _outside(found: Elements, where: str | None) -> Origin:
 
 @registry.register(indexed.store_indexed_p, _EMULATE)
 def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
-    found = elements(operands["dst"], operands, params, "written")
+    found = elements(wg, operands["dst"], operands, params, "written")
     value = operands["value"]
     poisoned = isinstance(value, Poisoned)
     mask = np.broadcast_to(value.mask, found.shape) & found.active if poisoned else None
@@ -96,7 +100,7 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
     proposal = found.stored(values)
     for region in found.regions():
         compared = None if poisoned else proposal.of(region)
-        wg.access(region, writes=True, value=compared)
+        cluster.access(wg, region, writes=True, value=compared)
     found.store(values)
     if mask is not None and mask.any():
         # By elements: the parts of a window may be poisoned or not.

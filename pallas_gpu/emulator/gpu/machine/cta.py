@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Iterable
+from typing import Any
 
 from pallas_gpu import errors, types
 from pallas_gpu.emulator.engine import ordering
@@ -36,6 +37,8 @@ class Cluster(Group):
     Attributes:
       ctas: in row-major order.
       around: position of the launch on the axes that enclose it.
+      lasting: the body of the scope whose memory exists until the cluster ends; None
+        for none.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Cluster(Group):
         self.block = block
         self.positions = iter(positions)
         self.around: dict[str, int] = {}
+        self.lasting: Any = None
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]

@@ -24,6 +24,7 @@ from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
+from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.walk import walk
 
 
@@ -162,6 +163,7 @@ class Launch:
         rest = itertools.chain(rest, itertools.repeat(math.prod(params.mesh.grid)))
         _indices.mark(params.jaxpr)
         mesh, body = params.mesh, plan_of(params.jaxpr)
+        lasting = _lasting(params.jaxpr)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
             work = self._work_of(batch)
@@ -173,6 +175,7 @@ class Launch:
             for block in itertools.islice(grid, launched):
                 cluster = Cluster(self._device, mesh, batch, block, rest)
                 cluster.around = around
+                cluster.lasting = lasting
                 viewer = Viewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
                 seen = {key: array.seen_by(viewer) for key, array in work.items()}
@@ -230,6 +233,18 @@ def _residency(params: call.CallParams, target: arch.GpuTarget) -> Residency:
         mesh.warpgroups,
     )
     return resources.residency(plan, target, mesh)
+
+
+def _lasting(jaxpr: Any) -> Any:
+    """Returns the body of the scope whose memory a kernel never uses otherwise.
+
+    It is one around all other scopes, such as the one that scratch_types declares.
+    """
+    scopes = [site for site in walk(jaxpr) if site.eqn.primitive is run_scoped_p]
+    if not scopes or scopes[0].within:
+        return None
+    body = scopes[0].eqn.params["jaxpr"]
+    return body if all(body in site.within for site in scopes[1:]) else None
 
 
 def _last_use(jaxpr: Any, ref: Any) -> str | None:

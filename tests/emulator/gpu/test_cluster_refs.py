@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SMEM of other CTAs: mistakes that are refused, or found in the emulator."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.refusal import refused
+
+F32 = jnp.float32
+N = 128
+OUT = jax.ShapeDtypeStruct((2, N), F32)
+SEEDS = range(4)
+
+
+def run(body, scratch, *arrays, seed=0, **options):
+    """Runs a kernel of one cluster of two CTAs along "c"."""
+    options = {"cluster": (2,), "cluster_names": ("c",), **options}
+    return plgpu.kernel(
+        body,
+        out_type=OUT,
+        scratch_types=scratch,
+        interpret=plgpu.InterpretParams(seed=seed),
+        **options,
+    )(*arrays)
+
+
+ARRAY = plgpu.SMEM((N,), F32)
+MEETING = plgpu.ClusterBarrier(collective_axes="c")
+
+
+def meet(barrier):
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+
+
+def other(ref):
+    return plgpu.cluster_ref(ref, {"c": 1 - lax.axis_index("c")})
+
+
+def second(ref):
+    return plgpu.cluster_ref(ref, {"c": 1})
+
+
+# --- what they are --------------------------------------------------------------------
+
+
+def test_its_own_position_is_the_cta_itself():
+    def body(o, tile):
+        i = lax.axis_index("c")
+        plgpu.cluster_ref(tile, {"c": i})[...] = jnp.full((N,), i).astype(F32)
+        o[i] = tile[...]
+
+    np.testing.assert_array_equal(run(body, [ARRAY])[:, 0], [0, 1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_scratch_types_declares_exists_until_the_cluster_ends(seed):
+    """The compiled kernel's CTAs wait for each other at their end."""
+
+    def body(o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = jnp.full((N,), i).astype(F32)
+        plgpu.barrier_arrive(meeting)
+
+        @plgpu.when(i == 0)
+        def _():
+            plgpu.barrier_wait(meeting)
+            o[0] = other(tile)[...]
+            o[1] = other(tile)[...] + 1
+
+    np.testing.assert_array_equal(run(body, [ARRAY, MEETING], seed=seed)[:, 0], [1, 2])
+
+
+# --- found in the emulator ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_read_without_a_cluster_barrier_is_a_race(seed):
+    def body(o, tile, barrier):
+        tile[...] = jnp.ones((N,), F32)
+        meet(barrier)
+        o[lax.axis_index("c")] = other(tile)[...]
+
+    with pytest.raises((errors.RaceError, errors.UninitializedReadError)) as info:
+        run(body, [ARRAY, plgpu.Barrier()], seed=seed)
+    if isinstance(info.value, errors.RaceError):
+        assert "of CTA (c=" in str(info.value)
+
+
+def test_a_cta_outside_of_the_cluster_is_reported():
+    def body(o, tile):
+        tile[...] = jnp.zeros((N,), F32)
+        right = plgpu.cluster_ref(tile, {"c": lax.axis_index("c") + 1})
+        o[lax.axis_index("c")] = right[...]  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "cluster_ref refers to a CTA outside of the cluster",
+        expected="0 to 1 along 'c'",
+        got="2",
+        hint="modulo",
+    ):
+        for seed in SEEDS:
+            run(body, [ARRAY], seed=seed)
+
+
+def test_an_index_outside_of_the_array_is_reported():
+    def body(i, o, tile, meeting):
+        tile[...] = jnp.zeros((N,), F32)
+        meet(meeting)
+        o[lax.axis_index("c")] = jnp.full((N,), second(tile)[i[0]])  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "SMEM float32[128] (tile of CTA (c=1)) is read out of bounds",
+        expected="indices 0 to 127",
+        got="index 128",
+    ):
+        run(body, [ARRAY, MEETING], np.array([N], np.int32))
+
+
+def test_what_no_cta_has_written_is_reported():
+    def body(o, tile, meeting):
+        meet(meeting)
+        o[lax.axis_index("c")] = second(tile)[...]  # HERE
+
+    with refused(
+        errors.UninitializedReadError,
+        "SMEM float32[128] (tile of CTA (c=1)) is read where nothing has been written",
+    ):
+        run(body, [ARRAY, MEETING])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_access_to_a_scope_that_a_cta_has_left_is_reported(seed):
+    def body(o, meeting):
+        def scoped(tile):
+            tile[...] = jnp.ones((N,), F32)
+            meet(meeting)
+            o[lax.axis_index("c")] = other(tile)[...]
+
+        plgpu.run_scoped(scoped, ARRAY)
+        # Later scopes use the same memory.
+        plgpu.run_scoped(lambda tile: tile.set(jnp.zeros((N,), F32)), ARRAY)
+
+    with pytest.raises(errors.KernelError, match=r"left the scope|freed while"):
+        run(body, [MEETING], seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_an_access_to_memory_that_a_cta_uses_for_another_scope_is_reported(seed):
+    def body(o, meeting):
+        def first(tile):
+            tile[...] = jnp.ones((N,), F32)
+            o[lax.axis_index("c")] = tile[...]
+
+        def second(tile):
+            other(tile)[...] = jnp.ones((N,), F32)
+            meet(meeting)
+
+        plgpu.run_scoped(first, ARRAY)
+        plgpu.run_scoped(second, ARRAY)
+
+    with pytest.raises(errors.RaceError):
+        for seed_ in range(4 * seed, 4 * seed + 4):
+            run(body, [MEETING], seed=seed_)
+
+
+# --- refused --------------------------------------------------------------------------
+
+
+def trace(body, scratch=(ARRAY,), **options):
+    options = {"cluster": (2,), "cluster_names": ("c",), **options}
+    jax.eval_shape(
+        plgpu.kernel(body, out_type=OUT, scratch_types=list(scratch), **options)
+    )
+
+
+def test_an_unknown_axis_is_refused():
+    def body(o, tile):
+        o[0] = plgpu.cluster_ref(tile, {"d": 0})[...]  # HERE
+
+    with refused(
+        errors.AxisNameError,
+        "cluster_ref: no cluster axis is named 'd'",
+        expected="one of ('c',)",
+    ):
+        trace(body)
+
+
+def test_a_position_beyond_the_cluster_is_refused():
+    def body(o, tile):
+        o[0] = plgpu.cluster_ref(tile, {"c": 2})[...]  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "cluster_ref: the cluster has no CTA at this position",
+        expected="0 to 1 along 'c'",
+        got="2",
+    ):
+        trace(body)
+
+
+def test_a_kernel_without_clusters_has_no_other_cta():
+    def body(o, tile):
+        plgpu.atomic_add(plgpu.cluster_ref(tile, {"c": 0}), 1.0)  # HERE
+
+    with refused(
+        errors.AxisNameError,
+        "cluster_ref: no cluster axis is named 'c'",
+        expected="cluster_names",
+    ):
+        trace(body, cluster=(), cluster_names=())
+
+
+def test_only_smem_is_reached():
+    def body(o):
+        plgpu.cluster_ref(o, {"c": 0})  # HERE
+
+    with refused(
+        errors.MemorySpaceError,
+        "cluster_ref: the reference is in the wrong memory space",
+        expected="SMEM",
+    ):
+        trace(body, ())
+
+
+@pytest.mark.parametrize("positions", [{}, 1, [("c", 1)], None], ids=repr)
+def test_positions_are_a_dict(positions):
+    def body(o, tile):
+        plgpu.cluster_ref(tile, positions)  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "cluster_ref: block_id is not a position on cluster axes",
+        expected="a dict",
+    ):
+        trace(body)
+
+
+@pytest.mark.parametrize("position", [1.0, "1", None], ids=repr)
+def test_a_position_is_an_integer(position):
+    def body(o, tile):
+        plgpu.cluster_ref(tile, {"c": position})  # HERE
+
+    with refused(errors.ArgumentTypeError, "cluster_ref: block_id is not an integer"):
+        trace(body)
+
+
+def test_a_position_is_a_scalar():
+    def body(o, tile):
+        plgpu.cluster_ref(tile, {"c": jnp.arange(2)})  # HERE
+
+    with refused(errors.ArgumentTypeError, "cluster_ref: block_id is not a position"):
+        trace(body)
+
+
+def test_a_copy_does_not_take_it():
+    def body(x, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.at[0], other(tile), barrier)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "an operand is in the SMEM of another CTA",
+        hint="collective_axes",
+    ):
+        trace(body, (ARRAY, plgpu.Barrier()))

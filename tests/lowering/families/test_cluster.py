@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Accesses to the SMEM of other CTAs: in the emulator, as emitted code, on a GPU."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import offline
+from tests.support import everywhere
+from tests.support.semantics import BOTH, under
+
+N = 128
+F32, I32 = jnp.float32, jnp.int32
+TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+
+def ramp(*shape, dtype=np.float32):
+    return (np.arange(np.prod(shape)) % 100).astype(dtype).reshape(shape)
+
+
+def meet(barrier):
+    """Every CTA of the cluster waits for all others."""
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+
+
+def of(cluster, names, body, arrays, out, **options):
+    """`make` of a kernel of one cluster: body(*inputs, output, *arrays, meeting)."""
+    axes = (tuple(names),)
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=out,
+            cluster=cluster,
+            cluster_names=tuple(names),
+            scratch_types=[*arrays, plgpu.ClusterBarrier(collective_axes=axes)],
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def pair(body, arrays, out, **options):
+    return of((2,), "c", body, arrays, out, **options)
+
+
+def result(*shape, dtype=F32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def neighbour(ref):
+    return plgpu.cluster_ref(ref, {"c": 1 - lax.axis_index("c")})
+
+
+# --- reads ----------------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "bool", "int4"])
+def test_a_cta_reads_an_array_of_another_one(dtype):
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = neighbour(tile)[...]
+
+    x = ramp(2, 16, N).astype(jnp.dtype(dtype))
+    make = pair(body, [plgpu.SMEM((16, N), dtype)], result(*x.shape, dtype=dtype))
+    everywhere.check(make, [x], x[::-1])
+
+
+# A part of a reference, and the same part of an array of NumPy; k is 8.
+PARTS = {
+    "slice": (lambda r, k: r[8:40, 32:96], lambda a: a[8:40, 32:96]),
+    "dynamic": (lambda r, k: r.at[plgpu.ds(k, 16)][3:9], lambda a: a[11:17]),
+    "transposed": (lambda r, k: r.T[...], lambda a: a.T),
+    "strided": (lambda r, k: r[::2, 1::2], lambda a: a[::2, 1::2]),
+    "row": (lambda r, k: r[k], lambda a: a[8]),
+    "element": (lambda r, k: r[k, 3][None], lambda a: a[8, 3][None]),
+    "indexed": (
+        lambda r, k: r[lax.iota(I32, N) * 7 % 64, 5],
+        lambda a: a[np.arange(N) * 7 % 64, 5],
+    ),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("transforms", [(), TILED], ids=["row-major", "tiled"])
+def test_a_cta_reads_a_part_of_an_array_of_another_one(part, transforms):
+    of_ref, of_array = PARTS[part]
+    x = ramp(2, 64, N)
+    want = np.stack([of_array(x[1 - i]) for i in range(2)])
+
+    def body(x, k, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = of_ref(neighbour(tile), k[0])
+
+    array = plgpu.SMEM((64, N), F32, transforms=transforms)
+    make = pair(body, [array], result(*want.shape))
+    everywhere.check(make, [x, np.array([8], np.int32)], want)
+
+
+def test_a_masked_load_reads_only_where_the_mask_holds():
+    x = ramp(2, N)
+
+    def body(x, o, tile, meeting):
+        i, position = lax.axis_index("c"), lax.iota(I32, N)
+        tile[...] = x[i]
+        meet(meeting)
+        beyond = position + 64
+        o[i] = plgpu.load(neighbour(tile), beyond, mask=beyond < N, other=-1.0)
+
+    want = np.concatenate([x[::-1, 64:], np.full((2, 64), -1)], axis=1)
+    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N))
+    everywhere.check(make, [x], want)
+
+
+def test_a_bitcast_reference_names_the_same_bytes():
+    x = ramp(2, N)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = neighbour(tile.bitcast(I32))[...]
+
+    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N, dtype=I32))
+    everywhere.check(make, [x], x[::-1].view(np.int32))
+
+
+# --- positions ------------------------------------------------------------------------
+
+
+# The position of the other CTA, and on all axes, from that of a CTA in 2 x 4.
+POSITIONS = {
+    "y": (lambda y, x: {"y": 1 - y}, lambda y, x: (1 - y, x)),
+    "x": (lambda y, x: {"x": (x + 1) % 4}, lambda y, x: (y, (x + 1) % 4)),
+    "both": (lambda y, x: {"x": x, "y": 1 - y}, lambda y, x: (1 - y, x)),
+    "static": (lambda y, x: {"y": 0, "x": 3}, lambda y, x: (0, 3)),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_axes_that_are_not_named_keep_their_position(name):
+    position, source = POSITIONS[name]
+    x = ramp(2, 4, N)
+
+    def body(x, o, tile, meeting):
+        i, j = lax.axis_index("y"), lax.axis_index("x")
+        tile[...] = x[i, j]
+        meet(meeting)
+        o[i, j] = plgpu.cluster_ref(tile, position(i, j))[...]
+
+    want = np.stack([[x[source(i, j)] for j in range(4)] for i in range(2)])
+    make = of((2, 4), "yx", body, [plgpu.SMEM((N,), F32)], result(*x.shape))
+    everywhere.check(make, [x], want)
+
+
+def test_references_to_references_move_along_one_axis_after_the_other():
+    x = ramp(2, 2, N)
+
+    def body(x, o, tile, meeting):
+        i, j = lax.axis_index("y"), lax.axis_index("x")
+        tile[...] = x[i, j]
+        meet(meeting)
+        line = plgpu.cluster_ref(tile.at[32:64], {"y": 1 - i})
+        o[i, j] = plgpu.cluster_ref(line, {"x": 1 - j})[...]
+
+    make = of((2, 2), "yx", body, [plgpu.SMEM((N,), F32)], result(2, 2, 32))
+    everywhere.check(make, [x], x[::-1, ::-1, 32:64])
+
+
+def test_every_cta_of_every_cluster_reads_its_own_cluster():
+    x = ramp(3, 2, N)
+
+    def body(x, o, tile, meeting):
+        g, i = lax.axis_index("g"), lax.axis_index("c")
+        tile[...] = x[g, i]
+        meet(meeting)
+        o[g, i] = neighbour(tile)[...]
+
+    make = pair(
+        body,
+        [plgpu.SMEM((N,), F32)],
+        result(*x.shape),
+        grid=(3,),
+        grid_names=("g",),
+    )
+    everywhere.check(make, [x], x[:, ::-1])
+
+
+# --- writes ---------------------------------------------------------------------------
+
+
+WRITES = {
+    "store": lambda other, x: other.set(x),
+    "part": lambda other, x: [
+        other.at[8 * k : 8 * k + 8].set(x[8 * k : 8 * k + 8]) for k in range(4)
+    ],
+    "transposed": lambda other, x: other.T.set(x.T),
+    "masked": lambda other, x: plgpu.store(other, (), x, mask=x > -1),
+    "swap": lambda other, x: other.set(other.swap(x) * 0 + x),
+}
+
+
+@pytest.mark.parametrize("how", WRITES)
+@pytest.mark.parametrize("transforms", [(), TILED], ids=["row-major", "tiled"])
+def test_a_cta_writes_an_array_of_another_one(how, transforms):
+    x = ramp(2, 32, N)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = jnp.zeros((32, N), F32)
+        meet(meeting)
+        WRITES[how](neighbour(tile), x[i])
+        meet(meeting)
+        o[i] = tile[...]
+
+    array = plgpu.SMEM((32, N), F32, transforms=transforms)
+    everywhere.check(pair(body, [array], result(*x.shape)), [x], x[::-1])
+
+
+def test_packed_elements_are_written_one_by_one():
+    x = ramp(2, N).astype(jnp.int4)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = jnp.zeros((N,), jnp.int4)
+        meet(meeting)
+        neighbour(tile)[3:67] = x[i, 3:67]
+        meet(meeting)
+        o[i] = tile[...]
+
+    want = np.zeros((2, N), x.dtype)
+    want[:, 3:67] = x[::-1, 3:67]
+    make = pair(body, [plgpu.SMEM((N,), jnp.int4)], result(2, N, dtype=jnp.int4))
+    everywhere.check(make, [x], want)
+
+
+def test_an_update_adds_to_the_other_ctas_elements():
+    x = ramp(2, N)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        neighbour(tile).addupdate(x[i])
+        neighbour(tile)[:32] += 1
+        meet(meeting)
+        o[i] = tile[...]
+
+    want = np.tile(x.sum(axis=0), (2, 1))
+    want[:, :32] += 1
+    make = pair(body, [plgpu.SMEM((N,), F32)], result(2, N))
+    everywhere.check(make, [x], want)
+
+
+@pytest.mark.parametrize("warpgroups", [1, 2])
+def test_all_warpgroups_of_all_ctas_add_to_one_array(warpgroups):
+    def body(o, counts, meeting):
+        i, w = lax.axis_index("c"), lax.axis_index("w")
+
+        @plgpu.when(w == 0)
+        def _():
+            counts[...] = jnp.zeros((N,), I32)
+
+        meet(meeting)
+        first = plgpu.cluster_ref(counts, {"c": 0})
+        plgpu.atomic_add(first, 10 * i + w + 1)
+        plgpu.atomic_add(first.at[lax.iota(I32, 64) // 2], 1)
+        meet(meeting)
+
+        @plgpu.when((i == 1) & (w == 0))
+        def _():
+            o[...] = first[...]
+
+    want = np.full(N, sum(10 * i + w + 1 for i in range(2) for w in range(warpgroups)))
+    want[:32] += 2 * 2 * warpgroups
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=result(N, dtype=I32),
+            cluster=(2,),
+            cluster_names=("c",),
+            num_threads=warpgroups,
+            thread_name="w",
+            scratch_types=[
+                plgpu.SMEM((N,), I32),
+                plgpu.ClusterBarrier(collective_axes="c", num_arrivals=warpgroups),
+            ],
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [], want.astype(np.int32))
+
+
+ATOMICS = {
+    "add": (plgpu.atomic_add, lambda old, x: old + x),
+    "max": (plgpu.atomic_max, np.maximum),
+    "min": (plgpu.atomic_min, np.minimum),
+    "and": (plgpu.atomic_and, np.bitwise_and),
+    "or": (plgpu.atomic_or, np.bitwise_or),
+    "xor": (plgpu.atomic_xor, np.bitwise_xor),
+    "xchg": (plgpu.atomic_xchg, lambda old, x: x),
+}
+
+
+@pytest.mark.parametrize("name", ATOMICS)
+def test_an_atomic_operation_returns_the_other_ctas_old_elements(name):
+    operation, expected = ATOMICS[name]
+    old, x = ramp(2, N, dtype=np.int32), ramp(2, N, dtype=np.int32) * 3 % 64
+
+    def body(old, x, o, before, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = old[i]
+        meet(meeting)
+        before[i] = operation(neighbour(tile), x[i])
+        meet(meeting)
+        o[i] = tile[...]
+
+    out = (result(2, N, dtype=I32), result(2, N, dtype=I32))
+    make = pair(body, [plgpu.SMEM((N,), I32)], out)
+    want = expected(old, x[::-1]).astype(np.int32)
+    everywhere.check(make, [old, x], (want, old[::-1]))
+
+
+def test_single_warps_access_elements_of_other_ctas():
+    x = ramp(2, 4)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        for k in range(4):
+            tile[k] = x[i, k]
+        meet(meeting)
+
+        @plgpu.warp_map
+        def _(w):
+            o[i, w] = neighbour(tile)[w] + 1
+
+    make = pair(body, [plgpu.SMEM((4,), F32)], result(2, 4))
+    everywhere.check(make, [x], x[::-1] + 1)
+
+
+# --- emitted code ---------------------------------------------------------------------
+
+
+def _ptx(make, *args):
+    texts = []
+    for semantics in BOTH:
+        (report,) = offline.compile(
+            under(semantics, make(None)), *args, target="sm_90a"
+        )
+        texts.append(report.ptx)
+    return texts
+
+
+@pytest.mark.offline
+def test_accesses_are_instructions_on_the_clusters_shared_memory():
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = neighbour(tile)[...]
+        meet(meeting)
+        neighbour(tile)[...] = x[i]
+        plgpu.atomic_add(neighbour(tile), 1.0)
+        plgpu.atomic_add(tile, 1.0)
+
+    make = pair(body, [plgpu.SMEM((4 * N,), F32)], result(2, 4 * N))
+    for ptx in _ptx(make, ramp(2, 4 * N)):
+        assert "mapa.shared::cluster" in ptx
+        assert "ld.shared::cluster.v4" in ptx
+        assert "st.shared::cluster.v4" in ptx
+        assert "red.relaxed.cluster.shared::cluster.add.f32" in ptx
+        # The other CTA updates the same elements.
+        assert "red.relaxed.cluster.shared::cta.add.f32" in ptx
+        assert ptx.index("barrier.cluster.wait") < ptx.index("ld.shared::cluster")
+        assert ptx.rindex("red.relaxed") < ptx.rindex("barrier.cluster.wait")
+
+
+@pytest.mark.offline
+def test_arrivals_release_stores_to_smem_at_cluster_scope():
+    def body(o, tile, meeting):
+        tile[...] = jnp.ones((N,), F32)
+        meet(meeting)
+
+        # No thread stores to GMEM.
+        @plgpu.when(neighbour(tile)[0] > 2)
+        def _():
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, o)
+            plgpu.wait_smem_to_gmem(0)
+
+    make = pair(body, [plgpu.SMEM((N,), F32)], result(N))
+    for ptx in _ptx(make):
+        assert "mbarrier.arrive.release.cluster.shared::cluster" in ptx
+        assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
+        assert "release.cta.shared::cluster" not in ptx
