@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Multicasts of any shape along any cluster axes: emulator and emitted code agree."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.semantics import BOTH, under
+
+NAMES = "abc"
+BF16, F32 = jnp.bfloat16, jnp.float32
+
+
+def tiled(columns):
+    return (plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(128))
+
+
+def multicast(shape, dtype, cluster, axes, transforms=()):
+    """A kernel whose CTAs copy the row of those that share it, the row, the result."""
+    names = NAMES[: len(cluster)]
+    own = [i for i, name in enumerate(names) if name not in axes]
+
+    def row(position):
+        number = 0
+        for i in own:
+            number = number * cluster[i] + position[i]
+        return number
+
+    def body(x, o, tile, barrier):
+        position = tuple(lax.axis_index(name) for name in names)
+        plgpu.copy_gmem_to_smem(
+            x.at[row(position)], tile, barrier, collective_axes=tuple(axes)
+        )
+        plgpu.barrier_wait(barrier)
+        o[position] = tile[...]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((*cluster, *shape), dtype),
+            cluster=cluster,
+            cluster_names=tuple(names),
+            scratch_types=[
+                plgpu.SMEM(shape, dtype, transforms=transforms),
+                plgpu.Barrier(),
+            ],
+            interpret=interpret,
+        )
+
+    rows = math.prod(cluster[i] for i in own)
+    x = (np.arange(rows * math.prod(shape)) % 97).reshape(rows, *shape).astype(dtype)
+    result = np.zeros((*cluster, *shape), dtype)
+    for position in np.ndindex(*cluster):
+        result[position] = x[row(position)]
+    return make, x, result
+
+
+SHAPES = [
+    ((1, 128, 64), BF16, (2,), ()),
+    ((3, 128), F32, (2,), ()),
+    ((3, 128), F32, (4,), ()),
+    ((64,), F32, (2,), ()),
+    ((1, 128, 64), BF16, (2,), tiled(64)),
+    ((3, 64, 64), BF16, (4,), tiled(64)),
+    ((24, 128), F32, (6,), tiled(32)),
+    ((16, 64), jnp.int4, (4,), ()),
+]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "cluster", "transforms"),
+    SHAPES,
+    ids=[f"{n}-{'x'.join(map(str, case[0]))}" for n, case in enumerate(SHAPES)],
+)
+def test_a_multicast_of_any_shape_reaches_all_ctas(shape, dtype, cluster, transforms):
+    make, x, result = multicast(shape, dtype, cluster, "a", transforms)
+    everywhere.check(make, [x], result)
+
+
+AXES = [
+    axes
+    for count in (1, 2, 3)
+    for axes in itertools.permutations(NAMES, count)
+    # The order of three axes changes nothing that that of two does not.
+    if count < 3 or axes == ("a", "b", "c")
+]
+
+
+@pytest.mark.parametrize("axes", AXES, ids="".join)
+def test_a_multicast_along_any_axes_reaches_the_ctas_along_them(axes):
+    make, x, result = multicast((16, 128), F32, (2, 2, 2), axes)
+    everywhere.check(make, [x], result)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cluster"),
+    [
+        pytest.param((5, 7, 16), (2,), id="no-equal-pieces"),
+        pytest.param((1, 1, 64), (4,), id="pieces-of-64-bytes"),
+    ],
+)
+def test_what_the_compiler_cannot_divide_the_emulator_refuses(shape, cluster):
+    make, x, _ = multicast(shape, F32, cluster, "a")
+    texts = set()
+    for function in (
+        make(plgpu.InterpretParams()),
+        *(under(semantics, make(None)) for semantics in BOTH),
+    ):
+        with pytest.raises(errors.LayoutError, match="equal pieces") as info:
+            jax.eval_shape(function, x)
+        texts.add(info.value.what)
+    assert texts == {"no tensor map describes this copy"}
