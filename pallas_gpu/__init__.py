@@ -55,6 +55,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xor,
 )
 from pallas_gpu.primitives.cluster import cluster_ref
+from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
 from pallas_gpu.primitives.registers import (
@@ -85,6 +86,7 @@ from pallas_gpu.types import (
     REGS,
     SMEM,
     TMEM,
+    AsyncCopyImplementation,
     Barrier,
     BlockDim,
     Blocked,
@@ -172,6 +174,7 @@ __all__ = [
     "commit_gmem",
     "commit_smem",
     "commit_smem_to_gmem_group",
+    "wait_gmem_to_smem",
     "wait_smem_to_gmem",
     # Barriers
     "barrier_arrive",
@@ -238,6 +241,7 @@ __all__ = [
     "force_gpu_interpret_mode",
     "set_gpu_interpret_mode",
     "LoweringSemantics",
+    "AsyncCopyImplementation",
     "OOBFillMode",
     "arch",
     "errors",

@@ -96,14 +96,15 @@ PLGPU: dict[str, Row] = {
     "set_gpu_interpret_mode": SAME,
     # Copies
     "copy_gmem_to_smem": differs(
-        "a barrier is required, and `leader_tracked` comes later; a copy entirely "
-        "outside of the array is an error of the emulator unless `oob_mode` is given"
+        "`leader_tracked` comes later; without a barrier cp.async carries it, also on "
+        "Hopper, and `implementation` chooses; a copy entirely outside of the array is "
+        "an error of the emulator unless `oob_mode` is given"
     ),
     "copy_smem_to_gmem": SAME,
     "commit_smem": SAME,
     "commit_smem_to_gmem_group": SAME,
     "wait_smem_to_gmem": SAME,
-    "wait_gmem_to_smem": COPIES,
+    "wait_gmem_to_smem": SAME,
     "async_prefetch": COPIES,
     "async_store_smem": CLUSTERS,
     "cluster_ref": differs(

@@ -28,6 +28,7 @@ from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import reaches_other_ctas, stores_to
+from pallas_gpu.primitives.cp_async import cp_async_p
 
 I32 = np.dtype(np.int32)
 
@@ -71,6 +72,12 @@ class KernelState:
         sites = walk.walk(self.params.jaxpr)
         writes = any(stores_to(site.eqn, types.GMEM) for site in sites)
         return "cluster" if writes else "cta"
+
+    @functools.cached_property
+    def copies_by_threads(self) -> bool:
+        """Whether a barrier may track copies by cp.async."""
+        sites = walk.walk(self.params.jaxpr)
+        return any(site.eqn.primitive is cp_async_p for site in sites)
 
     @functools.cached_property
     def jaxpr_numbers(self) -> walk.Numbers:

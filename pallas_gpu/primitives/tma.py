@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.primitives import _engines, cp_async
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -48,6 +49,7 @@ commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
     leader_tracked=expect.refused(None, "omit it"),
     oob_mode=expect.optional(expect.member(types.OOBFillMode)),
     predicate=expect.anything,
+    implementation=expect.optional(expect.member(types.AsyncCopyImplementation)),
 )
 def copy_gmem_to_smem(
     src: types.Ref,
@@ -58,20 +60,25 @@ def copy_gmem_to_smem(
     leader_tracked: Any = None,
     oob_mode: types.OOBFillMode | None = None,
     predicate: Any = None,
+    implementation: types.AsyncCopyImplementation | None = None,
 ) -> None:
     """Starts an asynchronous copy from GMEM to SMEM.
 
-    PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier. Since: sm_90.
+    PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier, or cp.async.shared.global
+    for what TMA cannot address. Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
-    copy. It arrives on the barrier once and adds the copy's bytes to the current phase;
-    `barrier_wait` on that barrier makes the data visible. Elements outside the array
-    are read as zero; an integer index must be in bounds.
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
+    copy by TMA, all lanes one by cp.async. It arrives on the barrier once and, by TMA,
+    adds the copy's bytes to the current phase; `barrier_wait` on that barrier makes the
+    data visible. Elements outside the array are read as zero; an integer index must be
+    in bounds.
 
     Args:
-      src: GMEM reference or a part of one that starts at a multiple of 16 bytes.
+      src: GMEM reference or a part of one. A dynamic start is a multiple of 16 bytes
+        unless cp.async carries the copy.
       dst: SMEM reference of the same shape and dtype.
-      barrier: one barrier.
+      barrier: one barrier. None: cp.async carries the copy, and `wait_gmem_to_smem`
+        waits for it.
       collective_axes: cluster axes of a multicast: all CTAs along them call this with
         the same source; each loads a part and multicasts it to all of them, at the same
         offset in their SMEM, and every CTA's barrier counts all the bytes.
@@ -82,9 +89,11 @@ def copy_gmem_to_smem(
         entirely outside.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy and its
         bytes: the arrival on the barrier remains.
+      implementation: what carries the copy. None (default): TMA if it can address both
+        sides, and cp.async if not, or without a barrier.
 
     Raises:
-      MemorySpaceError: an operand is in another space, or there is no barrier.
+      MemorySpaceError: an operand is in another space, or TMA has no barrier.
       ShapeError, DTypeError: source and destination differ.
       UnsupportedError: leader_tracked.
 
@@ -96,17 +105,12 @@ def copy_gmem_to_smem(
     ops.require_space(src, types.GMEM, who, "the source")
     ops.require_space(dst, types.SMEM, who, "the destination")
     ops.require_same(src, dst, who)
-    if barrier is None:
-        raise errors.MemorySpaceError(
-            f"{who}: the barrier is missing",
-            expected="a barrier that the copy completes on",
-            got="barrier=None",
-            hint="declare plgpu.Barrier() in scratch_types and pass it",
-            where=_jax.where_now(),
-        )
-    one_barrier = ops.one_barrier(barrier, who)
+    one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    if _engines.threads_load(src, dst, barrier, collective_axes, implementation, who):
+        cp_async.load(src, dst, one_barrier, predicate, oob_mode)
+        return
     ops.bind(
         copy_gmem_to_smem_p,
         {
@@ -138,11 +142,13 @@ def copy_smem_to_gmem(
     """Starts an asynchronous copy from SMEM to GMEM.
 
     PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, or
-    cp.reduce.async.bulk.tensor. Since: sm_90.
+    cp.reduce.async.bulk.tensor; ld.shared and st.global for what TMA cannot address.
+    Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts the
-    copy. Values written to `src` by threads need a `commit_smem()` before it.
-    `wait_smem_to_gmem` waits for it. Elements outside the array are not written.
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
+    copy by TMA. What TMA cannot address all lanes copy, before they continue. Values
+    written to `src` by threads need a `commit_smem()` before it. `wait_smem_to_gmem`
+    waits for it. Elements outside the array are not written.
 
     With `reduction_op` it combines each element with the one in GMEM, atomically:
     copies of several CTAs may do so at once, in any order. The kernel orders them with
@@ -152,7 +158,7 @@ def copy_smem_to_gmem(
     Args:
       src: SMEM reference or a part of one.
       dst: GMEM reference of the same shape and dtype, or a part of one that starts in
-        the array, at a multiple of 16 bytes.
+        the array. A dynamic start is a multiple of 16 bytes.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,
@@ -181,6 +187,9 @@ def copy_smem_to_gmem(
         reduction_op = types.signed_reduction(reduction_op, dst.dtype)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    if reduction_op is None and _engines.threads_store(src, dst, who):
+        cp_async.store(src, dst, predicate, commit_group)
+        return
     ops.bind(
         copy_smem_to_gmem_p,
         {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},

@@ -41,6 +41,7 @@ from pallas_gpu.types.indexing import ds
 from pallas_gpu.types.memory_space import GMEM, REGS, SMEM, TMEM
 from pallas_gpu.types.mesh import Mesh, WarpMesh
 from pallas_gpu.types.params import (
+    AsyncCopyImplementation,
     CompilerParams,
     InterpretParams,
     LoweringSemantics,
@@ -113,6 +114,7 @@ __all__ = [
     "LoweringSemantics",
     "MemorySpace",
     "Mesh",
+    "AsyncCopyImplementation",
     "OOBFillMode",
     "PrefetchScalarGridSpec",
     "Ref",

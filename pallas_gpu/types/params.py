@@ -31,6 +31,17 @@ class OOBFillMode(enum.Enum):
     PROMISE_IN_BOUNDS = "promise_in_bounds"
 
 
+class AsyncCopyImplementation(enum.Enum):
+    """What carries an asynchronous copy from GMEM to SMEM.
+
+    * `TMA`: one thread issues the copy of a box; rows are multiples of 16 bytes.
+    * `CP_ASYNC`: all threads copy, up to 16 bytes at a time: any slice of any array.
+    """
+
+    TMA = "tma"
+    CP_ASYNC = "cp_async"
+
+
 _WHEN_USED: list[Callable[[], None]] = []
 
 

@@ -145,8 +145,11 @@ def test_a_copy_starts_at_a_multiple_of_16_bytes(shape, starts):
     sizes = (32, 64)[-len(shape) :]
 
     def body(x, o, tile, barrier):
-        part = x.at[tuple(map(ds, starts, sizes))]
-        plgpu.copy_gmem_to_smem(part, tile, barrier)  # HERE
+        part, tma = (
+            x.at[tuple(map(ds, starts, sizes))],
+            plgpu.AsyncCopyImplementation.TMA,
+        )
+        plgpu.copy_gmem_to_smem(part, tile, barrier, implementation=tma)  # HERE
 
     with refused(
         errors.LayoutError,

@@ -112,9 +112,13 @@ def test_dtypes_of_a_copy_agree():
         run(body, scratch_types=(plgpu.SMEM((64, 128), jnp.int32), BARRIER))
 
 
-def test_a_load_needs_a_barrier():
+# Without it, threads carry what TMA cannot.
+BY_TMA = {"implementation": plgpu.AsyncCopyImplementation.TMA}
+
+
+def test_a_load_by_tma_needs_a_barrier():
     def body(x, o, tile):
-        plgpu.copy_gmem_to_smem(x, tile)  # HERE
+        plgpu.copy_gmem_to_smem(x, tile, **BY_TMA)  # HERE
 
     with refused(
         errors.MemorySpaceError,
@@ -126,7 +130,7 @@ def test_a_load_needs_a_barrier():
 
 def test_a_copy_of_a_tiled_array_takes_whole_tiles():
     def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[0:4], tile.at[0:4], barrier)  # HERE
+        plgpu.copy_gmem_to_smem(x.at[0:4], tile.at[0:4], barrier, **BY_TMA)  # HERE
 
     with refused(
         errors.LayoutError,
@@ -140,7 +144,9 @@ def test_a_copy_of_a_tiled_array_takes_whole_tiles():
 @pytest.mark.parametrize("row", [4, 3])
 def test_a_copy_starts_with_a_tile(row):
     def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[0:8], tile.at[row : row + 8], barrier)  # HERE
+        plgpu.copy_gmem_to_smem(  # HERE
+            x.at[0:8], tile.at[row : row + 8], barrier, **BY_TMA
+        )
 
     with refused(
         errors.LayoutError,
@@ -152,7 +158,7 @@ def test_a_copy_starts_with_a_tile(row):
 
 def test_a_copy_starts_at_128_bytes_of_smem():
     def body(x, o, rows, barrier):
-        plgpu.copy_gmem_to_smem(x.at[0, 0:16], rows.at[1], barrier)  # HERE
+        plgpu.copy_gmem_to_smem(x.at[0, 0:16], rows.at[1], barrier, **BY_TMA)  # HERE
 
     with refused(
         errors.LayoutError,
@@ -165,7 +171,9 @@ def test_a_copy_starts_at_128_bytes_of_smem():
 
 def test_a_copy_to_smem_fills_one_piece():
     def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[:, 0:32], tile.at[:, 0:32], barrier)  # HERE
+        plgpu.copy_gmem_to_smem(  # HERE
+            x.at[:, 0:32], tile.at[:, 0:32], barrier, **BY_TMA
+        )
 
     with refused(
         errors.LayoutError,
@@ -201,7 +209,7 @@ def test_a_copy_may_reach_over_the_edge_of_gmem():
 
 def test_a_copy_keeps_the_order_of_dimensions():
     def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.T, tile, barrier)  # HERE
+        plgpu.copy_gmem_to_smem(x.T, tile, barrier, **BY_TMA)  # HERE
 
     with refused(
         errors.UnsupportedError,
@@ -209,6 +217,42 @@ def test_a_copy_keeps_the_order_of_dimensions():
         got="(1, 0)",
     ):
         run(body, scratch_types=(plgpu.SMEM((128, 64), jnp.float32), BARRIER))
+
+
+def test_threads_copy_what_tma_refuses():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(x.T, tile.T, barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_gmem_to_smem(x.at[3:6, 1:6], tile.at[3:6, 1:6], barrier)
+        plgpu.barrier_wait(barrier)
+        plgpu.copy_smem_to_gmem(tile.at[:, 0:32], o.at[:, 0:32])
+        plgpu.copy_smem_to_gmem(tile.at[:, 32:], o.at[:, 32:])
+
+    np.testing.assert_array_equal(run(body, scratch_types=(TILED, BARRIER)), numbers())
+
+
+def test_threads_cannot_copy_a_multicast():
+    def body(x, o, tile, barrier):
+        plgpu.copy_gmem_to_smem(  # HERE
+            x, tile, barrier, collective_axes="g",
+            implementation=plgpu.AsyncCopyImplementation.CP_ASYNC,
+        )  # fmt: skip
+
+    with refused(
+        errors.UnsupportedError,
+        "copy_gmem_to_smem: cp.async has no multicast",
+        got="implementation=CP_ASYNC",
+    ):
+        run(body, scratch_types=SCRATCH)
+
+
+@pytest.mark.parametrize("n", [-1, True, "1", 1.0])
+def test_the_number_of_copies_in_flight_is_an_integer(n):
+    def body(x, o):
+        plgpu.wait_gmem_to_smem(n)  # HERE
+
+    with refused(errors.ArgumentError, "wait_gmem_to_smem: invalid number of copies"):
+        run(body)
 
 
 def test_leader_tracking_is_not_supported_yet():

@@ -249,6 +249,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         lambda e, **o: plgpu.copy_gmem_to_smem(e.x, e.s, e.b, **o)
     ),
     "copy_gmem_to_smem.collective_axes": lambda: copies(collective_axes="g"),
+    "copy_gmem_to_smem.implementation": "tests/primitives/test_tma.py",
     "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
     "copy_smem_to_gmem.predicate": lambda: with_predicate(
         lambda e, **o: plgpu.copy_smem_to_gmem(e.s, e.o, **o)

@@ -176,6 +176,7 @@ GOOD: dict[str, Good] = {
     "commit_smem": _in(lambda e: {}),
     "commit_smem_to_gmem_group": _in(lambda e: {}),
     "wait_smem_to_gmem": _in(lambda e: {"n": 0}),
+    "wait_gmem_to_smem": _in(lambda e: {"n": 0}),
     # Barriers
     "barrier_arrive": _in(lambda e: {"barrier": e.b}),
     "barrier_wait": _in(lambda e: {"barrier": e.b}),

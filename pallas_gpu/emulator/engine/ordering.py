@@ -126,6 +126,8 @@ class Access:
       gradual: the state of a write of which some parts have not been issued.
       atomic: whether it needs no order with other atomic accesses of threads, or of
         asynchronous work if it is by such work.
+      generic: whether asynchronous work accesses memory as threads do, without a proxy
+        of its own.
     """
 
     box: Box
@@ -139,6 +141,7 @@ class Access:
     viewer: Viewer | None = None
     gradual: Gradual | None = None
     atomic: bool = False
+    generic: bool = False
 
     @property
     def where(self) -> str | None:
@@ -222,4 +225,4 @@ def needs_fence(old: Access, new: Access) -> bool:
     after a thread's load, whose value has arrived in registers before the thread
     releases the memory.
     """
-    return new.by_copy and old.writes and not old.by_copy
+    return new.by_copy and not new.generic and old.writes and not old.by_copy

@@ -111,6 +111,7 @@ class Thread:
         value: Any = None,
         gradual: ordering.Gradual | None = None,
         atomic: bool = False,
+        generic: bool = False,
     ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
@@ -124,6 +125,7 @@ class Thread:
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
+          generic: whether the asynchronous work needs no fence after threads' stores.
 
         Returns:
           The record; None if no access can conflict.
@@ -144,6 +146,7 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
+            generic,
         )  # fmt: skip
         memory.history.access(
             new,

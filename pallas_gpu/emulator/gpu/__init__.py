@@ -6,6 +6,7 @@ from __future__ import annotations
 from pallas_gpu.emulator.engine import control
 from pallas_gpu.emulator.gpu import (
     access,
+    cp_async,
     debug,
     mbarrier,
     registers,
@@ -22,6 +23,7 @@ __all__ = [
     "access",
     "atomics",
     "control",
+    "cp_async",
     "debug",
     "grid",
     "indexed",

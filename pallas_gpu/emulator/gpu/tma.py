@@ -56,27 +56,34 @@ class Load:
 
     def advance(self) -> bool:
         """Moves the data to half of the targets and completes the bytes there."""
-        value = self._value()
+        shape = self.targets[0].dst.shape
+        value = arriving(self.src, shape, self.mode, self.location)
         for _ in range((len(self.targets) + 1) // 2):
             target = self.targets.pop(0)
             target.dst.store(value)
             target.barrier.complete_bytes(_bytes(target.dst))
         return not self.targets
 
-    def _value(self) -> Any:
-        src, shape = self.src, self.targets[0].dst.shape
-        undefined = self.mode is types.OOBFillMode.UNDEFINED
-        fill = poison(src.dtype) if undefined else 0
-        missing = src.missing(outside=undefined)
-        if missing is None and src.outside() is None:
-            return src.peek().reshape(shape)
-        value = src.load_clipped(fill).reshape(shape)
-        if missing is None:
-            return value
-        where = self.location.where if self.location is not None else None
-        inside = src.missing()
-        origin = _undefined(src, where) if inside is None else src.origin(inside, where)
-        return Poisoned(value, missing.reshape(shape), origin)
+
+def arriving(
+    src: Region,
+    shape: tuple[int, ...],
+    mode: types.OOBFillMode | None,
+    location: Location | None,
+) -> Any:
+    """Returns what a copy brings; elements outside the array are as the mode says."""
+    undefined = mode is types.OOBFillMode.UNDEFINED
+    fill = poison(src.dtype) if undefined else 0
+    missing = src.missing(outside=undefined)
+    if missing is None and src.outside() is None:
+        return src.peek().reshape(shape)
+    value = src.load_clipped(fill).reshape(shape)
+    if missing is None:
+        return value
+    where = location.where if location is not None else None
+    inside = src.missing()
+    origin = _undefined(src, where) if inside is None else src.origin(inside, where)
+    return Poisoned(value, missing.reshape(shape), origin)
 
 
 def _undefined(src: Region, where: str | None) -> Origin:
@@ -120,7 +127,7 @@ def _copy_gmem_to_smem(
         src.require_inside("the source of a copy that promises to be in bounds,")
     require_start(src.window, _bits(src.dtype), _words(src, dst), store=False)
     _require_representable(src, dst, "copied")
-    if oob_mode is None and _is_outside(src):
+    if oob_mode is None and is_outside(src):
         src.require_inside(
             "copied entirely",
             "check the index, guard the copy with plgpu.when, or pass "
@@ -145,7 +152,8 @@ def _copy_gmem_to_smem(
         wg.group.in_flight.submit(load)
 
 
-def _is_outside(region: Region) -> bool:
+def is_outside(region: Region) -> bool:
+    """True when no element of a region is inside the array."""
     return any(low >= high for low, high in region.box())
 
 
@@ -263,10 +271,11 @@ def _copy_smem_to_gmem(
     if not skipped(operands):
         _issue_store(wg, operands["src"], operands["dst"], reduction_op)
     if commit_group:
-        _commit(wg)
+        commit(wg)
 
 
-def _commit(wg: Warpgroup) -> None:
+def commit(wg: Warpgroup) -> None:
+    """Closes the groups of copies to GMEM of a warpgroup, or a warp."""
     for stream in StoreStream.all_of(wg):
         stream.close_group()
 
@@ -279,7 +288,7 @@ def _issue_store(
     src.memory.require_aligned(src.window, "the source of a copy")
     require_start(dst.window, _bits(dst.dtype), _words(src, dst), store=True)
     _require_representable(dst, src, "written by a copy")
-    if _is_outside(dst):
+    if is_outside(dst):
         dst.require_inside("written by a copy entirely")
     group = stream.open_group
     wg.access(
@@ -298,14 +307,14 @@ def _issue_store(
         hint=f"call wait_smem_to_gmem(0) in the {wg.kind} that started the copy first",
         atomic=reduction is not None,
     )
-    _require_values(src, dst)
+    require_values(src, dst)
     if reduction is not None:
         _require_initial_values(dst, wg.where())
     stream.issue()
     wg.group.in_flight.submit(Store(src, dst, stream, group, reduction))
 
 
-def _require_values(src: Region, dst: Region) -> None:
+def require_values(src: Region, dst: Region) -> None:
     """Raises UninitializedReadError for poison that a copy stores to a result."""
     missing = src.missing()
     if missing is None or dst.memory.admits_poison:
@@ -325,7 +334,7 @@ def _require_initial_values(dst: Region, where: str | None) -> None:
 
 @registry.register(tma.commit_group_p, _EMULATE)
 def _commit_group(wg: Warpgroup, *_: Any, **__: Any) -> None:
-    _commit(wg)
+    commit(wg)
 
 
 @registry.register(tma.wait_smem_to_gmem_p, _EMULATE)

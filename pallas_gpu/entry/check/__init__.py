@@ -3,7 +3,15 @@
 
 from __future__ import annotations
 
-from pallas_gpu.entry.check import cluster, control, debug, positions, scatter, tma
+from pallas_gpu.entry.check import (
+    cluster,
+    control,
+    cp_async,
+    debug,
+    positions,
+    scatter,
+    tma,
+)
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
@@ -24,6 +32,7 @@ __all__ = [
     "check_waits",
     "cluster",
     "control",
+    "cp_async",
     "debug",
     "no_scope",
     "positions",

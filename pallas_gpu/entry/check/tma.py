@@ -5,16 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.layouts.gmem.tma_start import require_start
-from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
+from pallas_gpu.primitives._engines import check_copy
 
 
 @registry.checks(tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p)
@@ -36,12 +34,12 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
     # The default mode of a load refuses what can only give zeros.
     if not load or eqn.params["oob_mode"] is None:
-        _require_some_inside(gmem_window, name, "source" if load else "destination")
+        require_some_inside(gmem_window, name, "source" if load else "destination")
     bits = types.itemsize_bits(gmem.ref.aval.dtype)
     require_start(gmem_window, bits, name, store=not load)
 
 
-def _require_some_inside(window: Window, who: str, what: str) -> None:
+def require_some_inside(window: Window, who: str, what: str) -> None:
     """Raises OutOfBoundsError for a part that is known to be wholly outside."""
     ranges = zip(window.starts, window.sizes, window.array_shape, strict=True)
     for axis, (start, size, n) in enumerate(ranges):
@@ -74,40 +72,3 @@ def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> No
             got=tuple(axes),
             hint="name each axis once",
         )
-
-
-def check_copy(
-    gmem_aval: Any,
-    gmem_window: Window,
-    smem_aval: Any,
-    smem_window: Window,
-    pieces: int = 1,
-) -> None:
-    """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
-    for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
-        if window.is_transposed:
-            raise errors.UnsupportedError(
-                f"a copy of a transposed {what} reference is not supported",
-                expected="operands with their dimensions in order",
-                got=f"dimensions in the order {window.order}",
-                hint="copy it untransposed, and transpose when loading from SMEM",
-            )
-    # A tensor map needs elements, also where a range over the edge reads zeros only.
-    if 0 in (*gmem_window.shape, *gmem_aval.shape):
-        raise errors.ShapeError(
-            "a copy of no elements",
-            expected="at least one element",
-            got=f"shape {gmem_window.shape} of an array of shape {gmem_aval.shape}",
-            hint="omit the copy",
-        )
-    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
-    part = contiguous_layout(layout, smem_window)
-    require_copy_start(layout, smem_window, "the SMEM part of a copy")
-    layouts.plan_copy(
-        tuple(gmem_aval.shape),
-        types.itemsize_bits(gmem_aval.dtype),
-        gmem_window.sizes,
-        gmem_window.squeezed,
-        part,
-        pieces=pieces,
-    )

@@ -13,7 +13,7 @@ from pallas_gpu import types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, add_indices, starts
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module
+from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module, tma
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
 
@@ -119,6 +119,9 @@ def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
     if ctx.eqn.params["orders_tensor_core"]:
         mbarrier.fence_after_wait()
     state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
+    if ctx.kernel.copies_by_threads:
+        # cp.async is of the generic proxy: its data may be for wgmma, or for TMA.
+        tma.fence_proxy_async()
     return []
 
 

@@ -14,6 +14,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     accesses,
     atomics,
     control,
+    cp_async,
     elements,
     mbarrier,
     mma,
@@ -174,6 +175,8 @@ class Cta:
         self.mbarriers: dict[int, mbarrier.Mbarrier] = {}
         self.barriers: dict[int, Barrier] = {}
         self.bulk: dict[int, tma.BulkGroups] = {}
+        # Copies by cp.async, for each thread that has issued some.
+        self.cp_async: dict[int, cp_async.ThreadCopies] = {}
 
 
 # --- the host function ----------------------------------------------------------------

@@ -191,8 +191,17 @@ class Memory:
         self._busy_reads[places] -= 1
         self._reads_of(agent)[places] = epoch << 5
 
-    def begin_write(self, row: int, places: np.ndarray, what: str) -> None:
-        """An asynchronous operation that a warp issues will write these bytes."""
+    def begin_write(
+        self, row: int, places: np.ndarray, what: str, *, fenced: bool = True
+    ) -> None:
+        """An asynchronous operation that a warp issues will write these bytes.
+
+        Args:
+          row: the warp.
+          places: the bytes.
+          what: the operation.
+          fenced: whether it needs a fence after threads' stores.
+        """
         self._check_bounds(places)
         if self.clocks is None:
             return
@@ -206,7 +215,8 @@ class Memory:
             raise KernelError(
                 f"{what} overwrites bytes of {self.name} before the threads have met"
             )
-        self.check_visible(np.array([row]), places, f"{what} overwrites")
+        if fenced:
+            self.check_visible(np.array([row]), places, f"{what} overwrites")
         self._busy += 1
         self._busy_writes[places] += 1
 
@@ -219,6 +229,26 @@ class Memory:
         self._busy_writes[places] -= 1
         self._writer[places] = agent << 5
         self._written[places] = epoch
+
+    def end_write_by_thread(
+        self, places: np.ndarray, data: np.ndarray, writer: int, epoch: int, fences: int
+    ) -> None:
+        """As `end_write`, of a thread's own copy: it has stored them when it issued it.
+
+        Args:
+          places, data: the bytes.
+          writer: the thread, as the number of its warp times 32 and its lane.
+          epoch, fences: of its warp at that time.
+        """
+        self.data[places] = data
+        if self.clocks is None:
+            return
+        self._busy -= 1
+        self._busy_writes[places] -= 1
+        self._writer[places] = writer
+        self._written[places] = epoch
+        self._fence[places] = fences
+        self._atomic[places] = False
 
     @property
     def busy(self) -> bool:

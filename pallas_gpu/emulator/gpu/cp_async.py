@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies by threads: cp.async in flight, on a barrier or in groups, and the way back.
+
+As with TMA, a copy moves its data when it completes, and its accesses are recorded as
+those of its barrier's phase or of its group. Unlike TMA it accesses memory as threads
+do (PTX ISA, "cp.async": the generic proxy): no fence is needed after threads' stores.
+The waits contain the fence for what the async proxy reads afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from pallas_gpu import types
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.ordering import Fence
+from pallas_gpu.emulator.engine.steps import Location
+from pallas_gpu.emulator.engine.streams import Stream
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.engine.waits import Run
+from pallas_gpu.emulator.gpu import cluster, tma
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import cp_async
+
+_EMULATE = registry.RuleKind.EMULATE
+
+
+class LoadStream(Stream):
+    """The copies to SMEM of one thread that no barrier tracks, each a group."""
+
+    def __init__(self, thread: Thread):
+        super().__init__(thread, milestones=1)
+        (self.arriving,) = self.milestones
+
+    @classmethod
+    def all_of(cls, wg: Warpgroup) -> list[LoadStream]:
+        """Returns the streams whose groups a warpgroup, or a warp, awaits."""
+        others = (warp.state.find(_LOADS) for warp in wg.warps)
+        return [wg.state.of(_LOADS), *(s for s in others if s is not None)]
+
+
+_LOADS: Key[Thread, LoadStream] = Key("copies to SMEM", LoadStream)
+
+
+@dataclasses.dataclass(slots=True)
+class Load:
+    """A copy to SMEM that has been issued.
+
+    Attributes:
+      src, dst: from where, and to where.
+      barrier: on which it completes; None: in a group of the stream.
+      stream, group: as of issue.
+      mode: what the elements outside the array are.
+    """
+
+    src: Region
+    dst: Region
+    barrier: Barrier | None
+    stream: LoadStream
+    group: int
+    mode: types.OOBFillMode | None
+    location: Location | None
+
+    def advance(self) -> bool:
+        """Moves the data."""
+        value = tma.arriving(self.src, self.dst.shape, self.mode, self.location)
+        self.dst.store(value)
+        if self.barrier is not None:
+            self.barrier.complete_bytes(_bytes(self.dst))
+        else:
+            self.stream.arriving.passed(self.group)
+        return True
+
+
+def _bytes(region: Region) -> int:
+    return max(math.prod(region.shape) * types.itemsize_bits(region.dtype) // 8, 1)
+
+
+@registry.register(cp_async.cp_async_p, _EMULATE)
+def _cp_async(
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    oob_mode: types.OOBFillMode | None,
+    **_: Any,
+) -> None:
+    tracked = operands["barrier"] is not None
+    barrier = barrier_of(operands["barrier"]) if tracked else None
+    stream = wg.state.of(_LOADS)
+    if skipped(operands):
+        _complete_nothing(wg, stream, barrier)
+        return
+    src, dst = operands["src"], operands["dst"]
+    _require_bounds(src, dst, oob_mode)
+    group = stream.open_group
+    by, hint = (stream.arriving.actor, group), "call wait_gmem_to_smem(0) first"
+    if barrier is not None:
+        by, hint = (barrier.actor, barrier.phase + 1), cluster.WAIT
+    from_gmem = f"the copy to {dst.memory.name}"
+    to_smem = f"the copy from {src.memory.name}"
+    wg.access(dst, writes=True, what=to_smem, by=by, hint=hint, generic=True)
+    wg.access(src, writes=False, what=from_gmem, by=by, hint=hint, generic=True)
+    if barrier is not None:
+        barrier.last_copy = wg.location
+        barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
+    else:
+        stream.issue()
+        stream.close_group()
+    load = Load(src, dst, barrier, stream, group, oob_mode, wg.location)
+    wg.group.in_flight.submit(load)
+
+
+def _complete_nothing(
+    wg: Warpgroup, stream: LoadStream, barrier: Barrier | None
+) -> None:
+    """A skipped copy still arrives, or is an empty group."""
+    if barrier is not None:
+        barrier.arrive(wg.release())
+    else:
+        stream.close_group()
+
+
+def _require_bounds(src: Region, dst: Region, mode: types.OOBFillMode | None) -> None:
+    dst.require_in_bounds("the destination of a copy")
+    if mode is types.OOBFillMode.PROMISE_IN_BOUNDS:
+        src.require_in_bounds("the source of a copy that promises to be in bounds,")
+    _require_indices(src, "copied")
+    if mode is None and tma.is_outside(src):
+        src.require_in_bounds(
+            "copied entirely",
+            "check the index, guard the copy with plgpu.when, or pass "
+            "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
+        )
+
+
+def _require_indices(gmem: Region, verb: str) -> None:
+    """Raises OutOfBoundsError for an integer index that is out of bounds."""
+    if gmem.outside() is None:
+        return
+    window = gmem.window
+    if any(axis not in window.axes for axis in window.over_the_edge()):
+        gmem.require_in_bounds(verb)
+
+
+@registry.register(cp_async.wait_gmem_to_smem_p, _EMULATE)
+def _wait_gmem_to_smem(wg: Warpgroup, _: Any, n: int, used: Any) -> Run:
+    for stream in LoadStream.all_of(wg):
+        yield from stream.wait(wg, n, 1, "copies to SMEM")
+
+
+@registry.register(cp_async.store_by_threads_p, _EMULATE)
+def _store_by_threads(
+    wg: Warpgroup, operands: dict[str, Any], commit_group: bool, **_: Any
+) -> None:
+    if not skipped(operands):
+        _store(wg, operands["src"], operands["dst"])
+    if commit_group:
+        tma.commit(wg)
+
+
+def _store(wg: Warpgroup, src: Region, dst: Region) -> None:
+    src.require_in_bounds("the source of a copy")
+    _require_indices(dst, "written by a copy")
+    if tma.is_outside(dst):
+        dst.require_in_bounds("written by a copy entirely")
+    wg.access(src, writes=False)
+    wg.access(dst, writes=True)
+    tma.require_values(src, dst)
+    missing = src.missing()
+    written = True if missing is None else ~missing.reshape(dst.shape)
+    dst.store_clipped(src.load().reshape(dst.shape), written)
+    # The copy ends with a fence: TMA may read what it has stored, as after its own.
+    wg.fence(Fence.GMEM)

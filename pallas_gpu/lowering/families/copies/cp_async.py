@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies by threads between GMEM and SMEM, and waits for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.mbarrier import (
+    barrier_index,
+    barrier_pointer,
+    predicate_value,
+)
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.mosaic import tma
+from pallas_gpu.mosaic.copies import cp_async
+from pallas_gpu.primitives import cp_async as primitives
+
+# Which of the optional operands an operation has: a barrier, a predicate.
+_TRACKED, _PREDICATED = "tracked", "predicated"
+
+
+def _pointer(ctx: RuleContext, barrier: Any) -> ir.Value | None:
+    if barrier is None:
+        return None
+    index = barrier_index(barrier.ref, barrier.transforms)
+    return barrier_pointer(ctx, barrier.ref, index)
+
+
+@lane(primitives.cp_async_p)
+def _load_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    cp_async.copy_gmem_to_smem(
+        ctx.part(operands["src"]),
+        ctx.part(operands["dst"]),
+        _pointer(ctx, operands["barrier"]),
+        predicate_value(operands["predicate"]),
+    )
+    return []
+
+
+@warpgroup(primitives.cp_async_p)
+def _load_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    pointer = _pointer(ctx, operands["barrier"])
+    parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
+    predicate = predicate_value(operands["predicate"])
+    op = ir.Operation.create(
+        "pallas_gpu.cp_async", *_operands(parts, pointer, predicate)
+    )
+    ctx.mark_issuer(op)
+    return []
+
+
+def _operands(
+    parts: list[ir.Value], pointer: ir.Value | None, predicate: ir.Value | None
+) -> tuple[list[ir.Type], list[ir.Value], dict[str, ir.Attribute]]:
+    """Returns a copy as types, operands and attributes of an operation."""
+    optional = {_TRACKED: pointer, _PREDICATED: predicate}
+    given = {key: value for key, value in optional.items() if value is not None}
+    return [], [*parts, *given.values()], {key: ir.UnitAttr.get() for key in given}
+
+
+def _optional(op: Any) -> tuple[ir.Value | None, ir.Value | None]:
+    """Returns barrier and predicate of an operation."""
+    rest = iter(list(op.operands)[2:])
+    keys = _TRACKED, _PREDICATED
+    pointer, predicate = (
+        next(rest) if key in op.operation.attributes else None for key in keys
+    )
+    return pointer, predicate
+
+
+@expands("pallas_gpu.cp_async")
+def _expand_load(expansion: Expansion, op: Any) -> None:
+    source, target = op.operands[0], op.operands[1]
+    cp_async.copy_gmem_to_smem(
+        gmem_view(expansion, source), smem_view(expansion, target), *_optional(op)
+    )
+    expansion.dead.append(op.operation)
+
+
+@lane(primitives.store_by_threads_p)
+def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    cp_async.copy_smem_to_gmem(
+        ctx.part(operands["src"]),
+        ctx.part(operands["dst"]),
+        predicate_value(operands["predicate"]),
+    )
+    _close_group(ctx)
+    return []
+
+
+@warpgroup(primitives.store_by_threads_p)
+def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
+    predicate = predicate_value(operands["predicate"])
+    op = ir.Operation.create(
+        "pallas_gpu.copy_smem_to_gmem_by_threads", *_operands(parts, None, predicate)
+    )
+    ctx.mark_issuer(op)
+    _close_group(ctx)
+    return []
+
+
+def _close_group(ctx: RuleContext) -> None:
+    """An empty group of TMA's, so that wait_smem_to_gmem counts the copy."""
+    if ctx.eqn.params["commit_group"]:
+        tma.commit_group()
+
+
+@expands("pallas_gpu.copy_smem_to_gmem_by_threads")
+def _expand_store(expansion: Expansion, op: Any) -> None:
+    source, target = op.operands[0], op.operands[1]
+    _, predicate = _optional(op)
+    cp_async.copy_smem_to_gmem(
+        smem_view(expansion, source), gmem_view(expansion, target), predicate
+    )
+    expansion.dead.append(op.operation)
+
+
+@infers("pallas_gpu.cp_async", "pallas_gpu.copy_smem_to_gmem_by_threads")
+def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+    """Threads access SMEM in any layout."""
+    part = array_of(network, op, 1 if op.name == "pallas_gpu.cp_async" else 0)
+    network.use_memory(Use(op, "indexed", part, network.weight))
+
+
+@uniform(primitives.wait_gmem_to_smem_p)
+def _wait_gmem_to_smem(ctx: RuleContext) -> list[Any]:
+    cp_async.wait_group(ctx.eqn.params["n"])
+    return []

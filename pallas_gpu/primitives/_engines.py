@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine that carries a copy between GMEM and SMEM: TMA, or the threads.
+
+TMA carries what a tensor map describes. Everything else is copied by threads, from GMEM
+by cp.async. The choice is made when the copy is traced, so that the emulator and both
+semantics agree on it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import pallas_gpu.layouts as layouts
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
+from pallas_gpu.layouts.gmem.tma_start import require_start
+from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
+from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _operands as ops
+
+Engine = types.AsyncCopyImplementation
+
+
+def threads_load(
+    src: Any,
+    dst: Any,
+    barrier: Any,
+    collective_axes: Any,
+    implementation: Engine | None,
+    who: str,
+) -> bool:
+    """Returns whether threads carry a copy from GMEM to SMEM.
+
+    Args:
+      src, dst: references or parts of them.
+      barrier: one barrier or None.
+      collective_axes: of a multicast.
+      implementation: the author's choice, or None.
+      who: the operation, for messages.
+
+    Raises:
+      MemorySpaceError: TMA has to carry it, and there is no barrier.
+      UnsupportedError: cp.async has to carry a multicast.
+    """
+    by_tma = implementation is Engine.TMA or bool(collective_axes)
+    if by_tma and barrier is None:
+        raise errors.MemorySpaceError(
+            f"{who}: the barrier is missing",
+            expected="a barrier that the copy by TMA completes on",
+            got="barrier=None",
+            hint="declare plgpu.Barrier() in scratch_types and pass it",
+            where=_jax.where_now(),
+        )
+    if implementation is Engine.CP_ASYNC and collective_axes:
+        raise errors.UnsupportedError(
+            f"{who}: cp.async has no multicast",
+            expected="TMA for a copy with collective_axes",
+            got="implementation=CP_ASYNC",
+            hint="leave implementation out",
+            where=_jax.where_now(),
+        )
+    if by_tma:
+        return False
+    if implementation is not None or barrier is None:
+        return True
+    return _threads_carry(src, dst, who, store=False)
+
+
+def threads_store(src: Any, dst: Any, who: str) -> bool:
+    """Returns whether threads carry a copy from SMEM to GMEM.
+
+    Args:
+      src, dst: references or parts of them.
+      who: the operation, for messages.
+    """
+    return _threads_carry(dst, src, who, store=True)
+
+
+def _threads_carry(gmem: Any, smem: Any, who: str, *, store: bool) -> bool:
+    """Returns whether threads carry a copy that leaves the choice open.
+
+    Args:
+      gmem, smem: references or parts of them, of the same shape and dtype.
+      who: the operation, for messages.
+      store: whether the copy writes to GMEM.
+    """
+    sides = _static(gmem), _static(smem)
+    avals = types.base_aval(gmem), types.base_aval(smem)
+    windows = [
+        types.resolve(tuple(aval.shape), steps)
+        for aval, steps in zip(avals, sides, strict=True)
+    ]
+    try:
+        check_copy(avals[0], windows[0], avals[1], windows[1])
+        bits = types.itemsize_bits(avals[0].dtype)
+        require_start(windows[0], bits, who, store=store)
+    except (errors.LayoutError, errors.UnsupportedError):
+        return _for_threads(avals[1], windows, store)
+    except errors.PallasGpuError:
+        pass  # whoever carries it: the check of the complete kernel refuses the copy
+    return False
+
+
+def _static(ref: Any) -> Any:
+    """Returns the steps on a reference, with known indices as numbers."""
+
+    def number(x: Any) -> Any:
+        known = not isinstance(x, jax.core.Tracer) and np.ndim(x) == 0
+        return int(x) if known and not isinstance(x, int) else x
+
+    return jax.tree.map(number, ops.operand(ref).transforms)
+
+
+def _for_threads(smem_aval: Any, windows: list[Window], store: bool) -> bool:
+    try:
+        check_threads(windows[0], smem_aval, windows[1], store=store)
+    except errors.LayoutError:
+        return False
+    return True
+
+
+def check_threads(
+    gmem_window: Window, smem_aval: Any, smem_window: Window, *, store: bool
+) -> ThreadCopy:
+    """Raises LayoutError unless threads can carry the copy."""
+    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
+    return plan_threads(gmem_window, layout, smem_window, store=store)
+
+
+def check_copy(
+    gmem_aval: Any,
+    gmem_window: Window,
+    smem_aval: Any,
+    smem_window: Window,
+    pieces: int = 1,
+) -> None:
+    """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
+    for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
+        if window.is_transposed:
+            raise errors.UnsupportedError(
+                f"a copy of a transposed {what} reference is not supported",
+                expected="operands with their dimensions in order",
+                got=f"dimensions in the order {window.order}",
+                hint="copy it untransposed, and transpose when loading from SMEM",
+            )
+    require_elements(gmem_aval, gmem_window)
+    layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
+    part = contiguous_layout(layout, smem_window)
+    require_copy_start(layout, smem_window, "the SMEM part of a copy")
+    layouts.plan_copy(
+        tuple(gmem_aval.shape),
+        types.itemsize_bits(gmem_aval.dtype),
+        gmem_window.sizes,
+        gmem_window.squeezed,
+        part,
+        pieces=pieces,
+    )
+
+
+def require_elements(gmem_aval: Any, gmem_window: Window) -> None:
+    """Raises ShapeError for a copy of nothing, or of an array without elements."""
+    # A tensor map needs elements, also where a range over the edge reads zeros only.
+    if 0 in (*gmem_window.shape, *gmem_aval.shape):
+        raise errors.ShapeError(
+            "a copy of no elements",
+            expected="at least one element",
+            got=f"shape {gmem_window.shape} of an array of shape {gmem_aval.shape}",
+            hint="omit the copy",
+        )

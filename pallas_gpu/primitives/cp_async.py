@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between GMEM and SMEM by all threads: cp.async, and the way back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu import _jax, errors, expect, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+cp_async_p = registry.define(
+    "cp_async",
+    "cp_async",
+    issuers=registry.ISSUERS,
+    reads=("src",),
+    writes=("dst", "barrier"),
+    asynchronous=True,
+)
+# Not asynchronous: threads load and store, which is done when the operation returns.
+store_by_threads_p = registry.define(
+    "copy_smem_to_gmem_by_threads",
+    "cp_async",
+    issuers=registry.ISSUERS,
+    reads=("src",),
+    writes=("dst",),
+)
+wait_gmem_to_smem_p = registry.define(
+    "wait_gmem_to_smem", "cp_async", issuers=registry.ISSUERS
+)
+
+
+def load(
+    src: types.Ref,
+    dst: types.Ref,
+    barrier: Any,
+    predicate: Any,
+    oob_mode: types.OOBFillMode | None,
+) -> None:
+    """Starts a copy from GMEM to SMEM by all threads of the issuer.
+
+    PTX: cp.async of 4, 8 or 16 bytes; ld.global and st.shared of narrower parts. Then
+    cp.async.mbarrier.arrive and mbarrier.arrive, or cp.async.commit_group.
+
+    Args:
+      src: reference in GMEM.
+      dst: reference in SMEM, of the same shape and dtype.
+      barrier: the operand of a barrier; None for a group.
+      predicate: scalar bool or None.
+      oob_mode: what the elements outside the array are.
+    """
+    ops.bind(
+        cp_async_p,
+        {
+            "src": ops.operand(src),
+            "dst": ops.operand(dst),
+            "barrier": barrier,
+            "predicate": predicate,
+        },
+        oob_mode=oob_mode,
+    )
+
+
+def store(src: types.Ref, dst: types.Ref, predicate: Any, commit_group: bool) -> None:
+    """Copies from SMEM to GMEM by all threads of the issuer.
+
+    PTX: ld.shared, st.global, fence.proxy.async.global. It is complete when it returns.
+
+    Args:
+      src: reference in SMEM.
+      dst: reference in GMEM, of the same shape and dtype.
+      predicate: scalar bool or None.
+      commit_group: whether to close the current group of TMA's copies to GMEM.
+    """
+    ops.bind(
+        store_by_threads_p,
+        {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
+        commit_group=commit_group,
+    )
+
+
+@expect.arguments(n=expect.anything)
+def wait_gmem_to_smem(n: int) -> None:
+    """Waits until at most `n` copies to SMEM without a barrier are in flight.
+
+    PTX: cp.async.wait_group, fence.proxy.async.shared::cta. Since: sm_90.
+
+    Issued by the warpgroup, or warp, that started the copies; afterwards all its
+    threads see the data, and so do tensor cores and copies that it issues.
+
+    Args:
+      n: maximum number of copies in flight.
+
+    Raises:
+      ArgumentError: `n` is not a non-negative integer.
+
+    Example:
+      >>> plgpu.copy_gmem_to_smem(x_gmem.at[:, plgpu.ds(3, 5)], x_smem)
+      >>> plgpu.wait_gmem_to_smem(0)
+    """
+    if not isinstance(n, int) or isinstance(n, bool) or n < 0:
+        raise errors.ArgumentError(
+            "wait_gmem_to_smem: invalid number of copies",
+            expected="a Python integer, 0 or more",
+            got=expect.shown(n),
+            hint="wait_gmem_to_smem(0) waits for all of them",
+            where=_jax.where_now(),
+        )
+    ops.bind(wait_gmem_to_smem_p, {}, n=n)

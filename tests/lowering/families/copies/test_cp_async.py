@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies between GMEM and SMEM by threads: any slice of any array."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from tests.support import everywhere
+from tests.support.lockstep import faults
+from tests.support.lockstep.engine import KernelError
+from tests.support.semantics import BOTH, under
+
+TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
+CP_ASYNC = plgpu.AsyncCopyImplementation.CP_ASYNC
+
+
+def array(shape, dtype):
+    x = np.arange(np.prod(shape)) % 251
+    return np.asarray(jnp.asarray(x.reshape(shape)).astype(dtype))
+
+
+def round_trip(shape, part, dtype, transforms=(), *, barrier=True, **options):
+    """A part of an array goes to SMEM and from there to a result's middle."""
+    x = array(shape, dtype)
+    sizes = x[part].shape
+    starts = (1,) * len(sizes)
+
+    def body(x, o, tile, full):
+        if barrier:
+            plgpu.copy_gmem_to_smem(x.at[part], tile, full, **options)
+            plgpu.barrier_wait(full)
+        else:
+            plgpu.copy_gmem_to_smem(x.at[part], tile, **options)
+            plgpu.wait_gmem_to_smem(0)
+        inner = tuple(plgpu.ds(s, n) for s, n in zip(starts, sizes, strict=True))
+        plgpu.copy_smem_to_gmem(tile, o.at[inner])
+        plgpu.wait_smem_to_gmem(0)
+
+    out = tuple(n + 2 for n in sizes)
+
+    def make(interpret=None):
+        if interpret is not None:
+            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
+        kernel = plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(out, dtype),
+            scratch_types=[
+                plgpu.SMEM(sizes, dtype, transforms=transforms),
+                plgpu.Barrier(),
+            ],
+            interpret=interpret,
+        )
+        inner = tuple(slice(1, 1 + n) for n in sizes)
+        return lambda x: kernel(x)[inner]
+
+    return make, x, x[part]
+
+
+F32, BF16, F8 = jnp.float32, jnp.bfloat16, jnp.float8_e4m3fn
+CASES = {
+    "rows of 12 bytes": ((50, 3), np.s_[4:36], F32),
+    "an odd start": ((20, 77), np.s_[3:19, 5:38], F32),
+    "two bytes, an odd row": ((20, 77), np.s_[3:19, 5:38], BF16),
+    "two bytes, an even start": ((20, 78), np.s_[3:19, 6:38], BF16),
+    "one byte": ((20, 77), np.s_[3:19, 5:38], jnp.int8),
+    "bools": ((20, 77), np.s_[3:19, 5:38], jnp.bool_),
+    "eight bytes": ((20, 7), np.s_[3:19, 1:4], jnp.int32),
+    "three axes, one indexed": ((5, 6, 9), np.s_[2, 1:4, 1:8], F32),
+    "one axis": ((1001,), np.s_[7:900], BF16),
+    "one element": ((9, 9), np.s_[3:4, 5:6], F32),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_slice_of_any_array_is_copied(name):
+    shape, part, dtype = CASES[name]
+    make, x, expected = round_trip(shape, part, dtype)
+    everywhere.check(make, [x], expected)
+
+
+@pytest.mark.parametrize("barrier", [True, False], ids=["barrier", "group"])
+def test_the_array_in_smem_may_be_tiled_and_swizzled(barrier):
+    case = (24, 75), np.s_[3:19, 5:37], BF16, TILED
+    make, x, expected = round_trip(*case, barrier=barrier)
+    everywhere.check(make, [x], expected)
+
+
+def kernel(body, out, *scratch, **options):
+    """`make` for a kernel of one result."""
+
+    def make(interpret=None):
+        return plgpu.kernel(
+            body, out_type=out, scratch_types=list(scratch), interpret=interpret,
+            **options,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("row", [0, 1, 2, 3])
+def test_elements_outside_of_the_array_are_zeros_and_are_not_stored(row):
+    x = array((13, 7), F32)
+    padded = np.zeros((20, 12), np.float32)
+    padded[:13, :7] = x
+
+    def body(x, n, o, tile, full):
+        start = n[0] * 5
+        part = (plgpu.ds(start, 5), plgpu.ds(3, 6))
+        plgpu.copy_gmem_to_smem(x.at[part], tile, full)
+        plgpu.barrier_wait(full)
+        tile[...] = tile[...] + 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[plgpu.ds(10, 5), plgpu.ds(0, 6)])
+        plgpu.wait_smem_to_gmem(0)
+
+    make = kernel(
+        body,
+        jax.ShapeDtypeStruct((13, 5), F32),
+        plgpu.SMEM((5, 6), F32),
+        plgpu.Barrier(),
+    )
+
+    def part(interpret=None):
+        if interpret is not None:
+            interpret = plgpu.InterpretParams(seed=row, partial_results=True)
+        run = make(interpret)
+        return lambda x, n: run(x, n)[10:]
+
+    expected = padded[row * 5 : row * 5 + 5, 3:9][:3, :5] + 1
+    if row == 3:
+        with pytest.raises(plgpu.errors.OutOfBoundsError, match="copied entirely"):
+            part(True)(x, np.array([row], np.int32))
+        return
+    everywhere.check(part, [x, np.array([row], np.int32)], expected)
+
+
+def test_a_line_over_the_edge_is_clipped_inside_of_a_chunk():
+    x = array((1003,), F8)
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.at[plgpu.ds(992, 24)], tile, full)
+        plgpu.barrier_wait(full)
+        o[...] = tile[...]
+
+    expected = np.concatenate([x[992:], np.zeros(13, x.dtype)])
+    out = jax.ShapeDtypeStruct((24,), F8)
+    everywhere.check(
+        kernel(body, out, plgpu.SMEM((24,), F8), plgpu.Barrier()), [x], expected
+    )
+
+
+def test_a_dynamic_start_anywhere_is_for_cp_async():
+    x, at = array((16, 64), F32), np.array([5, 3], np.int32)
+
+    def body(x, at, o, tile, full):
+        part = plgpu.ds(at[0], 8), plgpu.ds(at[1], 32)
+        plgpu.copy_gmem_to_smem(x.at[part], tile, full, implementation=CP_ASYNC)
+        plgpu.barrier_wait(full)
+        o[...] = tile[...]
+
+    out = jax.ShapeDtypeStruct((8, 32), F32)
+    make = kernel(body, out, plgpu.SMEM((8, 32), F32), plgpu.Barrier())
+    everywhere.check(make, [x, at], x[5:13, 3:35])
+
+
+def test_a_transposed_reference_is_copied():
+    x = array((16, 24), F32)
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.T, tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile.T, o)
+
+    out = jax.ShapeDtypeStruct((16, 24), F32)
+    make = kernel(body, out, plgpu.SMEM((24, 16), F32), plgpu.Barrier())
+    everywhere.check(make, [x], x)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_predicate_skips_the_copy_and_not_the_arrival(wanted):
+    x, n = array((8, 7), F32), np.array([int(wanted)], np.int32)
+
+    def body(x, n, o, tile, full):
+        tile[...] = jnp.zeros((8, 7), F32)
+        plgpu.copy_gmem_to_smem(x, tile, full, predicate=n[0] > 0)
+        plgpu.barrier_wait(full)
+        o[...] = jnp.full((8, 7), 5.0)
+        plgpu.commit_gmem()
+        plgpu.copy_smem_to_gmem(tile, o, predicate=n[0] > 0)
+        plgpu.wait_smem_to_gmem(0)
+
+    out = jax.ShapeDtypeStruct((8, 7), F32)
+    make = kernel(body, out, plgpu.SMEM((8, 7), F32), plgpu.Barrier())
+    everywhere.check(make, [x, n], x if wanted else np.full((8, 7), 5.0))
+
+
+def test_each_warp_copies_rows_of_its_own():
+    x = array((8, 9), F32)
+
+    def body(x, o, tile, full):
+        @plgpu.warp_map
+        def _(warp):
+            rows = plgpu.ds(warp * 2, 2)
+            plgpu.copy_gmem_to_smem(x.at[rows], tile.at[rows], full)
+            plgpu.barrier_wait(full)
+            plgpu.copy_smem_to_gmem(tile.at[rows], o.at[rows])
+
+    out = jax.ShapeDtypeStruct((8, 9), F32)
+    make = kernel(body, out, plgpu.SMEM((8, 9), F32), plgpu.Barrier(num_arrivals=4))
+    everywhere.check(make, [x], x)
+
+
+def test_groups_complete_in_order():
+    x = array((4, 8, 9), F32)
+
+    def body(x, o, tiles):
+        for i in range(4):
+            plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
+        for i in range(4):
+            plgpu.wait_gmem_to_smem(3 - i)
+            o[i] = tiles[i]
+
+    out = jax.ShapeDtypeStruct((4, 8, 9), F32)
+    everywhere.check(kernel(body, out, plgpu.SMEM((4, 8, 9), F32)), [x], x)
+
+
+def test_a_wait_for_fewer_groups_is_a_race():
+    def body(x, o, tiles):
+        for i in range(2):
+            plgpu.copy_gmem_to_smem(x.at[i], tiles.at[i])
+        plgpu.wait_gmem_to_smem(1)
+        o[...] = tiles[1]
+
+    out = jax.ShapeDtypeStruct((8, 9), F32)
+    make = kernel(body, out, plgpu.SMEM((2, 8, 9), F32))
+    with pytest.raises(plgpu.errors.RaceError, match=r"wait_gmem_to_smem\(0\)"):
+        make(plgpu.InterpretParams())(array((2, 8, 9), F32))
+
+
+def product(x, w, o, a, b, full, acc):
+    """The rows of x are 140 bytes: threads copy them, and the tensor core reads."""
+    plgpu.copy_gmem_to_smem(x.at[:, plgpu.ds(3, 64)], a, full)
+    plgpu.copy_gmem_to_smem(w, b, full)
+    plgpu.barrier_wait(full)
+    plgpu.wgmma(acc, a, b)
+    plgpu.wgmma_wait(0)
+    o[...] = acc[...]
+
+
+def make_product(interpret=None):
+    return plgpu.kernel(
+        product,
+        out_type=jax.ShapeDtypeStruct((64, 64), F32),
+        scratch_types=[
+            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+            plgpu.SMEM((64, 64), BF16, transforms=OPERAND),
+            plgpu.Barrier(num_arrivals=2),
+            plgpu.ACC((64, 64), F32),
+        ],
+        interpret=interpret,
+    )
+
+
+OPERAND = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+X = np.asarray(jnp.asarray(np.arange(64 * 70) % 7, BF16).reshape(64, 70))
+W = np.asarray(jnp.asarray(np.arange(64 * 64) % 5, BF16).reshape(64, 64))
+
+
+def test_the_tensor_core_reads_what_threads_have_copied():
+    expected = X[:, 3:67].astype(np.float32) @ W.astype(np.float32)
+    everywhere.check(make_product, [X, W], expected)
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_without_the_fence_of_the_wait_the_tensor_core_would_not_see_it(semantics):
+    with pytest.raises(KernelError, match=r"without fence\.proxy\.async"):
+        faults.run(
+            under(semantics, make_product()),
+            [X, W],
+            faults.drop("nvvm.fence.proxy"),
+        )
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_without_the_threads_arrivals_the_barrier_would_not_wait(semantics):
+    make, x, _ = round_trip(*CASES["an odd start"])
+    fault = faults.edit_text(r"cp\.async\.mbarrier\.arrive\S+ \[\$0\];", "")
+    with pytest.raises(KernelError, match="still writes them"):
+        faults.run(under(semantics, make()), [x], fault)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_instructions_of_a_copy(semantics):
+    make, x, _ = round_trip(*CASES["rows of 12 bytes"])
+    (report,) = plgpu.offline.compile(under(semantics, make()), x)
+    assert "cp.async.cg.shared.global" in report.ptx
+    assert "cp.async.mbarrier.arrive.shared::cta.b64" in report.ptx
+    assert "fence.proxy.async.shared::cta" in report.ptx
+    assert report.resources.spill_store_bytes == 0
+    make, x, _ = round_trip(*CASES["an odd start"], barrier=False)
+    (report,) = plgpu.offline.compile(under(semantics, make()), x)
+    for name in ("ca.shared.global", "commit_group", "wait_group 0"):
+        assert f"cp.async.{name}" in report.ptx
