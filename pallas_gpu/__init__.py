@@ -57,7 +57,13 @@ from pallas_gpu.primitives.atomics import (
 from pallas_gpu.primitives.cluster import cluster_ref
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
-from pallas_gpu.primitives.mbarrier import barrier_arrive, barrier_wait
+from pallas_gpu.primitives.mbarrier import (
+    barrier_arrive,
+    barrier_arrive_and_wait,
+    barrier_expect,
+    barrier_test,
+    barrier_wait,
+)
 from pallas_gpu.primitives.registers import (
     broadcasted_iota,
     layout_cast,
@@ -178,6 +184,9 @@ __all__ = [
     "wait_smem_to_gmem",
     # Barriers
     "barrier_arrive",
+    "barrier_arrive_and_wait",
+    "barrier_expect",
+    "barrier_test",
     "barrier_wait",
     # Registers
     "load",

@@ -30,8 +30,10 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     supported: elements of references, copies, barriers, control flow, positions.
 
     Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
-    the next, as a warpgroup does for its own waits. A barrier that warps wait for must
-    not be waited for outside `warp_map`, anywhere in the kernel.
+    the next, as a warpgroup does for its own waits. What all four warps wait for alike
+    the warpgroup may wait for, too. A barrier that only some warps wait for, that they
+    test, or of which each selects its own, must not be waited for outside `warp_map`,
+    anywhere in the kernel.
 
     Copies to GMEM have separate groups in each warp; copies of the warpgroup itself are
     issued by warp 0. `wait_smem_to_gmem(n)` of the warpgroup leaves at most n groups of
@@ -46,7 +48,7 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
       KernelError: `f` returns a value, or the call is outside a kernel.
       UnsupportedError: `f` handles arrays, accumulators or scopes, issues an operation
         of a whole warpgroup, or calls `warp_map`.
-      BarrierError: a barrier is waited for both inside and outside.
+      BarrierError: a barrier is waited for both by some warps and outside.
 
     Example:
       >>> @plgpu.warp_map

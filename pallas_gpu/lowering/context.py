@@ -86,15 +86,16 @@ class KernelState:
 
     @functools.cached_property
     def declared_barriers(self) -> dict[_jax.Jaxpr, set[int]]:
-        """For each body, the slots of the barriers that the scopes in it declare."""
+        """For each body, the parities of the barriers that the scopes in it declare."""
         declared: dict[_jax.Jaxpr, set[int]] = {}
         for site in resources.scopes(self.params.jaxpr):
-            for i, _ in enumerate(resources.scope_refs(site.eqn)):
+            for i, var in enumerate(resources.scope_refs(site.eqn)):
                 slot = self.plan.barrier_slots.get((site.place, i))
                 if slot is None:
                     continue
+                keys = var.aval.barrier.parity_keys(slot)
                 for body in site.within:
-                    declared.setdefault(body, set()).add(slot)
+                    declared.setdefault(body, set()).update(keys)
         return declared
 
     @property
@@ -316,7 +317,7 @@ def state_keys(kernel: KernelState, jaxpr: Any, args: Sequence[Any]) -> list[Any
     its scopes declare: a barrier's phase outlives its scope. An accumulator does not.
     """
     stateful = vals.BarrierHandle | vals.AccumulatorHandle
-    keys = {a.key for a in args if isinstance(a, stateful)}
+    keys = {key for a in args if isinstance(a, stateful) for key in a.keys}
     keys |= kernel.declared_barriers.get(jaxpr, set())
     return [key for key in kernel.state if key in keys]
 

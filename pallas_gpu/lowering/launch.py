@@ -231,7 +231,8 @@ def _prologue(kernel: KernelState) -> None:
         # The bits are the parities of the next waits. The parity of the phase before
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
-        kernel.state[slot] = vals.constant(parities, ctx_lib.I32)
+        for key in barrier.parity_keys(slot):
+            kernel.state[key] = vals.constant(parities, ctx_lib.I32)
         for i in range(barrier.size):
             offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(

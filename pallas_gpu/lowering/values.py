@@ -66,12 +66,17 @@ class BarrierHandle:
 
     Attributes:
       offset_bytes: of its first barrier in the block's SMEM.
-      key: names its parity bits in the register state.
+      slot: index of its first barrier in the block.
     """
 
     offset_bytes: int
     barrier: types.Barrier
-    key: int
+    slot: int
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """Names the words of its parity bits in the register state."""
+        return self.barrier.parity_keys(self.slot)
 
     @property
     def ref_shape(self) -> tuple[int, ...]:
@@ -92,6 +97,11 @@ class AccumulatorHandle:
     ref_shape: tuple[int, ...]
     dtype: np.dtype
     zeros: Any = dataclasses.field(default=None, compare=False)
+
+    @property
+    def keys(self) -> tuple[Any, ...]:
+        """Its one key."""
+        return (self.key,)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,6 +152,7 @@ def arrive(
     sync: bool = True,
     memory_scope: MemoryScope = "cluster",
     orders_tensor_core: bool = False,
+    count: int = 1,
 ) -> None:
     """Arrives once on the same mbarrier of each block of some groups.
 
@@ -169,6 +170,7 @@ def arrive(
         costs a fence at GPU scope for each arrival (MEMBAR.ALL.GPU in SASS, which
         halves the speed of a matrix product); "cta" suffices to release reads.
       orders_tensor_core: see `mbarrier.fence_before_arrival`; needs `sync`.
+      count: how many arrivals it counts as, at each block.
     """
     if orders_tensor_core:
         mbarrier.fence_before_arrival()
@@ -177,26 +179,30 @@ def arrive(
     kernel = module.current()
     with predicated(kernel.elected if elected is None else elected):
         for block_rank in blocks.ranks:
-            emit_arrive_remote(map_shared(pointer, block_rank), memory_scope)
+            emit_arrive_remote(map_shared(pointer, block_rank), memory_scope, count)
         for group_ in others:
             for i, block_rank in enumerate(group_.ranks):
                 unequal = arith.CmpIPredicate.ne
                 with predicated(arith.cmpi(unequal, group_.index, kernel.i32(i))):
-                    emit_arrive_remote(map_shared(pointer, block_rank), memory_scope)
+                    remote = map_shared(pointer, block_rank)
+                    emit_arrive_remote(remote, memory_scope, count)
 
 
-def emit_arrive_remote(remote: ir.Value, memory_scope: MemoryScope = "cluster") -> None:
+def emit_arrive_remote(
+    remote: ir.Value, memory_scope: MemoryScope = "cluster", count: int = 1
+) -> None:
     """Emits only the instruction, for code that only the elected thread executes.
 
     Args:
       remote: `!llvm.ptr<7>` of the mbarrier, a result of `map_shared`.
-      memory_scope: see `arrive`.
+      memory_scope, count: see `arrive`.
     """
     address = llvm.ptrtoint(ir.IntegerType.get_signless(32), remote)
     llvm.inline_asm(
         None,
         [address],
-        f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0];",
+        f"mbarrier.arrive.release.{memory_scope}.shared::cluster.b64 _, [$0]"
+        f"{mbarrier.counted(count)};",
         "r,~{memory}",
         has_side_effects=True,
     )
@@ -224,6 +230,33 @@ def wait(
     )
     operands = [pointer, parity, module.current().i32(_SUSPEND_HINT_NS)]
     llvm.inline_asm(None, operands, text, "r,r,r,~{memory}", has_side_effects=True)
+
+
+def test(
+    pointer: ir.Value, parity: ir.Value, memory_scope: MemoryScope = "cluster"
+) -> ir.Value:
+    """i1: a phase on which blocks of the cluster arrive is complete; does not wait.
+
+    PTX: `mbarrier.test_wait.parity.acquire.{cta,cluster}.shared::cta.b64`. Since:
+    sm_90. Unlike `mbarrier.test`, whose acquire has CTA scope.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of this block's mbarrier.
+      parity: i32, 0 for the first phase, then alternating.
+      memory_scope: that of the arrivals.
+    """
+    text = (
+        "{ .reg .pred done;\n"
+        f"mbarrier.test_wait.parity.acquire.{memory_scope}.shared::cta.b64 "
+        "done, [$1], $2;\n"
+        "selp.u32 $0, 1, 0, done;\n}"
+    )
+    i32 = ir.IntegerType.get_signless(32)
+    operands = [pointer, parity]
+    done = llvm.inline_asm(
+        i32, operands, text, "=r,r,r,~{memory}", has_side_effects=True
+    )
+    return arith.cmpi(arith.CmpIPredicate.ne, done, module.current().i32(0))
 
 
 # --- pieces ---------------------------------------------------------------------------

@@ -52,16 +52,22 @@ def warpgroup_barrier() -> None:
     kernel = module.current()
     if kernel.issuer == "warp":
         raise errors.InternalError("a warpgroup barrier in code of a single warp")
+    nvvm.barrier(
+        barrier_id=_warpgroup_identifier(),
+        number_of_threads=kernel.i32(module.WARPGROUP_THREADS),
+    )
+
+
+def _warpgroup_identifier() -> ir.Value:
+    """The number of the warpgroup's own barrier."""
+    kernel = module.current()
 
     def identifier() -> ir.Value:
         if kernel.spec.warpgroups == 1:
             return kernel.i32(1)
         return arith.addi(kernel.threads.warpgroup, kernel.i32(1))
 
-    nvvm.barrier(
-        barrier_id=kernel.hoisted("warpgroup barrier", identifier),
-        number_of_threads=kernel.i32(module.WARPGROUP_THREADS),
-    )
+    return kernel.hoisted("warpgroup barrier", identifier)
 
 
 def block_barrier() -> None:
@@ -104,6 +110,7 @@ def arrive(
     elected: ir.Value | None = None,
     sync: bool = True,
     orders_tensor_core: bool = False,
+    count: int = 1,
 ) -> None:
     """Arrives once for the warpgroup, or for the warp in code of single warps.
 
@@ -116,25 +123,50 @@ def arrive(
       elected: i1, true in the thread that arrives; None: the issuer's elected thread.
       sync: False if the caller has synchronized its threads already.
       orders_tensor_core: see `fence_before_arrival`; needs `sync`.
+      count: how many arrivals it counts as.
     """
     if orders_tensor_core:
         fence_before_arrival()
     if sync:
         synchronize()
     with predicated(_elected(elected)):
-        emit_arrive(pointer)
+        emit_arrive(pointer, count)
 
 
-def emit_arrive(pointer: ir.Value) -> None:
+def emit_arrive(pointer: ir.Value, count: int = 1) -> None:
     # nvvm.mbarrier.arrive with an unused result crashes the CUDA plugin of jax 0.11.2
     # during compilation; the sink `_` needs no result.
     llvm.inline_asm(
         None,
         [pointer],
-        "mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];",
+        f"mbarrier.arrive.release.cta.shared::cta.b64 _, [$0]{counted(count)};",
         "r,~{memory}",
         has_side_effects=True,
     )
+
+
+def counted(count: int) -> str:
+    """The operand of an arrival that counts as several; nothing for one."""
+    return "" if count == 1 else f", {count}"
+
+
+def expect_tx(pointer: ir.Value, num_bytes: int) -> None:
+    """Adds bytes of asynchronous work to the phase's tx-count, without an arrival.
+
+    PTX: `mbarrier.expect_tx.relaxed.cta.shared::cta.b64` by one thread. Since: sm_90.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the mbarrier.
+      num_bytes: below 2**20 (PTX ISA, "Tracking asynchronous operations").
+    """
+    with predicated(_elected(None)):
+        llvm.inline_asm(
+            None,
+            [pointer, module.current().i32(num_bytes)],
+            "mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [$0], $1;",
+            "r,r,~{memory}",
+            has_side_effects=True,
+        )
 
 
 def fence_before_arrival() -> None:
@@ -199,6 +231,36 @@ def test(pointer: ir.Value, parity: ir.Value) -> ir.Value:
     """
     i1 = ir.IntegerType.get_signless(1)
     return nvvm.mbarrier_test_wait(pointer, parity, results=[i1])
+
+
+def agree(holds: ir.Value) -> ir.Value:
+    """i1, the same in all threads of the issuer: the predicate holds in all of them.
+
+    PTX: `barrier.cta.red.and.pred` with the barrier of the warpgroup, or
+    `vote.sync.all.pred`. Since: sm_70. All threads of the issuer issue it, as a
+    barrier.
+
+    Args:
+      holds: i1.
+    """
+    kernel = module.current()
+    if kernel.issuer == "warp":
+        operands, meet = [], "vote.sync.all.pred all, all, 0xffffffff;"
+        constraints = "=r,r"
+    else:
+        operands = [_warpgroup_identifier()]
+        meet = f"barrier.cta.red.and.pred all, $2, {module.WARPGROUP_THREADS}, all;"
+        constraints = "=r,r,r,~{memory}"
+    i32 = ir.IntegerType.get_signless(32)
+    result = llvm.inline_asm(
+        i32,
+        [arith.extui(i32, holds), *operands],
+        "{ .reg .pred all;\n"
+        f"setp.ne.u32 all, $1, 0;\n{meet}\nselp.u32 $0, 1, 0, all;\n}}",
+        constraints,
+        has_side_effects=True,
+    )
+    return arith.cmpi(arith.CmpIPredicate.ne, result, kernel.i32(0))
 
 
 def _elected(elected: ir.Value | None) -> ir.Value:

@@ -198,7 +198,17 @@ def one_barrier(barrier: Any, who: str) -> RefOperand:
             hint="select one with barrier.at[i]",
             where=_jax.where_now(),
         )
-    return operand(barrier.at[(0,) * len(barrier.shape)])
+    return _without_reshapes(operand(barrier.at[(0,) * len(barrier.shape)]))
+
+
+def _without_reshapes(one: RefOperand) -> RefOperand:
+    """Returns one element of a reference by the indices of the reference itself."""
+    if not any(isinstance(step, _jax.ReshapeTransform) for step in one.transforms):
+        return one
+    aval = types.base_aval(one.ref)
+    steps = one.transforms
+    found = types.select(aval.shape, aval.dtype, steps, row_major=False, masked=False)
+    return operand(types.RefView(one.ref, found.window).at[found.indices])
 
 
 def require_scalar_bool(predicate: Any, who: str) -> Any:

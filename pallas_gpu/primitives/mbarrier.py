@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mbarriers: arrive and wait."""
+"""mbarriers: arrive, expect bytes, wait and test."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import expect, types
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, expect, types
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -19,10 +22,30 @@ barrier_arrive_p = registry.define(
 barrier_wait_p = registry.define(
     "barrier_wait", "mbarrier", issuers=registry.ISSUERS, reads=("barrier",)
 )
+barrier_test_p = registry.define(
+    "barrier_test",
+    "mbarrier",
+    issuers=registry.ISSUERS,
+    reads=("barrier",),
+    result=lambda operands, **params: _jax.ShapedArray((), jnp.dtype(bool)),
+)
+barrier_expect_p = registry.define(
+    "barrier_expect",
+    "mbarrier",
+    issuers=registry.ISSUERS,
+    writes=("barrier",),
+    atomic=True,
+)
 
 
-@expect.arguments(barrier=expect.anything, predicate=expect.anything)
-def barrier_arrive(barrier: types.Ref, *, predicate: Any = None) -> None:
+@expect.arguments(
+    barrier=expect.anything,
+    predicate=expect.anything,
+    num_arrivals=expect.integer(1, types.MAX_ARRIVALS, unit="arrivals"),
+)
+def barrier_arrive(
+    barrier: types.Ref, *, predicate: Any = None, num_arrivals: int = 1
+) -> None:
     """Arrives on a barrier once for the whole warpgroup, or warp.
 
     PTX: mbarrier.arrive.release.cta. Since: sm_90.
@@ -37,16 +60,57 @@ def barrier_arrive(barrier: types.Ref, *, predicate: Any = None) -> None:
         `barrier.at[i]`.
       predicate: scalar bool, uniform in the warpgroup or warp; False skips the
         arrival.
+      num_arrivals: how many arrivals it counts as, 1 to 2**20 - 1, in each CTA that
+        it reaches.
 
     Raises:
       MemorySpaceError: the operand is not a barrier.
       ShapeError: the operand is an array of several barriers.
+      BarrierError: a phase has fewer arrivals.
     """
     who = "barrier_arrive"
     one = ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
-    ops.bind(barrier_arrive_p, {"barrier": one, "predicate": predicate}, **_orders(one))
+    ops.bind(
+        barrier_arrive_p,
+        {"barrier": one, "predicate": predicate},
+        num_arrivals=num_arrivals,
+        **_orders(one),
+    )
+
+
+@expect.arguments(
+    barrier=expect.anything,
+    num_bytes=expect.integer(0, types.MAX_PENDING_BYTES, unit="bytes"),
+    predicate=expect.anything,
+)
+def barrier_expect(
+    barrier: types.Ref, num_bytes: int, *, predicate: Any = None
+) -> None:
+    """Adds bytes to those that the current phase of a barrier waits for.
+
+    PTX: mbarrier.expect_tx.relaxed.cta. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp: one elected lane adds them.
+    It is no arrival. The phase then also waits for as many bytes of asynchronous stores
+    that complete on the barrier without announcing them. A copy announces its own.
+
+    Args:
+      barrier: one barrier of this CTA, or an array of one.
+      num_bytes: 0 to 2**20 - 1.
+      predicate: scalar bool, uniform in the warpgroup or warp; False adds nothing.
+
+    Raises:
+      MemorySpaceError: the operand is not a barrier.
+      ShapeError: the operand is an array of several barriers.
+    """
+    who = "barrier_expect"
+    one = ops.one_barrier(barrier, who)
+    if predicate is not None:
+        predicate = ops.require_scalar_bool(predicate, who)
+    operands = {"barrier": one, "predicate": predicate}
+    ops.bind(barrier_expect_p, operands, num_bytes=num_bytes)
 
 
 @expect.arguments(barrier=expect.anything)
@@ -57,7 +121,7 @@ def barrier_wait(barrier: types.Ref) -> None:
 
     Issued by a warpgroup, or inside `warp_map` by a warp. Each keeps the parity of the
     phase it waits for in a register and flips it here, so it must wait for every phase,
-    in order; and a barrier is waited for either by warpgroups or by warps, not by both.
+    in order. A wait of all four warps of a warpgroup is one of the warpgroup, too.
 
     Args:
       barrier: one barrier, or an array of one; index a larger one with
@@ -69,6 +133,56 @@ def barrier_wait(barrier: types.Ref) -> None:
     """
     one = ops.one_barrier(barrier, "barrier_wait")
     ops.bind(barrier_wait_p, {"barrier": one}, **_orders(one))
+
+
+@expect.arguments(barrier=expect.anything)
+def barrier_arrive_and_wait(barrier: types.Ref) -> None:
+    """Arrives on a barrier, then waits until its next phase is complete.
+
+    PTX: as `barrier_arrive` and `barrier_wait`. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp: those that arrive on the
+    barrier meet there.
+
+    Args:
+      barrier: one barrier, or an array of one.
+
+    Raises:
+      MemorySpaceError: the operand is not a barrier.
+      ShapeError: the operand is an array of several barriers.
+    """
+    barrier_arrive(barrier)
+    barrier_wait(barrier)
+
+
+@expect.arguments(barrier=expect.anything)
+def barrier_test(barrier: types.Ref) -> jax.Array:
+    """Tests whether the barrier's next phase is complete, and does not wait for it.
+
+    PTX: mbarrier.test_wait.parity.acquire.cta, and barrier.red.and or vote.sync.all.
+    Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp: all its threads get the same
+    result. True is a successful `barrier_wait`: it makes the same visible, and the next
+    wait or test is for the phase after it. After False the phase has yet to be waited
+    for.
+
+    Args:
+      barrier: one barrier, or an array of one.
+
+    Returns:
+      A scalar bool.
+
+    Raises:
+      MemorySpaceError: the operand is not a barrier.
+      ShapeError: the operand is an array of several barriers.
+
+    Example:
+      >>> done = plgpu.barrier_test(barrier)
+      >>> plgpu.when(~done)(lambda: plgpu.barrier_wait(barrier))
+    """
+    one = ops.one_barrier(barrier, "barrier_test")
+    return ops.bind(barrier_test_p, {"barrier": one}, **_orders(one))
 
 
 def wait_for_cluster(barrier: types.Ref) -> None:

@@ -14,6 +14,8 @@ from pallas_gpu.types.accumulator import (
 from pallas_gpu.types.barrier import (
     BARRIER_BYTES,
     BARRIERS,
+    MAX_ARRIVALS,
+    MAX_PENDING_BYTES,
     Barrier,
     BarrierRef,
     ClusterBarrier,
@@ -89,6 +91,8 @@ __all__ = [
     "BARRIERS",
     "BARRIER_BYTES",
     "GMEM",
+    "MAX_ARRIVALS",
+    "MAX_PENDING_BYTES",
     "REDUCTIONS",
     "REGS",
     "SMEM",

@@ -17,8 +17,10 @@ from pallas_gpu.types.mesh import Mesh
 from pallas_gpu.types.refs import IndexableRef
 from pallas_gpu.types.spaces.resource import Resource
 
-# Parities of one allocation are bits of one 32-bit register of each warpgroup.
-MAX_BARRIERS_PER_ALLOCATION = 32
+# Parities of a declaration are bits of 32-bit registers of each thread, at most 32 of
+# them: an index that is known at run time only selects among them all.
+PARITIES_PER_WORD = 32
+MAX_BARRIERS_PER_ALLOCATION = 32 * PARITIES_PER_WORD
 # PTX ISA, "Size and alignment of mbarrier object".
 BARRIER_BYTES = 8
 
@@ -87,6 +89,8 @@ class BarrierRef(IndexableRef):
 
 # PTX ISA, mbarrier: the expected arrival count lies in [1, 2**20 - 1].
 MAX_ARRIVALS = 2**20 - 1
+# PTX ISA, mbarrier: the tx-count lies in [-(2**20 - 1), 2**20 - 1].
+MAX_PENDING_BYTES = 2**20 - 1
 
 
 @expect.arguments(
@@ -113,7 +117,8 @@ class Barrier:
     Attributes:
       num_arrivals: arrivals that complete a phase. One warpgroup's `barrier_arrive`
         counts once; a TMA copy on the barrier counts once and adds its bytes.
-      num_barriers: shape of the array; `()` is a single barrier, used without index.
+      num_barriers: shape of the array, of at most 1024 barriers; `()` is a single
+        barrier, used without index. Each 32 of them take a register of every thread.
       orders_tensor_core: whether arrivals and waits order tcgen05 operations, too:
         those before an arrival happen before those after the wait. Needs sm_100a.
       initially_complete: the first wait of each warpgroup returns at once, the second
@@ -154,6 +159,14 @@ class Barrier:
     def size(self) -> int:
         """Number of barriers."""
         return math.prod(self.shape)
+
+    def parity_keys(self, slot: int) -> tuple[int, ...]:
+        """Returns the index of the first barrier of each word of parities.
+
+        Args:
+          slot: index of the first barrier of the declaration in the block.
+        """
+        return tuple(range(slot, slot + self.size, PARITIES_PER_WORD))
 
     def phase_arrivals(self, mesh: Mesh) -> int:
         """Returns the arrivals that complete a phase in a kernel with this mesh."""
@@ -265,5 +278,15 @@ class ClusterBarrier(Barrier):
                 else "a kernel with cluster=(...) and cluster_names=(...)",
                 got=self.collective_axes,
                 hint="collective_axes names axes of the kernel's cluster",
+                where=_jax.where_now(),
+            )
+        arrivals = self.phase_arrivals(mesh)
+        if arrivals > MAX_ARRIVALS:
+            raise errors.ArgumentError(
+                "ClusterBarrier: a phase has too many arrivals",
+                expected=f"at most {MAX_ARRIVALS} of all CTAs together",
+                got=f"{arrivals}: num_arrivals={self.num_arrivals} from each of "
+                f"{arrivals // self.num_arrivals} CTAs",
+                hint="count one arrival for each warpgroup and each copy of a phase",
                 where=_jax.where_now(),
             )

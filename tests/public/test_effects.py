@@ -267,6 +267,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             for r in (False, True)
         )
     ),
+    "barrier_arrive.num_arrivals": f"{MBARRIER}/test_counts.py",
+    "barrier_expect.predicate": f"{MBARRIER}/test_counts.py",
     "barrier_arrive.predicate": lambda: with_predicate(
         lambda e, **o: plgpu.barrier_arrive(e.b, **o)
     ),

@@ -179,6 +179,9 @@ GOOD: dict[str, Good] = {
     "wait_gmem_to_smem": _in(lambda e: {"n": 0}),
     # Barriers
     "barrier_arrive": _in(lambda e: {"barrier": e.b}),
+    "barrier_arrive_and_wait": _in(lambda e: {"barrier": e.b}),
+    "barrier_expect": _in(lambda e: {"barrier": e.b, "num_bytes": 16}),
+    "barrier_test": _in(lambda e: {"barrier": e.b}),
     "barrier_wait": _in(lambda e: {"barrier": e.b}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),

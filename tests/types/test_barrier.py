@@ -30,12 +30,12 @@ def test_arrivals_are_those_of_the_hardware(n):
         plgpu.Barrier(num_arrivals=n)  # HERE
 
 
-@pytest.mark.parametrize("shape", [0, 33, (4, 9), (2, 0)])
-def test_one_declaration_holds_up_to_32_barriers(shape):
+@pytest.mark.parametrize("shape", [0, 1025, (32, 33), (2, 0)])
+def test_one_declaration_holds_up_to_1024_barriers(shape):
     with refused(
         errors.ArgumentError,
         "Barrier: num_barriers is out of range",
-        expected="1 to 32",
+        expected="1 to 1024",
         hint="several",
     ):
         plgpu.Barrier(num_barriers=shape)  # HERE

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 from typing import Any, Protocol
@@ -15,8 +16,8 @@ from pallas_gpu.emulator.engine.memory import Referent, Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
-from pallas_gpu.emulator.engine.waits import Run, Wait
-from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
+from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import mbarrier
 
@@ -94,30 +95,54 @@ class Barrier:
             )
         return text + self.note
 
-    def arrive(self, known: ordering.Clock, announced_bytes: int = 0) -> None:
-        """Counts one arrival, with the bytes that a copy announces.
+    def arrive(
+        self, known: ordering.Clock, announced_bytes: int = 0, count: int = 1
+    ) -> None:
+        """Counts arrivals, with the bytes that a copy announces.
 
         Raises:
-          BarrierError: the phase already has all its arrivals.
+          BarrierError: the phase has fewer arrivals, or more bytes than fit.
         """
-        if self.pending_arrivals == 0:
+        if self.pending_arrivals < count:
+            came = self.arrivals - self.pending_arrivals
             raise errors.BarrierError(
                 f"{self.name} receives more arrivals than it was declared with",
                 expected=f"{self.arrivals} arrivals per phase",
-                got=f"one more, while {self.pending_bytes} bytes of the phase are "
-                "pending",
+                got=f"{'one' if count == 1 else count} more, after {came}, while "
+                f"{self.pending_bytes} bytes of the phase are pending",
                 hint="raise num_arrivals, or wait before arriving for the next phase; "
                 "a copy on the barrier counts as one arrival",
             )
-        self.pending_arrivals -= 1
-        self.pending_bytes += announced_bytes
+        self.pending_arrivals -= count
+        self.expect(announced_bytes)
         ordering.join(self._gathered, known)
         self._maybe_complete()
+
+    def expect(self, count: int) -> None:
+        """Counts bytes that the current phase has to wait for.
+
+        Raises:
+          BarrierError: more bytes than the hardware counts.
+        """
+        self.pending_bytes += count
+        self._require_countable()
 
     def complete_bytes(self, count: int) -> None:
         """Counts bytes that have arrived."""
         self.pending_bytes -= count
+        self._require_countable()
         self._maybe_complete()
+
+    def _require_countable(self) -> None:
+        if abs(self.pending_bytes) <= types.MAX_PENDING_BYTES:
+            return
+        raise errors.BarrierError(
+            f"{self.name} has more bytes pending than it can count",
+            expected=f"at most {types.MAX_PENDING_BYTES:,} bytes in flight on a "
+            "barrier (PTX ISA, tx-count)",
+            got=f"{self.pending_bytes:,} bytes",
+            hint="wait for a phase before more is copied, or use several barriers",
+        )
 
     def _maybe_complete(self) -> None:
         if self.pending_arrivals or self.pending_bytes:
@@ -136,10 +161,7 @@ class Barrier:
         Raises:
           BarrierError: the phase is too old: its parity is ambiguous.
         """
-        phases = wg.state.of(_AWAITED)
-        awaited = phases.get(self, self._first_wait)
-        phases[self] = awaited + 1
-        self._require_in_time(awaited)
+        awaited = self._awaited(wg)
         if self.phase == awaited:
             yield Wait(
                 lambda: self.phase > awaited,
@@ -147,6 +169,44 @@ class Barrier:
                 self.state,
             )
             self._require_in_time(awaited)
+        self._observe(wg, awaited)
+
+    def test(self, wg: Warpgroup) -> bool:
+        """Returns whether the warpgroup's next phase is complete; if so, as `wait`.
+
+        Raises:
+          BarrierError: the phase is too old: its parity is ambiguous.
+        """
+        awaited = self._awaited(wg)
+        if self.phase == awaited:
+            return False
+        self._observe(wg, awaited)
+        return True
+
+    def _awaited(self, wg: Warpgroup) -> int:
+        """Returns the phase that a warpgroup, or a warp, waits for next.
+
+        Raises:
+          BarrierError: the warps of the warpgroup wait for different ones.
+        """
+        each = [counts.get(self, self._first_wait) for counts in _counts(wg)]
+        awaited = each[0]
+        if each.count(awaited) < len(each):
+            raise errors.BarrierError(
+                f"{self.name}: the warps of {wg.name} wait for different phases",
+                expected="as many waits by each of its warps, inside warp_map, before "
+                "the warpgroup waits",
+                got=", ".join(f"warp {i}: phase {n}" for i, n in enumerate(each)),
+                hint="let all four warps wait, or use another barrier for the waits "
+                "of the warpgroup",
+            )
+        self._require_in_time(awaited)
+        return awaited
+
+    def _observe(self, wg: Warpgroup, awaited: int) -> None:
+        """Lets a warpgroup know what has been done before a phase was complete."""
+        for counts in _counts(wg):
+            counts[self] = awaited + 1
         ordering.join(wg.clock, self._completed)
         if wg.execution.detect_races:
             self._waiters[wg] = (wg.clock[wg.actor], wg.location)
@@ -205,8 +265,20 @@ class Barrier:
         )
 
 
-# How many phases of each barrier a warpgroup, or a warp, has waited for.
-_AWAITED: Key[Thread, dict[Barrier, int]] = Key("awaited phases", lambda thread: {})
+def _initial_counts(thread: Thread) -> dict[Barrier, int]:
+    if isinstance(thread, Warp):
+        return dict(thread.warpgroup.state.of(_AWAITED))
+    return {}
+
+
+# How many phases of each barrier have been waited for. Each warp counts its own, in
+# registers; before a warpgroup's first `warp_map` they are the same in all of them.
+_AWAITED: Key[Thread, dict[Barrier, int]] = Key("awaited phases", _initial_counts)
+
+
+def _counts(wg: Warpgroup) -> list[dict[Barrier, int]]:
+    """Returns the counts that a wait reads and advances."""
+    return [thread.state.of(_AWAITED) for thread in wg.warps or (wg,)]
 
 
 class BarrierArray(Referent):
@@ -319,15 +391,56 @@ def skipped(operands: dict[str, Any]) -> bool:
 
 
 @registry.register(mbarrier.barrier_arrive_p, registry.RuleKind.EMULATE)
-def _barrier_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+def _barrier_arrive(
+    wg: Warpgroup, operands: dict[str, Any], num_arrivals: int, **_: Any
+) -> None:
     if skipped(operands):
         return
     region = operands["barrier"]
     known = wg.release()
     for barriers in region.memory.everywhere:
-        barriers.one(region).arrive(known)
+        barriers.one(region).arrive(known, count=num_arrivals)
+
+
+@registry.register(mbarrier.barrier_expect_p, registry.RuleKind.EMULATE)
+def _barrier_expect(
+    wg: Warpgroup, operands: dict[str, Any], num_bytes: int, **_: Any
+) -> None:
+    if not skipped(operands):
+        barrier = barrier_of(operands["barrier"])
+        barrier.expect(num_bytes)
+        barrier.last_copy = wg.location
 
 
 @registry.register(mbarrier.barrier_wait_p, registry.RuleKind.EMULATE)
 def _barrier_wait(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
     return barrier_of(operands["barrier"]).wait(wg)
+
+
+@registry.register(mbarrier.barrier_test_p, registry.RuleKind.EMULATE)
+def _barrier_test(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
+    # What the test finds depends on who runs first.
+    yield TURN
+    yield None
+    if barrier_of(operands["barrier"]).test(wg):
+        return np.True_
+    # Time passes for work in flight also while a loop tests.
+    failed = wg.state.of(_FAILED)
+    failed.count += 1
+    if failed.count % _PATIENCE == 0 and len(wg.group.in_flight):
+        wg.group.in_flight.advance_one()
+    return np.False_
+
+
+# After how many tests that fail some work in flight advances.
+_PATIENCE = 4
+
+
+@dataclasses.dataclass
+class _Failed:
+    """How many tests of a warpgroup, or a warp, have failed."""
+
+    count: int = 0
+
+
+_FAILED: Key[Thread, _Failed] = Key("failed tests", lambda thread: _Failed())

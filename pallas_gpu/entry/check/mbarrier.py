@@ -1,43 +1,80 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Barriers: waited for either by warps or by whole warpgroups."""
+"""Barriers: counts of arrivals; waits by warps and by whole warpgroups."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.entry.check.references import check_operands
+from pallas_gpu.entry.check.warp_paths import executed_unevenly
 from pallas_gpu.primitives import _operands as ops
-from pallas_gpu.primitives.mbarrier import barrier_wait_p
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.mbarrier import (
+    barrier_arrive_p,
+    barrier_test_p,
+    barrier_wait_p,
+)
 from pallas_gpu.primitives.warp import warp_map_p
-from pallas_gpu.walk import walk
+from pallas_gpu.walk import Site, walk
+
+
+@registry.checks(barrier_arrive_p)
+def _check_arrival(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    check_operands(eqn, mesh)
+    operands = ops.unflatten(eqn.params["tree"], list(eqn.invars))
+    arrivals = operands["barrier"].ref.aval.barrier.phase_arrivals(mesh)
+    if eqn.params["num_arrivals"] > arrivals:
+        raise errors.BarrierError(
+            "barrier_arrive: a phase of the barrier has fewer arrivals",
+            expected=f"num_arrivals of 1 to {arrivals}",
+            got=f"num_arrivals={eqn.params['num_arrivals']}",
+            hint="declare the barrier with more arrivals: "
+            "plgpu.Barrier(num_arrivals=...)",
+        )
 
 
 def check_waits(jaxpr: _jax.Jaxpr) -> None:
-    """Raises BarrierError for a barrier that warps and whole warpgroups wait for.
+    """Raises BarrierError for a barrier whose waits warps and warpgroups cannot share.
 
     A wait flips the parity in the registers of the waiting threads. After a wait of
-    single warps, the warps of a warpgroup would wait for different phases: some would
-    continue before the data has arrived, or deadlock.
+    some warps, or a test, which may succeed in some only, the warps of a warpgroup
+    would wait for different phases: some would continue before the data has arrived, or
+    deadlock. What all four warps wait for alike is like a wait of the warpgroup.
     """
     # The sites of waits for each declaration, by the variable of its scope.
     seen: dict[tuple[Any, bool], str | None] = {}
+    uneven: dict[int, set[int]] = {}
     for site in walk(jaxpr):
-        if site.eqn.primitive is not barrier_wait_p:
+        if site.eqn.primitive not in (barrier_wait_p, barrier_test_p):
             continue
         operands = ops.unflatten(site.eqn.params["tree"], list(site.eqn.invars))
         declaration = site.origin(operands["barrier"].ref)
         in_warp = site.is_inside(warp_map_p)
+        if in_warp and not _is_uneven(site, uneven):
+            continue
         seen.setdefault((declaration, in_warp), site.where)
         if (declaration, not in_warp) in seen:
             inside, outside = (seen[declaration, flag] for flag in (True, False))
             raise _both(inside, outside).with_location(site.where)
 
 
+def _is_uneven(site: Site, known: dict[int, set[int]]) -> bool:
+    """True unless the four warps of a `warp_map` execute a wait alike."""
+    if site.eqn.primitive is barrier_test_p:
+        return True
+    (outer,) = (s.eqn for s in site.enclosing if s.eqn.primitive is warp_map_p)
+    if id(outer) not in known:
+        known[id(outer)] = executed_unevenly(outer)
+    return id(site.eqn) in known[id(outer)]
+
+
 def _both(inside: str | None, outside: str | None) -> errors.BarrierError:
     return errors.BarrierError(
-        "a barrier is waited for both inside and outside warp_map",
+        "a barrier is waited for both by some warps and by the warpgroup",
         expected="one barrier for the waits of warps, another for those of the "
         "warpgroup: each warp keeps the parity of its own waits",
-        got=f"waits inside at {inside} and outside at {outside}",
-        hint="declare two barriers, or move the wait out of the warp_map or into it",
+        got=f"waits inside warp_map at {inside} and outside at {outside}",
+        hint="declare two barriers, move the wait out of the warp_map or into it, or "
+        "let all four warps wait, in no branch that depends on the warp or on memory",
     )

@@ -1,21 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mbarriers: addresses, parities as register state, arrive and wait."""
+"""mbarriers: addresses, arrivals and expected bytes, waits and tests."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import types
+from pallas_gpu.lowering import parities
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import I32, RuleContext, add_indices, starts
+from pallas_gpu.lowering.context import RuleContext, add_indices, starts
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import addressing, cluster, elementwise, mbarrier, module, tma
 from pallas_gpu.mosaic.smem import predicated
-from pallas_gpu.primitives.mbarrier import barrier_arrive_p, barrier_wait_p
+from pallas_gpu.primitives.mbarrier import (
+    barrier_arrive_p,
+    barrier_expect_p,
+    barrier_test_p,
+    barrier_wait_p,
+)
 
 
 def barrier_index(handle: vals.BarrierHandle, transforms: Any) -> int | ir.Value:
@@ -54,15 +61,28 @@ def _arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
     pointer = barrier_pointer(ctx, barrier.ref, index)
     with predicated(predicate_value(predicate)):
         orders = ctx.eqn.params["orders_tensor_core"]
+        count = ctx.eqn.params["num_arrivals"]
         if isinstance(barrier.ref.barrier, types.ClusterBarrier):
             cluster.arrive(
                 pointer,
                 *_reached(ctx, barrier.ref.barrier),
                 memory_scope=_arrival_scope(ctx, barrier.ref.barrier),
                 orders_tensor_core=orders,
+                count=count,
             )
         else:
-            mbarrier.arrive(pointer, orders_tensor_core=orders)
+            mbarrier.arrive(pointer, orders_tensor_core=orders, count=count)
+    return []
+
+
+@uniform(barrier_expect_p)
+def _expect(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    barrier = operands["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    pointer = barrier_pointer(ctx, barrier.ref, index)
+    with predicated(predicate_value(operands["predicate"])):
+        mbarrier.expect_tx(pointer, ctx.eqn.params["num_bytes"])
     return []
 
 
@@ -97,33 +117,66 @@ def predicate_value(predicate: Any) -> ir.Value | None:
 
 @uniform(barrier_wait_p)
 def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
-    barrier = ctx.operands(invals)["barrier"]
-    handle: vals.BarrierHandle = barrier.ref
-    index = barrier_index(handle, barrier.transforms)
-    pointer = barrier_pointer(ctx, handle, index)
-    builder, state = ctx.builder, ctx.kernel.state
-    bits = vals.scalar_value(state[handle.key])
-    one = builder.i32(1)
-    if isinstance(index, int):
-        shift, mask = builder.i32(index), builder.i32(_signed(1 << index))
+    waited = _Waited.of(ctx, invals)
+    if waited.scope is not None:
+        cluster.wait(waited.pointer, waited.parity, waited.scope)
     else:
-        shift, mask = index, arith.shli(one, index)
-    parity = arith.andi(arith.shrui(bits, shift), one)
-    scope = ctx.eqn.params.get("memory_scope")
-    if scope is None and isinstance(handle.barrier, types.ClusterBarrier):
-        scope = _arrival_scope(ctx, handle.barrier)
-    if scope is not None:
-        cluster.wait(pointer, parity, scope)
-    else:
-        mbarrier.wait(pointer, parity)
+        mbarrier.wait(waited.pointer, waited.parity)
     if ctx.eqn.params["orders_tensor_core"]:
         mbarrier.fence_after_wait()
-    state[handle.key] = elementwise.scalar(arith.xori(bits, mask), I32)
-    if ctx.kernel.copies_by_threads:
-        # cp.async is of the generic proxy: its data may be for wgmma, or for TMA.
-        tma.fence_proxy_async()
+    _fence_copies(ctx)
+    parities.flip(ctx.kernel, waited.handle, waited.index)
     return []
 
 
-def _signed(value: int) -> int:
-    return value - 2**32 if value >= 2**31 else value
+@uniform(barrier_test_p)
+def _test(ctx: RuleContext, *invals: Any) -> Any:
+    waited = _Waited.of(ctx, invals)
+    if waited.scope is not None:
+        done = cluster.test(waited.pointer, waited.parity, waited.scope)
+    else:
+        done = mbarrier.test(waited.pointer, waited.parity)
+    # All threads have to continue in the same way, and each has to have seen the phase
+    # complete, so that each sees what has arrived.
+    done = mbarrier.agree(done)
+    if ctx.eqn.params["orders_tensor_core"]:
+        mbarrier.fence_after_wait()
+    _fence_copies(ctx)
+    parities.flip(ctx.kernel, waited.handle, waited.index, where=done)
+    return elementwise.scalar(done, np.dtype(bool))
+
+
+def _fence_copies(ctx: RuleContext) -> None:
+    if ctx.kernel.copies_by_threads:
+        # cp.async is of the generic proxy: its data may be for wgmma, or for TMA.
+        tma.fence_proxy_async()
+
+
+class _Waited(NamedTuple):
+    """The barrier that an equation waits for.
+
+    Attributes:
+      handle: its declaration.
+      index: its index there.
+      pointer: its address.
+      parity: that of the phase.
+      scope: of the memory that the wait acquires; None for a barrier of the CTA.
+    """
+
+    handle: vals.BarrierHandle
+    index: int | ir.Value
+    pointer: ir.Value
+    parity: ir.Value
+    scope: cluster.MemoryScope | None
+
+    @classmethod
+    def of(cls, ctx: RuleContext, invals: Sequence[Any]) -> _Waited:
+        barrier = ctx.operands(invals)["barrier"]
+        handle: vals.BarrierHandle = barrier.ref
+        index = barrier_index(handle, barrier.transforms)
+        pointer = barrier_pointer(ctx, handle, index)
+        scope = ctx.eqn.params.get("memory_scope")
+        if scope is None and isinstance(handle.barrier, types.ClusterBarrier):
+            scope = _arrival_scope(ctx, handle.barrier)
+        parity = parities.parity(ctx.kernel, handle, index)
+        return cls(handle, index, pointer, parity, scope)

@@ -205,6 +205,8 @@ class Barrier:
 
     Attributes:
       generation: how often all have met.
+      holds, held: whether a predicate holds in all that have arrived, and in all of
+        the last generation.
     """
 
     def __init__(self) -> None:
@@ -213,6 +215,7 @@ class Barrier:
         self.rows: list[np.ndarray] = []
         self.clock: np.ndarray | None = None
         self.result: np.ndarray | None = None
+        self.holds = self.held = True
 
     def arrive(self, rows: np.ndarray, clock: np.ndarray | None, of: int) -> None:
         """Some warps arrive; the last ones end the generation."""
@@ -223,6 +226,7 @@ class Barrier:
         if self.arrived == of:
             self.generation += 1
             self.arrived, self.result, self.clock = 0, self.clock, None
+            self.holds, self.held = True, self.holds
 
 
 @runs("nvvm.barrier")
@@ -234,23 +238,28 @@ def _barrier(program: Program, op: ir.Operation) -> Step:
         raise NotModelled("nvvm.barrier with a reduction")
 
     def barrier(strand: Any) -> Iterator[Wait]:
-        rows = strand.whole_warps("barrier.sync")
         env, cta = strand.env, strand.cta
         name = 0 if number is None else strand.uniform(env[number])
         expected = cta.threads if count is None else strand.uniform(env[count])
-        if not 0 <= name < 16 or expected % LANES:
-            raise KernelError(f"barrier.sync {name}, {expected}")
-        where = cta.barriers.setdefault(name, Barrier())
-        now = where.generation
-        where.arrive(rows, cta.clocks.meet(rows, together=True), expected)
-        while where.generation == now:
-            yield Wait(
-                lambda: where.generation > now,
-                lambda: f"barrier {name}: {where.arrived} of {expected} threads",
-            )
-        cta.clocks.acquire(rows, where.result)
+        yield from meet(strand, name, expected, "barrier.sync")
 
     return barrier
+
+
+def meet(strand: Any, name: int, expected: int, what: str) -> Iterator[Wait]:
+    """The warps of a strand wait at one of the block's barriers."""
+    rows, cta = strand.whole_warps(what), strand.cta
+    if not 0 <= name < 16 or expected % LANES:
+        raise KernelError(f"{what} {name}, {expected}")
+    where = cta.barriers.setdefault(name, Barrier())
+    now = where.generation
+    where.arrive(rows, cta.clocks.meet(rows, together=True), expected)
+    while where.generation == now:
+        yield Wait(
+            lambda: where.generation > now,
+            lambda: f"barrier {name}: {where.arrived} of {expected} threads",
+        )
+    cta.clocks.acquire(rows, where.result)
 
 
 @runs("nvvm.bar.warp.sync")

@@ -38,6 +38,14 @@ class Wait:
         self.what = what
 
 
+class Poll(Wait):
+    """What a strand asks again and again, instead of waiting for it."""
+
+
+# After how many turns in which nobody does anything but poll a run ends.
+_POLLS = 10_000
+
+
 class Work(Protocol):
     """Asynchronous work under way."""
 
@@ -152,18 +160,24 @@ class Scheduler:
         """
         waiting: dict[Strand, Wait | None] = {strand: None for strand, _ in strands}
         bodies = dict(strands)
+        polls = 0
         while waiting:
-            progress = False
+            progress = polled = False
             for strand in list(waiting):
                 wait = waiting[strand]
                 if wait is not None and not wait.ready():
                     continue
-                progress = True
+                progress |= not isinstance(wait, Poll)
+                polled |= isinstance(wait, Poll)
                 try:
                     waiting[strand] = next(bodies[strand])
                 except StopIteration:
                     del waiting[strand]
-            if not progress and not self._complete_one():
+            if progress or self._complete_one():
+                polls = 0
+                continue
+            polls += 1
+            if waiting and (not polled or polls > _POLLS):
                 raise DeadlockError(_report(waiting))
 
     def _complete_one(self) -> bool:

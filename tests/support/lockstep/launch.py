@@ -23,6 +23,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     registers,
     tma,
     values,
+    votes,
     wgmma,
 )
 from tests.support.lockstep.clocks import Clocks

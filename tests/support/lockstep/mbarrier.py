@@ -13,7 +13,7 @@ from tests.support.lockstep import values
 from tests.support.lockstep.accesses import cluster_address
 from tests.support.lockstep.assembly import Statement, parse
 from tests.support.lockstep.clocks import join
-from tests.support.lockstep.engine import LANES, KernelError, Wait
+from tests.support.lockstep.engine import LANES, KernelError, Poll, Wait
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
@@ -209,12 +209,18 @@ def _waited(strand: Any, pointer: Any) -> Mbarrier:
 def _test_wait(program: Program, op: ir.Operation) -> Step:
     (pointer, parity), (out,) = program.inputs(op), program.outputs(op)
 
-    def test(strand: Any) -> None:
+    return _test(pointer, parity, out, lambda done: np.array([done]))
+
+
+def _test(pointer: int, parity: int, out: int, result: Any) -> Step:
+    def test(strand: Any) -> Iterator[Wait]:
         barrier = _waited(strand, strand.env[pointer])
-        done = barrier.passed(strand.uniform(strand.env[parity]))
+        bit = strand.uniform(values.forced(strand.env[parity]))
+        done = barrier.passed(bit)
         if done:
             strand.cta.clocks.acquire(strand.active_rows(), barrier.completed)
-        strand.env[out] = np.array([done])
+        strand.env[out] = result(done)
+        yield Poll(lambda: True, lambda: f"parity {bit} of {barrier} to pass, by tests")
 
     return test
 
@@ -230,6 +236,11 @@ _TRY_WAIT = (
     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64",
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
 )
+_TEST_WAIT = (
+    "mbarrier.test_wait.parity.acquire.cta.shared::cta.b64",
+    "mbarrier.test_wait.parity.acquire.cluster.shared::cta.b64",
+)
+_EXPECT_TX = "mbarrier.expect_tx.relaxed.cta.shared::cta.b64"
 
 
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
@@ -240,13 +251,25 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
         return _arrive(inputs, statements[0])
     if opcodes[0] in _TRY_WAIT:
         return _wait_loop(inputs, statements)
+    if opcodes == [_EXPECT_TX] and not statements[0].guard:
+        return _expect_tx(inputs, statements[0])
+    if opcodes[0] in _TEST_WAIT and opcodes[1:] == ["selp.u32"]:
+        test, select = statements
+        done, place, parity = test.operands
+        if select.operands != ("$0", "1", "0", done):
+            raise NotModelled(f"llvm.inline_asm {text[:80]}")
+        (out,) = program.outputs(op)
+        # The operands are numbered from the result on.
+        place, parity = (_slot([out, *inputs], x) for x in (place, parity))
+        return _test(place, parity, out, lambda done: np.array([done], np.uint32))
     raise NotModelled(f"llvm.inline_asm {text[:80]}")
 
 
 def _arrive(inputs: list[int], statement: Statement) -> Step:
-    sink, place = statement.operands
+    sink, place, *counts = statement.operands
     if sink != "_":
         raise NotModelled("mbarrier.arrive with a state")
+    count = int(counts[0]) if counts else 1
     address = _slot(inputs, place)
     remote = "shared::cluster" in statement.opcode
 
@@ -258,9 +281,21 @@ def _arrive(inputs: list[int], statement: Statement) -> Step:
                 cta, offset = cluster_address(strand, number)
             barrier = find(cta, offset)
             barrier.check_known(row, "an arrival")
-            barrier.arrive(1, strand.cta.clocks.released(row, lane % LANES))
+            barrier.arrive(count, strand.cta.clocks.released(row, lane % LANES))
 
     return arrive
+
+
+def _expect_tx(inputs: list[int], statement: Statement) -> Step:
+    place, count = (_slot(inputs, operand) for operand in statement.operands)
+
+    def expect(strand: Any) -> None:
+        for lane, address in _lanes(strand, strand.env[place]):
+            barrier = find(strand.cta, address)
+            barrier.check_known(int(strand.row_of_lane[lane]), "expect_tx")
+            barrier.expect(int(strand.per_lane(strand.env[count])[lane]))
+
+    return expect
 
 
 def _wait_loop(inputs: list[int], statements: list[Statement]) -> Step:

@@ -88,33 +88,27 @@ def test_otherwise_the_first_wait_needs_a_phase():
         kernel(numbers())
 
 
-def test_the_second_wait_needs_a_phase():
+def of_one_warpgroup(first):
+    """A kernel whose warpgroup waits for a complete barrier after another operation."""
+
     def body(o, barrier):
-        plgpu.barrier_wait(barrier)
+        first(barrier)
         plgpu.barrier_wait(barrier)
         o[...] = jnp.ones(4)
 
-    kernel = plgpu.kernel(
+    return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((4,), jnp.float32),
         scratch_types={"barrier": plgpu.Barrier(initially_complete=True)},
     )
+
+
+def test_the_second_wait_needs_a_phase():
     with pytest.raises(errors.DeadlockError, match="phase 0 of barrier barrier"):
-        kernel()
+        of_one_warpgroup(plgpu.barrier_wait)()
 
 
 def test_a_first_wait_after_the_first_phase_has_missed_it():
     """Its parity then denotes the second phase."""
-
-    def body(o, barrier):
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
-        o[...] = jnp.ones(4)
-
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((4,), jnp.float32),
-        scratch_types={"barrier": plgpu.Barrier(initially_complete=True)},
-    )
     with pytest.raises(errors.BarrierError, match="a wait missed its phase"):
-        kernel()
+        of_one_warpgroup(plgpu.barrier_arrive)()

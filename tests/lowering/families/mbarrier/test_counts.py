@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of a phase, everywhere: arrivals of several, bytes, arrivals of no copy."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+ROW = jax.ShapeDtypeStruct((2, 128), jnp.float32)
+ONES = np.ones(ROW.shape, np.float32)
+PAIR = {"cluster": (2,), "cluster_names": ("c",)}
+
+
+def counted(first, second, declared, cluster=False):
+    """Two warpgroups arrive with counts of their own; both wait, three times."""
+
+    def make(interpret):
+        def body(o, barrier):
+            wg = lax.axis_index("wg")
+
+            @plgpu.loop(0, 3)
+            def _(i):
+                for number, count in enumerate((first, second)):
+                    plgpu.barrier_arrive(
+                        barrier, num_arrivals=count, predicate=wg == number
+                    )
+                plgpu.barrier_wait(barrier)
+
+            @plgpu.when((wg == 0) & (lax.axis_index("c") == 0))
+            def _():
+                o[...] = jnp.ones(ROW.shape)
+
+        declare = (
+            plgpu.ClusterBarrier(collective_axes="c", num_arrivals=declared)
+            if cluster
+            else plgpu.Barrier(num_arrivals=declared)
+        )
+        return plgpu.kernel(
+            body, out_type=ROW, num_threads=2, thread_name="wg", **PAIR,
+            scratch_types=[declare], interpret=interpret,
+        )  # fmt: skip
+
+    return make
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_an_arrival_may_count_as_several(cluster):
+    everywhere.check(counted(1, 4, 5, cluster), [], ONES)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("cluster", [False, True])
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_instruction_has_the_count(semantics, cluster):
+    kernel = under(semantics, counted(1, 4, 5, cluster)(None))
+    (report,) = plgpu.offline.compile(kernel)
+    arrivals = [x for x in report.ptx.splitlines() if "mbarrier.arrive." in x]
+    as_four = [line for line in arrivals if line.strip().endswith(", 4;")]
+    assert len(as_four) == len(arrivals) / 2 > 0
+
+
+def test_one_arrival_too_few_is_a_deadlock():
+    with pytest.raises(errors.DeadlockError, match="4 of 5 arrivals"):
+        counted(1, 3, 5)(plgpu.InterpretParams())()
+
+
+def test_arrivals_that_a_phase_does_not_have_are_an_error():
+    with pytest.raises(errors.BarrierError) as caught:
+        counted(2, 4, 5)(plgpu.InterpretParams())()
+    assert "receives more arrivals than it was declared with" in caught.value.what
+    assert "5 arrivals per phase" in caught.value.expected
+    assert "more, after" in caught.value.got
+
+
+def test_a_count_is_at_most_that_of_a_phase():
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier, num_arrivals=3)  # HERE
+
+    with refused(
+        errors.BarrierError,
+        "barrier_arrive: a phase of the barrier has fewer arrivals",
+        expected="num_arrivals of 1 to 2",
+        got="num_arrivals=3",
+        hint="declare the barrier with more arrivals",
+    ):
+        plgpu.kernel(
+            body, out_type=ROW, scratch_types=[plgpu.Barrier(num_arrivals=2)]
+        )()
+
+
+@pytest.mark.parametrize("count", [0, -1, 2**20])
+def test_a_count_is_one_of_the_hardware(count):
+    def body(o, barrier):
+        plgpu.barrier_arrive(barrier, num_arrivals=count)
+
+    with pytest.raises(errors.ArgumentError, match="1 to 1048575"):
+        plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])()
+
+
+def test_the_arrivals_of_all_ctas_are_counted_by_the_hardware():
+    """Each CTA of the cluster has as many as a barrier can count, and one more."""
+
+    def body(o, barrier):
+        o[...] = jnp.ones(ROW.shape)
+
+    declared = plgpu.ClusterBarrier(collective_axes="c", num_arrivals=2**19)
+    with pytest.raises(errors.ArgumentError) as caught:
+        plgpu.kernel(body, out_type=ROW, scratch_types=[declared], **PAIR)()
+    error = caught.value
+    assert error.what == "ClusterBarrier: a phase has too many arrivals"
+    assert "at most 1048575" in error.expected
+    assert "1048576: num_arrivals=524288 from each of 2 CTAs" in error.got
+
+
+# --- copies that a predicate skips ----------------------------------------------------
+
+
+def some_copies(wait_for=2):
+    """Each CTA copies one of two rows; the barrier has an arrival for both."""
+
+    def make(interpret):
+        def body(x, o, rows, barrier):
+            i = lax.axis_index("g")
+            rows[...] = jnp.zeros((2, 128))
+            plgpu.commit_smem()
+            for row in range(2):
+                plgpu.copy_gmem_to_smem(
+                    x.at[row], rows.at[row], barrier, predicate=i == row
+                )
+            for _ in range(wait_for // 2):
+                plgpu.barrier_wait(barrier)
+            o[i] = rows[0] + rows[1]
+
+        return plgpu.kernel(
+            body, out_type=ROW, grid=(2,), grid_names=("g",), interpret=interpret,
+            scratch_types=[
+                plgpu.SMEM((2, 128), jnp.float32), plgpu.Barrier(num_arrivals=2)
+            ],
+        )  # fmt: skip
+
+    return make
+
+
+def test_a_skipped_copy_arrives_without_bytes():
+    x = np.arange(256, dtype=np.float32).reshape(2, 128)
+    everywhere.check(some_copies(), [x], x)
+
+
+def test_a_copy_that_a_constant_skips_arrives_without_bytes():
+    def make(interpret):
+        def body(x, o, row, barrier):
+            plgpu.copy_gmem_to_smem(x.at[0], row, barrier, predicate=False)
+            plgpu.barrier_wait(barrier)
+            o[...] = x[...]
+
+        return plgpu.kernel(
+            body, out_type=ROW, interpret=interpret,
+            scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
+        )  # fmt: skip
+
+    everywhere.check(make, [ONES], ONES)
+
+
+def test_a_skipped_arrival_does_not_count():
+    def make(interpret):
+        def body(o, barrier):
+            plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") < 0)
+            plgpu.barrier_arrive(barrier, predicate=lax.axis_index("g") >= 0)
+            done = plgpu.barrier_test(barrier)
+            o[lax.axis_index("g")] = jnp.full(128, done.astype(jnp.float32))
+
+        return plgpu.kernel(
+            body, out_type=ROW, grid=(2,), grid_names=("g",), interpret=interpret,
+            scratch_types=[plgpu.Barrier(num_arrivals=2)],
+        )  # fmt: skip
+
+    everywhere.check(make, [], np.zeros(ROW.shape, np.float32))
+
+
+# --- bytes that somebody else completes -----------------------------------------------
+
+
+def expecting(num_bytes, predicate=None):
+    def make(interpret):
+        def body(o, barrier):
+            plgpu.barrier_expect(barrier, num_bytes, predicate=predicate)  # HERE
+            plgpu.barrier_arrive(barrier)
+            done = plgpu.barrier_test(barrier)
+            o[...] = jnp.full(ROW.shape, done.astype(jnp.float32))
+
+        return plgpu.kernel(
+            body, out_type=ROW, interpret=interpret, scratch_types=[plgpu.Barrier()]
+        )
+
+    return make
+
+
+def test_no_bytes_are_there_at_once():
+    everywhere.check(expecting(0), [], ONES)
+
+
+def test_a_predicate_skips_them():
+    everywhere.check(expecting(16, predicate=False), [], ONES)
+
+
+def test_a_phase_waits_for_expected_bytes():
+    def body(o, barrier):
+        plgpu.barrier_expect(barrier, 48)
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+
+    kernel = plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])
+    with pytest.raises(errors.DeadlockError) as caught:
+        kernel()
+    assert "1 of 1 arrivals, 48 bytes of copies pending" in str(caught.value)
+
+
+def test_bytes_that_never_come_are_reported_at_the_end():
+    kernel = expecting(32)(plgpu.InterpretParams())
+    with pytest.raises(errors.BarrierError, match="in the middle of a phase") as caught:
+        kernel()
+    assert "32 bytes pending" in caught.value.got
+    assert "test_counts.py" in caught.value.where
+
+
+def test_a_barrier_counts_less_than_a_mebibyte():
+    def body(o, barrier):
+        plgpu.barrier_expect(barrier, 2**20 - 1)
+        plgpu.barrier_expect(barrier, 1)  # HERE
+
+    with refused(
+        errors.BarrierError,
+        "barrier barrier has more bytes pending than it can count",
+        expected="at most 1,048,575 bytes",
+        got="1,048,576 bytes",
+        hint="several barriers",
+    ):
+        plgpu.kernel(body, out_type=ROW, scratch_types={"barrier": plgpu.Barrier()})()
+
+
+@pytest.mark.parametrize("count", [-1, 2**20])
+def test_expected_bytes_are_a_count_of_the_hardware(count):
+    def body(o, barrier):
+        plgpu.barrier_expect(barrier, count)
+
+    with pytest.raises(errors.ArgumentError, match="0 to 1048575"):
+        plgpu.kernel(body, out_type=ROW, scratch_types=[plgpu.Barrier()])()
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_expected_bytes_are_no_arrival(semantics):
+    (report,) = plgpu.offline.compile(under(semantics, expecting(16)(None)))
+    assert "mbarrier.expect_tx.relaxed.cta.shared::cta.b64" in report.ptx
+    assert report.ptx.count("mbarrier.arrive") == 1

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Barriers that warps and their warpgroup wait for, everywhere: parities stay equal."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+
+STEPS = 3
+ROWS = jax.ShapeDtypeStruct((STEPS, 2, 128), jnp.float32)
+X = np.arange(STEPS * 256, dtype=np.float32).reshape(ROWS.shape)
+
+
+def alternating(inside):
+    """Each step has a copy that warps wait for, and one that the warpgroup does.
+
+    Args:
+      inside: waits in the `warp_map`: takes the warp's index, the barriers, the step
+        and a scalar from outside.
+    """
+
+    def make(interpret):
+        def body(x, o, row, barriers):
+            g = lax.axis_index("g")
+
+            @plgpu.loop(0, STEPS)
+            def _(i):
+                plgpu.copy_gmem_to_smem(x.at[i, 0], row, barriers.at[lax.rem(i, 2)])
+                plgpu.warp_map(lambda w: inside(w, barriers, i, g))
+                o[i, 0] = row[...]
+                plgpu.copy_gmem_to_smem(x.at[i, 1], row, barriers.at[lax.rem(i, 2)])
+                plgpu.barrier_wait(barriers.at[lax.rem(i, 2)])
+                o[i, 1] = row[...]
+
+        return plgpu.kernel(
+            body, out_type=ROWS, grid=(1,), grid_names=("g",), interpret=interpret,
+            scratch_types=[
+                plgpu.SMEM((128,), jnp.float32), plgpu.Barrier(num_barriers=2)
+            ],
+        )  # fmt: skip
+
+    return make
+
+
+def plain(w, barriers, i, g):
+    plgpu.barrier_wait(barriers.at[lax.rem(i, 2)])
+
+
+def in_a_loop(w, barriers, i, g):
+    @plgpu.loop(0, 1)
+    def _(j):
+        plgpu.barrier_wait(barriers.at[lax.rem(i + 2 * j, 2)])
+
+
+def in_a_branch(w, barriers, i, g):
+    plgpu.when(g == 0)(lambda: plain(w, barriers, i, g))
+
+
+def in_a_while_loop(w, barriers, i, g):
+    def step(j):
+        plain(w, barriers, i, g)
+        return j + 1
+
+    lax.while_loop(lambda j: j < g + 1, step, 0)
+
+
+def in_a_function(w, barriers, i, g):
+    jax.jit(lambda n: plain(w, barriers, n, g))(i)
+
+
+@pytest.mark.parametrize(
+    "inside", [plain, in_a_loop, in_a_branch, in_a_while_loop, in_a_function]
+)
+def test_a_wait_of_all_four_warps_is_one_of_the_warpgroup(inside):
+    everywhere.check(alternating(inside), [X], X)
+
+
+def of_one_warp(w, barriers, i, g):
+    plgpu.when(w == 1)(lambda: plain(w, barriers, i, g))
+
+
+def of_each_its_own(w, barriers, i, g):
+    plgpu.barrier_wait(barriers.at[lax.rem(w, 2)])
+
+
+def as_often_as_the_index(w, barriers, i, g):
+    def step(j):
+        plain(w, barriers, i, g)
+        return j + 1
+
+    lax.while_loop(lambda j: j < w, step, 0)
+
+
+def of_a_carry(w, barriers, i, g):
+    def step(j, at):
+        plgpu.barrier_wait(barriers.at[at])
+        return lax.rem(w, 2)
+
+    lax.fori_loop(0, 2, step, jnp.int32(0))
+
+
+def by_tests(w, barriers, i, g):
+    plgpu.barrier_test(barriers.at[0])
+
+
+def in_a_called_branch(w, barriers, i, g):
+    jax.jit(lambda n: of_one_warp(n, barriers, i, g))(w)
+
+
+UNEVEN = [
+    of_one_warp, of_each_its_own, as_often_as_the_index, of_a_carry, by_tests,
+    in_a_called_branch,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", UNEVEN)
+def test_waits_that_warps_may_not_all_make_are_refused(inside):
+    with pytest.raises(errors.BarrierError) as caught:
+        alternating(inside)(None)(X)
+    error = caught.value
+    assert error.what == (
+        "a barrier is waited for both by some warps and by the warpgroup"
+    )
+    assert "test_warps_and_warpgroups.py" in error.got
+    assert "declare two barriers" in error.hint
+
+
+def test_a_branch_on_memory_is_one_that_warps_may_not_all_take():
+    def body(x, o, tile, barrier):
+        tile[...] = x[0, 0]
+
+        @plgpu.warp_map
+        def _(w):
+            plgpu.when(tile[0] > 0)(lambda: plgpu.barrier_wait(barrier))
+
+        plgpu.barrier_wait(barrier)
+
+    kernel = plgpu.kernel(
+        body, out_type=ROWS,
+        scratch_types=[plgpu.SMEM((128,), jnp.float32), plgpu.Barrier()],
+    )  # fmt: skip
+    with pytest.raises(errors.BarrierError, match="by some warps"):
+        kernel(X)
+
+
+def test_the_emulator_itself_compares_the_warps(monkeypatch):
+    """It counts for each warp, whatever the check of the body knows."""
+    from pallas_gpu.entry import check
+
+    monkeypatch.setattr(check, "check_waits", lambda jaxpr: None)
+    with pytest.raises(errors.BarrierError) as caught:
+        alternating(of_one_warp)(plgpu.InterpretParams())(X)
+    error = caught.value
+    assert error.what == (
+        "barrier barriers[0]: the warps of warpgroup 0 of CTA (g=0) wait for "
+        "different phases"
+    )
+    assert (
+        error.got
+        == "warp 0: phase 0, warp 1: phase 1, warp 2: phase 0, warp 3: phase 0"
+    )
+    assert "let all four warps wait" in error.hint
