@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -152,7 +153,8 @@ def _fence_copies(ctx: RuleContext) -> None:
         tma.fence_proxy_async()
 
 
-class _Waited(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Waited:
     """The barrier that an equation waits for.
 
     Attributes:
