@@ -165,15 +165,36 @@ def place(
     Returns:
       An allocation per declaration, None for those in other spaces; and the new top.
     """
+    return place_refs(space, scope_refs(eqn), top)
+
+
+def place_refs(
+    space: types.MemorySpace, refs: Sequence[Any], top: int
+) -> tuple[list[Allocation | None], int]:
+    """As `place`, for the variables of a scope.
+
+    The alternatives of a union start at one offset. The arrays of an alternative lie
+    behind each other, and what follows the union lies behind the longest one.
+    """
     placed: list[Allocation | None] = []
-    for var in scope_refs(eqn):
+    # The start of each union, and the ends of its alternatives so far.
+    starts: dict[int, int] = {}
+    ends: dict[types.Overlay, int] = {}
+    for var in refs:
         aval = var.aval
         if aval.memory_space is not space:
             placed.append(None)
             continue
-        offset, size = _align(top, space.alignment), space.size(aval)
-        placed.append(Allocation(_what(aval), offset, size))
-        top = offset + size
+        overlay = aval.storage.overlay if isinstance(aval, types.KernelRef) else None
+        below = top
+        if overlay is not None:
+            below = ends.get(overlay, starts.setdefault(overlay.union, top))
+        offset, size = _align(below, space.alignment), space.size(aval)
+        what = _what(aval) + (" in a union" if overlay is not None else "")
+        placed.append(Allocation(what, offset, size))
+        top = max(top, offset + size)
+        if overlay is not None:
+            ends[overlay] = offset + size
     return placed, top
 
 

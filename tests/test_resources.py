@@ -55,6 +55,34 @@ def test_barriers_lie_behind_the_arrays():
     assert sorted(result.barrier_slots.values()) == [0, 1]
 
 
+def test_alternatives_of_a_union_start_at_one_offset():
+    def body(x, o, before, union, after):
+        o[...] = x[...]
+
+    small = plgpu.SMEM((10,), jnp.int8)
+    union = plgpu.RefUnion([small, tile(1), small], tile(2), small)
+    result = plan(body, scratch_types=[small, union, tile(1)])
+    assert offsets(result) == [
+        (0, 10), (1024, 10), (2048, 1024), (3072, 10), (1024, 2048), (1024, 10),
+        (4096, 1024),
+    ]  # fmt: skip
+    assert result.smem_bytes == 5120
+    assert result.table().count(" in a union ") == 5
+
+
+def test_unions_in_tmem_share_columns():
+    def scope(space, *declared):
+        refs = [ref for n, d in enumerate(declared) for ref in d.to_refs(n)]
+        variables = [jax.extend.core.Var(ref) for ref in refs]
+        placed, top = resources.place_refs(space, variables, 4)
+        return [(a.offset, a.size) for a in placed], top
+
+    wide, narrow = (plgpu.TMEM((128, n), jnp.float32) for n in (64, 6))
+    unions = [plgpu.RefUnion([narrow, narrow], wide), plgpu.RefUnion(narrow, narrow)]
+    expected = [(4, 6), (12, 6), (4, 64), (68, 6), (68, 6)]
+    assert scope(types.TMEM, *unions) == (expected, 74)
+
+
 def test_scopes_that_follow_each_other_share_space():
     def body(x, o, a):
         plgpu.run_scoped(lambda t: None, tile(4))

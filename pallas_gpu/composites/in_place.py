@@ -242,6 +242,8 @@ class _Body:
     def _is_readable(self, load: ops.RefOperand, name: str, problem: Problem) -> bool:
         aval = load.ref.aval
         inferred = self._kernel.semantics is types.LoweringSemantics.Warpgroup
+        # A member of a union is row-major without transforms; see `RefUnion`.
+        inferred = inferred and aval.storage.overlay is None
         if not (inferred or aval.transforms):
             return False
         if problem.dtypes["ab".index(name)] != (problem.operand_type or aval.dtype):

@@ -131,11 +131,12 @@ def scoped(
     )
     for leaf in leaves:
         require_declaration(leaf)
-    refs = [leaf.to_ref() for leaf in leaves]
     _check_axes(mesh, axes, leaves)
+    refs = _fresh_refs(leaves)
+    names = _names(leaves, names)
 
     def body(*flat):
-        positional, named = jax.tree.unflatten(tree, flat)
+        positional, named = jax.tree.unflatten(tree, _bound(leaves, flat))
         return scope.call("run_scoped", f, *positional, **named)
 
     closed, out_tree = _jax.trace(body, refs)
@@ -146,6 +147,35 @@ def scoped(
             *closed.consts, jaxpr=jaxpr, collective_axes=axes, names=tuple(names)
         )
     return jax.tree.unflatten(out_tree, flat)
+
+
+def _fresh_refs(leaves: Sequence[Any]) -> list[Any]:
+    """Returns the references of a scope: one for each array, barrier, accumulator."""
+    refs: list[Any] = []
+    for number, leaf in enumerate(leaves):
+        is_union = isinstance(leaf, types.RefUnion)
+        refs += leaf.to_refs(number) if is_union else [leaf.to_ref()]
+    return refs
+
+
+def _names(leaves: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Returns a name for each reference of a scope; a union's name has paths behind."""
+    found: list[str] = []
+    for leaf, name in zip(leaves, names, strict=True):
+        paths = leaf.paths() if isinstance(leaf, types.RefUnion) else [""]
+        found += [name and name + path for path in paths]
+    return found
+
+
+def _bound(leaves: Sequence[Any], refs: Sequence[Any]) -> list[Any]:
+    """Returns what the function gets for each declaration."""
+    rest = iter(refs)
+    return [
+        leaf.bound([next(rest) for _ in leaf.paths()])
+        if isinstance(leaf, types.RefUnion)
+        else next(rest)
+        for leaf in leaves
+    ]
 
 
 def _require_values(outvars: Sequence[Any]) -> None:

@@ -17,6 +17,7 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import _jax, arch, errors, resources, types, walk
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.machine import State
@@ -78,6 +79,12 @@ class KernelState:
         """Whether a barrier may track copies by cp.async."""
         sites = walk.walk(self.params.jaxpr)
         return any(site.eqn.primitive is cp_async_p for site in sites)
+
+    @functools.cached_property
+    def inferred_members(self) -> frozenset[Any]:
+        """The members of unions whose layout in SMEM is inferred, as variables."""
+        semantics = self.params.compiler_params.lowering_semantics
+        return inferred_members(self.params.jaxpr, semantics)
 
     @functools.cached_property
     def jaxpr_numbers(self) -> walk.Numbers:

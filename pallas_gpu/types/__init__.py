@@ -67,6 +67,7 @@ from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
 from pallas_gpu.types.spaces.resource import (
     Declaration,
     GmemArray,
+    Overlay,
     Resource,
     Sharing,
     Storage,
@@ -80,6 +81,7 @@ from pallas_gpu.types.transforms import (
     itemsize_bits,
     smem_layout,
 )
+from pallas_gpu.types.union import RefUnion
 from pallas_gpu.types.window import resolve
 
 _expect.explain_with(refuse_foreign)
@@ -120,8 +122,10 @@ __all__ = [
     "Mesh",
     "AsyncCopyImplementation",
     "OOBFillMode",
+    "Overlay",
     "PrefetchScalarGridSpec",
     "Ref",
+    "RefUnion",
     "RefView",
     "Resource",
     "ScratchType",

@@ -39,6 +39,7 @@ MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
 MBARRIER = "tests/lowering/families/mbarrier"
+UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
@@ -357,6 +358,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         ),
     ),
     **dict.fromkeys(("GMEM.init", "ANY.init"), f"{WORKSPACE}::{INITIAL}"),
+    "RefUnion.ref_trees": f"{UNIONS}::test_a_union_unpacks_to_its_alternatives",
     "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: tmem({}, {"collective": True}),
     "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),

@@ -227,6 +227,7 @@ GOOD: dict[str, Good] = {
     "SMEM": _top(shape=SHAPE, dtype=F32),
     "TMEM": _top(shape=(128, 64), dtype=F32),
     "REGS": _top(shape=SHAPE, dtype=F32),
+    "RefUnion": _top(ref_trees=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
     "Barrier": _top(),
     "ClusterBarrier": _top(collective_axes="c"),
     "BlockSpec": _top(block_shape=(8, 128), index_map=lambda i: (i, 0)),

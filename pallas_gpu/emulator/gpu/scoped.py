@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import errors, types
+from pallas_gpu import errors, resources, types
 from pallas_gpu.emulator.engine import evaluate, ordering
 from pallas_gpu.emulator.engine.memory import Referent, fresh_elements
 from pallas_gpu.emulator.engine.plan import plan_of
@@ -26,6 +26,7 @@ from pallas_gpu.emulator.engine.steps import ControlStep
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
+from pallas_gpu.emulator.gpu import union
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
@@ -208,10 +209,31 @@ def _allocate(cta: Cta, scope: Scope) -> None:
             case types.AccumulatorRef():
                 pass
             case _:
-                scope.arrays[i] = _allocate_array(cta, aval, (scope.key, i), name)
+                scope.arrays[i] = _allocate_array(cta, var, (scope.key, i), name)
+    _unite(cta, scope)
 
 
-def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
+def _unite(cta: Cta, scope: Scope) -> None:
+    """Makes the members of each union the same bytes."""
+    refs = [declared.var for declared in scope.declared]
+    placed, _ = resources.place_refs(types.SMEM, refs, 0)
+    unions: dict[int, list[tuple[union.UnionMember, resources.Allocation, int]]] = {}
+    for i, allocation in enumerate(placed):
+        memory = scope.arrays.get(i)
+        if isinstance(memory, union.UnionMember) and allocation is not None:
+            overlay = refs[i].aval.storage.overlay
+            member = (memory, allocation, overlay.alternative)
+            unions.setdefault(overlay.union, []).append(member)
+    for members in unions.values():
+        start = min(allocation.offset for _, allocation, _ in members)
+        end = max(allocation.offset + allocation.size for _, allocation, _ in members)
+        united = union.Union(end - start, cta.device.zeros)
+        for memory, allocation, alternative in members:
+            united.add(memory, allocation.offset - start, alternative)
+
+
+def _allocate_array(cta: Cta, var: Any, place: Any, name: str) -> SharedArray:
+    aval = var.aval
     if aval.memory_space is not types.SMEM:
         raise errors.NotModelledError(
             f"the emulator does not model scratch memory in {aval.memory_space.name}",
@@ -223,8 +245,10 @@ def _allocate_array(cta: Cta, aval: Any, place: Any, name: str) -> SharedArray:
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
     layout = _layout(shape, aval.dtype, aval.transforms)
-    memory = SharedArray(name, data, written, place, layout, cta)
-    return memory
+    if aval.storage.overlay is None:
+        return SharedArray(name, data, written, place, layout, cta)
+    inferred = var in cta.cluster.inferred_members
+    return union.UnionMember(name, data, written, place, layout, cta, inferred)
 
 
 @functools.lru_cache(maxsize=1024)

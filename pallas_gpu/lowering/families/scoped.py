@@ -51,7 +51,12 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
         case types.AccumulatorRef():
             return wgmma.new_accumulator(ctx, i, aval)
         case _:
-            return kernel.semantics.smem_handle(kernel, aval, allocation.offset)
+            row_major = aval.storage.overlay is not None and not (
+                aval.transforms or var in kernel.inferred_members
+            )
+            return kernel.semantics.smem_handle(
+                kernel, aval, allocation.offset, row_major
+            )
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:

@@ -47,7 +47,7 @@ class Lane:
         return handle
 
     def smem_handle(
-        self, kernel: KernelState, aval: Any, offset_bytes: int
+        self, kernel: KernelState, aval: Any, offset_bytes: int, row_major: bool = False
     ) -> vals.SmemHandle:
         layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
         pointer = kernel.builder.smem_pointer(offset_bytes)

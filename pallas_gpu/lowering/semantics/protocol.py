@@ -39,8 +39,17 @@ class Semantics(Protocol):
     def gmem_handle(self, kernel: Any, handle: vals.GmemHandle) -> Any:
         """Returns the handle of an operand or a result of the kernel."""
 
-    def smem_handle(self, kernel: Any, aval: Any, offset_bytes: int) -> Any:
-        """Returns the handle of an array at its offset in the block's SMEM."""
+    def smem_handle(
+        self, kernel: Any, aval: Any, offset_bytes: int, row_major: bool = False
+    ) -> Any:
+        """Returns the handle of an array at its offset in the block's SMEM.
+
+        Args:
+          kernel: the kernel.
+          aval: the type of its reference.
+          offset_bytes: the offset.
+          row_major: whether it has to be, where its type leaves that open.
+        """
 
     def part(self, ctx: Any, handle: Any, transforms: Any) -> Any:
         """Returns a part of a reference in the form that instructions use."""

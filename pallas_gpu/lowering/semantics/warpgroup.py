@@ -49,7 +49,7 @@ class Warpgroup:
         return vals.MemrefHandle(cast.results[0], handle.dtype, handle.lead)
 
     def smem_handle(
-        self, kernel: KernelState, aval: Any, offset_bytes: int
+        self, kernel: KernelState, aval: Any, offset_bytes: int, row_major: bool = False
     ) -> vals.MemrefHandle:
         dtype = vals.numpy_dtype(aval)
         array = dialect.ops.slice_smem(
@@ -57,7 +57,7 @@ class Warpgroup:
         )
         if aval.storage.internal:
             array.owner.attributes[logical.INTERNAL] = ir.UnitAttr.get()
-        if aval.transforms:
+        if aval.transforms or row_major:
             layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
             given = dialect.transforms_to_attributes(layout.tiling, layout.swizzle)
             array = dialect.ops.with_transforms(array, ir.ArrayAttr.get(given))

@@ -16,6 +16,19 @@ from pallas_gpu.types.transforms import Transform
 
 
 @dataclasses.dataclass(frozen=True)
+class Overlay:
+    """That an array is a member of a union, whose alternatives start at one address.
+
+    Attributes:
+      union: number of the union in its scope.
+      alternative: number of the alternative in the union.
+    """
+
+    union: int
+    alternative: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Storage:
     """How an array is stored; row-major unless a space's own storage says otherwise.
 
@@ -23,10 +36,12 @@ class Storage:
       transforms: tiling and swizzle of an SMEM array.
       internal: whether an operation declares it, not the author, who cannot follow the
         advice of a warning about its accesses.
+      overlay: its place in a union, if it is a member of one.
     """
 
     transforms: tuple[Transform, ...] = ()
     internal: bool = False
+    overlay: Overlay | None = None
 
     def __str__(self) -> str:
         return ", ".join(transform.describe() for transform in self.transforms)

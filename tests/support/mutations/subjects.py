@@ -15,6 +15,7 @@ from tests.support.mutations import (
     softmax,
     specialised,
     tma_pipeline,
+    unions,
     warps,
 )
 
@@ -33,5 +34,6 @@ SUBJECTS = tuple(
         persistent,
         warps,
         copy_reductions,
+        unions,
     )
 )

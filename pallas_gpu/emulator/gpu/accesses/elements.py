@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine.boxes import boxes_of
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.ordering import Box
 from pallas_gpu.emulator.engine.poison import Origin, Poisoned
@@ -133,26 +133,7 @@ class Elements:
 
     def boxes(self) -> Iterator[Box]:
         """Yields boxes of the array that contain the accessed elements alone."""
-        positions = np.unique(self.flat)
-        if not positions.size:
-            return
-        array = self.memory.shape
-        if not array:
-            yield ()
-            return
-        places = np.stack(np.unravel_index(positions, array), axis=1)
-        low, high = places.min(axis=0), places.max(axis=0) + 1
-        if math.prod((high - low).tolist()) == positions.size:
-            yield _box(low, high)
-            return
-        # Runs along the last axis.
-        breaks = np.flatnonzero(
-            (np.diff(positions) != 1) | (np.diff(places[:, -1]) != 1)
-        )
-        firsts = np.concatenate([[0], breaks + 1])
-        lasts = np.concatenate([breaks, [positions.size - 1]])
-        for first, last in zip(firsts, lasts, strict=True):
-            yield _box(places[first], places[last] + 1)
+        yield from boxes_of(np.unique(self.flat), self.memory.shape)
 
     def regions(self) -> Iterator[Region]:
         """As `boxes`, as regions of the array."""
@@ -260,10 +241,6 @@ class _Part:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.asarray(self._region.view(self._proposal._data), dtype)
-
-
-def _box(low: Any, high: Any) -> Box:
-    return tuple((int(a), int(b)) for a, b in zip(low, high, strict=True))
 
 
 def known(value: Any, where: np.ndarray | None = None) -> Any:

@@ -39,6 +39,7 @@ class Cluster(Group):
       around: position of the launch on the axes that enclose it.
       lasting: the body of the scope whose memory exists until the cluster ends; None
         for none.
+      inferred_members: the members of unions whose layout the compiler chooses.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Cluster(Group):
         self.positions = iter(positions)
         self.around: dict[str, int] = {}
         self.lasting: Any = None
+        self.inferred_members: frozenset[Hashable] = frozenset()
         ranks = itertools.product(*(range(n) for n in mesh.cluster))
         self.ctas = [Cta(self, rank) for rank in ranks]
         self.threads += [wg for cta in self.ctas for wg in cta.warpgroups]

@@ -22,6 +22,7 @@ from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
+from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
 from pallas_gpu.primitives.scoped import run_scoped_p
@@ -164,6 +165,8 @@ class Launch:
         _indices.mark(params.jaxpr)
         mesh, body = params.mesh, plan_of(params.jaxpr)
         lasting = _lasting(params.jaxpr)
+        semantics = params.compiler_params.lowering_semantics
+        inferred = inferred_members(params.jaxpr, semantics)
         for batch in itertools.product(*(range(axis.size) for axis in params.batch)):
             arrays = self._bind(batch)
             work = self._work_of(batch)
@@ -176,6 +179,7 @@ class Launch:
                 cluster = Cluster(self._device, mesh, batch, block, rest)
                 cluster.around = around
                 cluster.lasting = lasting
+                cluster.inferred_members = inferred
                 viewer = Viewer(cluster.name)
                 refs = [array.seen_by(viewer) for array in arrays]
                 seen = {key: array.seen_by(viewer) for key, array in work.items()}

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unions: scratch arrays that share their memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from pallas_gpu import _jax, errors, expect
+from pallas_gpu.types.completion import shows
+from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.refs import KernelRef
+from pallas_gpu.types.spaces.memory_space import MemorySpace, ScratchType
+from pallas_gpu.types.spaces.resource import Overlay
+from pallas_gpu.types.spaces.smem import Smem
+from pallas_gpu.types.spaces.tmem import Tmem, TmemStorage
+
+
+@expect.arguments(ref_trees=expect.anything)
+@shows("refs", "memory_space")
+class RefUnion:
+    """Declares scratch arrays of which only some are in use at a time.
+
+    The alternatives start at the same address, and the largest one determines the size.
+    The reference that a body gets unpacks to them: `a_ref, (b_ref, c_ref) = union_ref`.
+
+    PTX: none; the memory is allocated at compile time. Since: sm_90.
+
+    Issued by the scope that declares it. Whoever uses another alternative than before
+    has to order its accesses with the earlier ones, as for accesses to one array:
+    between warpgroups by barriers, and before a copy or a product that reads or
+    overwrites what threads have stored by `commit_smem`. An alternative has the bytes
+    that another one left there, stored as its transforms say. Under Warpgroup semantics
+    this does not hold for an operand of `wgmma` without transforms, whose layout is
+    inferred; other members are row-major unless they have transforms.
+
+    Args:
+      *ref_trees: the alternatives: declarations of arrays in SMEM, or all in TMEM, or
+        pytrees of them. The arrays of one alternative lie behind each other.
+
+    Raises:
+      ArgumentError: there are no arrays, or they exclude each other.
+      ArgumentTypeError: a member is not a declaration of an array.
+      MemorySpaceError: the arrays are in different memories, or in GMEM.
+      ShapeError: arrays in TMEM of different numbers of rows.
+
+    Example:
+      >>> stages = [plgpu.SMEM((64, 64), jnp.float16) for _ in range(4)]
+      >>> tiles = plgpu.RefUnion(stages, plgpu.SMEM((64, 128), jnp.float32))
+    """
+
+    def __init__(self, *ref_trees: Any):
+        self.refs: tuple[Any, ...] = ref_trees
+        members = [jax.tree.leaves(tree, is_leaf=_is_none) for tree in ref_trees]
+        flat = [member for group in members for member in group]
+        for member in flat:
+            _require_array(member)
+        if not members or not all(members):
+            raise errors.ArgumentError(
+                "RefUnion: an alternative without arrays",
+                expected="one declaration or more in each alternative",
+                got=expect.shown(ref_trees),
+                hint="write plgpu.RefUnion(plgpu.SMEM(...), plgpu.SMEM(...))",
+                where=_jax.where_now(),
+            )
+        self.memory_space = _memory_space(flat)
+
+    def __repr__(self) -> str:
+        return f"RefUnion({', '.join(map(repr, self.refs))})"
+
+    def to_refs(self, number: int) -> list[KernelRef]:
+        """Returns fresh abstract references to the members, in order.
+
+        Args:
+          number: of the union in its scope.
+        """
+        return [
+            _to_ref(member, Overlay(number, alternative))
+            for alternative, tree in enumerate(self.refs)
+            for member in jax.tree.leaves(tree)
+        ]
+
+    def to_ref(self) -> Any:
+        """Refuses: a union is several references."""
+        raise errors.ArgumentTypeError(
+            "a union of arrays is used where one array is meant",
+            expected="one declaration, e.g. plgpu.SMEM(shape, dtype)",
+            got=repr(self),
+            hint="declare unions in scratch_types and run_scoped",
+            where=_jax.where_now(),
+        )
+
+    def bound(self, refs: Sequence[Any]) -> UnionRef:
+        """Returns what a body gets for the references to the members."""
+        return UnionRef(jax.tree.unflatten(jax.tree.structure(self.refs), refs))
+
+    def paths(self) -> list[str]:
+        """Returns how a body writes each member, without the union's name."""
+        leaves, _ = jax.tree_util.tree_flatten_with_path(self.refs)
+        return [jax.tree_util.keystr(path) for path, _ in leaves]
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Raises unless a scope of a kernel with this mesh may declare it."""
+        for member in jax.tree.leaves(self.refs):
+            member.check_scope(mesh)
+
+
+def _is_none(x: Any) -> bool:
+    return x is None
+
+
+def _require_array(member: Any) -> None:
+    if not isinstance(member, ScratchType):
+        raise errors.ArgumentTypeError(
+            "RefUnion: a member is not a declaration of an array",
+            expected="plgpu.SMEM(shape, dtype), or pytrees of such declarations",
+            got=expect.shown(member),
+            hint="write the alternatives of an inner RefUnion as ones of the outer; "
+            "barriers and accumulators share nothing",
+            where=_jax.where_now(),
+        )
+
+
+def _memory_space(members: Sequence[ScratchType]) -> MemorySpace:
+    """Returns the memory that all members share."""
+    space = members[0].memory_space
+    names = sorted({member.memory_space.name for member in members})
+    if len(names) > 1 or not isinstance(space, Smem | Tmem):
+        raise errors.MemorySpaceError(
+            "RefUnion: the arrays cannot share their memory",
+            expected="arrays that are all in SMEM, or all in TMEM",
+            got=", ".join(names),
+            hint="make a union for each memory",
+            where=_jax.where_now(),
+        )
+    if isinstance(space, Tmem):
+        _require_same_tmem(members)
+    return space
+
+
+def _require_same_tmem(members: Sequence[ScratchType]) -> None:
+    pairs = {
+        m.storage.collective for m in members if isinstance(m.storage, TmemStorage)
+    }
+    if len(pairs) > 1:
+        raise errors.ArgumentError(
+            "RefUnion: some arrays are collective",
+            expected="collective on all of them, or on none",
+            got="both",
+            hint="pass the same collective to every declaration",
+            where=_jax.where_now(),
+        )
+    rows = sorted({member.shape[-2] for member in members})
+    if len(rows) > 1:
+        raise errors.ShapeError(
+            "RefUnion: arrays in TMEM have different numbers of rows",
+            expected=f"{rows[-1]} rows in each",
+            got=", ".join(map(str, rows)),
+            hint="pad the smaller ones",
+            where=_jax.where_now(),
+        )
+
+
+def _to_ref(member: ScratchType, overlay: Overlay) -> KernelRef:
+    storage = dataclasses.replace(member.storage, overlay=overlay)
+    return dataclasses.replace(member, storage=storage).to_ref()
+
+
+@jax.tree_util.register_pytree_node_class
+class UnionRef:
+    """What a body gets for a union: an immutable sequence of its alternatives."""
+
+    def __init__(self, alternatives: tuple[Any, ...]):
+        self._alternatives = alternatives
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._alternatives)
+
+    def __len__(self) -> int:
+        return len(self._alternatives)
+
+    def __getitem__(self, idx: Any) -> Any:
+        number = expect.index(idx)
+        if number is not None and -len(self) <= number < len(self):
+            return self._alternatives[number]
+        raise _not_an_array("read", idx, len(self))
+
+    def __setitem__(self, idx: Any, value: Any) -> None:
+        raise _not_an_array("written", idx, len(self))
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        """Returns the alternatives."""
+        return self._alternatives, None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, alternatives: Any) -> UnionRef:
+        """Returns a union of other alternatives."""
+        return cls(tuple(alternatives))
+
+
+def _not_an_array(verb: str, idx: Any, count: int) -> errors.ArgumentTypeError:
+    return errors.ArgumentTypeError(
+        f"a union of references is {verb} as if it were an array",
+        expected=f"one of its members: a union unpacks to {count} alternatives",
+        got=f"an index expression: {expect.shown(idx)}",
+        hint="unpack it, and use a member: a_ref, b_ref = union_ref",
+        where=_jax.where_now(),
+    )

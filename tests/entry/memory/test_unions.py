@@ -1,0 +1,525 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unions: scratch arrays that share memory, everywhere with the same bytes."""
+
+from __future__ import annotations
+
+import contextlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, offline
+from tests.support import everywhere
+from tests.support.entry_kernels import numbers, run
+from tests.support.refusal import refused
+
+F16, F32, I32 = jnp.float16, jnp.float32, jnp.int32
+ROWS = np.arange(64 * 128, dtype=np.float32).reshape(64, 128)
+OUT = jax.ShapeDtypeStruct((64, 128), F32)
+SWIZZLED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+
+
+def of(body, *scratch, out=OUT, **options):
+    """Returns `make` for a kernel with one CTA."""
+
+    def make(interpret):
+        return plgpu.kernel(
+            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
+        )
+
+    return make
+
+
+def swizzled_bytes(x: np.ndarray) -> np.ndarray:
+    """The bytes of float32[64, 128] as `SWIZZLED` stores it (PTX ISA, "Swizzling").
+
+    Tiles of 8 rows of 128 bytes, whose units of 16 bytes are exchanged: unit u of row r
+    lies where u xor r is.
+    """
+    tiles = x.reshape(8, 8, 4, 8, 4).transpose(0, 2, 1, 3, 4)  # tile, row, unit, word
+    out = np.empty_like(tiles)
+    for row in range(8):
+        for unit in range(8):
+            out[:, :, row, unit ^ row] = tiles[:, :, row, unit]
+    return np.frombuffer(out.tobytes(), np.uint8)
+
+
+# --- what unions do -------------------------------------------------------------------
+
+
+@pytest.mark.smoke
+def test_a_union_unpacks_to_its_alternatives():
+    def body(x, o, union):
+        whole, (top, bottom) = union
+        whole[...] = x[...]
+        value = whole[...]
+        top[...] = value[:32] * 2
+        bottom[...] = value[32:] * 3
+        o[:32] = union[1][0][...]
+        o[32:] = bottom[...]
+
+    half = plgpu.SMEM((32, 128), F32)
+    make = of(body, plgpu.RefUnion(plgpu.SMEM((64, 128), F32), [half, half]))
+    everywhere.check(make, [ROWS], ROWS * np.repeat([[2], [3]], 32, axis=0))
+
+
+def test_an_alternative_has_the_bytes_of_another():
+    def body(x, o, union):
+        floats, words = union
+        floats[...] = x[...]
+        o[...] = words[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
+    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    everywhere.check(make, [ROWS], ROWS.view(np.int32))
+
+
+def test_bytes_lie_where_transforms_say():
+    def body(x, o, union):
+        tiled, plain = union
+        tiled[...] = x[...]
+        o[...] = plain[...]
+
+    union = plgpu.RefUnion(
+        plgpu.SMEM((64, 128), F32, transforms=SWIZZLED), plgpu.SMEM((64, 128), I32)
+    )
+    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    expected = swizzled_bytes(ROWS).view(np.int32).reshape(64, 128)
+    everywhere.check(make, [ROWS], expected)
+
+
+def test_a_part_that_is_written_changes_its_bytes_alone():
+    def body(x, o, union):
+        floats, words = union
+        floats[...] = x[...]
+        words[8:16] = jnp.zeros((8, 128), I32)
+        floats[40:48] = floats[40:48] + 1
+        o[...] = words[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
+    make = of(body, union, out=jax.ShapeDtypeStruct((64, 128), I32))
+    expected = ROWS.copy()
+    expected[8:16] = 0
+    expected[40:48] += 1
+    everywhere.check(make, [ROWS], expected.view(np.int32))
+
+
+def test_elements_of_other_widths_and_bitcasts_of_members():
+    def body(x, o, union):
+        wide, narrow = union
+        wide[...] = x[...]
+        narrow[0:64] = narrow[64:128]
+        o[...] = narrow.bitcast(F32)[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((128, 128), F16))
+    make = of(body, union, out=jax.ShapeDtypeStruct((128, 64), F32))
+    x = ROWS.reshape(128, 64)
+    everywhere.check(make, [ROWS], np.concatenate([x[64:], x[64:]]))
+
+
+def test_elements_of_four_bits():
+    def body(x, o, union):
+        packed, raw = union
+        packed[...] = x[...]
+        o[...] = raw[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((32, 128), jnp.int4), plgpu.SMEM((32, 64), "u1"))
+    make = of(body, union, out=jax.ShapeDtypeStruct((32, 64), jnp.uint8))
+    x = np.arange(32 * 128).reshape(32, 128) % 16 - 8
+    codes = x & 15
+    expected = (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    everywhere.check(make, [x.astype(jnp.int4)], expected)
+
+
+def test_copies_into_one_alternative_and_out_of_another():
+    def body(x, o, union, barrier):
+        (tile,), (result, _) = union
+        plgpu.copy_gmem_to_smem(x, tile, barrier)
+        plgpu.barrier_wait(barrier)
+        value = tile[...] * 2
+        result[...] = value.astype(F16)
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    half = plgpu.SMEM((64, 128), F16)
+    union = plgpu.RefUnion([plgpu.SMEM((64, 128), F32)], [half, half])
+    out = jax.ShapeDtypeStruct((64, 128), F16)
+    make = of(body, union, plgpu.Barrier(), out=out)
+    x = ROWS % 128
+    everywhere.check(make, [x], (x * 2).astype(np.float16))
+
+
+def test_operands_of_a_product_make_way_for_its_result():
+    def body(a, b, o, union, barrier):
+        (left, right), result = union
+        plgpu.copy_gmem_to_smem(a, left, barrier)
+        plgpu.copy_gmem_to_smem(b, right, barrier)
+        plgpu.barrier_wait(barrier)
+
+        def multiply(acc):
+            plgpu.wgmma(acc, left, right)
+            plgpu.wgmma_wait(0)
+            return acc[...]
+
+        product = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+        result[...] = product
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(result, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    tile = plgpu.SMEM(
+        (64, 64),
+        F16,
+        transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    )
+    union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
+    out = jax.ShapeDtypeStruct((64, 64), F32)
+    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
+    rng = np.random.default_rng(0)
+    a, b = (rng.integers(-4, 4, (64, 64)).astype(np.float16) for _ in "ab")
+    everywhere.check(make, [a, b], a.astype(np.float32) @ b.astype(np.float32))
+
+
+def test_layouts_of_operands_are_inferred():
+    def body(a, b, o, union, barrier):
+        (left, right), result = union
+        plgpu.copy_gmem_to_smem(a, left, barrier)
+        plgpu.copy_gmem_to_smem(b, right, barrier)
+        plgpu.barrier_wait(barrier)
+
+        def multiply(acc):
+            plgpu.wgmma(acc, left, right)
+            plgpu.wgmma_wait(0)
+            return acc[...]
+
+        result[...] = plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+        o[...] = result[...]
+
+    tile = plgpu.SMEM((64, 64), F16)
+    union = plgpu.RefUnion((tile, tile), plgpu.SMEM((64, 64), F32))
+    out = jax.ShapeDtypeStruct((64, 64), F32)
+    make = of(body, union, plgpu.Barrier(num_arrivals=2), out=out)
+    a = np.eye(64, dtype=np.float16)
+    b = np.arange(4096).reshape(64, 64).astype(np.float16)
+    semantics = [plgpu.LoweringSemantics.Warpgroup]
+    everywhere.check(
+        make, [a, b], b.astype(np.float32), semantics=semantics, executed=semantics
+    )
+
+
+def test_unions_in_scopes_by_name_through_jit_and_loops():
+    def body(x, o):
+        def scope(before, *, union):
+            @jax.jit
+            def add(refs, amount):
+                floats, _ = refs
+                floats[...] = floats[...] + amount
+
+            union[0][...] = x[...]
+            before[...] = x[...]
+
+            def turn(step, carry):
+                add(union, 1.0)
+                return carry
+
+            lax.fori_loop(0, 3, turn, None)
+            o[...] = union[0][...] + before[...]
+
+        other = plgpu.SMEM((128,), I32)
+        plgpu.run_scoped(
+            scope,
+            plgpu.SMEM((64, 128), F32),
+            union=plgpu.RefUnion(plgpu.SMEM((64, 128), F32), {"a": other, "b": other}),
+        )
+
+    everywhere.check(of(body), [ROWS], 2 * ROWS + 3)
+
+
+def test_warpgroups_take_turns_with_alternatives():
+    def body(x, o, union, written):
+        wg = lax.axis_index("wg")
+        floats, words = union
+
+        @plgpu.when(wg == 0)
+        def _():
+            floats[...] = x[...]
+
+        plgpu.barrier_arrive(written)
+        plgpu.barrier_wait(written)
+
+        @plgpu.when(wg == 1)
+        def _():
+            o[...] = words[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 128), F32), plgpu.SMEM((64, 128), I32))
+    make = of(
+        body,
+        union,
+        plgpu.Barrier(num_arrivals=2),
+        out=jax.ShapeDtypeStruct((64, 128), I32),
+        num_threads=2,
+        thread_name="wg",
+    )
+    everywhere.check(make, [ROWS], ROWS.view(np.int32))
+
+
+@pytest.mark.offline
+def test_it_compiles_to_shared_addresses_offline():
+    def body(x, o, union):
+        a, b = union
+        a[...] = x[...]
+        o[...] = b[...]
+
+    tile = plgpu.SMEM((64, 128), F32)
+    (report,) = offline.compile(of(body, plgpu.RefUnion(tile, tile))(False), ROWS)
+    assert report.resources.smem_bytes == 64 * 128 * 4
+    assert "st.shared" in report.ptx
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def reported(error, *texts):
+    """Expects an error whose report has all texts, and names the line `# HERE`."""
+    with pytest.raises(error) as info:
+        yield
+    report = str(info.value)
+    assert [text for text in (*texts, "# HERE") if text not in report] == []
+
+
+def two(first=F32, second=I32):
+    return plgpu.RefUnion(plgpu.SMEM((64, 128), first), plgpu.SMEM((64, 128), second))
+
+
+def test_a_copy_of_what_was_stored_through_another_member_needs_a_fence():
+    def body(x, o, union):
+        floats, others = union
+        floats[...] = x[...]
+        plgpu.copy_smem_to_gmem(others, o)  # HERE
+        plgpu.wait_smem_to_gmem(0)
+
+    with reported(errors.RaceError, "warpgroup 0", "call commit_smem()", "without one"):
+        run(body, scratch_types=[two(F32, F32)])
+
+
+def test_a_copy_over_what_was_stored_through_another_member_needs_one_too():
+    def body(x, o, union, barrier):
+        floats, others = union
+        floats[...] = x[...]
+        plgpu.copy_gmem_to_smem(x, others, barrier)  # HERE
+        plgpu.barrier_wait(barrier)
+        o[...] = others[...]
+
+    with reported(errors.RaceError, "overwrites SMEM float32", "commit_smem()"):
+        run(body, scratch_types=[two(F32, F32), plgpu.Barrier()])
+
+
+def test_a_member_is_busy_while_a_copy_reads_another():
+    def body(x, o, union):
+        floats, words = union
+        floats[...] = x[...]
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(floats, o)
+        words[...] = jnp.zeros((64, 128), I32)  # HERE
+        plgpu.wait_smem_to_gmem(0)
+
+    with reported(
+        errors.RaceError,
+        "in a union with SMEM int32[64, 128]",
+        "call wait_smem_to_gmem(0)",
+    ):
+        run(body, scratch_types=[two()])
+
+
+def test_a_copy_into_a_member_is_waited_for_before_another_is_used():
+    def body(x, o, union, barrier):
+        floats, words = union
+        plgpu.copy_gmem_to_smem(x, floats, barrier)
+        words[3] = jnp.zeros((128,), I32)  # HERE
+        plgpu.barrier_wait(barrier)
+        o[...] = floats[...]
+
+    with reported(errors.RaceError, "before the copy from input 0", "barrier_wait"):
+        run(body, scratch_types=[two(), plgpu.Barrier()])
+
+
+@pytest.mark.parametrize("rows", [(0, 8), (60, 64)])
+def test_two_members_in_use_at_once_are_a_race(rows):
+    def body(x, o, union):
+        wg = lax.axis_index("wg")
+        floats, words = union
+
+        @plgpu.when(wg == 0)
+        def _():
+            floats[...] = x[...]
+            o[...] = floats[...]
+
+        @plgpu.when(wg == 1)
+        def _():
+            words[rows[0] : rows[1]] = jnp.ones((rows[1] - rows[0], 128), I32)
+
+    with pytest.raises(errors.RaceError, match="in a union with"):
+        run(body, scratch_types=[two()], num_threads=2, thread_name="wg")
+
+
+def test_members_that_share_no_byte_do_not_conflict():
+    def body(x, o, union):
+        wg = lax.axis_index("wg")
+        floats, (_, more) = union
+
+        @plgpu.when(wg == 0)
+        def _():
+            floats[:32] = x[:32]
+            o[:32] = floats[:32]
+
+        @plgpu.when(wg == 1)
+        def _():
+            more[...] = x[32:]
+            o[32:] = more[...]
+
+    union = plgpu.RefUnion(
+        plgpu.SMEM((64, 128), F32),
+        [plgpu.SMEM((32, 128), I32), plgpu.SMEM((32, 128), F32)],
+    )
+    result = run(body, scratch_types=[union], num_threads=2, thread_name="wg")
+    np.testing.assert_array_equal(result, numbers())
+
+
+def test_bytes_that_nobody_wrote_have_no_value():
+    def body(x, o, union):
+        floats, words = union
+        words[:60] = jnp.zeros((60, 128), I32)
+        o[...] = floats[...]  # HERE
+
+    with reported(errors.UninitializedReadError, "where nothing has been written"):
+        run(body, scratch_types=[two()])
+
+
+def test_an_element_of_which_half_was_written_has_no_value():
+    def body(x, o, union):
+        floats, halves = union
+        halves[:, 1:] = jnp.zeros((64, 127), F16)
+        o[...] = floats[...]  # HERE
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 64), F32), plgpu.SMEM((64, 128), F16))
+    with reported(errors.UninitializedReadError, "where nothing has been written"):
+        run(
+            body,
+            scratch_types=[union],
+            out=jax.ShapeDtypeStruct((64, 64), F32),
+        )
+
+
+def test_bytes_in_an_inferred_layout_mean_nothing_to_other_members():
+    def body(x, o, union):
+        tile, words = union
+        tile[...] = jnp.zeros((64, 64), F16)
+        plgpu.commit_smem()
+
+        def multiply(acc):
+            plgpu.wgmma(acc, tile, tile)
+            plgpu.wgmma_wait(0)
+
+        plgpu.run_scoped(multiply, plgpu.ACC((64, 64)))
+        o[...] = words[...]  # HERE
+
+    union = plgpu.RefUnion(plgpu.SMEM((64, 64), F16), plgpu.SMEM((64, 64), jnp.int16))
+    with reported(
+        errors.UninitializedReadError,
+        "the layout of SMEM float16[64, 64] (union[0]) is inferred",
+        "transforms",
+    ):
+        run(
+            body,
+            scratch_types=[union],
+            out=jax.ShapeDtypeStruct((64, 64), jnp.int16),
+        )
+
+
+# --- refusals -------------------------------------------------------------------------
+
+TILE = plgpu.SMEM((64, 128), F32)
+
+
+def test_members_are_arrays():
+    for member in (plgpu.Barrier(), plgpu.ACC((64, 64)), None, F32):
+        with refused(
+            errors.ArgumentTypeError,
+            "RefUnion: a member is not a declaration of an array",
+        ):
+            plgpu.RefUnion(TILE, member)  # HERE
+
+
+def test_unions_do_not_nest():
+    with refused(
+        errors.ArgumentTypeError,
+        "RefUnion: a member is not a declaration of an array",
+        hint="alternatives of an inner RefUnion",
+    ):
+        plgpu.RefUnion(TILE, plgpu.RefUnion(TILE))  # HERE
+
+
+@pytest.mark.parametrize("trees", [(), (TILE, [])], ids=["none", "an empty one"])
+def test_each_alternative_has_arrays(trees):
+    with refused(errors.ArgumentError, "RefUnion: an alternative without arrays"):
+        plgpu.RefUnion(*trees)  # HERE
+
+
+@pytest.mark.parametrize(
+    "members",
+    [(TILE, plgpu.TMEM((128, 64), F32)), (plgpu.GMEM((8,), F32),)],
+    ids=["two spaces", "GMEM"],
+)
+def test_members_are_all_in_smem_or_all_in_tmem(members):
+    with refused(
+        errors.MemorySpaceError,
+        "RefUnion: the arrays cannot share their memory",
+        expected="all in SMEM, or all in TMEM",
+    ):
+        plgpu.RefUnion(*members)  # HERE
+
+
+def test_members_in_tmem_have_one_number_of_rows():
+    with refused(
+        errors.ShapeError,
+        "RefUnion: arrays in TMEM have different numbers of rows",
+        got="64, 128",
+    ):
+        plgpu.RefUnion(plgpu.TMEM((128, 64), F32), plgpu.TMEM((64, 64), F32))  # HERE
+
+
+def test_members_in_tmem_are_of_one_cta_or_of_a_pair():
+    one, pair = (plgpu.TMEM((128, 64), F32, collective=c) for c in (False, True))
+    with refused(errors.ArgumentError, "RefUnion: some arrays are collective"):
+        plgpu.RefUnion(one, pair)  # HERE
+
+
+def test_a_union_is_not_written():
+    def body(x, o, union):
+        union[...] = x[...]  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "a union of references is written as if it were an array",
+        expected="2 alternatives",
+        hint="a_ref, b_ref = union_ref",
+    ):
+        run(body, scratch_types=[two()])
+
+
+def test_a_union_is_not_read():
+    def body(x, o, union):
+        o[...] = union[...]  # HERE
+
+    with refused(
+        errors.ArgumentTypeError,
+        "a union of references is read as if it were an array",
+        got="an index expression",
+    ):
+        run(body, scratch_types=[two()])
