@@ -73,6 +73,7 @@ from pallas_gpu.types.spaces.resource import (
     Storage,
 )
 from pallas_gpu.types.spaces.tmem import TmemStorage
+from pallas_gpu.types.spaces.union import RefUnion
 from pallas_gpu.types.transforms import (
     SwizzleTransform,
     TilingTransform,
@@ -81,7 +82,6 @@ from pallas_gpu.types.transforms import (
     itemsize_bits,
     smem_layout,
 )
-from pallas_gpu.types.union import RefUnion
 from pallas_gpu.types.window import resolve
 
 _expect.explain_with(refuse_foreign)
