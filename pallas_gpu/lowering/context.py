@@ -30,6 +30,7 @@ from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import reaches_other_ctas, stores_to
 from pallas_gpu.primitives.cp_async import cp_async_p
+from pallas_gpu.primitives.rows import gather_rows_p
 
 I32 = np.dtype(np.int32)
 
@@ -78,7 +79,7 @@ class KernelState:
     def copies_by_threads(self) -> bool:
         """Whether a barrier may track copies by cp.async."""
         sites = walk.walk(self.params.jaxpr)
-        return any(site.eqn.primitive is cp_async_p for site in sites)
+        return any(site.eqn.primitive in (cp_async_p, gather_rows_p) for site in sites)
 
     @functools.cached_property
     def inferred_members(self) -> frozenset[Any]:

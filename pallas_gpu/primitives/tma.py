@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
-from pallas_gpu.primitives import _engines, cp_async
+from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 
@@ -75,7 +75,8 @@ def copy_gmem_to_smem(
 
     Args:
       src: GMEM reference or a part of one. A dynamic start is a multiple of 16 bytes
-        unless cp.async carries the copy.
+        unless cp.async carries the copy. `x.at[rows]`, with an array of indices, is
+        the rows in that order: each is a copy of its own.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier. None: cp.async carries the copy, and `wait_gmem_to_smem`
         waits for it.
@@ -108,6 +109,12 @@ def copy_gmem_to_smem(
     one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    found = rows.split(src, who)
+    if found is not None:
+        others = collective_axes, oob_mode, implementation
+        rows.require_alone(any(x is not None for x in others), who)
+        rows.gather(*found, dst, one_barrier, predicate)
+        return
     if _engines.threads_load(src, dst, barrier, collective_axes, implementation, who):
         cp_async.load(src, dst, one_barrier, predicate, oob_mode)
         return
@@ -158,7 +165,8 @@ def copy_smem_to_gmem(
     Args:
       src: SMEM reference or a part of one.
       dst: GMEM reference of the same shape and dtype, or a part of one that starts in
-        the array. A dynamic start is a multiple of 16 bytes.
+        the array. A dynamic start is a multiple of 16 bytes. `out.at[rows]`, with an
+        array of different indices, is these rows.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,
@@ -187,6 +195,11 @@ def copy_smem_to_gmem(
         reduction_op = types.signed_reduction(reduction_op, dst.dtype)
     if predicate is not None:
         predicate = ops.require_scalar_bool(predicate, who)
+    found = rows.split(dst, who)
+    if found is not None:
+        rows.require_alone(reduction_op is not None, who)
+        rows.scatter(src, *found, predicate, commit_group)
+        return
     if reduction_op is None and _engines.threads_store(src, dst, who):
         cp_async.store(src, dst, predicate, commit_group)
         return

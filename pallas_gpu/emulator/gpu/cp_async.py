@@ -10,7 +10,6 @@ The waits contain the fence for what the async proxy reads afterwards.
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from pallas_gpu import types
@@ -38,10 +37,22 @@ class LoadStream(Stream):
         (self.arriving,) = self.milestones
 
     @classmethod
+    def of(cls, wg: Warpgroup) -> LoadStream:
+        """Returns the stream in which a warpgroup, or a warp, issues."""
+        return wg.state.of(_LOADS)
+
+    @classmethod
     def all_of(cls, wg: Warpgroup) -> list[LoadStream]:
         """Returns the streams whose groups a warpgroup, or a warp, awaits."""
         others = (warp.state.find(_LOADS) for warp in wg.warps)
-        return [wg.state.of(_LOADS), *(s for s in others if s is not None)]
+        return [cls.of(wg), *(s for s in others if s is not None)]
+
+    def complete_nothing(self, wg: Warpgroup, barrier: Barrier | None) -> None:
+        """A skipped copy still arrives, or is an empty group."""
+        if barrier is not None:
+            barrier.arrive(wg.release())
+        else:
+            self.close_group()
 
 
 _LOADS: Key[Thread, LoadStream] = Key("copies to SMEM", LoadStream)
@@ -71,14 +82,10 @@ class Load:
         value = tma.arriving(self.src, self.dst.shape, self.mode, self.location)
         self.dst.store(value)
         if self.barrier is not None:
-            self.barrier.complete_bytes(_bytes(self.dst))
+            self.barrier.complete_bytes(tma.size_bytes(self.dst))
         else:
             self.stream.arriving.passed(self.group)
         return True
-
-
-def _bytes(region: Region) -> int:
-    return max(math.prod(region.shape) * types.itemsize_bits(region.dtype) // 8, 1)
 
 
 @registry.register(cp_async.cp_async_p, _EMULATE)
@@ -90,9 +97,9 @@ def _cp_async(
 ) -> None:
     tracked = operands["barrier"] is not None
     barrier = barrier_of(operands["barrier"]) if tracked else None
-    stream = wg.state.of(_LOADS)
+    stream = LoadStream.of(wg)
     if skipped(operands):
-        _complete_nothing(wg, stream, barrier)
+        stream.complete_nothing(wg, barrier)
         return
     src, dst = operands["src"], operands["dst"]
     _require_bounds(src, dst, oob_mode)
@@ -106,22 +113,12 @@ def _cp_async(
     wg.access(src, writes=False, what=from_gmem, by=by, hint=hint, generic=True)
     if barrier is not None:
         barrier.last_copy = wg.location
-        barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
+        barrier.arrive(wg.release(), announced_bytes=tma.size_bytes(dst))
     else:
         stream.issue()
         stream.close_group()
     load = Load(src, dst, barrier, stream, group, oob_mode, wg.location)
     wg.group.in_flight.submit(load)
-
-
-def _complete_nothing(
-    wg: Warpgroup, stream: LoadStream, barrier: Barrier | None
-) -> None:
-    """A skipped copy still arrives, or is an empty group."""
-    if barrier is not None:
-        barrier.arrive(wg.release())
-    else:
-        stream.close_group()
 
 
 def _require_bounds(src: Region, dst: Region, mode: types.OOBFillMode | None) -> None:

@@ -61,7 +61,7 @@ class Load:
         for _ in range((len(self.targets) + 1) // 2):
             target = self.targets.pop(0)
             target.dst.store(value)
-            target.barrier.complete_bytes(_bytes(target.dst))
+            target.barrier.complete_bytes(size_bytes(target.dst))
         return not self.targets
 
 
@@ -100,7 +100,7 @@ def _words(src: Region, dst: Region) -> str:
     return f"a copy from {src.memory.name} to {dst.memory.name}"
 
 
-def _bytes(region: Region) -> int:
+def size_bytes(region: Region) -> int:
     """Returns the size of a region, parts outside the array included."""
     return math.prod(region.window.sizes) * _bits(region.dtype) // 8
 
@@ -147,7 +147,7 @@ def _copy_gmem_to_smem(
         wg.access(source, writes=False, what=what, by=phase, hint=cluster.WAIT)
         loads.append(Load(source, targets, oob_mode, wg.location))
     barrier.last_copy = wg.location
-    barrier.arrive(wg.release(), announced_bytes=_bytes(dst))
+    barrier.arrive(wg.release(), announced_bytes=size_bytes(dst))
     for load in loads:
         wg.group.in_flight.submit(load)
 
@@ -217,11 +217,21 @@ class StoreStream(Stream):
 
         All threads of a warpgroup do, each for its own copies.
         """
-        others = (warp.state.find(_STORES) for warp in wg.warps)
+        others = [warp.state.find(_STORES) for warp in wg.warps]
+        others.append(wg.state.find(_BY_ALL))
         return [cls.of(wg), *(stream for stream in others if stream is not None)]
+
+    @classmethod
+    def by_all(cls, wg: Warpgroup) -> StoreStream:
+        """Returns the stream of copies that all threads of a warpgroup issue.
+
+        No warp alone can wait for them.
+        """
+        return wg.state.of(_BY_ALL)
 
 
 _STORES: Key[Thread, StoreStream] = Key("copies to GMEM", StoreStream)
+_BY_ALL: Key[Thread, StoreStream] = Key("copies to GMEM by all", StoreStream)
 
 
 @dataclasses.dataclass(slots=True)
@@ -290,6 +300,17 @@ def _issue_store(
     _require_representable(dst, src, "written by a copy")
     if is_outside(dst):
         dst.require_inside("written by a copy entirely")
+    start_store(wg, stream, src, dst, reduction)
+
+
+def start_store(
+    wg: Warpgroup,
+    stream: StoreStream,
+    src: Region,
+    dst: Region,
+    reduction: str | None = None,
+) -> None:
+    """Records the accesses of a copy to GMEM, and submits it."""
     group = stream.open_group
     wg.access(
         src,

@@ -9,6 +9,7 @@ from pallas_gpu.entry.check import (
     cp_async,
     debug,
     positions,
+    rows,
     scatter,
     tma,
 )
@@ -41,6 +42,7 @@ __all__ = [
     "require_features",
     "require_indexable",
     "require_transforms",
+    "rows",
     "scatter",
     "tma",
     "written",

@@ -71,18 +71,19 @@ def over_chunks(
                 number = arith.addi(number, step)
             even = plan.chunks % (unrolled * threads) == 0
             present = None if even else _below(number, plan.chunks)
-            chunks.append(_chunk(plan, source, part, number, present))
+            chunks.append(chunk(plan, source, part, number, present))
         emit(chunks)
 
     if rounds == unrolled:
         body(None)
         return
-    with _rounds(rounds, unrolled) as first_round:
+    with rounds_of(rounds, unrolled) as first_round:
         body(first_round)
 
 
 @contextlib.contextmanager
-def _rounds(count: int, step: int) -> Iterator[ir.Value]:
+def rounds_of(count: int, step: int) -> Iterator[ir.Value]:
+    """A loop in the kernel; yields its counter, an i32 from 0."""
     index = ir.IndexType.get()
     low, high, stride = (arith.constant(index, n) for n in (0, count, step))
     loop = scf.ForOp(low, high, stride)
@@ -103,13 +104,20 @@ def _below(value: ir.Value, limit: int) -> ir.Value:
     return arith.cmpi(arith.CmpIPredicate.ult, value, bound)
 
 
-def _chunk(
+def chunk(
     plan: ThreadCopy,
     source: gmem.GmemView,
     part: smem.SmemView,
     number: ir.Value,
     present: ir.Value | None,
 ) -> Chunk:
+    """The chunk of a number, which may differ between threads.
+
+    Args:
+      plan, source, part: the copy; starts of slices may differ between threads, too.
+      number: i32.
+      present: i1, whether the thread has it; None: yes.
+    """
     places = _places(plan, number)
     if plan.is_line:
         bits = dtypes.stored_bits(source.dtype)

@@ -46,14 +46,16 @@ def copy_gmem_to_smem(
     plan = plan_transfer(gmem, smem_view, store=False)
     mbarrier.synchronize()
     with predicated(predicate):
-        if plan.is_asynchronous:
-            over_chunks(plan, gmem, smem_view, lambda c: _start(plan, c))
-        else:
-            over_chunks(plan, gmem, smem_view, lambda c: _load(plan, c))
+        over_chunks(plan, gmem, smem_view, lambda chunks: load_chunks(plan, chunks))
         if barrier_pointer is not None and plan.is_asynchronous:
-            _arrive_when_copied(barrier_pointer)
+            arrive_when_copied(barrier_pointer)
+    finish_load(barrier_pointer)
+
+
+def finish_load(barrier_pointer: ir.Value | None) -> None:
+    """Ends a copy to SMEM: one arrival for all threads, or a group."""
     if barrier_pointer is None:
-        _assembly("cp.async.commit_group;", [], "")
+        assembly("cp.async.commit_group;", [], "")
         return
     # The threads' arrivals are pending before the one that counts: it alone completes
     # the phase, in this order.
@@ -66,7 +68,7 @@ def wait_group(n: int) -> None:
     PTX: `cp.async.wait_group`, `fence.proxy.async.shared::cta`. Since: sm_80. All
     threads of the issuer issue it and then synchronize.
     """
-    _assembly(f"cp.async.wait_group {n};", [], "")
+    assembly(f"cp.async.wait_group {n};", [], "")
     # The copies are of the generic proxy, and their data may be for another.
     tma.fence_proxy_async()
     mbarrier.synchronize()
@@ -88,7 +90,7 @@ def copy_smem_to_gmem(
     plan = plan_transfer(gmem, smem_view, store=True)
     mbarrier.synchronize()
     with predicated(predicate):
-        over_chunks(plan, gmem, smem_view, lambda c: _store(plan, c))
+        over_chunks(plan, gmem, smem_view, lambda chunks: store_chunks(plan, chunks))
     tma.fence_proxy_async_global()
     mbarrier.synchronize()
 
@@ -96,12 +98,17 @@ def copy_smem_to_gmem(
 # --- chunks ---------------------------------------------------------------------------
 
 
+def load_chunks(plan: ThreadCopy, chunks: list[Chunk]) -> None:
+    """Loads chunks of each thread into SMEM, asynchronously if cp.async can."""
+    (_start if plan.is_asynchronous else _load)(plan, chunks)
+
+
 def _start(plan: ThreadCopy, chunks: list[Chunk]) -> None:
     size = plan.chunk_bytes
     cache = "cg" if size == 16 else "ca"
     i32 = ir.IntegerType.get_signless(32)
     for chunk in chunks:
-        operands = [llvm.ptrtoint(i32, chunk.smem), _global(chunk.gmem)]
+        operands = [llvm.ptrtoint(i32, chunk.smem), global_pointer(chunk.gmem)]
         constraints, text = ["r", "l"], f"cp.async.{cache}.shared.global [$0], [$1], "
         text += str(size)
         if chunk.bytes_inside is not None:
@@ -113,7 +120,7 @@ def _start(plan: ThreadCopy, chunks: list[Chunk]) -> None:
             operands.append(chunk.present)
             constraints.append("b")
             text = f"@${len(operands) - 1} {text}"
-        _assembly(f"{text};", operands, ",".join(constraints))
+        assembly(f"{text};", operands, ",".join(constraints))
 
 
 def _load(plan: ThreadCopy, chunks: list[Chunk]) -> None:
@@ -121,21 +128,24 @@ def _load(plan: ThreadCopy, chunks: list[Chunk]) -> None:
     zero = dtypes.splat(dtypes.constant(0, _integer(plan)), 1)
     # All loads first: they are under way at the same time.
     values = [
-        predication.load(type_, _global(c.gmem), _both(c.present, _inside(c)), zero)
+        predication.load(
+            type_, global_pointer(c.gmem), _both(c.present, _inside(c)), zero
+        )
         for c in chunks
     ]
     for chunk, value in zip(chunks, values, strict=True):
         predication.store(value, chunk.smem, chunk.present)
 
 
-def _store(plan: ThreadCopy, chunks: list[Chunk]) -> None:
+def store_chunks(plan: ThreadCopy, chunks: list[Chunk]) -> None:
+    """Stores chunks of each thread from SMEM."""
     type_, dtype = _vector(plan), _integer(plan)
     count = plan.chunk_bytes // dtype.itemsize
     zero = dtypes.splat(dtypes.constant(0, dtype), count)
     values = [predication.load(type_, c.smem, c.present, zero) for c in chunks]
     for chunk, value in zip(chunks, values, strict=True):
         condition = _both(chunk.present, _inside(chunk))
-        predication.store(value, _global(chunk.gmem), condition)
+        predication.store(value, global_pointer(chunk.gmem), condition)
 
 
 def _integer(plan: ThreadCopy):
@@ -160,21 +170,23 @@ def _both(a: ir.Value | None, b: ir.Value | None) -> ir.Value | None:
     return arith.andi(a, b)
 
 
-def _global(pointer: ir.Value) -> ir.Value:
+def global_pointer(pointer: ir.Value) -> ir.Value:
+    """A pointer to GMEM as one of its address space."""
     window = module.pointer_type(1)
     return pointer if pointer.type == window else llvm.addrspacecast(window, pointer)
 
 
-def _arrive_when_copied(barrier_pointer: ir.Value) -> None:
+def arrive_when_copied(barrier_pointer: ir.Value) -> None:
     """The thread's arrival, pending at once, done when its copies are.
 
     Without `.noinc` the two cancel each other out: the count is that of the kernel's
     author, whatever the number of threads.
     """
     text = "cp.async.mbarrier.arrive.shared::cta.b64 [$0];"
-    _assembly(text, [barrier_pointer], "r")
+    assembly(text, [barrier_pointer], "r")
 
 
-def _assembly(text: str, operands: list[ir.Value], constraints: str) -> None:
+def assembly(text: str, operands: list[ir.Value], constraints: str) -> None:
+    """One instruction without a result, ordered with all other accesses."""
     joined = ",".join(filter(None, [constraints, "~{memory}"]))
     llvm.inline_asm(None, operands, text, joined, has_side_effects=True)

@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from tests.support.lockstep import (  # noqa: F401, the units register themselves
     accesses,
     atomics,
+    bulk,
     control,
     cp_async,
     elements,

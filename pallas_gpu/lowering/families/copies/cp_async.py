@@ -26,7 +26,8 @@ from pallas_gpu.primitives import cp_async as primitives
 _TRACKED, _PREDICATED = "tracked", "predicated"
 
 
-def _pointer(ctx: RuleContext, barrier: Any) -> ir.Value | None:
+def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
+    """Returns the address of the barrier operand; None if there is none."""
     if barrier is None:
         return None
     index = barrier_index(barrier.ref, barrier.transforms)
@@ -39,7 +40,7 @@ def _load_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     cp_async.copy_gmem_to_smem(
         ctx.part(operands["src"]),
         ctx.part(operands["dst"]),
-        _pointer(ctx, operands["barrier"]),
+        barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
     )
     return []
@@ -48,17 +49,17 @@ def _load_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 @warpgroup(primitives.cp_async_p)
 def _load_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    pointer = _pointer(ctx, operands["barrier"])
+    pointer = barrier_of(ctx, operands["barrier"])
     parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
     predicate = predicate_value(operands["predicate"])
     op = ir.Operation.create(
-        "pallas_gpu.cp_async", *_operands(parts, pointer, predicate)
+        "pallas_gpu.cp_async", *operands_of(parts, pointer, predicate)
     )
     ctx.mark_issuer(op)
     return []
 
 
-def _operands(
+def operands_of(
     parts: list[ir.Value], pointer: ir.Value | None, predicate: ir.Value | None
 ) -> tuple[list[ir.Type], list[ir.Value], dict[str, ir.Attribute]]:
     """Returns a copy as types, operands and attributes of an operation."""
@@ -67,9 +68,11 @@ def _operands(
     return [], [*parts, *given.values()], {key: ir.UnitAttr.get() for key in given}
 
 
-def _optional(op: Any) -> tuple[ir.Value | None, ir.Value | None]:
-    """Returns barrier and predicate of an operation."""
-    rest = iter(list(op.operands)[2:])
+def optional_operands(
+    op: Any, first: int = 2
+) -> tuple[ir.Value | None, ir.Value | None]:
+    """Returns barrier and predicate of an operation, its operands from a position."""
+    rest = iter(list(op.operands)[first:])
     keys = _TRACKED, _PREDICATED
     pointer, predicate = (
         next(rest) if key in op.operation.attributes else None for key in keys
@@ -81,7 +84,9 @@ def _optional(op: Any) -> tuple[ir.Value | None, ir.Value | None]:
 def _expand_load(expansion: Expansion, op: Any) -> None:
     source, target = op.operands[0], op.operands[1]
     cp_async.copy_gmem_to_smem(
-        gmem_view(expansion, source), smem_view(expansion, target), *_optional(op)
+        gmem_view(expansion, source),
+        smem_view(expansion, target),
+        *optional_operands(op),
     )
     expansion.dead.append(op.operation)
 
@@ -104,7 +109,7 @@ def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
     predicate = predicate_value(operands["predicate"])
     op = ir.Operation.create(
-        "pallas_gpu.copy_smem_to_gmem_by_threads", *_operands(parts, None, predicate)
+        "pallas_gpu.copy_smem_to_gmem_by_threads", *operands_of(parts, None, predicate)
     )
     ctx.mark_issuer(op)
     _close_group(ctx)
@@ -120,7 +125,7 @@ def _close_group(ctx: RuleContext) -> None:
 @expands("pallas_gpu.copy_smem_to_gmem_by_threads")
 def _expand_store(expansion: Expansion, op: Any) -> None:
     source, target = op.operands[0], op.operands[1]
-    _, predicate = _optional(op)
+    _, predicate = optional_operands(op)
     cp_async.copy_smem_to_gmem(
         smem_view(expansion, source), gmem_view(expansion, target), predicate
     )

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows that an array of indices names: copies in flight, as those of TMA."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.poison import Poisoned
+from pallas_gpu.emulator.gpu import cluster, tma
+from pallas_gpu.emulator.gpu.cp_async import LoadStream
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import rows as primitives
+
+_EMULATE = registry.RuleKind.EMULATE
+
+
+def _row(region: Region, index: int) -> Region:
+    window = region.window
+    rest = window.shape[1:]
+    part = window.slice([index, *[0] * len(rest)], [None, *rest])
+    return Region(region.memory, part)
+
+
+def _indices(gmem: Region, rows: Any, verb: str) -> list[int]:
+    """Returns the indices of rows of an array.
+
+    Raises:
+      UninitializedReadError: an index has no value.
+      OutOfBoundsError: no row has an index.
+    """
+    if isinstance(rows, Poisoned):
+        raise rows.origin.error()
+    found = np.asarray(rows)
+    count = gmem.shape[0]
+    outside = np.flatnonzero((found < 0) | (found >= count))
+    if outside.size:
+        first = int(outside[0])
+        raise errors.OutOfBoundsError(
+            f"a row of {gmem.memory.name} is {verb} out of bounds",
+            expected=f"indices 0 to {count - 1}",
+            got=f"index {found[first]} at position {first} of {len(found)}",
+            hint="check the indices; clamp those of rows that are not used",
+        )
+    return [int(i) for i in found]
+
+
+# --- gather ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(slots=True)
+class Gather:
+    """Rows on their way to SMEM; each `advance` brings half of them.
+
+    Attributes:
+      parts: source and destination of each row that has not arrived.
+      barrier: on which they complete; None: in a group of the stream.
+      stream, group: as of issue.
+    """
+
+    parts: list[tuple[Region, Region]]
+    barrier: Barrier | None
+    stream: LoadStream
+    group: int
+    location: Any
+
+    def advance(self) -> bool:
+        """Moves some rows."""
+        for _ in range((len(self.parts) + 1) // 2):
+            src, dst = self.parts.pop()
+            dst.store(tma.arriving(src, dst.shape, None, self.location))
+            if self.barrier is not None:
+                self.barrier.complete_bytes(tma.size_bytes(dst))
+        if not self.parts and self.barrier is None:
+            self.stream.arriving.passed(self.group)
+        return not self.parts
+
+
+@registry.register(primitives.gather_rows_p, _EMULATE)
+def _gather(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
+    tracked = operands["barrier"] is not None
+    barrier = barrier_of(operands["barrier"]) if tracked else None
+    stream = LoadStream.of(wg)
+    if skipped(operands):
+        stream.complete_nothing(wg, barrier)
+        return
+    src, dst = operands["src"], operands["dst"]
+    dst.require_in_bounds("the destination of a copy")
+    src.require_in_bounds("copied")
+    indices = _indices(src, operands["rows"], "copied")
+    group = stream.open_group
+    by, hint = (stream.arriving.actor, group), "call wait_gmem_to_smem(0) first"
+    if barrier is not None:
+        by, hint = (barrier.actor, barrier.phase + 1), cluster.WAIT
+    to_smem = f"the copy from {src.memory.name}"
+    wg.access(dst, writes=True, what=to_smem, by=by, hint=hint)
+    parts = [(_row(src, n), _row(dst, i)) for i, n in enumerate(indices)]
+    for row, _ in parts:
+        what = f"the copy to {dst.memory.name}"
+        wg.access(row, writes=False, what=what, by=by, hint=hint)
+    total = sum(tma.size_bytes(part) for _, part in parts)
+    if barrier is not None:
+        barrier.last_copy = wg.location
+        barrier.arrive(wg.release(), announced_bytes=total)
+    else:
+        stream.issue()
+        stream.close_group()
+    wg.group.in_flight.submit(Gather(parts, barrier, stream, group, wg.location))
+
+
+# --- scatter --------------------------------------------------------------------------
+
+
+@registry.register(primitives.scatter_rows_p, _EMULATE)
+def _scatter(
+    wg: Warpgroup, operands: dict[str, Any], commit_group: bool, **_: Any
+) -> None:
+    if not skipped(operands):
+        src, dst = operands["src"], operands["dst"]
+        src.require_in_bounds("the source of a copy")
+        dst.require_in_bounds("written by a copy")
+        indices = _indices(dst, operands["rows"], "written by a copy")
+        _require_different(dst, indices)
+        stream = tma.StoreStream.by_all(wg)
+        for i, row in enumerate(indices):
+            tma.start_store(wg, stream, _row(src, i), _row(dst, row))
+    if commit_group:
+        tma.commit(wg)
+
+
+def _require_different(dst: Region, indices: list[int]) -> None:
+    seen: dict[int, int] = {}
+    for i, row in enumerate(indices):
+        if row in seen:
+            raise errors.RaceError(
+                f"two rows of a copy go to one row of {dst.memory.name}",
+                expected="different indices: copies have no order among each other",
+                got=f"index {row} at positions {seen[row]} and {i}",
+                hint="combine these rows first, or use reduction_op with one copy each",
+            )
+        seen[row] = i

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of rows that an array of indices names.
+
+The indices are in registers, in any layout: the thread that holds an index issues the
+copy of that row, so that all warps issue in parallel. A row that is adjacent and a
+multiple of 16 bytes in both memories is one bulk copy, any other one is copied by its
+thread chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
+from pallas_gpu.layouts.registers.placement import Placement, default_placement
+from pallas_gpu.mosaic import gmem, indexed, masking, mbarrier, module, smem, tma
+from pallas_gpu.mosaic.copies import chunks, cp_async
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray
+from pallas_gpu.mosaic.smem import predicated
+
+# Chunks of a row that a thread transfers in the body of a loop.
+_UNROLLED = 4
+_BULK_BYTES = 16  # PTX ISA, cp.async.bulk: size and addresses are multiples of it
+
+
+def gather(
+    source: gmem.GmemView,
+    rows: Array,
+    target: smem.SmemView,
+    barrier_pointer: ir.Value | None,
+    predicate: ir.Value | None = None,
+) -> None:
+    """Starts copies of rows to SMEM.
+
+    PTX: `mbarrier.arrive.expect_tx` of all bytes and, for each row,
+    `cp.async.bulk.shared::cluster.global`; or as `cp_async.copy_gmem_to_smem`. Since:
+    sm_90. All threads of the warpgroup synchronize first.
+
+    Args:
+      source: all rows, along its first axis.
+      rows: i32 indices, one for each row of the target.
+      target: a row for each index.
+      barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival. None: the copy is
+        a group of cp.async.
+      predicate: i1, uniform; where it is false nothing is copied.
+    """
+    index = _in_registers(rows)
+    plan = _plan(source, target, store=False)
+    mbarrier.synchronize()
+    if barrier_pointer is None or not _is_bulk(plan):
+        with predicated(predicate):
+            for from_, to, present in _each(source, target, index):
+                _copy_row(plan, from_, to, present, store=False)
+            if barrier_pointer is not None and plan.is_asynchronous:
+                cp_async.arrive_when_copied(barrier_pointer)
+        cp_async.finish_load(barrier_pointer)
+        return
+    kernel = module.current()
+    total: ir.Value = kernel.i32(math.prod(target.shape[:1]) * _row_bytes(plan))
+    if predicate is not None:
+        total = arith.select(predicate, total, kernel.i32(0))
+    # Bytes may arrive before they are expected: until then the phase lacks an arrival.
+    with predicated(kernel.elected):
+        mbarrier.emit_arrive_expect_tx(barrier_pointer, total)
+    with predicated(predicate):
+        for from_, to, present in _each(source, target, index):
+            with predicated(present):
+                _load_row(plan, from_, to, barrier_pointer)
+
+
+def scatter(
+    source: smem.SmemView,
+    target: gmem.GmemView,
+    rows: Array,
+    predicate: ir.Value | None = None,
+) -> None:
+    """Starts copies of the rows of SMEM to rows of GMEM; the caller closes the group.
+
+    PTX: `cp.async.bulk.global.shared::cta.bulk_group` for each row, or as
+    `cp_async.copy_smem_to_gmem`. Since: sm_90. All threads of the warpgroup synchronize
+    first.
+
+    Args:
+      source: a row for each index.
+      target: all rows, along its first axis.
+      rows: i32 indices.
+      predicate: i1, uniform; where it is false nothing is copied.
+    """
+    index = _in_registers(rows)
+    plan = _plan(target, source, store=True)
+    mbarrier.synchronize()
+    with predicated(predicate):
+        for to, from_, present in _each(target, source, index):
+            if _is_bulk(plan):
+                with predicated(present):
+                    _store_row(plan, from_, to)
+            else:
+                _copy_row(plan, to, from_, present, store=True)
+    if not _is_bulk(plan):
+        tma.fence_proxy_async_global()
+        mbarrier.synchronize()
+
+
+# --- who copies which row -------------------------------------------------------------
+
+
+def _in_registers(rows: Array) -> RegisterArray:
+    if isinstance(rows, Deferred):
+        return rows.materialize(default_placement(rows.shape, dtypes.bits(dtypes.I32)))
+    assert isinstance(rows, RegisterArray)
+    return rows
+
+
+def _each(
+    all_rows: gmem.GmemView, part: smem.SmemView, index: RegisterArray
+) -> Iterator[tuple[gmem.GmemView, smem.SmemView, ir.Value | None]]:
+    """The rows that each thread copies, and whether there is one."""
+    layout: Placement = index.layout
+    numbers = Iota(dtypes.I32, index.shape, 0).materialize(layout)
+    own = indexed.issuing_threads(layout)
+    places = [
+        (r, v) for r in range(layout.num_registers) for v in range(layout.vector_length)
+    ]
+    inside = masking.conditions(layout, places, None)
+    for (register, lane), present in zip(places, inside, strict=True):
+        row = dtypes.extract(index.values[register], lane)
+        number = dtypes.extract(numbers.values[register], lane)
+        condition = present if own is None else own
+        if present is not None and own is not None:
+            condition = arith.andi(present, own)
+        yield _row(all_rows, row), _row(part, number), condition
+
+
+def _row[View: (gmem.GmemView, smem.SmemView)](view: View, index: ir.Value) -> View:
+    rest: tuple[int, ...] = view.shape[1:]
+    return view.slice([index, *[0] * len(rest)], [None, *rest], [1] + [0] * len(rest))
+
+
+# --- rows -----------------------------------------------------------------------------
+
+
+def _plan(source: gmem.GmemView, part: smem.SmemView, *, store: bool) -> ThreadCopy:
+    """The chunks of a row that starts anywhere."""
+    zero = module.current().i32(0)
+    return cp_async.plan_transfer(_row(source, zero), _row(part, zero), store=store)
+
+
+def _is_bulk(plan: ThreadCopy) -> bool:
+    return plan.is_line and not plan.bounds and plan.chunk_bytes == _BULK_BYTES
+
+
+def _row_bytes(plan: ThreadCopy) -> int:
+    return plan.chunks * plan.chunk_bytes
+
+
+def _load_row(
+    plan: ThreadCopy, source: gmem.GmemView, part: smem.SmemView, barrier: ir.Value
+) -> None:
+    start = cp_async.global_pointer(gmem.slice_pointer(source))
+    size = module.current().i32(_row_bytes(plan))
+    cp_async.assembly(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+        "[$0], [$1], $2, [$3];",
+        [_address(smem.slice_pointer(part)), start, size, _address(barrier)],
+        "r,l,r,r",
+    )
+
+
+def _store_row(plan: ThreadCopy, part: smem.SmemView, target: gmem.GmemView) -> None:
+    start = cp_async.global_pointer(gmem.slice_pointer(target))
+    size = module.current().i32(_row_bytes(plan))
+    cp_async.assembly(
+        "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;",
+        [start, _address(smem.slice_pointer(part)), size],
+        "l,r,r",
+    )
+
+
+def _address(pointer: ir.Value) -> ir.Value:
+    return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+
+
+def _copy_row(
+    plan: ThreadCopy,
+    row: gmem.GmemView,
+    part: smem.SmemView,
+    present: ir.Value | None,
+    *,
+    store: bool,
+) -> None:
+    """One thread copies a row, chunk by chunk."""
+    kernel = module.current()
+    transfer = cp_async.store_chunks if store else cp_async.load_chunks
+    unrolled = math.gcd(plan.chunks, _UNROLLED)
+
+    def some(first: ir.Value | None) -> None:
+        numbers = [kernel.i32(i) for i in range(unrolled)]
+        if first is not None:
+            numbers = [arith.addi(first, number) for number in numbers]
+        parts = [chunks.chunk(plan, row, part, n, present) for n in numbers]
+        transfer(plan, parts)
+
+    if plan.chunks == unrolled:
+        some(None)
+        return
+    with chunks.rounds_of(plan.chunks, unrolled) as first:
+        some(first)
