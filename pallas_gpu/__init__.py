@@ -33,7 +33,7 @@ from pallas_gpu.entry.interpret import (
 from pallas_gpu.entry.kernel import kernel
 from pallas_gpu.entry.memory.empty import empty, empty_like, empty_ref_like
 from pallas_gpu.entry.run_state import run_state
-from pallas_gpu.entry.scoped import run_scoped, with_scoped
+from pallas_gpu.entry.scoped import get_global, run_scoped, with_scoped
 from pallas_gpu.entry.warp import warp_map
 from pallas_gpu.layouts import Layout, Replicated, TiledLayout, Tiling
 from pallas_gpu.pipeline.dynamic import dynamic_scheduling_loop
@@ -71,6 +71,14 @@ from pallas_gpu.primitives.registers import (
     multiple_of,
     set_max_registers,
     store,
+)
+from pallas_gpu.primitives.sync.delay import delay
+from pallas_gpu.primitives.sync.semaphore import (
+    SemaphoreSignal,
+    semaphore_read,
+    semaphore_signal,
+    semaphore_signal_parallel,
+    semaphore_wait,
 )
 from pallas_gpu.primitives.tensor_cores.mma import mma
 from pallas_gpu.primitives.tensor_cores.wgmma import (
@@ -111,6 +119,7 @@ from pallas_gpu.types import (
     PrefetchScalarGridSpec,
     Ref,
     RefUnion,
+    SemaphoreType,
     Squeezed,
     SwizzleTransform,
     TilingTransform,
@@ -146,6 +155,7 @@ __all__ = [
     "PipelinePipeline",
     "run_scoped",
     "with_scoped",
+    "get_global",
     "run_state",
     "empty",
     "empty_like",
@@ -189,6 +199,14 @@ __all__ = [
     "barrier_expect",
     "barrier_test",
     "barrier_wait",
+    # Semaphores
+    "SemaphoreType",
+    "semaphore_signal",
+    "semaphore_signal_parallel",
+    "SemaphoreSignal",
+    "semaphore_wait",
+    "semaphore_read",
+    "delay",
     # Registers
     "load",
     "store",

@@ -169,6 +169,10 @@ class BarrierError(KernelError):
     """A barrier is used against its protocol (missed phase, bytes left over …)."""
 
 
+class SemaphoreError(KernelError):
+    """A semaphore is not zero when the kernel ends."""
+
+
 class RaceError(KernelError):
     """Two accesses to the same memory are not ordered."""
 

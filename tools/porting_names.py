@@ -62,7 +62,10 @@ def no(reason: str) -> Row:
 
 TCGEN05 = later("tcgen05 and tensor memory of Blackwell")
 DEVICES = later("kernels over several devices")
-SEMAPHORES = later("semaphores, and memory that outlives a launch")
+SEMAPHORES = differs(
+    "on one device: `device_id` comes later; the emulator reports a semaphore that is "
+    "not zero at the end"
+)
 ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
@@ -190,11 +193,12 @@ PLGPU: dict[str, Row] = {
     ),
     **dict.fromkeys(
         (
-            "SemaphoreSignal", "SemaphoreType", "semaphore_signal",
-            "semaphore_signal_parallel", "semaphore_wait",
+            "SemaphoreSignal", "semaphore_signal", "semaphore_signal_parallel",
+            "semaphore_wait",
         ),
         SEMAPHORES,
     ),
+    "SemaphoreType": SAME,
     "griddepcontrol_launch_dependents": PDL,
     "griddepcontrol_wait": PDL,
     # Inline code
@@ -244,8 +248,8 @@ PL: dict[str, Row] = {
     "run_scoped": differs("a scope inside `warp_map` comes later"),
     "with_scoped": SAME,
     "run_state": differs("in a kernel, of accumulators; outside, of arrays"),
-    "get_global": SEMAPHORES,
-    "delay": later("`nanosleep`"),
+    "get_global": differs("of semaphores, and of arrays: `plgpu.GMEM(shape, dtype)`"),
+    "delay": differs("at most 1 ms, as the hardware"),
     "select_ref": no("upstream has no GPU lowering; write `plgpu.when` for each case"),
     # Indices and integers
     "ds": differs("strides are refused in references, as they are upstream"),
@@ -267,12 +271,10 @@ PL: dict[str, Row] = {
     "empty_ref_like": differs("references in GMEM, outside kernels"),
     # Semaphores
     **dict.fromkeys(
-        (
-            "DeviceIdType", "semaphore", "semaphore_read", "semaphore_signal",
-            "semaphore_wait",
-        ),
-        SEMAPHORES,
+        ("semaphore_read", "semaphore_signal", "semaphore_wait"), SEMAPHORES
     ),
+    "DeviceIdType": DEVICES,
+    "semaphore": no("a type of elements; declare a `plgpu.SemaphoreType`"),
     # Debugging
     "debug_print": differs(
         "formats such as `{:.2f}`; scalars and arrays of one shape in a line; the "

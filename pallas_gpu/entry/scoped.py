@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`run_scoped`: scratch memory within a part of a kernel."""
+"""`run_scoped`, scratch memory within a part of a kernel; `get_global`, of a launch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import jax
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.names import parameter_names
-from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
 def is_declaration(x: Any) -> bool:
@@ -112,6 +112,48 @@ def with_scoped(
         return call
 
     return decorate
+
+
+@expect.arguments(what=expect.anything)
+def get_global(what: Any) -> Any:
+    """Returns memory that all CTAs of a launch share.
+
+    PTX: none; the launch allocates it. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp. Each call in the kernel's
+    source returns memory of its own, the same one whenever and wherever it runs; with
+    `jax.vmap` each instance has its own. Accesses of different CTAs have to be ordered,
+    by semaphores for instance.
+
+    Args:
+      what: a declaration: `SemaphoreType.REGULAR`, an array of semaphores such as
+        `SemaphoreType.REGULAR((4,))`, or `GMEM(shape, dtype)`.
+
+    Returns:
+      The reference.
+
+    Raises:
+      ArgumentTypeError: not a declaration.
+      MemorySpaceError: a declaration of memory that CTAs do not share.
+      KernelError: called outside a kernel.
+
+    Example:
+      >>> ready = plgpu.get_global(plgpu.SemaphoreType.REGULAR)
+    """
+    mesh = scope.current_mesh("get_global")
+    require_declaration(what)
+    if what.memory_space not in (types.SEMAPHORES, types.GMEM):
+        raise errors.MemorySpaceError(
+            "get_global: CTAs do not share this memory",
+            expected="semaphores, or an array in GMEM",
+            got=types.describe(what.to_ref()),
+            hint="declare it in scratch_types or run_scoped",
+            where=_jax.where_now(),
+        )
+    what.check_scope(mesh)
+    with _jax.trace_without_ref_rules():
+        (ref,) = get_global_p.bind(what=what.to_ref())
+    return ref
 
 
 def scoped(

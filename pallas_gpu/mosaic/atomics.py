@@ -132,7 +132,7 @@ def update(
         old.append(result)
     if not asked:
         return None
-    old = [dtypes.bitcast(x, dtype) for x in _shared(old, integer, copies, room)]
+    old = [dtypes.bitcast(x, dtype) for x in shared(old, integer, copies, room)]
     return indexed.array_of(old, layout, dtype)
 
 
@@ -243,7 +243,7 @@ def scratch_bytes(layout: Placement | None, dtype: np.dtype) -> int:
     return THREADS * dtype.itemsize if crosses else 0
 
 
-def _shared(
+def shared(
     values: list[ir.Value],
     integer: np.dtype,
     copies: Sequence[int],

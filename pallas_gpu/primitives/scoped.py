@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Scoped allocations: the primitive behind `run_scoped`."""
+"""Allocations: the primitives behind `run_scoped` and `get_global`."""
 
 from __future__ import annotations
 
@@ -12,3 +12,13 @@ run_scoped_p = registry.define(
     "scoped",
     results=lambda *_, jaxpr, **__: [v.aval for v in jaxpr.outvars],
 )
+
+# Its result is a reference of the type `what`; each equation allocates its own memory.
+get_global_p = registry.define(
+    "get_global",
+    "scoped",
+    results=lambda *_, what, **__: [what],
+    issuers=registry.ISSUERS,
+)
+# JAX then accounts for accesses to the result as to memory of the body itself.
+get_global_p.ref_primitive = get_global_p.ref_allocating = True

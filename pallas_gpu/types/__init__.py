@@ -72,6 +72,13 @@ from pallas_gpu.types.spaces.resource import (
     Sharing,
     Storage,
 )
+from pallas_gpu.types.spaces.semaphore import (
+    SEMAPHORE_BYTES,
+    SEMAPHORES,
+    Semaphore,
+    SemaphoreRef,
+    SemaphoreType,
+)
 from pallas_gpu.types.spaces.tmem import TmemStorage
 from pallas_gpu.types.spaces.union import RefUnion
 from pallas_gpu.types.transforms import (
@@ -97,6 +104,8 @@ __all__ = [
     "MAX_PENDING_BYTES",
     "REDUCTIONS",
     "REGS",
+    "SEMAPHORES",
+    "SEMAPHORE_BYTES",
     "SMEM",
     "TMEM",
     "AccumulatorInit",
@@ -129,6 +138,9 @@ __all__ = [
     "RefView",
     "Resource",
     "ScratchType",
+    "Semaphore",
+    "SemaphoreRef",
+    "SemaphoreType",
     "Sharing",
     "Squeezed",
     "Storage",

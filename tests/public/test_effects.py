@@ -20,7 +20,12 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, layouts
-from tests.support import block_effects, drawing_effects
+from tests.support import (
+    atomic_effects,
+    block_effects,
+    drawing_effects,
+    semaphore_effects,
+)
 from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support import public_names as names
@@ -44,13 +49,6 @@ WORKSPACE = "tests/entry/memory/test_workspace.py"
 INITIAL = "test_scratch_with_initial_contents_has_them_in_every_launch"
 K = functools.partial(plgpu.kernel, see.exp, out_type=OUT)
 TMEM = layouts.TmemLayout
-
-
-# Each with a reference whose elements it has.
-ATOMICS = {
-    **dict.fromkeys(("atomic_add", "atomic_max", "atomic_min", "atomic_xchg"), "o"),
-    **dict.fromkeys(("atomic_and", "atomic_or", "atomic_xor"), "n"),
-}
 
 
 def shapes(*options):
@@ -107,6 +105,8 @@ def tmem(*options, dtype=F32):
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
     **drawing_effects.EFFECTS,
+    **semaphore_effects.EFFECTS,
+    **atomic_effects.EFFECTS,
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
@@ -302,23 +302,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "store.mask": lambda: see.bodies(
         lambda e: plgpu.store(e.o, (), e.x[...], mask=e.x[...] > 0),
         lambda e: plgpu.store(e.o, (), e.x[...]),
-    ),
-    **{
-        f"{name}.mask": lambda name=name, ref=ref: see.bodies(
-            *(
-                lambda e, n=n: getattr(plgpu, name)(
-                    getattr(e, ref).at[0], 0, mask=getattr(e, ref)[0] > n
-                )
-                for n in (0, 1)
-            )
-        )
-        for name, ref in ATOMICS.items()
-    },
-    "atomic_cas.mask": lambda: see.bodies(
-        *(
-            lambda e, n=n: plgpu.atomic_cas(e.n.at[0], 0, 1, mask=e.n[0] > n)
-            for n in (0, 1)
-        )
     ),
     "load.optimized": "tests/lowering/test_warpgroup.py",
     "broadcasted_iota.layout": lambda: see.bodies(
@@ -540,7 +523,9 @@ HINTS = (
 # What each is given, beside its good call, to be refused.
 REFUSED = {
     "BlockSpec.pipeline_mode": 1,
+    "SemaphoreSignal.device_id": 0,
     "copy_gmem_to_smem.leader_tracked": 1,
+    "semaphore_signal.device_id": 0,
 }
 
 

@@ -43,6 +43,7 @@ class Env:
     a: Any
     w: Any
     n: Any
+    q: Any
     acc: Any
     i: Any
 
@@ -58,6 +59,7 @@ SCRATCH = {
     "a": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
     "w": plgpu.SMEM((64, 64), F16, transforms=SWIZZLED),
     "n": plgpu.SMEM((8, 16), jnp.int32),
+    "q": plgpu.SemaphoreType.REGULAR,
 }
 
 
@@ -183,6 +185,16 @@ GOOD: dict[str, Good] = {
     "barrier_expect": _in(lambda e: {"barrier": e.b, "num_bytes": 16}),
     "barrier_test": _in(lambda e: {"barrier": e.b}),
     "barrier_wait": _in(lambda e: {"barrier": e.b}),
+    # Semaphores
+    "get_global": _in(lambda e: {"what": plgpu.SemaphoreType.REGULAR}),
+    "semaphore_signal": _in(lambda e: {"semaphore": e.q}),
+    "SemaphoreSignal": _in(lambda e: {"ref": e.q}),
+    "semaphore_signal_parallel": _in(
+        lambda e: {"signals": (plgpu.SemaphoreSignal(e.q),)}
+    ),
+    "semaphore_wait": _in(lambda e: {"semaphore": e.q}),
+    "semaphore_read": _in(lambda e: {"sem_or_view": e.q}),
+    "delay": _in(lambda e: {"nanos": 100}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
@@ -230,6 +242,8 @@ GOOD: dict[str, Good] = {
     "RefUnion": _top(ref_trees=(plgpu.SMEM(SHAPE, F32), plgpu.SMEM(SHAPE, F32))),
     "Barrier": _top(),
     "ClusterBarrier": _top(collective_axes="c"),
+    "SemaphoreType.REGULAR": _top(shape=(4,)),
+    "SemaphoreType.BARRIER": _top(shape=(4,)),
     "BlockSpec": _top(block_shape=(8, 128), index_map=lambda i: (i, 0)),
     "Blocked": _top(**_size),
     "Element": _top(**_size),

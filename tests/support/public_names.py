@@ -64,7 +64,7 @@ def _enter(found: dict[str, Callable[..., Any]], name: str, value: Any) -> None:
     elif inspect.isclass(value) and issubclass(value, enum.Enum):
         for member in value:
             if callable(member):
-                _enter_layout(found, f"{name}.{member.name}", member)
+                _enter_member(found, f"{name}.{member.name}", member)
     elif callable(value):
         found[name] = value
         if inspect.isclass(value) and not value.__module__.startswith("jax."):
@@ -77,8 +77,11 @@ def _enter_constructors(found: dict[str, Any], name: str, cls: type) -> None:
             found[f"{name}.{attribute}"] = getattr(cls, attribute)
 
 
-def _enter_layout(found: dict[str, Any], name: str, member: Any) -> None:
+def _enter_member(found: dict[str, Any], name: str, member: Any) -> None:
     """A layout with parameters is called as the function that makes it."""
+    if not isinstance(member, plgpu.Layout):
+        found[name] = member.__call__
+        return
     maker = catalogue.definitions()[member.name]
     if callable(maker) and not isinstance(maker, type):
         found[name] = functools.wraps(maker)(lambda *a, **kw: member(*a, **kw))

@@ -81,8 +81,8 @@ def test_an_object_of_jaxs_pallas_is_refused_by_the_name_of_ours(case):
 
 
 def test_an_object_without_a_counterpart_is_refused():
-    with pytest.raises(errors.ArgumentTypeError, match="has no SemaphoreType"):
-        make(print, scratch_types=[tpu.SemaphoreType.DMA])
+    with pytest.raises(errors.ArgumentTypeError, match="has no CoreType"):
+        make(print, scratch_types=[next(iter(tpu.CoreType))])
 
 
 CALLED = {

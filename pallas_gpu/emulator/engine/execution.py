@@ -37,6 +37,7 @@ class Execution:
       steps: effects, loop iterations and work on large arrays, since a group ended.
       resident: groups that have started and not ended.
       default_line: returns the line for errors of an equation that has none.
+      shortages: describes groups that have not started for lack of capacity.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Execution:
         self.steps = 0
         self.resident: list[HasThreads] = []
         self.default_line: Callable[[], str | None] = lambda: None
+        self.shortages: Callable[[], Sequence[str]] = lambda: ()
         self._asynchrony = asynchrony
         self._max_steps = max_steps
         self.actors = ordering.Actors()
@@ -74,11 +76,20 @@ class Execution:
         self.steps += steps
         if self.steps > self._max_steps:
             threads = [t for group in self.resident for t in group.threads]
+            missing = self.shortages()
+            hint = (
+                "look for a loop whose condition never changes, or raise "
+                "InterpretParams(max_steps=...)"
+            )
+            if missing:
+                hint = (
+                    "if it polls what another CTA writes, launch no more than fit at "
+                    "once; otherwise " + hint
+                )
             raise errors.LivelockError(
                 f"the kernel still runs after {self._max_steps} steps in which no "
                 "CTA has ended",
                 expected="an end within the step budget",
-                got=positions(threads),
-                hint="look for a loop whose condition never changes, or raise "
-                "InterpretParams(max_steps=...)",
+                got="\n".join([*missing, positions(threads)]),
+                hint=hint,
             )

@@ -71,5 +71,7 @@ def _between_groups(
         expected="each element of a result to be accessed by one CTA, or an order "
         "between the accesses: CTAs run in any order, also at the same time",
         got=f"element {element}, {did} by {who}{_at(old)} and {does} by {by}",
-        hint="let each CTA write a separate part of the result",
+        hint="let each CTA write a separate part of the result, or call "
+        "semaphore_signal after the first access and semaphore_wait before the second; "
+        "atomic operations order no other accesses",
     )

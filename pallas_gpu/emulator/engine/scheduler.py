@@ -108,6 +108,7 @@ class _Scheduler:
         self.rng: random.Random = execution.rng
         self.pools = pools
         self.groups_wait = False
+        execution.shortages = lambda: shortages(pools)
 
     def run(self) -> None:
         current, stop = None, _Stop.ENDED
@@ -212,6 +213,11 @@ def _waits_for_groups(group: Group) -> bool:
     return any(wait is not None and wait.across_groups for wait in waits)
 
 
+def shortages(pools: Sequence[Pool]) -> list[str]:
+    """Describes the groups of each pool that lack capacity to start."""
+    return [text for pool in pools if (text := pool.shortage()) is not None]
+
+
 def deadlock(
     threads: Sequence[Thread], pools: Sequence[Pool] = ()
 ) -> errors.DeadlockError:
@@ -224,12 +230,10 @@ def deadlock(
     parents = [t for t in threads if t.wait is not None and t.wait.for_threads]
     waiting = [t for t in threads if not t.done and t not in parents]
     kinds = dict.fromkeys(f"{t.kind}s" for t in threads)
-    shortages = [text for pool in pools if (text := pool.shortage()) is not None]
-    hint = (
-        "compare the arrivals with the barrier's num_arrivals, and the number of "
-        "waits with the number of phases"
-    )
-    if shortages:
+    missing = shortages(pools)
+    hints = dict.fromkeys(t.wait.hint for t in waiting if t.wait is not None)
+    hint = "; ".join(hints)
+    if missing:
         hint = (
             "if they wait for each other, launch no more than fit at once, and let "
             "each loop over its part of the work; otherwise " + hint
@@ -238,8 +242,8 @@ def deadlock(
         f"deadlock: {len(waiting)} of {len(threads) - len(parents)} "
         f"{' and '.join(kinds)} wait, and nothing is in flight that could wake "
         "them",
-        expected="an arrival or a copy for every wait",
-        got="\n".join([positions(threads), *shortages]),
+        expected="an arrival, a signal or a copy for every wait",
+        got="\n".join([*missing, positions(threads)]),
         hint=hint,
         where=waiting[0].where() if waiting else None,
     )

@@ -101,18 +101,18 @@ def binder(template: Any) -> Callable[[list[Any]], Any]:
 
 
 class Location:
-    """The line of an equation, looked up when it is needed."""
+    """An equation and its line, which is looked up when it is needed."""
 
-    __slots__ = ("_eqn", "_text")
+    __slots__ = ("_text", "eqn")
 
     def __init__(self, eqn: Any):
-        self._eqn = eqn
+        self.eqn = eqn
         self._text: str | None = None
 
     @property
     def where(self) -> str | None:
         if self._text is None:
-            self._text = _jax.where(self._eqn)
+            self._text = _jax.where(self.eqn)
         return self._text
 
 

@@ -23,6 +23,7 @@ class Wait:
       for_threads: whether it waits for threads of its group, which report themselves.
       across_groups: whether another group can make it ready. A group whose threads all
         wait for each other is a deadlock, whatever other groups do.
+      hint: what to look at if it never happens.
     """
 
     ready: Callable[[], bool]
@@ -30,6 +31,10 @@ class Wait:
     state: Callable[[], str]
     for_threads: bool = False
     across_groups: bool = False
+    hint: str = (
+        "compare the arrivals with the barrier's num_arrivals, and the number of waits "
+        "with the number of phases"
+    )
 
 
 # Yielded once per iteration of a loop without a known end, which may poll memory that

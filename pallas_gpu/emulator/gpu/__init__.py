@@ -18,6 +18,7 @@ from pallas_gpu.emulator.gpu import (
 )
 from pallas_gpu.emulator.gpu.accesses import atomics, indexed, positions
 from pallas_gpu.emulator.gpu.machine import grid
+from pallas_gpu.emulator.gpu.sync import delay, semaphore
 from pallas_gpu.emulator.gpu.tensor_cores import mma, wgmma
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "control",
     "cp_async",
     "debug",
+    "delay",
     "grid",
     "indexed",
     "mbarrier",
@@ -35,6 +37,7 @@ __all__ = [
     "rows",
     "scheduling",
     "scoped",
+    "semaphore",
     "tma",
     "warp",
     "wgmma",

@@ -11,17 +11,31 @@ import numpy as np
 from pallas_gpu import errors
 from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Fence, Viewer
+from pallas_gpu.emulator.engine.tables import Table
 
 
 class GlobalArray(Memory):
     """An array in GMEM, as accessed by one cluster.
 
     The views of all clusters share elements, mask, history and origins.
+
+    Attributes:
+      state: state of families, which the views share too.
     """
 
-    __slots__ = ()
+    __slots__ = ("state",)
 
     fence = Fence.GMEM
+
+    def __init__(
+        self,
+        name: str,
+        data: np.ndarray,
+        written: np.ndarray | None,
+        read_only: bool = False,
+    ):
+        super().__init__(name, data, written, read_only)
+        self.state: Table[GlobalArray] = Table(self)
 
     def at(self, index: tuple[int, ...]) -> GlobalArray:
         """Returns the part at leading indices, as a view with its own history.

@@ -27,14 +27,14 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run, Wait
 from pallas_gpu.emulator.gpu import union
-from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.smem import SharedArray
+from pallas_gpu.emulator.gpu.sync import semaphore
 from pallas_gpu.emulator.gpu.tensor_cores.wgmma import Accumulator
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 # (scope, its one warpgroup or None, visit); the same in all CTAs.
 ScopeKey = tuple[Any, int | None, int]
@@ -76,7 +76,7 @@ class Scope:
     declared: Sequence[Declared]
     arrays: dict[int, SharedArray]
     barriers: dict[int, BarrierArray]
-    of_launch: dict[int, GlobalArray]
+    of_launch: dict[int, Referent]
     members: int
     entered: int = 0
     left: int = 0
@@ -132,6 +132,16 @@ def _run_scoped(wg: Warpgroup, step: ControlStep, ins: list[Any]) -> Run:
     wg.location = step.location
     _leave(wg, scope)
     return results
+
+
+@registry.register(get_global_p, registry.RuleKind.EMULATE)
+def _get_global(wg: Warpgroup, _: Any, **__: Any) -> list[Referent]:
+    assert wg.location is not None
+    (var,) = wg.location.eqn.outvars
+    array = wg.cta.work[var]
+    if isinstance(var.aval, types.SemaphoreRef):
+        return [semaphore.of_launch(wg.cta, array, wg.location.where)]
+    return [array]
 
 
 def _enter(
@@ -197,10 +207,11 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
 
 def _allocate(cta: Cta, scope: Scope) -> None:
     for i, (var, name) in enumerate(scope.declared):
-        if var in cta.work:
-            scope.of_launch[i] = cta.work[var]
-            continue
         match aval := var.aval:
+            case types.SemaphoreRef():
+                scope.of_launch[i] = semaphore.of_cta(cta, cta.work[var], name)
+            case _ if var in cta.work:
+                scope.of_launch[i] = cta.work[var]
             case types.BarrierRef():
                 declaration = (scope.key[0], i)
                 scope.barriers[i] = BarrierArray.of(

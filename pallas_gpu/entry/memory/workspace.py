@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, resources, types
 from pallas_gpu.primitives.scheduling import claim_p
-from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 from pallas_gpu.walk import walk
 
 
@@ -80,3 +80,10 @@ def _scratch(eqn: _jax.JaxprEqn) -> list[WorkArray]:
         for var, name in declared
     )
     return [WorkArray(var, array, name) for var, array, name in arrays if array]
+
+
+@declares(get_global_p)
+def _global(eqn: _jax.JaxprEqn) -> list[WorkArray]:
+    (var,) = eqn.outvars
+    array = var.aval.memory_space.gmem_array(var.aval)
+    return [WorkArray(var, dataclasses.replace(array, sharing=types.Sharing.INSTANCE))]

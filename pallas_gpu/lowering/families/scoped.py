@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run_scoped: SMEM arrays as planned, barriers initialised once in the prologue."""
+"""Scopes: SMEM arrays as planned, barriers initialised once in the prologue."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
 @uniform(run_scoped_p)
@@ -42,9 +42,8 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
 
 def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
     kernel, aval = ctx.kernel, var.aval
-    if aval.memory_space is types.GMEM:
-        array = workspace.handle(kernel, var)
-        return kernel.semantics.gmem_handle(kernel, array)
+    if aval.memory_space.gmem_array(aval) is not None:
+        return _of_launch(ctx, var)
     match aval:
         case types.BarrierRef():
             return _barrier(ctx, i, aval)
@@ -57,6 +56,20 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
             return kernel.semantics.smem_handle(
                 kernel, aval, allocation.offset, row_major
             )
+
+
+def _of_launch(ctx: RuleContext, var: Any) -> Any:
+    """Returns the handle of an array in GMEM that the launch adds."""
+    array = workspace.handle(ctx.kernel, var)
+    if var.aval.memory_space is types.GMEM:
+        return ctx.kernel.semantics.gmem_handle(ctx.kernel, array)
+    # The same under both semantics: semaphores are no arrays to the author.
+    return array
+
+
+@uniform(get_global_p)
+def _get_global(ctx: RuleContext) -> list[Any]:
+    return [_of_launch(ctx, ctx.eqn.outvars[0])]
 
 
 def kernel_is_one_scope(ctx: RuleContext) -> bool:

@@ -17,7 +17,7 @@ _LANE_BITS = 1 << np.arange(32, dtype=np.int64)
 
 
 class Clocks:
-    """The clocks of a cluster.
+    """The clocks of the clusters that run together.
 
     Attributes:
       known: [warps, agents] the latest epoch of each agent that each warp knows of.
@@ -28,6 +28,7 @@ class Clocks:
         when it executed such a fence.
       touched: [warps] a bit for each lane that has loaded or stored in the running
         epoch.
+      fenced: what a thread, by warp and lane, knew at its last fence.acq_rel.
     """
 
     def __init__(self, warps: int) -> None:
@@ -36,6 +37,7 @@ class Clocks:
         self.fences = np.ones((2, warps), np.int32)
         self.covered = np.zeros((2, warps), np.int32)
         self.touched = np.zeros(warps, np.uint32)
+        self.fenced: dict[tuple[int, int], np.ndarray] = {}
         self._agents: dict[Hashable, int] = {}
         self._warps = warps
 

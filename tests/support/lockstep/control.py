@@ -10,10 +10,12 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from tests.support.lockstep import values
+from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.clocks import join
 from tests.support.lockstep.engine import LANES, KernelError, SplitWarps, Wait
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Block, Program, Step, runs
+from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
 # --- control flow ---------------------------------------------------------------------
 
@@ -331,6 +333,23 @@ def _fence_proxy(program: Program, op: ir.Operation) -> Step:
             strand.cta.clocks.fence(rows, memory)
 
     return fence
+
+
+def _nanosleep(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    if statement.opcode != "nanosleep.u32" or statement.operands != ("$0",):
+        raise NotModelled(f"llvm.inline_asm {text[:60]}")
+    (duration,) = program.inputs(op)
+
+    def sleep(strand: Any) -> Iterator[Wait]:
+        values.forced(strand.env[duration])
+        # The others run meanwhile.
+        yield Wait(lambda: True, lambda: "nothing")
+
+    return sleep
+
+
+ASSEMBLY.append(AssemblyUnit("nanosleep", _nanosleep))
 
 
 @runs("llvm.intr.trap")

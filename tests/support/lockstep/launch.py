@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A launch: what the host function passes, and the blocks of one cluster at a time."""
+"""A launch: what the host function passes, and the blocks that run together."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     predication,
     printing,
     registers,
+    strong,
     tma,
     values,
     votes,
@@ -58,7 +59,7 @@ class Launch:
 
     Attributes:
       descriptors: tensor maps by address.
-      scheduler: of the running cluster.
+      scheduler: of the running clusters.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Launch:
     def run(
         self, program: Program, shape: Shape, arguments: dict[int, np.ndarray]
     ) -> None:
-        """Runs the clusters of the grid one after the other.
+        """Runs the clusters of the grid, one after the other if none waits for others.
 
         Args:
           arguments: values by slot that the kernel gets.
@@ -100,20 +101,30 @@ class Launch:
     def _all(self, program: Program, shape: Shape, arguments, together: int) -> None:
         counts = [g // c for g, c in zip(shape.grid, shape.cluster, strict=True)]
         # x is the fastest, of clusters and of blocks in a cluster.
-        for z, y, x in np.ndindex(*counts[::-1]):
-            first = tuple(i * c for i, c in zip((x, y, z), shape.cluster, strict=True))
-            self._cluster(program, shape, arguments, first, together)
+        places = [
+            tuple(i * c for i, c in zip((x, y, z), shape.cluster, strict=True))
+            for z, y, x in np.ndindex(*counts[::-1])
+        ]
+        for group in [places] if program.polls else [[first] for first in places]:
+            self._resident(program, shape, arguments, group, together)
 
-    def _cluster(self, program, shape: Shape, arguments, first, together: int):
-        self.scheduler = Scheduler(seed=sum(first))
-        cluster = Cluster(self, shape, first)
+    def _resident(self, program, shape: Shape, arguments, places, together: int):
+        """Runs clusters at the same time, those whose first blocks are given."""
+        self.scheduler = Scheduler(seed=sum(places[0]))
+        warps = shape.threads // LANES
+        each = int(np.prod(shape.cluster)) * warps
+        clocks = Clocks(each * len(places))
+        clusters = [
+            Cluster(self, shape, first, clocks, i * each)
+            for i, first in enumerate(places)
+        ]
         for i, array in enumerate(self._arrays):
-            clocks = None if i < self._inputs else cluster.clocks
             name = f"buffer {i}"
-            self._memories[i + 1] = Memory(array, name, clocks, proxy=1)
+            watched = None if i < self._inputs else clocks
+            self._memories[i + 1] = Memory(array, name, watched, proxy=1)
         running = []
-        for cta in cluster.ctas:
-            warps = shape.threads // LANES
+        ctas = [cta for cluster in clusters for cta in cluster.ctas]
+        for cta in ctas:
             for start in range(0, warps, together):
                 strand = Strand(cta, range(start, start + together), program.size)
                 for slot, value in (program.constants | arguments).items():
@@ -123,7 +134,7 @@ class Launch:
         for strand, _ in running:
             if strand.wgmma is not None and (strand.wgmma.open or strand.wgmma.groups):
                 raise KernelError(f"{strand.name} ends without waiting for its wgmma")
-        for cta in cluster.ctas:
+        for cta in ctas:
             tma.finish(cta)
 
 
@@ -134,19 +145,29 @@ def _run(strand: Strand, program: Program) -> Any:
 
 
 class Cluster:
-    """The blocks that run together.
+    """The blocks of a cluster.
 
     Attributes:
       ctas: in the order of their ranks.
+      clocks: those of its threads, and of the clusters that run at the same time.
+      first_row: the row of its first warp in them.
       barrier: the cluster's own; `waiting`: warps that have arrived at it, with the
         generation that they wait for.
     """
 
-    def __init__(self, launch: Launch, shape: Shape, first: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        shape: Shape,
+        first: tuple[int, ...],
+        clocks: Clocks | None = None,
+        first_row: int = 0,
+    ) -> None:
         self.launch = launch
         count = int(np.prod(shape.cluster))
         self.threads = count * shape.threads
-        self.clocks = Clocks(self.threads // LANES)
+        self.clocks = clocks or Clocks(self.threads // LANES)
+        self.first_row = first_row
         self.barrier = Barrier()
         self.waiting: dict[int, int] = {}
         self.ctas = []
@@ -171,7 +192,7 @@ class Cta:
         self.threads = shape.threads
         # Strands that have not ended.
         self.running = 0
-        self.first_row = rank * shape.threads // LANES
+        self.first_row = cluster.first_row + rank * shape.threads // LANES
         poison = np.full(shape.smem_bytes, 0xA5, np.uint8)
         self.smem = Memory(poison, f"the SMEM of CTA {number}", self.clocks)
         self.mbarriers: dict[int, mbarrier.Mbarrier] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.lockstep.clocks import Clocks
+from tests.support.lockstep.clocks import Clocks, join
 from tests.support.lockstep.engine import LANES, KernelError
 
 # Who accessed last: the agent's number times 32, and the lane in it.
@@ -26,6 +26,7 @@ class Memory:
       data: the bytes.
       name: what to call it in reports.
       proxy: which fences count: those for SMEM (0) or for GMEM (1).
+      released: what an acquire that reads a word, by its byte, makes known.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Memory:
         self.name = name
         self.proxy = proxy
         self.clocks = clocks
+        self.released: dict[int, np.ndarray] = {}
         size = data.size
         if clocks is None:
             return
@@ -106,6 +108,28 @@ class Memory:
         self._written[places] = self.clocks.epoch[rows][:, None]
         self._fence[places] = self.clocks.fences[self.proxy, rows][:, None]
         self._atomic[places] = True
+
+    def observe(self, row: int, places: np.ndarray) -> None:
+        """A thread of a warp reads bytes by a strong operation.
+
+        That does not race with atomic operations, but with stores.
+        """
+        self._check_bounds(places)
+        if self.clocks is None:
+            return
+        self._check_busy(places, "read", self._busy_writes)
+        rows = np.full(len(places), row)
+        plain = ~self._atomic[places].all(axis=1)
+        self._check_written(None, places[plain], (rows[plain], rows[plain] * 0), "read")
+
+    def release(self, offset: int, known: np.ndarray | None) -> None:
+        """An atomic operation on a word releases what its thread knows.
+
+        What others have released there before stays released.
+        """
+        joint = join(self.released.get(offset), known)
+        if joint is not None:
+            self.released[offset] = joint
 
     def _check_bounds(self, places: np.ndarray) -> None:
         if places.size and not 0 <= places.min() <= places.max() < self.data.size:

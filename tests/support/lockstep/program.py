@@ -85,11 +85,13 @@ class Program:
       body: its block.
       size: number of slots of an environment.
       constants: the slots that never change, with their values.
+      polls: whether threads wait for what other clusters do.
     """
 
     def __init__(self, block: ir.Block) -> None:
         self._slots: dict[ir.Value, int] = {}
         self.constants: dict[int, Any] = {}
+        self.polls = False
         self.body = Block(self, block)
 
     @property

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class Device:
       suffix: distinguishes it from other devices in messages.
       zeros: whether fresh memory contains zeros instead of poison.
       printed: the equations whose line is printed once for all threads.
+      at_end: checks to run when all its CTAs have ended.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Device:
         self.suffix = suffix
         self.zeros = params.uninitialized_memory == "zero"
         self.printed: set[Any] = set()
+        self.at_end: list[Callable[[], None]] = []
         self._partial_results = params.partial_results
 
     def place(

@@ -65,7 +65,7 @@ def _run_once(
     # Index arithmetic wraps as on the GPU, also where numpy would warn.
     with np.errstate(all="ignore"):
         machine.run([launch.pool()])
-    launch.require_complete()
+    launch.finish()
     return [array.data for array in launch.outputs]
 
 
@@ -135,8 +135,15 @@ class Launch:
             limit=f"{residency}{self._device.suffix}",
         )
 
-    def require_complete(self) -> None:
-        """Raises UnwrittenResultError for a result with elements nobody has stored."""
+    def finish(self) -> None:
+        """Checks what the launch leaves, once all CTAs have ended.
+
+        Raises:
+          SemaphoreError: a semaphore is not zero.
+          UnwrittenResultError: a result has elements that nobody has stored.
+        """
+        for check in self._device.at_end:
+            check()
         results = self._params.jaxpr.invars[self._params.num_inputs :]
         for array, ref in zip(self.outputs, results, strict=True):
             if not array.is_complete:

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores: counters that release and acquire what threads know.
+
+All changes of a semaphore are atomic read-modify-write operations, which continue the
+release sequence of the signals before them (PTX ISA, Memory Consistency Model,
+Observation). So who waits for it, or reads it, knows what was known to each signal.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.memory import Referent, Region
+from pallas_gpu.emulator.engine.steps import Location
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.waits import TURN, Run, Wait
+from pallas_gpu.emulator.gpu.gmem import GlobalArray
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.sync import semaphore
+
+_EMULATE = registry.RuleKind.EMULATE
+_HINT = (
+    "signal as often as it is waited for; a wait subtracts its value, unless "
+    "decrement=False"
+)
+
+
+class Semaphore:
+    """One semaphore.
+
+    Attributes:
+      name: the author's, with its index.
+    """
+
+    __slots__ = ("_across_groups", "_element", "_known", "_last", "name")
+
+    def __init__(self, name: str, element: np.ndarray, across_groups: bool):
+        self.name = name
+        self._element = element
+        self._across_groups = across_groups
+        self._known: ordering.Clock = {}
+        self._last: Location | None = None
+
+    @property
+    def value(self) -> int:
+        """The counter."""
+        return int(self._element[()])
+
+    @property
+    def where(self) -> str | None:
+        """The line of the last signal."""
+        return self._last.where if self._last is not None else None
+
+    def state(self) -> str:
+        """Describes the semaphore, for reports."""
+        signalled = f", last signalled at {self.where}" if self.where else ""
+        return f"{self.name} is {self.value}{signalled}"
+
+    def signal(
+        self, known: ordering.Clock, inc: int, location: Location | None
+    ) -> None:
+        """Adds to it, and releases what a thread knows."""
+        self._element[...] += np.int32(inc)
+        self._last = location
+        ordering.join(self._known, known)
+
+    def wait(self, wg: Warpgroup, value: int, decrement: bool) -> Run:
+        """Waits until it has reached a value, and may subtract that."""
+        while self.value < value:
+            yield Wait(
+                lambda: self.value >= value,
+                f"{self.name} to be {value} or more",
+                self.state,
+                across_groups=self._across_groups,
+                hint=_HINT,
+            )
+        if decrement:
+            self._element[...] -= np.int32(value)
+        self.acquire(wg)
+
+    def acquire(self, wg: Warpgroup) -> None:
+        """Lets a thread know what the signals have released."""
+        ordering.join(wg.clock, self._known)
+
+
+class SemaphoreArray(Referent):
+    """The semaphores of a declaration.
+
+    Args:
+      name, suffix: for messages: the index of a semaphore stands between them.
+      array: their elements.
+      across_groups: whether several clusters share them.
+    """
+
+    __slots__ = ("_array", "_semaphores")
+
+    def __init__(self, name: str, suffix: str, array: GlobalArray, across_groups: bool):
+        super().__init__(name + suffix)
+        self._array = array
+        self._semaphores = np.empty(array.shape, object)
+        for index in itertools.product(*(range(n) for n in array.shape)):
+            at = "".join(f"[{i}]" for i in index)
+            # The ellipsis keeps a view of one element.
+            key: Any = (*index, ...)
+            element = array.data[key]
+            self._semaphores[index] = Semaphore(
+                f"{name}{at}{suffix}", element, across_groups
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._array.shape
+
+    def one(self, region: Region) -> Semaphore:
+        """Returns the semaphore of a region of one element.
+
+        Raises:
+          OutOfBoundsError: the index is out of bounds.
+        """
+        region.require_inside("used")
+        return self._semaphores[tuple(region.window.starts)]
+
+    def require_zero(self) -> None:
+        """Raises SemaphoreError unless all are zero, as they were at first."""
+        for one in self._semaphores.flat:
+            if one.value == 0:
+                continue
+            raise errors.SemaphoreError(
+                f"{one.name} is not zero when the kernel ends",
+                expected="0: waits subtract what signals have added",
+                got=one.value,
+                hint=_HINT,
+                where=one.where,
+            )
+
+
+# The semaphores of an array in GMEM, for all CTAs that share it; none before the first
+# use.
+_SEMAPHORES: Key[GlobalArray, list[SemaphoreArray]] = Key(
+    "semaphores", lambda array: []
+)
+
+
+def of_cta(cta: Cta, array: GlobalArray, name: str) -> SemaphoreArray:
+    """Returns the semaphores of a scope, of which each CTA has its own.
+
+    Args:
+      cta: the CTA.
+      array: their elements.
+      name: the author's; may be empty.
+    """
+    prefix = f"semaphore {name}" if name else "the semaphore"
+    return _found(cta, array, prefix, f" of {cta.name}", False)
+
+
+def of_launch(cta: Cta, array: GlobalArray, where: str | None) -> SemaphoreArray:
+    """Returns the semaphores of a `get_global`, which all CTAs share.
+
+    Args:
+      cta: one of them.
+      array: their elements.
+      where: the kernel's line.
+    """
+    # Without the function: reports name several lines in one.
+    line = f" at {where.partition(' (')[0]}" if where is not None else ""
+    return _found(cta, array, "the semaphore", f" of get_global{line}", True)
+
+
+def _found(
+    cta: Cta, array: GlobalArray, name: str, suffix: str, across_groups: bool
+) -> SemaphoreArray:
+    made = array.state.of(_SEMAPHORES)
+    if not made:
+        made.append(SemaphoreArray(name, suffix, array, across_groups))
+        cta.device.at_end.append(made[0].require_zero)
+    return made[0]
+
+
+def _one(region: Region) -> Semaphore:
+    return region.memory.one(region)
+
+
+@registry.register(semaphore.semaphore_signal_p, _EMULATE)
+def _signal(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
+    # Who signals first is a choice of the schedule, as is who continues first.
+    yield TURN
+    one, inc = _one(operands["semaphore"]), int(operands["inc"])
+    one.signal(wg.release(), inc, wg.location)
+
+
+@registry.register(semaphore.semaphore_signal_parallel_p, _EMULATE)
+def _signal_parallel(wg: Warpgroup, operands: list[dict[str, Any]], **_: Any) -> Run:
+    known = wg.release()
+    signals = list(operands)
+    wg.execution.rng.shuffle(signals)
+    for one in signals:
+        yield TURN
+        _one(one["semaphore"]).signal(known, int(one["inc"]), wg.location)
+
+
+@registry.register(semaphore.semaphore_wait_p, _EMULATE)
+def _wait(wg: Warpgroup, operands: dict[str, Any], decrement: bool, **_: Any) -> Run:
+    yield TURN
+    one, value = _one(operands["semaphore"]), int(operands["value"])
+    yield from one.wait(wg, value, decrement)
+
+
+@registry.register(semaphore.semaphore_read_p, _EMULATE)
+def _read(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Run:
+    yield TURN
+    one = _one(operands["semaphore"])
+    one.acquire(wg)
+    return np.int32(one.value)

@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores: addresses in the arrays that the launch adds, signals, waits, reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.lowering import scratch
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import I32, RuleContext, part_window
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.mosaic import elementwise, gmem
+from pallas_gpu.mosaic.sync import semaphore
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.sync.semaphore import (
+    semaphore_read_p,
+    semaphore_signal_p,
+    semaphore_signal_parallel_p,
+    semaphore_wait_p,
+)
+
+
+def _pointer(ctx: RuleContext, operand: Any) -> ir.Value:
+    handle: vals.GmemHandle = operand.ref
+    buffer = handle.buffer_index
+    window = part_window(handle, operand.transforms)
+    pointer = ctx.builder.buffers[buffer]
+    return gmem.slice_pointer(gmem.GmemView(pointer, buffer, handle.dtype, window))
+
+
+def _operands(ctx: RuleContext, invals: Any) -> tuple[Any, Any]:
+    """Returns the operands with constant indices as numbers, and those with values."""
+    values = ops.unflatten(ctx.eqn.params["tree"], list(invals))
+    return ctx.operands(invals), values
+
+
+@uniform(semaphore_signal_p)
+def _signal(ctx: RuleContext, *invals: Any) -> list[Any]:
+    indexed, values = _operands(ctx, invals)
+    pointer = _pointer(ctx, indexed["semaphore"])
+    inc = vals.scalar_value(values["inc"])
+    semaphore.signal(pointer, inc, ctx.eqn.params["memory_scope"])
+    return []
+
+
+@uniform(semaphore_signal_parallel_p)
+def _signal_parallel(ctx: RuleContext, *invals: Any) -> list[Any]:
+    signals = [
+        (_pointer(ctx, indexed["semaphore"]), vals.scalar_value(values["inc"]))
+        for indexed, values in zip(*_operands(ctx, invals), strict=True)
+    ]
+    semaphore.signal_parallel(signals)
+    return []
+
+
+@uniform(semaphore_wait_p)
+def _wait(ctx: RuleContext, *invals: Any) -> list[Any]:
+    indexed, values = _operands(ctx, invals)
+    semaphore.wait(
+        _pointer(ctx, indexed["semaphore"]),
+        vals.scalar_value(values["value"]),
+        ctx.eqn.params["memory_scope"],
+        decrement=ctx.eqn.params["decrement"],
+    )
+    return []
+
+
+# --- reads, which exchange a value between warps --------------------------------------
+
+
+def _emit_read(kernel: Any, pointer: ir.Value) -> ir.Value:
+    room = scratch.of_bytes(
+        kernel, semaphore.read_scratch_bytes(), "semaphore_read", "one semaphore"
+    )
+    return semaphore.read(pointer, room)
+
+
+@lane(semaphore_read_p)
+def _read_lane(ctx: RuleContext, *invals: Any) -> Any:
+    pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
+    return elementwise.scalar(_emit_read(ctx.kernel, pointer), I32)
+
+
+@warpgroup(semaphore_read_p)
+def _read_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
+    pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
+    i32 = ir.IntegerType.get_signless(32)
+    op = ir.Operation.create("pallas_gpu.semaphore_read", [i32], [pointer])
+    ctx.mark_issuer(op)
+    return elementwise.scalar(op.results[0], I32)
+
+
+@infers("pallas_gpu.semaphore_read")
+def _infer_read(network: Network, op: ir.Operation, key: int) -> None:
+    """Nothing: neither its operand nor its result has a layout."""
+
+
+@expands("pallas_gpu.semaphore_read")
+def _expand_read(expansion: Expansion, op: Any) -> None:
+    value = _emit_read(expansion.kernel, op.operands[0])
+    op.operation.results[0].replace_all_uses_with(value)
+    expansion.dead.append(op.operation)

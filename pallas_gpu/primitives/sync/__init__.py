@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Synchronization between the CTAs of a grid: semaphores, and delays."""

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores: declarations, and references to them."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, arch, errors, expect
+from pallas_gpu.types.completion import shows
+from pallas_gpu.types.mesh import Mesh
+from pallas_gpu.types.refs import IndexableRef
+from pallas_gpu.types.spaces.resource import GmemArray, Resource, Sharing
+
+# An i32 in GMEM, which red, atom and ld access.
+SEMAPHORE_BYTES = 4
+
+
+class Semaphores(Resource):
+    """The semaphores of a launch, in GMEM that it adds to the kernel's arrays."""
+
+    name = "SEMAPHORE"
+    unit = "semaphores"
+    declared_by = "declare it with plgpu.SemaphoreType.REGULAR"
+
+    def size(self, aval: Any) -> int:
+        return math.prod(aval.shape)
+
+    def budget(self, target: arch.GpuTarget) -> int:
+        return target.memory_bytes // SEMAPHORE_BYTES
+
+    def gmem_array(self, aval: Any) -> GmemArray:
+        return GmemArray(tuple(aval.shape), jnp.dtype(jnp.int32), 0, Sharing.CTA)
+
+    def describe(self, aval: Any, shape: Sequence[int]) -> str:
+        return f"a semaphore of shape {tuple(shape)}"
+
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
+        raise errors.MemorySpaceError(
+            "a semaphore is read or written like an array",
+            expected="semaphore_signal, semaphore_wait or semaphore_read",
+            got="an index expression on a semaphore",
+            hint="index an array of semaphores with semaphore.at[i]",
+            where=_jax.where_now(),
+        )
+
+
+SEMAPHORES = Semaphores()
+
+
+class SemaphoreRef(IndexableRef):
+    """A reference to one semaphore or an array of them in GMEM.
+
+    Attributes:
+      declaration: its kind and shape.
+    """
+
+    __slots__ = ["declaration"]
+
+    def __init__(
+        self, declaration: Semaphore, inner_aval: Any = None, memory_space: Any = None
+    ):
+        aval = jax.core.ShapedArray(declaration.shape, jnp.int32)
+        super().__init__(inner_aval or aval, memory_space or SEMAPHORES)
+        self.declaration = declaration
+
+    def update(self, inner_aval=None, memory_space=None, kind=None):
+        return SemaphoreRef(
+            self.declaration,
+            inner_aval or self.inner_aval,
+            memory_space or self.memory_space,
+        )
+
+    def str_short(self, short_dtypes=False, mesh_axis_types=False) -> str:
+        return f"Semaphore{list(self.shape)}"
+
+    def __eq__(self, other):
+        return (
+            type(other) is type(self)
+            and self.declaration == other.declaration
+            and self.inner_aval == other.inner_aval
+        )
+
+    def __hash__(self):
+        return hash((SemaphoreRef, self.declaration, self.inner_aval))
+
+
+@shows("shape", "size")
+@dataclasses.dataclass(frozen=True)
+class Semaphore:
+    """Declares one semaphore or an array of them: what a `SemaphoreType` returns.
+
+    Attributes:
+      kind: the type.
+      shape: of the array; `()` is a single semaphore.
+    """
+
+    kind: SemaphoreType
+    shape: tuple[int, ...] = ()
+
+    @property
+    def memory_space(self) -> Semaphores:
+        """The semaphores of a launch."""
+        return SEMAPHORES
+
+    @property
+    def size(self) -> int:
+        """Number of semaphores."""
+        return math.prod(self.shape)
+
+    def to_ref(self) -> SemaphoreRef:
+        """Returns a fresh abstract reference of this declaration."""
+        return SemaphoreRef(self)
+
+    def get_ref_aval(self) -> SemaphoreRef:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Does nothing: every kernel may declare semaphores of a CTA."""
+
+
+class SemaphoreType(enum.Enum):
+    """The types of semaphores: 32-bit counters in GMEM, zero when a kernel starts.
+
+    A member declares one semaphore; called with a shape it declares an array of them.
+    In `scratch_types` and `run_scoped` each CTA has its own; `get_global` returns one
+    that all CTAs of a launch share. A semaphore has to be zero again when its scope or
+    the kernel ends: the emulator reports one that is not.
+
+    PTX: red, atom and ld with release and acquire semantics. Since: sm_90.
+
+    * `REGULAR`: a semaphore.
+    * `BARRIER`: one for barriers between devices; on one device, as `REGULAR`.
+
+      >>> ready = plgpu.get_global(plgpu.SemaphoreType.REGULAR((4,)))
+    """
+
+    REGULAR = "regular"
+    BARRIER = "barrier"
+
+    @expect.arguments(
+        lambda self, *_, **__: f"SemaphoreType.{self.name}",
+        shape=expect.integers(1, hint="a semaphore array has one element or more"),
+    )
+    def __call__(self, shape: int | Sequence[int]) -> Semaphore:
+        """Declares an array of semaphores.
+
+        Args:
+          shape: positive static sizes; `()` is a single semaphore.
+
+        Raises:
+          ArgumentError, ArgumentTypeError: sizes that are not positive integers.
+        """
+        return Semaphore(self, tuple(shape))  # type: ignore[arg-type]
+
+    @property
+    def memory_space(self) -> Semaphores:
+        """The semaphores of a launch."""
+        return SEMAPHORES
+
+    def to_ref(self) -> SemaphoreRef:
+        """Returns a fresh abstract reference to one semaphore."""
+        return Semaphore(self).to_ref()
+
+    def get_ref_aval(self) -> SemaphoreRef:
+        """`to_ref` under the name by which JAX's own Pallas calls it."""
+        return self.to_ref()
+
+    def check_scope(self, mesh: Mesh) -> None:
+        """Does nothing: every kernel may declare semaphores of a CTA."""

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores: the same results in the emulator, as emitted code and on a GPU."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import offline
+from tests.support import everywhere
+from tests.support.grid_barrier import GridBarrier
+from tests.support.semantics import BOTH, under
+
+F32 = jnp.float32
+CTAS = 5
+ROWS = np.arange(CTAS * 128, dtype=np.float32).reshape(CTAS, 128)
+REGULAR = plgpu.SemaphoreType.REGULAR
+
+
+def over_rows(body, *scratch, out=(CTAS, 128), dtype=F32, **options):
+    """Returns `make` for a kernel whose CTAs have a row each."""
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(out, dtype),
+            scratch_types=scratch,
+            grid=(CTAS,),
+            grid_names=("i",),
+            interpret=interpret,
+            **options,
+        )
+
+    return make
+
+
+def exchange(x, o):
+    """Each CTA stores a row, and reads the next one's."""
+    i = lax.axis_index("i")
+    stored = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
+    barrier = GridBarrier.of(CTAS)
+    stored[i] = 2 * x[i]
+    barrier.meet(i)
+    o[i] = stored[(i + 1) % CTAS]
+
+
+@pytest.mark.smoke
+def test_ctas_meet_at_a_barrier_of_the_grid():
+    everywhere.check(over_rows(exchange), [ROWS], 2 * np.roll(ROWS, -1, 0))
+
+
+def test_a_barrier_of_the_grid_is_used_again():
+    def body(x, o):
+        i = lax.axis_index("i")
+        sums = plgpu.get_global(plgpu.GMEM((2, CTAS, 128), F32))
+        barrier = GridBarrier.of(CTAS)
+
+        def step(turn, value):
+            sums[turn % 2, i] = value
+            barrier.meet(i)
+            return value + sums[turn % 2, (i + 1) % CTAS]
+
+        o[i] = lax.fori_loop(0, 3, step, x[i])
+
+    expected = ROWS
+    for _ in range(3):
+        expected = expected + np.roll(expected, -1, 0)
+    everywhere.check(over_rows(body), [ROWS], expected)
+
+
+@pytest.mark.parametrize("amount", [1, 3])
+def test_sums_in_the_order_of_the_ctas(amount):
+    def body(x, o):
+        i = lax.axis_index("i")
+        turn = plgpu.get_global(REGULAR)
+        plgpu.semaphore_wait(turn, i * amount)
+        o[...] = jnp.where(i == 0, 0, o[...]) * 2 + x[i]
+
+        @plgpu.when(i < CTAS - 1)
+        def _():
+            plgpu.semaphore_signal(turn, (i + 1) * amount)
+
+    expected = functools.reduce(lambda s, row: 2 * s + row, ROWS, 0 * ROWS[0])
+
+    def make(interpret):
+        kernel = over_rows(body, out=(128,))(interpret)
+        return kernel
+
+    def zeroed(x, o):
+        plgpu.when(lax.axis_index("i") == 0)(lambda: o.set(jnp.zeros(128, F32)))
+        body(x, o)
+
+    everywhere.check(over_rows(zeroed, out=(128,)), [ROWS], expected)
+
+
+def test_a_wait_without_decrement_leaves_the_semaphore():
+    def body(x, o):
+        i = lax.axis_index("i")
+        arrived, left = (plgpu.get_global(REGULAR) for _ in range(2))
+        plgpu.semaphore_signal(arrived)
+        plgpu.semaphore_wait(arrived, CTAS, decrement=False)
+        o[i] = x[i]
+        plgpu.semaphore_signal(left)
+
+        @plgpu.when(i == CTAS - 1)
+        def _():
+            plgpu.semaphore_wait(left, CTAS)
+            plgpu.semaphore_wait(arrived, CTAS)
+
+    everywhere.check(over_rows(body), [ROWS], ROWS)
+
+
+def test_as_many_continue_as_have_been_signalled():
+    """Each CTA takes a ticket, and hands out a number of them that it finds."""
+
+    def body(x, o):
+        i = lax.axis_index("i")
+        free, order = plgpu.get_global(REGULAR), plgpu.get_global(REGULAR)
+        plgpu.when(i == 0)(lambda: plgpu.semaphore_signal(free, 1))
+        plgpu.semaphore_wait(free)
+        turn = plgpu.semaphore_read(order)
+        plgpu.semaphore_signal(order)
+        last = turn == CTAS - 1
+        plgpu.when(last)(lambda: plgpu.semaphore_wait(order, CTAS))
+        plgpu.when(~last)(lambda: plgpu.semaphore_signal(free))
+        o[turn] = jnp.full((128,), turn.astype(F32)) + 0 * x[i]
+
+    expected = np.broadcast_to(np.arange(CTAS, dtype=np.float32)[:, None], (CTAS, 128))
+    everywhere.check(over_rows(body), [ROWS], expected)
+
+
+def test_what_all_warps_read_is_one_value():
+    def body(x, o):
+        i = lax.axis_index("i")
+        count = plgpu.get_global(REGULAR)
+        plgpu.semaphore_signal(count)
+
+        def more(turns):
+            return turns + (plgpu.semaphore_read(count) < CTAS).astype(jnp.int32)
+
+        def poll(carry):
+            before, _ = carry
+            return before + 1, more(jnp.int32(0))
+
+        lax.while_loop(lambda carry: carry[1] > 0, poll, (0, jnp.int32(1)))
+        o[i] = x[i] + plgpu.semaphore_read(count).astype(F32)
+        done = plgpu.get_global(REGULAR)
+        plgpu.semaphore_signal(done)
+
+        @plgpu.when(i == 0)
+        def _():
+            plgpu.semaphore_wait(done, CTAS)
+            plgpu.semaphore_wait(count, CTAS)
+
+    everywhere.check(over_rows(body), [ROWS], ROWS + CTAS)
+
+
+def test_each_cta_has_semaphores_of_its_own_in_its_scratch():
+    def body(x, o, tile, full):
+        i, wg = lax.axis_index("i"), lax.axis_index("wg")
+
+        @plgpu.when(wg == 0)
+        def _():
+            tile[...] = x[i]
+            plgpu.semaphore_signal(full.at[i % 2], i + 1)
+
+        @plgpu.when(wg == 1)
+        def _():
+            plgpu.semaphore_wait(full.at[i % 2], i + 1)
+            o[i] = tile[...] + 1
+
+    make = over_rows(
+        body,
+        plgpu.SMEM((128,), F32),
+        REGULAR((2,)),
+        num_threads=2,
+        thread_name="wg",
+    )
+    everywhere.check(make, [ROWS], ROWS + 1)
+
+
+def test_a_scope_declares_them_too():
+    def body(x, o):
+        i = lax.axis_index("i")
+
+        def scope(own):
+            plgpu.semaphore_signal(own, 2)
+            plgpu.semaphore_wait(own, 2)
+            o[i] = x[i]
+
+        plgpu.run_scoped(scope, plgpu.SemaphoreType.BARRIER)
+
+    everywhere.check(over_rows(body), [ROWS], ROWS)
+
+
+def test_warps_signal_and_wait():
+    def body(x, o):
+        i = lax.axis_index("i")
+        ready = plgpu.get_global(REGULAR((4,)))
+        stored = plgpu.get_global(plgpu.GMEM((CTAS, 4), F32))
+
+        @plgpu.warp_map
+        def _(warp):
+            stored[i, warp] = x[i, warp]
+            plgpu.semaphore_signal(ready.at[warp], memory_scope="gpu")
+
+            @plgpu.when(i == CTAS - 1)
+            def _():
+                plgpu.semaphore_wait(ready.at[warp], CTAS, memory_scope="gpu")
+                o[warp] = stored[0, warp] + stored[CTAS - 1, warp]
+
+    expected = ROWS[0, :4] + ROWS[-1, :4]
+    everywhere.check(over_rows(body, out=(4,)), [ROWS], expected)
+
+
+def test_each_instance_of_vmap_has_its_own():
+    x = np.arange(2 * ROWS.size, dtype=np.float32).reshape(2, *ROWS.shape)
+    make = over_rows(exchange)
+    expected = 2 * np.roll(x, -1, 1)
+    everywhere.check(lambda interpret: jax.vmap(make(interpret)), [x], expected)
+
+
+def test_a_copy_is_published_when_it_is_complete():
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
+        ready = plgpu.get_global(REGULAR((CTAS,)))
+        tile[...] = x[i] + 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, between.at[i])
+        plgpu.wait_smem_to_gmem(0)
+        plgpu.semaphore_signal(ready.at[i])
+        other = (i + 1) % CTAS
+        plgpu.semaphore_wait(ready.at[other])
+        plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[i] = tile[...]
+
+    make = over_rows(body, plgpu.SMEM((128,), F32), plgpu.Barrier())
+    everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
+
+
+def test_what_threads_store_is_copied_after_a_fence():
+    def body(x, o, tile, barrier):
+        i = lax.axis_index("i")
+        between = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
+        ready = plgpu.get_global(REGULAR((CTAS,)))
+        between[i] = x[i] + 1
+        plgpu.commit_gmem()
+        plgpu.semaphore_signal(ready.at[i])
+        other = (i + 1) % CTAS
+        plgpu.semaphore_wait(ready.at[other])
+        plgpu.copy_gmem_to_smem(between.at[other], tile, barrier)
+        plgpu.barrier_wait(barrier)
+        o[i] = tile[...]
+
+    make = over_rows(body, plgpu.SMEM((128,), F32), plgpu.Barrier())
+    everywhere.check(make, [ROWS], np.roll(ROWS, -1, 0) + 1)
+
+
+def test_a_function_called_twice_declares_once():
+    def body(x, o):
+        i = lax.axis_index("i")
+
+        @jax.jit
+        def through(value):
+            own = plgpu.get_global(REGULAR((CTAS,)))
+            plgpu.semaphore_signal(own.at[i])
+            plgpu.semaphore_wait(own.at[i])
+            return jnp.sort(value)
+
+        o[i] = through(-through(x[i]))
+
+    everywhere.check(over_rows(body), [ROWS], -ROWS[:, ::-1])
+
+
+def test_clusters_meet_at_a_barrier_of_the_grid():
+    def body(x, o):
+        i, c = lax.axis_index("i"), lax.axis_index("c")
+        stored = plgpu.get_global(plgpu.GMEM((4, 128), F32))
+        barrier = GridBarrier.of(4)
+        stored[2 * i + c] = x[2 * i + c]
+        barrier.meet(2 * i + c)
+        o[2 * i + c] = stored[3 - (2 * i + c)]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((4, 128), F32),
+            grid=(2,),
+            grid_names=("i",),
+            cluster=(2,),
+            cluster_names=("c",),
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [ROWS[:4]], ROWS[3::-1])
+
+
+def test_increments_and_values_are_traced():
+    def body(x, n, o):
+        i = lax.axis_index("i")
+        all_of_them = plgpu.get_global(REGULAR)
+        plgpu.semaphore_signal(all_of_them, n[i])
+
+        @plgpu.when(i == 0)
+        def _():
+            plgpu.semaphore_wait(all_of_them, jnp.sum(n[...]))
+
+        o[i] = x[i]
+
+    n = np.array([3, 0, 1, 7, 2], np.int32)
+    everywhere.check(over_rows(body), [ROWS, n], ROWS)
+
+
+def test_a_delay_changes_nothing():
+    def body(x, o):
+        i = lax.axis_index("i")
+        plgpu.delay(100)
+        plgpu.delay(10 * i)
+        plgpu.warp_map(lambda warp: plgpu.delay(warp))
+        o[i] = x[i]
+
+    everywhere.check(over_rows(body), [ROWS], ROWS)
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+def instructions(body, semantics, **options):
+    kernel = under(semantics, over_rows(body, **options)(False))
+    (report,) = offline.compile(kernel, ROWS, target="sm_90a")
+    return report.ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("scope", ["gpu", "sys"])
+def test_signals_and_waits_are_instructions_of_their_scope(semantics, scope):
+    def body(x, o):
+        i = lax.axis_index("i")
+        ready = plgpu.get_global(REGULAR)
+        plgpu.semaphore_signal(ready, memory_scope=scope)
+        plgpu.semaphore_wait(ready, memory_scope=scope)
+        o[i] = x[i]
+
+    ptx = instructions(body, semantics)
+    for name in (
+        f"red.release.{scope}.global.add.u32",
+        f"ld.acquire.{scope}.global.s32",
+        f"atom.acquire.{scope}.global.cas.b32",
+    ):
+        assert ptx.count(name) == 1
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_parallel_signals_share_one_fence(semantics):
+    def body(x, o):
+        i = lax.axis_index("i")
+        ready = plgpu.get_global(REGULAR((3,)))
+        o[i] = x[i]
+        signals = [plgpu.SemaphoreSignal(ready.at[j], inc=2) for j in range(3)]
+        plgpu.semaphore_signal_parallel(*signals)
+
+    ptx = instructions(body, semantics)
+    assert ptx.count("fence.acq_rel.sys") == 1
+    assert ptx.count("red.relaxed.sys.global.add.u32") == 3
+    assert ptx.index("fence.acq_rel.sys") < ptx.index("red.relaxed.sys")
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_read_is_an_acquire(semantics):
+    def body(x, o):
+        count = plgpu.semaphore_read(plgpu.get_global(REGULAR))
+        o[lax.axis_index("i")] = x[lax.axis_index("i")] + count.astype(F32)
+
+    assert "ld.acquire.sys.global.s32" in instructions(body, semantics)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_delay_is_nanosleep(semantics):
+    def body(x, o):
+        plgpu.delay(50)
+        o[lax.axis_index("i")] = x[lax.axis_index("i")]
+
+    assert "nanosleep.u32" in instructions(body, semantics)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores and delays: what they refuse, where the call is written."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.refusal import refused
+
+F32 = jnp.float32
+OUT = jax.ShapeDtypeStruct((8, 128), F32)
+REGULAR = plgpu.SemaphoreType.REGULAR
+
+
+def traced(body, *scratch):
+    """Traces a kernel with an input."""
+    kernel = plgpu.kernel(body, out_type=OUT, scratch_types=scratch)
+    return jax.eval_shape(kernel, OUT)
+
+
+CALLS = [plgpu.semaphore_signal, plgpu.semaphore_wait, plgpu.semaphore_read]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_other_references_are_refused(call):
+    with refused(
+        errors.MemorySpaceError,
+        f"{call.__name__}: the operand is not a semaphore",
+        expected="plgpu.SemaphoreType.REGULAR",
+        got="GMEM float32[8, 128]",
+        hint="plgpu.get_global",
+    ):
+        traced(lambda x, o: call(x))  # HERE
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_arrays_of_semaphores_are_refused(call):
+    with refused(
+        errors.ShapeError,
+        f"{call.__name__}: the operand is an array of semaphores",
+        expected="one semaphore",
+        got="(4, 2)",
+        hint="semaphore.at[i]",
+    ):
+        traced(lambda x, o, s: call(s), REGULAR((4, 2)))  # HERE
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_array_of_one_is_a_semaphore(call):
+    traced(lambda x, o, s: [call(s), None][1], REGULAR((1, 1)))
+
+
+@pytest.mark.parametrize("amount", [1.5, jnp.ones(2, jnp.int32), True, 2**31])
+def test_amounts_are_integer_scalars(amount):
+    with refused(
+        errors.ArgumentTypeError,
+        "semaphore_signal: inc is not an integer scalar of 32 bits",
+    ):
+        traced(lambda x, o, s: plgpu.semaphore_signal(s, amount), REGULAR)  # HERE
+    with pytest.raises(errors.ArgumentTypeError, match="semaphore_wait: value is not"):
+        traced(lambda x, o, s: plgpu.semaphore_wait(s, amount), REGULAR)
+
+
+def test_other_devices_come_later():
+    with refused(
+        errors.UnsupportedError,
+        "semaphore_signal: device_id is not supported",
+        expected="None, the default",
+        hint="several devices are not supported yet",
+    ):
+        traced(lambda x, o, s: plgpu.semaphore_signal(s, device_id=1), REGULAR)  # HERE
+
+
+def test_scopes_are_those_of_a_device_and_of_the_system():
+    wait = plgpu.semaphore_wait
+    with refused(
+        errors.ArgumentError,
+        "semaphore_wait: invalid value of memory_scope",
+        expected="'sys' or 'gpu'",
+        got="'cta'",
+    ):
+        traced(lambda x, o, s: wait(s, memory_scope="cta"), REGULAR)  # HERE
+
+
+def test_a_semaphore_is_no_array():
+    with refused(
+        errors.MemorySpaceError,
+        "a semaphore is read or written like an array",
+        hint="semaphore.at[i]",
+    ):
+        traced(lambda x, o, s: o.set(s[0]), REGULAR((2,)))  # HERE
+    with pytest.raises(errors.MemorySpaceError, match="like an array"):
+        traced(lambda x, o, s: s.set(0), REGULAR)
+    with pytest.raises(errors.MemorySpaceError, match="no atomic operations"):
+        traced(lambda x, o, s: plgpu.atomic_add(s, 1), REGULAR)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_static_index_is_in_bounds(call):
+    with pytest.raises(errors.OutOfBoundsError, match="an index is out of bounds"):
+        traced(lambda x, o, s: call(s.at[4]), REGULAR((4,)))
+
+
+def test_parallel_signals_are_signals():
+    with refused(
+        errors.ArgumentError,
+        "semaphore_signal_parallel: there are no signals",
+        hint="leave the call out",
+    ):
+        traced(lambda x, o: plgpu.semaphore_signal_parallel())  # HERE
+    with pytest.raises(errors.ArgumentTypeError, match="SemaphoreSignal"):
+        traced(lambda x, o, s: plgpu.semaphore_signal_parallel(s), REGULAR)
+
+
+@pytest.mark.parametrize("shape", [0, (2, -1)])
+def test_arrays_have_positive_sizes(shape):
+    with refused(
+        errors.ArgumentError,
+        "SemaphoreType.REGULAR: shape is out of range",
+        expected="1 or more",
+    ):
+        REGULAR(shape)  # HERE
+
+
+def test_declarations_are_values():
+    one, other = REGULAR((4,)).to_ref(), REGULAR((4,)).to_ref()
+    assert one == other and hash(one) == hash(other) and one is not other
+    assert one != REGULAR((5,)).to_ref()
+    assert (REGULAR((4, 2)).shape, REGULAR((4, 2)).size) == ((4, 2), 8)
+    assert str(one.str_short()) == "Semaphore[4]"
+
+
+# --- get_global -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "what", [plgpu.SMEM((8,), F32), plgpu.Barrier(), plgpu.ACC((64, 8))]
+)
+def test_what_ctas_do_not_share_is_refused(what):
+    with refused(
+        errors.MemorySpaceError,
+        "get_global: CTAs do not share this memory",
+        expected="semaphores, or an array in GMEM",
+        hint="scratch_types",
+    ):
+        traced(lambda x, o: plgpu.get_global(what))  # HERE
+
+
+def test_get_global_takes_a_declaration():
+    with refused(errors.ArgumentTypeError, "not a scratch declaration"):
+        traced(lambda x, o: plgpu.get_global((8,)))  # HERE
+
+
+def test_get_global_is_called_in_a_kernel():
+    with pytest.raises(errors.KernelError, match="get_global"):
+        plgpu.get_global(REGULAR)
+
+
+# --- delay ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nanos", [-1, 1_000_001])
+def test_delays_are_those_of_the_hardware(nanos):
+    with refused(
+        errors.ArgumentError,
+        "delay: nanos is out of range",
+        expected="0 to 1000000 nanoseconds",
+        got=str(nanos),
+        hint="several times",
+    ):
+        traced(lambda x, o: plgpu.delay(nanos))  # HERE
