@@ -21,6 +21,7 @@ from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.layouts.window import Sum, Window
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.machine import State
+from pallas_gpu.lowering.reuse import Reuse
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import cluster, elementwise, logical, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
@@ -80,6 +81,11 @@ class KernelState:
         """Whether a barrier may track copies by cp.async."""
         sites = walk.walk(self.params.jaxpr)
         return any(site.eqn.primitive in (cp_async_p, gather_rows_p) for site in sites)
+
+    @functools.cached_property
+    def reuse(self) -> Reuse:
+        """Which scopes use the same bytes of SMEM."""
+        return Reuse.of(self.params.jaxpr)
 
     @functools.cached_property
     def inferred_members(self) -> frozenset[Any]:

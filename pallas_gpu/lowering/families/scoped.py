@@ -13,6 +13,7 @@ from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.mosaic import mbarrier, tma
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
@@ -30,9 +31,14 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     # A previous scope may use the same bytes, also in another warpgroup.
     shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
     collective = bool(eqn.params["collective_axes"])
-    if kernel.params.mesh.warpgroups > 1 and collective and shares_bytes:
-        nvvm.barrier()
+    if kernel.params.mesh.warpgroups > 1:
+        if collective and shares_bytes:
+            nvvm.barrier()
+    elif ctx.place in kernel.reuse.meets:
+        mbarrier.synchronize()
     results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
+    if ctx.place in kernel.reuse.fences:
+        tma.fence_proxy_async()
     kernel.smem_top_bytes = outer_top
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):
