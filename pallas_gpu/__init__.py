@@ -57,6 +57,10 @@ from pallas_gpu.primitives.atomics import (
 from pallas_gpu.primitives.cluster import cluster_ref
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
+from pallas_gpu.primitives.griddepcontrol import (
+    griddepcontrol_launch_dependents,
+    griddepcontrol_wait,
+)
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive,
     barrier_arrive_and_wait,
@@ -207,6 +211,9 @@ __all__ = [
     "semaphore_wait",
     "semaphore_read",
     "delay",
+    # Dependent launches
+    "griddepcontrol_launch_dependents",
+    "griddepcontrol_wait",
     # Registers
     "load",
     "store",

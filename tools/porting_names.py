@@ -72,7 +72,6 @@ ATOMICS = differs(
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")
 INLINE = later("inline Mosaic GPU code")
-PDL = later("programmatic dependent launch")
 COPIES = later("copies by other engines than TMA")
 
 PLGPU: dict[str, Row] = {
@@ -199,8 +198,10 @@ PLGPU: dict[str, Row] = {
         SEMAPHORES,
     ),
     "SemaphoreType": SAME,
-    "griddepcontrol_launch_dependents": PDL,
-    "griddepcontrol_wait": PDL,
+    "griddepcontrol_launch_dependents": SAME,
+    "griddepcontrol_wait": differs(
+        "the emulator reports accesses to GMEM before it, also to arguments"
+    ),
     # Inline code
     "RefType": INLINE,
     "ShapeDtypeStruct": INLINE,

@@ -99,6 +99,7 @@ def trace_body(
         check.check_jaxpr(closed.jaxpr, mesh)
         check.check_inputs(closed.jaxpr, len(arrays.inputs))
         check.check_waits(closed.jaxpr)
+        check.check_dependencies(closed.jaxpr, [axis.name for axis in enclosing])
         closed, arrays = _without_unwritten(closed, arrays, mesh)
     values = (*captured, *positions)
     return TracedBody(closed.jaxpr, values, arrays.aliases, enclosing)

@@ -20,6 +20,7 @@ from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
+from pallas_gpu.primitives import griddepcontrol
 from pallas_gpu.primitives._accesses import reaches_other_ctas
 
 
@@ -96,6 +97,7 @@ def _launch_spec(
         + len(params.workspace),
         arch=target.compute_capability,
         shares_smem=reaches_other_ctas(params.jaxpr),
+        waits_for_grids=griddepcontrol.depends(params.jaxpr),
     )
 
 

@@ -54,6 +54,8 @@ class LaunchSpec:
       num_buffers: number of operands and results of the kernel.
       arch: compute capability, e.g. (9, 0).
       shares_smem: whether threads access the SMEM of other blocks of the cluster.
+      waits_for_grids: whether the kernel may start before the kernels before it have
+        ended, for which it waits itself (programmatic dependent launch).
     """
 
     name: str
@@ -64,6 +66,7 @@ class LaunchSpec:
     num_buffers: int = 0
     arch: tuple[int, int] = (9, 0)
     shares_smem: bool = False
+    waits_for_grids: bool = False
 
     def __post_init__(self) -> None:
         if self.threads < 1 or self.threads % WARPGROUP_THREADS:
@@ -359,6 +362,9 @@ class KernelBuilder:
         for name, value in zip(("major", "minor"), spec.arch, strict=True):
             attribute = ir.IntegerAttr.get(i32, value)
             operation.attributes[f"mosaic_gpu.arch_{name}"] = attribute
+        if spec.waits_for_grids:
+            # The launcher of the plugin reads it.
+            operation.attributes["mosaic_gpu.uses_pdl"] = ir.UnitAttr.get()
         pointer = pointer_type()
         with ir.InsertionPoint(self.module.body):
             llvm.GlobalOp(

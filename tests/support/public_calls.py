@@ -195,6 +195,8 @@ GOOD: dict[str, Good] = {
     "semaphore_wait": _in(lambda e: {"semaphore": e.q}),
     "semaphore_read": _in(lambda e: {"sem_or_view": e.q}),
     "delay": _in(lambda e: {"nanos": 100}),
+    "griddepcontrol_launch_dependents": _in(lambda e: {}),
+    "griddepcontrol_wait": _in(lambda e: {}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),

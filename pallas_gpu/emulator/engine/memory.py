@@ -56,10 +56,12 @@ class Memory(Referent):
       fence: what makes threads' stores visible to asynchronous work.
       admits_poison: whether poisoned values may be stored, whose elements then have no
         value.
+      earlier: the accesses of work before the run that may still be under way.
     """
 
     __slots__ = (
-        "_origins", "admits_poison", "data", "history", "read_only", "viewer", "written"
+        "_origins", "admits_poison", "data", "earlier", "history", "read_only",
+        "viewer", "written",
     )  # fmt: skip
 
     fence = ordering.Fence.SMEM
@@ -78,6 +80,7 @@ class Memory(Referent):
         self.viewer: ordering.Viewer | None = None
         self.history = History(data.shape, self.fence)
         self.admits_poison = False
+        self.earlier: ordering.Earlier | None = None
         self._origins: dict[ordering.Box, Origin] = {}
 
     @property

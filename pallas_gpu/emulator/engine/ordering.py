@@ -164,6 +164,22 @@ class Access:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Earlier:
+    """Work before the run that may still access the arrays of a run.
+
+    Attributes:
+      actor, time: it happens before those whose clocks contain them.
+      what: for messages.
+      wait: what waits for it, for messages.
+    """
+
+    actor: int
+    what: str
+    wait: str
+    time: int = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Viewer:
     """A group of threads as a user of memory that several groups share.
 

@@ -4,7 +4,14 @@
 from __future__ import annotations
 
 from pallas_gpu import errors
-from pallas_gpu.emulator.engine.ordering import Access, Box, Clock, Fence, box_text
+from pallas_gpu.emulator.engine.ordering import (
+    Access,
+    Box,
+    Clock,
+    Earlier,
+    Fence,
+    box_text,
+)
 
 _COMMITS = {Fence.SMEM: "commit_smem()", Fence.GMEM: "commit_gmem()"}
 
@@ -42,6 +49,29 @@ def race(
         got=f"{new.what} on elements {box_text(new.box)}; {old.what} on "
         f"{box_text(old.box)}",
         hint=old.hint,
+    )
+
+
+def too_early(
+    earlier: Earlier, name: str, box: Box, who: str, writes: bool
+) -> errors.RaceError:
+    """Returns the error for an access without a wait for work before the run.
+
+    Args:
+      earlier: that work.
+      name: the array.
+      box: the elements.
+      who: who accesses them.
+      writes: whether it is a write.
+    """
+    return errors.RaceError(
+        f"{name} is {'written' if writes else 'read'} before {earlier.what} has been "
+        "waited for",
+        expected=f"{earlier.wait} before this access, by the same thread or by one "
+        "that it is ordered after",
+        got=f"{who} on elements {box_text(box)}; {earlier.what} may still run",
+        hint=f"call {earlier.wait} first; in one warpgroup alone, let the others wait "
+        "for a barrier on which it arrives afterwards",
     )
 
 

@@ -11,6 +11,7 @@ from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned, poison
+from pallas_gpu.emulator.engine.race_report import too_early
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Table
 from pallas_gpu.emulator.engine.waits import Wait
@@ -134,6 +135,14 @@ class Thread:
           RaceError: an earlier access conflicts and is not ordered before.
         """
         memory = region.memory
+        earlier = memory.earlier
+        if (
+            earlier is not None
+            and self.execution.detect_races
+            and self.clock.get(earlier.actor, 0) < earlier.time
+        ):
+            who = what or self.label
+            raise too_early(earlier, memory.name, region.box(), who, writes)
         if memory.read_only:
             return None
         actor, time = by or (self.actor, self.clock[self.actor])

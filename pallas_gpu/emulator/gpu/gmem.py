@@ -49,6 +49,7 @@ class GlobalArray(Memory):
         written = None if self.written is None else self.written[key]
         part = GlobalArray(self.name, self.data[key], written, self.read_only)
         part.admits_poison = self.admits_poison
+        part.earlier = self.earlier
         return part
 
     def seen_by(self, viewer: Viewer) -> GlobalArray:

@@ -53,15 +53,13 @@ class Side:
         self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct
     ) -> Future[dict[str, int]]:
         """Lowers the one kernel that a function calls, compiles it and counts."""
-        return self._thread.submit(self._count, *self._lower(function, *args))
+        return self._thread.submit(self._count, *self.lower(function, *args))
 
     def ptx(self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct) -> str:
         """Lowers and compiles the one kernel that a function calls; returns its PTX."""
-        return self._thread.submit(
-            self._compile, *self._lower(function, *args)
-        ).result()
+        return self._thread.submit(self._compile, *self.lower(function, *args)).result()
 
-    def _lower(
+    def lower(
         self, function: Callable[..., Any], *args: jax.ShapeDtypeStruct
     ) -> tuple[SerializedModule, list[worker.ArrayType], list[worker.ArrayType]]:
         """Returns the module, and the types of the operands and the results."""

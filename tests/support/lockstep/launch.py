@@ -17,6 +17,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     control,
     cp_async,
     elements,
+    griddepcontrol,
     mbarrier,
     mma,
     predication,
@@ -60,16 +61,22 @@ class Launch:
     Attributes:
       descriptors: tensor maps by address.
       scheduler: of the running clusters.
+      is_early: whether the grids before it may still run.
     """
 
     def __init__(
-        self, buffers: Sequence[np.ndarray], inputs: int, descriptors: dict[int, Any]
+        self,
+        buffers: Sequence[np.ndarray],
+        inputs: int,
+        descriptors: dict[int, Any],
+        is_early: bool,
     ) -> None:
         self._arrays = buffers
         self._inputs = inputs
         self._memories: dict[int, Memory] = {}
         self.descriptors = descriptors
         self.scheduler = Scheduler()
+        self.is_early = is_early
 
     def buffer(self, number: int) -> Memory:
         """The memory of a buffer, counted from 1."""
@@ -120,8 +127,10 @@ class Launch:
         ]
         for i, array in enumerate(self._arrays):
             name = f"buffer {i}"
-            watched = None if i < self._inputs else clocks
-            self._memories[i + 1] = Memory(array, name, watched, proxy=1)
+            watched = clocks if i >= self._inputs or self.is_early else None
+            memory = self._memories[i + 1] = Memory(array, name, watched, proxy=1)
+            if self.is_early:
+                memory.written_by(clocks.agent(griddepcontrol.EARLIER))
         running = []
         ctas = [cta for cluster in clusters for cta in cluster.ctas]
         for cta in ctas:
@@ -217,9 +226,11 @@ class Host:
         self._memory: dict[int, int] = {}
         self._descriptors: dict[int, tma.TensorMap] = {}
         self._allocations = 1
+        self._is_early = False
 
     def run(self, module: ir.Module) -> None:
         """Runs the function that has a body."""
+        self._is_early = "mosaic_gpu.uses_pdl" in module.operation.attributes
         (function,) = (
             op
             for op in module.body.operations
@@ -304,7 +315,7 @@ class Host:
             program.slot(value): _of_the_host(value, number)
             for value, number in self._values.items()
         }
-        launch = Launch(self._buffers, self._inputs, self._descriptors)
+        launch = Launch(self._buffers, self._inputs, self._descriptors, self._is_early)
         launch.run(program, shape, known)
 
 

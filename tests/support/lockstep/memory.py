@@ -49,6 +49,11 @@ class Memory:
         self._busy_writes = np.zeros(size, np.int16)
         self._busy = 0
 
+    def written_by(self, agent: int) -> None:
+        """All bytes have been written by an agent in its first epoch."""
+        self._writer[:] = agent << 5
+        self._written[:] = 1
+
     # --- threads ----------------------------------------------------------------------
 
     def load(self, strand: Any, places: np.ndarray) -> np.ndarray:

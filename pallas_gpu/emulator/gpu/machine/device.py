@@ -12,6 +12,7 @@ from pallas_gpu import arch, types
 from pallas_gpu.emulator.engine import scheduler
 from pallas_gpu.emulator.engine.execution import Execution
 from pallas_gpu.emulator.engine.memory import fresh_elements
+from pallas_gpu.emulator.engine.ordering import Earlier
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 
 
@@ -56,6 +57,7 @@ class Device:
       zeros: whether fresh memory contains zeros instead of poison.
       printed: the equations whose line is printed once for all threads.
       at_end: checks to run when all its CTAs have ended.
+      earlier: the kernels before the launch, if that may start before they have ended.
     """
 
     def __init__(
@@ -71,17 +73,29 @@ class Device:
         self.zeros = params.uninitialized_memory == "zero"
         self.printed: set[Any] = set()
         self.at_end: list[Callable[[], None]] = []
+        self.earlier: Earlier | None = None
         self._partial_results = params.partial_results
+
+    def start_early(self) -> None:
+        """Lets the next launch start before the kernels before it have ended."""
+        self.earlier = Earlier(
+            self.execution.actors.other(),
+            "the kernel before this one",
+            "griddepcontrol_wait()",
+        )
 
     def place(
         self, name: str, elements: np.ndarray, read_only: bool = True
     ) -> GlobalArray:
         """Returns an input, stored in global memory."""
-        return GlobalArray(name + self.suffix, elements, None, read_only)
+        array = GlobalArray(name + self.suffix, elements, None, read_only)
+        array.earlier = self.earlier
+        return array
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: Any) -> GlobalArray:
         """Returns fresh global memory."""
         data, written = fresh_elements(shape, dtype, self.zeros)
         array = GlobalArray(name + self.suffix, data, written)
         array.admits_poison = self._partial_results and written is not None
+        array.earlier = self.earlier
         return array

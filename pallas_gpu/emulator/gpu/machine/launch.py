@@ -24,7 +24,7 @@ from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
-from pallas_gpu.primitives import _indices
+from pallas_gpu.primitives import _indices, griddepcontrol
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.walk import walk
 
@@ -91,6 +91,8 @@ class Launch:
         device.execution.default_line = functools.cache(
             lambda: _last_use(params.jaxpr, None)
         )
+        if griddepcontrol.depends(params.jaxpr):
+            device.start_early()
         names = _names(params)
         self._inputs = [
             device.place(name, np.asarray(x))

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Programmatic dependent launch: each thread waits; the launch has an attribute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.rules import uniform
+from pallas_gpu.mosaic import griddepcontrol
+from pallas_gpu.primitives.griddepcontrol import launch_dependents_p, wait_p
+
+
+@uniform(wait_p)
+def _wait(ctx: RuleContext) -> list[Any]:
+    griddepcontrol.wait()
+    return []
+
+
+@uniform(launch_dependents_p)
+def _launch_dependents(ctx: RuleContext) -> list[Any]:
+    griddepcontrol.launch_dependents()
+    return []
