@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module of a kernel that waits for earlier ones has upstream's launch attribute."""
+"""A kernel that waits for earlier ones has the launch attribute of upstream's."""
 
 from __future__ import annotations
 

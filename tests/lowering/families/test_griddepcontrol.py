@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programmatic dependent launch, everywhere: two kernels in sequence, early accesses."""
+"""Programmatic dependent launch, everywhere: two kernels in sequence, early access."""
 
 from __future__ import annotations
 
