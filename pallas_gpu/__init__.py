@@ -57,7 +57,7 @@ from pallas_gpu.primitives.atomics import (
 from pallas_gpu.primitives.cluster import cluster_ref
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
-from pallas_gpu.primitives.griddepcontrol import (
+from pallas_gpu.primitives.grids.griddepcontrol import (
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
 )

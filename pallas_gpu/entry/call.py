@@ -22,7 +22,7 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import interpret as interpret_mode
 from pallas_gpu.entry import scope
 from pallas_gpu.entry.memory.workspace import WorkArray, work_arrays
-from pallas_gpu.primitives import scheduling
+from pallas_gpu.primitives.grids import scheduling
 
 kernel_p = _jax.Primitive("pallas_gpu_kernel")
 kernel_p.multiple_results = True

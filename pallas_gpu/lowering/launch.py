@@ -20,8 +20,8 @@ from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
-from pallas_gpu.primitives import griddepcontrol
 from pallas_gpu.primitives._accesses import reaches_other_ctas
+from pallas_gpu.primitives.grids import griddepcontrol
 
 
 class Nvidia:

@@ -15,7 +15,8 @@ from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.control import loop, while_loop
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.loops import NDLoopInfo, unravel
-from pallas_gpu.primitives import mbarrier, scheduling
+from pallas_gpu.primitives import mbarrier
+from pallas_gpu.primitives.grids import scheduling
 from pallas_gpu.types import values
 
 _WHO = "dynamic_scheduling_loop"

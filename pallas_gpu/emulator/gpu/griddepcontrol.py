@@ -11,7 +11,7 @@ from typing import Any
 
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import griddepcontrol
+from pallas_gpu.primitives.grids import griddepcontrol
 
 
 @registry.register(griddepcontrol.wait_p, registry.RuleKind.EMULATE)

@@ -13,7 +13,7 @@ from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import skipped
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import scheduling
+from pallas_gpu.primitives.grids import scheduling
 
 
 @registry.register(scheduling.claim_p, registry.RuleKind.EMULATE)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.primitives.griddepcontrol import wait_p
+from pallas_gpu.primitives.grids.griddepcontrol import wait_p
 from pallas_gpu.walk import walk
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from pallas_gpu import _jax, errors
-from pallas_gpu.primitives.scheduling import claim_p
+from pallas_gpu.primitives.grids.scheduling import claim_p
 from pallas_gpu.walk import walk
 
 _LOOPS = ("while", "scan")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, resources, types
-from pallas_gpu.primitives.scheduling import claim_p
+from pallas_gpu.primitives.grids.scheduling import claim_p
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 from pallas_gpu.walk import walk
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.rules import uniform
-from pallas_gpu.mosaic import griddepcontrol
-from pallas_gpu.primitives.griddepcontrol import launch_dependents_p, wait_p
+from pallas_gpu.mosaic.grids import griddepcontrol
+from pallas_gpu.primitives.grids.griddepcontrol import launch_dependents_p, wait_p
 
 
 @uniform(wait_p)

@@ -22,8 +22,9 @@ from pallas_gpu.lowering.families.mbarrier import (
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
-from pallas_gpu.mosaic import elementwise, scheduling
-from pallas_gpu.primitives.scheduling import claim_p, publish_p
+from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic.grids import scheduling
+from pallas_gpu.primitives.grids.scheduling import claim_p, publish_p
 
 
 @uniform(claim_p)

@@ -24,7 +24,8 @@ from pallas_gpu.emulator.gpu.machine.device import Device, Machine
 from pallas_gpu.entry import call, expand
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
-from pallas_gpu.primitives import _indices, griddepcontrol
+from pallas_gpu.primitives import _indices
+from pallas_gpu.primitives.grids import griddepcontrol
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.walk import walk
 
