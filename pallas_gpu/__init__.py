@@ -54,7 +54,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xchg,
     atomic_xor,
 )
-from pallas_gpu.primitives.cluster import cluster_ref
+from pallas_gpu.primitives.cluster import async_store_smem, cluster_ref
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.grids.griddepcontrol import (
@@ -189,6 +189,7 @@ __all__ = [
     "debug_check",
     "print_layout",
     # Copies
+    "async_store_smem",
     "cluster_ref",
     "copy_gmem_to_smem",
     "copy_smem_to_gmem",

@@ -70,7 +70,6 @@ ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
-CLUSTERS = later("accesses to the SMEM of other CTAs, except multicasts")
 INLINE = later("inline Mosaic GPU code")
 COPIES = later("copies by other engines than TMA")
 
@@ -110,7 +109,9 @@ PLGPU: dict[str, Row] = {
     "wait_smem_to_gmem": SAME,
     "wait_gmem_to_smem": SAME,
     "async_prefetch": COPIES,
-    "async_store_smem": CLUSTERS,
+    "async_store_smem": differs(
+        "arrives once; any tiling and number of cluster axes; no sums of floats"
+    ),
     "cluster_ref": differs(
         "any number of cluster axes; takes masks, parts and views as any reference"
     ),

@@ -30,6 +30,7 @@ from pallas_gpu.mosaic.elements import dtypes, scalars
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import reaches_other_ctas, stores_to
+from pallas_gpu.primitives.cluster import async_store_smem_p
 from pallas_gpu.primitives.cp_async import cp_async_p
 from pallas_gpu.primitives.rows import gather_rows_p
 
@@ -92,6 +93,12 @@ class KernelState:
         """The members of unions whose layout in SMEM is inferred, as variables."""
         semantics = self.params.compiler_params.lowering_semantics
         return inferred_members(self.params.jaxpr, semantics)
+
+    @functools.cached_property
+    def stores_async(self) -> bool:
+        """Whether threads of other CTAs arrive on any barrier, with what they store."""
+        sites = walk.walk(self.params.jaxpr)
+        return any(site.eqn.primitive is async_store_smem_p for site in sites)
 
     @functools.cached_property
     def jaxpr_numbers(self) -> walk.Numbers:

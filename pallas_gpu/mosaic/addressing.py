@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu.mosaic import module
 
@@ -121,6 +121,18 @@ def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Valu
         wide = arith.constant(ir.IntegerType.get_signless(64), static)
         return llvm.getelementptr(pointer.type, pointer, [wide], dynamic, i8, None)
     return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
+
+
+def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:
+    """The address of the same offset in another block's SMEM, `!llvm.ptr<7>`.
+
+    PTX: `mapa.shared::cluster`. Since: sm_90.
+
+    Args:
+      pointer: `!llvm.ptr<3>`, an address in this block's SMEM.
+      block_rank: i32, the rank of the other block in the cluster.
+    """
+    return nvvm.mapa(module.pointer_type(7), pointer, block_rank)
 
 
 def atomic_space(pointer: ir.Value) -> tuple[str, str, ir.Value]:

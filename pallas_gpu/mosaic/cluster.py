@@ -13,11 +13,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import mbarrier, module
+from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.mosaic import addressing, indexed, mbarrier, module
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.elements.convert import convert_value
+from pallas_gpu.mosaic.registers import Array
 from pallas_gpu.mosaic.smem import predicated
 
 # The suspend time hint of one try_wait, in ns; the wait loops in any case.
@@ -132,18 +137,6 @@ def cluster_sync() -> None:
     nvvm.cluster_wait(aligned=True)
 
 
-def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:
-    """The address of the same offset in another block's SMEM, `!llvm.ptr<7>`.
-
-    PTX: `mapa.shared::cluster`. Since: sm_90.
-
-    Args:
-      pointer: `!llvm.ptr<3>`, an address in this block's SMEM.
-      block_rank: i32, the rank of the other block in the cluster.
-    """
-    return nvvm.mapa(module.pointer_type(7), pointer, block_rank)
-
-
 def arrive(
     pointer: ir.Value,
     blocks: Group,
@@ -179,12 +172,13 @@ def arrive(
     kernel = module.current()
     with predicated(kernel.elected if elected is None else elected):
         for block_rank in blocks.ranks:
-            emit_arrive_remote(map_shared(pointer, block_rank), memory_scope, count)
+            remote = addressing.map_shared(pointer, block_rank)
+            emit_arrive_remote(remote, memory_scope, count)
         for group_ in others:
             for i, block_rank in enumerate(group_.ranks):
                 unequal = arith.CmpIPredicate.ne
                 with predicated(arith.cmpi(unequal, group_.index, kernel.i32(i))):
-                    remote = map_shared(pointer, block_rank)
+                    remote = addressing.map_shared(pointer, block_rank)
                     emit_arrive_remote(remote, memory_scope, count)
 
 
@@ -257,6 +251,112 @@ def test(
         i32, operands, text, "=r,r,r,~{memory}", has_side_effects=True
     )
     return arith.cmpi(arith.CmpIPredicate.ne, done, module.current().i32(0))
+
+
+# --- asynchronous stores --------------------------------------------------------------
+
+# The widest st.async (PTX ISA, st.async: .v4 of 32 bits).
+_MAX_STORE_BYTES = 16
+_COMPLETION = "shared::cluster.mbarrier::complete_tx::bytes"
+
+
+def store_async(
+    elements: indexed.Elements,
+    layout: Placement | None,
+    value: Array,
+    barrier: ir.Value,
+    atomic: str | None = None,
+) -> None:
+    """Stores an array to the SMEM of a block, which counts its bytes on an mbarrier.
+
+    PTX: `mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64`, then
+    `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes` or `red.async.relaxed.
+    cluster`. Since: sm_90. All threads of the warpgroup issue it.
+
+    Args:
+      elements: what is stored to, with a rank.
+      layout: of the value; None for a single element.
+      value: of the elements' dtype.
+      barrier: `!llvm.ptr<3>` of this block's mbarrier; the other block's counts.
+      atomic: `add` and the like: combines elements with those in memory.
+
+    Raises:
+      LayoutError: elements of less than 32 bits are not adjacent in registers.
+    """
+    memory, kernel = elements.memory_dtype, module.current()
+    assert elements.rank is not None
+    i32 = ir.IntegerType.get_signless(32)
+    target = addressing.map_shared(barrier, elements.rank)
+    target = llvm.ptrtoint(i32, target)
+    shape = () if layout is None else layout.shape
+    mbarrier.synchronize()
+    with predicated(kernel.elected):
+        llvm.inline_asm(
+            None,
+            [target, kernel.i32(math.prod(shape) * memory.itemsize)],
+            "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64 _, [$0], "
+            "$1;",
+            "r,r,~{memory}",
+            has_side_effects=True,
+        )
+    values = indexed.lanes_of(value, layout)
+    assert values is not None
+    addresses = indexed.pointers(elements, layout)
+    wanted = indexed.conditions(elements, layout)
+    most = memory.itemsize if atomic else _MAX_STORE_BYTES
+    parts = indexed.groups(elements, layout, wanted, most)
+    if min(count for _, count in parts) * memory.itemsize < dtypes.I32.itemsize:
+        raise errors.LayoutError(
+            "async_store_smem: narrow elements do not fill words of 32 bits",
+            expected="a layout in which a thread has whole words, and a start that is "
+            "known to be a multiple of one",
+            got=f"{memory.name} in {layout}",
+            hint="cast the array with layout_cast, promise the start with multiple_of, "
+            "or use cluster_ref(ref, ...)[...] = x",
+        )
+    with predicated(indexed.issuing_threads(layout)):
+        for first, count in parts:
+            vector = dtypes.pack(values[first : first + count])
+            vector = convert_value(vector, elements.dtype, memory)
+            place = llvm.ptrtoint(i32, addresses[first])
+            _store_async(vector, memory, place, target, wanted[first], atomic)
+
+
+def _store_async(
+    vector: ir.Value,
+    dtype: np.dtype,
+    place: ir.Value,
+    barrier: ir.Value,
+    condition: ir.Value | None,
+    atomic: str | None,
+) -> None:
+    """One instruction of a thread."""
+    if atomic is None:
+        whole = dtypes.bitcast(vector, dtypes.I32)
+        words = [dtypes.extract(whole, i) for i in range(dtypes.length(whole) or 1)]
+        suffix = ".b32" if len(words) == 1 else f".v{len(words)}.b32"
+        name, register = f"st.async.weak.{_COMPLETION}{suffix}", "r"
+    else:
+        bits = 8 * dtype.itemsize
+        word = dtypes.bitcast(vector, np.dtype(f"int{bits}"))
+        words = [dtypes.extract(word, 0)]
+        register = "r" if bits == 32 else "l"
+        # A sum of signed integers has the bits of that of unsigned ones.
+        sign = "s" if dtype.kind == "i" else "u"
+        kind = {"max": sign, "min": sign, "add": "u"}.get(atomic, "b")
+        name = f"red.async.relaxed.cluster.{_COMPLETION}.{atomic}.{kind}{bits}"
+    count = len(words)
+    names = [f"${i + 1}" for i in range(count)]
+    source = names[0] if count == 1 else f"{{{', '.join(names)}}}"
+    guard = "" if condition is None else f"@${count + 2} "
+    predicate = [] if condition is None else [condition]
+    llvm.inline_asm(
+        None,
+        [place, *words, barrier, *predicate],
+        f"{guard}{name} [$0], {source}, [${count + 1}];",
+        ",".join(["r", *[register] * count, "r", *["b"] * len(predicate), "~{memory}"]),
+        has_side_effects=True,
+    )
 
 
 # --- pieces ---------------------------------------------------------------------------

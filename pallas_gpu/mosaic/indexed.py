@@ -16,7 +16,7 @@ from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, describe, uniform_length
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
 from pallas_gpu.layouts.window import row_major_strides
-from pallas_gpu.mosaic import addressing, cluster, gmem, masking, module, smem, sub_byte
+from pallas_gpu.mosaic import addressing, gmem, masking, module, smem, sub_byte
 from pallas_gpu.mosaic.elements import dtypes, predication
 from pallas_gpu.mosaic.elements.convert import convert_value
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray, Splat
@@ -106,7 +106,7 @@ def array_start(elements: Elements) -> ir.Value:
 def _in_block(elements: Elements, pointer: ir.Value) -> ir.Value:
     if elements.rank is None:
         return pointer
-    return cluster.map_shared(pointer, elements.rank)
+    return addressing.map_shared(pointer, elements.rank)
 
 
 def _slice_pointer(view: View) -> ir.Value:
@@ -360,8 +360,7 @@ def _adjacent_elements(
 ) -> int:
     """How many elements of a register are adjacent and aligned to their size."""
     view, itemsize = elements.view, elements.memory_dtype.itemsize
-    stored = isinstance(view, smem.SmemView) and not _is_row_major(view)
-    if not isinstance(layout, LinearLayout) or elements.adjacent is None or stored:
+    if not isinstance(layout, LinearLayout) or elements.adjacent is None:
         return 1
     if dtypes.is_packed(elements.dtype):
         return 1
@@ -375,7 +374,20 @@ def _adjacent_elements(
         most_bytes,
         itemsize * math.gcd(divisor, uniform_length(layout), *places),
     )
+    if isinstance(view, smem.SmemView) and not _is_row_major(view):
+        limit_bytes = math.gcd(limit_bytes, itemsize * _adjacent_in_tile(view))
     return max(1, limit_bytes // itemsize)
+
+
+def _adjacent_in_tile(view: smem.SmemView) -> int:
+    """Elements along the last axis that are adjacent, from a multiple of their number.
+
+    All for 0. A swizzle moves chunks of 16 bytes, the widest access, as a whole.
+    """
+    tile, between, within = (x[-1] for x in view.layout.axis_strides)
+    if tile > 1:
+        return int(tile) if within == 1 else 1
+    return 0 if between == 1 else 1
 
 
 def conditions(elements: Elements, layout: Placement | None) -> list[ir.Value | None]:

@@ -1,17 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: references to the SMEM of other CTAs."""
+"""Clusters: references to the SMEM of other CTAs, and asynchronous stores to it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
-from pallas_gpu import expect, types
+from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives import indexed
 from pallas_gpu.types import values
 from pallas_gpu.types.spaces.cluster import ClusterStep
+
+async_store_smem_p = registry.define(
+    "async_store_smem",
+    "cluster",
+    writes=("ref", "barrier"),
+    asynchronous=True,
+)
+
+# The element types of each operation: PTX ISA, red.async. A sum of signed integers is
+# that of unsigned ones.
+ATOMICS: dict[str, tuple[str, ...]] = {
+    "add": ("int32", "uint32", "int64", "uint64"),
+    "max": ("int32", "uint32"),
+    "min": ("int32", "uint32"),
+    "and": ("int32", "uint32"),
+    "or": ("int32", "uint32"),
+    "xor": ("int32", "uint32"),
+}
+# CUDA programming guide, "Thread Block Clusters": the largest of all targets.
+_MOST_BLOCKS = 16
+# The narrowest store of st.async.
+WORD_BYTES = 4
 
 
 def _positions(value: Any, what: str) -> dict[str, Any]:
@@ -35,9 +60,17 @@ def position_on_axis(value: Any, what: str) -> Any:
 
     Raises:
       ArgumentTypeError: it is not an integer, or has axes.
+      OutOfBoundsError: no cluster is as large.
     """
     value = values.integer(value, what)
     if isinstance(value, int):
+        if not 0 <= value < _MOST_BLOCKS:
+            raise errors.OutOfBoundsError(
+                f"{what}: no cluster has a CTA at this position",
+                expected=f"0 to {_MOST_BLOCKS - 1}",
+                got=value,
+                hint="compute the position modulo the size of the axis",
+            )
         return value
     if value.shape:
         raise expect.wrong_type(
@@ -82,3 +115,130 @@ def cluster_ref(ref: types.Ref, block_id: Mapping[str, Any]) -> types.RefView:
     view: Any = ref.at[()]
     base = view if isinstance(view, types.RefView) else types.RefView(view, ())
     return types.RefView(base.ref, (*base.transforms, ClusterStep.at(block_id)))
+
+
+def _axes(value: Any, what: str) -> tuple[str, ...]:
+    return expect.names(value, what)
+
+
+@expect.arguments(
+    src=values.array,
+    ref=expect.anything,
+    barrier=expect.anything,
+    cluster_idx=expect.anything,
+    cluster_dim=_axes,
+    optimized=expect.optional(expect.boolean),
+    atomic=expect.choice(None, *ATOMICS),
+)
+def async_store_smem(
+    src: jax.Array,
+    ref: types.Ref,
+    barrier: types.Ref,
+    *,
+    cluster_idx: Any,
+    cluster_dim: str | Sequence[str],
+    optimized: bool | None = None,
+    atomic: str | None = None,
+) -> None:
+    """Starts a store of an array to the SMEM of another CTA of the cluster.
+
+    PTX: mbarrier.arrive.expect_tx.release.cluster.shared::cluster and
+    st.async.shared::cluster.mbarrier::complete_tx::bytes, or red.async. Since: sm_90.
+
+    Issued by a warpgroup. It arrives once on the other CTA's barrier, after all earlier
+    memory accesses of the warpgroup, and adds the array's bytes to the current phase;
+    the other CTA's `barrier_wait` on the barrier makes the array visible to it. The
+    memory must be free: let the other CTA arrive on a `ClusterBarrier` after its last
+    access, and wait for it first.
+
+    Args:
+      src: array in registers.
+      ref: SMEM reference of the same shape and dtype, or a part of one: that of this
+        CTA, which names the same memory of the other one. Elements of 8 and 16 bits
+        are stored in words of 32, so they have to be adjacent in the array's registers
+        and in memory.
+      barrier: one barrier of this CTA, which names that of the other one.
+      cluster_idx: the other CTA's position on `cluster_dim`: an integer or an integer
+        scalar, and one for each of several axes. It may be the own one.
+      cluster_dim: one cluster axis or several.
+      optimized: a hint about bank conflicts, which are never refused here.
+      atomic: `"add"`, `"max"`, `"min"`, `"and"`, `"or"` or `"xor"` combines each
+        element with the one in memory, at once; None stores it. Integers of 32 bits,
+        and for sums of 64.
+
+    Raises:
+      MemorySpaceError: the reference is not in SMEM, or the barrier is not a barrier.
+      ShapeError, DTypeError: the array does not fit the reference; `atomic` does not
+        exist for its elements; or they do not fill words.
+      AxisNameError: no cluster axis has that name.
+      OutOfBoundsError: a position outside of the cluster.
+      LayoutError: elements of 8 or 16 bits are not adjacent in registers, or start at
+        an index that is not known to be a multiple of a word.
+
+    Example:
+      >>> plgpu.async_store_smem(
+      ...     x, part_ref, full, cluster_idx=1 - lax.axis_index("x"), cluster_dim="x"
+      ... )
+    """
+    who = "async_store_smem"
+    ops.require_space(ref, types.SMEM, who, "the destination")
+    one_barrier = ops.one_barrier(barrier, who)
+    places = cluster_idx if expect.is_sequence(cluster_idx) else (cluster_idx,)
+    if len(places) != len(cluster_dim):
+        raise errors.ArgumentError(
+            f"{who}: cluster_idx does not have a position for each axis",
+            expected=f"{len(cluster_dim)} positions, on {tuple(cluster_dim)}",
+            got=f"{len(places)}",
+            hint="pass one position, or a tuple of them, in the order of cluster_dim",
+        )
+    found = [position_on_axis(x, f"{who}: cluster_idx") for x in places]
+    view = cluster_ref(ref, dict(zip(cluster_dim, found, strict=True)))
+    _check_elements(view, atomic, who)
+    value = types.stored(src, view)
+    operand, where, params = indexed.place(view, who, masked=False)
+    window = operand.window(types.base_aval(operand.ref).shape)
+    _check_words(view, window.starts[-1:], params, who)
+    ops.bind(
+        async_store_smem_p,
+        {"ref": operand, **where, "mask": None, "value": value, "barrier": one_barrier},
+        **params,
+        atomic=atomic,
+    )
+
+
+def _check_elements(view: Any, atomic: str | None, who: str) -> None:
+    dtype = jnp.dtype(view.dtype)
+    if types.itemsize_bits(dtype) < 8 or dtype == jnp.bool_:
+        expected = "elements of 8, 16, 32 or 64 bits"
+    elif atomic is not None and dtype.name not in ATOMICS[atomic]:
+        expected = ", ".join(ATOMICS[atomic])
+    else:
+        return
+    raise errors.DTypeError(
+        f"{who}: there is no such operation on these elements",
+        expected=expected,
+        got=types.describe(view),
+        hint="convert the array, or use cluster_ref and atomic operations on it",
+        where=_jax.where_now(),
+    )
+
+
+def _check_words(view: Any, start: Any, params: Any, who: str) -> None:
+    """Raises ShapeError unless narrow elements can be adjacent, word by word."""
+    together = WORD_BYTES // jnp.dtype(view.dtype).itemsize
+    if together <= 1:
+        return
+    adjacent = params["adjacent"]
+    # The compiler refuses a start that is not known to be a multiple.
+    if not any(isinstance(x, int) and x % together for x in start) and adjacent:
+        axis, divisor = adjacent
+        if params["shape"][axis] % together == 0 == divisor % together:
+            return
+    raise errors.ShapeError(
+        f"{who}: the elements do not fill words of {8 * WORD_BYTES} bits",
+        expected=f"{together} adjacent elements from a multiple of {together}, along "
+        "the last dimension of the reference",
+        got=types.describe(view),
+        hint="store whole rows, or use cluster_ref(ref, ...)[...] = x",
+        where=_jax.where_now(),
+    )

@@ -10,7 +10,7 @@ from jaxlib.mlir.dialects import arith
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.placement import place
-from pallas_gpu.mosaic import cluster, gmem, mbarrier, registers, smem, tma
+from pallas_gpu.mosaic import addressing, cluster, gmem, mbarrier, registers, smem, tma
 from pallas_gpu.mosaic.smem import SmemView
 
 I32 = np.dtype(np.int32)
@@ -188,7 +188,7 @@ def test_the_axes_are_those_of_the_launch(build):
 
 def test_smem_of_a_neighbour_has_the_cluster_address_space(build):
     def body(kb):
-        remote = cluster.map_shared(kb.smem_pointer(0), kb.i32(1))
+        remote = addressing.map_shared(kb.smem_pointer(0), kb.i32(1))
         assert str(remote.type) == "!llvm.ptr<7>"
         with smem.predicated(kb.threads.elected):
             cluster.emit_arrive_remote(remote)

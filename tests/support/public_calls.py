@@ -73,7 +73,13 @@ def kernel(body: Callable[[Env], None]) -> Callable[..., Any]:
         plgpu.run_scoped(scoped, plgpu.ACC((64, 64)))
 
     return plgpu.kernel(
-        with_env, out_type=OUT, scratch_types=SCRATCH, grid=(2,), grid_names=("g",)
+        with_env,
+        out_type=OUT,
+        scratch_types=SCRATCH,
+        grid=(2,),
+        grid_names=("g",),
+        cluster=(1,),
+        cluster_names=("c",),
     )
 
 
@@ -142,7 +148,7 @@ GOOD: dict[str, Good] = {
         lambda e: {"grid": (4, 2), "collective_axes": "g", "init_carry": 1}, _loop
     ),
     "dynamic_scheduling_loop": _in(
-        lambda e: {"grid_names": "g", "init_carry": 1}, _loop
+        lambda e: {"grid_names": "g", "cluster_axes": "c", "init_carry": 1}, _loop
     ),
     "planar_snake": _in(
         lambda e: {"lin_idx": e.i, "shape": (4, 4), "minor_dim": 0, "tile_width": 2}
@@ -201,6 +207,15 @@ GOOD: dict[str, Good] = {
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),
     # Clusters
+    "async_store_smem": _in(
+        lambda e: {
+            "src": e.array,
+            "ref": e.s,
+            "barrier": e.b,
+            "cluster_idx": 0,
+            "cluster_dim": "c",
+        }
+    ),
     "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
     # Atomic operations
     "atomic_add": _in(lambda e: {"ref": e.o, "val": 0.0}),

@@ -49,7 +49,7 @@ class Actors:
         self._others = itertools.count(_NO_THREAD, _STRIDE)
 
     def thread(self) -> int:
-        """Returns the number of a new thread."""
+        """Returns the number of a new thread, or of work in the generic proxy."""
         return next(self._threads)
 
     def other(self) -> int:
@@ -126,8 +126,9 @@ class Access:
       gradual: the state of a write of which some parts have not been issued.
       atomic: whether it needs no order with other atomic accesses of threads, or of
         asynchronous work if it is by such work.
-      generic: whether asynchronous work accesses memory as threads do, without a proxy
-        of its own.
+      generic: whether asynchronous work accesses memory as threads do, through the
+        generic proxy. If its actor is numbered as a thread's, work in another proxy
+        needs a fence after it.
     """
 
     box: Box
@@ -144,6 +145,16 @@ class Access:
     generic: bool = False
 
     @property
+    def by_proxy(self) -> bool:
+        """Whether it goes through another proxy than the accesses of threads."""
+        return self.by_copy and not self.generic
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a fence has to follow it before work in another proxy."""
+        return not self.by_copy or (self.generic and self.actor % _STRIDE == 0)
+
+    @property
     def where(self) -> str | None:
         """The kernel's line."""
         return self.location.where if self.location is not None else None
@@ -154,7 +165,7 @@ class Access:
 
     def required(self, kind: Fence) -> Clock:
         """Returns what the clock of asynchronous work after the access contains."""
-        if self.writes and not self.by_copy:
+        if self.writes and self.is_fenced:
             return {self.actor: self.time, self.actor + kind: self.time}
         return {self.actor: self.time}
 
@@ -241,4 +252,4 @@ def needs_fence(old: Access, new: Access) -> bool:
     after a thread's load, whose value has arrived in registers before the thread
     releases the memory.
     """
-    return new.by_copy and not new.generic and old.writes and not old.by_copy
+    return new.by_proxy and old.writes and old.is_fenced

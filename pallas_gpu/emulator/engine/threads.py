@@ -126,7 +126,7 @@ class Thread:
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
-          generic: whether the asynchronous work needs no fence after threads' stores.
+          generic: whether the asynchronous work uses the generic proxy.
 
         Returns:
           The record; None if no access can conflict.

@@ -17,13 +17,14 @@ from pallas_gpu.emulator.gpu import (
     tma,
     warp,
 )
-from pallas_gpu.emulator.gpu.accesses import atomics, indexed, positions
+from pallas_gpu.emulator.gpu.accesses import async_stores, atomics, indexed, positions
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
 from pallas_gpu.emulator.gpu.tensor_cores import mma, wgmma
 
 __all__ = [
     "access",
+    "async_stores",
     "atomics",
     "control",
     "cp_async",

@@ -53,13 +53,15 @@ class Barrier:
         arrived; negative if another CTA's part of a multicast arrived first.
       last_copy: the line of the latest copy on it.
       multicasts: those that its CTA has issued in the current phase.
+      stores: the number in clocks of asynchronous stores of threads, which use the
+        generic proxy; None without any. Its time is that of `actor`.
       note: what else a report of its state says.
     """
 
     __slots__ = (
         "_completed", "_first_wait", "_gathered", "_waiters", "actor", "arrivals",
         "last_copy", "multicasts", "name", "note", "pending_arrivals", "pending_bytes",
-        "phase",
+        "phase", "stores",
     )  # fmt: skip
 
     def __init__(
@@ -70,6 +72,7 @@ class Barrier:
         self.actor = actor
         self.arrivals = arrivals
         self.phase = 0
+        self.stores: int | None = None
         self.pending_arrivals = arrivals
         self.pending_bytes = 0
         self.last_copy: Location | None = None
@@ -153,6 +156,8 @@ class Barrier:
         self.pending_arrivals = self.arrivals
         self._completed = self._gathered
         self._completed[self.actor] = self.phase
+        if self.stores is not None:
+            self._completed[self.stores] = self.phase
         self._gathered = {}
 
     def wait(self, wg: Warpgroup) -> Run:

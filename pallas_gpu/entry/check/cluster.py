@@ -9,17 +9,22 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives import atomics, indexed
+from pallas_gpu.primitives import atomics, cluster, indexed
 
 
 @registry.checks(
-    indexed.load_indexed_p, indexed.store_indexed_p, *atomics.PRIMITIVES.values()
+    indexed.load_indexed_p,
+    indexed.store_indexed_p,
+    cluster.async_store_smem_p,
+    *atomics.PRIMITIVES.values(),
 )
 def _check_elements(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     references.check_operands(eqn, mesh)
     operands = references.static_operands(eqn)
     if operands["cta"] is not None:
-        check_positions("cluster_ref", eqn.params["cta_axes"], operands["cta"], mesh)
+        async_store = eqn.primitive is cluster.async_store_smem_p
+        who = eqn.primitive.name if async_store else "cluster_ref"
+        check_positions(who, eqn.params["cta_axes"], operands["cta"], mesh)
 
 
 def check_positions(

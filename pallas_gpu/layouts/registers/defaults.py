@@ -55,6 +55,32 @@ def spread_layout(shape: tuple[int, ...], bits: int = 32) -> LinearLayout:
 
 
 @functools.lru_cache(maxsize=1024)
+def word_layout(shape: tuple[int, ...], axis: int, elements: int) -> LinearLayout:
+    """Returns a layout in which a thread has whole words of several elements.
+
+    Args:
+      shape: the array's shape.
+      axis: along which the elements of a word are consecutive; words divide it.
+      elements: of a word.
+    """
+
+    def widened(place: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(x * elements if i == axis else x for i, x in enumerate(place))
+
+    words = tuple(n // elements if i == axis else n for i, n in enumerate(shape))
+    layout = spread_layout(words)
+    if layout.vector_length > 1 and layout.vector_axis != axis:
+        layout = _laid_out(words, _powers_of_two(words)[0], 1)
+    return LinearLayout(
+        shape,
+        tuple(map(widened, layout.thread_columns)),
+        tuple(map(widened, layout.origins)),
+        layout.vector_length * elements,
+        axis,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
 def padded_layout(
     shape: tuple[int, ...], warp_axes: tuple[int, ...], bits: int = 32
 ) -> LinearLayout | None:

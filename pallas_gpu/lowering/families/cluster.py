@@ -1,32 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clusters: the CTA in whose SMEM an access is."""
+"""Clusters: asynchronous stores to the SMEM of another CTA."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jaxlib.mlir import ir
 
-from pallas_gpu.lowering.context import RuleContext, i32
+from pallas_gpu.layouts import LinearLayout
+from pallas_gpu.layouts.registers.defaults import word_layout
+from pallas_gpu.layouts.registers.placement import (
+    Placement,
+    default_placement,
+    uniform_length,
+)
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import indexed
+from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster
+from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
+
+_ATOMIC = "atomic"
 
 
-def rank_of(
-    ctx: RuleContext, axes: Sequence[str], positions: Sequence[Any] | None
-) -> ir.Value | None:
-    """Returns the rank of a CTA of the cluster; None for the executing CTA.
+def _barrier(ctx: RuleContext, invals: tuple[Any, ...]) -> ir.Value:
+    barrier = ctx.operands(invals)["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    return barrier_pointer(ctx, barrier.ref, index)
+
+
+def _word_layout(
+    shape: tuple[int, ...], dtype: np.dtype, adjacent: Sequence[int] | None
+) -> Placement | None:
+    """Returns the layout for narrow elements whose default layout has no whole words.
+
+    None where the default layout, or any other, has them.
 
     Args:
-      axes: cluster axes.
-      positions: of the CTA on them; None for none.
+      adjacent: see `indexed.Elements`.
     """
-    if positions is None:
+    together = WORD_BYTES // dtype.itemsize
+    if together <= 1 or not shape or adjacent is None:
         return None
-    mesh = ctx.kernel.params.mesh
-    names = list(mesh.cluster_names)
-    found = {
-        names.index(axis): i32(position)
-        for axis, position in zip(axes, positions, strict=True)
-    }
-    return cluster.rank_at(tuple(mesh.cluster), found)
+    axis = adjacent[0]
+    default = default_placement(shape, 8 * dtype.itemsize)
+    if (
+        isinstance(default, LinearLayout)
+        and default.vector_axis == axis
+        and uniform_length(default) % together == 0
+    ):
+        return None
+    return word_layout(shape, axis, together)
+
+
+@lane(async_store_smem_p)
+def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    params = ctx.eqn.params
+    words = _word_layout(params["shape"], np.dtype(params["dtype"]), params["adjacent"])
+    found, placement = indexed.lane_access(ctx, invals, "ref", "value", default=words)
+    cluster.store_async(
+        indexed.lane_elements(ctx, found),
+        placement,
+        found.extra[0],
+        _barrier(ctx, invals),
+        params["atomic"],
+    )
+    return []
+
+
+@warpgroup(async_store_smem_p)
+def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    found = indexed.access(ctx, invals, "ref", "value")
+    types, operands, attributes = indexed.operation(ctx, found, None)
+    if ctx.eqn.params["atomic"] is not None:
+        attributes[_ATOMIC] = ir.StringAttr.get(ctx.eqn.params["atomic"])
+    operands.append(_barrier(ctx, invals))
+    ir.Operation.create("pallas_gpu.async_store_smem", types, operands, attributes)
+    return []
+
+
+@infers("pallas_gpu.async_store_smem")
+def _infer(network: Network, op: ir.Operation, key: int) -> None:
+    words = None
+    for i in constraints.vector_operands(op)[:1]:
+        shape, _ = network.vector_type(op.operands[i].type)
+        words = _word_layout(shape, *indexed.stored_elements(op))
+    indexed.infer_access(network, op, key, "indexed", fixed=words)
+
+
+@expands("pallas_gpu.async_store_smem")
+def _expand(expansion: Expansion, op: Any) -> None:
+    elements, placement, (value,) = indexed.expanded(expansion, op)
+    assert value is not None
+    base = op.operation
+    atomic = None
+    if _ATOMIC in base.attributes:
+        atomic = ir.StringAttr(base.attributes[_ATOMIC]).value
+    barrier = base.operands[len(base.operands) - 1]
+    cluster.store_async(elements, placement, value, barrier, atomic)
+    indexed.finish(expansion, op, None)

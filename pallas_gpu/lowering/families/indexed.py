@@ -23,15 +23,14 @@ from pallas_gpu.layouts.registers.placement import (
 )
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import I32, RuleContext
+from pallas_gpu.lowering.context import I32, RuleContext, i32
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
-from pallas_gpu.lowering.families import cluster
 from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
-from pallas_gpu.mosaic import elementwise, indexed, logical
+from pallas_gpu.mosaic import cluster, elementwise, indexed, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.primitives import _operands as ops
@@ -83,8 +82,28 @@ def access(ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str) -> Ac
         np.dtype(params["dtype"]),
         params["view_shape"],
         params["adjacent"],
-        cluster.rank_of(ctx, params["cta_axes"], operands["cta"]),
+        _rank_of(ctx, params["cta_axes"], operands["cta"]),
     )
+
+
+def _rank_of(
+    ctx: RuleContext, axes: Sequence[str], positions: Sequence[Any] | None
+) -> ir.Value | None:
+    """Returns the rank of a CTA of the cluster; None for the executing CTA.
+
+    Args:
+      axes: cluster axes.
+      positions: of the CTA on them; None for none.
+    """
+    if positions is None:
+        return None
+    mesh = ctx.kernel.params.mesh
+    names = list(mesh.cluster_names)
+    found = {
+        names.index(axis): i32(position)
+        for axis, position in zip(axes, positions, strict=True)
+    }
+    return cluster.rank_at(tuple(mesh.cluster), found)
 
 
 # --- Lane -----------------------------------------------------------------------------
@@ -104,20 +123,28 @@ def lane_elements(ctx: RuleContext, found: Access) -> indexed.Elements:
 
 
 def lane_access(
-    ctx: RuleContext, invals: Sequence[Any], ref: str, *extra: str, layout: Any = None
+    ctx: RuleContext,
+    invals: Sequence[Any],
+    ref: str,
+    *extra: str,
+    layout: Any = None,
+    default: Placement | None = None,
 ) -> tuple[Access, Placement | None]:
     """Returns the operands of an equation in one layout, and that layout.
 
     Args:
       ref, extra: as of `access`.
       layout: the layout that the author has given, or None.
+      default: the layout if nothing determines one; None for that of the shape.
     """
     found = access(ctx, invals, ref, *extra)
     arrays = [found.mask, *found.extra, *found.indices]
     given = agreement.preferred(arrays)
+    if default is not None and given == _default_placement(found):
+        given = None
     if layout is not None and found.shape:
         given = place_registers(layout, found.shape)
-    placement = given or _default_placement(found)
+    placement = given or default or _default_placement(found)
     if placement is None:
         return found, None
 
@@ -249,11 +276,7 @@ def expanded(
     view_shape = None
     if _VIEW in base.attributes:
         view_shape = tuple(ir.DenseI64ArrayAttr(base.attributes[_VIEW]))
-    adjacent = None
-    if _ADJACENT in base.attributes:
-        axis, divisor = ir.DenseI64ArrayAttr(base.attributes[_ADJACENT])
-        adjacent = axis, divisor
-    dtype = dtypes.named(ir.StringAttr(base.attributes[_DTYPE]).value)
+    dtype, adjacent = stored_elements(base)
     assert rank is None or isinstance(rank, regs.Splat)
     elements = indexed.Elements(
         view(expansion, op.operands[0]),
@@ -265,6 +288,15 @@ def expanded(
         None if rank is None else rank.value,
     )
     return elements, _placement(expansion, op, dtype, [*indices, mask, *extra]), extra
+
+
+def stored_elements(op: ir.Operation) -> tuple[np.dtype, tuple[int, int] | None]:
+    """Returns the dtype of an access, and where its elements are adjacent."""
+    adjacent = None
+    if _ADJACENT in op.attributes:
+        axis, divisor = ir.DenseI64ArrayAttr(op.attributes[_ADJACENT])
+        adjacent = axis, divisor
+    return dtypes.named(ir.StringAttr(op.attributes[_DTYPE]).value), adjacent
 
 
 def _value(expansion: Expansion, op: Any, i: int, dtype: np.dtype) -> regs.Array:
@@ -294,8 +326,14 @@ def _placement(
     return default_placement(shape, dtypes.bits(dtype))
 
 
-def infer_access(network: Network, op: ir.Operation, key: int, kind: str) -> None:
-    """All arrays of an access have one layout."""
+def infer_access(
+    network: Network,
+    op: ir.Operation,
+    key: int,
+    kind: str,
+    fixed: Placement | None = None,
+) -> None:
+    """All arrays of an access have one layout: this one, if it is given."""
     part = array_of(network, op, 0)
     # Reinterpreted elements have to be adjacent, in row-major order.
     use_kind: Any = "pointer" if _VIEW in op.attributes else kind
@@ -305,7 +343,7 @@ def infer_access(network: Network, op: ir.Operation, key: int, kind: str) -> Non
     if not positions and not results:
         return
     type_ = results[0].type if results else op.operands[positions[0]].type
-    variable = network.variable(op, type_, key)
+    variable = network.variable(op, type_, key, fixed=fixed)
     for i in positions:
         network.consume(op, i, variable)
     for result in results:

@@ -93,9 +93,7 @@ def _reached(ctx: RuleContext, barrier: types.ClusterBarrier) -> list[cluster.Gr
     return [group.leader for group in groups] if barrier.leader_tracked else groups
 
 
-def _arrival_scope(
-    ctx: RuleContext, barrier: types.ClusterBarrier
-) -> cluster.MemoryScope:
+def _arrival_scope(ctx: RuleContext, barrier: types.Barrier) -> cluster.MemoryScope:
     # The tensor core of another CTA reads SMEM that this CTA's threads have written.
     return "cluster" if barrier.orders_tensor_core else ctx.kernel.arrival_scope
 
@@ -178,7 +176,8 @@ class _Waited:
         index = barrier_index(handle, barrier.transforms)
         pointer = barrier_pointer(ctx, handle, index)
         scope = ctx.eqn.params.get("memory_scope")
-        if scope is None and isinstance(handle.barrier, types.ClusterBarrier):
+        others = isinstance(handle.barrier, types.ClusterBarrier)
+        if scope is None and (others or ctx.kernel.stores_async):
             scope = _arrival_scope(ctx, handle.barrier)
         parity = parities.parity(ctx.kernel, handle, index)
         return cls(handle, index, pointer, parity, scope)

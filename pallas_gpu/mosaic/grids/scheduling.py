@@ -6,7 +6,7 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
-from pallas_gpu.mosaic import cluster, mbarrier, module
+from pallas_gpu.mosaic import addressing, cluster, mbarrier, module
 from pallas_gpu.mosaic.smem import SmemView, predicated, slice_pointer
 
 
@@ -66,7 +66,7 @@ def publish(
         i32 = ir.IntegerType.get_signless(32)
         for rank in range(kernel.spec.cluster[0]):
             block = kernel.i32(rank)
-            remote = cluster.map_shared(pointer, block)
+            remote = addressing.map_shared(pointer, block)
             llvm.inline_asm(
                 None,
                 [llvm.ptrtoint(i32, remote), position],
@@ -74,4 +74,4 @@ def publish(
                 "r,r,~{memory}",
                 has_side_effects=True,
             )
-            cluster.emit_arrive_remote(cluster.map_shared(barrier, block))
+            cluster.emit_arrive_remote(addressing.map_shared(barrier, block))

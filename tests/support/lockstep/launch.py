@@ -12,6 +12,7 @@ from jaxlib.mlir import ir
 
 from tests.support.lockstep import (  # noqa: F401, the units register themselves
     accesses,
+    async_stores,
     atomics,
     bulk,
     control,

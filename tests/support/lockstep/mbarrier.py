@@ -232,6 +232,7 @@ _ARRIVE = (
     "mbarrier.arrive.release.cta.shared::cluster.b64",
     "mbarrier.arrive.release.cluster.shared::cluster.b64",
 )
+_EXPECT_REMOTE = "mbarrier.arrive.expect_tx.release.cluster.shared::cluster.b64"
 _TRY_WAIT = (
     "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64",
     "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64",
@@ -248,6 +249,8 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
     inputs = program.inputs(op)
     opcodes = [s.opcode for s in statements]
     if len(statements) == 1 and opcodes[0] in _ARRIVE and not statements[0].guard:
+        return _arrive(inputs, statements[0])
+    if opcodes == [_EXPECT_REMOTE] and not statements[0].guard:
         return _arrive(inputs, statements[0])
     if opcodes[0] in _TRY_WAIT:
         return _wait_loop(inputs, statements)
@@ -266,11 +269,13 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
 
 
 def _arrive(inputs: list[int], statement: Statement) -> Step:
-    sink, place, *counts = statement.operands
+    sink, place, *more = statement.operands
     if sink != "_":
         raise NotModelled("mbarrier.arrive with a state")
-    count = int(counts[0]) if counts else 1
+    expects = statement.opcode == _EXPECT_REMOTE
+    count = int(more[0]) if more and not expects else 1
     address = _slot(inputs, place)
+    expected = _slot(inputs, more[0]) if expects else None
     remote = "shared::cluster" in statement.opcode
 
     def arrive(strand: Any) -> None:
@@ -281,6 +286,9 @@ def _arrive(inputs: list[int], statement: Statement) -> Step:
                 cta, offset = cluster_address(strand, number)
             barrier = find(cta, offset)
             barrier.check_known(row, "an arrival")
+            if expected is not None:
+                num_bytes = strand.per_lane(values.forced(strand.env[expected]))[lane]
+                barrier.expect(int(num_bytes))
             barrier.arrive(count, strand.cta.clocks.released(row, lane % LANES))
 
     return arrive

@@ -47,6 +47,7 @@ class Memory:
         self._reads: dict[int, np.ndarray] = {}  # by agent: epoch, and lane of a warp
         self._busy_reads = np.zeros(size, np.int16)
         self._busy_writes = np.zeros(size, np.int16)
+        self._busy_updates = np.zeros(size, np.int16)  # of them those that are atomic
         self._busy = 0
 
     def written_by(self, agent: int) -> None:
@@ -221,7 +222,13 @@ class Memory:
         self._reads_of(agent)[places] = epoch << 5
 
     def begin_write(
-        self, row: int, places: np.ndarray, what: str, *, fenced: bool = True
+        self,
+        row: int,
+        places: np.ndarray,
+        what: str,
+        *,
+        fenced: bool = True,
+        atomic: bool = False,
     ) -> None:
         """An asynchronous operation that a warp issues will write these bytes.
 
@@ -230,14 +237,19 @@ class Memory:
           places: the bytes.
           what: the operation.
           fenced: whether it needs a fence after threads' stores.
+          atomic: it races with no other atomic operation.
         """
         self._check_bounds(places)
         if self.clocks is None:
             return
-        for busy in (self._busy_writes, self._busy_reads):
+        alone = self._busy_writes
+        if atomic:
+            alone = self._busy_writes - self._busy_updates
+        for busy in (alone, self._busy_reads):
             self._check_busy(places, f"overwritten by {what}", busy)
         known = self.clocks.known[row]
-        late = (self._written[places] > known[self._writer[places] >> 5]).any()
+        unknown = self._written[places] > known[self._writer[places] >> 5]
+        late = (unknown & ~(self._atomic[places] & atomic)).any()
         for agent, table in self._reads.items():
             late = late or (table[places] >> 5 > known[agent]).any()
         if late:
@@ -248,14 +260,25 @@ class Memory:
             self.check_visible(np.array([row]), places, f"{what} overwrites")
         self._busy += 1
         self._busy_writes[places] += 1
+        self._busy_updates[places] += atomic
 
-    def end_write(self, places: np.ndarray, data: np.ndarray, agent: int, epoch: int):
+    def end_write(
+        self,
+        places: np.ndarray,
+        data: np.ndarray,
+        agent: int,
+        epoch: int,
+        *,
+        atomic: bool = False,
+    ) -> None:
         """The bytes have arrived; they are seen by who knows of the agent's epoch."""
         self.data[places] = data
         if self.clocks is None:
             return
         self._busy -= 1
         self._busy_writes[places] -= 1
+        self._busy_updates[places] -= atomic
+        self._atomic[places] = atomic
         self._writer[places] = agent << 5
         self._written[places] = epoch
 

@@ -96,7 +96,7 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
         raise value.origin.error()
     values = np.broadcast_to(value.value if poisoned else value, found.shape)
     values = values[found.active]
-    _require_one_value(found, values)
+    require_one_value(found, values)
     proposal = found.stored(values)
     for region in found.regions():
         compared = None if poisoned else proposal.of(region)
@@ -110,7 +110,7 @@ def _store(wg: Warpgroup, operands: dict[str, Any], **params: Any) -> None:
             found.memory.mark_poisoned(region, region.view(part), value.origin)
 
 
-def _require_one_value(found: Elements, values: np.ndarray) -> None:
+def require_one_value(found: Elements, values: np.ndarray) -> None:
     """Raises if one store puts different values in one element."""
     several = found.several()
     if not several.any():

@@ -1,0 +1,438 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Asynchronous stores to the SMEM of other CTAs: everywhere, and mistakes with them."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, offline
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+N = 128
+F32, I32, BF16 = jnp.float32, jnp.int32, jnp.bfloat16
+TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+MEETING = plgpu.ClusterBarrier(collective_axes="c")
+SEEDS = range(4)
+
+
+def ramp(*shape, dtype=np.float32):
+    return (np.arange(np.prod(shape)) % 100).astype(dtype).reshape(shape)
+
+
+def meet(barrier):
+    plgpu.barrier_arrive(barrier)
+    plgpu.barrier_wait(barrier)
+
+
+def clustered(body, scratch, out, ctas=2, **options):
+    options = {"cluster": (ctas,), "cluster_names": ("c",), **options}
+
+    def make(interpret):
+        return plgpu.kernel(
+            body, out_type=out, scratch_types=scratch, interpret=interpret, **options
+        )
+
+    return make
+
+
+def result(*shape, dtype=F32):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def send(x, ref, barrier, to=None, **options):
+    position = 1 - lax.axis_index("c") if to is None else to
+    plgpu.async_store_smem(
+        x, ref, barrier, cluster_idx=position, cluster_dim="c", **options
+    )
+
+
+def exchange(shape, dtype, transforms=(), layout=None):
+    """Each CTA of a pair sends its array to the other one."""
+
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        value = x[i] if layout is None else plgpu.load(x, i, layout=layout)
+        send(value, inbox, full)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+
+    scratch = [plgpu.SMEM(shape, dtype, transforms=transforms), plgpu.Barrier()]
+    return clustered(body, scratch, result(2, *shape, dtype=dtype))
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float16", "uint16"])
+@pytest.mark.parametrize("shape", [(64, 64), (24, 64), (8,)], ids=str)
+def test_an_array_arrives_in_the_other_cta(shape, dtype):
+    x = ramp(2, *shape).astype(jnp.dtype(dtype))
+    everywhere.check(exchange(shape, dtype), [x], x[::-1])
+
+
+@pytest.mark.parametrize("layout", [None, plgpu.Layout.WGMMA], ids=["default", "wgmma"])
+def test_an_array_arrives_in_tiles(layout):
+    x = ramp(2, 64, 128).astype(jnp.bfloat16)
+    everywhere.check(exchange((64, 128), BF16, TILED, layout), [x], x[::-1])
+
+
+def test_parts_arrive_on_one_barrier():
+    x = ramp(2, 4, N)
+
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        for k in range(4):
+            send(x[i, k], inbox.at[3 - k], full)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+
+    scratch = [plgpu.SMEM((4, N), F32), plgpu.Barrier(num_arrivals=4)]
+    make = clustered(body, scratch, result(2, 4, N))
+    everywhere.check(make, [x], x[::-1, ::-1])
+
+
+def test_a_single_element_arrives():
+    def body(o, inbox, full):
+        i = lax.axis_index("c")
+        send(i + 7, inbox.at[3], full)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[3]
+
+    make = clustered(
+        body, [plgpu.SMEM((8,), I32), plgpu.Barrier()], result(2, dtype=I32)
+    )
+    everywhere.check(make, [], np.array([8, 7], np.int32))
+
+
+def test_positions_on_several_axes():
+    x = ramp(2, 4, N)
+
+    def body(x, o, inbox, full):
+        i, j = lax.axis_index("y"), lax.axis_index("x")
+        plgpu.async_store_smem(
+            x[i, j],
+            inbox,
+            full,
+            cluster_idx=((j + 1) % 4, 1 - i),
+            cluster_dim=("x", "y"),
+        )
+        plgpu.barrier_wait(full)
+        o[i, j] = inbox[...]
+
+    make = clustered(
+        body,
+        [plgpu.SMEM((N,), F32), plgpu.Barrier()],
+        result(2, 4, N),
+        cluster=(2, 4),
+        cluster_names=("y", "x"),
+    )
+    everywhere.check(make, [x], np.roll(x[::-1], 1, axis=1))
+
+
+def test_a_cta_may_store_to_itself():
+    x = ramp(2, N)
+
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full, to=i)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+
+    make = clustered(body, [plgpu.SMEM((N,), F32), plgpu.Barrier()], result(2, N))
+    everywhere.check(make, [x], x)
+
+
+def test_a_ring_of_slots():
+    """The receiver frees a slot by an arrival on a cluster barrier."""
+    steps, slots = 5, 2
+    x = ramp(2, steps, N)
+
+    def body(x, o, inbox, full, empty):
+        i = lax.axis_index("c")
+
+        @functools.partial(lax.fori_loop, 0, steps, init_val=None)
+        def _(k, _):
+            slot = k % slots
+
+            @plgpu.when(k >= slots)
+            def _():
+                plgpu.barrier_wait(empty.at[slot])
+
+            send(x[i, k], inbox.at[slot], full.at[slot])
+            plgpu.barrier_wait(full.at[slot])
+            o[i, k] = inbox[slot] + k
+            plgpu.barrier_arrive(empty.at[slot])
+
+    scratch = [
+        plgpu.SMEM((slots, N), F32),
+        plgpu.Barrier(num_barriers=slots),
+        plgpu.ClusterBarrier(collective_axes="c", num_barriers=slots),
+    ]
+    want = x[::-1] + np.arange(steps, dtype=np.float32)[:, None]
+    everywhere.check(clustered(body, scratch, result(2, steps, N)), [x], want)
+
+
+REDUCTIONS = {
+    "add": (0, np.add.reduce),
+    "max": (-1000, np.maximum.reduce),
+    "min": (1000, np.minimum.reduce),
+    "and": (-1, np.bitwise_and.reduce),
+    "or": (0, np.bitwise_or.reduce),
+    "xor": (0, np.bitwise_xor.reduce),
+}
+
+
+@pytest.mark.parametrize("atomic", REDUCTIONS)
+def test_the_arrays_of_all_ctas_are_combined(atomic):
+    start, reduce = REDUCTIONS[atomic]
+    x = (ramp(4, N, dtype=np.int32) * 7) % 64 - (0 if atomic in ("and", "or") else 20)
+
+    def body(x, o, total, full, meeting):
+        i = lax.axis_index("c")
+        total[...] = jnp.full((N,), start, I32)
+        meet(meeting)
+        send(x[i], total, full, to=0, atomic=atomic)
+
+        @plgpu.when(i == 0)
+        def _():
+            plgpu.barrier_wait(full)
+            o[...] = total[...]
+
+    scratch = [plgpu.SMEM((N,), I32), plgpu.Barrier(num_arrivals=4), MEETING]
+    make = clustered(body, scratch, result(N, dtype=I32), ctas=4)
+    everywhere.check(make, [x.astype(np.int32)], reduce(x).astype(np.int32))
+
+
+@pytest.mark.offline
+def test_stores_are_wide_and_counted_on_the_other_ctas_barrier():
+    x = ramp(2, 8 * N)
+    for semantics in BOTH:
+        function = under(semantics, exchange((8 * N,), F32)(None))
+        (report,) = offline.compile(function, x, target="sm_90a")
+        ptx = report.ptx
+        assert "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4" in ptx
+        assert "expect_tx.release.cluster.shared::cluster" in ptx
+        assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+def run(body, scratch, *arrays, seed=0, **options):
+    make = clustered(body, scratch, result(2, N), **options)
+    return make(plgpu.InterpretParams(seed=seed))(*arrays)
+
+
+INBOX = plgpu.SMEM((N,), F32)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_missing_wait_is_reported(seed):
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        inbox_is_read = plgpu.cluster_ref(inbox, {"c": i})
+        send(x[i], inbox, full)
+        o[i] = inbox_is_read[...]
+        plgpu.barrier_wait(full)
+
+    with pytest.raises((errors.RaceError, errors.UninitializedReadError)):
+        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_that_nobody_waits_for_is_reported(seed):
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full)
+        o[i] = x[i]
+
+    with pytest.raises(errors.BarrierError):
+        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_store_to_memory_that_is_not_known_to_be_free_is_reported(seed):
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        inbox[...] = x[i]
+        o[i] = inbox[...]
+        send(x[i], inbox, full)
+        plgpu.barrier_wait(full)
+
+    with pytest.raises(errors.RaceError):
+        run(body, [INBOX, plgpu.Barrier()], ramp(2, N), seed=seed)
+
+
+def test_threads_stores_need_no_fence_before_it():
+    """It uses the generic proxy, as they do."""
+
+    def body(x, o, inbox, full, meeting):
+        i = lax.axis_index("c")
+        inbox[...] = x[i]
+        meet(meeting)
+        send(x[i], inbox, full)
+        plgpu.barrier_wait(full)
+        o[i] = inbox[...]
+
+    x = ramp(2, N)
+    got = run(body, [INBOX, plgpu.Barrier(), MEETING], x)
+    np.testing.assert_array_equal(got, x[::-1])
+
+
+@pytest.mark.parametrize("fenced", [True, False])
+def test_a_copy_of_what_has_arrived_needs_a_fence(fenced):
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full)
+        plgpu.barrier_wait(full)
+        if fenced:
+            plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(inbox, o.at[i])
+        plgpu.wait_smem_to_gmem(0)
+
+    x = ramp(2, N)
+    if fenced:
+        got = run(body, [INBOX, plgpu.Barrier()], x)
+        np.testing.assert_array_equal(got, x[::-1])
+        return
+    with pytest.raises(errors.RaceError, match="not fenced"):
+        run(body, [INBOX, plgpu.Barrier()], x)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_plain_stores_of_several_ctas_to_one_place_are_a_race(seed):
+    def body(x, o, inbox, full):
+        i = lax.axis_index("c")
+        send(x[i], inbox, full, to=0)
+        plgpu.when(i == 0)(lambda: plgpu.barrier_wait(full))
+        o[i] = x[i]
+
+    with pytest.raises(errors.RaceError, match="asynchronous store"):
+        run(body, [INBOX, plgpu.Barrier(num_arrivals=2)], ramp(2, N), seed=seed)
+
+
+# --- refused --------------------------------------------------------------------------
+
+
+TO = {"cluster_idx": 0, "cluster_dim": "c"}
+
+
+def trace(body, *declared, **options):
+    scratch = [*declared, plgpu.Barrier()]
+    jax.eval_shape(clustered(body, scratch, result(2, N), **options)(None))
+
+
+def test_there_are_no_sums_of_floats():
+    def body(o, inbox, full):
+        plgpu.async_store_smem(o[0], inbox, full, **TO, atomic="add")  # HERE
+
+    with refused(
+        errors.DTypeError,
+        "async_store_smem: there is no such operation on these elements",
+        expected="int32, uint32, int64, uint64",
+        hint="cluster_ref",
+    ):
+        trace(body, INBOX)
+
+
+@pytest.mark.parametrize("dtype", ["int4", "bool"])
+def test_elements_of_less_than_a_byte_are_refused(dtype):
+    def body(o, inbox, full):
+        plgpu.async_store_smem(jnp.zeros((N,), dtype), inbox, full, **TO)  # HERE
+
+    with refused(
+        errors.DTypeError,
+        "async_store_smem: there is no such operation on these elements",
+        expected="8, 16, 32 or 64 bits",
+    ):
+        trace(body, plgpu.SMEM((N,), dtype))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(lambda ref: ref.at[0, :63], id="odd-length"),
+        pytest.param(lambda ref: ref.at[0, 1:65], id="odd-start"),
+        pytest.param(lambda ref: ref.at[:, 0], id="column"),
+        pytest.param(lambda ref: ref.at[0, ::2], id="stride"),
+    ],
+)
+def test_narrow_elements_that_do_not_fill_words_are_refused(part):
+    def body(o, inbox, full):
+        there = part(inbox)
+        x = jnp.zeros(there.shape, BF16)
+        plgpu.async_store_smem(x, there, full, **TO)  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "async_store_smem: the elements do not fill words of 32 bits",
+        expected="2 adjacent elements from a multiple of 2",
+        hint="cluster_ref",
+    ):
+        trace(body, plgpu.SMEM((8, N), BF16))
+
+
+def test_each_axis_has_a_position():
+    def body(o, inbox, full):
+        to = {**TO, "cluster_idx": (0, 1)}
+        plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "async_store_smem: cluster_idx does not have a position for each axis",
+        expected="1 positions",
+        got="2",
+    ):
+        trace(body, INBOX)
+
+
+def test_a_position_beyond_the_cluster_is_refused():
+    def body(o, inbox, full):
+        to = {**TO, "cluster_idx": 2}
+        plgpu.async_store_smem(o[0], inbox, full, **to)  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "async_store_smem: the cluster has no CTA at this position",
+        expected="0 to 1 along 'c'",
+        got="2",
+    ):
+        trace(body, INBOX)
+
+
+def test_an_array_of_another_shape_is_refused():
+    def body(o, inbox, full):
+        plgpu.async_store_smem(o[0, :64], inbox, full, **TO)  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "a value is stored into a reference of another shape",
+        expected="SMEM float32[128]",
+    ):
+        trace(body, INBOX)
+
+
+def _refused_by_the_compiler(body, *args):
+    scratch = [plgpu.SMEM((8, N), BF16), plgpu.Barrier()]
+    make = clustered(body, scratch, result(2, N, dtype=BF16))
+    for semantics in BOTH:
+        with pytest.raises(errors.LayoutError, match="fill words") as info:
+            offline.compile(under(semantics, make(None)), *args, target="sm_90a")
+        assert "multiple_of" in str(info.value)
+
+
+def test_a_start_that_is_not_known_to_fill_words_is_refused():
+    def body(k, o, inbox, full):
+        part = inbox.at[0, plgpu.ds(k[0], 64)]
+        send(jnp.zeros((64,), BF16), part, full)
+        plgpu.barrier_wait(full)
+        o[lax.axis_index("c")] = inbox[0]
+
+    _refused_by_the_compiler(body, np.array([2], np.int32))
