@@ -48,7 +48,8 @@ class GpuTarget:
       max_threads_per_block: hardware limit.
       max_threads_per_sm: hardware limit.
       max_blocks_per_sm: hardware limit.
-      max_cluster_blocks: largest portable cluster.
+      max_cluster_blocks: largest cluster. More than 8 blocks are not portable: they
+        need as many free SMs in one GPC, a part of the card.
       tmem_columns: 32-bit columns of TMEM per SM; 0 without TMEM.
       sm_count: number of SMs of the card.
       features: the features of the target.
@@ -137,7 +138,9 @@ SM_90A = GpuTarget(
     max_threads_per_block=1024,
     max_threads_per_sm=2048,
     max_blocks_per_sm=32,
-    max_cluster_blocks=8,
+    # CUDA programming guide, "Thread Block Clusters": 16 with the attribute for sizes
+    # that are not portable, which the plugin sets for more than 8.
+    max_cluster_blocks=16,
     tmem_columns=0,
     sm_count=132,
     clock_ghz=1.98,

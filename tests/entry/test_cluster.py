@@ -34,7 +34,7 @@ def test_a_multicast_gives_every_block_all_of_it():
 # --- sizes and names ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cluster", [(16,), (3, 3), (2, 2, 4)])
+@pytest.mark.parametrize("cluster", [(17,), (3, 6), (2, 3, 3)])
 def test_a_cluster_fits_the_target(cluster):
     def body(x, o):  # HERE
         pass
@@ -43,7 +43,7 @@ def test_a_cluster_fits_the_target(cluster):
     with refused(
         errors.ArgumentError,
         "kernel body: the cluster exceeds the maximum cluster size of sm_90a",
-        expected="at most 8 blocks",
+        expected="at most 16 blocks",
         got=f"{np.prod(cluster)}, cluster={cluster}",
         hint="smaller cluster",
     ):

@@ -303,24 +303,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         lambda e: plgpu.store(e.o, (), e.x[...], mask=e.x[...] > 0),
         lambda e: plgpu.store(e.o, (), e.x[...]),
     ),
-    **{
-        f"{name}.mask": lambda name=name, ref=ref: see.bodies(
-            *(
-                lambda e, n=n: getattr(plgpu, name)(
-                    getattr(e, ref).at[0], 0, mask=getattr(e, ref)[0] > n
-                )
-                for n in (0, 1)
-            )
-        )
-        for name, ref in ATOMICS.items()
-    },
     "async_store_smem.atomic": "tests/lowering/families/test_async_stores.py",
-    "atomic_cas.mask": lambda: see.bodies(
-        *(
-            lambda e, n=n: plgpu.atomic_cas(e.n.at[0], 0, 1, mask=e.n[0] > n)
-            for n in (0, 1)
-        )
-    ),
     "load.optimized": "tests/lowering/test_warpgroup.py",
     "broadcasted_iota.layout": lambda: see.bodies(
         *(

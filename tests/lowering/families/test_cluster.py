@@ -406,3 +406,54 @@ def test_arrivals_release_stores_to_smem_at_cluster_scope():
         assert "mbarrier.arrive.release.cluster.shared::cluster" in ptx
         assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
         assert "release.cta.shared::cluster" not in ptx
+
+
+# --- clusters of 16 CTAs --------------------------------------------------------------
+
+
+def test_a_cluster_may_have_16_ctas():
+    x = ramp(16, N)
+
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
+
+    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
+    everywhere.check(make, [x], x[::-1])
+
+
+def test_a_multicast_reaches_16_ctas():
+    x = ramp(16, N)
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full, collective_axes=("a", "b"))
+        plgpu.barrier_wait(full)
+        o[lax.axis_index("a"), lax.axis_index("b")] = tile[...]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=result(4, 4, 16, N),
+            cluster=(4, 4),
+            cluster_names=("a", "b"),
+            scratch_types=[plgpu.SMEM((16, N), F32), plgpu.Barrier()],
+            interpret=interpret,
+        )
+
+    everywhere.check(make, [x], np.broadcast_to(x, (4, 4, 16, N)))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+def test_a_cluster_of_16_ctas_compiles(target):
+    def body(x, o, tile, meeting):
+        i = lax.axis_index("c")
+        tile[...] = x[i]
+        meet(meeting)
+        o[i] = plgpu.cluster_ref(tile, {"c": 15 - i})[...]
+
+    make = of((16,), "c", body, [plgpu.SMEM((N,), F32)], result(16, N))
+    (report,) = offline.compile(make(None), ramp(16, N), target=target)
+    assert ".reqnctapercluster 16" in report.ptx
