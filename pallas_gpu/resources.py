@@ -21,6 +21,7 @@ from typing import Any
 from pallas_gpu import _jax, arch, errors, types, walk
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
+from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
@@ -243,7 +244,7 @@ def plan(
     """Plans the declarations of a kernel's scopes, and scratch in the remaining SMEM.
 
     Args:
-      jaxpr: the kernel's body.
+      jaxpr: the kernel's body, without composites.
       target: the target, with its budgets.
       name: of the kernel, for messages.
       reduction_scratch_bytes: scratch of each warpgroup; None lets the compiler choose.
@@ -267,6 +268,10 @@ def plan(
         raise out_of_smem(result, target, name)
     room = max(limit - result.scratch_offset_bytes, 0) // warpgroups
     room -= room % SCRATCH_GRANULE_BYTES
+    least = least_scratch_bytes(jaxpr)
+    if room < least:
+        needed = dataclasses.replace(result, scratch_bytes=least * warpgroups)
+        raise out_of_smem(needed, target, name)
     asked = reduction_scratch_bytes
     each = _DEFAULT_SCRATCH_BYTES if asked is None else asked
     each = min(_align(each, SCRATCH_GRANULE_BYTES), room)

@@ -278,3 +278,51 @@ def test_accumulators_that_no_sm_has_the_registers_for_are_refused():
 
 def test_a_kernel_without_tmem_allocates_no_columns():
     assert plan_scopes([tile(1)]).tmem_columns == 0
+
+
+EXCHANGES = {
+    "reversal": lambda v: jnp.flip(v, 0),
+    "sum": lambda v: jnp.full((64, 128), jnp.sum(v)),
+    "gather": lambda v: v[jnp.arange(64)[::-1]],
+    "scatter": lambda v: v.at[3].set(0.0),
+}
+
+
+def almost_full(exchange, left_bytes):
+    """Returns `make` for a kernel whose array leaves a few bytes of SMEM."""
+
+    def body(x, o, s):
+        o[...] = exchange(x[...])
+
+    full = plgpu.SMEM((227 * KIB - left_bytes,), jnp.int8)
+    return lambda interpret: make(body, scratch_types=[full], interpret=interpret)
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_what_warps_exchange_needs_some_scratch_everywhere(exchange):
+    texts = set()
+    for semantics in (None, *BOTH):
+        k = almost_full(exchange, 64)(plgpu.InterpretParams())
+        if semantics is not None:
+            k = under(semantics, almost_full(exchange, 64)(None))
+        with pytest.raises(errors.OutOfResources) as info:
+            k(numbers()) if semantics is None else offline.lower(k, numbers())
+        texts.add((info.value.what, info.value.got))
+    ((what, got),) = texts
+    assert what == "kernel body: the block needs more SMEM than sm_90a has"
+    assert "\nscratch " in got
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES.values(), ids=EXCHANGES)
+def test_128_bytes_are_enough_for_that(exchange):
+    k = almost_full(exchange, 128)
+    k(plgpu.InterpretParams())(numbers())
+    for semantics in BOTH:
+        offline.lower(under(semantics, k(None)), numbers())
+
+
+def test_what_warps_do_not_exchange_needs_none():
+    k = almost_full(lambda v: v + jnp.sum(v, axis=1)[:, None], 0)
+    k(plgpu.InterpretParams())(numbers())
+    for semantics in BOTH:
+        offline.lower(under(semantics, k(None)), numbers())

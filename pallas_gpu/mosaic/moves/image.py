@@ -16,6 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from pallas_gpu.layouts.moves.least_scratch import IMAGE_BYTES
 from pallas_gpu.layouts.moves.rearrange import Addresses, Affine, addresses
 from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.layouts.registers.placement import Placement, uniform_length
@@ -26,7 +27,7 @@ from pallas_gpu.mosaic.padding import inside_from
 from pallas_gpu.mosaic.registers import Iota, RegisterArray
 
 # The image starts on such a boundary, and so does each span.
-ALIGNMENT_BYTES = 16
+ALIGNMENT_BYTES = IMAGE_BYTES
 # The addresses of an image that are in the scratch in a round: from, up to.
 Span = tuple[int, int]
 

@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, scf
 
 from pallas_gpu.layouts.moves import rearrange as plans
+from pallas_gpu.layouts.moves.least_scratch import SCATTER_BYTES
 from pallas_gpu.layouts.moves.rearrange import Affine
 from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem
@@ -30,8 +31,6 @@ from pallas_gpu.mosaic.padding import inside_from
 from pallas_gpu.mosaic.registers import RegisterArray
 
 Kind = Literal["set", "add", "mul", "max", "min"]
-# An image of 16 bytes, and a queue of 16 updates of one byte each with their positions.
-_LEAST_BYTES = 96
 
 
 def wanted_bytes(elements: int, updates: int, dtype: np.dtype, unique: bool) -> int:
@@ -80,7 +79,7 @@ def scatter(
     Raises:
       OutOfResources: the scratch is too small.
     """
-    scratch = require(scratch, _LEAST_BYTES, "a scatter")
+    scratch = require(scratch, SCATTER_BYTES, "a scatter")
     held = image.in_memory(x)
     size = math.prod(x.shape)
     image_bytes = image.size_bytes(size, x.dtype)
