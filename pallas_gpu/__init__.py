@@ -85,6 +85,16 @@ from pallas_gpu.primitives.sync.semaphore import (
     semaphore_wait,
 )
 from pallas_gpu.primitives.tensor_cores.mma import mma
+from pallas_gpu.primitives.tensor_cores.tcgen05 import (
+    tcgen05_commit_arrive,
+    tcgen05_mma,
+)
+from pallas_gpu.primitives.tensor_cores.tmem import (
+    async_load_tmem,
+    async_store_tmem,
+    commit_tmem,
+    wait_load_tmem,
+)
 from pallas_gpu.primitives.tensor_cores.wgmma import (
     wgmma,
     wgmma_accumulator_load,
@@ -236,6 +246,12 @@ __all__ = [
     "wgmma_wait",
     "wgmma_accumulator_load",
     "wgmma_accumulator_deref",
+    "tcgen05_mma",
+    "tcgen05_commit_arrive",
+    "async_load_tmem",
+    "async_store_tmem",
+    "wait_load_tmem",
+    "commit_tmem",
     "ACC",
     "WGMMAAccumulatorRef",
     # Types

@@ -6,9 +6,10 @@ enclosing scopes, and consecutive scopes reuse the space. Barriers are never reu
 barrier's phase outlives its scope. Planner, lowering and emulator visit the scopes in
 the same order.
 
-A block's dynamic SMEM consists of arrays, barriers, and scratch of reductions and
-relayouts, in this order. Whether the scratch is used is known only when the code is
-emitted; it is last, so that a kernel that does not use it does not allocate it.
+A block's dynamic SMEM consists of arrays, barriers, the address of its TMEM, and
+scratch of reductions and relayouts, in this order. Whether the scratch is used is known
+only when the code is emitted; it is last, so that a kernel that does not use it does
+not allocate it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from pallas_gpu.types.mesh import WARPGROUP_THREADS
 # The widest access of a thread (PTX ISA, ld).
 SCRATCH_GRANULE_BYTES = 16
 _SCRATCH_START_BYTES = 128
+# The address of a block's TMEM, behind the barriers and aligned like one.
+_TMEM_ADDRESS_BYTES = types.BARRIER_BYTES
 _DEFAULT_SCRATCH_BYTES = 2048
 
 
@@ -70,6 +73,7 @@ class Plan:
         holds the accumulators of each thread.
       scratch_bytes: for reductions and relayouts that cross warps, if any.
       barriers: number of barriers.
+      collective_tmem: whether a pair of CTAs allocates the TMEM.
       barrier_slots: index of the first barrier of each declaration, by the place of its
         scope and its position there.
       scratch_room_bytes: the part of the scratch that code may use.
@@ -82,6 +86,7 @@ class Plan:
     barrier_slots: dict[tuple[walk.Place, int], int]
     scratch_room_bytes: int
     scratch_limit_bytes: int
+    collective_tmem: bool = False
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -105,17 +110,27 @@ class Plan:
         return _align(self.arrays_bytes, types.BARRIER_BYTES)
 
     @property
+    def tmem_address_offset_bytes(self) -> int:
+        """The offset of the word that receives the address of the block's TMEM."""
+        return self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
+
+    @property
+    def _scratch_floor_bytes(self) -> int:
+        """The end of what precedes the scratch."""
+        word = _TMEM_ADDRESS_BYTES if self.tmem_columns else 0
+        return self.tmem_address_offset_bytes + word
+
+    @property
     def scratch_offset_bytes(self) -> int:
         """The offset of the scratch of reductions and relayouts."""
-        end = self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
-        return _align(end, _SCRATCH_START_BYTES)
+        return _align(self._scratch_floor_bytes, _SCRATCH_START_BYTES)
 
     @property
     def smem_bytes(self) -> int:
         """Dynamic SMEM of one block."""
         if self.scratch_bytes:
             return self.scratch_offset_bytes + self.scratch_bytes
-        return self.barrier_offset_bytes + types.BARRIER_BYTES * self.barriers
+        return self._scratch_floor_bytes
 
     @property
     def scratch_rooms_bytes(self) -> tuple[int, ...]:
@@ -259,7 +274,8 @@ def plan(
     _check_scopes(found, target)
     stacks = {space: _highest(found, space) for space in types.MemorySpace}
     slots, barriers = _barrier_slots(found)
-    result = Plan(stacks, 0, barriers, slots, 0, 0)
+    pairs = _has_collective_tmem(found)
+    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -280,6 +296,11 @@ def plan(
         scratch_room_bytes=each * warpgroups,
         scratch_limit_bytes=(room if asked is None else each) * warpgroups,
     )
+
+
+def _has_collective_tmem(found: Sequence[walk.Site]) -> bool:
+    refs = [var.aval for site in found for var in scope_refs(site.eqn)]
+    return any(a.memory_space is types.TMEM and a.storage.collective for a in refs)
 
 
 def _check_scopes(found: Sequence[walk.Site], target: arch.GpuTarget) -> None:
@@ -305,6 +326,9 @@ def table(result: Plan) -> str:
         word = "barrier" if result.barriers == 1 else "barriers"
         rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",
                      f"{types.BARRIER_BYTES * result.barriers:,}"))  # fmt: skip
+    if result.tmem_columns:
+        rows.append(("address of TMEM", f"{result.tmem_address_offset_bytes:,}",
+                     f"{_TMEM_ADDRESS_BYTES:,}"))  # fmt: skip
     if result.scratch_bytes:
         rows.append(("scratch", f"{result.scratch_offset_bytes:,}",
                      f"{result.scratch_bytes:,}"))  # fmt: skip

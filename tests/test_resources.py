@@ -257,7 +257,8 @@ def test_each_space_has_a_stack_of_its_own():
     assert offsets(result) == [(0, 8 * KIB)]
     assert offsets(result.stacks[plgpu.TMEM]) == [(0, 32)]
     assert offsets(result.stacks[plgpu.REGS]) == [(0, 128), (128, 128)]
-    assert result.smem_bytes == 8 * KIB
+    # The word behind them receives the address of the TMEM.
+    assert result.smem_bytes == 8 * KIB + 8
 
 
 def test_accumulators_that_spill_are_no_error():

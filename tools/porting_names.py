@@ -144,7 +144,7 @@ PLGPU: dict[str, Row] = {
     "GMEM": differs("also declares scratch, of the whole launch"),
     "SMEM": SAME,
     "REGS": SAME,
-    "TMEM": differs("declares an array; operations on it come later"),
+    "TMEM": differs("`layout` is a `plgpu.layouts.TmemLayout`"),
     "TMEMLayout": other("`plgpu.layouts.TmemLayout`"),
     "RefUnion": differs("unions do not nest"),
     "Transform": differs("tilings and swizzles only"),
@@ -170,12 +170,16 @@ PLGPU: dict[str, Row] = {
         ATOMICS,
     ),
     # Blackwell
+    "async_load_tmem": differs("`reduce` comes later"),
+    "async_store_tmem": SAME,
+    "commit_tmem": SAME,
+    "tcgen05_commit_arrive": differs("`collective_axis` comes later"),
+    "tcgen05_mma": differs("scales, sparsity and `collective_axis` come later"),
+    "wait_load_tmem": SAME,
     **dict.fromkeys(
         (
             "async_copy_scales_to_tmem", "async_copy_smem_to_tmem",
-            "async_copy_sparse_metadata_to_tmem", "async_load_tmem", "async_store_tmem",
-            "commit_tmem", "format_tcgen05_sparse_metadata", "tcgen05_commit_arrive",
-            "tcgen05_mma", "wait_load_tmem",
+            "async_copy_sparse_metadata_to_tmem", "format_tcgen05_sparse_metadata",
         ),
         TCGEN05,
     ),

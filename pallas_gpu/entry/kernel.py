@@ -421,21 +421,6 @@ def _require_resources(
             compiler_params.reduction_scratch_bytes,
             mesh.warpgroups,
         )
-        _refuse_tmem(traced.jaxpr)
-
-
-def _refuse_tmem(jaxpr: _jax.Jaxpr) -> None:
-    """Refuses TMEM, which no operation of a kernel supports."""
-    for site in resources.scopes(jaxpr):
-        for var in resources.scope_refs(site.eqn):
-            if var.aval.memory_space is types.TMEM:
-                raise errors.UnsupportedError(
-                    "scratch memory in TMEM is not supported",
-                    expected="an array in SMEM, an accumulator or a barrier",
-                    got=types.describe(var.aval),
-                    hint="accumulate with plgpu.wgmma on sm_90a",
-                    where=site.where,
-                )
 
 
 def _require_cluster(mesh: types.Mesh, target: arch.GpuTarget, name: str) -> None:

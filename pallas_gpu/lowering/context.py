@@ -49,6 +49,9 @@ class KernelState:
       state: register state that loops and branches carry: parity bits of each barrier
         declaration (a scalar i32), and live accumulators (arrays).
       smem_top_bytes: top of the stack of SMEM arrays.
+      tmem_top_columns: likewise of arrays in TMEM.
+      tmem: the TMEM of the block, if it has any: an `Allocation` under Lane semantics,
+        a memref of all columns under Warpgroup semantics until it is expanded.
       axes: index of each named axis, emitted once in the prologue.
       trial: the block of a trial, which only determines layouts and is erased; None
         while code is emitted.
@@ -60,6 +63,8 @@ class KernelState:
     plan: resources.Plan
     state: dict[Any, Any]
     smem_top_bytes: int = 0
+    tmem_top_columns: int = 0
+    tmem: Any = None
     axes: dict[Any, ir.Value] = dataclasses.field(default_factory=dict)
     trial: ir.Block | None = None
 
@@ -225,10 +230,14 @@ def i32(value: Any) -> ir.Value | int:
     return value
 
 
-def add_indices(a: Any, b: Any) -> ir.Value:
+def add_indices(a: Any, b: Any) -> ir.Value | int:
     """Adds two indices, numbers or values."""
     builder = mosaic_module.current()
     a, b = i32(a), i32(b)
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if a == 0 or b == 0:
+        return b if a == 0 else a
     left = builder.i32(a) if isinstance(a, int) else a
     right = builder.i32(b) if isinstance(b, int) else b
     return arith.addi(left, right)
@@ -250,6 +259,30 @@ def part_window(handle: vals.MemoryHandle, transforms: Any) -> Window:
     window = types.resolve(handle.window, transforms)
     origin = starts(window)
     return window.at(origin, [scalars.divisor(start) for start in origin])
+
+
+def tmem_window(handle: vals.TmemHandle, transforms: Any) -> Window:
+    """Returns the window of a part of a reference in TMEM, in its rows and columns.
+
+    The dimensions before the last two are spread over the columns.
+    """
+    window = types.resolve(handle.ref_shape, transforms)
+    *lead, row, column = starts(window)
+    *sizes, rows, columns = handle.ref_shape
+    index: Any = 0
+    for start, size in zip(lead, sizes, strict=True):
+        index = add_indices(_scaled(index, size), start)
+    first = add_indices(_scaled(index, columns), column)
+    whole = Window.whole((rows, math.prod(sizes) * columns))
+    return whole.slice(
+        (row, first), window.sizes[-2:], (0, scalars.divisor(first)), add=add_indices
+    )
+
+
+def _scaled(index: Any, factor: int) -> Any:
+    if isinstance(index, int):
+        return index * factor
+    return arith.muli(index, mosaic_module.current().i32(factor))
 
 
 # --- the equation loop ----------------------------------------------------------------

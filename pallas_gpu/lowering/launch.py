@@ -20,6 +20,7 @@ from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import gmem, mbarrier
 from pallas_gpu.mosaic.module import KernelBuilder, LaunchSpec, launch_of
 from pallas_gpu.mosaic.program import passes
+from pallas_gpu.mosaic.tensor_cores import tmem
 from pallas_gpu.primitives._accesses import reaches_other_ctas
 from pallas_gpu.primitives.grids import griddepcontrol
 
@@ -79,6 +80,12 @@ class Nvidia:
 
     def epilogue(self, state: KernelState) -> None:
         """Emits the end of the body, and sets the SMEM size of the block."""
+        if state.plan.tmem_columns:
+            tmem.free(
+                state.builder.smem_pointer(state.plan.tmem_address_offset_bytes),
+                state.plan.tmem_columns,
+                collective=state.plan.collective_tmem,
+            )
         state.builder.sync_before_exit()
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
@@ -241,7 +248,10 @@ def _prologue(kernel: KernelState) -> None:
                 kernel.plan.barrier_offset_bytes + offset
             )
             mbarrier.init(pointer, barrier.phase_arrivals(kernel.params.mesh))
-    if declarations or kernel.builder.spec.shares_smem:
+    if kernel.plan.tmem_columns:
+        # Its barrier makes the initialised mbarriers visible, too.
+        kernel.tmem = kernel.semantics.tmem_allocation(kernel)
+    elif declarations or kernel.builder.spec.shares_smem:
         kernel.builder.sync_after_init()
 
 

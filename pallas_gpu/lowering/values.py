@@ -17,7 +17,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
-from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.layouts import SmemLayout, TmemLayout
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import elementwise, logical
 from pallas_gpu.mosaic import registers as regs
@@ -122,6 +122,25 @@ class MemrefHandle:
     def window(self) -> Window:
         """The reference in the array: one index on each batch axis."""
         return _behind(self.lead, self.memref.type.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class TmemHandle:
+    """An array in TMEM.
+
+    Attributes:
+      ref_shape: shape of the reference.
+      dtype: element type.
+      first_column: in the TMEM of the block.
+      layout: of its rows and columns.
+      memref: the array of two dimensions, under Warpgroup semantics.
+    """
+
+    ref_shape: tuple[int, ...]
+    dtype: np.dtype
+    first_column: int
+    layout: TmemLayout
+    memref: ir.Value | None = None
 
 
 MemoryHandle = GmemHandle | SmemHandle | MemrefHandle

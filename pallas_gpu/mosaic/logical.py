@@ -30,6 +30,7 @@ _NARROW = {
 }
 _FLOATS = (dtypes.F16, dtypes.BF16, dtypes.F32, dtypes.F64)
 SMEM_SPACE = "#gpu.address_space<workgroup>"
+TMEM_SPACE = "#mosaic_gpu.tmem"
 # The prefix of our own operations; elementwise ones append lax's names to it.
 OWN = "pallas_gpu."
 # Operations of these dialects are per-thread code already: their operands are not
@@ -107,6 +108,12 @@ def smem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
     memory = element_type(dtypes.memory_dtype(dtype))
     space = ir.Attribute.parse(SMEM_SPACE)
     return ir.MemRefType.get(list(shape), memory, memory_space=space)
+
+
+def tmem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:
+    """The type of an array in TMEM."""
+    space = ir.Attribute.parse(TMEM_SPACE)
+    return ir.MemRefType.get(list(shape), element_type(dtype), memory_space=space)
 
 
 def gmem_type(dtype: np.dtype, shape: Sequence[int]) -> ir.Type:

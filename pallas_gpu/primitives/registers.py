@@ -41,7 +41,8 @@ set_max_registers_p = registry.define(
 )
 
 
-def _check_layout(layout: Any, who: str) -> Any:
+def check_layout(layout: Any, who: str) -> Any:
+    """Returns a register layout, or None; raises for anything else."""
     types.refuse_foreign(layout, who)
     if isinstance(layout, Layout):
         to_layout(layout)  # raises if it needs parameters
@@ -110,7 +111,7 @@ def load(
     """
     who = "load"
     aval = ops.require_ref(src, who, "the source")
-    _check_layout(layout, who)
+    check_layout(layout, who)
     if idx is not None:
         src = src.at[idx]
     _require_addresses(src, aval, who, "the source cannot be loaded")
@@ -212,7 +213,7 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
       LayoutError: the layout does not fit the shape.
       OutOfResources: the scratch is too small; the message contains the required size.
     """
-    layout = _check_layout(new_layout, "layout_cast")
+    layout = check_layout(new_layout, "layout_cast")
     if layout is None:
         raise errors.ArgumentTypeError(
             "layout_cast: not a register layout",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import arch, errors, offline, resources, types
+from pallas_gpu import arch, errors, resources, types
 from pallas_gpu.entry import trace
 from tests.support.entry_kernels import f32, make, numbers, run
 from tests.support.refusal import refused
@@ -30,50 +30,34 @@ def test_a_scope_with_tmem_is_traced_with_its_declaration():
     assert resources.plan(traced.jaxpr, arch.SM_100A, "k", None, 1).tmem_columns == 32
 
 
+def part_of(tile):
+    return tile.at[:, 0:33]
+
+
+def rows(tile):
+    return tile.at[0:64]
+
+
+def column(tile):
+    return tile.at[:, 0]
+
+
 @pytest.mark.parametrize(
-    "how",
-    [lambda k: k(numbers()), lambda k: offline.lower(k, numbers(), target="sm_100a")],
-    ids=["run", "lower"],
+    ("part", "error", "what"),
+    [
+        (part_of, errors.LayoutError, "does not consist of whole tiles"),
+        (rows, errors.UnsupportedError, "indexed by rows"),
+        (column, errors.UnsupportedError, "by a single column"),
+    ],
 )
-@pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
-def test_no_operation_accesses_tmem_yet(semantics, how):
-    def body(x, o):
-        plgpu.run_scoped(lambda tile: None, TILE)  # HERE
-        o[...] = x[...]
-
-    params = plgpu.CompilerParams(target="sm_100a", lowering_semantics=semantics)
-    with refused(
-        errors.UnsupportedError,
-        "scratch memory in TMEM is not supported",
-        expected="SMEM",
-        got=f"TMEM bfloat16[128, 64] in {LAYOUT}",
-        hint="wgmma",
-    ):
-        how(make(body, compiler_params=params))
-
-
-def read(tile):
-    return tile[0:128, 0:32]
-
-
-def write(tile):
-    tile[...] = jnp.zeros((128, 64), jnp.bfloat16)
-
-
-@pytest.mark.parametrize("access", [read, write])
-def test_index_expressions_do_not_access_tmem(access):
+def test_parts_are_ranges_of_columns(part, error, what):
     def body(x, o, tile):
-        access(tile)
+        plgpu.async_load_tmem(part(tile))
 
     k = make(body, scratch_types=[TILE], compiler_params=BLACKWELL)
-    with pytest.raises(errors.UnsupportedError) as info:
+    with pytest.raises(error) as info:
         k(numbers())
-    error = info.value
-    assert error.what == "TMEM cannot be read or written with an index expression"
-    assert error.got.startswith("TMEM bfloat16[128, ") and LAYOUT in error.got
-    line = access.__code__.co_firstlineno + 1
-    assert f"test_tmem.py:{line} ({access.__name__})" in error.where
-    assert "tcgen05" in error.hint
+    assert what in info.value.what
 
 
 def test_hopper_has_no_tmem():

@@ -25,6 +25,7 @@ from tests.support import (
     block_effects,
     drawing_effects,
     semaphore_effects,
+    tensor_effects,
 )
 from tests.support import effects as see
 from tests.support import public_calls as calls
@@ -96,17 +97,12 @@ def copies(**options):
     return see.bodies(copy, lambda e: copy(e, **options))
 
 
-def tmem(*options, dtype=F32):
-    """Declarations of arrays in TMEM."""
-    declare = lambda **o: plgpu.TMEM((128, 64), dtype, **o).storage  # noqa: E731
-    return see.values(declare, *options)
-
-
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
     **drawing_effects.EFFECTS,
     **semaphore_effects.EFFECTS,
     **atomic_effects.EFFECTS,
+    **tensor_effects.EFFECTS,
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),
@@ -343,9 +339,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ),
     **dict.fromkeys(("GMEM.init", "ANY.init"), f"{WORKSPACE}::{INITIAL}"),
     "RefUnion.ref_trees": f"{UNIONS}::test_a_union_unpacks_to_its_alternatives",
-    "TMEM.packed": lambda: tmem({"packed": False}, {"packed": True}, dtype=F16),
-    "TMEM.collective": lambda: tmem({}, {"collective": True}),
-    "TMEM.layout": lambda: tmem({}, {"layout": TMEM.default(2)}),
     **{
         f"Mesh.{field}": "tests/types/test_mesh.py"
         for field in (
@@ -526,6 +519,7 @@ HINTS = (
 REFUSED = {
     "BlockSpec.pipeline_mode": 1,
     "SemaphoreSignal.device_id": 0,
+    **tensor_effects.REFUSED,
     "copy_gmem_to_smem.leader_tracked": 1,
     "semaphore_signal.device_id": 0,
 }
@@ -584,4 +578,7 @@ def test_what_is_not_supported_is_refused(name):
         names.call(CALLABLES[owner], arguments)
 
     with pytest.raises(errors.UnsupportedError, match=parameter):
-        jax.eval_shape(calls.kernel(call), OUT) if good.inside else call()
+        if not good.inside:
+            return call()
+        kernel = calls.kernel(call, blackwell=good.blackwell)
+        jax.eval_shape(kernel, OUT)

@@ -106,7 +106,18 @@ def test_the_good_calls_inside_a_body_are_good():
             good = calls.GOOD[name]
             good.then(names.call(CALLABLES[name], good.arguments(env)), env)
 
-        jax.eval_shape(calls.kernel(body), calls.OUT)
+        jax.eval_shape(kernel_for(name, body), calls.OUT)
+
+
+def kernel_for(name: str, body):
+    """A kernel in which a good call of the name is one."""
+    return calls.kernel(body, blackwell=is_for_blackwell(name))
+
+
+def is_for_blackwell(name: str) -> bool:
+    """Whether calls of the name are those of a Blackwell kernel."""
+    good = calls.GOOD.get(name)
+    return good is not None and good.blackwell
 
 
 @pytest.mark.sampled(3)
@@ -151,7 +162,7 @@ def test_wrong_arguments_inside_a_body(name):
         raise TracedEnough
 
     with pytest.raises(TracedEnough):
-        jax.eval_shape(calls.kernel(body), calls.OUT)
+        jax.eval_shape(kernel_for(name, body), calls.OUT)
     assert found == {}
 
 
@@ -167,7 +178,7 @@ def accepted_calls(name: str) -> list[tuple[int, object]]:
         raise TracedEnough
 
     with pytest.raises(TracedEnough):
-        jax.eval_shape(calls.kernel(body), calls.OUT)
+        jax.eval_shape(kernel_for(name, body), calls.OUT)
     return accepted
 
 
@@ -182,8 +193,11 @@ def test_what_a_body_accepts_lowers_or_is_refused_with_a_line(name):
             _, call = next(itertools.islice(wrong_calls(name, env), i, None))
             call()
 
-        kernel = calls.kernel(body)
-        problem = leak(lambda k=kernel: plgpu.offline.lower(k, calls.OUT))
+        kernel = kernel_for(name, body)
+        target = "sm_100a" if is_for_blackwell(name) else "sm_90a"
+        problem = leak(
+            lambda k=kernel, t=target: plgpu.offline.lower(k, calls.OUT, target=t)
+        )
         if problem is not None:
             found[label] = problem
     assert found == {}

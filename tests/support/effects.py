@@ -32,9 +32,11 @@ def values(fn: Callable[..., Any], *arguments: dict[str, Any]) -> list[str]:
     return [outcome(functools.partial(fn, **a)) for a in arguments]
 
 
-def lowered(kernel: Callable[..., Any]) -> str:
+def lowered(kernel: Callable[..., Any], target: str = "sm_90a") -> str:
     """A kernel as MLIR."""
-    return outcome(lambda: [r.mlir for r in plgpu.offline.lower(kernel, OUT)])
+    return outcome(
+        lambda: [r.mlir for r in plgpu.offline.lower(kernel, OUT, target=target)]
+    )
 
 
 def kernels(body: Callable[..., None], *options: dict[str, Any]) -> list[str]:
@@ -67,13 +69,19 @@ def grid_specs(*given: dict[str, Any]) -> list[str]:
     return block_calls(*({"grid_spec": plgpu.GridSpec(**fields)} for fields in made))
 
 
-def bodies(*inside: Callable[[calls.Env], Any]) -> list[str]:
+def bodies(*inside: Callable[[calls.Env], Any], blackwell: bool = False) -> list[str]:
     """Kernels that differ in one call of their body, as MLIR."""
 
     def run(call: Callable[[calls.Env], Any], env: calls.Env) -> None:
         call(env)
 
-    return [lowered(calls.kernel(functools.partial(run, call))) for call in inside]
+    return [
+        lowered(
+            calls.kernel(functools.partial(run, call), blackwell=blackwell),
+            "sm_100a" if blackwell else "sm_90a",
+        )
+        for call in inside
+    ]
 
 
 def scratch(*declarations: Any) -> list[str]:

@@ -63,8 +63,27 @@ SCRATCH = {
 }
 
 
-def kernel(body: Callable[[Env], None]) -> Callable[..., Any]:
+# As `SCRATCH`, for operations of Blackwell's tensor core.
+BLACKWELL_SCRATCH = {
+    **SCRATCH,
+    "b": plgpu.Barrier(orders_tensor_core=True),
+    "acc": plgpu.TMEM((64, 64), F32),
+}
+
+
+def kernel(
+    body: Callable[[Env], None], *, blackwell: bool = False
+) -> Callable[..., Any]:
     """Returns a kernel whose body gets an `Env`."""
+    if blackwell:
+        return plgpu.kernel(
+            lambda x, o, **refs: body(Env(x=x, o=o, i=lax.axis_index("g"), **refs)),
+            out_type=OUT,
+            scratch_types=BLACKWELL_SCRATCH,
+            grid=(2,),
+            grid_names=("g",),
+            compiler_params=plgpu.CompilerParams(target="sm_100a"),
+        )
 
     def with_env(x, o, **refs):
         def scoped(acc):
@@ -95,11 +114,13 @@ class Good:
       arguments: by the names of the parameters; inside a body of an `Env`.
       then: what is done with the result.
       inside: whether the call is one of a body.
+      blackwell: whether that body is one of a Blackwell kernel.
     """
 
     arguments: Callable[[Any], dict[str, Any]]
     then: Callable[[Any, Any], Any] = _none
     inside: bool = False
+    blackwell: bool = False
 
 
 def _top(then: Callable[[Any, Any], Any] = _none, **arguments: Any) -> Good:
@@ -111,6 +132,10 @@ def _in(
     then: Callable[[Any, Any], Any] = _none,
 ) -> Good:
     return Good(arguments, then, inside=True)
+
+
+def _blackwell(arguments: Callable[[Env], dict[str, Any]]) -> Good:
+    return Good(arguments, inside=True, blackwell=True)
 
 
 def _trace(kernel: Any, _: Any) -> None:
@@ -203,6 +228,13 @@ GOOD: dict[str, Good] = {
     "delay": _in(lambda e: {"nanos": 100}),
     "griddepcontrol_launch_dependents": _in(lambda e: {}),
     "griddepcontrol_wait": _in(lambda e: {}),
+    # Blackwell's tensor core
+    "tcgen05_mma": _blackwell(lambda e: {"acc": e.acc, "a": e.a, "b": e.w.T}),
+    "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
+    "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),
+    "async_store_tmem": _blackwell(lambda e: {"ref": e.acc, "value": 0.0}),
+    "wait_load_tmem": _blackwell(lambda e: {}),
+    "commit_tmem": _blackwell(lambda e: {}),
     # Registers
     "load": _in(lambda e: {"src": e.x}),
     "store": _in(lambda e: {"dst": e.o, "idx": (), "value": 0.0}),

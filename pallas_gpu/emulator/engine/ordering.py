@@ -36,9 +36,9 @@ class Fence(enum.IntEnum):
     GMEM = 2
 
 
-_STRIDE = 4
-# Remainder of the actors that are not threads; they have no entries for fences.
-_NO_THREAD = 3
+_STRIDE = 8
+# Remainders of the actors that are not threads; they have no entries for fences.
+_NO_THREAD, _TENSOR_CORE = 3, 7
 
 
 class Actors:
@@ -47,6 +47,7 @@ class Actors:
     def __init__(self) -> None:
         self._threads = itertools.count(0, _STRIDE)
         self._others = itertools.count(_NO_THREAD, _STRIDE)
+        self._tensor_core = itertools.count(_TENSOR_CORE, _STRIDE)
 
     def thread(self) -> int:
         """Returns the number of a new thread, or of work in the generic proxy."""
@@ -55,6 +56,13 @@ class Actors:
     def other(self) -> int:
         """Returns the number of a new barrier or stream."""
         return next(self._others)
+
+    def tensor_core(self) -> int:
+        """Returns the number of a new stream of accesses to tensor memory.
+
+        What a clock says of it passes on only where it is ordered for the tensor core.
+        """
+        return next(self._tensor_core)
 
 
 def join(into: Clock, other: Clock) -> None:
@@ -65,6 +73,11 @@ def join(into: Clock, other: Clock) -> None:
     for actor, time in other.items():
         if into.get(actor, 0) < time:
             into[actor] = time
+
+
+def without_tensor_core(clock: Clock) -> Clock:
+    """Returns a clock without what it says of accesses to tensor memory."""
+    return {a: time for a, time in clock.items() if a % _STRIDE != _TENSOR_CORE}
 
 
 def fence(clock: Clock, kind: Fence) -> None:

@@ -113,6 +113,7 @@ class Thread:
         gradual: ordering.Gradual | None = None,
         atomic: bool = False,
         generic: bool = False,
+        clock: ordering.Clock | None = None,
     ) -> ordering.Access | None:
         """Checks an access against earlier ones and records it.
 
@@ -127,6 +128,7 @@ class Thread:
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
           generic: whether the asynchronous work uses the generic proxy.
+          clock: what asynchronous work is ordered after; default: what this thread is.
 
         Returns:
           The record; None if no access can conflict.
@@ -159,7 +161,7 @@ class Thread:
         )  # fmt: skip
         memory.history.access(
             new,
-            self.clock,
+            self.clock if clock is None else clock,
             memory.name,
             threads_too=self.execution.detect_races,
             record=record,
@@ -179,8 +181,12 @@ class Thread:
         if not lenient:
             region.require_in_bounds("read")
         self.access(region, writes=False)
+        return self.value_of(region)
+
+    def value_of(self, region: Region) -> Any:
+        """Returns the elements of a region; those without a value are poisoned."""
         missing = region.missing()
-        if lenient:
+        if self.execution.lenient_reads:
             value = region.load_clipped(poison(region.dtype))
         else:
             value = region.load()

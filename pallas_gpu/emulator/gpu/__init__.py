@@ -20,7 +20,7 @@ from pallas_gpu.emulator.gpu import (
 from pallas_gpu.emulator.gpu.accesses import async_stores, atomics, indexed, positions
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
-from pallas_gpu.emulator.gpu.tensor_cores import mma, wgmma
+from pallas_gpu.emulator.gpu.tensor_cores import mma, tcgen05, tmem, wgmma
 
 __all__ = [
     "access",
@@ -41,7 +41,9 @@ __all__ = [
     "scheduling",
     "scoped",
     "semaphore",
+    "tcgen05",
     "tma",
+    "tmem",
     "warp",
     "wgmma",
 ]

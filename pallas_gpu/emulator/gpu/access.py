@@ -13,7 +13,7 @@ from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.poison import Poisoned
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
-from pallas_gpu.emulator.gpu.tensor_cores import wgmma
+from pallas_gpu.emulator.gpu.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives import _registry as registry
 
 _EMULATE = registry.RuleKind.EMULATE
@@ -24,6 +24,8 @@ def _get(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     region = operands["ref"]
     if _is_accumulator(region):
         return wgmma.load(wg, region, 0)
+    if tmem.is_in_tmem(region):
+        return tmem.read(wg, region)
     return wg.read(region)
 
 
@@ -34,6 +36,9 @@ def _swap(
     region = operands["ref"]
     if _is_accumulator(region):
         return _swap_accumulator(wg, region, operands["value"], used[0])
+    if tmem.is_in_tmem(region):
+        old = tmem.read(wg, region) if used[0] else None
+        return _store_in_tmem(wg, region, operands["value"], old)
     # A plain store is a swap whose result is not read: it must not count as a read.
     old = wg.read(region) if used[0] else None
     wg.write(region, operands["value"])
@@ -42,6 +47,11 @@ def _swap(
 
 def _is_accumulator(region: Region) -> bool:
     return isinstance(region.memory, wgmma.Accumulator)
+
+
+def _store_in_tmem(wg: Warpgroup, region: Region, value: Any, old: Any) -> Run:
+    yield from tmem.write(wg, region, value)
+    return old
 
 
 def _swap_accumulator(wg: Warpgroup, region: Region, value: Any, used: bool) -> Run:
@@ -57,9 +67,14 @@ def _addupdate(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> Any:
     region = operands["ref"]
     if _is_accumulator(region):
         return _add_to_accumulator(wg, region, np.asarray(operands["value"]))
-    pair = (wg.read(region), operands["value"])
+    in_tmem = tmem.is_in_tmem(region)
+    old = tmem.read(wg, region) if in_tmem else wg.read(region)
+    pair = (old, operands["value"])
     poisoned = any(isinstance(x, Poisoned) for x in pair)
-    wg.write(region, poison.apply(_sum, pair) if poisoned else _sum(*pair))
+    total = poison.apply(_sum, pair) if poisoned else _sum(*pair)
+    if in_tmem:
+        return _store_in_tmem(wg, region, total, None)
+    wg.write(region, total)
     return None
 
 

@@ -56,12 +56,13 @@ class Barrier:
       stores: the number in clocks of asynchronous stores of threads, which use the
         generic proxy; None without any. Its time is that of `actor`.
       note: what else a report of its state says.
+      orders_tensor_core: whether arrivals release accesses to tensor memory, too.
     """
 
     __slots__ = (
         "_completed", "_first_wait", "_gathered", "_waiters", "actor", "arrivals",
-        "last_copy", "multicasts", "name", "note", "pending_arrivals", "pending_bytes",
-        "phase", "stores",
+        "last_copy", "multicasts", "name", "note", "orders_tensor_core",
+        "pending_arrivals", "pending_bytes", "phase", "stores",
     )  # fmt: skip
 
     def __init__(
@@ -78,6 +79,7 @@ class Barrier:
         self.last_copy: Location | None = None
         self.multicasts: list[Shared] = []
         self.note = ""
+        self.orders_tensor_core = False
         # Who has waited for the previous phase: the thread's time, and its line.
         self._waiters: dict[Warpgroup, tuple[int, Location | None]] = {}
         self._gathered: ordering.Clock = {}
@@ -118,6 +120,8 @@ class Barrier:
             )
         self.pending_arrivals -= count
         self.expect(announced_bytes)
+        if not self.orders_tensor_core:
+            known = ordering.without_tensor_core(known)
         ordering.join(self._gathered, known)
         self._maybe_complete()
 
@@ -309,6 +313,8 @@ class BarrierArray(Referent):
                 declaration.initially_complete,
             )
             self._barriers[index].note = self._note()
+            orders = declaration.orders_tensor_core
+            self._barriers[index].orders_tensor_core = orders
 
     @classmethod
     def of(

@@ -31,6 +31,7 @@ from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import BarrierArray
 from pallas_gpu.emulator.gpu.smem import SharedArray
 from pallas_gpu.emulator.gpu.sync import semaphore
+from pallas_gpu.emulator.gpu.tensor_cores.tmem import WAIT_LOAD, TensorArray
 from pallas_gpu.emulator.gpu.tensor_cores.wgmma import Accumulator
 from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.primitives import _registry as registry
@@ -64,7 +65,7 @@ class Scope:
     Attributes:
       key: its key.
       declared: its declarations, with the author's names.
-      arrays: in SMEM, by the position of their declaration.
+      arrays: in SMEM and TMEM, by the position of their declaration.
       barriers: likewise.
       of_launch: those in GMEM, likewise. Accumulators belong to a warpgroup.
       members: number of warpgroups that must enter.
@@ -74,7 +75,7 @@ class Scope:
 
     key: ScopeKey
     declared: Sequence[Declared]
-    arrays: dict[int, SharedArray]
+    arrays: dict[int, Any]
     barriers: dict[int, BarrierArray]
     of_launch: dict[int, Referent]
     members: int
@@ -243,18 +244,24 @@ def _unite(cta: Cta, scope: Scope) -> None:
             united.add(memory, allocation.offset - start, alternative)
 
 
-def _allocate_array(cta: Cta, var: Any, place: Any, name: str) -> SharedArray:
+def _allocate_array(
+    cta: Cta, var: Any, place: Any, name: str
+) -> SharedArray | TensorArray:
     aval = var.aval
-    if aval.memory_space is not types.SMEM:
+    if aval.memory_space not in (types.SMEM, types.TMEM):
         raise errors.NotModelledError(
             f"the emulator does not model scratch memory in {aval.memory_space.name}",
-            expected="GMEM, SMEM, a barrier or an accumulator",
+            expected="GMEM, SMEM, TMEM, a barrier or an accumulator",
             hint="declare it in another memory",
         )
     of = f" ({name}{cta.suffix})" if name else cta.suffix
-    name = f"SMEM {jnp.dtype(aval.dtype).name}{list(aval.shape)}{of}"
+    name = (
+        f"{aval.memory_space.name} {jnp.dtype(aval.dtype).name}{list(aval.shape)}{of}"
+    )
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
+    if aval.memory_space is types.TMEM:
+        return TensorArray(name, data, written, place)
     layout = _layout(shape, aval.dtype, aval.transforms)
     if aval.storage.overlay is None:
         return SharedArray(name, data, written, place, layout, cta)
@@ -268,7 +275,7 @@ def _layout(shape: tuple[int, ...], dtype: Any, transforms: Any) -> SmemLayout:
     return types.smem_layout(shape, dtype, transforms)
 
 
-def _require_no_guests(wg: Warpgroup, memory: SharedArray) -> None:
+def _require_no_guests(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
     """Raises KernelError if threads of another CTA may still access an array."""
     cta = wg.cta
     if len(cta.cluster.ctas) == 1:
@@ -289,9 +296,11 @@ def _require_no_guests(wg: Warpgroup, memory: SharedArray) -> None:
         )
 
 
-def _require_quiet(wg: Warpgroup, memory: SharedArray) -> None:
+def _require_quiet(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
     clocks = [t.clock for t in wg.cta.warpgroups]
     for record in memory.history.live():
+        if record.hint == WAIT_LOAD and not scopes_of(wg.cta).open:
+            continue  # the end of the kernel waits for loads from TMEM
         if not record.by_copy or any(record.known_to(clock) for clock in clocks):
             continue
         if record.writes:

@@ -10,12 +10,16 @@ import jax.numpy as jnp
 
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
-from pallas_gpu.entry.check import wgmma
+from pallas_gpu.entry.check import tmem, wgmma
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import Access, accesses
 from pallas_gpu.primitives.registers import load_p
+from pallas_gpu.primitives.tensor_cores.tmem import (
+    async_load_tmem_p,
+    async_store_tmem_p,
+)
 from pallas_gpu.walk import walk
 
 
@@ -29,7 +33,20 @@ def _operand_window(eqn: _jax.JaxprEqn, operand: ops.RefOperand) -> Window:
     window = window_in_bounds(operand.ref, operand.transforms, eqn.primitive.name)
     if isinstance(operand.ref.aval, types.AccumulatorRef):
         wgmma.check_part(window, stored=False)
+    if _in_tmem(operand.ref.aval):
+        tmem.check_part(operand.ref.aval, window)
     return window
+
+
+def _in_tmem(aval: Any) -> bool:
+    return getattr(aval, "memory_space", None) is types.TMEM
+
+
+@registry.checks(async_load_tmem_p, async_store_tmem_p)
+def _check_transfer(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    for operand in _ref_operands(eqn):
+        window = _operand_window(eqn, operand)
+        tmem.check_transfer(operand.ref.aval, window, eqn.params.get("layout"))
 
 
 @registry.checks(load_p)
@@ -57,6 +74,10 @@ def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     window = window_in_bounds(eqn.invars[0], transforms, name)
     if isinstance(aval, types.AccumulatorRef):
         wgmma.check_part(window, stored=name != "get")
+    if _in_tmem(aval):
+        tmem.check_part(aval, window)
+        tmem.check_transfer(aval, window, None)
+        return
     _check_layout(aval, window, None)
 
 

@@ -10,6 +10,7 @@ the right operand), called MN here.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Literal
 
 from pallas_gpu.errors import LayoutError
@@ -137,16 +138,25 @@ class WgmmaOperand:
         return self.offset_bytes(mn, k) >> ADDRESS_SHIFT
 
 
-def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand:
+def plan_operand(
+    layout: SmemLayout,
+    window: Window,
+    side: Side,
+    *,
+    who: str = "wgmma",
+    transposable_bits: Sequence[int] = (_TRANSPOSABLE_BITS,),
+) -> WgmmaOperand:
     """Describes a slice of a shared-memory array as an operand of wgmma.
 
     Args:
       layout: placement of the whole array, tiled (8, elements of the swizzle).
       window: the slice, possibly transposed; starts that are ints are checked.
       side: "a" for the left operand (M, K), "b" for the right one (K, N).
+      who: the instruction, for messages; tcgen05.mma reads the same layouts.
+      transposable_bits: widths of elements that it reads along M or N.
 
     Raises:
-      LayoutError: wgmma cannot read the slice.
+      LayoutError: the instruction cannot read the slice.
 
       >>> tiled = SmemLayout((128, 64), 16, (8, 64), 128)
       >>> plan_operand(tiled, Window.whole((128, 64)), "a").major
@@ -156,26 +166,26 @@ def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand
     rank = len(layout.shape)
     if rank < 2 or sorted(window.axes) != [rank - 2, rank - 1]:
         raise LayoutError(
-            f"The {name} operand of wgmma must be its array's last two axes",
+            f"The {name} operand of {who} must be its array's last two axes",
             expected="two axes, all before them indexed by integers",
             got=f"axes {sorted(window.axes)} of {layout.shape}",
         )
-    _check_tile(layout, name)
-    _check_aligned(layout, window, name)
+    _check_tile(layout, name, who)
+    _check_aligned(layout, window, name, who)
     rows, columns = window.sizes[-2:]
     # Outer strides of the last two axes: from one atom to the next.
     row_elems = ATOM_ROWS * layout.tile[1]
     column_atom = row_elems * layout.itemsize_bits // 8
     row_atom = column_atom * layout.physical_shape[-3]
     minor_is_k = (side == "a") == (not window.is_transposed)
-    if not minor_is_k and layout.itemsize_bits != _TRANSPOSABLE_BITS:
+    if not minor_is_k and layout.itemsize_bits not in transposable_bits:
         axis = "K, once transposed," if window.is_transposed else "K"
         raise LayoutError(
-            f"wgmma reads {layout.itemsize_bits}-bit operands only along K",
+            f"{who} reads {layout.itemsize_bits}-bit operands only along K",
             expected=f"a {name} operand whose {axis} is the minor axis in memory",
             got=f"an array {layout.shape} whose minor axis is {'MN'[side == 'b']}",
             hint="store the operand transposed and pass a transposed view of it; "
-            "16-bit operands may have either major axis",
+            f"{_widths(transposable_bits)} operands may have either major axis",
         )
     if minor_is_k:
         shape, atoms = (rows, columns), (row_atom, column_atom)
@@ -190,7 +200,7 @@ def plan_operand(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand
     )
     if operand.k % operand.k_step:
         raise LayoutError(
-            f"K of the {name} operand of wgmma is not a multiple of the instruction's",
+            f"K of the {name} operand of {who} is not a multiple of the instruction's",
             expected=f"a multiple of {operand.k_step} elements along K "
             f"({K_STEP_BYTES} bytes)",
             got=operand.k,
@@ -207,12 +217,16 @@ def _encode(value_bytes: int) -> int:
     return (value_bytes & ADDRESS_MASK) >> ADDRESS_SHIFT
 
 
-def _check_tile(layout: SmemLayout, name: str) -> None:
+def _widths(bits: Sequence[int]) -> str:
+    return " and ".join(f"{b}-bit" for b in bits)
+
+
+def _check_tile(layout: SmemLayout, name: str, who: str) -> None:
     row_elems = layout.swizzle * 8 // layout.itemsize_bits
     if layout.tile == (ATOM_ROWS, row_elems):
         return
     raise LayoutError(
-        f"The {name} operand of wgmma is not tiled for the tensor core",
+        f"The {name} operand of {who} is not tiled for the tensor core",
         expected=f"TilingTransform(({ATOM_ROWS}, {row_elems})) for elements of "
         f"{layout.itemsize_bits} bits and a swizzle of {layout.swizzle} bytes",
         got=f"tiling {layout.tiling}, swizzle {layout.swizzle}",
@@ -221,7 +235,7 @@ def _check_tile(layout: SmemLayout, name: str) -> None:
     )
 
 
-def _check_aligned(layout: SmemLayout, window: Window, name: str) -> None:
+def _check_aligned(layout: SmemLayout, window: Window, name: str, who: str) -> None:
     tile, sizes = layout.tile, window.sizes[-2:]
     known = [s for s in window.starts if isinstance(s, int)]
     if any(
@@ -229,7 +243,7 @@ def _check_aligned(layout: SmemLayout, window: Window, name: str) -> None:
         for start, size, t in zip(window.starts[-2:], sizes, tile, strict=True)
     ):
         raise LayoutError(
-            f"The {name} operand of wgmma must consist of whole tiles",
+            f"The {name} operand of {who} must consist of whole tiles",
             expected=f"starts and sizes that are multiples of {tile}",
             got=f"sizes {sizes}, known starts {known}",
         )

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 import numpy as np
 
 from pallas_gpu.errors import LayoutError
-from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.catalogue import Layout
+from pallas_gpu.layouts.registers.descriptions import RegisterLayout, WGStridedLayout
 from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES, WARPS, LinearLayout
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind, TmemLayout
 
 # PTX ISA, tcgen05.ld and .st: `.pack::16b` and `.unpack::16b` join two columns that
 # hold 16 bits each.
 _PAIRED_BITS = 16
+# Adjacent elements of a row that a thread holds, up to 32 bits, widest first.
+_NATIVE_VECTORS = (4, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,10 +76,10 @@ def find_access(
         total = tmem.columns(registers.shape)
     except LayoutError:
         return None
-    words = _words(registers, tmem, bits)
-    if words is None:
+    found = words(registers, tmem, bits)
+    if found is None:
         return None
-    lanes, columns, paired = words
+    lanes, columns, paired = found
     all_lanes = lanes + WARP_LANES * np.arange(WARPS)[:, None, None]
     reached = np.unique(all_lanes * total + columns).size
     # A store must write every copy, and each element is in exactly one register.
@@ -85,7 +90,7 @@ def find_access(
     return _instruction(lanes[0], columns[0], paired=paired)
 
 
-def _words(
+def words(
     registers: LinearLayout, tmem: TmemLayout, bits: int
 ) -> tuple[np.ndarray, np.ndarray, bool] | None:
     """Lane within the warp's 32 and column of each 32-bit register.
@@ -125,9 +130,9 @@ def _instruction(
 ) -> TmemAccess | None:
     """The shape that assigns lanes and columns [lanes, registers] to a warp's threads.
 
-    PTX ISA, "tcgen05 Data movement", "Matrix fragments". 16x256b assigns two adjacent
-    columns to a thread, which are one register if it is paired. Shapes with 16 lanes
-    occur twice, for the two halves of a warp's lanes, each in two groups of 8 rows.
+    PTX ISA, "tcgen05 Data movement", "Matrix fragments". Where two columns are one
+    register, the columns given are those pairs. Shapes with 16 lanes occur twice, for
+    the two halves of a warp's lanes, each in two groups of 8 rows.
     """
     thread = np.arange(WARP_LANES)[:, None]
     if (lanes == thread).all() and (columns == columns[0]).all():
@@ -135,7 +140,40 @@ def _instruction(
     if (lanes[0] % 8).any() or (lanes != lanes[0] + thread // 4).any():
         return None
     if (columns == columns[0] + thread % 4).all():
-        return TmemAccess("16x256b" if paired else "16x128b", paired)
+        return TmemAccess("16x128b", paired)
     if (columns == columns[0] + 2 * (thread % 4)).all() and not paired:
         return TmemAccess("16x256b", paired)
     return None
+
+
+def register_layouts(
+    storage: TmemLayout, shape: Sequence[int], bits: int
+) -> Iterator[Placement]:
+    """Register layouts that transfer with a layout in TMEM, the preferred one first."""
+    for make in _register_layouts(storage):
+        try:
+            placement = place_registers(make(), shape)
+        except LayoutError:
+            continue
+        if transfers(placement, storage, bits):
+            yield placement
+
+
+def _register_layouts(
+    storage: TmemLayout,
+) -> Iterator[Callable[[], Layout | RegisterLayout]]:
+    columns = storage.tile_columns
+    match storage.kind:
+        case TmemKind.DEFAULT:
+            yield lambda: Layout.TCGEN05
+            for v in _NATIVE_VECTORS:
+                yield lambda v=v: Layout.TCGEN05_TMEM_NATIVE(v)  # type: ignore[misc]
+        case TmemKind.HALF_LANE:
+            yield lambda: Layout.WGMMA
+        case TmemKind.M64_COLLECTIVE:
+            yield lambda: Layout.TCGEN05_M64_COLLECTIVE(columns)
+            for v in _NATIVE_VECTORS:
+                yield lambda v=v: Layout.TCGEN05_M64_COLLECTIVE_NATIVE(  # type: ignore[misc]
+                    columns, v
+                )
+    yield lambda: storage.tiled

@@ -18,6 +18,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
 from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
@@ -167,12 +168,16 @@ def _transforms(ctx: RuleContext, leaves: Sequence[Any]) -> tuple[Any, ...]:
 def _read(ctx: RuleContext, handle: Any, transforms: Any, other: Any) -> Any:
     if isinstance(handle, vals.AccumulatorHandle):
         return wgmma.read_accumulator(ctx, handle, transforms, 0)
+    if isinstance(handle, vals.TmemHandle):
+        return tmem.read(ctx, handle, transforms)
     return ctx.kernel.semantics.read_for(ctx, handle, transforms, other)
 
 
 def _write(ctx: RuleContext, handle: Any, transforms: Any, value: Any) -> None:
     if isinstance(handle, vals.AccumulatorHandle):
         wgmma.write_accumulator(ctx, handle, value)
+    elif isinstance(handle, vals.TmemHandle):
+        tmem.write(ctx, handle, transforms, value)
     else:
         ctx.kernel.semantics.write(ctx, handle, transforms, value)
 

@@ -11,6 +11,7 @@ from pallas_gpu import resources, types
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering import workspace
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr
+from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.rules import uniform
 from pallas_gpu.mosaic import mbarrier, tma
@@ -20,12 +21,13 @@ from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 @uniform(run_scoped_p)
 def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     kernel, eqn = ctx.kernel, ctx.eqn
-    outer_top = kernel.smem_top_bytes
+    outer_top, outer_columns = kernel.smem_top_bytes, kernel.tmem_top_columns
     placed, kernel.smem_top_bytes = resources.place(types.SMEM, eqn, outer_top)
+    in_tmem, kernel.tmem_top_columns = resources.place(types.TMEM, eqn, outer_columns)
     handles = [
-        _handle(ctx, i, var, allocation)
-        for i, (var, allocation) in enumerate(
-            zip(resources.scope_refs(eqn), placed, strict=True)
+        _handle(ctx, i, var, smem or columns)
+        for i, (var, smem, columns) in enumerate(
+            zip(resources.scope_refs(eqn), placed, in_tmem, strict=True)
         )
     ]
     # A previous scope may use the same bytes, also in another warpgroup.
@@ -39,7 +41,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     results = lower_jaxpr(kernel, eqn.params["jaxpr"], [*captured, *handles])
     if ctx.place in kernel.reuse.fences:
         tma.fence_proxy_async()
-    kernel.smem_top_bytes = outer_top
+    kernel.smem_top_bytes, kernel.tmem_top_columns = outer_top, outer_columns
     for handle in handles:
         if isinstance(handle, vals.AccumulatorHandle):
             del kernel.state[handle.key]
@@ -55,6 +57,8 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
             return _barrier(ctx, i, aval)
         case types.AccumulatorRef():
             return wgmma.new_accumulator(ctx, i, aval)
+        case _ if aval.memory_space is types.TMEM:
+            return tmem.new_array(ctx, aval, allocation.offset)
         case _:
             row_major = aval.storage.overlay is not None and not (
                 aval.transforms or var in kernel.inferred_members

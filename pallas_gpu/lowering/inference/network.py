@@ -147,7 +147,8 @@ class Use:
       weight: how often it runs.
       optimized: whether the author asked for an access without bank conflicts.
       other: the GMEM side of a TMA copy.
-      pieces: number of equal parts into which a TMA copy is divided.
+      pieces: number of equal parts into which a TMA copy is divided, or the columns of
+        an "mma".
       role: which operand the array is; empty where that is clear.
       admitted: the layouts in TMEM that a "constrain" admits.
     """

@@ -20,13 +20,18 @@ from pallas_gpu.layouts.registers.placement import (
 from pallas_gpu.layouts.window import is_contiguous
 from pallas_gpu.lowering import accesses, agreement, scratch
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
+from pallas_gpu.lowering.context import (
+    KernelState,
+    RuleContext,
+    part_window,
+    tmem_window,
+)
 from pallas_gpu.lowering.semantics import protocol
 from pallas_gpu.mosaic import elementwise, gmem, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import relayout
-from pallas_gpu.mosaic.tensor_cores import wgmma
+from pallas_gpu.mosaic.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives._registry import RuleKind
 
 # Rows and columns of the smallest tile of the tensor core's layouts.
@@ -54,7 +59,30 @@ class Lane:
         dtype, internal = vals.numpy_dtype(aval), aval.storage.internal
         return vals.SmemHandle(pointer, layout, dtype, internal)
 
+    def tmem_allocation(self, kernel: KernelState) -> tmem.Allocation:
+        plan, builder = kernel.plan, kernel.builder
+        return tmem.allocate(
+            builder.smem_pointer(plan.tmem_address_offset_bytes),
+            plan.tmem_columns,
+            collective=plan.collective_tmem,
+            barriers=plan.barriers > 0,
+        )
+
+    def tmem_handle(
+        self, kernel: KernelState, aval: Any, first_column: int
+    ) -> vals.TmemHandle:
+        dtype, layout = vals.numpy_dtype(aval), aval.storage.layout
+        return vals.TmemHandle(tuple(aval.shape), dtype, first_column, layout)
+
     def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+        if isinstance(handle, vals.TmemHandle):
+            return tmem.TmemView(
+                ctx.kernel.tmem,
+                handle.first_column,
+                handle.layout,
+                handle.dtype,
+                tmem_window(handle, transforms),
+            )
         window = part_window(handle, transforms)
         if isinstance(handle, vals.SmemHandle):
             return smem.SmemView(

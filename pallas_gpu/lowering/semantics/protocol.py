@@ -73,6 +73,12 @@ class Semantics(Protocol):
     def write(self, ctx: Any, handle: Any, transforms: Any, value: Any) -> None:
         """Stores to a part of a reference, ordered with the warpgroup's accesses."""
 
+    def tmem_allocation(self, kernel: Any) -> Any:
+        """Allocates the TMEM of the block; returns what `KernelState.tmem` stores."""
+
+    def tmem_handle(self, kernel: Any, aval: Any, first_column: int) -> vals.TmemHandle:
+        """Returns the handle of an array in TMEM."""
+
     # --- values -----------------------------------------------------------------------
 
     def add(self, a: Any, b: Any) -> Any:

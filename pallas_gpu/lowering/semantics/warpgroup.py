@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,15 @@ from jaxlib.mlir.dialects import builtin, memref, vector
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import WGSplatLayout, to_layout
+from pallas_gpu.layouts.tmem.layout import LANES
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering import values as vals
-from pallas_gpu.lowering.context import KernelState, RuleContext, part_window
+from pallas_gpu.lowering.context import (
+    KernelState,
+    RuleContext,
+    part_window,
+    tmem_window,
+)
 from pallas_gpu.lowering.families import elementwise
 from pallas_gpu.lowering.families.shapes import (
     as_vector,
@@ -63,7 +70,34 @@ class Warpgroup:
             array = dialect.ops.with_transforms(array, ir.ArrayAttr.get(given))
         return vals.MemrefHandle(array, dtype)
 
+    def tmem_allocation(self, kernel: KernelState) -> ir.Value:
+        plan = kernel.plan
+        word = builtin.unrealized_conversion_cast(
+            [logical.smem_type(dtypes.I32, ())],
+            [kernel.builder.smem_pointer(plan.tmem_address_offset_bytes)],
+        )
+        return dialect.ops.tmem_alloc(
+            logical.tmem_type(dtypes.I32, (LANES, plan.tmem_columns)),
+            word,
+            collective=plan.collective_tmem,
+            packing=1,
+        )
+
+    def tmem_handle(
+        self, kernel: KernelState, aval: Any, first_column: int
+    ) -> vals.TmemHandle:
+        dtype, layout = vals.numpy_dtype(aval), aval.storage.layout
+        *lead, rows, columns = aval.shape
+        flat = logical.tmem_type(dtype, (rows, math.prod(lead) * columns))
+        array = dialect.ops.slice_tmem(flat, kernel.tmem, first_column)
+        array = dialect.ops.tmem_layout_cast(array, dialect.to_attribute(layout.tiled))
+        return vals.TmemHandle(tuple(aval.shape), dtype, first_column, layout, array)
+
     def part(self, ctx: RuleContext, handle: Any, transforms: Any) -> Any:
+        if isinstance(handle, vals.TmemHandle):
+            window = tmem_window(handle, transforms)
+            whole = window.is_whole
+            return handle.memref if whole else memrefs.subview(handle.memref, window)
         window = part_window(handle, transforms)
         if window.is_whole:
             return handle.memref

@@ -22,7 +22,11 @@ _CONSTRAINTS = {"i16": "h", "i32": "r", "i64": "l", "f32": "f", "f64": "d"}
 
 def constraints(words: Sequence[ir.Value]) -> list[str]:
     """The constraint letter of each word."""
-    types = [word.type for word in words]
+    return constraints_of([word.type for word in words])
+
+
+def constraints_of(types: Sequence[ir.Type]) -> list[str]:
+    """The constraint letter of a word of each type."""
     letters = {type_: _CONSTRAINTS[str(type_)] for type_ in set(types)}
     return [letters[type_] for type_ in types]
 
@@ -39,13 +43,25 @@ def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
 
 def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir.Value]:
     """Registers of the same types as `like`, assembled from their words in order."""
-    forms = _forms(like)
+    return join(results, [register.type for register in like])
+
+
+def join(words: Sequence[ir.Value], registers: Sequence[ir.Type]) -> list[ir.Value]:
+    """Registers of some types, assembled from their words in order."""
+    forms = {type_: _form(type_) for type_ in set(registers)}
     values, position = [], 0
-    for register in like:
-        form = forms[register.type]
-        values.append(form.join(results[position : position + form.count]))
+    for type_ in registers:
+        form = forms[type_]
+        values.append(form.join(words[position : position + form.count]))
         position += form.count
     return values
+
+
+def word_type(register: ir.Type) -> ir.Type:
+    """The type of the words of a register that consists of whole 32-bit words."""
+    if str(register.element_type) == "f32":
+        return register.element_type
+    return ir.IntegerType.get_signless(32)
 
 
 def assemble(
@@ -55,7 +71,16 @@ def assemble(
     constraints: Sequence[str],
 ) -> list[ir.Value]:
     """Volatile inline assembly; each result has the type of a tied word."""
-    types = [word.type for word in tied]
+    return assemble_types([w.type for w in tied], operands, text, constraints)
+
+
+def assemble_types(
+    types: Sequence[ir.Type],
+    operands: Sequence[ir.Value],
+    text: str,
+    constraints: Sequence[str],
+) -> list[ir.Value]:
+    """Volatile inline assembly with results of some types."""
     single = len(types) == 1
     result = operations.inline_assembly(
         types[0] if single else llvm.StructType.get_literal(types),
@@ -122,7 +147,8 @@ def _bitcast(type_: ir.Type, value: ir.Value) -> ir.Value:
 
 def _forms(registers: Sequence[ir.Value]) -> dict[ir.Type, _Form]:
     """The form of each type of the registers."""
-    return {
-        type_: _Form(type_, type_.shape[0], type_.element_type.width)
-        for type_ in {register.type for register in registers}
-    }
+    return {type_: _form(type_) for type_ in {x.type for x in registers}}
+
+
+def _form(register: ir.Type) -> _Form:
+    return _Form(register, register.shape[0], register.element_type.width)

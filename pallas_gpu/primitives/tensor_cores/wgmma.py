@@ -233,7 +233,7 @@ def _check_inferable(aval: Any, window: Window, name: str) -> None:
     )
 
 
-def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
+def storage_error(aval: Any, name: str, who: str = "wgmma") -> errors.PallasGpuError:
     """Returns the error for an operand without the transforms of the tensor core.
 
     Under Lane semantics the author specifies them; under Warpgroup semantics they are
@@ -241,7 +241,7 @@ def storage_error(aval: Any, name: str) -> errors.PallasGpuError:
     """
     wanted = 128 * 8 // types.itemsize_bits(aval.dtype)
     return errors.LayoutError(
-        f"wgmma: {name} is not stored in a layout that the tensor core reads",
+        f"{who}: {name} is not stored in a layout that the tensor core reads",
         expected="TilingTransform((8, n)) and SwizzleTransform(s), s = 32, 64 or 128 "
         "bytes and n elements s bytes wide",
         got=", ".join(t.describe() for t in aval.transforms) or "no transforms",

@@ -63,8 +63,8 @@ class Tmem(MemorySpace):
     """Tensor memory of one SM: 128 lanes by 512 columns of 32 bits.
 
     An array has 128 or 64 rows, or those of its layout; its minor dimension runs along
-    the columns. PTX: tcgen05.alloc. Since: sm_100a. No operation of a kernel accesses
-    TMEM yet: a kernel that declares it is refused.
+    the columns. A block allocates the columns of all its arrays at once.
+    PTX: tcgen05.alloc. Since: sm_100a.
 
     Args:
       shape: positive static sizes, rows and columns last.
@@ -148,16 +148,6 @@ class Tmem(MemorySpace):
 
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
         return f"{super().describe(aval, shape)} in {aval.storage}"
-
-    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
-        raise errors.UnsupportedError(
-            "TMEM cannot be read or written with an index expression",
-            expected="a reference in GMEM or SMEM, or an accumulator",
-            got=self.describe(aval, shape),
-            hint="only tcgen05 instructions access TMEM, and they are not supported "
-            "yet; accumulate with plgpu.wgmma on sm_90a",
-            where=_jax.where_now(),
-        )
 
     def check_beside(self, aval: Any, earlier: Sequence[Any]) -> None:
         # PTX ISA, tcgen05: all tcgen05 instructions of a kernel have one cta_group.

@@ -34,7 +34,7 @@ DEFAULT, PAIRS = TmemLayout.default(), TmemLayout.default(2)
 # SPEC 3.2: the pairs that transfer, with the instruction that does it.
 CARRIED = [
     (Layout.TCGEN05, 128, DEFAULT, 32, TmemAccess("16x256b", False)),
-    (Layout.TCGEN05, 128, DEFAULT, 16, TmemAccess("16x256b", True)),
+    (Layout.TCGEN05, 128, DEFAULT, 16, TmemAccess("16x128b", True)),
     (Layout.TCGEN05, 128, PAIRS, 16, TmemAccess("16x128b", False)),
     (NATIVE, 128, DEFAULT, 32, TmemAccess("32x32b", False)),
     (NATIVE, 128, DEFAULT, 16, TmemAccess("32x32b", True)),
@@ -47,9 +47,9 @@ CARRIED = [
 ]
 # The same placements, which the instructions therefore carry as well.
 CARRIED_TOO = [
-    (Layout.WGMMA, 64, HALF_LANE, 16, TmemAccess("16x256b", True)),
+    (Layout.WGMMA, 64, HALF_LANE, 16, TmemAccess("16x128b", True)),
     (Layout.WGMMA_ACC_32BIT, 64, HALF_LANE, 32, TmemAccess("16x256b", False)),
-    (COLLECTIVE, 64, M64, 16, TmemAccess("16x256b", True)),
+    (COLLECTIVE, 64, M64, 16, TmemAccess("16x128b", True)),
     (COLLECTIVE_NATIVE, 64, M64, 32, TmemAccess("32x32b", False)),
     (Layout.TCGEN05_TMEM_NATIVE(4), 128, DEFAULT, 32, TmemAccess("32x32b", False)),
 ]
@@ -162,8 +162,9 @@ def fragments(memory: np.ndarray, access: TmemAccess, lane: int) -> list[list[in
     if access.shape == "32x32b":
         cells = [(lane, c) for c in range(memory.shape[1])]
     else:
-        width = 4 if access.shape == "16x128b" else 8
-        each = width // 4
+        each = 1 if access.shape == "16x128b" else 2
+        each *= 1 + access.paired  # of packed registers, columns count in pairs
+        width = 4 * each
         cells = [
             (row + lane // 4, first + each * (lane % 4) + i)
             for row in (0, 8, 16, 24)

@@ -25,7 +25,9 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     printing,
     registers,
     strong,
+    tcgen05,
     tma,
+    tmem,
     values,
     votes,
     wgmma,
@@ -146,6 +148,8 @@ class Launch:
                 raise KernelError(f"{strand.name} ends without waiting for its wgmma")
         for cta in ctas:
             tma.finish(cta)
+            tcgen05.finish(cta)
+            tmem.finish(cta)
 
 
 def _run(strand: Strand, program: Program) -> Any:
@@ -210,6 +214,10 @@ class Cta:
         self.bulk: dict[int, tma.BulkGroups] = {}
         # Copies by cp.async, for each thread that has issued some.
         self.cp_async: dict[int, cp_async.ThreadCopies] = {}
+        self.tmem: tmem.Cells | None = None
+        # Loads and stores in flight, by kind and warp; the tcgen05 work of threads.
+        self.tmem_pending: dict[tuple[str, int], tmem.Pending] = {}
+        self.tensor_threads: dict[int, tcgen05.Thread] = {}
 
 
 # --- the host function ----------------------------------------------------------------

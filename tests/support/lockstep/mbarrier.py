@@ -147,12 +147,6 @@ def _fence_init(program: Program, op: ir.Operation) -> Step:
     return fence
 
 
-@runs("nvvm.tcgen05.fence")
-def _tcgen05_fence(program: Program, op: ir.Operation) -> Step:
-    # It orders asynchronous tcgen05 operations only, and waits for none.
-    return lambda strand: None
-
-
 @runs("nvvm.mbarrier.arrive.expect_tx")
 def _arrive_expect_tx(program: Program, op: ir.Operation) -> Step:
     pointer, count, *predicate = program.inputs(op)

@@ -39,17 +39,21 @@ _EXACT_INT8_TERMS, _EXACT_UINT8_TERMS = 1024, 256
 _FLOAT8 = (jnp.dtype(jnp.float8_e4m3fn), jnp.dtype(jnp.float8_e5m2))
 
 
-def accumulate(acc: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+def accumulate(
+    acc: np.ndarray, a: np.ndarray, b: np.ndarray, *, truncates: bool = True
+) -> None:
     """Adds a @ b to acc.
 
     Args:
       acc: (M, N) in float32, float16 or int32.
       a: (M, K) elements.
       b: (K, N) elements.
+      truncates: whether sums of 8-bit floats keep few bits, as on Hopper; it is not
+        known of later tensor cores.
     """
     if a.dtype.kind in "iu":
         acc += _int8_product(a, b)
-    elif a.dtype in _FLOAT8:
+    elif a.dtype in _FLOAT8 and truncates:
         acc[...] = _float8(acc, a, b)
     elif acc.dtype == np.float16:
         acc[...] = _float16(acc, widen(a), widen(b))

@@ -1,20 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcgen05: products with an accumulator in TMEM. Infer rule only."""
+"""tcgen05: products with an accumulator in TMEM, and their commits.
+
+The operation of the dialect has operands for scales and metadata, and an attribute for
+pairs of CTAs: `_expand_mma` passes them on once the emitter takes them.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.lowering.families.tmem import packed, require
+from pallas_gpu.lowering import memrefs
+from pallas_gpu.lowering import values as vals
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.memrefs import Part
-from pallas_gpu.lowering.rules import infers
+from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
+from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.tensor_cores import tcgen05
+from pallas_gpu.primitives.tensor_cores import tcgen05 as primitives
 
 _HALF_ROWS, _ROWS = 64, 128
+
+
+@lane(primitives.tcgen05_mma_p)
+def _mma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    return _multiply(ctx, invals, tcgen05.mma)
+
+
+@warpgroup(primitives.tcgen05_mma_p)
+def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    def multiply(acc: Any, a: Any, b: Any, accumulate: bool | ir.Value) -> None:
+        if isinstance(accumulate, bool):
+            accumulate = dtypes.constant(accumulate, dtypes.BOOL)
+        ctx.mark_issuer(dialect.ops.tcgen05_mma(acc, a, b, accumulate))
+
+    return _multiply(ctx, invals, multiply)
+
+
+def _multiply(
+    ctx: RuleContext, invals: Sequence[Any], multiply: Callable[..., None]
+) -> list[Any]:
+    operands = ctx.operands(invals)
+    parts = [ctx.part(operands[name]) for name in ("acc", "a", "b")]
+    accumulate = operands["accumulate"]
+    if not isinstance(accumulate, bool):
+        accumulate = vals.scalar_value(accumulate)
+    multiply(*parts, accumulate)
+    if operands["barrier"] is not None:
+        _commit(ctx, operands["barrier"])
+    return []
+
+
+@uniform(primitives.tcgen05_commit_arrive_p)
+def _commit_arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
+    _commit(ctx, ctx.operands(invals)["barrier"])
+    return []
+
+
+def _commit(ctx: RuleContext, barrier: Any) -> None:
+    index = barrier_index(barrier.ref, barrier.transforms)
+    tcgen05.commit_arrive(barrier_pointer(ctx, barrier.ref, index))
+
+
+@expands("mosaic_gpu.tcgen05_mma")
+def _expand_mma(expansion: Expansion, op: Any) -> None:
+    accumulator, left, right, accumulate = list(op.operands)[:4]
+    part = memrefs.resolve(left)
+    in_tmem = part is not None and part.space is types.TMEM
+    tcgen05.mma(
+        tmem_view(expansion, accumulator),
+        tmem_view(expansion, left) if in_tmem else smem_view(expansion, left),
+        smem_view(expansion, right),
+        _static(accumulate),
+    )
+    expansion.dead.append(op.operation)
+
+
+def _static(accumulate: ir.Value) -> bool | ir.Value:
+    if not dtypes.is_constant(accumulate):
+        return accumulate
+    return bool(accumulate.owner.attributes["value"].value)
 
 
 @infers("mosaic_gpu.tcgen05_mma")
@@ -35,7 +112,10 @@ def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
         use = Use(op, "mma", left, network.weight, role="left operand")
         network.use_memory(use)
     right = array_of(network, op, 2)
-    network.use_memory(Use(op, "mma", right, network.weight, role="right operand"))
+    pieces = 2 if half and not collective else 1
+    network.use_memory(
+        Use(op, "mma", right, network.weight, role="right operand", pieces=pieces)
+    )
     both = TmemLayout.scales_m64_collective if collective and half else None
     made = (
         ("scales of the left operand", TmemLayout.scales),

@@ -172,6 +172,14 @@ def _check_tiles(use: Use, storage: SmemLayout) -> None:
             f"{_SWIZZLES[-1] * 8 // storage.itemsize_bits}, so that tiles fit",
         )
     _check_part(use, storage)
+    along_n = use.role == "right operand" and not window.is_transposed
+    if use.pieces > 1 and along_n and window.shape[1] // use.pieces % row:
+        raise errors.LayoutError(
+            "tcgen05 multiplies the halves of the columns apart",
+            expected=f"tiles of at most {window.shape[1] // use.pieces} columns",
+            got=storage.description,
+            hint="pad the columns, or store the operand transposed",
+        )
 
 
 def _is_matrix(window: Window) -> bool:

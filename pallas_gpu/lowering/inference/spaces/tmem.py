@@ -9,22 +9,20 @@ to registers.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.layouts import Layout, TmemKind, TmemLayout, transfers
-from pallas_gpu.layouts.registers.descriptions import RegisterLayout
-from pallas_gpu.layouts.registers.placement import Placement, place_registers
+from pallas_gpu.layouts import TmemKind, TmemLayout, transfers
+from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.tmem.access import register_layouts
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, allocated_columns
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.network import TmemArray, Use
 
 _HALF_ROWS = 64
 _KINDS = list(TmemKind)
-# Adjacent elements of a row that a thread holds, up to 32 bits, widest first.
-_NATIVE_VECTORS = (4, 2)
 
 
 def storages(array: TmemArray) -> list[TmemLayout]:
@@ -167,36 +165,3 @@ def _check_carried(use: Use, storage: TmemLayout) -> None:
 def carries(use: Use, storage: TmemLayout, placement: Placement) -> bool:
     """Whether an instruction transfers the part between registers and its array."""
     return transfers(placement, storage, use.part.bits)
-
-
-def register_layouts(
-    storage: TmemLayout, shape: Sequence[int], bits: int
-) -> Iterator[Placement]:
-    """Register layouts that transfer with a layout in TMEM."""
-    for make in _register_layouts(storage):
-        try:
-            placement = place_registers(make(), shape)
-        except errors.LayoutError:
-            continue
-        if transfers(placement, storage, bits):
-            yield placement
-
-
-def _register_layouts(
-    storage: TmemLayout,
-) -> Iterator[Callable[[], Layout | RegisterLayout]]:
-    columns = storage.tile_columns
-    match storage.kind:
-        case TmemKind.DEFAULT:
-            yield lambda: Layout.TCGEN05
-            for v in _NATIVE_VECTORS:
-                yield lambda v=v: Layout.TCGEN05_TMEM_NATIVE(v)  # type: ignore[misc]
-        case TmemKind.HALF_LANE:
-            yield lambda: Layout.WGMMA
-        case TmemKind.M64_COLLECTIVE:
-            yield lambda: Layout.TCGEN05_M64_COLLECTIVE(columns)
-            for v in _NATIVE_VECTORS:
-                yield lambda v=v: Layout.TCGEN05_M64_COLLECTIVE_NATIVE(  # type: ignore[misc]
-                    columns, v
-                )
-    yield lambda: storage.tiled

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05: products in flight, their commits, and who may access their operands.
+
+A thread's products complete in order; each reads its operands and writes its
+accumulator then, at the latest when a commit that follows it arrives. Reads and writes
+belong to the stream's next commit, so reading the accumulator, or overwriting an
+operand, before a wait for its barrier is an error in every run.
+
+Ordered without a wait are products of one thread on one accumulator; two that share
+only some of its columns are not (PTX ISA, tcgen05 "Pipelined instructions").
+
+Where others plug in: copies from SMEM to TMEM are work of the same stream, ordered
+before its later products; scales and metadata are operands that `Product` reads; a pair
+of CTAs has one stream, and its commit arrives in several CTAs.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.engine.tables import Key
+from pallas_gpu.emulator.engine.threads import Thread
+from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of
+from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import tcgen05
+
+_EMULATE = registry.RuleKind.EMULATE
+_WAIT = (
+    "wait first for a barrier on which the tcgen05_mma, or a tcgen05_commit_arrive "
+    "after it, arrives"
+)
+
+
+class TensorStream:
+    """The tcgen05 work of one thread, in groups that commits close.
+
+    Attributes:
+      smem, tensor: its numbers in clocks, for accesses to SMEM and to TMEM; the time of
+        both is a number of commits. Knowledge of the latter passes on only through
+        barriers that order the tensor core.
+      commits: number of commits.
+      queue: work that has not been performed.
+    """
+
+    def __init__(self, thread: Thread):
+        self.smem = thread.execution.actors.other()
+        self.tensor = thread.execution.actors.tensor_core()
+        self.commits = 0
+        self.queue: collections.deque[Product] = collections.deque()
+
+    @classmethod
+    def of(cls, wg: Warpgroup) -> TensorStream:
+        """Returns the stream in which a warpgroup, or a warp, issues.
+
+        A warpgroup issues through the elected lane of its warp 0.
+        """
+        if isinstance(wg, Warp) and wg.number == 0:
+            wg = wg.warpgroup
+        return wg.state.of(_STREAMS)
+
+    @property
+    def group(self) -> int:
+        """The group of work that is issued now."""
+        return self.commits + 1
+
+    def perform(self, upto: int) -> None:
+        """Performs the work of the first groups."""
+        while self.queue and self.queue[0].group <= upto:
+            self.queue.popleft().perform()
+
+
+_STREAMS: Key[Thread, TensorStream] = Key("tcgen05", TensorStream)
+
+
+@dataclasses.dataclass(slots=True)
+class Product:
+    """`acc += a @ b`, or `acc = a @ b`, that has been issued."""
+
+    stream: TensorStream
+    group: int
+    acc: Region
+    a: Region
+    b: Region
+    accumulate: bool
+    done: bool = False
+
+    def advance(self) -> bool:
+        """Performs it, after those issued before."""
+        while not self.done:
+            self.stream.queue.popleft().perform()
+        return True
+
+    def perform(self) -> None:
+        """Reads the operands, and writes the accumulator."""
+        acc = self.acc.peek()
+        if not self.accumulate:
+            acc[...] = 0
+        a, b = self.a.peek(), self.b.peek()
+        tensor_core.accumulate(acc, a, b, truncates=False)
+        self.done = True
+
+
+@dataclasses.dataclass(slots=True)
+class Commit:
+    """An arrival on a barrier when earlier work is complete.
+
+    Attributes:
+      known: the clock of the issuer: the arrival comes after what it contains, but
+        releases only the tensor core's work.
+    """
+
+    stream: TensorStream
+    group: int
+    barrier: Barrier
+    known: list[ordering.Clock]
+
+    def missing(self) -> list[str]:
+        """No CTA's part is missing."""
+        return []
+
+    def advance(self) -> bool:
+        """Performs the work, and arrives."""
+        stream = self.stream
+        stream.perform(self.group)
+        self.barrier.multicasts.append(self)
+        self.barrier.arrive({stream.smem: self.group, stream.tensor: self.group})
+        return True
+
+
+@registry.register(tcgen05.tcgen05_mma_p, _EMULATE)
+def _mma(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    stream = TensorStream.of(wg)
+    acc, a, b = operands["acc"], operands["a"], operands["b"]
+    accumulate = bool(operands["accumulate"])
+    for operand in (a, b):
+        _read_operand(wg, stream, operand)
+    _write_accumulator(wg, stream, acc, accumulate)
+    product = Product(stream, stream.group, acc, a, b, accumulate)
+    stream.queue.append(product)
+    wg.group.in_flight.submit(product)
+    if operands["barrier"] is not None:
+        _commit(wg, operands["barrier"])
+
+
+def _read_operand(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
+    operand.require_inside("read by tcgen05_mma")
+    actor = stream.tensor if is_in_tmem(operand) else stream.smem
+    by = (actor, stream.group)
+    wg.access(operand, writes=False, what="the tcgen05_mma", by=by, hint=_WAIT)
+    operand.require_written()
+
+
+def _write_accumulator(
+    wg: Warpgroup, stream: TensorStream, acc: Region, accumulate: bool
+) -> None:
+    acc.require_inside("used")
+    clock = None
+    box = acc.box()
+    earlier = [
+        old for old in acc.memory.history.present(box) if old.actor == stream.tensor
+    ]
+    if all(old.box == box for old in earlier):
+        clock = {**wg.clock, stream.tensor: stream.group}
+    by = (stream.tensor, stream.group)
+    wg.access(acc, writes=True, what="the tcgen05_mma", by=by, hint=_WAIT, clock=clock)
+    if accumulate:
+        acc.require_written()
+    acc.memory.mark_written(acc.key())
+
+
+@registry.register(tcgen05.tcgen05_commit_arrive_p, _EMULATE)
+def _commit_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    _commit(wg, operands["barrier"])
+
+
+def _commit(wg: Warpgroup, barrier: Region) -> None:
+    stream = TensorStream.of(wg)
+    stream.commits += 1
+    known = [wg.release()]
+    work = Commit(stream, stream.commits, barrier_of(barrier), known)
+    wg.group.in_flight.submit(work)

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instruction descriptor of tcgen05.mma, its kinds and shapes, as integers.
+
+PTX ISA, tcgen05 "Instruction descriptor" and "Matrix shapes". Dense instructions of the
+kinds f16, tf32, f8f6f4 and i8.
+
+Block scaling and sparsity plug in here: the kinds mxf8f6f4, mxf4 and mxf4nvf4 are rows
+of `Kind` whose descriptor has scale fields in bits 4-5, 23 and 27-30 instead of the
+accumulator's type; a sparse left operand sets bit 2 and the selector in bits 0-1, and
+doubles K. Pairs of CTAs double M and the steps of N (`cta_group` of `require_shape`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+from pallas_gpu.errors import DTypeError, ShapeError
+
+# One instruction reads 32 bytes of K from each row of a dense operand.
+K_BYTES = 32
+MAX_N = 256
+ROWS = (64, 128)
+_N_STEP = 8
+# Integer kinds (PTX ISA, table of shapes): 8, 16, 24, 32, then multiples of 16.
+_INTEGER_N_STEP, _INTEGER_FREE_N = 16, 32
+
+
+class Kind(enum.Enum):
+    """The `.kind` of an instruction: `kind::f16` and so on."""
+
+    F16 = "f16"
+    TF32 = "tf32"
+    F8F6F4 = "f8f6f4"
+    I8 = "i8"
+
+
+# Element types by their names in PTX: the kind that reads them, and their code in bits
+# 7-9 and 10-12.
+_OPERANDS: dict[str, tuple[Kind, int]] = {
+    "f16": (Kind.F16, 0),
+    "bf16": (Kind.F16, 1),
+    "tf32": (Kind.TF32, 2),
+    "e4m3": (Kind.F8F6F4, 0),
+    "e5m2": (Kind.F8F6F4, 1),
+    "u8": (Kind.I8, 0),
+    "s8": (Kind.I8, 1),
+}
+# Accumulator types: their code in bits 4-5.
+_ACCUMULATORS = {"f16": 0, "f32": 1, "s32": 2}
+# The accumulators of each left operand.
+_ADMITTED: dict[str, tuple[str, ...]] = {
+    "f16": ("f32", "f16"),
+    "bf16": ("f32",),
+    "tf32": ("f32",),
+    "e4m3": ("f32", "f16"),
+    "e5m2": ("f32", "f16"),
+    "u8": ("s32",),
+    "s8": ("s32",),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """One dense tcgen05.mma.
+
+    Attributes:
+      m, n: rows and columns of the accumulator.
+      d, a, b: element types in PTX.
+      a_transposed, b_transposed: the operand in SMEM lies along M or N.
+
+    Raises:
+      DTypeError, ShapeError: there is no such instruction.
+
+      >>> hex(Instruction(128, 64, "f32", "f16", "f16").descriptor)
+      '0x8100010'
+    """
+
+    m: int
+    n: int
+    d: str
+    a: str
+    b: str
+    a_transposed: bool = False
+    b_transposed: bool = False
+
+    def __post_init__(self) -> None:
+        require_types(self.d, self.a, self.b)
+        require_shape(self.m, self.n, self.kind)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of the operands."""
+        return _OPERANDS[self.a][0]
+
+    @property
+    def descriptor(self) -> int:
+        """The 32 bits: types, transpositions, N / 8 and M / 16."""
+        return (
+            _ACCUMULATORS[self.d] << 4
+            | _OPERANDS[self.a][1] << 7
+            | _OPERANDS[self.b][1] << 10
+            | self.a_transposed << 15
+            | self.b_transposed << 16
+            | self.n >> 3 << 17
+            | self.m >> 4 << 24
+        )
+
+    @property
+    def mnemonic(self) -> str:
+        """The opcode of the dense instruction of one CTA."""
+        return f"tcgen05.mma.cta_group::1.kind::{self.kind.value}"
+
+
+def kind_of(operand: str) -> Kind:
+    """The kind of instruction that reads operands of a type."""
+    return _OPERANDS[operand][0]
+
+
+def require_types(d: str, a: str, b: str) -> None:
+    """Raises DTypeError unless an instruction has operands of these types."""
+    known = a in _OPERANDS and b in _OPERANDS and _OPERANDS[a][0] is _OPERANDS[b][0]
+    mixed = a != b and {a, b} & {"f16", "bf16", "tf32"}
+    if not known or mixed:
+        raise DTypeError(
+            "tcgen05.mma does not multiply these types",
+            expected="two equal types, two 8-bit floats, or two 8-bit integers",
+            got=f"{a} and {b}",
+        )
+    if d not in _ADMITTED[a] or d not in _ADMITTED[b]:
+        raise DTypeError(
+            f"tcgen05.mma of {a} operands does not support this accumulator",
+            expected=" or ".join(_ADMITTED[a]),
+            got=d,
+        )
+
+
+def require_shape(m: int, n: int, kind: Kind) -> None:
+    """Raises ShapeError unless an instruction of one CTA has this shape."""
+    if m in ROWS and n <= MAX_N and is_n(n, kind):
+        return
+    steps = (
+        "8, 16, 24, 32 or a multiple of 16" if kind is Kind.I8 else "a multiple of 8"
+    )
+    raise ShapeError(
+        "there is no tcgen05.mma of this shape",
+        expected=f"M = 64 or 128; N {steps}, up to {MAX_N}",
+        got=f"M = {m}, N = {n}",
+    )
+
+
+def is_n(n: int, kind: Kind) -> bool:
+    """Whether N, up to the maximum, is that of an instruction."""
+    if n < _N_STEP or n % _N_STEP:
+        return False
+    return kind is not Kind.I8 or n <= _INTEGER_FREE_N or n % _INTEGER_N_STEP == 0

@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05: asynchronous matrix multiplications, accumulated in TMEM.
+
+One thread issues the instructions, and the commit that follows them must be its own. A
+call of `mma` is one volatile inline assembly with an instruction for each step of K and
+each part of N; the offsets of their descriptors are constants.
+
+Where others plug in: block scaling and sparsity add operands to `_text` (scale and
+metadata addresses behind the instruction descriptor) and fields to `Instruction`; pairs
+of CTAs issue `cta_group::2` from one CTA, with the pair's M and N in the descriptor,
+and `commit_arrive` takes the mask of the CTAs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm, nvvm
+
+from pallas_gpu import errors
+from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.smem.wgmma_descriptor import (
+    ADDRESS_MASK,
+    ADDRESS_SHIFT,
+    WgmmaOperand,
+)
+from pallas_gpu.layouts.tmem import mma_instruction as instructions
+from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, TmemKind
+from pallas_gpu.layouts.tmem.mma_instruction import K_BYTES, Instruction
+from pallas_gpu.mosaic import module, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
+
+_LANE_SHIFT = 16
+# M = 64: the right half of N lies 16 lanes further (PTX ISA, "Layout F").
+_HALF_LANES = 16
+_COLUMN_BYTES = COLUMN_BITS // 8
+
+# dtype of an operand or an accumulator: its name in PTX.
+TYPES: dict[np.dtype, str] = {
+    dtypes.F16: "f16",
+    dtypes.BF16: "bf16",
+    dtypes.F32: "tf32",
+    dtypes.F8_E4M3: "e4m3",
+    dtypes.F8_E5M2: "e5m2",
+    dtypes.I8: "s8",
+    dtypes.U8: "u8",
+}
+ACCUMULATORS: dict[np.dtype, str] = {
+    dtypes.F32: "f32",
+    dtypes.F16: "f16",
+    dtypes.I32: "s32",
+}
+
+
+def mma(
+    acc: TmemView, a: SmemView | TmemView, b: SmemView, accumulate: bool | ir.Value
+) -> None:
+    """Starts `acc += a @ b`, or `acc = a @ b`.
+
+    PTX: `tcgen05.mma.cta_group::1`. Since: sm_100a. The elected thread issues it. It is
+    complete for those who wait on an mbarrier of a later `commit_arrive`; until then
+    SMEM operands must not be modified.
+
+    Args:
+      acc: (M, N); M is 64 or 128.
+      a: (M, K) in SMEM, tiled and swizzled, or packed in TMEM.
+      b: (K, N) in SMEM.
+      accumulate: whether to add to the accumulator: a bool or an i1.
+
+    Raises:
+      ShapeError, DTypeError, LayoutError: no instruction has these operands.
+    """
+    plan = _plan(acc, a, b)
+    left = (
+        a.address(a.allocation.address)
+        if isinstance(a, TmemView)
+        else _descriptor(a, plan.a)
+    )
+    kernel = module.current()
+    if isinstance(accumulate, bool):
+        first = kernel.i32(int(accumulate))
+    else:
+        first = arith.extui(ir.IntegerType.get_signless(32), accumulate)
+    operands = [
+        acc.address(acc.allocation.address),
+        left,
+        _descriptor(b, plan.b),
+        kernel.i32(plan.instruction.descriptor),
+        first,
+    ]
+    kind = "r" if isinstance(a, TmemView) else "l"
+    with predicated(kernel.elected):
+        llvm.inline_asm(
+            None,
+            operands,
+            _text(plan),
+            f"r,{kind},l,r,r,~{{memory}}",
+            has_side_effects=True,
+        )
+
+
+def commit_arrive(barrier: ir.Value) -> None:
+    """Arrives on an mbarrier once all earlier instructions of the thread are complete.
+
+    PTX: `tcgen05.commit.cta_group::1.mbarrier::arrive::one`. Since: sm_100a. The
+    elected thread, which has issued the instructions, issues it.
+
+    Args:
+      barrier: `!llvm.ptr<3>` of the mbarrier.
+    """
+    # As an intrinsic: jax's own emitters record that ptxas miscompiles it as inline
+    # assembly.
+    with predicated(module.current().elected):
+        nvvm.tcgen05_commit(barrier, group=ir.Attribute.parse("#nvvm.cta_group<cta_1>"))
+
+
+# --- the plan -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """The instructions of one call.
+
+    Attributes:
+      instruction: their types, and the N of each.
+      n, k: of the whole product.
+      k_step: K of an instruction.
+      a, b: the operands in SMEM; `a` is None in TMEM.
+      halved: the accumulator has 64 rows: the right half of its columns lies 16 lanes
+        below the left half.
+    """
+
+    instruction: Instruction
+    n: int
+    k: int
+    k_step: int
+    a: WgmmaOperand | None
+    b: WgmmaOperand
+    halved: bool
+
+    def accumulator_offset(self, column: int) -> int:
+        """The address of a column of the accumulator, from its first."""
+        if not self.halved:
+            return column
+        half, within = divmod(column, self.n // 2)
+        return half * _HALF_LANES << _LANE_SHIFT | within
+
+
+def _plan(acc: TmemView, a: SmemView | TmemView, b: SmemView) -> _Plan:
+    (m, n), k = acc.shape, b.shape[0]
+    _require_types(acc.dtype, a.dtype, b.dtype)
+    names = ACCUMULATORS[acc.dtype], TYPES[a.dtype], TYPES[b.dtype]
+    right = descriptors.plan(b.layout, b.window, "b")
+    left = None
+    if isinstance(a, SmemView):
+        left = descriptors.plan(a.layout, a.window, "a")
+    halved = acc.layout.kind is TmemKind.HALF_LANE
+    kind = instructions.kind_of(names[1])
+    columns = _columns(n // 2 if halved else n, right, kind)
+    instruction = Instruction(
+        m,
+        columns,
+        *names,
+        left is not None and left.transposed,
+        right.transposed,
+    )
+    k_step = K_BYTES * 8 // dtypes.stored_bits(b.dtype)
+    return _Plan(instruction, n, k, k_step, left, right, halved)
+
+
+def _require_types(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
+    if acc in ACCUMULATORS and a in TYPES and b in TYPES:
+        return
+    raise errors.DTypeError(
+        "tcgen05.mma does not support these element types",
+        expected=f"operands of {', '.join(str(d) for d in TYPES)}",
+        got=f"{a} @ {b} into {acc}",
+    )
+
+
+def _columns(n: int, b: WgmmaOperand, kind: instructions.Kind) -> int:
+    """The largest number of columns per instruction that divides N and b's atoms."""
+    for columns in range(min(n, instructions.MAX_N), 0, -1):
+        # A single atom along N may be larger than the product.
+        whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
+        if whole and b.mn % columns == 0 and instructions.is_n(columns, kind):
+            return columns
+    raise errors.ShapeError(
+        "N is not divisible by the N of any tcgen05.mma",
+        expected=f"a multiple of {max(8, b.mn_granule)}",
+        got=n,
+        hint="pad N, or store b with a narrower swizzle",
+    )
+
+
+# --- the assembly ---------------------------------------------------------------------
+
+
+def _descriptor(view: SmemView, operand: WgmmaOperand | None) -> ir.Value:
+    """i64: the shared memory descriptor of the view's first element."""
+    assert operand is not None
+    kernel = module.current()
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
+    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
+    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
+    fields = dtypes.constant(descriptors.fields(operand), dtypes.U64)
+    return arith.ori(arith.extui(i64, address), fields)
+
+
+def _text(plan: _Plan) -> str:
+    """The assembly; $0 accumulator, $1 a, $2 b, $3 descriptor, $4 accumulate."""
+    mnemonic = plan.instruction.mnemonic
+    lines = []
+    for start in range(0, plan.n, plan.instruction.n):
+        lines.append(f"add.u32 d, $0, {plan.accumulator_offset(start)};")
+        for k in range(0, plan.k, plan.k_step):
+            if plan.a is None:
+                # Each column holds four bytes of K.
+                column = k // plan.k_step * (K_BYTES // _COLUMN_BYTES)
+                setup, left = f"add.u32 a, $1, {column};", "[a]"
+            else:
+                units = plan.a.offset_units(0, k)
+                setup, left = f"add.u64 a, $1, {units};", "a"
+            units = plan.b.offset_units(start, k)
+            predicate = "rest" if k else "first"
+            lines.append(
+                f"{setup} add.u64 b, $2, {units}; "
+                f"{mnemonic} [d], {left}, b, $3, {predicate};"
+            )
+    width = "b32" if plan.a is None else "b64"
+    declared = (
+        f".reg .b32 d; .reg .{width} a; .reg .b64 b; .reg .pred first, rest; "
+        "setp.ne.b32 first, $4, 0; setp.eq.b32 rest, 0, 0;"
+    )
+    return "{ " + declared + "\n" + "\n".join(lines) + "\n}"

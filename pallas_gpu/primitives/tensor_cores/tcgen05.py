@@ -1,0 +1,367 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05: Blackwell's tensor core instruction and the arrival when it is complete.
+
+Where others plug in: scales and sparse metadata are operands of the primitive already,
+None until `tcgen05_mma` accepts them; `collective_axis` is a parameter of both
+primitives, None until pairs of CTAs are supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
+from pallas_gpu.layouts.tmem import mma_instruction as instructions
+from pallas_gpu.layouts.tmem.layout import TmemKind
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+tcgen05_mma_p = registry.define(
+    "tcgen05_mma",
+    "tcgen05",
+    issuers=registry.ISSUERS,
+    reads=("acc", "a", "b"),
+    writes=("acc", "barrier"),
+    asynchronous=True,
+    feature=arch.Feature.TCGEN05,
+)
+tcgen05_commit_arrive_p = registry.define(
+    "tcgen05_commit_arrive",
+    "tcgen05",
+    issuers=registry.ISSUERS,
+    writes=("barrier",),
+    atomic=True,
+    asynchronous=True,
+    feature=arch.Feature.TCGEN05,
+)
+
+# JAX's names of element types, and PTX's; float32 operands are read as tf32.
+_OPERANDS = {
+    "float16": "f16",
+    "bfloat16": "bf16",
+    "float32": "tf32",
+    "float8_e4m3fn": "e4m3",
+    "float8_e5m2": "e5m2",
+    "int8": "s8",
+    "uint8": "u8",
+}
+_ACCUMULATORS = {"float32": "f32", "float16": "f16", "int32": "s32"}
+_MAX_COLUMNS = 512
+
+
+@expect.arguments(
+    acc=expect.anything,
+    a=expect.anything,
+    b=expect.anything,
+    barrier=expect.anything,
+    a_scale=expect.refused(None, "block scaling is not supported yet: omit it"),
+    b_scale=expect.refused(None, "block scaling is not supported yet: omit it"),
+    a_sparse_metadata=expect.refused(None, "sparsity is not supported yet: omit it"),
+    accumulate=expect.anything,
+    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+)
+def tcgen05_mma(
+    acc: types.Ref,
+    a: types.Ref,
+    b: types.Ref,
+    barrier: types.Ref | None = None,
+    *,
+    a_scale: types.Ref | None = None,
+    b_scale: types.Ref | None = None,
+    a_sparse_metadata: types.Ref | None = None,
+    accumulate: bool | jax.Array = True,
+    collective_axis: str | None = None,
+) -> None:
+    """Starts `acc += a @ b`, or `acc = a @ b`, on the tensor core.
+
+    PTX: tcgen05.mma.cta_group::1, and with a barrier
+    tcgen05.commit.mbarrier::arrive::one. Since: sm_100a.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
+    It is asynchronous: a wait for `barrier`, or for a later `tcgen05_commit_arrive`,
+    completes it, and until then nobody may read `acc` or overwrite `a` and `b`. Calls
+    on one accumulator are in order. Values that threads stored to SMEM need a
+    `commit_smem()` before, values stored to TMEM a `commit_tmem()`. float32 operands
+    are read as tf32 (10 bits of mantissa).
+
+    Args:
+      acc: (M, N) TMEM reference with one element per column, M = 64 or 128; float32,
+        float16 or int32.
+      a: (M, K) SMEM reference, or a packed TMEM reference with M = 128.
+      b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
+        and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics infers them
+        for arrays declared without. A reference stored transposed is passed as
+        `ref.T`; float32 requires K in the minor dimension.
+      barrier: barrier with `orders_tensor_core` that receives one arrival when this and
+        all earlier calls of the issuer are complete.
+      a_scale, b_scale: not supported.
+      a_sparse_metadata: not supported.
+      accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
+        overwrites it.
+      collective_axis: not supported.
+
+    Raises:
+      MemorySpaceError: an operand is in another space.
+      ArgumentError: the barrier does not order the tensor core.
+      ShapeError, DTypeError: the tensor core does not support the shapes or types.
+      LayoutError: an operand is not stored as the tensor core reads it.
+      UnsupportedError: scales, metadata, collective_axis.
+
+    Example:
+      >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
+      >>> plgpu.barrier_wait(done)
+    """
+    who = "tcgen05_mma"
+    ops.require_space(acc, types.TMEM, who, "the accumulator")
+    aval = ops.require_ref(a, who, "a")
+    if aval.memory_space is not types.TMEM:
+        ops.require_space(a, types.SMEM, who, "a")
+    ops.require_space(b, types.SMEM, who, "b")
+    _require_types(acc, a, b)
+    _require_shapes(acc, a, b)
+    _require_accumulator(acc)
+    if aval.memory_space is types.TMEM:
+        _require_packed(a)
+    else:
+        _require_storage(a, "a")
+    _require_halves(acc, _require_storage(b, "b"))
+    if not isinstance(accumulate, bool):
+        accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
+    done = None if barrier is None else one_barrier(barrier, who)
+    ops.bind(
+        tcgen05_mma_p,
+        {
+            "acc": ops.operand(acc),
+            "a": ops.operand(a),
+            "b": ops.operand(b),
+            "barrier": done,
+            "accumulate": jnp.asarray(accumulate),
+        },
+        collective_axis=collective_axis,
+    )
+
+
+@expect.arguments(
+    barrier=expect.anything,
+    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+)
+def tcgen05_commit_arrive(
+    barrier: types.Ref, collective_axis: str | None = None
+) -> None:
+    """Arrives on a barrier when all earlier tcgen05 work of the issuer is complete.
+
+    PTX: tcgen05.commit.cta_group::1.mbarrier::arrive::one. Since: sm_100a.
+
+    Issued by the warpgroup, or the warp, that has called `tcgen05_mma`; one elected
+    lane issues it. It is asynchronous: the arrival comes when the work is complete, and
+    `barrier_wait` makes the accumulators readable and the operands free.
+
+    Args:
+      barrier: one barrier with `orders_tensor_core`.
+      collective_axis: not supported.
+
+    Raises:
+      MemorySpaceError: the operand is not a barrier.
+      ArgumentError: the barrier does not order the tensor core.
+      UnsupportedError: collective_axis.
+    """
+    one = one_barrier(barrier, "tcgen05_commit_arrive")
+    ops.bind(tcgen05_commit_arrive_p, {"barrier": one}, collective_axis=collective_axis)
+
+
+def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
+    """Returns the operand of a barrier that orders the tensor core.
+
+    Raises:
+      As `_operands.one_barrier`.
+      ArgumentError: it does not.
+    """
+    one = ops.one_barrier(barrier, who)
+    declaration = types.base_aval(barrier).barrier
+    if not declaration.orders_tensor_core:
+        raise errors.ArgumentError(
+            f"{who}: the barrier does not order the tensor core",
+            expected="a barrier declared with orders_tensor_core=True",
+            got=types.describe(barrier),
+            hint="declare it with plgpu.Barrier(orders_tensor_core=True)",
+            where=_jax.where_now(),
+        )
+    return one
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def _name(ref: Any) -> str:
+    return jnp.dtype(ref.dtype).name
+
+
+def _require_types(acc: Any, a: Any, b: Any) -> None:
+    names = _name(acc), _name(a), _name(b)
+    got = f"{names[1]} @ {names[2]} into {names[0]}"
+    for name in names[1:]:
+        if name not in _OPERANDS:
+            raise errors.DTypeError(
+                "tcgen05_mma: the tensor core does not support this operand type",
+                expected=", ".join(_OPERANDS),
+                got=got,
+                hint="convert the operands",
+                where=_jax.where_now(),
+            )
+    try:
+        instructions.require_types(
+            _ACCUMULATORS.get(names[0], names[0]), *(_OPERANDS[x] for x in names[1:])
+        )
+    except errors.DTypeError as error:
+        raise errors.DTypeError(
+            "tcgen05_mma: no instruction has these element types",
+            expected=error.expected,
+            got=got,
+            hint="operands have equal types, or are two 8-bit floats or two 8-bit "
+            "integers; accumulate in float32, or int32 for integers",
+            where=_jax.where_now(),
+        ) from None
+
+
+def _require_shapes(acc: Any, a: Any, b: Any) -> None:
+    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
+    two = all(len(s) == 2 for s in shapes)
+    if not two or (
+        shapes[0] != (shapes[1][0], shapes[2][1]) or shapes[1][1] != shapes[2][0]
+    ):
+        raise errors.ShapeError(
+            "tcgen05_mma: the shapes do not form a product",
+            expected="acc (M, N), a (M, K), b (K, N)",
+            got="acc {}, a {}, b {}".format(*shapes),
+            hint="pass an operand stored transposed as ref.T",
+            where=_jax.where_now(),
+        )
+    (m, n), k = shapes[0], shapes[1][1]
+    step = instructions.K_BYTES // jnp.dtype(a.dtype).itemsize
+    if k % step:
+        raise errors.ShapeError(
+            "tcgen05_mma: K is not a multiple of the instruction's K",
+            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
+            got=k,
+            hint="pad K with zeros",
+            where=_jax.where_now(),
+        )
+    steps = 16 if _name(a) in ("int8", "uint8") and n > 32 else 8
+    steps *= 2 if m == 64 else 1
+    if m not in instructions.ROWS or n % steps or n > _MAX_COLUMNS:
+        raise errors.ShapeError(
+            "tcgen05_mma: the tensor core has no instruction of this shape",
+            expected=f"M = 64 or 128, N a multiple of {steps} up to {_MAX_COLUMNS}",
+            got=f"M = {m}, N = {n}",
+            hint="split N into parts: acc.at[:, :n] and b.at[:, :n]",
+            where=_jax.where_now(),
+        )
+
+
+def _require_accumulator(acc: Any) -> None:
+    layout = types.base_aval(acc).storage.layout
+    rows, columns = acc.shape
+    expected = TmemKind.DEFAULT if rows == instructions.ROWS[1] else TmemKind.HALF_LANE
+    whole = not layout.tile_columns or layout.tile_columns == columns
+    if layout.kind is expected and layout.packing == 1 and whole:
+        return
+    raise errors.LayoutError(
+        "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
+        expected=f"one element per column in the {expected.value} layout"
+        + (f" of {columns} columns" if expected is TmemKind.HALF_LANE else ""),
+        got=str(layout),
+        hint="declare it with plgpu.TMEM(shape, dtype), and packed=False if it has 16 "
+        "bits; of 64 rows, pass the whole array",
+        where=_jax.where_now(),
+    )
+
+
+def _require_packed(a: Any) -> None:
+    layout = types.base_aval(a).storage.layout
+    packing = 32 // types.itemsize_bits(a.dtype)
+    if a.shape[0] != instructions.ROWS[1]:
+        raise errors.UnsupportedError(
+            f"tcgen05_mma: a left operand in TMEM cannot have {a.shape[0]} rows",
+            expected=f"{instructions.ROWS[1]} rows",
+            got=types.describe(a),
+            hint="pass the left operand in SMEM",
+            where=_jax.where_now(),
+        )
+    if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
+        return
+    raise errors.LayoutError(
+        "tcgen05_mma: the left operand in TMEM is not packed",
+        expected=f"the default layout with {packing} elements per column",
+        got=str(layout),
+        hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
+        where=_jax.where_now(),
+    )
+
+
+def _require_halves(acc: Any, right: Sequence[WgmmaOperand]) -> None:
+    """Raises LayoutError where half of the columns of b start inside an atom.
+
+    An accumulator of 64 rows has its left and right halves in different lanes, which
+    are results of different instructions.
+    """
+    rows, columns = acc.shape
+    granules = [operand.mn_granule for operand in right]
+    if rows == instructions.ROWS[1] or any(columns // 2 % g == 0 for g in granules):
+        return
+    raise errors.LayoutError(
+        "tcgen05_mma: half of the columns of b are not whole tiles",
+        expected=f"N a multiple of {2 * min(granules)}, for an accumulator of {rows} "
+        "rows",
+        got=f"N = {columns}",
+        hint="store b with a narrower swizzle, or transposed: (N, K), passed as ref.T",
+        where=_jax.where_now(),
+    )
+
+
+def _require_storage(operand: Any, name: Literal["a", "b"]) -> list[WgmmaOperand]:
+    """Returns how an SMEM operand may be read: in its storage, or those inferred.
+
+    Raises:
+      LayoutError: the tensor core does not read it.
+    """
+    aval = types.base_aval(operand)
+    window = types.resolve(aval.shape, ops.operand(operand).transforms)
+    window = window.at(_static(window.starts))
+    found, refused = [], None
+    for transforms in [aval.transforms] if aval.transforms else _inferable(aval.dtype):
+        try:
+            layout = types.smem_layout(aval.shape, aval.dtype, transforms)
+            found.append(descriptors.plan(layout, window, name))
+        except errors.LayoutError as error:
+            refused = error
+    if found or refused is None:
+        return found
+    raise errors.LayoutError(
+        f"tcgen05_mma: {name} is not stored as the tensor core reads it",
+        expected=refused.expected,
+        got=refused.got,
+        hint=refused.hint or refused.what,
+        where=_jax.where_now(),
+    ) from None
+
+
+def _inferable(dtype: Any) -> list[tuple[types.Transform, ...]]:
+    """The transforms that inference may choose, widest swizzle first."""
+    return [
+        (
+            types.TilingTransform((8, swizzle * 8 // types.itemsize_bits(dtype))),
+            types.SwizzleTransform(swizzle),
+        )
+        for swizzle in (128, 64, 32)
+    ]
+
+
+def _static(starts: Any) -> list[int]:
+    """Starts of a part; dynamic ones are multiples of a tile, as promised."""
+    return [start if isinstance(start, int) else 0 for start in starts]

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor memory: loads to registers, stores from them, and their waits.
+
+Copies from SMEM to TMEM (`tcgen05.cp`) belong here, too: they are asynchronous like an
+MMA, and `tcgen05_commit_arrive` tracks them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+from pallas_gpu import arch, expect, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.registers import check_layout
+
+async_load_tmem_p = registry.define(
+    "async_load_tmem",
+    "tmem",
+    result=lambda operands, **_: operands["src"].array_type(),
+    reads=("src",),
+    asynchronous=True,
+    feature=arch.Feature.TMEM,
+)
+async_store_tmem_p = registry.define(
+    "async_store_tmem",
+    "tmem",
+    writes=("ref",),
+    asynchronous=True,
+    feature=arch.Feature.TMEM,
+)
+wait_load_tmem_p = registry.define("wait_load_tmem", "tmem", feature=arch.Feature.TMEM)
+commit_tmem_p = registry.define("commit_tmem", "tmem", feature=arch.Feature.TMEM)
+
+
+@expect.arguments(
+    src=expect.anything,
+    layout=expect.anything,
+    reduce=expect.refused(None, "reduce the loaded array: jnp.max(x, axis=1)"),
+)
+def async_load_tmem(
+    src: types.Ref, *, layout: Any = None, reduce: str | None = None
+) -> jax.Array:
+    """Starts a load from tensor memory; its values can be used at once.
+
+    PTX: tcgen05.ld.sync.aligned. Since: sm_100a.
+
+    Issued by a warpgroup. Uses of the values wait for them by themselves; whoever
+    overwrites the columns afterwards, `async_store_tmem` or `tcgen05_mma`, needs a
+    `wait_load_tmem()` before. `ref[...]` is the same with that wait.
+
+    Args:
+      src: TMEM reference, or a part of its columns.
+      layout: register layout of the result, one that an instruction leaves: of 128 rows
+        `Layout.TCGEN05` or `Layout.TCGEN05_TMEM_NATIVE`, of 64 `Layout.WGMMA` or
+        `Layout.TCGEN05_M64_COLLECTIVE`. None: the compiler chooses.
+      reduce: not supported.
+
+    Returns:
+      The elements, in the reference's dtype.
+
+    Raises:
+      MemorySpaceError: the reference is not in TMEM.
+      LayoutError: no instruction loads the array to the layout, or the part does not
+        consist of whole columns.
+      UnsupportedError: `reduce`.
+
+    Example:
+      >>> plgpu.barrier_wait(mma_done)
+      >>> out_smem[...] = plgpu.async_load_tmem(acc).astype(jnp.float16)
+    """
+    who = "async_load_tmem"
+    ops.require_space(src, types.TMEM, who, "the source")
+    layout = check_layout(layout, who)
+    return ops.bind(async_load_tmem_p, {"src": ops.operand(src)}, layout=layout)
+
+
+@expect.arguments(ref=expect.anything, value=expect.anything)
+def async_store_tmem(ref: types.Ref, value: jax.Array) -> None:
+    """Starts a store to tensor memory.
+
+    PTX: tcgen05.st.sync.aligned. Since: sm_100a.
+
+    Issued by a warpgroup. `commit_tmem()` waits for it: before that, no load, MMA or
+    arrival of a barrier is ordered after it. `ref[...] = value` is the same with that
+    wait.
+
+    Args:
+      ref: TMEM reference, or a part of its columns.
+      value: array of its shape and dtype.
+
+    Raises:
+      MemorySpaceError: the reference is not in TMEM.
+      ShapeError, DTypeError: the value does not have its shape or dtype.
+      LayoutError: the part does not consist of whole columns.
+    """
+    who = "async_store_tmem"
+    ops.require_space(ref, types.TMEM, who, "the destination")
+    view = ref if isinstance(ref, types.RefView) else types.RefView(ref, ())
+    value = types.stored(value, view)
+    ops.bind(async_store_tmem_p, {"ref": ops.operand(ref), "value": value})
+
+
+def wait_load_tmem() -> None:
+    """Waits until the loads of the warpgroup have read tensor memory.
+
+    PTX: tcgen05.wait::ld, and a barrier of the warpgroup between
+    tcgen05.fence::before_thread_sync and tcgen05.fence::after_thread_sync.
+    Since: sm_100a.
+
+    Issued by the warpgroup that has loaded; afterwards it may overwrite the columns, as
+    may those that it signals by a barrier with `orders_tensor_core`.
+
+    Raises:
+      KernelError: called outside a kernel.
+    """
+    ops.bind(wait_load_tmem_p, {})
+
+
+def commit_tmem() -> None:
+    """Waits until the stores of the warpgroup to tensor memory are complete.
+
+    PTX: tcgen05.wait::st, and a barrier of the warpgroup between
+    tcgen05.fence::before_thread_sync and tcgen05.fence::after_thread_sync.
+    Since: sm_100a.
+
+    Issued by the warpgroup that has stored; afterwards it may load the values or
+    multiply them, as may those that it signals by a barrier with `orders_tensor_core`.
+
+    Raises:
+      KernelError: called outside a kernel.
+    """
+    ops.bind(commit_tmem_p, {})

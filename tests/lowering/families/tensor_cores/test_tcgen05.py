@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05_mma as kernels write it: every form of operands, everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import (
+    BF16,
+    BLACKWELL,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    Product,
+    storage,
+)
+
+I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
+KERNELS = {
+    "f16": Product(),
+    "b along K": Product(b_stored=True),
+    "a along M": Product(a_stored=True),
+    "bf16, the least N": Product(a=BF16, b=BF16, n=8, b_stored=True),
+    "N of 24": Product(n=24, b_stored=True),
+    "64-byte swizzle": Product(swizzle=64),
+    "32-byte swizzle": Product(swizzle=32, k=32),
+    "K of three swizzles": Product(k=192),
+    "float16 accumulator": Product(acc=F16),
+    "tf32": Product(a=F32, b=F32, b_stored=True, k=32),
+    "two kinds of float8": Product(a=E4M3, b=E5M2, b_stored=True, k=128),
+    "float8 along N": Product(a=E4M3, b=E4M3, k=128, n=128),
+    "int8 and uint8": Product(a=I8, b=U8, acc=I32, b_stored=True, k=128, n=32),
+    "64 rows": Product(m=64, n=128),
+    "64 rows, narrow tiles along N": Product(m=64, n=64, swizzle=64),
+    "64 rows, the least N": Product(m=64, n=16, b_stored=True),
+    "three products": Product(rounds=3),
+    "a in TMEM": Product(a_in_tmem=True),
+    "float8 in TMEM": Product(a=E4M3, b=E4M3, k=128, n=128, a_in_tmem=True),
+    "tf32 in TMEM": Product(a=F32, b=F32, b_stored=True, k=32, a_in_tmem=True),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_product(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.smoke
+def test_a_product_of_a_tile():
+    case = Product(k=32, n=16, b_stored=True, swizzle=64)
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Product(inferred=True),
+        Product(a=E4M3, b=E4M3, k=128, inferred=True),
+        Product(m=64, n=64, inferred=True),
+    ],
+)
+def test_warpgroup_semantics_infer_how_operands_are_stored(case):
+    operands, only = case.operands(), [plgpu.LoweringSemantics.Warpgroup]
+    expected = case.expected(*operands)
+    everywhere.check(
+        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
+    )
+
+
+def test_accumulate_may_be_a_value():
+    case = Product(n=16, k=32, b_stored=True, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+
+            @plgpu.loop(0, 3)
+            def _(i):
+                plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0)
+
+            plgpu.tcgen05_commit_arrive(done)
+            plgpu.barrier_wait(done)
+            out[...] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 16), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    operands = case.operands()
+    everywhere.check(make, operands, 3 * case.expected(*operands), on_gpu=False)
+
+
+def test_columns_of_an_accumulator_are_accumulators():
+    case = Product(n=32, k=32, b_stored=True, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            for start in (0, 16):
+                part = plgpu.ds(start, 16)
+                right = b_smem.at[part].T
+                plgpu.tcgen05_mma(acc.at[:, part], a_smem, right, accumulate=False)
+            plgpu.tcgen05_commit_arrive(done)
+            plgpu.barrier_wait(done)
+            out[...] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 32), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    operands = case.operands()
+    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+
+
+def test_a_warp_multiplies_and_the_warpgroup_reads():
+    case = Product(n=16, k=32, b_stored=True, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+            @plgpu.warp_map
+            def _(warp):
+                @plgpu.when(warp == 0)
+                def _():
+                    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+                    plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+                    plgpu.barrier_wait(loaded)
+                    plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False)
+
+            plgpu.barrier_wait(done)
+            out[...] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 16), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    operands = case.operands()
+    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+def ptx(case, semantics):
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    return report.ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_instructions_of_a_product(semantics):
+    text = ptx(Product(), semantics)
+    found = re.findall(r"tcgen05\.[\w:.]+", text)
+    assert found.count("tcgen05.mma.cta_group::1.kind::f16") == 4
+    assert [x.split(".cta_group")[0] for x in found if ".mma" not in x] == [
+        "tcgen05.alloc",
+        "tcgen05.relinquish_alloc_permit",
+        "tcgen05.commit",
+        "tcgen05.fence::after_thread_sync",
+        "tcgen05.ld.sync.aligned.16x256b.x8.b32",
+        "tcgen05.ld.sync.aligned.16x256b.x8.b32",
+        "tcgen05.wait::ld.sync.aligned",
+        "tcgen05.fence::before_thread_sync",
+        "tcgen05.fence::after_thread_sync",
+        "tcgen05.dealloc",
+    ]
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("case", "kind"),
+    [
+        (KERNELS["tf32"], "tf32"),
+        (KERNELS["two kinds of float8"], "f8f6f4"),
+        (KERNELS["int8 and uint8"], "i8"),
+    ],
+    ids=["tf32", "float8", "int8"],
+)
+def test_the_kind_of_the_instruction_is_that_of_the_operands(case, kind):
+    lane = plgpu.LoweringSemantics.Lane
+    assert f"tcgen05.mma.cta_group::1.kind::{kind} " in ptx(case, lane)
+
+
+# --- what is refused ------------------------------------------------------------------
+
+HALVES = "tcgen05_mma: half of the columns of b are not whole tiles"
+SHAPE = "tcgen05_mma: the tensor core has no instruction of this shape"
+
+
+def refuse(error, what, case=None, scratch=None, call=None, **rows):
+    """The refusal of a product of these declarations."""
+    case = case or Product()
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+        multiply = call or plgpu.tcgen05_mma
+        multiply(acc, a_smem, b_smem, done)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((case.m, case.n), F32),
+        scratch_types={**case.scratch(), **(scratch or {})},
+        compiler_params=BLACKWELL,
+    )
+    with refused(error, what, **rows):
+        jax.eval_shape(kernel, *case.operands())
+
+
+def test_the_accumulator_is_in_tmem():
+    refuse(
+        errors.MemorySpaceError,
+        "tcgen05_mma: the accumulator is in the wrong memory space",
+        scratch={"acc": plgpu.SMEM((128, 64), F32)},
+        expected="TMEM",
+    )
+
+
+def test_the_barrier_orders_the_tensor_core():
+    refuse(
+        errors.ArgumentError,
+        "tcgen05_mma: the barrier does not order the tensor core",
+        scratch={"done": plgpu.Barrier()},
+        hint="orders_tensor_core=True",
+    )
+
+
+def test_operands_have_types_that_an_instruction_multiplies():
+    other = plgpu.SMEM((64, 64), BF16, transforms=storage(BF16))
+    refuse(
+        errors.DTypeError,
+        "tcgen05_mma: no instruction has these element types",
+        scratch={"b_smem": other},
+        got="float16 @ bfloat16 into float32",
+    )
+
+
+def test_bfloat16_accumulates_in_float32():
+    refuse(
+        errors.DTypeError,
+        "tcgen05_mma: no instruction has these element types",
+        Product(a=BF16, b=BF16, acc=F16),
+        expected="f32",
+    )
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "what"),
+    [
+        (
+            Product(n=20, inferred=True),
+            errors.ShapeError,
+            SHAPE,
+        ),
+        (
+            Product(a=I8, b=I8, acc=I32, k=128, n=40, inferred=True),
+            errors.ShapeError,
+            SHAPE,
+        ),
+        (Product(m=64, n=64), errors.LayoutError, HALVES),
+        (Product(m=64, n=80, inferred=True), errors.LayoutError, HALVES),
+        (
+            Product(k=40, inferred=True),
+            errors.ShapeError,
+            "tcgen05_mma: K is not a multiple of the instruction's K",
+        ),
+        (
+            Product(a=F32, b=F32, k=32),
+            errors.LayoutError,
+            "tcgen05_mma: b is not stored as the tensor core reads it",
+        ),
+    ],
+)
+def test_shapes_and_storage_are_those_of_an_instruction(case, error, what):
+    refuse(error, what, case)
+
+
+def test_lane_semantics_need_the_storage_of_operands():
+    case, lane = Product(inferred=True), plgpu.LoweringSemantics.Lane
+    kernel = plgpu.kernel(
+        case.body,
+        out_type=jax.ShapeDtypeStruct((128, 64), F32),
+        scratch_types=case.scratch(),
+        compiler_params=plgpu.CompilerParams(target="sm_100a", lowering_semantics=lane),
+    )
+    with pytest.raises(errors.LayoutError, match="tcgen05_mma: a is not stored in"):
+        jax.eval_shape(kernel, *case.operands())
+
+
+def test_a_packed_accumulator_is_refused():
+    refuse(
+        errors.LayoutError,
+        "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
+        Product(acc=F16),
+        {"acc": plgpu.TMEM((128, 64), F16, packed=True)},
+        hint="packed=False",
+    )
+
+
+def test_hopper_has_no_tcgen05():
+    def body(x, o, barrier):
+        plgpu.tcgen05_commit_arrive(barrier)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((8, 128), F32),
+        scratch_types=[plgpu.Barrier(orders_tensor_core=True)],
+        compiler_params=plgpu.CompilerParams(target="sm_90a"),
+    )
+    with pytest.raises(errors.TargetError, match="sm_100a"):
+        jax.eval_shape(kernel, np.zeros((8, 128), np.float32))

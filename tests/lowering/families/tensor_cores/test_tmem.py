@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor memory as kernels use it: loads, stores, parts, index expressions."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import BF16, BLACKWELL, F16, F32
+
+NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
+TCGEN05, WGMMA = plgpu.Layout.TCGEN05, plgpu.Layout.WGMMA
+I8 = jnp.int8
+
+
+def numbers(shape, dtype):
+    return np.random.default_rng(0).integers(-8, 8, shape).astype(jnp.dtype(dtype))
+
+
+def kernel(body, shape, dtype, scratch, interpret, **options):
+    """A kernel of one array to another of the same type."""
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(shape, dtype),
+        scratch_types=scratch,
+        compiler_params=BLACKWELL,
+        interpret=interpret,
+        **options,
+    )
+
+
+def there_and_back(shape, dtype, declaration, layout):
+    """Stores an array to TMEM and loads it again."""
+
+    def make(interpret):
+        def body(x, o, tile):
+            value = plgpu.load(x, layout=layout, optimized=False)
+            plgpu.async_store_tmem(tile, value)
+            plgpu.commit_tmem()
+            loaded = plgpu.async_load_tmem(tile, layout=layout)
+            o[...] = loaded + jnp.ones(shape, dtype)
+
+        return kernel(body, shape, dtype, [declaration], interpret)
+
+    x = numbers(shape, dtype)
+    everywhere.check(make, [x], x + np.ones(shape, x.dtype), on_gpu=False)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "options", "layout"),
+    [
+        (128, F32, {}, NATIVE(2)),
+        (128, F32, {}, TCGEN05),
+        (128, F16, {"packed": True}, NATIVE(2)),
+        (128, BF16, {"packed": True}, TCGEN05),
+        (128, F16, {"packed": False}, NATIVE(2)),
+        (128, BF16, {"packed": False}, TCGEN05),
+        (128, I8, {"packed": True}, NATIVE(4)),
+        (64, F32, {}, WGMMA),
+        (64, F16, {"packed": True}, WGMMA),
+    ],
+)
+@pytest.mark.parametrize("columns", [32, 96])
+def test_arrays_travel_to_tensor_memory_and_back(rows, dtype, options, layout, columns):
+    shape = (rows, columns)
+    there_and_back(shape, dtype, plgpu.TMEM(shape, dtype, **options), layout)
+
+
+def test_the_layout_of_64_rows_of_two_ctas():
+    declaration = plgpu.TMEM((64, 32), F32, layout=TmemLayout.m64_collective(32))
+    layout = plgpu.Layout.TCGEN05_M64_COLLECTIVE(32)
+    there_and_back((64, 32), F32, declaration, layout)
+
+
+def test_index_expressions_wait_by_themselves():
+    def make(interpret):
+        def body(x, o, tile, other):
+            tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+            other[...] = tile[...]
+            tile[...] = tile[...] + other[...]
+            other[:, 16:32] += tile[:, 0:16]
+            o[...] = other[...]
+
+        scratch = [plgpu.TMEM((128, 32), F32)] * 2
+        return kernel(body, (128, 32), F32, scratch, interpret)
+
+    x = numbers((128, 32), F32)
+    expected = x.copy()
+    expected[:, 16:] += 2 * x[:, :16]
+    everywhere.check(make, [x], expected, on_gpu=False)
+
+
+def test_parts_may_start_at_a_value():
+    def make(interpret):
+        def body(x, o, tile):
+            tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+
+            @plgpu.loop(0, 4)
+            def _(i):
+                part = plgpu.ds(8 * i, 8)
+                tile[:, part] = tile[:, part] * 2
+
+            o[...] = tile[...]
+
+        return kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], interpret)
+
+    x = numbers((128, 32), F32)
+    everywhere.check(make, [x], 2 * x, on_gpu=False)
+
+
+def test_leading_dimensions_are_columns():
+    def make(interpret):
+        def body(x, o, tiles):
+            for i in range(3):
+                part = x.at[:, plgpu.ds(16 * i, 16)]
+                tiles[i] = plgpu.load(part, layout=NATIVE(2), optimized=False)
+
+            @plgpu.loop(0, 3)
+            def _(i):
+                o[:, plgpu.ds(16 * i, 16)] = tiles[2 - i]
+
+        scratch = [plgpu.TMEM((3, 128, 16), F32)]
+        return kernel(body, (128, 48), F32, scratch, interpret)
+
+    x = numbers((128, 48), F32)
+    expected = x.reshape(128, 3, 16)[:, ::-1].reshape(128, 48)
+    everywhere.check(make, [x], expected, on_gpu=False)
+
+
+def test_scopes_share_the_columns():
+    def make(interpret):
+        def body(x, o, outer):
+            value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+            outer[...] = value
+
+            def add(tile):
+                tile[...] = value
+                outer[...] = outer[...] + tile[...]
+
+            plgpu.run_scoped(add, plgpu.TMEM((128, 32), F32))
+            plgpu.run_scoped(add, plgpu.TMEM((128, 32), F32))
+            o[...] = outer[...]
+
+        return kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], interpret)
+
+    x = numbers((128, 32), F32)
+    everywhere.check(make, [x], 3 * x, on_gpu=False)
+
+
+def test_one_warpgroup_stores_what_another_loads():
+    def make(interpret):
+        def body(x, o, tile, stored):
+            @plgpu.when(lax.axis_index("wg") == 0)
+            def _():
+                tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+                plgpu.barrier_arrive(stored)
+
+            @plgpu.when(lax.axis_index("wg") == 1)
+            def _():
+                plgpu.barrier_wait(stored)
+                o[...] = tile[...]
+
+        scratch = [
+            plgpu.TMEM((128, 32), F32),
+            plgpu.Barrier(orders_tensor_core=True),
+        ]
+        options = {"num_threads": 2, "thread_name": "wg"}
+        return kernel(body, (128, 32), F32, scratch, interpret, **options)
+
+    x = numbers((128, 32), F32)
+    everywhere.check(make, [x], x, on_gpu=False)
+
+
+def test_several_blocks_have_tensor_memory_each():
+    def make(interpret):
+        def body(x, o, tile):
+            i = lax.axis_index("g")
+            tile[...] = plgpu.load(x.at[i], layout=NATIVE(2), optimized=False)
+            o[i] = tile[...] + 1
+
+        options = {"grid": (3,), "grid_names": ("g",)}
+        scratch = [plgpu.TMEM((128, 32), F32)]
+        return kernel(body, (3, 128, 32), F32, scratch, interpret, **options)
+
+    x = numbers((3, 128, 32), F32)
+    everywhere.check(make, [x], x + 1, on_gpu=False)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("dtype", "packed", "suffix"),
+    [(F32, None, "32x32b.x32"), (F16, False, "32x32b.x16.{}pack::16b")],
+)
+def test_instructions_of_a_store_and_a_load(semantics, dtype, packed, suffix):
+    def body(x, o, tile):
+        tile[...] = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        o[...] = plgpu.async_load_tmem(tile, layout=NATIVE(2))
+
+    scratch = [plgpu.TMEM((128, 32), dtype, packed=packed)]
+    made = under(semantics, kernel(body, (128, 32), dtype, scratch, None))
+    (report,) = plgpu.offline.compile(made, numbers((128, 32), dtype), target="sm_100a")
+    found = re.findall(r"tcgen05\.(?:ld|st|wait)[\w:.]+", report.ptx)
+    assert found[:3] == [
+        f"tcgen05.st.sync.aligned.{suffix.format('un')}.b32",
+        "tcgen05.wait::st.sync.aligned",
+        f"tcgen05.ld.sync.aligned.{suffix.format('')}.b32",
+    ]
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def test_a_load_has_a_layout_that_an_instruction_leaves():
+    def body(x, o, tile):
+        plgpu.async_load_tmem(tile, layout=WGMMA)  # HERE
+
+    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
+    with refused(
+        errors.LayoutError,
+        "async_load_tmem: no instruction loads the array to this register layout",
+        expected="TCGEN05",
+        hint="layout_cast",
+    ):
+        jax.eval_shape(made, numbers((128, 32), F32))
+
+
+def test_lane_semantics_store_from_a_layout_of_an_instruction():
+    def body(x, o, tile):
+        plgpu.async_store_tmem(tile, plgpu.load(x, layout=WGMMA))  # HERE
+
+    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
+    lane = under(plgpu.LoweringSemantics.Lane, made)
+    with refused(
+        errors.LayoutError,
+        "async_store_tmem: no instruction stores from this register layout",
+        hint="layout_cast",
+    ):
+        plgpu.offline.lower(lane, numbers((128, 32), F32), target="sm_100a")
+
+
+def test_a_stored_value_has_the_shape_of_the_reference():
+    def body(x, o, tile):
+        plgpu.async_store_tmem(tile, jnp.zeros((128, 16), F32))
+
+    made = kernel(body, (128, 32), F32, [plgpu.TMEM((128, 32), F32)], None)
+    with pytest.raises(errors.ShapeError):
+        jax.eval_shape(made, numbers((128, 32), F32))
