@@ -182,6 +182,11 @@ def _until_changed(memory: Memory, offset: int, word: np.uint32) -> Wait:
     )
 
 
-for _prefix in ("ld.acquire.", "ld.relaxed.", "red.release.", "fence.acq_rel."):
-    ASSEMBLY.append(AssemblyUnit(_prefix, _text))
-ASSEMBLY.insert(0, AssemblyUnit("red.relaxed.sys.", _text))
+# Before the unit of atomic operations, which does not know of loops and of releases.
+ASSEMBLY[:0] = [
+    AssemblyUnit(prefix, _text)
+    for prefix in (
+        *("ld.acquire.", "ld.relaxed.", "red.release.", "fence.acq_rel."),
+        "red.relaxed.sys.",
+    )
+]

@@ -15,6 +15,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import offline
 from tests.support import everywhere
 from tests.support.grid_barrier import GridBarrier
+from tests.support.lockstep import faults
+from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.semantics import BOTH, under
 
 F32 = jnp.float32
@@ -393,3 +395,44 @@ def test_a_delay_is_nanosleep(semantics):
         o[lax.axis_index("i")] = x[lax.axis_index("i")]
 
     assert "nanosleep.u32" in instructions(body, semantics)
+
+
+# --- faults of the emitted code -------------------------------------------------------
+
+
+def handover(x, o):
+    """Each CTA stores a row, and reads the next one's."""
+    i = lax.axis_index("i")
+    stored = plgpu.get_global(plgpu.GMEM((CTAS, 128), F32))
+    ready = plgpu.get_global(REGULAR((CTAS,)))
+    stored[i] = 2 * x[i]
+    plgpu.semaphore_signal(ready.at[i], memory_scope="gpu")
+    plgpu.semaphore_wait(ready.at[(i + 1) % CTAS], memory_scope="gpu")
+    o[i] = stored[(i + 1) % CTAS]
+
+
+def run_with(fault):
+    return faults.run(over_rows(handover)(None), [ROWS], fault)
+
+
+def test_the_code_without_a_fault_is_right():
+    np.testing.assert_array_equal(run_with(None), 2 * np.roll(ROWS, -1, 0))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.edit_text("red.release", "red.relaxed"),
+        faults.edit_text("(ld|atom).acquire", r"\1.relaxed"),
+        faults.edit_text("setp.lt.s32 again, seen", "setp.ge.s32 again, seen"),
+        faults.drop("nvvm.barrier"),
+    ],
+)
+def test_an_order_that_is_missing_is_found(fault):
+    with pytest.raises(KernelError, match="before the threads have met"):
+        run_with(fault)
+
+
+def test_a_wait_without_a_signal_is_found():
+    with pytest.raises(DeadlockError):
+        run_with(faults.drop_text("red.release"))
