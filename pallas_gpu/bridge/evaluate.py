@@ -13,6 +13,7 @@ from pallas_gpu import _jax, errors, types
 from pallas_gpu.bridge.rules import RULES
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.walk import bodies
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,8 +72,11 @@ class Evaluator:
 def _ours(eqn: _jax.JaxprEqn, operands: list[Any]) -> list[Any]:
     """Binds an operation of this package to the references of this trace."""
     params = dict(eqn.params)
-    if "tree" not in params:  # with a body of its own
-        raise _unsupported(eqn)
+    if "tree" not in params:
+        if bodies(eqn):
+            raise _unsupported(eqn)
+        with _jax.trace_without_ref_rules():
+            return _jax.bind_again(eqn, operands)
     given = ops.unflatten(params.pop("tree"), operands)
     whole = jax.tree.map(_joined, given, is_leaf=_is_operand)
     results = ops.bind(eqn.primitive, whole, **params)
@@ -99,15 +103,6 @@ def _unsupported(eqn: _jax.JaxprEqn) -> errors.UnsupportedError:
         f"the operation {name} is not supported in a body of pl.pallas_call",
         expected="operations on arrays, and " + ", ".join(sorted(RULES)),
         got=f"{name} on {', '.join(str(v.aval) for v in eqn.invars)}",
-        hint=HINTS.get(name, "write the kernel with plgpu.kernel or plgpu.pallas_call"),
+        hint="write the kernel with plgpu.kernel or plgpu.pallas_call",
         where=_jax.where_now(),
     )
-
-
-HINTS: dict[str, str] = {
-    **dict.fromkeys(
-        ("semaphore_read", "semaphore_signal", "semaphore_wait"),
-        "declare a barrier, plgpu.Barrier, in scratch_shapes; use plgpu.barrier_arrive "
-        "and plgpu.barrier_wait",
-    ),
-}

@@ -18,14 +18,14 @@ import jax
 import jax.extend.pallas
 
 from pallas_gpu import _jax, types
-from pallas_gpu.bridge import control, positions, references, scratch
+from pallas_gpu.bridge import control, positions, references, scratch, semaphores
 from pallas_gpu.bridge.evaluate import Evaluator
 from pallas_gpu.bridge.origin import located, with_names
 from pallas_gpu.bridge.specs import block_spec
 from pallas_gpu.entry import call
 from pallas_gpu.pipeline.pallas_call import pallas_call
 
-__all__ = ["control", "positions", "references", "run"]
+__all__ = ["control", "positions", "references", "run", "semaphores"]
 
 
 def run(*operands: Any, **params: Any) -> list[Any]:

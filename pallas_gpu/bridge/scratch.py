@@ -8,6 +8,12 @@ from typing import Any
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.types import values
 
+# JAX's element types of semaphores; those of DMA engines have no counterpart.
+_SEMAPHORES = {
+    "semaphore": types.SemaphoreType.REGULAR,
+    "barrier_semaphore": types.SemaphoreType.BARRIER,
+}
+
 
 def declaration(aval: Any) -> Any:
     """Returns the declaration of a scratch reference.
@@ -22,10 +28,15 @@ def declaration(aval: Any) -> Any:
         return types.ACC(aval.shape, aval.dtype)
     if isinstance(aval, types.BarrierRef):
         return aval.barrier
+    if isinstance(aval, types.SemaphoreRef):
+        return aval.declaration
     if isinstance(aval, types.KernelRef):
         space = aval.memory_space
         return types.ScratchType(space, aval.shape, aval.dtype, aval.storage)
     inner = aval.inner_aval
+    kind = _SEMAPHORES.get(str(getattr(inner, "dtype", "")))
+    if kind is not None:
+        return kind(inner.shape) if inner.shape else kind
     is_array = isinstance(inner, _jax.ShapedArray) and values.is_element_type(
         inner.dtype
     )
@@ -33,7 +44,7 @@ def declaration(aval: Any) -> Any:
         return types.SMEM(inner.shape, inner.dtype)
     raise errors.MemorySpaceError(
         "a scratch reference is in a memory that has no counterpart",
-        expected="an array in SMEM, an accumulator or a barrier",
+        expected="an array in SMEM, an accumulator, a barrier or a semaphore",
         got=str(aval),
         hint="declare it with pl.MemorySpace.DEFAULT(shape, dtype), plgpu.SMEM(shape, "
         "dtype), plgpu.ACC(shape, dtype) or plgpu.Barrier()",

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Semaphores of JAX's Pallas, and of this package, in received bodies."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as upstream
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.bridge.test_bodies import X, call, check
+
+ROWS = 8
+SPEC = pl.BlockSpec((ROWS, 128), lambda i: (i, 0))
+STEPS = X.shape[0] // ROWS
+
+
+def test_a_semaphore_of_the_scratch():
+    def body(x_ref, o_ref, sems):
+        pl.semaphore_signal(sems.at[1], 3)
+        pl.semaphore_wait(sems.at[1], 2, decrement=True)
+        o_ref[...] = x_ref[...] + pl.semaphore_read(sems.at[1]).astype(jnp.float32)
+        upstream.semaphore_wait(sems.at[1], memory_scope="gpu")
+
+    scratch = [upstream.SemaphoreType.REGULAR((2,))]
+    check(body, X + 1, X, scratch_shapes=scratch)
+
+
+def test_a_semaphore_of_all_ctas():
+    def body(x_ref, o_ref):
+        turn = pl.get_global(upstream.SemaphoreType.REGULAR)
+        step = pl.program_id(0)
+        upstream.semaphore_wait(turn, step, memory_scope="gpu")
+        o_ref[...] = 2 * x_ref[...]
+
+        @pl.when(step < STEPS - 1)
+        def _():
+            upstream.semaphore_signal(turn, step + 1, memory_scope="gpu")
+
+    check(body, 2 * X, X, grid=(STEPS,), in_specs=[SPEC], out_specs=SPEC)
+
+
+def test_a_semaphore_of_this_package():
+    def body(x_ref, o_ref, sem):
+        plgpu.semaphore_signal(sem)
+        plgpu.semaphore_wait(sem)
+        o_ref[...] = x_ref[...]
+
+    check(body, X, X, scratch_shapes=[plgpu.SemaphoreType.REGULAR])
+
+
+def test_a_delay():
+    def body(x_ref, o_ref):
+        pl.delay(100)
+        o_ref[...] = x_ref[...]
+
+    check(body, X, X)
+
+
+def test_other_devices_come_later():
+    def body(x_ref, o_ref, sem):
+        pl.semaphore_signal(sem, device_id=jnp.int32(1))
+        o_ref[...] = x_ref[...]
+
+    with pytest.raises(errors.UnsupportedError, match="device_id is not supported"):
+        call(body, X, scratch_shapes=[upstream.SemaphoreType.REGULAR])
