@@ -6,10 +6,13 @@ enclosing scopes, and consecutive scopes reuse the space. Barriers are never reu
 barrier's phase outlives its scope. Planner, lowering and emulator visit the scopes in
 the same order.
 
-A block's dynamic SMEM consists of arrays, barriers, the address of its TMEM, and
-scratch of reductions and relayouts, in this order. Whether the scratch is used is known
-only when the code is emitted; it is last, so that a kernel that does not use it does
-not allocate it.
+The scopes inside `warp_map` are a stack of each warp of the block: no two warps share
+memory, so nothing has to order their scopes.
+
+A block's dynamic SMEM consists of arrays, arrays of the warps, barriers, the address of
+its TMEM, and scratch of reductions and relayouts, in this order. Whether the scratch is
+used is known only when the code is emitted; it is last, so that a kernel that does not
+use it does not allocate it.
 """
 
 from __future__ import annotations
@@ -17,13 +20,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pallas_gpu import _jax, arch, errors, types, walk
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, allocated_columns
 from pallas_gpu.primitives._scratch import least_scratch_bytes
 from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.warp import WARPS, warp_map_p
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # The widest access of a thread (PTX ISA, ld).
@@ -64,6 +68,25 @@ class Stack:
     top: int = 0
 
 
+class BarrierKey(NamedTuple):
+    """A declaration of barriers.
+
+    Attributes:
+      place: of its scope.
+      position: in the scope.
+      in_warp: whether each warp has its own: a function may be called by both.
+    """
+
+    place: walk.Place
+    position: int
+    in_warp: bool
+
+    @classmethod
+    def of(cls, site: walk.Site, position: int) -> BarrierKey:
+        """The declaration at a position of a scope's site."""
+        return cls(site.place, position, site.is_inside(warp_map_p))
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """The memory and barriers of a block.
@@ -74,19 +97,22 @@ class Plan:
       scratch_bytes: for reductions and relayouts that cross warps, if any.
       barriers: number of barriers.
       collective_tmem: whether a pair of CTAs allocates the TMEM.
-      barrier_slots: index of the first barrier of each declaration, by the place of its
-        scope and its position there.
+      barrier_slots: index of the first barrier of each declaration.
       scratch_room_bytes: the part of the scratch that code may use.
       scratch_limit_bytes: the maximum of `scratch_room_bytes`.
+      warp_stack: the SMEM arrays of one warp, from the start of its part.
+      warps: number of warps of a block.
     """
 
     stacks: Mapping[types.MemorySpace, Stack]
     scratch_bytes: int
     barriers: int
-    barrier_slots: dict[tuple[walk.Place, int], int]
+    barrier_slots: dict[BarrierKey, int]
     scratch_room_bytes: int
     scratch_limit_bytes: int
     collective_tmem: bool = False
+    warp_stack: Stack = Stack(types.SMEM)
+    warps: int = 0
 
     @property
     def allocations(self) -> tuple[Allocation, ...]:
@@ -95,8 +121,20 @@ class Plan:
 
     @property
     def arrays_bytes(self) -> int:
-        """SMEM arrays with padding."""
-        return self.stacks[types.SMEM].top
+        """SMEM arrays with padding, those of the warps included."""
+        if not self.warp_stack.top:
+            return self.stacks[types.SMEM].top
+        return self.warps_offset_bytes + self.warps * self.warp_bytes
+
+    @property
+    def warps_offset_bytes(self) -> int:
+        """The offset of the first warp's arrays."""
+        return _align(self.stacks[types.SMEM].top, types.SMEM.alignment)
+
+    @property
+    def warp_bytes(self) -> int:
+        """SMEM of each warp, with padding: the distance from one to the next."""
+        return _align(self.warp_stack.top, types.SMEM.alignment)
 
     @property
     def tmem_columns(self) -> int:
@@ -234,18 +272,23 @@ def _highest(found: Sequence[walk.Site], space: types.MemorySpace) -> Stack:
     return highest
 
 
+def copies(site: walk.Site, warps: int) -> int:
+    """Returns how often a scope's declarations exist in a block of so many warps."""
+    return warps if site.is_inside(warp_map_p) else 1
+
+
 def _barrier_slots(
-    found: Sequence[walk.Site],
-) -> tuple[dict[tuple[walk.Place, int], int], int]:
+    found: Sequence[walk.Site], warps: int
+) -> tuple[dict[BarrierKey, int], int]:
     """Returns the first barrier of each declaration, and the number of barriers."""
-    slots: dict[tuple[walk.Place, int], int] = {}
+    slots: dict[BarrierKey, int] = {}
     barriers = 0
     for site in found:
         for i, var in enumerate(scope_refs(site.eqn)):
-            key = (site.place, i)
+            key = BarrierKey.of(site, i)
             if var.aval.memory_space is types.BARRIERS and key not in slots:
                 slots[key] = barriers
-                barriers += types.BARRIERS.size(var.aval)
+                barriers += types.BARRIERS.size(var.aval) * copies(site, warps)
     return slots, barriers
 
 
@@ -272,10 +315,14 @@ def plan(
     """
     found = scopes(jaxpr)
     _check_scopes(found, target)
-    stacks = {space: _highest(found, space) for space in types.MemorySpace}
-    slots, barriers = _barrier_slots(found)
+    of_block = [site for site in found if not site.is_inside(warp_map_p)]
+    of_warp = [site for site in found if site.is_inside(warp_map_p)]
+    stacks = {space: _highest(of_block, space) for space in types.MemorySpace}
+    warps = WARPS * warpgroups
+    slots, barriers = _barrier_slots(found, warps)
+    warp_stack = _highest(of_warp, types.SMEM)
     pairs = _has_collective_tmem(found)
-    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs)
+    result = Plan(stacks, 0, barriers, slots, 0, 0, pairs, warp_stack, warps)
     if stacks[types.TMEM].top > types.TMEM.budget(target):
         raise _out_of_tmem(stacks[types.TMEM], target, name)
     _check_accumulators(stacks[types.REGS], target, name)
@@ -322,6 +369,10 @@ def _check_scopes(found: Sequence[walk.Site], target: arch.GpuTarget) -> None:
 def table(result: Plan) -> str:
     """Returns what a plan allocates in SMEM as a table in bytes."""
     rows = _rows(result.stacks[types.SMEM])
+    if result.warp_stack.top:
+        what, each = f"arrays of {result.warps} warps", result.warp_bytes
+        rows.append((what, f"{result.warps_offset_bytes:,}",
+                     f"{each * result.warps:,}"))  # fmt: skip
     if result.barriers:
         word = "barrier" if result.barriers == 1 else "barriers"
         rows.append((f"{result.barriers} {word}", f"{result.barrier_offset_bytes:,}",

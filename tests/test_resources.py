@@ -116,6 +116,35 @@ def test_barriers_are_never_shared():
     assert sorted(result.barrier_slots.values()) == [0, 1]
 
 
+def test_each_warp_has_a_stack_above_that_of_the_block():
+    def body(x, o, a):
+        @plgpu.warp_map
+        def _(warp_id):
+            def outer(b):
+                plgpu.run_scoped(lambda c: None, plgpu.SMEM((3, 256), jnp.float32))
+
+            plgpu.run_scoped(outer, tile(1))
+            plgpu.run_scoped(lambda d: None, tile(2))
+
+        plgpu.run_scoped(lambda e: None, tile(5))
+        o[...] = x[...]
+
+    result = plan(body, scratch_types=[tile(1)])
+    assert (result.warps_offset_bytes, result.warp_bytes) == (6 * KIB, 4 * KIB)
+    assert result.arrays_bytes == (6 + 4 * 4) * KIB
+    assert "arrays of 4 warps" in result.table()
+
+
+def test_each_warp_of_the_block_has_barriers():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.run_scoped(lambda b: None, plgpu.Barrier(num_barriers=3))
+
+    result = plan(body, warpgroups=2, num_threads=2, thread_name="wg")
+    assert result.barriers == 4 * 2 * 3
+
+
 def test_a_scope_in_a_loop_is_planned_once():
     def body(x, o):
         @plgpu.loop(0, 4)

@@ -81,7 +81,10 @@ PLGPU: dict[str, Row] = {
         "hardware has"
     ),
     "Mesh": differs("at most 8 warpgroups and 2^31 - 1 CTAs; `grid=(0,)` is a no-op"),
-    "WarpMesh": differs("the `mesh` of `plgpu.kernel`; `core_map` is not there"),
+    "WarpMesh": differs(
+        "the `mesh` of `plgpu.kernel`, with scratch of each warp; `core_map` "
+        "is not there"
+    ),
     "warp_map": differs(
         "a barrier that only some warps wait for is not waited for by the warpgroup"
     ),
@@ -251,7 +254,7 @@ PL: dict[str, Row] = {
     "loop": SAME,
     "program_id": SAME,
     "num_programs": SAME,
-    "run_scoped": differs("a scope inside `warp_map` comes later"),
+    "run_scoped": differs("inside `warp_map`, each warp of the block has its own"),
     "with_scoped": SAME,
     "run_state": differs("in a kernel, of accumulators; outside, of arrays"),
     "get_global": differs("of semaphores, and of arrays: `plgpu.GMEM(shape, dtype)`"),

@@ -49,20 +49,22 @@ def splittable(composite: Composite, x: Any) -> Any:
     """Returns an array in a layout that splits, if layouts are not inferred."""
     if composite.kernel.semantics is not types.LoweringSemantics.Lane:
         return x
-    return ops.bind(layout_cast_p, x, layout=_of_single_elements(x.shape))
+    return ops.bind(layout_cast_p, x, layout=_of_single_elements(composite, x.shape))
 
 
 def in_default_layout(composite: Composite, x: Any) -> Any:
     """Returns a result in the layout of loads, if layouts are not inferred."""
     if composite.kernel.semantics is not types.LoweringSemantics.Lane or not x.shape:
         return x
-    layout = default_layout(x.shape, 8 * np.dtype(x.dtype).itemsize)
+    bits = 8 * np.dtype(x.dtype).itemsize
+    layout = default_layout(x.shape, bits, composite.kernel.threads)
     return ops.bind(layout_cast_p, x, layout=layout)
 
 
-def _of_single_elements(shape: tuple[int, ...]) -> Any:
-    if math.prod(shape) % THREADS == 0:
+def _of_single_elements(composite: Composite, shape: tuple[int, ...]) -> Any:
+    threads = composite.kernel.threads
+    if math.prod(shape) % THREADS == 0 and threads == THREADS:
         strided = WGStridedLayout(shape, 1)
         if strided.is_linear:
             return strided
-    return of_single_elements(spread_layout(shape))
+    return of_single_elements(spread_layout(shape, threads=threads))

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -27,8 +28,10 @@ import jax
 from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.entry.call import CallParams
+from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives._accesses import accesses
+from pallas_gpu.primitives.warp import warp_map_p
 from pallas_gpu.walk import bodies, walk
 
 
@@ -41,12 +44,19 @@ class Kernel:
       target: the target.
       semantics: the lowering semantics.
       stored: shapes and types of the arrays in SMEM that threads store to.
+      in_warp: whether the body is that of a `warp_map`.
     """
 
     mesh: types.Mesh
     target: arch.Target
     semantics: types.LoweringSemantics
     stored: frozenset[Any] = frozenset()
+    in_warp: bool = False
+
+    @property
+    def threads(self) -> int:
+        """The number of threads that execute the body together."""
+        return WARP_LANES if self.in_warp else THREADS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,12 +208,17 @@ class _Expansion:
         is called twice stays one, as its scopes are allocated once.
       prepared: bodies before their composites are replaced.
       calls: calls that replace equations, by what determines them.
+      in_warps: the expansion of the bodies that single warps execute.
     """
 
     kernel: Kernel
     bodies: dict[Any, _jax.Jaxpr] = dataclasses.field(default_factory=dict)
     prepared: list[_jax.Jaxpr] = dataclasses.field(default_factory=list)
     calls: dict[Any, _jax.JaxprEqn] = dataclasses.field(default_factory=dict)
+
+    @functools.cached_property
+    def in_warps(self) -> _Expansion:
+        return _Expansion(dataclasses.replace(self.kernel, in_warp=True))
 
     def body(self, jaxpr: _jax.Jaxpr, caller: _jax.JaxprEqn | None) -> _jax.Jaxpr:
         """Returns a jaxpr with its equations, and those of inner jaxprs, expanded.
@@ -242,7 +257,8 @@ class _Expansion:
     def _with_bodies(
         self, eqn: _jax.JaxprEqn, located: _jax.JaxprEqn | None
     ) -> _jax.JaxprEqn:
-        inner = {b.jaxpr: self.body(b.jaxpr, located) for b in bodies(eqn)}
+        expansion = self.in_warps if eqn.primitive is warp_map_p else self
+        inner = {b.jaxpr: expansion.body(b.jaxpr, located) for b in bodies(eqn)}
         if all(old is new for old, new in inner.items()):
             return eqn
 

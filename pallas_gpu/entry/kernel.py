@@ -161,8 +161,8 @@ def kernel(
       num_threads, thread_name: warpgroups per block and the name of their axis.
       mesh: grid, cluster and warpgroups as one `Mesh`, instead of the six arguments
         above. A `WarpMesh`: the decorated function runs in each warp of the calling
-        warpgroup; it is called in the body of another kernel, and only `body` and
-        `mesh` are given.
+        warpgroup, with scratch of its own; it is called in the body of another kernel,
+        and only `body`, `mesh` and `scratch_types` are given.
       compiler_params: see `CompilerParams`.
       interpret: None: the emulator on a CPU, the GPU if there is one. True or
         `InterpretParams`: the emulator. False: never the emulator.
@@ -195,9 +195,10 @@ def kernel(
             "cluster_names": cluster_names, "num_threads": num_threads,
             "thread_name": thread_name}  # fmt: skip
     if isinstance(mesh, types.WarpMesh):
-        sized = {**axes, "out_type": out_type, "scratch_types": scratch_types}
-        _refuse_beside("a WarpMesh", sized)
-        return warp.over_warps(body, mesh)
+        _refuse_beside("a WarpMesh", {**axes, "out_type": out_type})
+        own = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
+        in_scope = _with_scratch(body, own or (), None, warp.OVER_WARPS)
+        return warp.over_warps(in_scope, mesh)
     outputs = _results(_one_of("out_type", out_type, "out_shape", out_shape))
     scratch = _one_of("scratch_types", scratch_types, "scratch_shapes", scratch_shapes)
     scratch = () if scratch is None else scratch
@@ -269,7 +270,7 @@ def _results(out_type: Any) -> Any:
 
 
 def _with_scratch(
-    body: Callable[..., None], scratch: Any, mesh: types.Mesh, who: str
+    body: Callable[..., None], scratch: Any, mesh: types.Mesh | None, who: str
 ) -> Callable[..., None]:
     """Wraps the body in one scope that allocates its scratch memory."""
     called = functools.partial(scope.call, who, body)
@@ -284,7 +285,7 @@ def _with_scratch(
             functools.partial(called, *refs),
             positional,
             named,
-            mesh.thread_name or (),
+            () if mesh is None else mesh.thread_name or (),
             names[len(jax.tree.leaves(refs)) :],
         )
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu.entry import scope
 from pallas_gpu.entry.names import parameter_names
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
@@ -38,7 +38,8 @@ def run_scoped[T](
 
     Issued by a warpgroup, or by all of them together: with several warpgroups in a
     block, SMEM and barriers are shared by all, and `collective_axes` must name the
-    thread axis. The contents are initially undefined.
+    thread axis. Inside `warp_map` it is issued by a warp, and each warp of the block
+    has SMEM and barriers of its own. The contents are initially undefined.
 
     Args:
       f: function of one reference per declaration.
@@ -51,8 +52,8 @@ def run_scoped[T](
 
     Raises:
       ArgumentTypeError: an argument is not a declaration.
-      UnsupportedError: SMEM or barriers for one of several warpgroups; a call inside
-        warp_map.
+      UnsupportedError: SMEM or barriers for one of several warpgroups; anything but
+        SMEM and barriers inside warp_map.
 
     Example:
       >>> plgpu.run_scoped(lambda tile: ..., plgpu.SMEM((64, 64), jnp.float32))
@@ -165,8 +166,6 @@ def scoped(
 ) -> Any:
     """`run_scoped` with a name for each declaration, for messages."""
     mesh = scope.current_mesh("run_scoped")
-    if scope.in_warp():
-        raise check.no_scope().with_location(_jax.where_now())
     axes = expect.names(collective_axes, "run_scoped: collective_axes")
     leaves, tree = jax.tree.flatten(
         (tuple(scratch_types), named_scratch_types), is_leaf=is_declaration
@@ -247,6 +246,17 @@ def _check_axes(
         )
     for declaration in declarations:
         declaration.check_scope(mesh)
+    if scope.in_warp():
+        if axes:
+            raise errors.UnsupportedError(
+                "run_scoped inside warp_map: warps cannot allocate together",
+                expected="collective_axes=(): each warp has memory and barriers of its "
+                "own",
+                got=f"collective_axes={axes}",
+                hint="allocate around the warp_map what its warps share",
+                where=_jax.where_now(),
+            )
+        return
     expected = () if mesh.thread_name is None else (mesh.thread_name,)
     if axes == expected or (axes == () and len(own) == len(declarations)):
         return

@@ -15,6 +15,9 @@ from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
+# Such a kernel in messages.
+OVER_WARPS = "a kernel over a WarpMesh"
+
 
 @expect.arguments(f=expect.function)
 def warp_map(f: Callable[[jax.Array], None], /) -> None:
@@ -26,8 +29,9 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     Issued by a warpgroup. Its warps synchronize, run `f` independently of each other,
     and the warpgroup continues when all four are done. Inside, the issuer is a warp:
     one elected lane starts a copy, stores an element, or arrives, which counts as one
-    arrival; `commit_smem` and `commit_gmem` fence this warp's writes. Only scalars are
-    supported: elements of references, copies, barriers, control flow, positions.
+    arrival; `commit_smem` and `commit_gmem` fence this warp's writes. Arrays are those
+    of a warp, distributed over its 32 lanes, and `run_scoped` allocates memory and
+    barriers for each warp.
 
     Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
     the next, as a warpgroup does for its own waits. What all four warps wait for alike
@@ -46,8 +50,10 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     Raises:
       ArgumentTypeError: `f` does not have exactly one parameter.
       KernelError: `f` returns a value, or the call is outside a kernel.
-      UnsupportedError: `f` handles arrays, accumulators or scopes, issues an operation
-        of a whole warpgroup, or calls `warp_map`.
+      UnsupportedError: `f` uses an array or an accumulator of the warpgroup, issues an
+        operation of a whole warpgroup (a matrix product, `set_max_registers`), or calls
+        `warp_map`.
+      LayoutError: a layout distributes an array over several warps.
       BarrierError: a barrier is waited for both by some warps and outside.
 
     Example:
@@ -71,7 +77,8 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
     """`kernel` over the warps of a warpgroup: `warp_map` with a named axis.
 
     Args:
-      f: function of what the result is called with, references among it.
+      f: function of what the result is called with, references among it, which
+        reports a call that its signature does not admit.
       mesh: the name of the axis.
 
     Returns:
@@ -79,7 +86,7 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
     """
 
     def run(*args: Any) -> None:
-        outer = scope.current_mesh("a kernel over a WarpMesh")
+        outer = scope.current_mesh(OVER_WARPS)
         if mesh.axis_name in (name for name, _ in outer.axes):
             raise errors.ArgumentError(
                 "two axes have the same name",
@@ -90,8 +97,8 @@ def over_warps(f: Callable[..., None], mesh: types.WarpMesh) -> Callable[..., No
             )
 
         def body(_: jax.Array) -> None:
-            if scope.call("a kernel over a WarpMesh", f, *args) is not None:
-                raise _returns_a_value("a kernel over a WarpMesh", f)
+            if f(*args) is not None:
+                raise _returns_a_value(OVER_WARPS, f)
 
         _bind(body, mesh.axis_name)
 

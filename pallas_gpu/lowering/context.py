@@ -48,7 +48,8 @@ class KernelState:
       plan: allocation of SMEM, TMEM and barriers.
       state: register state that loops and branches carry: parity bits of each barrier
         declaration (a scalar i32), and live accumulators (arrays).
-      smem_top_bytes: top of the stack of SMEM arrays.
+      smem_top_bytes: top of the stack of SMEM arrays: of the block, or of the warp that
+        executes the code.
       tmem_top_columns: likewise of arrays in TMEM.
       tmem: the TMEM of the block, if it has any: an `Allocation` under Lane semantics,
         a memref of all columns under Warpgroup semantics until it is expanded.
@@ -116,7 +117,7 @@ class KernelState:
         declared: dict[_jax.Jaxpr, set[int]] = {}
         for site in resources.scopes(self.params.jaxpr):
             for i, var in enumerate(resources.scope_refs(site.eqn)):
-                slot = self.plan.barrier_slots.get((site.place, i))
+                slot = self.plan.barrier_slots.get(resources.BarrierKey.of(site, i))
                 if slot is None:
                     continue
                 keys = var.aval.barrier.parity_keys(slot)

@@ -236,13 +236,13 @@ def _prologue(kernel: KernelState) -> None:
     for axis in kernel.params.enclosing:
         kernel.axes[axis.name] = _position_around(kernel, axis.operand)
     declarations = _barriers(kernel.params.jaxpr, kernel.plan)
-    for slot, barrier in declarations.items():
+    for slot, (barrier, copies) in declarations.items():
         # The bits are the parities of the next waits. The parity of the phase before
         # the first is 1: a wait for it returns at once.
         parities = -1 if barrier.initially_complete else 0
         for key in barrier.parity_keys(slot):
             kernel.state[key] = vals.constant(parities, ctx_lib.I32)
-        for i in range(barrier.size):
+        for i in range(barrier.size * copies):
             offset = types.BARRIER_BYTES * (slot + i)
             pointer = kernel.builder.smem_pointer(
                 kernel.plan.barrier_offset_bytes + offset
@@ -255,14 +255,17 @@ def _prologue(kernel: KernelState) -> None:
         kernel.builder.sync_after_init()
 
 
-def _barriers(jaxpr: _jax.Jaxpr, plan: resources.Plan) -> dict[int, types.Barrier]:
-    """Returns the barrier declarations of a kernel by their slots."""
-    found: dict[int, types.Barrier] = {}
+def _barriers(
+    jaxpr: _jax.Jaxpr, plan: resources.Plan
+) -> dict[int, tuple[types.Barrier, int]]:
+    """Returns the barriers that a kernel declares, and how often, by their slots."""
+    found: dict[int, tuple[types.Barrier, int]] = {}
     for site in resources.scopes(jaxpr):
         for i, var in enumerate(resources.scope_refs(site.eqn)):
-            slot = plan.barrier_slots.get((site.place, i))
+            slot = plan.barrier_slots.get(resources.BarrierKey.of(site, i))
             if slot is not None:
-                found.setdefault(slot, var.aval.barrier)
+                copies = resources.copies(site, plan.warps)
+                found.setdefault(slot, (var.aval.barrier, copies))
     return found
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SMEM scratch of the reductions and relayouts of a warpgroup."""
+"""SMEM scratch of the reductions and relayouts of a warpgroup, or of its warps."""
 
 from __future__ import annotations
 
@@ -26,8 +26,19 @@ _MOST_WANTED_BYTES = 1 << 16
 
 
 def available_bytes(kernel: KernelState) -> int:
-    """Returns the bytes that each warpgroup may use."""
-    return kernel.plan.scratch_room_bytes // kernel.params.mesh.warpgroups
+    """Returns the bytes that each warpgroup may use, or each warp in code of warps."""
+    return _share(kernel, _issuers(kernel))
+
+
+def _share(kernel: KernelState, count: int) -> int:
+    share = kernel.plan.scratch_room_bytes // count
+    return share - share % SCRATCH_GRANULE_BYTES
+
+
+def _issuers(kernel: KernelState) -> int:
+    """Returns how many execute the code at once: the scratch is divided among them."""
+    builder = kernel.builder
+    return builder.spec.threads // builder.issuer_threads
 
 
 def with_more(
@@ -52,8 +63,8 @@ def with_more(
     return None
 
 
-def of_warpgroup(kernel: KernelState) -> SmemScratch | None:
-    """Returns the scratch of the running warpgroup, None where there is none.
+def of_issuer(kernel: KernelState) -> SmemScratch | None:
+    """Returns the scratch of the running warpgroup or warp, None where there is none.
 
     The first call allocates it.
     """
@@ -63,22 +74,30 @@ def of_warpgroup(kernel: KernelState) -> SmemScratch | None:
     kernel.plan = kernel.plan.with_scratch()
     builder = kernel.builder
     pointer = builder.smem_pointer(kernel.plan.scratch_offset_bytes)
-    if kernel.params.mesh.warpgroups > 1:
-        offset = arith.muli(builder.threads.warpgroup, _distance(kernel, bytes_each))
-        pointer = addressing.offset_pointer(pointer, offset)
+    warpgroups, in_warp = builder.spec.warpgroups, builder.issuer == "warp"
+    if warpgroups > 1:
+        distance = _distance(kernel, "warpgroup", _share(kernel, warpgroups))
+        pointer = addressing.offset_pointer(
+            pointer, arith.muli(builder.threads.warpgroup, distance)
+        )
+    if in_warp:
+        distance = _distance(kernel, "warp", bytes_each)
+        pointer = addressing.offset_pointer(
+            pointer, arith.muli(builder.threads.warp, distance)
+        )
     return SmemScratch(pointer, bytes_each)
 
 
-def _distance(kernel: KernelState, bytes_each: int) -> ir.Value:
-    """Returns the distance of two warpgroups' scratch, which grows with the scratch.
+def _distance(kernel: KernelState, of: str, bytes_each: int) -> ir.Value:
+    """Returns the distance of two issuers' scratch, which grows with the scratch.
 
-    Code that was emitted for a smaller scratch uses the same constant: otherwise the
-    parts of two warpgroups would overlap.
+    Code that was emitted for a smaller scratch uses the same constant: otherwise their
+    parts would overlap.
     """
     i32 = ir.IntegerType.get_signless(32)
     number = ir.IntegerAttr.get(i32, bytes_each)
     constant = kernel.builder.hoisted(
-        "distance of scratch", lambda: arith.constant(i32, number)
+        ("distance of scratch", of), lambda: arith.constant(i32, number)
     )
     constant.owner.attributes["value"] = number
     return constant
@@ -89,15 +108,14 @@ def for_data(kernel: KernelState, wanted_bytes: int) -> SmemScratch | None:
 
     The scratch grows within the remaining SMEM. None where there is none.
     """
-    warpgroups = kernel.params.mesh.warpgroups
-    limit = kernel.plan.scratch_limit_bytes // warpgroups
+    issuers = _issuers(kernel)
+    limit = kernel.plan.scratch_limit_bytes // issuers
     wanted = min(wanted_bytes, limit, _MOST_WANTED_BYTES)
     if wanted > available_bytes(kernel):
         granules = -(-wanted // SCRATCH_GRANULE_BYTES)
-        kernel.plan = kernel.plan.with_room(
-            granules * SCRATCH_GRANULE_BYTES * warpgroups
-        )
-    return of_warpgroup(kernel)
+        room = granules * SCRATCH_GRANULE_BYTES * issuers
+        kernel.plan = kernel.plan.with_room(min(room, kernel.plan.scratch_limit_bytes))
+    return of_issuer(kernel)
 
 
 def for_relayout(
@@ -107,7 +125,7 @@ def for_relayout(
     bits, available = dtypes.bits(x.dtype), available_bytes(kernel)
     if not relayout.scratch_bytes(x.layout, target, bits, available):
         return None
-    return of_warpgroup(kernel)
+    return of_issuer(kernel)
 
 
 def for_reduction(
@@ -129,7 +147,7 @@ def of_bytes(
     """Returns the scratch for an operation that needs some; None if it needs none.
 
     Args:
-      needed: bytes for one warpgroup.
+      needed: bytes for one warpgroup, or for one warp.
       what, got: the operation and its operand, for the message.
 
     Raises:
@@ -139,6 +157,8 @@ def of_bytes(
         return None
     available = available_bytes(kernel)
     if needed > available:
+        shares = _issuers(kernel) // kernel.params.mesh.warpgroups
+        needed, available = needed * shares, available * shares
         raise errors.OutOfResources(
             f"{what} needs more scratch",
             resource="SMEM",
@@ -148,7 +168,7 @@ def of_bytes(
             got=f"{needed} bytes for {got}",
             hint=_more_scratch(kernel, needed),
         )
-    return of_warpgroup(kernel)
+    return of_issuer(kernel)
 
 
 def _more_scratch(kernel: KernelState, needed: int) -> str:

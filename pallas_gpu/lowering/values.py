@@ -67,11 +67,14 @@ class BarrierHandle:
     Attributes:
       offset_bytes: of its first barrier in the block's SMEM.
       slot: index of its first barrier in the block.
+      warp_distance_bytes: from the barriers of a warp to those of the next one; 0 for
+        barriers of the block.
     """
 
     offset_bytes: int
     barrier: types.Barrier
     slot: int
+    warp_distance_bytes: int = 0
 
     @property
     def keys(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
+from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.mosaic import module
 
 
@@ -89,10 +90,17 @@ def thread_parity(mask: int) -> ir.Value:
 
 
 def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
-    """i1: all of these bits of the thread index are zero; None without bits."""
+    """i1: these replication bits of the thread index are zero; None without bits.
+
+    Of the threads that hold copies of an element it is true in one. The arrays of
+    different warps are not copies: in code of single warps the bits of the warp do not
+    count.
+    """
+    kernel = module.current()
+    if kernel.issuer == "warp":
+        bits = [b for b in bits if b < LANE_BITS]
     if not bits:
         return None
-    kernel = module.current()
     mask = sum(1 << b for b in bits)
 
     def emit() -> ir.Value:
@@ -155,6 +163,28 @@ def atomic_space(pointer: ir.Value) -> tuple[str, str, ir.Value]:
             return "cluster.shared::cluster", "r", llvm.ptrtoint(i32, pointer)
         case _:
             return "gpu.global", "l", pointer
+
+
+def smem_pointer_of_warp(offset_bytes: int, distance_bytes: int) -> ir.Value:
+    """The address in the dynamic SMEM of what each warp of the block has its own.
+
+    Args:
+      offset_bytes: of the first warp's.
+      distance_bytes: from one warp's to the next one's; 0 for what all share.
+    """
+    kernel = module.current()
+    first = kernel.smem_pointer(offset_bytes)
+    if not distance_bytes:
+        return first
+
+    def emit() -> ir.Value:
+        warp = kernel.threads.warp
+        if kernel.spec.warpgroups > 1:
+            before = arith.muli(kernel.threads.warpgroup, kernel.i32(WARPS))
+            warp = arith.addi(before, warp)
+        return offset_pointer(first, arith.muli(warp, kernel.i32(distance_bytes)))
+
+    return kernel.hoisted(("of warp", offset_bytes, distance_bytes), emit)
 
 
 def thread_pointers(

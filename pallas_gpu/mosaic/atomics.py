@@ -231,10 +231,12 @@ def _extreme(
 
 def replicas(layout: Placement | None) -> tuple[int, ...]:
     """The bits of the thread index in which threads hold the same elements."""
+    warp = module.current().issuer == "warp"
     if layout is None:
-        warp = module.current().issuer == "warp"
         return tuple(range(LANE_BITS if warp else THREAD_BITS))
-    return layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    bits = layout.replication_bits if isinstance(layout, LinearLayout) else ()
+    # The arrays of different warps are not copies.
+    return tuple(b for b in bits if not (warp and b >= LANE_BITS))
 
 
 def scratch_bytes(layout: Placement | None, dtype: np.dtype) -> int:

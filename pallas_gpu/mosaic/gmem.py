@@ -12,15 +12,16 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.gmem.access import GmemAccess, plan_gmem
-from pallas_gpu.layouts.registers.placement import (
-    Placement,
-    default_placement,
-    place_registers,
-)
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import addressing, masking, module, smem, sub_byte
 from pallas_gpu.mosaic.elements import dtypes, packed, predication
-from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
+from pallas_gpu.mosaic.registers import (
+    Array,
+    Deferred,
+    RegisterArray,
+    default_placement,
+)
 from pallas_gpu.mosaic.smem import (
     add_index,
     check_stored,

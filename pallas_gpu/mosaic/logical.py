@@ -42,7 +42,10 @@ BUFFER = "pallas_gpu.buffer"
 _CAST = "builtin.unrealized_conversion_cast"
 # On the declaration of an SMEM array that an operation uses, not the author.
 INTERNAL = "pallas_gpu.internal"
-# On an operation that a single warp executes.
+# On the declaration of an SMEM array that each warp has its own: the bytes from one
+# warp's to the next one's.
+WARP_DISTANCE = "pallas_gpu.warp_distance"
+# On an operation that a single warp executes, with all that its regions contain.
 IN_WARP = "pallas_gpu.in_warp"
 
 

@@ -275,6 +275,11 @@ class KernelBuilder:
             self.issuer = outer
 
     @property
+    def issuer_threads(self) -> int:
+        """The number of threads of the issuer."""
+        return WARP_THREADS if self.issuer == "warp" else WARPGROUP_THREADS
+
+    @property
     def elected(self) -> ir.Value:
         """i1: true in the one thread that issues instructions for the issuer."""
         if self.issuer == "warp":

@@ -19,10 +19,11 @@ from jaxlib.mlir.dialects import arith
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, WGSplatLayout, WGStridedLayout
+from pallas_gpu.layouts.registers import defaults
+from pallas_gpu.layouts.registers import placement as placements
 from pallas_gpu.layouts.registers.broadcasts import broadcast_layout
 from pallas_gpu.layouts.registers.placement import (
     Placement,
-    default_placement,
     describe,
     place,
     place_registers,
@@ -265,6 +266,24 @@ def with_sign(x: Array, dtype: np.dtype) -> Array:
             operand = with_sign(x.operand, dtype)
             return dataclasses.replace(x, operand=operand)  # type: ignore[arg-type]
     raise errors.InternalError("Not a kernel array", got=type(x))
+
+
+# --- layouts --------------------------------------------------------------------------
+
+
+def default_placement(shape: Sequence[int], bits: int) -> Placement:
+    """The default layout over the threads that execute the emitted code.
+
+    These are the threads of the warpgroup, or of the warp: then each warp has an array
+    of its own. See `placement.default_placement`.
+    """
+    return placements.default_placement(shape, bits, module.current().issuer_threads)
+
+
+def spread_layout(shape: Sequence[int], bits: int = 32) -> LinearLayout:
+    """A linear layout of any shape over these threads; see `defaults.spread_layout`."""
+    threads = module.current().issuer_threads
+    return defaults.spread_layout(tuple(shape), bits, threads)
 
 
 # --- making arrays --------------------------------------------------------------------

@@ -13,11 +13,7 @@ from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import SmemLayout, WGStridedLayout
-from pallas_gpu.layouts.registers.placement import (
-    Placement,
-    default_placement,
-    place_registers,
-)
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.access import plan_access
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES, AccessPlan, Kind
 from pallas_gpu.layouts.smem.bit_access import plan_bits
@@ -27,7 +23,12 @@ from pallas_gpu.layouts.window import Window
 from pallas_gpu.mosaic import addressing, masking, module, sub_byte
 from pallas_gpu.mosaic.elements import dtypes, packed, predication
 from pallas_gpu.mosaic.elements.convert import convert_value
-from pallas_gpu.mosaic.registers import Array, Deferred, RegisterArray
+from pallas_gpu.mosaic.registers import (
+    Array,
+    Deferred,
+    RegisterArray,
+    default_placement,
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -92,10 +92,10 @@ def atomic_add(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
 
     PTX: red.add or atom.add, relaxed, for each element. Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` for single elements by a warp. Complete
-    when the old values are used, or at the next barrier of the issuer. Atomic
-    operations of all CTAs on one element take effect one after the other, in any order:
-    sums of floats depend on it. They order no other accesses.
+    Issued by a warpgroup, or inside `warp_map` by a warp. Complete when the old
+    values are used, or at the next barrier of the issuer. Atomic operations of all CTAs
+    on one element take effect one after the other, in any order: sums of floats depend
+    on it. They order no other accesses.
 
     Args:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,

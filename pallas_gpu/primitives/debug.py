@@ -17,7 +17,9 @@ from pallas_gpu.types import values as value_rules
 
 debug_print_p = registry.define("debug_print", "debug", issuers=registry.ISSUERS)
 debug_check_p = registry.define("debug_check", "debug", issuers=registry.ISSUERS)
-print_layout_p = registry.define("print_layout", "debug", reads=("x",))
+print_layout_p = registry.define(
+    "print_layout", "debug", reads=("x",), issuers=registry.ISSUERS
+)
 # The primitive of `jax.debug.print`.
 registry.describe(_jax.debug_print_p, "debug")
 
@@ -190,7 +192,7 @@ def print_layout(fmt: str, x: Any) -> None:
 
     PTX: none. Since: sm_90.
 
-    Issued by a warpgroup.
+    Issued by a warpgroup, or inside `warp_map` by a warp.
 
     Args:
       fmt: a format string of Python with one `{}`.

@@ -20,6 +20,7 @@ gather_positions_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["index"].shape, operands["x"].dtype
     ),
+    issuers=registry.ISSUERS,
 )
 scatter_positions_p = registry.define(
     "scatter_positions",
@@ -27,6 +28,7 @@ scatter_positions_p = registry.define(
     result=lambda operands, **_: jax.core.ShapedArray(
         operands["x"].shape, operands["x"].dtype
     ),
+    issuers=registry.ISSUERS,
 )
 
 

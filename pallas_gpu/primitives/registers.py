@@ -29,6 +29,7 @@ layout_cast_p = registry.define(
     "layout_cast",
     "registers",
     result=lambda x, **_: jax.core.ShapedArray(x.shape, x.dtype),
+    issuers=registry.ISSUERS,
 )
 multiple_of_p = registry.define(
     "multiple_of",
@@ -80,8 +81,7 @@ def load(
     for each element unless the mask is the same along a vector.
     Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete
-    when it returns.
+    Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
 
     Args:
       src: SMEM or GMEM reference, or a part of one.
@@ -146,8 +146,8 @@ def store(dst: types.Ref, idx: Any, value: Any, *, mask: Any = None) -> None:
     store for each element unless the mask is the same along a vector.
     Since: sm_90.
 
-    Issued by a warpgroup, or inside `warp_map` for single elements by a warp; complete
-    when it returns, for the issuer.
+    Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns, for
+    the issuer.
 
     Args:
       dst: SMEM or GMEM reference, or a part of one.
@@ -199,7 +199,7 @@ def layout_cast(x: Any, new_layout: Any) -> jax.Array:
     `CompilerParams.reduction_scratch_bytes` reserves.
     Since: sm_90.
 
-    Issued by a warpgroup; complete when it returns.
+    Issued by a warpgroup, or inside `warp_map` by a warp; complete when it returns.
 
     Args:
       x: an array.
@@ -238,7 +238,7 @@ def broadcasted_iota(
 
     PTX: integer arithmetic on %tid; no memory. Since: sm_90.
 
-    Issued by a warpgroup.
+    Issued by a warpgroup, or inside `warp_map` by a warp.
 
     Args:
       dtype: element type.

@@ -10,6 +10,7 @@ from pallas_gpu.primitives import _registry as registry
 run_scoped_p = registry.define(
     "run_scoped",
     "scoped",
+    issuers=registry.ISSUERS,
     results=lambda *_, jaxpr, **__: [v.aval for v in jaxpr.outvars],
 )
 

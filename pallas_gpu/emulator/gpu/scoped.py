@@ -37,8 +37,8 @@ from pallas_gpu.layouts import SmemLayout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
-# (scope, its one warpgroup or None, visit); the same in all CTAs.
-ScopeKey = tuple[Any, int | None, int]
+# (scope, its one warpgroup or warp or None, visit); the same in all CTAs.
+ScopeKey = tuple[Any, tuple[int, ...] | None, int]
 
 
 class Declared(NamedTuple):
@@ -68,7 +68,7 @@ class Scope:
       arrays: in SMEM and TMEM, by the position of their declaration.
       barriers: likewise.
       of_launch: those in GMEM, likewise. Accumulators belong to a warpgroup.
-      members: number of warpgroups that must enter.
+      members: number of warpgroups that must enter; 1 for the scope of a warp.
       entered, left: number of warpgroups that have done so.
       clock: the join of their clocks on entry.
     """
@@ -153,7 +153,7 @@ def _enter(
     visits = wg.state.of(_VISITS)
     visit = visits.get(jaxpr, 0)
     visits[jaxpr] = visit + 1
-    scope = scope_of(cta, (jaxpr, None if shared else wg.index, visit), declared)
+    scope = scope_of(cta, (jaxpr, None if shared else wg.place, visit), declared)
     scope.entered += 1
     if scope.members > 1:
         ordering.join(scope.clock, wg.release())
@@ -214,7 +214,7 @@ def _allocate(cta: Cta, scope: Scope) -> None:
             case _ if var in cta.work:
                 scope.of_launch[i] = cta.work[var]
             case types.BarrierRef():
-                declaration = (scope.key[0], i)
+                declaration = (*scope.key[:2], i)
                 scope.barriers[i] = BarrierArray.of(
                     cta, aval.barrier, declaration, name
                 )
@@ -297,7 +297,7 @@ def _require_no_guests(wg: Warpgroup, memory: SharedArray | TensorArray) -> None
 
 
 def _require_quiet(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
-    clocks = [t.clock for t in wg.cta.warpgroups]
+    clocks = [t.clock for t in (wg, *wg.cta.warpgroups)]
     for record in memory.history.live():
         if record.hint == WAIT_LOAD and not scopes_of(wg.cta).open:
             continue  # the end of the kernel waits for loads from TMEM

@@ -24,7 +24,6 @@ from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs, written
 from pallas_gpu.entry.check.tma import check_copy
-from pallas_gpu.entry.check.warp import no_scope
 from pallas_gpu.entry.check.wgmma import require_transforms
 
 __all__ = [
@@ -37,7 +36,6 @@ __all__ = [
     "control",
     "cp_async",
     "debug",
-    "no_scope",
     "positions",
     "require_axis_name",
     "require_element_types",

@@ -92,6 +92,8 @@ def _check(site: Site, mesh: types.Mesh) -> None:
         warp.check_equation(eqn, operation)
         if warp.is_position(site):
             return
+    elif eqn.primitive is warp_map_p:
+        warp.check_captured(eqn)
     if operation is None:
         positions.refuse_collective(eqn, mesh)
         if not _has_rules(eqn.primitive):

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations that a single warp can issue."""
+"""Operations that a single warp can issue, and the arrays that it can have."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, errors, layouts, resources, types
+from pallas_gpu.layouts.registers.placement import is_of_warp, place
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.primitives.warp import warp_map_p
@@ -22,18 +23,45 @@ def check_equation(eqn: _jax.JaxprEqn, operation: registry.Operation | None) -> 
             hint="call them one after the other, or branch on warp_id",
         )
     if eqn.primitive is run_scoped_p:
-        raise no_scope()
+        _check_scope(eqn)
+        return
     name = eqn.primitive.name
     if operation is not None and "warp" not in operation.issuers:
         raise _refusal(
             f"{name} inside warp_map",
             expected="an operation that one warp can issue: copies, barriers, their "
-            "waits and fences, elements of references",
+            "waits and fences, arrays of its own",
             got=f"{name}, which needs the whole warpgroup",
             hint="call it outside the warp_map",
         )
+    if name == "dot_general":
+        raise _refusal(
+            "a matrix product inside warp_map",
+            expected="products of a warpgroup: wgmma and mma divide them among its "
+            "four warps",
+            got=f"dot_general of {' and '.join(_text(v.aval) for v in eqn.invars)}",
+            hint="multiply outside the warp_map, or elementwise and add up: "
+            "(a[:, :, None] * b).sum(1)",
+        )
     for var in (*eqn.invars, *eqn.outvars):
-        _require_scalar_or_memory(var.aval, name)
+        _refuse_accumulator(var.aval, name)
+    _check_layout(eqn)
+
+
+def check_captured(eqn: _jax.JaxprEqn) -> None:
+    """Raises UnsupportedError for an array of the warpgroup that its warps use."""
+    for var in eqn.invars:
+        aval = var.aval
+        if isinstance(aval, _jax.AbstractRef) or not getattr(aval, "shape", ()):
+            continue
+        raise _refusal(
+            "an array of the warpgroup inside warp_map",
+            expected="scalars and references from outside; arrays that the warp loads "
+            "or computes itself",
+            got=f"{_text(aval)} from outside, which is distributed over all four warps",
+            hint="compute it inside the warp_map, or store it to a reference in SMEM "
+            "and load it there",
+        )
 
 
 def is_position(site: Site) -> bool:
@@ -46,17 +74,21 @@ def is_position(site: Site) -> bool:
     return site.eqn.params.get("axis_name") in names
 
 
-def no_scope() -> errors.UnsupportedError:
-    """Returns the error for an allocation by one warp."""
-    return _refusal(
-        "run_scoped inside warp_map",
-        expected="scratch memory that the warpgroup has allocated",
-        got="an allocation by one warp",
-        hint="allocate outside the warp_map, with a part per warp: ref.at[warp_id]",
-    )
+def _check_scope(eqn: _jax.JaxprEqn) -> None:
+    """Raises UnsupportedError for memory that a warp cannot have of its own."""
+    for var in resources.scope_refs(eqn):
+        space = var.aval.memory_space
+        if space in (types.SMEM, types.BARRIERS):
+            continue
+        raise _refusal(
+            f"run_scoped of {space.name} inside warp_map",
+            expected="SMEM(...) and Barrier(...), of which each warp gets its own",
+            got=types.describe(var.aval),
+            hint="allocate outside the warp_map, around it",
+        )
 
 
-def _require_scalar_or_memory(aval: Any, name: str) -> None:
+def _refuse_accumulator(aval: Any, name: str) -> None:
     if isinstance(aval, types.AccumulatorRef):
         raise _refusal(
             "an accumulator inside warp_map",
@@ -65,15 +97,28 @@ def _require_scalar_or_memory(aval: Any, name: str) -> None:
             "warps",
             hint="use it outside the warp_map",
         )
-    if isinstance(aval, _jax.AbstractRef) or not getattr(aval, "shape", ()):
+
+
+def _check_layout(eqn: _jax.JaxprEqn) -> None:
+    """Raises LayoutError for a layout that distributes an array over several warps."""
+    layout = eqn.params.get("layout")
+    if not isinstance(layout, layouts.Layout | layouts.RegisterLayout):
         return
-    raise _refusal(
-        "an array inside warp_map",
-        expected="scalars: ref[i, j], lax.axis_index, arithmetic on them",
-        got=f"{name} with an array {aval.dtype}{list(aval.shape)}",
-        hint="arrays are distributed over a warpgroup: use them outside the "
-        "warp_map, or index single elements",
+    placement = place(layout, eqn.outvars[0].aval.shape)
+    if isinstance(placement, layouts.WGSplatLayout) or is_of_warp(placement):
+        return
+    raise errors.LayoutError(
+        f"{eqn.primitive.name} inside warp_map: the layout distributes the array over "
+        "several warps",
+        expected="a layout that repeats the array in each warp: "
+        "warp_dims=(plgpu.Replicated(4),)",
+        got=layout,
+        hint="omit the layout: the default one is over the 32 lanes of the warp",
     )
+
+
+def _text(aval: Any) -> str:
+    return f"{aval.dtype}{list(aval.shape)}"
 
 
 def _refusal(what: str, **rows: str) -> errors.UnsupportedError:

@@ -9,10 +9,18 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
-from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, LinearLayout
+import numpy as np
 
-_THREADS = 1 << THREAD_BITS
+from pallas_gpu.errors import LayoutError
+from pallas_gpu.layouts.registers.descriptions import WGStridedLayout
+from pallas_gpu.layouts.registers.linear import (
+    LANE_BITS,
+    THREAD_BITS,
+    THREADS,
+    WARP_LANES,
+    LinearLayout,
+)
+
 # Up to this many elements per thread a layout without padding is preferred, even if
 # few threads hold all elements: no access needs a predicate.
 _FEW_ELEMENTS = 16
@@ -24,7 +32,9 @@ _ACCESS_BITS, _LONGEST_VECTOR = 128, 4
 _SECTOR_BYTES, _ELEMENT_BYTES = 32, 4
 
 
-def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearLayout:
+def default_layout(
+    shape: Sequence[int], bits: int, threads: int = THREADS
+) -> WGStridedLayout | LinearLayout:
     """Returns the default layout of an array.
 
     It is strided if all threads have the same number of elements. Any other shape is
@@ -36,19 +46,48 @@ def default_layout(shape: Sequence[int], bits: int) -> WGStridedLayout | LinearL
     Args:
       shape: the array's shape.
       bits: width of an element.
+      threads: those of a warpgroup, or of a warp. An array of a warp has a layout in
+        which no element depends on the warp: each warp holds one of its own.
     """
     shape = tuple(shape)
-    if math.prod(shape) % _THREADS == 0:
+    if threads == WARP_LANES:
+        return _strided_in_warp(shape, bits) or spread_layout(shape, bits, threads)
+    if math.prod(shape) % THREADS == 0:
         return WGStridedLayout.default(shape, bits)
     return spread_layout(shape, bits)
 
 
 @functools.lru_cache(maxsize=1024)
-def spread_layout(shape: tuple[int, ...], bits: int = 32) -> LinearLayout:
+def _strided_in_warp(shape: tuple[int, ...], bits: int) -> LinearLayout | None:
+    """Row-major elements cyclically over the lanes, as in `WGStridedLayout.default`.
+
+    None if the lanes do not have equally many elements, or it is not linear.
+    """
+    size, vector = math.prod(shape), 1
+    if size % WARP_LANES:
+        return None
+    widest = min(_LONGEST_VECTOR, _ACCESS_BITS // bits)
+    while 2 * vector <= widest and size % (2 * vector * WARP_LANES) == 0:
+        vector *= 2
+    lane = np.arange(THREADS) % WARP_LANES * vector
+    register = np.arange(0, size, WARP_LANES * vector)
+    flat = lane[:, None, None] + register[None, :, None] + np.arange(vector)
+    coordinates = np.stack(np.unravel_index(flat, shape), axis=-1)
+    try:
+        return LinearLayout.from_coordinates(shape, coordinates)
+    except LayoutError:
+        return None
+
+
+@functools.lru_cache(maxsize=1024)
+def spread_layout(
+    shape: tuple[int, ...], bits: int = 32, threads: int = THREADS
+) -> LinearLayout:
     """Returns a linear layout of any shape, padded if that saves registers."""
-    exact, blocks = _powers_of_two(shape)
+    most = threads.bit_length() - 1
+    exact, blocks = _powers_of_two(shape, most)
     owned = math.prod(blocks)
-    padded = _padded(shape, bits)
+    padded = _padded(shape, bits, None, most)
     if padded is None or owned <= max(_FEW_ELEMENTS, 2 * padded.elements - 1):
         return _laid_out(shape, exact, 1)
     return _laid_out(shape, padded.bits, padded.vector)
@@ -142,7 +181,10 @@ def _lane_bits(choice: _Choice) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _padded(
-    shape: tuple[int, ...], bits: int, warp_axes: tuple[int, ...] | None = None
+    shape: tuple[int, ...],
+    bits: int,
+    warp_axes: tuple[int, ...] | None = None,
+    thread_bits: int = THREAD_BITS,
 ) -> _Choice | None:
     """The cheapest choice; None if there are no axes, or too few warps along them."""
     if not shape:
@@ -155,7 +197,7 @@ def _padded(
     choices = []
     for vector in vectors:
         most[-1] = (shape[-1] // vector - 1).bit_length()
-        for taken in _distributions(tuple(most), min(sum(most), THREAD_BITS)):
+        for taken in _distributions(tuple(most), min(sum(most), thread_bits)):
             warps = _warp_bits(taken, warp_axes)
             if warps is not None:
                 choices.append(_Choice(shape, taken, warps, vector))
@@ -190,11 +232,13 @@ def _warp_bits(
 # --- layouts --------------------------------------------------------------------------
 
 
-def _powers_of_two(shape: tuple[int, ...]) -> tuple[tuple[int, ...], list[int]]:
+def _powers_of_two(
+    shape: tuple[int, ...], most: int
+) -> tuple[tuple[int, ...], list[int]]:
     """Thread bits along each axis without padding, and the elements that remain."""
     bits, blocks = [0] * len(shape), list(shape)
     for axis in reversed(range(len(shape))):
-        while blocks[axis] % 2 == 0 and sum(bits) < THREAD_BITS:
+        while blocks[axis] % 2 == 0 and sum(bits) < most:
             bits[axis] += 1
             blocks[axis] //= 2
     return tuple(bits), blocks

@@ -177,6 +177,11 @@ class LinearLayout(Drawable):
         """The bits of the thread index on which a thread's elements do not depend."""
         return tuple(b for b, c in enumerate(self.thread_columns) if not any(c))
 
+    @property
+    def is_of_warp(self) -> bool:
+        """Whether each warp holds all elements: one warp can have such an array."""
+        return not any(map(any, self.thread_columns[LANE_BITS:]))
+
     # --- padding ---------------------------------------------------------------------
 
     @functools.cached_property

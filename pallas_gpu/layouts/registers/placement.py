@@ -59,14 +59,22 @@ def place_registers(layout, shape: Sequence[int]) -> Placement:
     return placement
 
 
-def default_placement(shape: Sequence[int], bits: int) -> Placement:
+def default_placement(
+    shape: Sequence[int], bits: int, threads: int = THREADS
+) -> Placement:
     """Returns the layout for untiled memory: row-major, strided over the threads.
 
     Args:
       shape: shape of the array.
       bits: width of an element; elements of fewer than 8 bits occupy a byte in memory.
+      threads: those of a warpgroup, or of a warp; see `default_layout`.
     """
-    return place_registers(default_layout(shape, max(bits, 8)), shape)
+    return place_registers(default_layout(shape, max(bits, 8), threads), shape)
+
+
+def is_of_warp(layout: Placement) -> bool:
+    """Whether a single warp can have an array in this layout: all in its lanes."""
+    return isinstance(layout, LinearLayout) and layout.is_of_warp
 
 
 def reshape_placement(layout: Placement, shape: Sequence[int]) -> Placement:

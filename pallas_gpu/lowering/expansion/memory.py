@@ -9,7 +9,7 @@ from jaxlib.mlir.dialects import builtin
 from pallas_gpu import errors, types
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.mosaic import gmem, logical, smem
+from pallas_gpu.mosaic import addressing, gmem, logical, smem
 
 
 def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
@@ -23,7 +23,10 @@ def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
         offset = ir.IntegerAttr(maker.attributes["offset"]).value
         layout = expansion.assignment.smem(part.base)
         internal = logical.INTERNAL in maker.attributes
-        pointer = builder.smem_pointer(offset)
+        distance = 0
+        if logical.WARP_DISTANCE in maker.attributes:
+            distance = ir.IntegerAttr(maker.attributes[logical.WARP_DISTANCE]).value
+        pointer = addressing.smem_pointer_of_warp(offset, distance)
         return smem.SmemView(pointer, layout, dtype, part.window, internal)
     number = ir.IntegerAttr(maker.attributes[logical.BUFFER]).value
     pointer = builder.buffers[number]

@@ -17,13 +17,13 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import inference, scratch
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import relayout
+from pallas_gpu.mosaic.registers import default_placement
 from pallas_gpu.primitives import _registry as registry
 
 Expander = Callable[["Expansion", Any], None]
@@ -38,6 +38,7 @@ class Expansion:
       assignment: the layouts.
       arrays: the array of each vector.
       dead: operations to erase, users after what they use.
+      marked: operations that a single warp executes.
       moved: relayouts that were already emitted, for each open block: a block's
         relayouts are not visible after its end.
     """
@@ -46,6 +47,7 @@ class Expansion:
     assignment: inference.Assignment
     arrays: dict[ir.Value, regs.Array] = dataclasses.field(default_factory=dict)
     dead: list[ir.Operation] = dataclasses.field(default_factory=list)
+    marked: list[ir.Operation] = dataclasses.field(default_factory=list)
     moved: list[dict[Any, regs.Array]] = dataclasses.field(default_factory=list)
 
     def array(self, value: ir.Value, dtype: np.dtype | None = None) -> regs.Array:
@@ -124,6 +126,10 @@ def expand(kernel: KernelState, block: Any, assignment: inference.Assignment) ->
     """
     expansion = Expansion(kernel, assignment)
     expand_block(expansion, block)
+    # What compiles the module does not know the mark. Removed earlier, it would change
+    # the hash by which an operation is found.
+    for op in expansion.marked:
+        del op.attributes[logical.IN_WARP]
     for op in reversed(expansion.dead):
         op.erase()
 
@@ -133,11 +139,12 @@ def expand_block(expansion: Expansion, block: Any) -> None:
     keep_lines = expansion.kernel.params.compiler_params.line_info
     expansion.moved.append({})
     for op in list(block.operations):
+        scope = _scope(expansion, op)
         expander = _find(op)
         if expander is None:
             continue
         location = op.location if keep_lines else ir.Location.unknown()
-        with ir.InsertionPoint(op), location, _scope(expansion, op):
+        with ir.InsertionPoint(op), location, scope:
             try:
                 expander(expansion, op)
             except errors.PallasGpuError as error:
@@ -147,9 +154,10 @@ def expand_block(expansion: Expansion, block: Any) -> None:
 
 def _scope(expansion: Expansion, op: Any) -> contextlib.AbstractContextManager[None]:
     """Restores the issuer for which the rule has emitted the operation."""
-    if logical.IN_WARP in op.operation.attributes:
-        return expansion.kernel.builder.in_warp()
-    return contextlib.nullcontext()
+    if logical.IN_WARP not in op.operation.attributes:
+        return contextlib.nullcontext()
+    expansion.marked.append(op.operation)
+    return expansion.kernel.builder.in_warp()
 
 
 def _find(op: Any) -> Expander | None:

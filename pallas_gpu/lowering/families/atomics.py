@@ -55,7 +55,6 @@ def _make_warpgroup(name: str):
             types, operands, attributes = indexed.operation(ctx, found, result)
             attributes[_NAME] = ir.StringAttr.get(name)
             op = ir.Operation.create("pallas_gpu.atomic", types, operands, attributes)
-            ctx.mark_issuer(op)
         if result is None:
             return None
         return indexed.result_of(op, found.dtype, found.shape)

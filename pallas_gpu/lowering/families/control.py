@@ -11,7 +11,6 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, scf
 
 from pallas_gpu import _jax
-from pallas_gpu.layouts.registers.placement import default_placement
 from pallas_gpu.lowering import borders
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.borders import Border, Branch, StateBorder
@@ -23,6 +22,7 @@ from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.registers import default_placement
 
 # Maximum assumed trip count of a loop, and the count where it is unknown; nested loops
 # multiply, up to a limit that keeps sums of costs small.

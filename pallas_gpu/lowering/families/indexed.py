@@ -15,12 +15,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu.layouts import WGStridedLayout
-from pallas_gpu.layouts.registers.defaults import spread_layout
-from pallas_gpu.layouts.registers.placement import (
-    Placement,
-    default_placement,
-    place_registers,
-)
+from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.lowering import agreement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, i32
@@ -33,6 +28,7 @@ from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster, elementwise, indexed, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import default_placement, spread_layout
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives.indexed import load_indexed_p, store_indexed_p
 
@@ -242,7 +238,6 @@ def _load_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
     op = ir.Operation.create(
         "pallas_gpu.load_indexed", *operation(ctx, found, found.dtype)
     )
-    ctx.mark_issuer(op)
     loaded = result_of(op, found.dtype, found.shape)
     layout = ctx.eqn.params["layout"]
     if layout is None:
@@ -254,10 +249,7 @@ def _load_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     found = access(ctx, invals, "dst", "value")
     with ctx.in_order():
-        op = ir.Operation.create(
-            "pallas_gpu.store_indexed", *operation(ctx, found, None)
-        )
-        ctx.mark_issuer(op)
+        ir.Operation.create("pallas_gpu.store_indexed", *operation(ctx, found, None))
     return []
 
 

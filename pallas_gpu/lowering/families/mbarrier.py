@@ -47,11 +47,13 @@ def barrier_pointer(
     ctx: RuleContext, handle: vals.BarrierHandle, index: int | ir.Value
 ) -> ir.Value:
     """Returns the address of one barrier."""
-    base = handle.offset_bytes
+    base, distance = handle.offset_bytes, handle.warp_distance_bytes
     if isinstance(index, int):
-        return ctx.builder.smem_pointer(base + types.BARRIER_BYTES * index)
+        start = base + types.BARRIER_BYTES * index
+        return addressing.smem_pointer_of_warp(start, distance)
     offset = arith.muli(index, ctx.builder.i32(types.BARRIER_BYTES))
-    return addressing.offset_pointer(ctx.builder.smem_pointer(base), offset)
+    start_pointer = addressing.smem_pointer_of_warp(base, distance)
+    return addressing.offset_pointer(start_pointer, offset)
 
 
 @uniform(barrier_arrive_p)

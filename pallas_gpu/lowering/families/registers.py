@@ -12,7 +12,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import WGSplatLayout
 from pallas_gpu.layouts.registers.linear import THREADS
-from pallas_gpu.layouts.registers.placement import default_placement, place
+from pallas_gpu.layouts.registers.placement import place
 from pallas_gpu.lowering import accesses
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext, unflatten_transforms
@@ -27,6 +27,7 @@ from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import dialect, elementwise, logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
+from pallas_gpu.mosaic.registers import default_placement
 from pallas_gpu.mosaic.tensor_cores import wgmma as mosaic_wgmma
 from pallas_gpu.primitives.registers import (
     layout_cast_p,

@@ -13,6 +13,7 @@ from jaxlib.mlir import ir
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout, rates
 from pallas_gpu.layouts.moves.scans import ScanPlan, plan_scan
+from pallas_gpu.layouts.registers.linear import THREADS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import agreement, scratch
 from pallas_gpu.lowering import values as vals
@@ -65,9 +66,11 @@ class Scan(relations.Relation):
     def backward(self, layout: Placement) -> Placement | None:
         return self.forward(layout)
 
-    def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
+    def natural(
+        self, shape: tuple[int, ...], bits: int, threads: int = THREADS
+    ) -> Iterator[Placement]:
         """The layouts of a reduction, in which warps need not synchronize."""
-        return relations.Reduce((self.axis,)).natural(shape, bits)
+        return relations.Reduce((self.axis,)).natural(shape, bits, threads)
 
     def cost(self, layout: Placement, bits: int) -> float:
         """An operation for each element and level, shuffles, exchange through SMEM."""

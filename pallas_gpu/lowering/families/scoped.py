@@ -33,7 +33,7 @@ def _run_scoped(ctx: RuleContext, *captured: Any) -> list[Any]:
     # A previous scope may use the same bytes, also in another warpgroup.
     shares_bytes = outer_top > 0 or not kernel_is_one_scope(ctx)
     collective = bool(eqn.params["collective_axes"])
-    if kernel.params.mesh.warpgroups > 1:
+    if kernel.params.mesh.warpgroups > 1 and ctx.issuer == "warpgroup":
         if collective and shares_bytes:
             nvvm.barrier()
     elif ctx.place in kernel.reuse.meets:
@@ -63,8 +63,11 @@ def _handle(ctx: RuleContext, i: int, var: Any, allocation: Any) -> Any:
             row_major = aval.storage.overlay is not None and not (
                 aval.transforms or var in kernel.inferred_members
             )
+            offset, distance, plan = allocation.offset, 0, kernel.plan
+            if ctx.issuer == "warp":
+                offset, distance = offset + plan.warps_offset_bytes, plan.warp_bytes
             return kernel.semantics.smem_handle(
-                kernel, aval, allocation.offset, row_major
+                kernel, aval, offset, row_major, distance
             )
 
 
@@ -89,6 +92,9 @@ def kernel_is_one_scope(ctx: RuleContext) -> bool:
 
 
 def _barrier(ctx: RuleContext, i: int, aval: types.BarrierRef) -> vals.BarrierHandle:
-    slot = ctx.kernel.plan.barrier_slots[ctx.place, i]
+    in_warp = ctx.issuer == "warp"
+    key = resources.BarrierKey(ctx.place, i, in_warp)
+    slot = ctx.kernel.plan.barrier_slots[key]
     offset = ctx.kernel.plan.barrier_offset_bytes + types.BARRIER_BYTES * slot
-    return vals.BarrierHandle(offset, aval.barrier, slot)
+    distance = types.BARRIER_BYTES * aval.barrier.size if in_warp else 0
+    return vals.BarrierHandle(offset, aval.barrier, slot, distance)

@@ -139,7 +139,7 @@ class Assembly:
             same = np.equal.outer(np.array(made), np.array(taken))
             table = np.where(same, 0, INFEASIBLE).astype(np.int64)
         else:
-            table = self.costs.relayouts(made, taken, edge.bits, edge.weight)
+            table = self.costs.relayouts(made, taken, edge)
         alike = self.labels[a] == self.labels[b]
         uniform = self.labels[a].source == self.labels[a].target
         problem.add_table(a, b, table, mergeable=alike and uniform)
@@ -196,7 +196,7 @@ class Assembly:
                 self.numbers(port)[labels[port.variable.index]]
                 for port in (edge.producer, edge.consumer)
             )
-            key = self.costs.relayout_key(a, b, edge.bits)
+            key = self.costs.relayout_key(a, b, edge)
             if key is not None and not edge.rigid:
                 yield key
         for variable, use in self._accesses():
@@ -228,7 +228,7 @@ class Assembly:
                 key
                 for a in self.numbers(edge.producer)
                 for b in self.numbers(edge.consumer)
-                if (key := self.costs.relayout_key(a, b, edge.bits)) is not None
+                if (key := self.costs.relayout_key(a, b, edge)) is not None
             )
         for variable, use in self._accesses():
             self.costs.refine(

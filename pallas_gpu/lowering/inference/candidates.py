@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import Layout, LinearLayout
+from pallas_gpu.layouts.registers.linear import THREADS, WARP_LANES
 from pallas_gpu.layouts.registers.placement import Placement, place_registers
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, SWIZZLES
 from pallas_gpu.lowering.inference.network import Cell, Network, TmemArray
@@ -82,8 +83,9 @@ def candidates(network: Network, book: Book) -> dict[Cell, tuple[int, ...]]:
         seeds = [*cell.required, *_natural(cell, network)]
         found[cell] = {book.number(layout) for layout in seeds}
     for source, _, relation, bits in links:
-        for layout in relation.natural(source.shape, bits):
-            found[source].add(book.number(layout))
+        for layout in relation.natural(source.shape, bits, _threads(source)):
+            if source.admits(layout):
+                found[source].add(book.number(layout))
     fresh = {cell: book.ordered(found[cell]) for cell in cells}
     for _ in range(_ROUNDS):
         fresh = _propagate(fresh, around, found, book)
@@ -110,7 +112,7 @@ def _propagate(
                 if cell is target:
                     ways.append((source, relation.backward(layout)))
                 for there, made in ways:
-                    if made is not None:
+                    if made is not None and there.admits(made):
                         arrived.setdefault(there, set()).add(book.number(made))
     result = {}
     for cell, new in arrived.items():
@@ -129,10 +131,10 @@ def _propagate(
 def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
     """Layouts that suit the loads and stores of a cell, or its neighbours."""
     for bits in sorted(cell.loads or {max(cell.bits, default=32)}):
-        layout = default(cell.shape, bits)
+        layout = default(cell.shape, bits, _threads(cell))
         if layout is not None:
             yield layout
-    if len(cell.shape) < 2:
+    if len(cell.shape) < 2 or cell.in_warp:
         return
     yield from _transferring(cell, network)
     if layout is not None and not isinstance(layout, LinearLayout):
@@ -154,6 +156,11 @@ def _natural(cell: Cell, network: Network) -> Iterator[Placement]:
     if cell.in_smem and (cell.in_gmem or not placed):
         for bits in sorted(cell.loads):
             yield from _copies(cell.shape, bits)
+
+
+def _threads(cell: Cell) -> int:
+    """The number of threads that have the arrays of a cell."""
+    return WARP_LANES if cell.in_warp else THREADS
 
 
 def _transferring(cell: Cell, network: Network) -> Iterator[Placement]:

@@ -60,7 +60,10 @@ def collect_block(network: Network, block: ir.Block) -> None:
         if op.name.startswith(logical.SCALAR):
             continue
         key = network.key_of(op)
+        outer = network.in_warp
+        network.in_warp = outer or logical.IN_WARP in op.attributes
         rules.get(op.name, _without_arrays)(network, op, key)
+        network.in_warp = outer
 
 
 def _without_arrays(network: Network, op: ir.Operation, key: int) -> None:

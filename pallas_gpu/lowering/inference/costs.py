@@ -22,12 +22,12 @@ import numpy as np
 from pallas_gpu import types
 from pallas_gpu.layouts import LinearLayout, SmemLayout, rates
 from pallas_gpu.layouts.moves import costs as moves
-from pallas_gpu.layouts.registers.linear import LANE_BITS
+from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.window import consists_of_tiles
 from pallas_gpu.lowering.inference.candidates import Book
-from pallas_gpu.lowering.inference.network import Move, Use, Variable
+from pallas_gpu.lowering.inference.network import Edge, Move, Use, Variable
 from pallas_gpu.lowering.inference.solver import INFEASIBLE
 from pallas_gpu.lowering.inference.spaces import smem
 
@@ -77,10 +77,13 @@ class Costs:
         self._tables: dict[tuple, np.ndarray] = {}
         self._alignments: dict[tuple[Use, SmemLayout], int] = {}
 
-    @property
-    def _can_move(self) -> bool:
+    def room_bytes(self, in_warp: bool) -> int:
+        """The scratch of a warpgroup, or of one of its warps."""
+        return self._scratch_bytes // WARPS if in_warp else self._scratch_bytes
+
+    def _can_move(self, variable: Variable) -> bool:
         """Whether operations can move data through scratch: less takes more rounds."""
-        return self._scratch_bytes >= MAX_WIDTH_BYTES
+        return self.room_bytes(variable.in_warp) >= MAX_WIDTH_BYTES
 
     def refine(self, keys: Iterable[Key]) -> bool:
         """Replaces bounds by exact costs; returns whether there were any."""
@@ -108,18 +111,20 @@ class Costs:
 
     # --- keys and tables of costs -----------------------------------------------------
 
-    def relayout_key(self, a: int, b: int, bits: int) -> Key | None:
-        """The relayout between two layouts; None if they are equal."""
-        return None if a == b else ("relayout", a, b, bits)
+    def relayout_key(self, a: int, b: int, edge: Edge) -> Key | None:
+        """The relayout of an edge between two layouts; None if they are equal."""
+        room_bytes = self.room_bytes(edge.consumer.variable.in_warp)
+        return None if a == b else ("relayout", a, b, edge.bits, room_bytes)
 
     def relayouts(
-        self, src: tuple[int, ...], dst: tuple[int, ...], bits: int, weight: int
+        self, src: tuple[int, ...], dst: tuple[int, ...], edge: Edge
     ) -> np.ndarray:
-        """Costs [src, dst] of relayouts between the layouts with these numbers."""
-        table_key = src, dst, bits, weight
+        """Costs [src, dst] of an edge's relayouts between layouts of these numbers."""
+        weight = edge.weight
+        table_key = src, dst, edge.bits, weight, edge.consumer.variable.in_warp
         table = self._tables.get(table_key)
         if table is None:
-            keys = ((self.relayout_key(a, b, bits) for b in dst) for a in src)
+            keys = ((self.relayout_key(a, b, edge) for b in dst) for a in src)
             rows = [
                 [0 if k is None else self.times(k, weight) for k in r] for r in keys
             ]
@@ -156,11 +161,11 @@ class Costs:
         relation, weight = variable.relation, variable.weight
         if relation is not None:
             needed = relation.scratch_bytes(layout, variable.bits)
-            if needed is None or needed > self._scratch_bytes:
+            if needed is None or needed > self.room_bytes(variable.in_warp):
                 return INFEASIBLE
             return scaled(relation.cost(layout, variable.bits), weight)
         if variable.moved_bits:
-            if not self._can_move:
+            if not self._can_move(variable):
                 return INFEASIBLE
             cycles = moves.scratch_access_cost(layout, variable.moved_bits)
             return scaled(cycles + moves.EXCHANGE_CYCLES / 2, weight)
@@ -174,7 +179,7 @@ class Costs:
         """Costs [src, dst] of an operation that renames registers or moves data."""
         layouts = self._book.layouts
         loads = [moves.scratch_access_cost(layouts[b], move.bits) for b in dst]
-        rows = []
+        can_move, rows = self._can_move(move.operand), []
         for a in src:
             renamed = move.relation.forward(layouts[a])
             fixed = moves.scratch_access_cost(layouts[a], move.bits)
@@ -185,7 +190,7 @@ class Costs:
                         rates.RENAME
                         if layouts[b] == renamed
                         else fixed + load
-                        if self._can_move
+                        if can_move
                         else None,
                         move.weight,
                     )
@@ -207,10 +212,8 @@ class Costs:
     def _bound(self, key: Key) -> float:
         layouts = self._book.layouts
         match key:
-            case ("relayout", a, b, bits):
-                return _relayout_bound(
-                    layouts[a], layouts[b], bits, self._scratch_bytes
-                )
+            case ("relayout", a, b, bits, room_bytes):
+                return _relayout_bound(layouts[a], layouts[b], bits, room_bytes)
             case ("gmem", shape, _, _, bits, _):
                 size = math.prod(shape) * max(bits, 8) // 8
                 return size / rates.GMEM_BYTES_PER_CYCLE
@@ -222,13 +225,9 @@ class Costs:
     def _exact(self, key: Key) -> int:
         layouts = self._book.layouts
         match key:
-            case ("relayout", a, b, bits):
-                return scaled(
-                    moves.relayout_cost(
-                        layouts[a], layouts[b], bits, self._scratch_bytes
-                    ),
-                    1,
-                )
+            case ("relayout", a, b, bits, room_bytes):
+                cost = moves.relayout_cost(layouts[a], layouts[b], bits, room_bytes)
+                return scaled(cost, 1)
             case ("gmem", shape, strides, number, bits, divisor):
                 layout = layouts[number]
                 cost = moves.gmem_access_cost(shape, strides, layout, bits, divisor)

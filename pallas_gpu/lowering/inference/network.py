@@ -19,7 +19,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors, types
 from pallas_gpu.layouts import TmemLayout
-from pallas_gpu.layouts.registers.placement import Placement
+from pallas_gpu.layouts.registers.placement import Placement, is_of_warp
 from pallas_gpu.lowering import memrefs
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.relations import Relation
@@ -47,6 +47,7 @@ class Cell:
         transposed in registers.
       tmem: the arrays in TMEM that loads and stores of the cell access.
       bits: widths of elements.
+      in_warp: whether a single warp has the arrays.
     """
 
     shape: tuple[int, ...]
@@ -58,6 +59,11 @@ class Cell:
     transposed: bool = False
     bits: set[int] = dataclasses.field(default_factory=set)
     tmem: dict[ir.Value, None] = dataclasses.field(default_factory=dict)
+    in_warp: bool = False
+
+    def admits(self, layout: Placement) -> bool:
+        """Whether the threads that have the arrays can have them in a layout."""
+        return not self.in_warp or is_of_warp(layout)
 
     def find(self) -> Cell:
         """The representative."""
@@ -125,6 +131,11 @@ class Variable:
     cycles_per_element: float = 0.0
     moved_bits: int = 0
     in_flight: bool = False
+
+    @property
+    def in_warp(self) -> bool:
+        """Whether a single warp executes it."""
+        return self.source.in_warp
 
     @property
     def name(self) -> str:
@@ -281,6 +292,7 @@ class Network:
         trip counts of the enclosing loops, of which each counts at most 8; 8 where it
         is unknown.
       uses_wgmma: whether the kernel multiplies with wgmma.
+      in_warp: whether a single warp executes the operations that are being collected.
     """
 
     def __init__(self, cluster: tuple[int, ...] = ()) -> None:
@@ -294,6 +306,7 @@ class Network:
         self.deferred: dict[ir.Value, Deferral] = {}
         self.weight = 1
         self.uses_wgmma = False
+        self.in_warp = False
         self._keys: dict[ir.Value, int] = {}
         self._parts: dict[ir.Value, Part | None] = {}
         self._types: dict[ir.Type, tuple[tuple[int, ...], int]] = {}
@@ -387,10 +400,11 @@ class Network:
             `Variable`.
         """
         shape, bits = self.vector_type(type_)
-        source = Cell(shape, bits={bits})
+        source = Cell(shape, bits={bits}, in_warp=self.in_warp)
         target = source
         if relation is not None:
-            target = Cell(shape if result is None else result, bits={bits})
+            other = shape if result is None else result
+            target = Cell(other, bits={bits}, in_warp=self.in_warp)
         variable = Variable(
             len(self.variables),
             op,

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts import LinearLayout, default_layout, rates
 from pallas_gpu.layouts.registers.defaults import padded_layout, spread_layout
-from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import (
     Placement,
     place_registers,
@@ -54,8 +54,10 @@ class Relation:
         """An operand's layout that maps to this result; None if none is known."""
         return None
 
-    def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
-        """Layouts of the operand that suit this operation."""
+    def natural(
+        self, shape: tuple[int, ...], bits: int, threads: int = THREADS
+    ) -> Iterator[Placement]:
+        """Layouts of the operand, over so many threads, that suit this operation."""
         return iter(())
 
     def cost(self, layout: Placement, bits: int) -> float:
@@ -129,10 +131,12 @@ class Slice(Relation):
         whole = repeated(layout, self.shape)
         return None if whole is None or self.forward(whole) is None else whole
 
-    def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
+    def natural(
+        self, shape: tuple[int, ...], bits: int, threads: int = THREADS
+    ) -> Iterator[Placement]:
         """A default layout of the largest pieces that the part consists of."""
         piece = tuple(map(math.gcd, shape, self.starts, self.sizes))
-        layout = default(piece, bits)
+        layout = default(piece, bits, threads)
         whole = None if layout is None else repeated(layout, shape)
         if whole is not None and whole.num_registers <= _MAX_REGISTERS:
             yield whole
@@ -191,7 +195,9 @@ class Reduce(Relation):
     def forward(self, layout: Placement) -> Placement | None:
         return _reduced(layout, self.axes)
 
-    def natural(self, shape: tuple[int, ...], bits: int) -> Iterator[Placement]:
+    def natural(
+        self, shape: tuple[int, ...], bits: int, threads: int = THREADS
+    ) -> Iterator[Placement]:
         """Warps along the remaining axes, so that they need not synchronize."""
         kept = [a for a in range(len(shape)) if a not in self.axes]
         if not kept:
@@ -233,10 +239,12 @@ def reduction_bits(layout: Placement, axes: Sequence[int]) -> tuple[int, int, in
 
 
 @functools.lru_cache(maxsize=4096)
-def default(shape: tuple[int, ...], bits: int) -> Placement | None:
+def default(
+    shape: tuple[int, ...], bits: int, threads: int = THREADS
+) -> Placement | None:
     """The default layout of an array; None if it does not fit registers."""
     try:
-        return place_registers(default_layout(shape, max(bits, 8)), shape)
+        return place_registers(default_layout(shape, max(bits, 8), threads), shape)
     except LayoutError:
         return None
 

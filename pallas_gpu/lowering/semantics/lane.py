@@ -11,12 +11,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts import Layout, WGSplatLayout, WGStridedLayout
-from pallas_gpu.layouts.registers.defaults import spread_layout
-from pallas_gpu.layouts.registers.placement import (
-    default_placement,
-    place,
-    place_registers,
-)
+from pallas_gpu.layouts.registers.placement import place, place_registers
 from pallas_gpu.layouts.window import is_contiguous
 from pallas_gpu.lowering import accesses, agreement, scratch
 from pallas_gpu.lowering import values as vals
@@ -27,10 +22,11 @@ from pallas_gpu.lowering.context import (
     tmem_window,
 )
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import elementwise, gmem, smem
+from pallas_gpu.mosaic import addressing, elementwise, gmem, module, smem
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import relayout
+from pallas_gpu.mosaic.registers import default_placement, spread_layout
 from pallas_gpu.mosaic.tensor_cores import tmem, wgmma
 from pallas_gpu.primitives._registry import RuleKind
 
@@ -52,10 +48,15 @@ class Lane:
         return handle
 
     def smem_handle(
-        self, kernel: KernelState, aval: Any, offset_bytes: int, row_major: bool = False
+        self,
+        kernel: KernelState,
+        aval: Any,
+        offset_bytes: int,
+        row_major: bool = False,
+        warp_distance_bytes: int = 0,
     ) -> vals.SmemHandle:
         layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
-        pointer = kernel.builder.smem_pointer(offset_bytes)
+        pointer = addressing.smem_pointer_of_warp(offset_bytes, warp_distance_bytes)
         dtype, internal = vals.numpy_dtype(aval), aval.storage.internal
         return vals.SmemHandle(pointer, layout, dtype, internal)
 
@@ -175,7 +176,8 @@ def _default_layout(handle: Any, view: Any) -> Any:
     """
     shape = tuple(view.shape)
     tiled = isinstance(handle, vals.SmemHandle) and handle.layout.tiling is not None
-    if tiled and len(shape) == 2 and _covered_by_wgmma(*shape):
+    in_warp = module.current().issuer == "warp"
+    if tiled and not in_warp and len(shape) == 2 and _covered_by_wgmma(*shape):
         return place(Layout.WGMMA, shape)
     placement = default_placement(shape, dtypes.bits(handle.dtype))
     window = view.window

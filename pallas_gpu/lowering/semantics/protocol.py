@@ -40,15 +40,22 @@ class Semantics(Protocol):
         """Returns the handle of an operand or a result of the kernel."""
 
     def smem_handle(
-        self, kernel: Any, aval: Any, offset_bytes: int, row_major: bool = False
+        self,
+        kernel: Any,
+        aval: Any,
+        offset_bytes: int,
+        row_major: bool = False,
+        warp_distance_bytes: int = 0,
     ) -> Any:
         """Returns the handle of an array at its offset in the block's SMEM.
 
         Args:
           kernel: the kernel.
           aval: the type of its reference.
-          offset_bytes: the offset.
+          offset_bytes: the offset; of what each warp has its own, that of the first.
           row_major: whether it has to be, where its type leaves that open.
+          warp_distance_bytes: from one warp's to the next one's; 0 for what the warps
+            of the block share.
         """
 
     def part(self, ctx: Any, handle: Any, transforms: Any) -> Any:

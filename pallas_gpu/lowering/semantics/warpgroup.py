@@ -56,12 +56,21 @@ class Warpgroup:
         return vals.MemrefHandle(cast.results[0], handle.dtype, handle.lead)
 
     def smem_handle(
-        self, kernel: KernelState, aval: Any, offset_bytes: int, row_major: bool = False
+        self,
+        kernel: KernelState,
+        aval: Any,
+        offset_bytes: int,
+        row_major: bool = False,
+        warp_distance_bytes: int = 0,
     ) -> vals.MemrefHandle:
         dtype = vals.numpy_dtype(aval)
         array = dialect.ops.slice_smem(
             logical.smem_type(dtype, aval.shape), offset_bytes
         )
+        if warp_distance_bytes:
+            i32 = ir.IntegerType.get_signless(32)
+            distance = ir.IntegerAttr.get(i32, warp_distance_bytes)
+            array.owner.attributes[logical.WARP_DISTANCE] = distance
         if aval.storage.internal:
             array.owner.attributes[logical.INTERNAL] = ir.UnitAttr.get()
         if aval.transforms or row_major:
@@ -136,7 +145,7 @@ class Warpgroup:
                 scalar = vals.scalar_value(value)
                 single = convert.convert_value(scalar, handle.dtype, stored)
                 element = logical.to_element(single, stored)
-                ctx.mark_issuer(memref.store(element, target, []))
+                memref.store(element, target, [])
                 return
             array = as_vector(value, tuple(target.type.shape))
             dialect.ops.vector_store(elementwise.convert(array, stored).value, target)

@@ -10,15 +10,12 @@ from jaxlib.mlir.dialects import arith, llvm
 
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
-from pallas_gpu.layouts.registers.placement import (
-    Placement,
-    default_placement,
-    describe,
-)
+from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.mosaic import addressing, module, padding
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.debug import lines
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import default_placement
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.types import formats
 

@@ -50,9 +50,9 @@ def gather(
     values = list(image.in_memory(other).values)
     for span in image.spans(image.size_bytes(size, x.dtype), scratch.size_bytes):
         # Threads may still be reading what an earlier use stored in the scratch.
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         image.store(held, where, scratch.pointer, span)
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         values = [loads.register(r, value, span) for r, value in enumerate(values)]
     final = tuple(convert_value(value, held.dtype, x.dtype) for value in values)
     return RegisterArray(final, index.layout, x.dtype)

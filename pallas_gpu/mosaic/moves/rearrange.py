@@ -69,10 +69,10 @@ def rearrange(
         values = list(image.in_memory(placed).values)
     for span in image.spans(image.size_bytes(plan.size, dtype), scratch.size_bytes):
         # Threads may still be reading what an earlier use stored in the scratch.
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         for where, x in zip(plan.sources, held, strict=True):
             image.store(x, where, scratch.pointer, span)
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         values = [loads.register(r, values[r], span) for r in range(len(values))]
     final = tuple(convert_value(value, memory, dtype) for value in values)  # type: ignore[arg-type]
     return RegisterArray(final, target, dtype)

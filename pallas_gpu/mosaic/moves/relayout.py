@@ -253,13 +253,13 @@ def _through_smem(
     plan: Exchange | RowMajor, x: RegisterArray, target: Placement, pointer: ir.Value
 ) -> tuple[ir.Value, ...]:
     # Threads may still be reading what an earlier use stored in the scratch.
-    mbarrier.warpgroup_barrier()
+    mbarrier.synchronize()
     if isinstance(plan, RowMajor):
         view = smem.SmemView.whole(pointer, plan.smem, x.dtype)
         smem.store(view, x, optimized=False)
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         return smem.load(view, target, optimized=False).values
-    barrier = mbarrier.warp_barrier if plan.within_warps else mbarrier.warpgroup_barrier
+    barrier = mbarrier.warp_barrier if plan.within_warps else mbarrier.synchronize
     loaded: dict[tuple[Slot, ...], ir.Value] = {}
     for parts in plan.rounds:
         if parts.start:

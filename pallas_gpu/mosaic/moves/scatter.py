@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, llvm, scf
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.least_scratch import SCATTER_BYTES
 from pallas_gpu.layouts.moves.rearrange import Affine
-from pallas_gpu.layouts.registers.linear import THREADS, LinearLayout
+from pallas_gpu.layouts.registers.linear import LinearLayout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem
 from pallas_gpu.mosaic.elements import dtypes, table
 from pallas_gpu.mosaic.elements.convert import convert_value
@@ -97,14 +97,14 @@ def scatter(
     values: list[ir.Value | None] = [None] * len(held.values)
     for span in image.spans(image_bytes, room):
         # Threads may still be reading what an earlier use stored in the scratch.
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         image.store(held, Affine.row_major(x.shape), scratch.pointer, span)
         if queue is None:
-            mbarrier.warpgroup_barrier()
+            mbarrier.synchronize()
             _update_own(target, index, image.in_memory(updates), span)
         else:
             queue.apply(target, span)
-        mbarrier.warpgroup_barrier()
+        mbarrier.synchronize()
         values = [loads.register(r, values[r], span) for r in range(len(values))]
     final = tuple(convert_value(v, held.dtype, x.dtype) for v in values)  # type: ignore[arg-type]
     return RegisterArray(final, x.layout, x.dtype)
@@ -204,14 +204,14 @@ class _Queue:
         for first in range(0, total, self.count):
             last = min(first + self.count, total)
             if first:
-                mbarrier.warpgroup_barrier()
+                mbarrier.synchronize()
             for x, pointer in ((self.index, self.pointer), (self.updates, values)):
                 part = (
                     first * x.dtype.itemsize,
                     (first + self.count) * x.dtype.itemsize,
                 )
                 image.store(x, where, pointer, None if self.count >= total else part)
-            mbarrier.warpgroup_barrier()
+            mbarrier.synchronize()
             self._loop(target, values, last - first, span)
 
     def _loop(
@@ -220,7 +220,7 @@ class _Queue:
         """Each thread applies, in order, the updates of the elements that it owns."""
         kernel = module.current()
         low, high = target.bounds(span)
-        bits = THREADS - 1
+        thread, bits = _thread_of_issuer(), kernel.issuer_threads - 1
         position_type = dtypes.vector_type(dtypes.I32, 1)
         value_type = dtypes.vector_type(self.updates.dtype, 1)
         loop = scf.ForOp(kernel.i32(0), kernel.i32(count), kernel.i32(1))
@@ -229,13 +229,18 @@ class _Queue:
             place = position_pointer(self.pointer, k, 0, dtypes.I32.itemsize)
             position = dtypes.extract(llvm.load(position_type, place), 0)
             owner = arith.andi(position, kernel.i32(bits))
-            own = arith.cmpi(
-                arith.CmpIPredicate.eq, owner, kernel.threads.warpgroup_thread
-            )
+            own = arith.cmpi(arith.CmpIPredicate.eq, owner, thread)
             with smem.predicated(image.both(own, image.within(position, (low, high)))):
                 source = position_pointer(values, k, 0, self.updates.dtype.itemsize)
                 target.update(position, llvm.load(value_type, source), low)
             scf.yield_([])
+
+
+def _thread_of_issuer() -> ir.Value:
+    """i32: the thread's index in the warpgroup, or in the warp."""
+    kernel = module.current()
+    warp = kernel.issuer == "warp"
+    return kernel.threads.lane if warp else kernel.threads.warpgroup_thread
 
 
 def _queue(

@@ -8,11 +8,12 @@ import dataclasses
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
+from pallas_gpu.mosaic import module
 
 
 @dataclasses.dataclass(frozen=True)
 class SmemScratch:
-    """SMEM reserved for one warpgroup during one operation.
+    """SMEM reserved for one warpgroup, or one warp, during one operation.
 
     Attributes:
       pointer: `!llvm.ptr<3>`, 16-byte aligned.
@@ -30,7 +31,7 @@ def require(
 
     Args:
       scratch: None if the kernel reserves none.
-      needed_bytes: what the operation needs for one warpgroup.
+      needed_bytes: what the operation needs, for one warpgroup or one warp.
       operation: what needs it, for the message.
 
     Raises:
@@ -38,6 +39,9 @@ def require(
     """
     available = 0 if scratch is None else scratch.size_bytes
     if scratch is None or available < needed_bytes:
+        kernel = module.current()
+        shares = module.WARPGROUP_THREADS // kernel.issuer_threads
+        needed_bytes, available = needed_bytes * shares, available * shares
         raise errors.OutOfResources(
             f"{operation} needs more scratch in SMEM",
             resource="SMEM",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pallas_gpu.layouts import LinearLayout, WGStridedLayout, default_layout
 from pallas_gpu.layouts.registers.defaults import padded_layout
-from pallas_gpu.layouts.registers.linear import LANE_BITS
+from pallas_gpu.layouts.registers.linear import LANE_BITS, THREADS, WARP_LANES
 from tests.support.odd_shapes import shapes
 
 
@@ -71,3 +71,36 @@ def test_powers_of_two_are_spread_over_threads():
     layout = default_layout((4, 3), 32)
     assert layout.num_registers == 3
     assert layout.replication_bits == (2, 3, 4, 5, 6)
+
+
+# --- arrays of a single warp ----------------------------------------------------------
+
+
+@settings(max_examples=100, deadline=None)
+@given(shapes(), st.sampled_from([8, 16, 32, 64]))
+def test_a_warp_holds_every_element_of_its_array_in_its_lanes(shape, bits):
+    layout = default_layout(shape, bits, WARP_LANES)
+    assert isinstance(layout, LinearLayout) and layout.is_of_warp
+    flat = layout.flat_indices()
+    for first in range(0, THREADS, WARP_LANES):
+        lanes = flat[first : first + WARP_LANES]
+        assert set(lanes[lanes >= 0].tolist()) == set(range(math.prod(shape)))
+    held = layout.num_registers * layout.vector_length
+    assert held <= max(16, 2 * math.prod(shape) / WARP_LANES + 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "vector", "registers"),
+    [
+        ((256,), 32, 4, 2),
+        ((64,), 32, 2, 1),
+        ((8, 64), 16, 4, 4),
+        ((64,), 64, 2, 1),
+        ((96,), 32, 1, 3),
+    ],
+)
+def test_whole_vectors_lie_cyclically_over_the_lanes(shape, bits, vector, registers):
+    layout = default_layout(shape, bits, WARP_LANES)
+    assert isinstance(layout, LinearLayout)
+    assert (layout.vector_length, layout.num_registers) == (vector, registers)
+    assert layout.flat_indices()[1, 0, 0] == vector

@@ -148,6 +148,18 @@ def test_a_warp_prints_scalars(capsys):
     assert everywhere(body, capsys) == [f"warp {i}: {i}.0" for i in range(4)]
 
 
+def test_each_warp_prints_each_element_of_its_array_once(capsys):
+    def body(x_ref, o_ref):
+        @plgpu.warp_map
+        def _(warp):
+            plgpu.debug_print("{}: {}", warp, x_ref[plgpu.ds(3 * warp, 3)])
+
+        o_ref[...] = x_ref[...]
+
+    expected = [f"{i // 3}: [{i % 3}]: {float(i)}" for i in range(12)]
+    assert everywhere(body, capsys) == expected
+
+
 # --- arrays ---------------------------------------------------------------------------
 
 

@@ -190,3 +190,56 @@ def test_a_warp_copies_to_a_tiled_array_in_its_transforms(semantics):
     text = ptx(semantics, body, tiles, plgpu.Barrier())
     (dimensions,) = re.findall(r"cp\.async\.bulk\.tensor\.(\d)d", text)
     assert int(dimensions) > 2
+
+
+# --- arrays ---------------------------------------------------------------------------
+
+
+def arrays(x, o, tile):
+    """A reduction, a transpose, a relayout through scratch, a sort."""
+
+    @plgpu.warp_map
+    def _(warp_id):
+        rows = plgpu.ds(16 * warp_id, 16)
+        tile[rows] = x[rows].T.reshape(16, 128)
+        o[rows] = tile[rows] - tile[rows].sum(1, keepdims=True)
+        o[16 * warp_id] = jnp.sort(tile[16 * warp_id])
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_arrays_of_a_warp_do_not_make_the_warpgroup_meet(semantics):
+    text = ptx(semantics, arrays, TILE)
+    meetings = [
+        m.start() for m in re.finditer(r"bar(?:rier)?\.sync\S*\s+\S+, 128;", text)
+    ]
+    assert len(meetings) == 2
+    for instruction in ("shfl.sync.bfly", "bar.warp.sync", "st.shared.v4", "ld.global"):
+        places = [m.start() for m in re.finditer(re.escape(instruction), text)]
+        assert places, instruction
+        assert all(meetings[0] < place < meetings[1] for place in places), instruction
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_nothing_marks_the_code_of_a_warp_after_its_expansion(semantics):
+    assert "pallas_gpu." not in mlir(semantics, arrays, TILE)
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_scratch_is_divided_among_the_warps(semantics):
+    """The warps of two warpgroups: eight equal parts, none of which overlap."""
+
+    def body(x, o):
+        half = 32 * lax.axis_index("wg")
+
+        @plgpu.warp_map
+        def _(warp_id):
+            rows = plgpu.ds(half + 8 * warp_id, 8)
+            o[rows] = jnp.flip(x[rows], 1)
+
+    function = under(semantics, kernel(body, num_threads=2, thread_name="wg"))
+    (report,) = plgpu.offline.lower(function, OUT)
+    smem = int(re.search(r"dynamic_shared_memory_size %(\S+)", report.mlir) is not None)
+    constants = set(map(int, re.findall(r"arith\.constant (\d+) : i32", report.mlir)))
+    each = 8 * 128 * 4
+    assert {each, 4 * each} <= constants and smem

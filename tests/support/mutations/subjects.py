@@ -17,6 +17,7 @@ from tests.support.mutations import (
     specialised,
     tma_pipeline,
     unions,
+    warp_exchange,
     warps,
 )
 
@@ -37,5 +38,6 @@ SUBJECTS = tuple(
         warps,
         copy_reductions,
         unions,
+        warp_exchange,
     )
 )

@@ -165,6 +165,11 @@ class Warpgroup(Thread):
         return f"warpgroup {self.index}"
 
     @property
+    def place(self) -> tuple[int, ...]:
+        """The position in the CTA."""
+        return (self.index,)
+
+    @property
     def name(self) -> str:
         """The position, for messages."""
         return f"{self.label} of {self.cta.name}"
@@ -210,6 +215,11 @@ class Warp(Warpgroup):
     def label(self) -> str:
         """The position in the CTA, for messages."""
         return f"warp {self.number} of {self.warpgroup.label}"
+
+    @property
+    def place(self) -> tuple[int, ...]:
+        """The position in the CTA."""
+        return (self.index, self.number)
 
     def axis_index(self, name: str) -> int:
         """Returns the position on a named axis, that of the warps included."""

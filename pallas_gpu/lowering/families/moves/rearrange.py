@@ -16,7 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
 from pallas_gpu.layouts.moves.rearrange import Affine, Rearrangement
-from pallas_gpu.layouts.registers.placement import Placement, default_placement
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
@@ -30,6 +30,7 @@ from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import image
 from pallas_gpu.mosaic.moves import rearrange as moves
+from pallas_gpu.mosaic.registers import default_placement
 
 # Attributes of the warpgroup-level operation: a plan, and how registers are renamed.
 _DTYPE, _SOURCES, _OTHER, _PARTS, _WHOLE = (

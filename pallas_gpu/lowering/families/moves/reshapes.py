@@ -12,7 +12,7 @@ from jaxlib.mlir.dialects import vector
 from pallas_gpu import errors
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.moves import rearrange as plans
-from pallas_gpu.layouts.registers.placement import Placement, default_placement
+from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -29,6 +29,7 @@ from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.registers import default_placement
 
 
 @lane("reshape")

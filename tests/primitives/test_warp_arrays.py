@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of a single warp: each of the four warps computes on one of its own."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.entry_kernels import numbers, run
+from tests.support.refusal import refused
+
+F32 = jnp.float32
+
+
+def check(body, args, expected, *, tolerance=0.0, **options):
+    """Runs a body everywhere."""
+    expected = np.asarray(expected)
+
+    def make(interpret):
+        out = jax.ShapeDtypeStruct(expected.shape, expected.dtype)
+        return plgpu.kernel(body, out_type=out, interpret=interpret, **options)
+
+    everywhere.check(make, args, expected, atol=tolerance, rtol=tolerance)
+
+
+def by_each_warp(function, x, *, tolerance=0.0, in_smem=False):
+    """Each warp applies a function to its part of `x`, as JAX does."""
+    expected = np.stack([np.asarray(function(jnp.asarray(part))) for part in x])
+
+    def in_gmem(x_ref, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = function(x_ref[warp_id])
+
+    def by_smem(x_ref, o, tile, result):
+        @plgpu.warp_map
+        def _(warp_id):
+            tile[warp_id] = x_ref[warp_id]
+            result[warp_id] = function(tile[warp_id])
+            o[warp_id] = result[warp_id]
+
+    if not in_smem:
+        check(in_gmem, [x], expected, tolerance=tolerance)
+        return
+    scratch = [plgpu.SMEM(a.shape, a.dtype) for a in (x, expected)]
+    check(by_smem, [x], expected, tolerance=tolerance, scratch_types=scratch)
+
+
+def ints(*shape):
+    return numbers(*shape, dtype=np.int32) % 97
+
+
+# --- what a warp computes -------------------------------------------------------------
+
+ELEMENTWISE = {
+    "whole vectors": ((256,), lambda x: x * 2 + 1),
+    "odd rows": ((7, 13), lambda x: x * 2 + 1),
+    "fewer than lanes": ((3,), lambda x: x - 1),
+    "one element": ((1, 1), lambda x: x - 1),
+    "48 columns": ((2, 48), lambda x: x * x),
+    "select": ((3, 40), lambda x: jnp.where(x > 40, x, -x)),
+    "iota": ((8, 40), lambda x: x + lax.broadcasted_iota(jnp.int32, x.shape, 1)),
+    "arange": ((40,), lambda x: jnp.arange(40) - x),
+}
+
+
+@pytest.mark.parametrize("in_smem", [False, True], ids=["gmem", "smem"])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name, in_smem):
+    shape, function = ELEMENTWISE[name]
+    by_each_warp(function, ints(4, *shape), in_smem=in_smem)
+
+
+REDUCTIONS = {
+    "all": ((8, 64), lambda x: x.sum()[None]),
+    "rows": ((8, 64), lambda x: x.max(1)),
+    "columns": ((8, 64), lambda x: x.min(0)),
+    "odd rows": ((5, 77), lambda x: x.sum(1)),
+    "odd columns": ((5, 77), lambda x: x.max(0)),
+    "position": ((8, 24), lambda x: jnp.argmax(x, axis=1)),
+    "any": ((8, 24), lambda x: (x > 90).any(1).astype(jnp.int32)),
+    "prefix": ((64,), jnp.cumsum),
+    "prefix of odd rows": ((5, 24), lambda x: jnp.cumsum(x, axis=1)),
+}
+
+
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_reductions_are_those_of_a_warp(name):
+    shape, function = REDUCTIONS[name]
+    by_each_warp(function, ints(4, *shape))
+
+
+MOVES = {
+    "transpose": ((16, 32), lambda x: x.T),
+    "odd transpose": ((5, 9), lambda x: x.T),
+    "reshape": ((16, 32), lambda x: x.reshape(64, 8)),
+    "odd reshape": ((7, 15), lambda x: x.reshape(21, 5)),
+    "slice": ((7, 32), lambda x: x[2:5, 3:20]),
+    "join": ((3, 32), lambda x: jnp.concatenate([x, x + 1])),
+    "reversal": ((3, 32), lambda x: jnp.flip(x, 1)),
+    "padding": ((5, 8), lambda x: jnp.pad(x, ((1, 2), (0, 3)))),
+    "outer product": ((24,), lambda x: x[:, None] * x[None, :]),
+    "dynamic slice": ((64,), lambda x: lax.dynamic_slice(x, (x[0] % 30,), (16,))),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_elements_move_between_the_lanes_of_a_warp(name):
+    shape, function = MOVES[name]
+    by_each_warp(function, ints(4, *shape))
+
+
+POSITIONS = {
+    "sort": jnp.sort,
+    "gather": lambda x: x[(x + 3) % 64],
+    "updates": lambda x: jnp.zeros(64, jnp.int32).at[x % 16].add(x),
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_elements_at_positions_that_are_values(name):
+    by_each_warp(POSITIONS[name], ints(4, 64))
+
+
+CONTROL = {
+    "for": lambda x: lax.fori_loop(0, 5, lambda i, c: c * 2 + x, x),
+    "while": lambda x: lax.while_loop(
+        lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2), (jnp.int32(0), x)
+    )[1],
+    "cond": lambda x: lax.cond(x[0] > 40, lambda y: y + 1, lambda y: -y, x),
+    "trips of each warp": lambda x: lax.fori_loop(0, x[0] % 4, lambda i, c: c + x, x),
+    "scan": lambda x: lax.scan(lambda c, y: (c + y, c * y), jnp.int32(0), x)[1],
+}
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_loops_and_branches_carry_arrays(name):
+    by_each_warp(CONTROL[name], ints(4, 50))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.int8, jnp.float32])
+def test_types_of_elements(dtype):
+    x = (ints(4, 6, 40) % 16).astype(dtype)
+    by_each_warp(lambda x: (x + x).T, x, in_smem=True)
+
+
+def test_a_softmax_of_rows():
+    def softmax(x):
+        e = jnp.exp(x - x.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    by_each_warp(softmax, numbers(4, 6, 48) % 7, tolerance=1e-5)
+
+
+def test_warps_take_different_branches():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id == 1)
+            def _():
+                o[0] = jnp.broadcast_to(x[...].sum(0), (40,))
+
+            @plgpu.when(warp_id == 3)
+            def _():
+                o[1] = jnp.flip(x[0], 0)
+
+    x = ints(6, 40)
+    check(body, [x], np.stack([x.sum(0, dtype=np.int32), x[0, ::-1]]))
+
+
+def test_the_warps_of_all_warpgroups_have_scratch_of_their_own():
+    """A transpose by way of scratch, at the same time in eight warps."""
+
+    def body(x, o):
+        first = 4 * lax.axis_index("wg")
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[first + warp_id] = x[first + warp_id].T
+
+        i = lax.axis_index("wg")
+        o[8 + i] = jnp.flip(x[i], 1).T
+
+    x = ints(8, 9, 21)
+    expected = np.concatenate([x, np.flip(x[:2], 2)]).transpose(0, 2, 1)
+    check(body, [x], expected, num_threads=2, thread_name="wg")
+
+
+def test_a_warp_loads_tiled_smem():
+    tiled = plgpu.SMEM(
+        (64, 64),
+        jnp.float16,
+        transforms=(plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128)),
+    )
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            rows = plgpu.ds(16 * warp_id, 16)
+            o[rows] = tile[rows] * 2
+            column = plgpu.load(tile.at[:, 5], optimized=False)
+            o[64 + warp_id] = tile[16 * warp_id] + column
+
+    x = (ints(64, 64) % 32).astype(np.float16)
+    expected = np.concatenate([x * 2, x[::16] + x[:, 5]])
+    check(body, [x], expected, scratch_types=[tiled, plgpu.Barrier()])
+
+
+def test_a_layout_that_each_warp_has_as_a_whole():
+    """The rows of a matrix over the lanes, four columns in a register."""
+    of_warp = plgpu.TiledLayout(
+        plgpu.Tiling(((32, 4),)),
+        warp_dims=(plgpu.Replicated(4),),
+        lane_dims=(-2,),
+        vector_dim=-1,
+    )
+
+    def function(x):
+        return plgpu.layout_cast(plgpu.layout_cast(x, of_warp) + 1, of_warp).sum(1)
+
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            loaded = plgpu.load(x.at[warp_id], layout=of_warp, optimized=False)
+            o[warp_id] = plgpu.layout_cast(loaded + 1, of_warp).sum(1)
+
+    x = ints(4, 32, 8)
+    check(body, [x], (x + 1).sum(2, dtype=np.int32))
+
+
+def test_masks_indices_and_atomic_operations_of_a_warp():
+    def body(x, o, counts):
+        o[...] = jnp.zeros((5, 16), jnp.int32)
+        counts[...] = jnp.zeros(16, jnp.int32)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.atomic_add(counts.at[x[warp_id] % 16], jnp.ones(40, jnp.int32))
+            picked = x[warp_id, (jnp.arange(40) + warp_id) % 40]
+            plgpu.store(o.at[1 + warp_id], ..., picked[:16], mask=jnp.arange(16) < 9)
+
+        o[0] = counts[...]
+
+    x = ints(4, 40)
+    expected = np.zeros((5, 16), np.int32)
+    expected[0] = np.bincount(x.reshape(-1) % 16, minlength=16)
+    for warp in range(4):
+        expected[1 + warp, :9] = np.roll(x[warp], -warp)[:9]
+
+    scratch = [plgpu.SMEM((16,), jnp.int32)]
+    check(body, [x], expected, scratch_types=scratch)
+
+
+def test_what_an_atomic_operation_of_a_warp_returns():
+    """Each warp has a counter: the old values of one warp are a permutation."""
+
+    def body(x, o, counts):
+        counts[...] = jnp.zeros(4, jnp.int32)
+
+        @plgpu.warp_map
+        def _(warp_id):
+            index = jnp.full((24,), warp_id, jnp.int32)
+            old = plgpu.atomic_add(counts.at[index], jnp.ones(24, jnp.int32))
+            o[warp_id] = jnp.sort(old)
+
+    scratch = [plgpu.SMEM((4,), jnp.int32)]
+    expected = np.tile(np.arange(24, dtype=np.int32), (4, 1))
+    check(body, [ints(1)], expected, scratch_types=scratch)
+
+
+# --- what it refuses ------------------------------------------------------------------
+
+
+def test_an_array_of_the_warpgroup_is_refused():
+    def body(x, o):
+        row = x[0]
+
+        @plgpu.warp_map  # HERE
+        def _(warp_id):
+            o[warp_id] = row
+
+    with refused(
+        errors.UnsupportedError,
+        "an array of the warpgroup inside warp_map is not supported",
+        got="float32[128] from outside",
+        hint="compute it inside the warp_map, or store it to a reference in SMEM",
+    ):
+        run(body)
+
+
+def test_a_layout_over_several_warps_is_refused():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            plgpu.layout_cast(x[...], plgpu.Layout.WGMMA)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "layout_cast inside warp_map: the layout distributes the array over several "
+        "warps",
+        expected="warp_dims=(plgpu.Replicated(4),)",
+        got="Layout.WGMMA",
+        hint="omit the layout",
+    ):
+        run(body)
+
+
+def test_a_load_in_a_layout_over_several_warps_is_refused():
+    layout = plgpu.Layout.WG_STRIDED((128,), 1)
+
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = plgpu.load(x.at[0], layout=layout)  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "load inside warp_map: the layout distributes the array over several warps",
+        got="WGStridedLayout",
+    ):
+        run(body)
+
+
+def test_a_matrix_product_is_refused_and_its_hint_works():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id, :8] = (x[:8, :8] @ x[:8, :8])[0]  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "a matrix product inside warp_map is not supported",
+        got="dot_general of float32[8, 8] and float32[8, 8]",
+        hint="(a[:, :, None] * b).sum(1)",
+    ):
+        run(body)
+    by_each_warp(lambda a: (a[:, :, None] * a).sum(1), ints(4, 8, 8))
