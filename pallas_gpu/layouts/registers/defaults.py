@@ -233,7 +233,7 @@ def _warp_bits(
 
 
 def _powers_of_two(
-    shape: tuple[int, ...], most: int
+    shape: tuple[int, ...], most: int = THREAD_BITS
 ) -> tuple[tuple[int, ...], list[int]]:
     """Thread bits along each axis without padding, and the elements that remain."""
     bits, blocks = [0] * len(shape), list(shape)
