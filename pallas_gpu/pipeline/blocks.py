@@ -157,15 +157,18 @@ class Stream:
         return types.ScratchType(types.SMEM, shape, dtype, storage)
 
     def where_it_fits(self, indices: Sequence[Any], by_threads: bool) -> Stream:
-        """Returns the stream, `direct` if TMA cannot copy its blocks.
+        """Returns the stream, `direct` if the body can access its blocks in GMEM.
+
+        It can where TMA cannot copy them and the body needs no buffer. If it does,
+        `copy_gmem_to_smem` and `copy_smem_to_gmem` copy them by threads.
 
         Args:
           indices: a position of the loop.
-          by_threads: whether threads may copy a block that may exceed the array, or
-            that has transforms; see `needs_buffer`.
+          by_threads: whether the threads that compute copy a block that may exceed the
+            array, or that has transforms; see `needs_buffer`.
 
         Raises:
-          LayoutError: TMA cannot copy such a block, and neither may threads.
+          LayoutError: nobody can copy such a block.
         """
         if not self.buffered:
             return self
@@ -173,15 +176,17 @@ class Stream:
             return dataclasses.replace(self, direct=True)
         # In a trace of its own: an index map may read an array.
         problems: list[Any] = []
-        _jax.trace(lambda: problems.append(self._tma_problem(indices)), [])
-        if problems == [None]:
+        _jax.trace(lambda: problems.extend(self._problems(indices)), [])
+        of_tma, of_threads = problems
+        if of_tma is None:
             return self
         filled = self.spec.oob_fill_mode is not None
-        if self._needs_copy and (filled or not by_threads):
-            (problem,) = problems
-            problem.what = f"{self.what}: {problem.what}"
-            raise problem
-        return dataclasses.replace(self, direct=True)
+        if not self._needs_copy or (by_threads and not filled):
+            return dataclasses.replace(self, direct=True)
+        if of_threads is not None:
+            of_threads.what = f"{self.what}: {of_threads.what}"
+            raise of_threads
+        return self
 
     @property
     def _needs_copy(self) -> bool:
@@ -230,18 +235,27 @@ class Stream:
         divides = zip(self.ref.shape, self.sizes, strict=True)
         return any(extended) or any(n % size for n, size in divides)
 
-    def _tma_problem(self, indices: Sequence[Any]) -> errors.LayoutError | None:
-        """Returns the reason why TMA cannot copy a block, None if it can."""
+    def _problems(self, indices: Sequence[Any]) -> list[errors.LayoutError | None]:
+        """Returns the reasons why TMA and threads cannot copy a block, None if can."""
         view, smem = self.window(indices), self.buffers(1).to_ref()
         aval = types.base_aval(view)
         source = types.resolve(tuple(aval.shape), view.transforms)
         whole = Window.whole((1, *self.block_shape))
         one = whole.slice([0] * (len(self.block_shape) + 1), [None, *self.block_shape])
-        try:
-            check.check_copy(aval, source, smem, one)
-        except errors.LayoutError as error:
-            return error
-        return None
+        checks: list[Callable[[], Any]] = [
+            lambda: check.check_copy(aval, source, smem, one),
+            # A store is stricter than a load.
+            lambda: check.check_threads(source, smem, one, store=True),
+        ]
+        return [_problem(copy) for copy in checks]
+
+
+def _problem(copy: Callable[[], Any]) -> errors.LayoutError | None:
+    try:
+        copy()
+    except errors.LayoutError as error:
+        return error
+    return None
 
 
 def _are_digits(steps: Mapping[int, Any], sizes: Mapping[int, Any], apart: int) -> bool:

@@ -78,7 +78,7 @@ def emit_pipeline(
       ArgumentError: `max_concurrent_steps` is not above each `delay_release`, or specs
         and references differ in number.
       UnsupportedError: collective axes of a spec; several warpgroups in a block.
-      LayoutError: TMA cannot copy a block.
+      LayoutError: neither TMA nor threads can copy a block.
 
     Example:
       >>> spec = plgpu.BlockSpec((64, 128), lambda i: (i, 0))

@@ -127,7 +127,7 @@ def emit_pipeline_warp_specialized(
 
     Raises:
       ArgumentError: warpgroups, depth, specs or state do not match.
-      LayoutError: TMA cannot copy a block.
+      LayoutError: neither TMA nor threads can copy a block.
 
     Example:
       >>> pipeline = plgpu.emit_pipeline_warp_specialized(

@@ -138,14 +138,14 @@ def check_copy(
     pieces: int = 1,
 ) -> None:
     """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
-    for what, window in (("GMEM", gmem_window), ("SMEM", smem_window)):
-        if window.is_transposed:
-            raise errors.UnsupportedError(
-                f"a copy of a transposed {what} reference is not supported",
-                expected="operands with their dimensions in order",
-                got=f"dimensions in the order {window.order}",
-                hint="copy it untransposed, and transpose when loading from SMEM",
-            )
+    if gmem_window.order != smem_window.order:
+        raise errors.UnsupportedError(
+            "a copy by TMA cannot transpose",
+            expected="operands with their dimensions in the same order",
+            got=f"dimensions in the order {gmem_window.order} in GMEM, "
+            f"{smem_window.order} in SMEM",
+            hint="copy it untransposed, and transpose when loading from SMEM",
+        )
     require_elements(gmem_aval, gmem_window)
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
     part = contiguous_layout(layout, smem_window)

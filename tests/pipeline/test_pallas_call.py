@@ -364,22 +364,36 @@ def test_a_tiled_block_that_tma_cannot_carry_is_copied_by_threads():
     check_add_one(numbers(8, 33), spec, (1, 2))
 
 
-def test_several_warpgroups_do_not_copy_a_block_that_tma_cannot_carry():
-    def body(x, o):  # HERE
-        pass
-
-    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
-    call = plgpu.pallas_call(
+def several(body, spec, shape, dtype=jnp.float32):
+    return plgpu.pallas_call(
         body,
-        f32(7, 3),
+        jax.ShapeDtypeStruct(shape, dtype),
         in_specs=[spec],
         out_specs=spec,
         grid=2,
         num_threads=2,
         thread_name="wg",
     )
+
+
+def test_the_memory_warpgroup_copies_a_block_that_tma_cannot_carry():
+    def body(x, o):
+        rows = plgpu.ds(jax.lax.axis_index("wg") * 2, 2)
+        o[rows] = x[rows] + 1
+
+    call = several(body, plgpu.BlockSpec((4, 3), lambda i: (i, 0)), (7, 3))
+    x = numbers(7, 3)
+    np.testing.assert_array_equal(call(x), x + 1)
+
+
+def test_several_warpgroups_do_not_copy_a_block_that_nobody_can_carry():
+    def body(x, o):  # HERE
+        pass
+
+    spec = plgpu.BlockSpec((4, 3), lambda i: (i, 0))
+    call = several(body, spec, (7, 3), jnp.int4)
     with pytest.raises(errors.LayoutError) as info:
-        call(numbers(7, 3))
+        call(jnp.zeros((7, 3), jnp.int4))
     text = str(info.value)
     assert text.startswith("argument 0 of pallas_call body: ")
     line = body.__code__.co_firstlineno

@@ -213,7 +213,7 @@ def test_a_copy_keeps_the_order_of_dimensions():
 
     with refused(
         errors.UnsupportedError,
-        "a copy of a transposed GMEM reference is not supported",
+        "a copy by TMA cannot transpose",
         got="(1, 0)",
     ):
         run(body, scratch_types=(plgpu.SMEM((128, 64), jnp.float32), BARRIER))

@@ -25,12 +25,14 @@ from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs, written
 from pallas_gpu.entry.check.tma import check_copy
 from pallas_gpu.entry.check.wgmma import require_transforms
+from pallas_gpu.primitives._engines import check_threads
 
 __all__ = [
     "check_copy",
     "check_dependencies",
     "check_inputs",
     "check_jaxpr",
+    "check_threads",
     "check_waits",
     "cluster",
     "control",

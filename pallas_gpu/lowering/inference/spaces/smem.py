@@ -197,10 +197,10 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
     """
     assert use.other is not None
     smem, gmem = use.part.window, use.other.window
-    if smem.is_transposed or gmem.is_transposed:
+    if smem.order != gmem.order:
         raise errors.UnsupportedError(
             "a tensor copy cannot transpose",
-            expected="references with their axes in order on both sides",
+            expected="references with their axes in the same order",
             got=f"axes {gmem.order} in GMEM, {smem.order} in SMEM",
             hint="transpose when loading from SMEM",
         )

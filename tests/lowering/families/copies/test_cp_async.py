@@ -306,3 +306,20 @@ def test_the_instructions_of_a_copy(semantics):
     (report,) = plgpu.offline.compile(under(semantics, make()), x)
     for name in ("ca.shared.global", "commit_group", "wait_group 0"):
         assert f"cp.async.{name}" in report.ptx
+
+
+def test_tma_copies_between_references_that_are_transposed_alike():
+    x = array((16, 32), F32)
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x.T, tile.T, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile.at[8:].T, o.T.at[:, 8:])
+        plgpu.copy_smem_to_gmem(tile.at[:8].T, o.T.at[:, :8])
+        plgpu.wait_smem_to_gmem(0)
+
+    out = jax.ShapeDtypeStruct((16, 32), F32)
+    make = kernel(body, out, plgpu.SMEM((16, 32), F32), plgpu.Barrier())
+    everywhere.check(make, [x], x)
+    (report,) = plgpu.offline.lower(make(), x)
+    assert "cp_async" not in report.jaxpr
