@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, describe
 from pallas_gpu.layouts.smem.access_plan import Kind
 from pallas_gpu.mosaic import gmem, padding, smem
@@ -19,6 +20,8 @@ from pallas_gpu.mosaic.elements import dtypes
 
 # Python's memory of the warnings that have been shown, by text and line.
 _SHOWN: dict[Any, Any] = {}
+# The widest access of a thread (PTX ISA, ld and cp.async).
+_WIDEST_BYTES = 16
 # CUDA programming guide, compute capabilities: the most registers of a thread.
 _MOST_REGISTERS, _REGISTER_BITS = 255, 32
 # The default layouts of odd shapes have conflicts of two lanes, which no other layout
@@ -76,6 +79,24 @@ def through_tiles(
         f"{_described(view)}, {view.layout.description}",
         "start at multiples of the tile and take whole tiles: write a dynamic start as "
         "a product, or as plgpu.multiple_of(start, rows)",
+        where,
+    )
+
+
+def copied_by_threads(
+    plan: ThreadCopy, view: gmem.GmemView, where: Callable[[], str | None]
+) -> None:
+    """Warns of a copy in parts that are too narrow for cp.async."""
+    if plan.is_asynchronous:
+        return
+    width = plan.chunk_bytes
+    warn(
+        f"threads copy a part of GMEM {width} byte{'s' * (width > 1)} at a time",
+        f"{_WIDEST_BYTES // width} times as many instructions as 16 bytes at a time, "
+        "through registers",
+        _described(view),
+        "start and end rows at multiples of 4 bytes, or of 16 bytes for TMA: pad the "
+        "array's minor dimension",
         where,
     )
 

@@ -29,7 +29,7 @@ def copy_gmem_to_smem(
     smem_view: SmemView,
     barrier_pointer: ir.Value | None,
     predicate: ir.Value | None = None,
-) -> None:
+) -> ThreadCopy:
     """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
     PTX: `cp.async.cg.shared.global` of 16 bytes, `.ca` of 4 or 8; `ld.global` and
@@ -42,6 +42,9 @@ def copy_gmem_to_smem(
       barrier_pointer: `!llvm.ptr<3>`; the copy counts as one arrival. None: the copy is
         a group of its own.
       predicate: i1; where it is false nothing is copied, and the arrival remains.
+
+    Returns:
+      How the copy is divided.
     """
     plan = plan_transfer(gmem, smem_view, store=False)
     mbarrier.synchronize()
@@ -50,6 +53,7 @@ def copy_gmem_to_smem(
         if barrier_pointer is not None and plan.is_asynchronous:
             arrive_when_copied(barrier_pointer)
     finish_load(barrier_pointer)
+    return plan
 
 
 def finish_load(barrier_pointer: ir.Value | None) -> None:
@@ -76,7 +80,7 @@ def wait_group(n: int) -> None:
 
 def copy_smem_to_gmem(
     smem_view: SmemView, gmem: GmemView, predicate: ir.Value | None = None
-) -> None:
+) -> ThreadCopy:
     """Copies SMEM into a GMEM slice; drops out-of-bounds elements.
 
     PTX: `ld.shared`, `st.global` of up to 16 bytes, `fence.proxy.async.global`. All
@@ -86,6 +90,9 @@ def copy_smem_to_gmem(
       smem_view: a slice of an array in any layout.
       gmem: a slice of the same shape.
       predicate: i1; where it is false nothing is copied.
+
+    Returns:
+      How the copy is divided.
     """
     plan = plan_transfer(gmem, smem_view, store=True)
     mbarrier.synchronize()
@@ -93,6 +100,7 @@ def copy_smem_to_gmem(
         over_chunks(plan, gmem, smem_view, lambda chunks: store_chunks(plan, chunks))
     tma.fence_proxy_async_global()
     mbarrier.synchronize()
+    return plan
 
 
 # --- chunks ---------------------------------------------------------------------------

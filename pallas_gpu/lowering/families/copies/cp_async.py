@@ -7,6 +7,8 @@ from typing import Any
 
 from jaxlib.mlir import ir
 
+from pallas_gpu import _jax
+from pallas_gpu.lowering import slow
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import gmem_view, smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
@@ -15,6 +17,7 @@ from pallas_gpu.lowering.families.mbarrier import (
     barrier_pointer,
     predicate_value,
 )
+from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
@@ -37,12 +40,14 @@ def barrier_of(ctx: RuleContext, barrier: Any) -> ir.Value | None:
 @lane(primitives.cp_async_p)
 def _load_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    cp_async.copy_gmem_to_smem(
-        ctx.part(operands["src"]),
+    source = ctx.part(operands["src"])
+    plan = cp_async.copy_gmem_to_smem(
+        source,
         ctx.part(operands["dst"]),
         barrier_of(ctx, operands["barrier"]),
         predicate_value(operands["predicate"]),
     )
+    slow.copied_by_threads(plan, source, lambda: _jax.where(ctx.eqn))
     return []
 
 
@@ -82,23 +87,21 @@ def optional_operands(
 
 @expands("pallas_gpu.cp_async")
 def _expand_load(expansion: Expansion, op: Any) -> None:
-    source, target = op.operands[0], op.operands[1]
-    cp_async.copy_gmem_to_smem(
-        gmem_view(expansion, source),
-        smem_view(expansion, target),
-        *optional_operands(op),
-    )
+    source = gmem_view(expansion, op.operands[0])
+    target = smem_view(expansion, op.operands[1])
+    plan = cp_async.copy_gmem_to_smem(source, target, *optional_operands(op))
+    slow.copied_by_threads(plan, source, lambda: sources.where(op.operation))
     expansion.dead.append(op.operation)
 
 
 @lane(primitives.store_by_threads_p)
 def _store_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    cp_async.copy_smem_to_gmem(
-        ctx.part(operands["src"]),
-        ctx.part(operands["dst"]),
-        predicate_value(operands["predicate"]),
+    target = ctx.part(operands["dst"])
+    plan = cp_async.copy_smem_to_gmem(
+        ctx.part(operands["src"]), target, predicate_value(operands["predicate"])
     )
+    slow.copied_by_threads(plan, target, lambda: _jax.where(ctx.eqn))
     _close_group(ctx)
     return []
 
@@ -124,11 +127,10 @@ def _close_group(ctx: RuleContext) -> None:
 
 @expands("pallas_gpu.copy_smem_to_gmem_by_threads")
 def _expand_store(expansion: Expansion, op: Any) -> None:
-    source, target = op.operands[0], op.operands[1]
-    _, predicate = optional_operands(op)
-    cp_async.copy_smem_to_gmem(
-        smem_view(expansion, source), gmem_view(expansion, target), predicate
-    )
+    source = smem_view(expansion, op.operands[0])
+    target = gmem_view(expansion, op.operands[1])
+    plan = cp_async.copy_smem_to_gmem(source, target, optional_operands(op)[1])
+    slow.copied_by_threads(plan, target, lambda: sources.where(op.operation))
     expansion.dead.append(op.operation)
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -323,3 +325,16 @@ def test_tma_copies_between_references_that_are_transposed_alike():
     everywhere.check(make, [x], x)
     (report,) = plgpu.offline.lower(make(), x)
     assert "cp_async" not in report.jaxpr
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+def test_a_copy_through_registers_is_a_warning_and_others_are_not(semantics):
+    make, x, _ = round_trip(*CASES["two bytes, an odd row"])
+    slow = plgpu.errors.PerformanceWarning
+    with pytest.warns(slow, match="2 bytes at a time") as got:
+        plgpu.offline.lower(under(semantics, make()), x)
+    assert "test_cp_async.py" in str(got[0].message)
+    make, x, _ = round_trip(*CASES["an odd start"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", slow)
+        plgpu.offline.lower(under(semantics, make()), x)
