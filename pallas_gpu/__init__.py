@@ -55,6 +55,7 @@ from pallas_gpu.primitives.atomics import (
     atomic_xor,
 )
 from pallas_gpu.primitives.cluster import async_store_smem, cluster_ref
+from pallas_gpu.primitives.copies.prefetch import async_prefetch
 from pallas_gpu.primitives.cp_async import wait_gmem_to_smem
 from pallas_gpu.primitives.debug import debug_check, debug_print, print_layout
 from pallas_gpu.primitives.grids.griddepcontrol import (
@@ -122,6 +123,7 @@ from pallas_gpu.types import (
     BoundedSlice,
     ClusterBarrier,
     CompilerParams,
+    CopyPartition,
     CostEstimate,
     Element,
     GridSpec,
@@ -199,6 +201,7 @@ __all__ = [
     "debug_check",
     "print_layout",
     # Copies
+    "async_prefetch",
     "async_store_smem",
     "cluster_ref",
     "copy_gmem_to_smem",
@@ -296,6 +299,7 @@ __all__ = [
     "LoweringSemantics",
     "AsyncCopyImplementation",
     "OOBFillMode",
+    "CopyPartition",
     "arch",
     "errors",
 ]

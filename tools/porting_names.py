@@ -102,23 +102,23 @@ PLGPU: dict[str, Row] = {
     "set_gpu_interpret_mode": SAME,
     # Copies
     "copy_gmem_to_smem": differs(
-        "`leader_tracked` comes later; without a barrier cp.async carries it, also on "
-        "Hopper, and `implementation` chooses; a copy entirely outside of the array is "
-        "an error of the emulator unless `oob_mode` is given"
+        "without a barrier cp.async carries it, also on Hopper, and `implementation` "
+        "chooses; a copy entirely outside of the array is an error of the emulator "
+        "unless `oob_mode` is given"
     ),
     "copy_smem_to_gmem": SAME,
     "commit_smem": SAME,
     "commit_smem_to_gmem_group": SAME,
     "wait_smem_to_gmem": SAME,
     "wait_gmem_to_smem": SAME,
-    "async_prefetch": COPIES,
+    "async_prefetch": SAME,
     "async_store_smem": differs(
         "arrives once; any tiling and number of cluster axes; no sums of floats"
     ),
     "cluster_ref": differs(
         "any number of cluster axes; takes masks, parts and views as any reference"
     ),
-    "CopyPartition": later("copies of two CTAs for tcgen05"),
+    "CopyPartition": SAME,
     "OOBFillMode": SAME,
     # Barriers
     "Barrier": differs("`orders_tensor_core` needs a target with tcgen05"),

@@ -6,6 +6,7 @@ from pallas_gpu.layouts.drawing.drawing import Drawing as Drawing
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction as TmaInstruction
 from pallas_gpu.layouts.gmem.tma_plan import TmaPlan as TmaPlan
 from pallas_gpu.layouts.gmem.tma_plan import plan_copy as plan_copy
+from pallas_gpu.layouts.gmem.tma_plan import plan_prefetch as plan_prefetch
 from pallas_gpu.layouts.moves import rates as rates
 from pallas_gpu.layouts.moves.relayout import RelayoutPlan as RelayoutPlan
 from pallas_gpu.layouts.moves.relayout import plan_relayout as plan_relayout

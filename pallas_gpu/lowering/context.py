@@ -74,13 +74,17 @@ class KernelState:
         """Memory scope of arrivals between CTAs.
 
         Other CTAs can observe this CTA's writes to GMEM, and to SMEM if threads access
-        that of other CTAs; without such writes an arrival publishes nothing, and its
-        fence would be expensive.
+        that of other CTAs, and the copies to their SMEM that it has waited for; without
+        such writes an arrival publishes nothing, and its fence would be expensive.
         """
         if reaches_other_ctas(self.params.jaxpr):
             return "cluster"
         sites = walk.walk(self.params.jaxpr)
-        writes = any(stores_to(site.eqn, types.GMEM) for site in sites)
+        writes = any(
+            stores_to(site.eqn, types.GMEM)
+            or site.eqn.params.get("leader_tracked") is not None
+            for site in sites
+        )
         return "cluster" if writes else "cta"
 
     @functools.cached_property

@@ -13,6 +13,7 @@ package uses of them is listed here, and all other modules import it from here:
 * `ops.async_load(gmem, smem, indices, slice_lengths, collective, barrier=, predicate=)`
 * `ops.async_store(smem, gmem, indices, slice_lengths, predicate=, commit_group=,
   reduction_op=)`
+* `ops.async_prefetch(gmem, indices, slice_lengths, collective, predicate=)`
 * `ops.tmem_alloc(type, smem, collective=, packing=)`
 * `ops.slice_tmem(type, ref, offset)`
 * `ops.tmem_layout_cast(ref, attribute)`: tiled layouts

@@ -14,13 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, scf
+from jaxlib.mlir.dialects import arith, nvvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
-from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
+from pallas_gpu.mosaic import addressing, cluster, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
+from pallas_gpu.mosaic.copies import instructions
 from pallas_gpu.mosaic.elements import dtypes, packed
 from pallas_gpu.mosaic.gmem import GmemView
 from pallas_gpu.mosaic.smem import SmemView, predicated
@@ -45,7 +46,9 @@ def copy_gmem_to_smem(
     sync: bool = True,
     arrive: bool = True,
     multicast: Group | None = None,
+    pair: Group | None = None,
     predicate: ir.Value | None = None,
+    cache_hint: str | None = None,
 ) -> None:
     """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
@@ -66,6 +69,9 @@ def copy_gmem_to_smem(
         same SMEM offsets: each copies its part to all of them, and the mbarrier of each
         counts the bytes of the whole (`.multicast::cluster`). Their SMEM must be free
         and their mbarriers initialized before any of them issues its part.
+      pair: the two blocks of which both call this, and of which the first one's
+        mbarrier counts the bytes of both (`.cta_group::2`, since sm_100a).
+      cache_hint: see `instructions.cache_policy`.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
@@ -73,34 +79,38 @@ def copy_gmem_to_smem(
     if multicast is not None and multicast.count == 1:
         multicast = None
     plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
-    descriptor = _descriptor(gmem, plan)
+    tensor = descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
 
+    mask = multicast.mask if multicast else None
+    policy = instructions.cache_policy(cache_hint)
+    tracked = barrier_pointer
+
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
-        # A CTA's own SMEM is part of the cluster's: address space 7 of NVPTX.
-        target = llvm.addrspacecast(module.pointer_type(7), pointer)
-        nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
-            target,
-            descriptor,
-            coordinates,
-            barrier_pointer,
-            [],
-            multicastMask=multicast.mask if multicast else None,
-        )
+        emit = instructions.load if pair is None else instructions.load_for_leader
+        emit(pointer, tensor, coordinates, tracked, mask=mask, policy=policy)
 
     with predicated(kb.elected if elected is None else elected):
         if arrive:
-            num_bytes: int | ir.Value = transfer_bytes(smem_view)
-            if predicate is not None:
-                num_bytes = arith.select(predicate, kb.i32(num_bytes), kb.i32(0))
-            mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
+            with predicated(_leads(pair)):
+                num_bytes: int | ir.Value = transfer_bytes(smem_view)
+                num_bytes *= 1 if pair is None else pair.count
+                if predicate is not None:
+                    num_bytes = arith.select(predicate, kb.i32(num_bytes), kb.i32(0))
+                mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
         with predicated(predicate):
-            if multicast is None:
-                _issue(plan, gmem.window.starts, base, copy)
-            else:
-                _issue_piece(plan, gmem.window.starts, base, copy, multicast)
+            if pair is not None:
+                tracked = cluster.map_shared(barrier_pointer, pair.ranks[0])
+            issue(plan, gmem.window.starts, base, copy, multicast)
+
+
+def _leads(pair: Group | None) -> ir.Value | None:
+    """i1: whether this block is the first of a pair; None without one."""
+    if pair is None:
+        return None
+    return arith.cmpi(arith.CmpIPredicate.eq, pair.index, module.current().i32(0))
 
 
 def copy_smem_to_gmem(
@@ -112,6 +122,7 @@ def copy_smem_to_gmem(
     elected: ir.Value | None = None,
     sync: bool = True,
     commit: bool = True,
+    cache_hint: str | None = None,
 ) -> None:
     """Starts a copy of SMEM into a GMEM slice; drops out-of-bounds elements.
 
@@ -129,54 +140,31 @@ def copy_smem_to_gmem(
       elected: i1, true in the thread that issues; None: the issuer's elected thread.
       sync: False if the threads that wrote the SMEM have synchronized already.
       commit: commit the group; False adds the copy to the next copy's group.
+      cache_hint: see `instructions.cache_policy`.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
     """
     plan = plan_transfer(gmem, smem_view)
+    policy = instructions.cache_policy(cache_hint)
     combines = REDUCTIONS[reduction] if reduction else None
     element = combines.element(gmem.dtype) if combines else None
-    descriptor = _descriptor(gmem, plan, element)
+    tensor = descriptor(gmem, plan, element)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
 
     def copy(pointer: ir.Value, coordinates: list[ir.Value]) -> None:
         if combines is None:
-            nvvm.CpAsyncBulkTensorSharedCTAToGlobalOp(descriptor, pointer, coordinates)
+            instructions.store(pointer, tensor, coordinates, policy)
         else:
-            _reduce_tensor(combines.operation, descriptor, pointer, coordinates)
+            operation = combines.operation
+            instructions.reduce(operation, pointer, tensor, coordinates, policy)
 
     with predicated(kb.elected if elected is None else elected):
-        _issue(plan, gmem.window.starts, base, copy)
+        issue(plan, gmem.window.starts, base, copy)
         if commit:
             commit_group()
-
-
-def _reduce_tensor(
-    operation: str,
-    descriptor: ir.Value,
-    pointer: ir.Value,
-    coordinates: list[ir.Value],
-) -> None:
-    """PTX: `cp.reduce.async.bulk.tensor`.
-
-    Inline assembly, since the plugin's serialization drops the attribute of nvvm's op.
-    """
-    rank = len(coordinates)
-    at = ", ".join(f"${i + 2}" for i in range(rank))
-    text = (
-        f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operation}.tile"
-        f".bulk_group [$0, {{{at}}}], [$1];"
-    )
-    address = llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
-    llvm.inline_asm(
-        None,
-        [descriptor, address, *coordinates],
-        text,
-        ",".join(["l", "r", *["r"] * rank, "~{memory}"]),
-        has_side_effects=True,
-    )
 
 
 def commit_group() -> None:
@@ -263,9 +251,16 @@ def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
     )
 
 
-def _descriptor(
+def descriptor(
     gmem: GmemView, plan: TmaPlan, element: np.dtype | None = None
 ) -> ir.Value:
+    """The address of the tensor map of a plan.
+
+    Args:
+      gmem: a slice of a kernel buffer.
+      plan: of a copy of the slice.
+      element: the element type that the map states; None: that of the array.
+    """
     if gmem.buffer_index is None:
         raise errors.MemorySpaceError(
             "A tensor copy requires an operand or result of the kernel",
@@ -291,10 +286,25 @@ def _descriptor(
 Copy = Callable[[ir.Value, list[ir.Value]], None]
 
 
-def _issue(
-    plan: TmaPlan, starts: Sequence[int | ir.Value], base: ir.Value, copy: Copy
+def issue(
+    plan: TmaPlan,
+    starts: Sequence[int | ir.Value],
+    base: ir.Value,
+    copy: Copy,
+    shared_by: Group | None = None,
 ) -> None:
-    """Emits the copies; coordinates are innermost first, as in PTX."""
+    """Emits the copies of a plan; coordinates are innermost first, as in PTX.
+
+    Args:
+      plan: the copies.
+      starts: of the slice, one for each dimension of the array.
+      base: `!llvm.ptr<3>` of the slice of SMEM.
+      copy: emits one copy.
+      shared_by: blocks each of which issues one of equal runs of the copies.
+    """
+    if shared_by is not None:
+        _issue_piece(plan, starts, base, copy, shared_by)
+        return
     origin = [_coordinate(dim.sources, starts) for dim in plan.dims]
     steps = plan.instructions
     period = _period(steps) if len(steps) > _MAX_UNROLLED else None

@@ -12,6 +12,7 @@ from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.primitives import _engines, cp_async, rows
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.copies import pairs
 
 copy_gmem_to_smem_p = registry.define(
     "copy_gmem_to_smem",
@@ -40,15 +41,24 @@ commit_group_p = registry.define(
 commit_smem_p = registry.define("commit_smem", "tma", issuers=registry.ISSUERS)
 commit_gmem_p = registry.define("commit_gmem", "tma", issuers=registry.ISSUERS)
 
+# PTX ISA, createpolicy: primary priorities.
+CACHE_HINT = expect.choice(None, "evict_first", "evict_normal", "evict_last")
+
 
 @expect.arguments(
     src=expect.anything,
     dst=expect.anything,
     barrier=expect.anything,
     collective_axes=expect.optional(expect.names),
-    leader_tracked=expect.refused(None, "omit it"),
+    leader_tracked=expect.optional(
+        expect.instance(
+            types.CopyPartition, written="plgpu.CopyPartition.PARTITIONED(axis)"
+        )
+    ),
+    partitioned_axis=expect.optional(expect.integer(0)),
     oob_mode=expect.optional(expect.member(types.OOBFillMode)),
     predicate=expect.anything,
+    cache_hint=CACHE_HINT,
     implementation=expect.optional(expect.member(types.AsyncCopyImplementation)),
 )
 def copy_gmem_to_smem(
@@ -57,9 +67,11 @@ def copy_gmem_to_smem(
     barrier: types.Ref | None = None,
     *,
     collective_axes: str | Sequence[str] | None = None,
-    leader_tracked: Any = None,
+    leader_tracked: types.CopyPartition | None = None,
+    partitioned_axis: int | None = None,
     oob_mode: types.OOBFillMode | None = None,
     predicate: Any = None,
+    cache_hint: str | None = None,
     implementation: types.AsyncCopyImplementation | None = None,
 ) -> None:
     """Starts an asynchronous copy from GMEM to SMEM.
@@ -83,20 +95,31 @@ def copy_gmem_to_smem(
       collective_axes: cluster axes of a multicast: all CTAs along them call this with
         the same source; each loads a part and multicasts it to all of them, at the same
         offset in their SMEM, and every CTA's barrier counts all the bytes.
-      leader_tracked: not supported.
+      leader_tracked: `CopyPartition.PARTITIONED(axis)` or `.REPLICATED`: the two CTAs
+        along `collective_axes`, the last cluster axis that is not of size 1, call this
+        with the same source. The leader's barrier, that of index 0, gets one arrival
+        and counts the bytes of both CTAs; the other CTA's barrier gets none.
+        PARTITIONED: each loads half of the source, divided along one of its dimensions,
+        those indexed by integers not counted. REPLICATED: each copies half of it to
+        both. PTX: .cta_group::2. Since: sm_100a.
+      partitioned_axis: older spelling of `leader_tracked=PARTITIONED(axis)`.
       oob_mode: what the elements outside the array are. None (default) and ZEROS: zero;
         UNDEFINED: undefined. PROMISE_IN_BOUNDS: there are none. The emulator reports a
         broken promise, a use of undefined elements and, for None, a copy that lies
         entirely outside.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy and its
         bytes: the arrival on the barrier remains.
+      cache_hint: how the L2 cache treats the source: "evict_first" for what is read
+        once, "evict_last" for what others read again, "evict_normal". A hint for copies
+        by TMA. PTX: .L2::cache_hint. Since: sm_90.
       implementation: what carries the copy. None (default): TMA if it can address both
         sides, and cp.async if not, or without a barrier.
 
     Raises:
       MemorySpaceError: an operand is in another space, or TMA has no barrier.
       ShapeError, DTypeError: source and destination differ.
-      UnsupportedError: leader_tracked.
+      ArgumentError, UnsupportedError: the CTAs of leader_tracked are not such a pair.
+      TargetError: leader_tracked on a target without tcgen05.
 
     Example:
       >>> plgpu.copy_gmem_to_smem(x_gmem.at[plgpu.ds(i * 64, 64)], x_smem, barrier)
@@ -105,6 +128,9 @@ def copy_gmem_to_smem(
     who = "copy_gmem_to_smem"
     ops.require_space(src, types.GMEM, who, "the source")
     ops.require_space(dst, types.SMEM, who, "the destination")
+    axes = tuple(collective_axes or ())
+    partition = pairs.partition_of(leader_tracked, partitioned_axis, axes, who)
+    src = pairs.own_part(src, partition, axes, who)
     ops.require_same(src, dst, who)
     one_barrier = None if barrier is None else ops.one_barrier(barrier, who)
     if predicate is not None:
@@ -127,7 +153,9 @@ def copy_gmem_to_smem(
             "predicate": predicate,
         },
         oob_mode=oob_mode,
-        collective_axes=tuple(collective_axes or ()),
+        collective_axes=axes,
+        leader_tracked=partition,
+        cache_hint=cache_hint,
     )
 
 
@@ -137,6 +165,7 @@ def copy_gmem_to_smem(
     predicate=expect.anything,
     commit_group=expect.boolean,
     reduction_op=expect.choice(None, *types.REDUCTIONS),
+    cache_hint=CACHE_HINT,
 )
 def copy_smem_to_gmem(
     src: types.Ref,
@@ -145,6 +174,7 @@ def copy_smem_to_gmem(
     *,
     commit_group: bool = True,
     reduction_op: str | None = None,
+    cache_hint: str | None = None,
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
@@ -176,6 +206,7 @@ def copy_smem_to_gmem(
         signed ones. "and", "or", "xor": these integers. "inc", "dec": int32 and uint32,
         as unsigned numbers; "inc" makes of `old` 0 if `old >= new`, else `old + 1`;
         "dec" makes `new` of it if `old == 0` or `old > new`, else `old - 1`.
+      cache_hint: as of `copy_gmem_to_smem`, for the destination.
 
     Raises:
       MemorySpaceError: an operand is in another space.
@@ -208,6 +239,7 @@ def copy_smem_to_gmem(
         {"src": ops.operand(src), "dst": ops.operand(dst), "predicate": predicate},
         commit_group=commit_group,
         reduction_op=reduction_op,
+        cache_hint=cache_hint,
     )
 
 

@@ -30,6 +30,7 @@ from pallas_gpu.types.block_spec import (
     no_block_spec,
     squeezed,
 )
+from pallas_gpu.types.copies.partition import CopyPartition
 from pallas_gpu.types.copies.reductions import (
     REDUCTIONS,
     CopyReduction,
@@ -118,6 +119,7 @@ __all__ = [
     "BoundedSlice",
     "ClusterBarrier",
     "CompilerParams",
+    "CopyPartition",
     "CopyReduction",
     "CostEstimate",
     "Declaration",

@@ -255,14 +255,6 @@ def test_the_number_of_copies_in_flight_is_an_integer(n):
         run(body)
 
 
-def test_leader_tracking_is_not_supported_yet():
-    def body(x, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x, tile, barrier, leader_tracked=1)
-
-    with pytest.raises(errors.UnsupportedError, match=r"leader_tracked .*supported"):
-        run(body, scratch_types=SCRATCH)
-
-
 def test_a_predicate_is_one_truth_value():
     def body(x, o, tile, barrier):
         many = jnp.array([True, False])

@@ -23,6 +23,7 @@ from pallas_gpu import errors, layouts
 from tests.support import (
     atomic_effects,
     block_effects,
+    copy_effects,
     drawing_effects,
     semaphore_effects,
     tensor_effects,
@@ -91,14 +92,11 @@ def with_predicate(call):
     return see.bodies(call, lambda e: call(e, predicate=e.i == 0))
 
 
-def copies(**options):
-    """A copy to SMEM without and with options."""
-    copy = lambda e, **o: plgpu.copy_gmem_to_smem(e.x, e.s, e.b, **o)  # noqa: E731
-    return see.bodies(copy, lambda e: copy(e, **options))
 
 
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
+    **copy_effects.EFFECTS,
     **drawing_effects.EFFECTS,
     **semaphore_effects.EFFECTS,
     **atomic_effects.EFFECTS,
@@ -237,32 +235,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     ),
     "find_swizzle.what": lambda: see.values(
         plgpu.find_swizzle, *({"minor_dim_bits": 8, "what": w} for w in ("a", "b"))
-    ),
-    "copy_gmem_to_smem.barrier": lambda: see.bodies(
-        lambda e: plgpu.copy_gmem_to_smem(e.x, e.s),
-        lambda e: plgpu.copy_gmem_to_smem(e.x, e.s, e.b),
-    ),
-    "copy_gmem_to_smem.predicate": lambda: with_predicate(
-        lambda e, **o: plgpu.copy_gmem_to_smem(e.x, e.s, e.b, **o)
-    ),
-    "copy_gmem_to_smem.collective_axes": lambda: copies(collective_axes="g"),
-    "copy_gmem_to_smem.implementation": "tests/primitives/test_tma.py",
-    "copy_gmem_to_smem.oob_mode": "tests/emulator/gpu/test_tma.py",
-    "copy_smem_to_gmem.predicate": lambda: with_predicate(
-        lambda e, **o: plgpu.copy_smem_to_gmem(e.s, e.o, **o)
-    ),
-    "copy_smem_to_gmem.reduction_op": "tests/lowering/families/test_copy_reductions.py",
-    "copy_smem_to_gmem.commit_group": lambda: see.bodies(
-        *(
-            lambda e, c=c: plgpu.copy_smem_to_gmem(e.s, e.o, commit_group=c)
-            for c in (True, False)
-        )
-    ),
-    "wait_smem_to_gmem.wait_read_only": lambda: see.bodies(
-        *(
-            lambda e, r=r: (plgpu.wait_smem_to_gmem(0, r), e.o.__setitem__((0, 0), 1.0))
-            for r in (False, True)
-        )
     ),
     "barrier_arrive.num_arrivals": f"{MBARRIER}/test_counts.py",
     "barrier_expect.predicate": f"{MBARRIER}/test_counts.py",
@@ -520,7 +492,6 @@ REFUSED = {
     "BlockSpec.pipeline_mode": 1,
     "SemaphoreSignal.device_id": 0,
     **tensor_effects.REFUSED,
-    "copy_gmem_to_smem.leader_tracked": 1,
     "semaphore_signal.device_id": 0,
 }
 

@@ -204,6 +204,7 @@ GOOD: dict[str, Good] = {
     ),
     # Copies
     "copy_gmem_to_smem": _in(lambda e: {"src": e.x, "dst": e.s, "barrier": e.b}),
+    "async_prefetch": _in(lambda e: {"ref": e.x}),
     "copy_smem_to_gmem": _in(lambda e: {"src": e.s, "dst": e.o}),
     "commit_gmem": _in(lambda e: {}),
     "commit_smem": _in(lambda e: {}),

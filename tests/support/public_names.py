@@ -20,6 +20,7 @@ from pallas_gpu.types import RefView
 # Public callables that are not called with a user's arguments.
 NOT_CALLED = {
     "MemorySpace": "an enumeration: its members are GMEM, SMEM, TMEM and REGS",
+    "CopyPartition": "a base class: its members are PARTITIONED and REPLICATED",
     "Ref": "a protocol",
     "Transform": "a protocol",
     "arch.Target": "a protocol",

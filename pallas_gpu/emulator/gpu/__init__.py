@@ -18,6 +18,7 @@ from pallas_gpu.emulator.gpu import (
     warp,
 )
 from pallas_gpu.emulator.gpu.accesses import async_stores, atomics, indexed, positions
+from pallas_gpu.emulator.gpu.copies import prefetch
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
 from pallas_gpu.emulator.gpu.tensor_cores import mma, tcgen05, tmem, wgmma
@@ -36,6 +37,7 @@ __all__ = [
     "mbarrier",
     "mma",
     "positions",
+    "prefetch",
     "registers",
     "rows",
     "scheduling",

@@ -17,6 +17,7 @@ from pallas_gpu.emulator.engine.memory import Place, Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.gpu import scoped
 from pallas_gpu.emulator.gpu.accesses.elements import known
+from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.smem import SharedArray
@@ -250,7 +251,12 @@ _MULTICASTS: Key[Cta, _Multicasts] = Key("multicasts", lambda cta: _Multicasts()
 
 
 def multicast(
-    wg: Warpgroup, src: Region, dst: Region, barrier: Region, axes: tuple[str, ...]
+    wg: Warpgroup,
+    src: Region,
+    dst: Region,
+    barrier: Region,
+    axes: tuple[str, ...],
+    pair: Pair | None = None,
 ) -> list[tuple[Region, list[Target]]]:
     """Records one CTA's piece of a multicast.
 
@@ -259,6 +265,7 @@ def multicast(
       src, dst: source and destination of all CTAs together.
       barrier: the operand with this CTA's barrier.
       axes: cluster axes.
+      pair: the two CTAs whose leader's barrier counts all bytes.
 
     Returns:
       For each box of the piece its source, and its destinations; that of this CTA is
@@ -270,7 +277,7 @@ def multicast(
     """
     cta = wg.cta
     group = cta.along(axes)
-    copy = _find(wg, group, src, dst, barrier, axes)
+    copy = _find(wg, group, src, dst, barrier, axes, pair)
     index = group.index(cta)
     boxes = _boxes(src, dst, index, len(group))
     copy.issue(wg, [place for _, place in boxes])
@@ -291,6 +298,7 @@ def _find(
     dst: Region,
     barrier: Region,
     axes: tuple[str, ...],
+    pair: Pair | None,
 ) -> Multicast:
     """Returns the multicast that the CTAs issue together; the first one creates it.
 
@@ -306,7 +314,7 @@ def _find(
         targets = [
             Target(
                 Region(counterpart(wg, dst.memory, peer), dst.place),
-                barrier.memory.same_in(peer).one(barrier),
+                pair.barrier if pair else barrier.memory.same_in(peer).one(barrier),
             )
             for peer in group
         ]

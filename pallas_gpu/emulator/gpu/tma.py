@@ -26,9 +26,10 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.engine.waits import Run
 from pallas_gpu.emulator.gpu import cluster
+from pallas_gpu.emulator.gpu.copies.pairs import Pair
+from pallas_gpu.emulator.gpu.copies.reductions import combine
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
-from pallas_gpu.emulator.gpu.mbarrier import barrier_of, skipped
-from pallas_gpu.emulator.gpu.reductions import combine
+from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
@@ -47,12 +48,14 @@ class Load:
     Attributes:
       src: what it copies.
       targets: where it has not arrived; one for each CTA of a multicast.
+      pair: the two CTAs whose leader's barrier counts the bytes.
     """
 
     src: Region
     targets: list[cluster.Target]
     mode: types.OOBFillMode | None
     location: Location | None
+    pair: Pair | None = None
 
     def advance(self) -> bool:
         """Moves the data to half of the targets and completes the bytes there."""
@@ -61,7 +64,10 @@ class Load:
         for _ in range((len(self.targets) + 1) // 2):
             target = self.targets.pop(0)
             target.dst.store(value)
-            target.barrier.complete_bytes(size_bytes(target.dst))
+            if self.pair is None:
+                target.barrier.complete_bytes(size_bytes(target.dst))
+            else:
+                self.pair.complete_bytes(size_bytes(target.dst), self.location)
         return not self.targets
 
 
@@ -114,11 +120,15 @@ def _copy_gmem_to_smem(
     operands: dict[str, Any],
     oob_mode: types.OOBFillMode | None,
     collective_axes: tuple[str, ...] = (),
+    leader_tracked: types.CopyPartition | None = None,
     **_: Any,
 ) -> None:
-    barrier = barrier_of(operands["barrier"])
+    barrier, pair = barrier_of(operands["barrier"]), None
+    if leader_tracked is not None:
+        pair = Pair.of(wg, operands["barrier"], collective_axes)
+        barrier = pair.barrier
     if skipped(operands):
-        barrier.arrive(wg.release())
+        _arrive(wg, barrier, pair, 0)
         return
     src, dst = operands["src"], operands["dst"]
     dst.require_inside("the destination of a copy")
@@ -133,9 +143,12 @@ def _copy_gmem_to_smem(
             "check the index, guard the copy with plgpu.when, or pass "
             "oob_mode=plgpu.OOBFillMode.ZEROS if zeros are meant",
         )
-    if collective_axes:
+    # The source of a partitioned copy is the part of this CTA.
+    if collective_axes and not isinstance(
+        leader_tracked, types.CopyPartition.PARTITIONED
+    ):
         parts = cluster.multicast(
-            wg, src, dst, operands["barrier"], tuple(collective_axes)
+            wg, src, dst, operands["barrier"], tuple(collective_axes), pair
         )
     else:
         parts = [(src, [cluster.Target(dst, barrier)])]
@@ -145,11 +158,19 @@ def _copy_gmem_to_smem(
     loads = []
     for source, targets in parts:
         wg.access(source, writes=False, what=what, by=phase, hint=cluster.WAIT)
-        loads.append(Load(source, targets, oob_mode, wg.location))
+        loads.append(Load(source, targets, oob_mode, wg.location, pair))
     barrier.last_copy = wg.location
-    barrier.arrive(wg.release(), announced_bytes=size_bytes(dst))
+    _arrive(wg, barrier, pair, size_bytes(dst))
     for load in loads:
         wg.group.in_flight.submit(load)
+
+
+def _arrive(wg: Warpgroup, barrier: Barrier, pair: Pair | None, count: int) -> None:
+    """Arrives for a copy, and announces its bytes."""
+    if pair is None:
+        barrier.arrive(wg.release(), announced_bytes=count)
+    else:
+        pair.arrive(wg, count)
 
 
 def is_outside(region: Region) -> bool:

@@ -141,6 +141,8 @@ def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
     operation = registry.operation(eqn.primitive)
     if operation is not None and operation.feature is not None:
         yield operation.feature, operation.name
+    if eqn.params.get("leader_tracked") is not None:
+        yield arch.Feature.TCGEN05, "a copy with leader_tracked"
     if eqn.primitive is run_scoped_p:
         for var in resources.scope_refs(eqn):
             if isinstance(var.aval, types.AccumulatorRef):

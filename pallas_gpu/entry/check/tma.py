@@ -28,9 +28,14 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     pieces = 1
     if load:
         axes = eqn.params["collective_axes"]
-        _require_cluster_axes(axes, mesh, name)
+        require_cluster_axes(axes, mesh, name)
         sizes = dict(mesh.axes)
         pieces = math.prod(sizes[a] for a in axes)
+        partition = eqn.params["leader_tracked"]
+        if partition is not None:
+            _require_pair(axes, mesh, name)
+        if isinstance(partition, types.CopyPartition.PARTITIONED):
+            pieces = 1
     check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
     # The default mode of a load refuses what can only give zeros.
     if not load or eqn.params["oob_mode"] is None:
@@ -54,7 +59,8 @@ def require_some_inside(window: Window, who: str, what: str) -> None:
             )
 
 
-def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+def require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+    """Raises AxisNameError or ArgumentError unless these are axes of the cluster."""
     unknown = [a for a in axes if a not in mesh.cluster_names]
     if unknown:
         raise errors.AxisNameError(
@@ -72,3 +78,19 @@ def _require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> No
             got=tuple(axes),
             hint="name each axis once",
         )
+
+
+def _require_pair(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+    """Raises UnsupportedError unless the CTAs along an axis are a pair of tcgen05."""
+    # PTX ISA, cta_group::2: CTAs whose %cluster_ctarank differs in the last bit.
+    names, sizes = list(mesh.cluster_names), list(mesh.cluster)
+    inner = sizes[names.index(axes[0]) :]
+    if inner[0] == 2 and math.prod(inner) == 2:
+        return
+    raise errors.UnsupportedError(
+        f"{who}: the CTAs of leader_tracked are not a pair",
+        expected="a cluster axis of size 2, the last one of the cluster's axes whose "
+        "size is not 1: two CTAs of adjacent ranks",
+        got=f"axis {axes[0]!r} of a cluster {dict(zip(names, sizes, strict=True))}",
+        hint="give that axis the last position in cluster=(...), with size 2",
+    )

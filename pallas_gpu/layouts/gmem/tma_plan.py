@@ -31,6 +31,7 @@ from pallas_gpu.layouts.gmem.tma_view import (
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE, atom_bytes, swizzle_bytes
 from pallas_gpu.layouts.smem.window import check_window, match_axes
+from pallas_gpu.layouts.window import Window
 
 # Shared-memory addresses of tensor copies are aligned to this (PTX ISA).
 SMEM_ALIGNMENT_BYTES = 128
@@ -194,6 +195,29 @@ def plan_copy(
     if element_bits < 8:
         return _plan_packed(array, tuple(slice_shape), target, pieces)
     return _plan_copy(array, tuple(slice_shape), target, pieces)
+
+
+def plan_prefetch(window: Window, element_bits: int, pieces: int = 1) -> TmaPlan:
+    """Finds the boxes of a prefetch: those of a copy without tiles.
+
+    Args:
+      window: the slice of an array in GMEM.
+      element_bits: width of an element.
+      pieces: the number of instructions is a multiple of this.
+
+    Raises:
+      LayoutError: no tensor map can describe the slice.
+    """
+    return plan_copy(
+        window.array_shape,
+        element_bits,
+        window.sizes,
+        window.squeezed,
+        SmemLayout(window.shape, element_bits),
+        start_multiples=window.multiples,
+        inside=window.known_inside(),
+        pieces=pieces,
+    )
 
 
 @functools.lru_cache(maxsize=256)
@@ -422,4 +446,11 @@ def _impossible(
     )
 
 
-__all__ = ["Source", "TmaInstruction", "TmaPlan", "ViewDim", "plan_copy"]
+__all__ = [
+    "Source",
+    "TmaInstruction",
+    "TmaPlan",
+    "ViewDim",
+    "plan_copy",
+    "plan_prefetch",
+]

@@ -24,8 +24,19 @@ from pallas_gpu.lowering.inference.constraints import array_of
 from pallas_gpu.lowering.inference.network import Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
+from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives import tma as primitives
+from pallas_gpu.types import CopyPartition
+
+# On a copy of two CTAs that a leader tracks: what each loads. The dialect's own
+# attribute means that the operation divides the source; here it is divided already.
+_PARTITION = "pallas_gpu.partition"
+_CACHE_HINT = "pallas_gpu.cache_hint"
+_PARTITIONS = {
+    "partitioned": CopyPartition.PARTITIONED(0),
+    "replicated": CopyPartition.REPLICATED,
+}
 
 
 @lane(primitives.copy_gmem_to_smem_p)
@@ -39,10 +50,22 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
         ctx.part(src),
         ctx.part(dst),
         barrier_pointer(ctx, barrier.ref, index),
-        multicast=cluster_group(ctx, axes) if axes else None,
+        **_shared_by(
+            cluster_group(ctx, axes) if axes else None, ctx.eqn.params["leader_tracked"]
+        ),
         predicate=predicate_value(operands["predicate"]),
+        cache_hint=ctx.eqn.params["cache_hint"],
     )
     return []
+
+
+def _shared_by(group: Group | None, partition: CopyPartition | None) -> dict[str, Any]:
+    """Returns how the CTAs along collective_axes share a copy."""
+    if partition is None:
+        return {"multicast": group}
+    # The source of a partitioned copy is the part of this CTA.
+    multicast = None if isinstance(partition, CopyPartition.PARTITIONED) else group
+    return {"multicast": multicast, "pair": group}
 
 
 @warpgroup(primitives.copy_gmem_to_smem_p)
@@ -54,11 +77,16 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     copy = dialect.ops.async_load(
         source,
         ctx.part(dst),
-        *_everything(ctx, source),
-        _cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
+        *everything(ctx, source),
+        cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
         barrier=_barrier(barrier_pointer(ctx, barrier.ref, index)),
         predicate=predicate_value(operands["predicate"]),
     )
+    partition = ctx.eqn.params["leader_tracked"]
+    if partition is not None:
+        name = next(n for n, p in _PARTITIONS.items() if type(p) is type(partition))
+        copy.operation.attributes[_PARTITION] = ir.StringAttr.get(name)
+    _mark_hint(ctx, copy)
     ctx.mark_issuer(copy)
     return []
 
@@ -73,10 +101,32 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
         gmem_view(expansion, op.source),
         smem_view(expansion, op.destination),
         pointer_of(op.barrier),
-        multicast=group,
+        **_shared_by(group, _partition(op)),
         predicate=op.predicate,
+        cache_hint=_hint(op),
     )
     expansion.dead.append(op.operation)
+
+
+def _mark_hint(ctx: RuleContext, copy: Any) -> None:
+    """Leaves a copy's hint to the L2 cache on its operation."""
+    hint = ctx.eqn.params["cache_hint"]
+    if hint is not None:
+        copy.operation.attributes[_CACHE_HINT] = ir.StringAttr.get(hint)
+
+
+def _hint(op: Any) -> str | None:
+    """Returns the hint on an operation."""
+    attributes = op.operation.attributes
+    if _CACHE_HINT not in attributes:
+        return None
+    return ir.StringAttr(attributes[_CACHE_HINT]).value
+
+
+def _partition(op: Any) -> CopyPartition | None:
+    """Returns what the CTAs of an operation load, if a leader tracks it."""
+    name = op.operation.attributes[_PARTITION] if _PARTITION in op.attributes else None
+    return None if name is None else _PARTITIONS[ir.StringAttr(name).value]
 
 
 @lane(primitives.copy_smem_to_gmem_p)
@@ -90,6 +140,7 @@ def _copy_smem_to_gmem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
             ctx.part(dst),
             reduction=ctx.eqn.params["reduction_op"],
             commit=False,
+            cache_hint=ctx.eqn.params["cache_hint"],
         )
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
@@ -106,11 +157,12 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     copy = dialect.ops.async_store(
         ctx.part(src),
         target,
-        *_everything(ctx, target),
+        *everything(ctx, target),
         predicate=predicate_value(operands["predicate"]),
         commit_group=False,
         reduction_op=dialect.reduction_attribute(ctx.eqn.params["reduction_op"]),
     )
+    _mark_hint(ctx, copy)
     ctx.mark_issuer(copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
@@ -128,6 +180,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
             gmem_view(expansion, op.destination),
             reduction=dialect.reduction_from_attribute(op.reduction_op),
             commit=False,
+            cache_hint=_hint(op),
         )
     expansion.dead.append(op.operation)
 
@@ -140,18 +193,20 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     pieces = 1
     if from_gmem and network.cluster:
         axes = ir.ArrayAttr(op.attributes["collective"])
-        pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
+        if not isinstance(_partition(op), CopyPartition.PARTITIONED):
+            pieces = math.prod(network.cluster[ir.IntegerAttr(a).value] for a in axes)
     use = Use(op, "copy", smem, network.weight, other=gmem, pieces=pieces)
     network.use_memory(use)
 
 
-def _everything(ctx: RuleContext, part: ir.Value) -> tuple[list[ir.Value], list[int]]:
+def everything(ctx: RuleContext, part: ir.Value) -> tuple[list[ir.Value], list[int]]:
     """Returns indices and lengths of a slice of the whole memref, already a subview."""
     shape = list(part.type.shape)
     return [ctx.builder.i32(0)] * len(shape), shape
 
 
-def _cluster_axes(ctx: RuleContext, axes: Sequence[str]) -> ir.ArrayAttr:
+def cluster_axes(ctx: RuleContext, axes: Sequence[str]) -> ir.ArrayAttr:
+    """Returns the numbers of cluster axes."""
     names = list(ctx.kernel.params.mesh.cluster_names)
     i32 = ir.IntegerType.get_signless(32)
     return ir.ArrayAttr.get([ir.IntegerAttr.get(i32, names.index(a)) for a in axes])

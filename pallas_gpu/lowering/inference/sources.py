@@ -18,6 +18,7 @@ _WORDS = {
     "mosaic_gpu.optimization_barrier": "optimization_barrier",
     "mosaic_gpu.async_load": "copy_gmem_to_smem",
     "mosaic_gpu.async_store": "copy_smem_to_gmem",
+    "mosaic_gpu.async_prefetch": "async_prefetch",
     "mosaic_gpu.slice_smem": "SMEM array",
     "mosaic_gpu.with_transforms": "transforms",
     "mosaic_gpu.tmem_alloc": "TMEM array",

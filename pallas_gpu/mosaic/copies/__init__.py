@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between GMEM and SMEM that are not boxes of a tensor map."""
+"""Copies: instructions of tensor copies, and copies without a tensor map."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the arguments of copies are: reductions."""
+"""What the arguments of copies are: reductions, parts for two CTAs."""

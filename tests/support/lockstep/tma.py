@@ -66,6 +66,43 @@ def _in_gmem(issue: _Issue) -> tuple[Any, np.ndarray, np.ndarray]:
     return memory, places, inside
 
 
+# --- hints to the L2 cache ------------------------------------------------------------
+
+# Policies are opaque: these numbers are those of the model alone.
+_POLICIES = {
+    "evict_normal": 0x51,
+    "evict_first": 0x52,
+    "evict_last": 0x53,
+}
+_POLICY = re.compile(r"createpolicy\.fractional\.L2::(\w+)\.b64")
+
+
+def _create_policy(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    match = _POLICY.fullmatch(statement.opcode)
+    if match is None or match[1] not in _POLICIES:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    (out,) = program.outputs(op)
+    value = np.array([_POLICIES[match[1]]], np.uint64)
+
+    def create(strand: Any) -> None:
+        strand.env[out] = value
+
+    return create
+
+
+ASSEMBLY.append(AssemblyUnit("createpolicy.", _create_policy))
+
+
+def _check_policy(strand: Any, policy: int | None = None) -> None:
+    """Raises unless a hint is what createpolicy gives (PTX ISA, createpolicy)."""
+    if policy is None:
+        return
+    held = set(strand.per_lane(strand.env[policy])[strand.active()].tolist())
+    if not held <= set(_POLICIES.values()):
+        raise KernelError(f"cache hints {held} that createpolicy does not give")
+
+
 # --- GMEM to SMEM ---------------------------------------------------------------------
 
 
@@ -75,12 +112,13 @@ def _load(program: Program, op: ir.Operation) -> Step:
         op
     )
     _require_tiles(op, offsets)
-    predicate = rest[1] if len(rest) > 1 else []
+    policies, predicate = rest
     if predicate:
         raise NotModelled(f"{op.name} with a predicate")
 
     def load(strand: Any) -> None:
         env = strand.env
+        _check_policy(strand, *policies)
         for lane, issue in _issues(strand, descriptor[0], coordinates, target[0]):
             local = int(strand.per_lane(env[barrier[0]])[lane])
             cta, address = accesses.cluster_address(strand, issue.address)
@@ -107,14 +145,67 @@ def _require_tiles(op: ir.Operation, offsets: list[int]) -> None:
         raise NotModelled(f"{op.name} {mode}")
 
 
-class _LoadWork:
-    """A copy of a box to one block or several, each with its own mbarrier."""
+_LOAD_FOR_PAIR = re.compile(
+    r"cp\.async\.bulk\.tensor\.(\d)d\.shared::cluster\.global\.tile"
+    r"\.mbarrier::complete_tx::bytes(\.multicast::cluster)?\.cta_group::2"
+    r"(\.L2::cache_hint)?"
+)
 
-    def __init__(self, issue: _Issue, address: int, barrier: int, targets) -> None:
+
+def _load_for_pair(program: Program, op: ir.Operation, text: str) -> Step:
+    """A copy whose mbarrier may be in either CTA of a pair."""
+    (statement,) = parse(text)
+    match = _LOAD_FOR_PAIR.fullmatch(statement.opcode)
+    if match is None:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    inputs = program.inputs(op)
+    numbers = [int(n) for n in re.findall(r"\$(\d+)", text)]
+    target, descriptor, *coordinates = (inputs[n] for n in numbers)
+    policy = coordinates.pop() if match[3] else None
+    mask = coordinates.pop() if match[2] else None
+    barrier = coordinates.pop()
+    if len(coordinates) != int(match[1]):
+        raise KernelError(f"{len(coordinates)} coordinates in {text}")
+
+    def load(strand: Any) -> None:
+        env = strand.env
+        _check_policy(strand, policy)
+        for lane, issue in _issues(strand, descriptor, coordinates, target):
+            signal = int(strand.per_lane(env[barrier])[lane])
+            tracker, local = accesses.cluster_address(strand, signal)
+            _, address = accesses.cluster_address(strand, issue.address)
+            ctas, targets = strand.cta.cluster.ctas, [strand.cta]
+            if mask is not None:
+                bits = int(strand.per_lane(env[mask])[lane])
+                targets = [c for c in ctas if bits >> c.rank & 1]
+            elif tracker.rank // 2 != strand.cta.rank // 2:
+                raise KernelError("an mbarrier outside of the pair of CTAs")
+            # Each destination signals that CTA of its pair whose rank has the parity
+            # of the mbarrier's.
+            trackers = [ctas[c.rank // 2 * 2 + tracker.rank % 2] for c in targets]
+            work = _LoadWork(issue, address, local, targets, trackers)
+            strand.cta.cluster.launch.scheduler.in_flight.append(work)
+
+    return load
+
+
+ASSEMBLY.append(AssemblyUnit("cp.async.bulk.tensor.", _load_for_pair))
+
+
+class _LoadWork:
+    """A copy of a box to one block or several, each with its own mbarrier.
+
+    Args:
+      trackers: the blocks with these mbarriers; default: the same.
+    """
+
+    def __init__(
+        self, issue: _Issue, address: int, barrier: int, targets, trackers=None
+    ) -> None:
         self._issue = issue
         self._targets = targets
         self._places = issue.tensor_map.in_smem(address) - accesses.SMEM_BASE
-        self._barriers = [mbarrier.find(cta, barrier) for cta in targets]
+        self._barriers = [mbarrier.find(cta, barrier) for cta in trackers or targets]
         for cta, target in zip(targets, self._barriers, strict=True):
             target.check_known(issue.row, "a copy")
             cta.smem.begin_write(issue.row, self._places.reshape(-1), "a tensor copy")
@@ -132,6 +223,28 @@ class _LoadWork:
             agent, epoch = cta.clocks.agent(barrier.agent_key), barrier.phase + 1
             cta.smem.end_write(self._places, data, agent, epoch)
             barrier.complete_tx(tensor_map.bytes, agent, epoch)
+
+
+_PREFETCH = re.compile(r"cp\.async\.bulk\.prefetch\.tensor\.(\d)d\.L2\.global\.tile")
+
+
+def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
+    """A hint: only its operands matter."""
+    (statement,) = parse(text)
+    match = _PREFETCH.fullmatch(statement.opcode)
+    descriptor, *coordinates = program.inputs(op)
+    if match is None or len(coordinates) != int(match[1]):
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+
+    def prefetch(strand: Any) -> None:
+        for _, issue in _issues(strand, descriptor, coordinates, descriptor):
+            issue.tensor_map.check_start(issue.start, store=False)
+            _in_gmem(issue)
+
+    return prefetch
+
+
+ASSEMBLY.append(AssemblyUnit("cp.async.bulk.prefetch.tensor.", _prefetch))
 
 
 # --- SMEM to GMEM ---------------------------------------------------------------------
@@ -159,17 +272,22 @@ class BulkGroups:
 
 @runs("nvvm.cp.async.bulk.tensor.global.shared.cta")
 def _store(program: Program, op: ir.Operation) -> Step:
-    descriptor, source, coordinates, *rest = program.segments(op)
+    descriptor, source, coordinates, policies, *rest = program.segments(op)
     _require_tiles(op, [])
     if any(rest):
         raise NotModelled(f"{op.name} with more operands")
-    return _issue_store(descriptor[0], source[0], coordinates, "")
+    return _issue_store(descriptor[0], source[0], coordinates, "", *policies)
 
 
 def _issue_store(
-    descriptor: int, source: int, coordinates: list[int], reduction: str
+    descriptor: int,
+    source: int,
+    coordinates: list[int],
+    reduction: str,
+    policy: int | None = None,
 ) -> Step:
     def store(strand: Any) -> None:
+        _check_policy(strand, policy)
         for _, issue in _issues(strand, descriptor, coordinates, source):
             work = _StoreWork(issue, reduction)
             groups = strand.cta.bulk.setdefault(issue.thread, BulkGroups())
@@ -275,7 +393,7 @@ def finish(cta: Any) -> None:
 
 _REDUCE = re.compile(
     r"cp\.reduce\.async\.bulk\.tensor\.(\d)d\.global\.shared::cta\.(\w+)"
-    r"\.tile\.bulk_group"
+    r"\.tile\.bulk_group(\.L2::cache_hint)?"
 )
 
 
@@ -287,10 +405,11 @@ def _reduce(program: Program, op: ir.Operation, text: str) -> Step:
     inputs = program.inputs(op)
     # `[map, {coordinates}]`, then the address in SMEM.
     numbers = [int(n) for n in re.findall(r"\$(\d+)", text)]
+    policy = inputs[numbers.pop()] if match[3] else None
     descriptor, *coordinates, source = (inputs[n] for n in numbers)
     if len(coordinates) != int(match[1]):
         raise KernelError(f"{len(coordinates)} coordinates in {text}")
-    return _issue_store(descriptor, source, coordinates, match[2])
+    return _issue_store(descriptor, source, coordinates, match[2], policy)
 
 
 ASSEMBLY.append(AssemblyUnit("cp.reduce.", _reduce))

@@ -11,9 +11,9 @@ import numpy as np
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
+from pallas_gpu.emulator.gpu.copies.reductions import flushed
 from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
-from pallas_gpu.emulator.gpu.reductions import flushed
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import atomics
 

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The instructions of tensor copies; one thread issues them.
+
+What nvvm's operations do not express, or the plugin's serialization drops of them, is
+inline assembly. PTX ISA, Data Movement: cp.async.bulk.tensor. Coordinates are innermost
+first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, nvvm
+
+from pallas_gpu.mosaic import module
+
+
+def load(
+    pointer: ir.Value,
+    descriptor: ir.Value,
+    coordinates: Sequence[ir.Value],
+    barrier: ir.Value,
+    *,
+    mask: ir.Value | None = None,
+    policy: ir.Value | None = None,
+) -> None:
+    """Copies a box to SMEM. PTX: `cp.async.bulk.tensor.shared::cluster.global`.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the box in this block's SMEM.
+      descriptor: `!llvm.ptr` of the tensor map.
+      coordinates: i32 each.
+      barrier: `!llvm.ptr<3>` of the mbarrier that counts the bytes.
+      mask: i16, the ranks of the blocks that get the box, in a multicast.
+      policy: i64, of `cache_policy`.
+    """
+    # A CTA's own SMEM is part of the cluster's: address space 7 of NVPTX.
+    target = llvm.addrspacecast(module.pointer_type(7), pointer)
+    nvvm.CpAsyncBulkTensorGlobalToSharedClusterOp(
+        target, descriptor, coordinates, barrier, [],
+        multicastMask=mask, l2CacheHint=policy,
+    )  # fmt: skip
+
+
+def load_for_leader(
+    pointer: ir.Value,
+    descriptor: ir.Value,
+    coordinates: Sequence[ir.Value],
+    barrier: ir.Value,
+    *,
+    mask: ir.Value | None = None,
+    policy: ir.Value | None = None,
+) -> None:
+    """Copies a box to SMEM; an mbarrier of the pair's leader counts the bytes.
+
+    PTX: `cp.async.bulk.tensor….cta_group::2`. Since: sm_100a.
+
+    Args:
+      pointer, descriptor, coordinates, mask, policy: as of `load`.
+      barrier: `!llvm.ptr<7>` of the leader's mbarrier.
+    """
+    rank = len(coordinates)
+    at = ", ".join(f"${i + 2}" for i in range(rank))
+    multicast = "" if mask is None else ".multicast::cluster"
+    text = (
+        f"cp.async.bulk.tensor.{rank}d.shared::cluster.global.tile"
+        f".mbarrier::complete_tx::bytes{multicast}.cta_group::2{_hint(policy)} "
+        f"[$0], [$1, {{{at}}}], [${rank + 2}]"
+    )
+    operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
+    constraints = ["r", "l", *["r"] * rank, "r"]
+    for extra, constraint in ((mask, "h"), (policy, "l")):
+        if extra is not None:
+            text += f", ${len(operands)}"
+            operands.append(extra)
+            constraints.append(constraint)
+    _assembly(f"{text};", operands, constraints)
+
+
+def store(
+    pointer: ir.Value,
+    descriptor: ir.Value,
+    coordinates: Sequence[ir.Value],
+    policy: ir.Value | None = None,
+) -> None:
+    """Copies a box to GMEM. PTX: `cp.async.bulk.tensor.global.shared::cta`."""
+    nvvm.CpAsyncBulkTensorSharedCTAToGlobalOp(
+        descriptor, pointer, coordinates, l2CacheHint=policy
+    )
+
+
+def reduce(
+    operation: str,
+    pointer: ir.Value,
+    descriptor: ir.Value,
+    coordinates: Sequence[ir.Value],
+    policy: ir.Value | None = None,
+) -> None:
+    """Combines a box with GMEM. PTX: `cp.reduce.async.bulk.tensor`.
+
+    Inline assembly, since the plugin's serialization drops the attribute of nvvm's op.
+    """
+    rank = len(coordinates)
+    at = ", ".join(f"${i + 2}" for i in range(rank))
+    text = (
+        f"cp.reduce.async.bulk.tensor.{rank}d.global.shared::cta.{operation}.tile"
+        f".bulk_group{_hint(policy)} [$0, {{{at}}}], [$1]"
+    )
+    operands = [descriptor, _address(pointer), *coordinates]
+    constraints = ["l", "r", *["r"] * rank]
+    if policy is not None:
+        text += f", ${len(operands)}"
+        operands.append(policy)
+        constraints.append("l")
+    _assembly(f"{text};", operands, constraints)
+
+
+def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
+    """Fetches a box to L2. PTX: `cp.async.bulk.prefetch.tensor.L2.global.tile`.
+
+    Inline assembly, since the compiler crashes on nvvm's operation.
+    """
+    rank = len(coordinates)
+    at = ", ".join(f"${i + 1}" for i in range(rank))
+    text = f"cp.async.bulk.prefetch.tensor.{rank}d.L2.global.tile [$0, {{{at}}}];"
+    _assembly(text, [descriptor, *coordinates], ["l", *["r"] * rank])
+
+
+def cache_policy(hint: str | None) -> ir.Value | None:
+    """i64: how the L2 cache treats what a copy accesses; None for no hint.
+
+    PTX: `createpolicy.fractional`. Since: sm_80.
+
+    Args:
+      hint: the name of a primary priority, e.g. `evict_first`.
+    """
+    if hint is None:
+        return None
+    text = f"createpolicy.fractional.L2::{hint}.b64 $0, 1.0;"
+    i64 = ir.IntegerType.get_signless(64)
+    return module.current().hoisted(
+        ("cache policy", hint), lambda: llvm.inline_asm(i64, [], text, "=l")
+    )
+
+
+def _hint(policy: ir.Value | None) -> str:
+    return "" if policy is None else ".L2::cache_hint"
+
+
+def _address(pointer: ir.Value) -> ir.Value:
+    """The address in SMEM as PTX's 32-bit register."""
+    return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
+
+
+def _assembly(
+    text: str, operands: Sequence[ir.Value], constraints: Sequence[str]
+) -> None:
+    llvm.inline_asm(
+        None,
+        operands,
+        text,
+        ",".join([*constraints, "~{memory}"]),
+        has_side_effects=True,
+    )

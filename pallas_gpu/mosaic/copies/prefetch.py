@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefetches of a slice of GMEM to the L2 cache."""
+
+from __future__ import annotations
+
+from jaxlib.mlir import ir
+
+from pallas_gpu.layouts.gmem.tma_plan import plan_prefetch
+from pallas_gpu.mosaic import module, tma
+from pallas_gpu.mosaic.cluster import Group
+from pallas_gpu.mosaic.copies import instructions
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.gmem import GmemView
+from pallas_gpu.mosaic.smem import predicated
+
+
+def prefetch(
+    kb: module.KernelBuilder,
+    gmem: GmemView,
+    *,
+    shared_by: Group | None = None,
+    predicate: ir.Value | None = None,
+) -> None:
+    """Fetches a slice of a kernel buffer to L2; drops out-of-bounds elements.
+
+    PTX: `cp.async.bulk.prefetch.tensor.L2.global.tile`. Since: sm_90. The elected
+    thread issues it; nothing waits for it.
+
+    Args:
+      kb: the open builder.
+      gmem: the slice.
+      shared_by: blocks of the cluster that all call this with the same slice; each
+        fetches an equal part.
+      predicate: i1; where it is false, nothing is fetched.
+
+    Raises:
+      LayoutError: no tensor map can describe the slice.
+    """
+    pieces = 1 if shared_by is None else shared_by.count
+    plan = plan_prefetch(gmem.window, dtypes.stored_bits(gmem.dtype), pieces)
+    descriptor = tma.descriptor(gmem, plan)
+
+    def fetch(_: ir.Value, coordinates: list[ir.Value]) -> None:
+        instructions.prefetch(descriptor, coordinates)
+
+    # No SMEM is involved; the offsets of the plan are dropped.
+    base = kb.smem_pointer(0)
+    with predicated(kb.elected), predicated(predicate):
+        tma.issue(plan, gmem.window.starts, base, fetch, shared_by)

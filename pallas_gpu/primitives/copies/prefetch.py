@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefetches of parts of GMEM to the L2 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pallas_gpu import arch, expect, types
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.copies import pairs
+
+async_prefetch_p = registry.define(
+    "async_prefetch",
+    "prefetch",
+    issuers=registry.ISSUERS,
+    reads=("ref",),
+    asynchronous=True,
+    feature=arch.Feature.TMA,
+)
+
+
+@expect.arguments(
+    ref=expect.anything,
+    collective_axes=expect.optional(expect.names),
+    leader_tracked=expect.optional(
+        expect.instance(
+            types.CopyPartition, written="plgpu.CopyPartition.PARTITIONED(axis)"
+        )
+    ),
+    partitioned_axis=expect.optional(expect.integer(0)),
+    predicate=expect.anything,
+)
+def async_prefetch(
+    ref: types.Ref,
+    *,
+    collective_axes: str | Sequence[str] | None = None,
+    leader_tracked: types.CopyPartition | None = None,
+    partitioned_axis: int | None = None,
+    predicate: Any = None,
+) -> None:
+    """Fetches a part of GMEM to the L2 cache, for a copy that follows later.
+
+    PTX: cp.async.bulk.prefetch.tensor.L2.global.tile. Since: sm_90.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
+    It is a hint: nothing waits for it, it orders nothing, and results do not depend on
+    it. What lies outside of the array is not fetched.
+
+    Args:
+      ref: GMEM reference, or a part of one, as `copy_gmem_to_smem` copies by TMA: its
+        minor dimension is a multiple of 16 bytes, and starts at one.
+      collective_axes: cluster axes: the CTAs along them call this with the same
+        reference, and each fetches an equal part.
+      leader_tracked: as of the copy: with `CopyPartition.PARTITIONED(axis)` each CTA
+        along `collective_axes` fetches its half.
+      partitioned_axis: older spelling of `leader_tracked=PARTITIONED(axis)`.
+      predicate: scalar bool, uniform in the warpgroup; False fetches nothing.
+
+    Raises:
+      MemorySpaceError: the reference is not in GMEM.
+      LayoutError: no tensor map describes the part.
+      AxisNameError, ArgumentError: the axes are not those of the kernel's cluster.
+
+    Example:
+      >>> plgpu.async_prefetch(x_gmem.at[plgpu.ds(next_row, 64)])
+    """
+    who = "async_prefetch"
+    ops.require_space(ref, types.GMEM, who, "the reference")
+    axes = tuple(collective_axes or ())
+    partition = pairs.partition_of(leader_tracked, partitioned_axis, axes, who)
+    own = pairs.own_part(ref, partition, axes, who)
+    if predicate is not None:
+        predicate = ops.require_scalar_bool(predicate, who)
+    # The source of a partitioned copy is the part of this CTA.
+    shared = () if own is not ref else axes
+    ops.bind(
+        async_prefetch_p,
+        {"ref": ops.operand(own), "predicate": predicate},
+        collective_axes=shared,
+    )

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefetches to L2: they change no result, and their boxes cover the part."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, layouts
+from pallas_gpu.layouts.window import Window
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+F32 = jnp.float32
+TILE = (16, 32)
+PREFETCH = "cp.async.bulk.prefetch.tensor.2d.L2.global.tile"
+
+
+def numbers(*shape):
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+def kernel(prefetch, **mesh):
+    """Each step fetches what the next one copies; each CTA has a result."""
+    ctas = math.prod(mesh.get("cluster", ()))
+
+    def body(x, o, tile, full):
+        cta = lax.axis_index("c") if ctas > 1 else 0
+        for step in range(3):
+            rows = plgpu.ds(16 * step, 16)
+            prefetch(x.at[plgpu.ds(16 * (step + 1), 16)])
+            plgpu.copy_gmem_to_smem(x.at[rows], tile, full)
+            plgpu.barrier_wait(full)
+            o[cta, rows] = tile[...] + 1
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((ctas, 48, 32), F32),
+            scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
+            interpret=interpret,
+            **mesh,
+        )
+
+    return make
+
+
+CLUSTER = {"cluster": (2,), "cluster_names": ("c",)}
+PARTITIONED = plgpu.CopyPartition.PARTITIONED
+CASES = {
+    "alone": ({}, {}),
+    "predicate": ({"predicate": jnp.bool_(True)}, {}),
+    "skipped": ({"predicate": jnp.bool_(False)}, {}),
+    "shared": ({"collective_axes": "c"}, CLUSTER),
+    "halves": (
+        {"collective_axes": "c", "leader_tracked": PARTITIONED(1)},
+        CLUSTER,
+    ),
+    "older spelling": ({"collective_axes": "c", "partitioned_axis": 0}, CLUSTER),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_results_do_not_depend_on_it(case):
+    options, mesh = CASES[case]
+    x = numbers(48, 32)
+    make = kernel(lambda part: plgpu.async_prefetch(part, **options), **mesh)
+    everywhere.check(make, [x], np.stack([x + 1] * (2 if mesh else 1)))
+
+
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("case", ["alone", "shared", "halves"])
+def test_each_part_is_fetched_by_one_instruction(case, semantics):
+    options, mesh = CASES[case]
+    make = kernel(lambda part: plgpu.async_prefetch(part, **options), **mesh)
+    (report,) = plgpu.offline.lower(under(semantics, make(None)), numbers(48, 32))
+    assert report.mlir.count(PREFETCH) == 3
+
+
+def test_a_warp_fetches_too():
+    def prefetch(part):
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == 1)
+            def _():
+                plgpu.async_prefetch(part)
+
+    x = numbers(48, 32)
+    everywhere.check(kernel(prefetch), [x], x[None] + 1)
+
+
+@pytest.mark.parametrize(
+    ("array", "sizes"), [((64, 64), (10, 32)), ((3, 700, 64), (1, 700, 64))]
+)
+def test_the_boxes_cover_the_part(array, sizes):
+    window = Window.whole(array).slice((0,) * len(array), sizes)
+    plan = layouts.plan_prefetch(window, 32)
+    x = np.arange(np.prod(array), dtype=np.float32).reshape(array)
+    part = x[tuple(slice(n) for n in sizes)]
+    fetched = plan.simulate(x, window.starts).view(np.float32)
+    np.testing.assert_array_equal(np.sort(fetched), np.sort(part.reshape(-1)))
+
+
+def test_a_prefetch_is_of_gmem():
+    def body(x, o, tile, full):
+        plgpu.async_prefetch(tile)  # HERE
+
+    with refused(
+        errors.MemorySpaceError,
+        "async_prefetch: the reference is in the wrong memory space",
+        expected="GMEM",
+    ):
+        trace(body)
+
+
+def test_rows_are_multiples_of_16_bytes():
+    def body(x, o, tile, full):
+        plgpu.async_prefetch(x.at[:, 0:3])  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "TMA copies multiples of 16 bytes",
+        got="12 bytes",
+    ):
+        trace(body)
+
+
+def test_a_part_starts_at_a_multiple_of_16_bytes():
+    def body(x, o, tile, full):
+        plgpu.async_prefetch(x.at[:, 2:18])  # HERE
+
+    with refused(
+        errors.LayoutError,
+        "async_prefetch does not start where TMA can address GMEM",
+        got="8 bytes too far",
+    ):
+        trace(body)
+
+
+def test_a_dynamic_start_is_checked_by_the_emulator():
+    def prefetch(part):
+        first = 2 * lax.axis_index("i") + 2
+        plgpu.async_prefetch(part.at[:, plgpu.ds(first, 16)])
+
+    make = kernel(prefetch, grid=(1,), grid_names=("i",))
+    with pytest.raises(errors.LayoutError, match="a prefetch of input 0"):
+        make(plgpu.InterpretParams())(numbers(48, 32))
+
+
+def test_the_axes_are_those_of_the_cluster():
+    def body(x, o, tile, full):
+        plgpu.async_prefetch(x, collective_axes="c")  # HERE
+
+    with refused(
+        errors.AxisNameError,
+        "async_prefetch: no cluster axis is named 'c'",
+    ):
+        trace(body)
+
+
+def test_a_transposed_part_is_fetched_untransposed():
+    def body(x, o, tile, full):
+        plgpu.async_prefetch(x.T)  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "async_prefetch: a transposed reference is not supported",
+        hint="untransposed",
+    ):
+        trace(body)
+
+
+def trace(body):
+    kernel_ = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((48, 32), F32),
+        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier()],
+    )
+    jax.eval_shape(kernel_, jax.ShapeDtypeStruct((48, 32), F32))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_the_instruction_fetches_to_l2(semantics):
+    make = under(semantics, kernel(plgpu.async_prefetch)(None))
+    (report,) = plgpu.offline.compile(make, numbers(48, 32))
+    assert "cp.async.bulk.prefetch.tensor.2d.L2.global" in report.ptx

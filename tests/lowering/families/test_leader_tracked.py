@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Loads of two CTAs that the barrier of the leader tracks."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+F32 = jnp.float32
+PARTITIONED = plgpu.CopyPartition.PARTITIONED
+REPLICATED = plgpu.CopyPartition.REPLICATED
+TILE = (16, 32)
+TILED = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
+PAIR = {"cluster": (2,), "cluster_names": ("c",)}
+
+
+def numbers(*shape):
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
+
+
+# A partial function, so that errors name the line of its call.
+load = functools.partial(plgpu.copy_gmem_to_smem, collective_axes="c")
+
+
+def then(x, o, tile, full, ready):
+    """The leader waits and tells the other; each stores what it has got."""
+
+    @plgpu.when(lax.axis_index("c") == 0)
+    def _():
+        plgpu.barrier_wait(full)
+
+    plgpu.barrier_arrive(ready)
+    plgpu.barrier_wait(ready)
+    o[lax.axis_index("c")] = tile[...]
+
+
+def kernel(body, tile=TILE, transforms=(), target="sm_100a", mesh=PAIR, arrivals=1):
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2, *tile), F32),
+            scratch_types=[
+                plgpu.SMEM(tile, F32, transforms=transforms),
+                plgpu.Barrier(num_arrivals=arrivals),
+                plgpu.ClusterBarrier(collective_axes="c"),
+            ],
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(target=target),
+            **mesh,
+        )
+
+    return make
+
+
+def check(make, args, expected):
+    everywhere.check(make, args, expected, on_gpu=False)
+
+
+CASES = {
+    "rows": ((32, 32), {"leader_tracked": PARTITIONED(0)}),
+    "columns": ((16, 64), {"leader_tracked": PARTITIONED(1)}),
+    "older spelling": ((32, 32), {"partitioned_axis": 0}),
+    "replicated": (TILE, {"leader_tracked": REPLICATED}),
+}
+
+
+def halves(x, options):
+    if options.get("leader_tracked") is REPLICATED:
+        return np.stack([x, x])
+    axis = 1 if options.get("leader_tracked") == PARTITIONED(1) else 0
+    return np.stack(np.split(x, 2, axis))
+
+
+@pytest.mark.parametrize("transforms", [(), TILED], ids=["plain", "tiled"])
+@pytest.mark.parametrize("case", CASES)
+def test_each_cta_gets_its_part_and_the_leader_counts_both(case, transforms):
+    shape, options = CASES[case]
+
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, **options)
+        then(x, o, tile, full, ready)
+
+    x = numbers(*shape)
+    check(kernel(body, transforms=transforms), [x], halves(x, options))
+
+
+def test_the_axis_counts_dimensions_that_are_not_indexed():
+    def body(x, o, tile, full, ready):
+        load(x.at[1, :, 1], tile, full, leader_tracked=PARTITIONED(0))
+        then(x, o, tile, full, ready)
+
+    x = numbers(2, 32, 3, 32)
+    check(kernel(body), [x], x[1, :, 1].reshape(2, *TILE))
+
+
+def test_several_pairs_make_a_cluster():
+    def body(x, o, tile, full, ready):
+        load(x.at[lax.axis_index("p")], tile, full, leader_tracked=PARTITIONED(0))
+
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            plgpu.barrier_wait(full)
+
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[lax.axis_index("p"), lax.axis_index("c")] = tile[...]
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2, 2, *TILE), F32),
+            scratch_types=[
+                plgpu.SMEM(TILE, F32),
+                plgpu.Barrier(),
+                plgpu.ClusterBarrier(collective_axes="c"),
+            ],
+            interpret=interpret,
+            cluster=(2, 2),
+            cluster_names=("p", "c"),
+            compiler_params=plgpu.CompilerParams(target="sm_100a"),
+        )
+
+    x = numbers(2, 32, 32)
+    check(make, [x], x.reshape(2, 2, *TILE))
+
+
+@pytest.mark.parametrize("predicate", [False, True])
+def test_a_skipped_copy_still_arrives_at_the_leader(predicate):
+    def body(x, o, tile, full, ready):
+        tile[...] = jnp.zeros(TILE, F32)
+        plgpu.commit_smem()
+        load(
+            x, tile, full, leader_tracked=PARTITIONED(0), predicate=jnp.bool_(predicate)
+        )
+        then(x, o, tile, full, ready)
+
+    x = numbers(32, 32)
+    check(kernel(body), [x], x.reshape(2, *TILE) * predicate)
+
+
+def test_two_operands_share_a_barrier():
+    def body(x, o, tile, full, ready):
+        load(x.at[0], tile.at[0], full, leader_tracked=PARTITIONED(0))
+        load(x.at[1, 0:8], tile.at[1], full, leader_tracked=REPLICATED)
+        then(x, o, tile, full, ready)
+
+    x = numbers(2, 16, 32)
+    expected = [np.stack([x[0, 8 * c : 8 * c + 8], x[1, :8]]) for c in range(2)]
+    make = kernel(body, tile=(2, 8, 32), arrivals=2)
+    check(make, [x], np.stack(expected))
+
+
+# --- what the emulator reports --------------------------------------------------------
+
+
+def emulate(body, x, **options):
+    for seed in range(3):
+        params = plgpu.InterpretParams(seed=seed, asynchrony="random")
+        kernel(body, **options)(params)(x)
+
+
+def test_the_leader_has_to_wait():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0))
+        o[lax.axis_index("c")] = tile[...]
+
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            plgpu.barrier_wait(full)
+
+    with pytest.raises(errors.RaceError, match="has been waited for"):
+        emulate(body, numbers(32, 32))
+
+
+def test_the_barrier_of_the_other_cta_gets_no_arrival():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0))
+        plgpu.barrier_wait(full)
+        o[lax.axis_index("c")] = tile[...]
+
+    with pytest.raises(errors.DeadlockError, match="CTA"):
+        emulate(body, numbers(32, 32))
+
+
+def test_the_leader_waits_in_vain_if_the_other_cta_copies_nothing():
+    def body(x, o, tile, full, ready):
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            load(x, tile, full, leader_tracked=PARTITIONED(0))
+
+        then(x, o, tile, full, ready)
+
+    with pytest.raises(errors.DeadlockError, match=r"2048 bytes of copies pending"):
+        emulate(body, numbers(32, 32))
+
+
+def test_bytes_of_the_next_phase_do_not_complete_this_one():
+    def body(x, o, tile, full, ready):
+        leads = lax.axis_index("c") == 0
+
+        @plgpu.when(~leads)
+        def _():
+            for step in range(2):
+                load(x.at[step], tile.at[step], full, leader_tracked=PARTITIONED(0))
+
+        @plgpu.when(leads)
+        def _():
+            for step in range(2):
+                load(x.at[step], tile.at[step], full, leader_tracked=PARTITIONED(0))
+                plgpu.barrier_wait(full)
+
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        o[lax.axis_index("c")] = tile[...]
+
+    with pytest.raises(errors.BarrierError, match="bytes of another"):
+        for seed in range(20):
+            params = plgpu.InterpretParams(seed=seed, asynchrony="random")
+            kernel(body, tile=(2, 8, 32))(params)(numbers(2, 16, 32))
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def trace(body, **options):
+    jax.eval_shape(kernel(body, **options)(None), jax.ShapeDtypeStruct((32, 32), F32))
+
+
+def test_the_axis_of_the_ctas_is_named():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0), collective_axes=None)  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "copy_gmem_to_smem: the axis of the two CTAs is missing",
+        expected="one cluster axis of size 2",
+    ):
+        trace(body)
+
+
+def test_one_of_two_spellings():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0), partitioned_axis=0)  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "copy_gmem_to_smem: leader_tracked and partitioned_axis are both given",
+        got="CopyPartition.PARTITIONED(axis=0), partitioned_axis=0",
+    ):
+        trace(body)
+
+
+def test_a_source_is_divided_along_one_of_its_dimensions():
+    def body(x, o, tile, full, ready):
+        load(x.at[0:31], tile, full, leader_tracked=PARTITIONED(0))  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "copy_gmem_to_smem: the source cannot be divided among two CTAs",
+        got="CopyPartition.PARTITIONED(axis=0) of GMEM float32[31, 32]",
+    ):
+        trace(body)
+
+
+def test_each_cta_has_room_for_its_half():
+    def body(x, o, tile, full, ready):
+        load(x.at[0:16], tile, full, leader_tracked=PARTITIONED(0))  # HERE
+
+    with refused(
+        errors.ShapeError,
+        "copy_gmem_to_smem: source and destination have different shapes",
+        got="GMEM float32[8, 32] (the source)",
+    ):
+        trace(body)
+
+
+def test_the_ctas_have_adjacent_ranks():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
+
+    with refused(
+        errors.UnsupportedError,
+        "copy_gmem_to_smem: the CTAs of leader_tracked are not a pair",
+        got="axis 'c' of a cluster {'c': 2, 'd': 2}",
+        hint="the last position",
+    ):
+        trace(body, mesh={"cluster": (2, 2), "cluster_names": ("c", "d")})
+
+
+def test_hopper_has_no_pairs():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=PARTITIONED(0))  # HERE
+
+    with refused(
+        errors.TargetError,
+        "a copy with leader_tracked needs tcgen05, which sm_90a does not have",
+        expected="sm_100a",
+    ):
+        trace(body, target="sm_90a")
+
+
+def test_a_partition_is_written_with_its_class():
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, leader_tracked=0)
+
+    with pytest.raises(errors.ArgumentTypeError, match=r"CopyPartition\.PARTITIONED"):
+        trace(body)
+
+
+# --- what is emitted ------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("case", ["rows", "replicated"])
+def test_the_instruction_signals_the_leader(case, semantics):
+    shape, options = CASES[case]
+
+    def body(x, o, tile, full, ready):
+        load(x, tile, full, **options)
+        then(x, o, tile, full, ready)
+
+    make = under(semantics, kernel(body)(None))
+    (report,) = plgpu.offline.compile(make, numbers(*shape), target="sm_100a")
+    multicast = ".multicast::cluster" if case == "replicated" else ""
+    assert f"complete_tx::bytes{multicast}.cta_group::2" in report.ptx
+    assert "mapa" in report.ptx
