@@ -71,7 +71,6 @@ ATOMICS = differs(
 )
 CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 INLINE = later("inline Mosaic GPU code")
-COPIES = later("copies by other engines than TMA")
 
 PLGPU: dict[str, Row] = {
     # Entry points and control flow

@@ -19,7 +19,7 @@ from jaxlib.mlir.dialects import arith, nvvm, scf
 from pallas_gpu import errors
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
-from pallas_gpu.mosaic import addressing, cluster, mbarrier, module, smem, tensor_map
+from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.copies import instructions
 from pallas_gpu.mosaic.elements import dtypes, packed
@@ -102,7 +102,7 @@ def copy_gmem_to_smem(
                 mbarrier.emit_arrive_expect_tx(barrier_pointer, num_bytes)
         with predicated(predicate):
             if pair is not None:
-                tracked = cluster.map_shared(barrier_pointer, pair.ranks[0])
+                tracked = addressing.map_shared(barrier_pointer, pair.ranks[0])
             issue(plan, gmem.window.starts, base, copy, multicast)
 
 
