@@ -92,8 +92,6 @@ def with_predicate(call):
     return see.bodies(call, lambda e: call(e, predicate=e.i == 0))
 
 
-
-
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **block_effects.EFFECTS,
     **copy_effects.EFFECTS,
