@@ -9,11 +9,11 @@ from pallas_gpu.entry.check import (
     cp_async,
     debug,
     positions,
-    prefetch,
     rows,
     scatter,
     tma,
 )
+from pallas_gpu.entry.check.copies import prefetch
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
     require_element_types,
