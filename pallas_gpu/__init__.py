@@ -62,6 +62,11 @@ from pallas_gpu.primitives.grids.griddepcontrol import (
     griddepcontrol_launch_dependents,
     griddepcontrol_wait,
 )
+from pallas_gpu.primitives.grids.launch_control import (
+    TryClusterCancelResult,
+    query_cluster_cancel,
+    try_cluster_cancel,
+)
 from pallas_gpu.primitives.mbarrier import (
     barrier_arrive,
     barrier_arrive_and_wait,
@@ -184,6 +189,9 @@ __all__ = [
     "warp_map",
     "nd_loop",
     "dynamic_scheduling_loop",
+    "try_cluster_cancel",
+    "query_cluster_cancel",
+    "TryClusterCancelResult",
     "NDLoopInfo",
     "planar_snake",
     "program_id",

@@ -69,7 +69,6 @@ SEMAPHORES = differs(
 ATOMICS = differs(
     "takes masks and parts that index arrays select; returns the old elements"
 )
-CLUSTER_LAUNCH = later("cluster launch control of Blackwell")
 INLINE = later("inline Mosaic GPU code")
 
 PLGPU: dict[str, Row] = {
@@ -185,9 +184,12 @@ PLGPU: dict[str, Row] = {
         ),
         TCGEN05,
     ),
-    **dict.fromkeys(
-        ("TryClusterCancelResult", "query_cluster_cancel", "try_cluster_cancel"),
-        CLUSTER_LAUNCH,
+    "TryClusterCancelResult": SAME,
+    "query_cluster_cancel": differs(
+        "the positions are undefined, and an error of the emulator, without work"
+    ),
+    "try_cluster_cancel": differs(
+        "`collective_axes` names all axes of a cluster; under `vmap` it takes no work"
     ),
     # Several devices and launches
     **dict.fromkeys(

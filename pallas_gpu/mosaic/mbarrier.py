@@ -188,7 +188,7 @@ def fence_after_wait() -> None:
 
 
 def arrive_expect_tx(
-    pointer: ir.Value, num_bytes: int, *, elected: ir.Value | None = None
+    pointer: ir.Value, num_bytes: int | ir.Value, *, elected: ir.Value | None = None
 ) -> None:
     """Arrives once and adds bytes of asynchronous copies to the phase's tx-count.
 

@@ -45,6 +45,7 @@ SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
 IN_FLIGHT = "tests/emulator/engine/test_in_flight.py"
 RUN = "tests/emulator/test_run.py"
+LAUNCH_CONTROL = "tests/lowering/families/grids/test_launch_control.py"
 MBARRIER = "tests/lowering/families/mbarrier"
 UNIONS = "tests/entry/memory/test_unions.py"
 WORKSPACE = "tests/entry/memory/test_workspace.py"
@@ -300,6 +301,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "ClusterBarrier.num_arrivals": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.num_barriers": "tests/emulator/gpu/test_cluster.py",
     "ClusterBarrier.collective_axes": "tests/emulator/gpu/test_cluster.py",
+    "try_cluster_cancel.collective_axes": LAUNCH_CONTROL,
+    "TryClusterCancelResult.num_buffers": LAUNCH_CONTROL,
     "SMEM.transforms": lambda: see.kernels(
         lambda x, o, s: s.__setitem__(..., jnp.zeros((64, 64), F16)),
         *(

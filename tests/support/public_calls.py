@@ -46,6 +46,7 @@ class Env:
     q: Any
     acc: Any
     i: Any
+    k: Any = None
 
     @property
     def array(self) -> Any:
@@ -68,6 +69,7 @@ BLACKWELL_SCRATCH = {
     **SCRATCH,
     "b": plgpu.Barrier(orders_tensor_core=True),
     "acc": plgpu.TMEM((64, 64), F32),
+    "k": plgpu.TryClusterCancelResult(),
 }
 
 
@@ -250,6 +252,11 @@ GOOD: dict[str, Good] = {
         }
     ),
     "cluster_ref": _in(lambda e: {"ref": e.s, "block_id": {"c": 0}}),
+    "try_cluster_cancel": _blackwell(lambda e: {"result_ref": e.k, "barrier": e.b}),
+    "query_cluster_cancel": _blackwell(
+        lambda e: {"result_ref": e.k, "grid_names": "g"}
+    ),
+    "TryClusterCancelResult": _top(),
     # Atomic operations
     "atomic_add": _in(lambda e: {"ref": e.o, "val": 0.0}),
     "atomic_and": _in(lambda e: {"ref": e.n, "val": 0}),

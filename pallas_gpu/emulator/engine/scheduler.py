@@ -68,6 +68,13 @@ class Pool:
         self.resident.append(group)
         return group
 
+    def cancel(self) -> Group | None:
+        """Takes the next group out of the pool, if one has not started."""
+        if self.started == self.total:
+            return None
+        self.total -= 1
+        return next(self._groups)
+
     def shortage(self) -> str | None:
         """Describes the groups that have not started for lack of capacity, or None."""
         left = self.total - self.started

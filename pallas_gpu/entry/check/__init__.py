@@ -21,6 +21,7 @@ from pallas_gpu.entry.check.equations import (
     require_indexable,
 )
 from pallas_gpu.entry.check.griddepcontrol import check_dependencies
+from pallas_gpu.entry.check.grids import launch_control
 from pallas_gpu.entry.check.mbarrier import check_waits
 from pallas_gpu.entry.check.positions import require_axis_name
 from pallas_gpu.entry.check.references import check_inputs, written
@@ -39,6 +40,7 @@ __all__ = [
     "control",
     "cp_async",
     "debug",
+    "launch_control",
     "positions",
     "prefetch",
     "require_axis_name",

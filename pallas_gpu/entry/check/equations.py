@@ -17,8 +17,8 @@ from typing import Any
 
 from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
+from pallas_gpu.entry.check.grids.scheduling import check_claims
 from pallas_gpu.entry.check.index_arithmetic import check_indices
-from pallas_gpu.entry.check.scheduling import check_claims
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p

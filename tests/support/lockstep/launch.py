@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.support.lockstep import (  # noqa: F401, the units register themselve
     cp_async,
     elements,
     griddepcontrol,
+    launch_control,
     mbarrier,
     mma,
     predication,
@@ -80,6 +82,8 @@ class Launch:
         self.descriptors = descriptors
         self.scheduler = Scheduler()
         self.is_early = is_early
+        self._pending: list[tuple[int, ...]] = []
+        self._random = random.Random(0)
 
     def buffer(self, number: int) -> Memory:
         """The memory of a buffer, counted from 1."""
@@ -115,8 +119,22 @@ class Launch:
             tuple(i * c for i, c in zip((x, y, z), shape.cluster, strict=True))
             for z, y, x in np.ndindex(*counts[::-1])
         ]
-        for group in [places] if program.polls else [[first] for first in places]:
-            self._resident(program, shape, arguments, group, together)
+        if program.polls:
+            self._resident(program, shape, arguments, places, together)
+            return
+        self._pending = places
+        while self._pending:
+            first = self._pending.pop(0)
+            self._resident(program, shape, arguments, [first], together)
+
+    def cancel(self) -> tuple[int, ...] | None:
+        """Takes a cluster that has not started out of the launch, if there is one.
+
+        Some requests fail although there is one, so that several clusters start.
+        """
+        if not self._pending or self._random.random() < 0.25:
+            return None
+        return self._pending.pop(0)
 
     def _resident(self, program, shape: Shape, arguments, places, together: int):
         """Runs clusters at the same time, those whose first blocks are given."""
@@ -218,6 +236,8 @@ class Cta:
         # Loads and stores in flight, by kind and warp; the tcgen05 work of threads.
         self.tmem_pending: dict[tuple[str, int], tmem.Pending] = {}
         self.tensor_threads: dict[int, tcgen05.Thread] = {}
+        # An answer of cluster launch control has granted nothing.
+        self.refused = False
 
 
 # --- the host function ----------------------------------------------------------------

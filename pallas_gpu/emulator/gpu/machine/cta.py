@@ -37,6 +37,8 @@ class Cluster(Group):
     Attributes:
       ctas: in row-major order.
       around: position of the launch on the axes that enclose it.
+      take_over: takes a cluster that has not started out of the launch, and returns its
+        position in the grid's row-major order; None if all have started.
       lasting: the body of the scope whose memory exists until the cluster ends; None
         for none.
       inferred_members: the members of unions whose layout the compiler chooses.
@@ -57,6 +59,7 @@ class Cluster(Group):
         self.block = block
         self.positions = iter(positions)
         self.around: dict[str, int] = {}
+        self.take_over: Callable[[], int | None] = lambda: None
         self.lasting: Any = None
         self.inferred_members: frozenset[Hashable] = frozenset()
         ranks = itertools.product(*(range(n) for n in mesh.cluster))

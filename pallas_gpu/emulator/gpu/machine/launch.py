@@ -25,7 +25,7 @@ from pallas_gpu.entry import call, expand
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
-from pallas_gpu.primitives.grids import griddepcontrol
+from pallas_gpu.primitives.grids import griddepcontrol, launch_control
 from pallas_gpu.primitives.scoped import run_scoped_p
 from pallas_gpu.walk import walk
 
@@ -130,13 +130,27 @@ class Launch:
         params, residency = self._params, self._residency
         positions = math.prod(params.mesh.grid)
         launched = self._launched(positions)
-        return Pool(
+        capacity = residency.clusters
+        if launch_control.takes_over(params.jaxpr):
+            # Any number: the device may have other work too.
+            most = min(positions, capacity)
+            capacity = self._device.execution.rng.randint(1, most)
+        self._pool = Pool(
             self._clusters(launched, iter(range(launched, positions))),
             total=launched * math.prod(axis.size for axis in params.batch),
-            capacity=residency.clusters,
+            capacity=capacity,
             what="CTAs" if residency.ctas_per_cluster == 1 else "clusters",
             limit=f"{residency}{self._device.suffix}",
         )
+        return self._pool
+
+    def _take_over(self) -> int | None:
+        """Takes the next cluster out of the launch, and returns its position."""
+        group = self._pool.cancel()
+        if group is None:
+            return None
+        assert isinstance(group, Cluster)
+        return int(np.ravel_multi_index(group.block, self._params.mesh.grid))
 
     def finish(self) -> None:
         """Checks what the launch leaves, once all CTAs have ended.
@@ -188,6 +202,7 @@ class Launch:
             for block in itertools.islice(grid, launched):
                 cluster = Cluster(self._device, mesh, batch, block, rest)
                 cluster.around = around
+                cluster.take_over = self._take_over
                 cluster.lasting = lasting
                 cluster.inferred_members = inferred
                 viewer = Viewer(cluster.name)

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster launch control: requests for the work of other clusters, and the answers."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith
+
+from pallas_gpu.lowering.context import I32, RuleContext
+from pallas_gpu.lowering.expansion.memory import smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.inference.constraints import array_of
+from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
+from pallas_gpu.mosaic import elementwise
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.grids import launch_control
+from pallas_gpu.mosaic.smem import slice_pointer
+from pallas_gpu.primitives.grids.launch_control import (
+    query_cluster_cancel_p,
+    try_cluster_cancel_p,
+)
+
+
+def _conditions(ctx: RuleContext) -> tuple[ir.Value, ir.Value]:
+    """Returns whether this warpgroup's arrival expects the answer, and whether it asks.
+
+    Instances of `vmap` share a launch: another instance's work cannot be taken over, as
+    the operands are those of this one.
+    """
+    kernel, mesh = ctx.kernel, ctx.kernel.params.mesh
+    axes = ctx.eqn.params["collective_axes"]
+    i1 = ir.IntegerType.get_signless(1)
+    if kernel.params.batch:
+        never = arith.constant(i1, 0)
+        return never, never
+
+    def first(names: list[str]) -> ir.Value:
+        zero = ctx.builder.i32(0)
+        at_zero = [
+            arith.cmpi(arith.CmpIPredicate.eq, kernel.axes[name], zero)
+            for name in names
+        ]
+        return functools.reduce(arith.andi, at_zero, arith.constant(i1, 1))
+
+    arms = first([axis for axis in axes if axis == mesh.thread_name])
+    return arms, first(list(axes))
+
+
+def _request_operands(ctx: RuleContext, invals: Any) -> tuple[ir.Value, ...]:
+    barrier = ctx.operands(invals)["barrier"]
+    index = barrier_index(barrier.ref, barrier.transforms)
+    return barrier_pointer(ctx, barrier.ref, index), *_conditions(ctx)
+
+
+@lane(try_cluster_cancel_p)
+def _request_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
+    barrier, arms, asks = _request_operands(ctx, invals)
+    launch_control.request(
+        answer, barrier, arms=arms, asks=asks, in_cluster=ctx.builder.spec.has_cluster
+    )
+    return []
+
+
+@warpgroup(try_cluster_cancel_p)
+def _request_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    answer = ctx.part(ctx.operands(invals)["result"])
+    operands = [answer, *_request_operands(ctx, invals)]
+    ir.Operation.create("pallas_gpu.try_cluster_cancel", [], operands)
+    return []
+
+
+@infers("pallas_gpu.try_cluster_cancel")
+def _infer_request(network: Network, op: ir.Operation, key: int) -> None:
+    network.use_memory(Use(op, "store", array_of(network, op, 0), network.weight))
+
+
+@expands("pallas_gpu.try_cluster_cancel")
+def _expand_request(expansion: Expansion, op: Any) -> None:
+    answer, barrier, arms, asks = op.operands
+    launch_control.request(
+        slice_pointer(smem_view(expansion, answer)),
+        barrier,
+        arms=arms,
+        asks=asks,
+        in_cluster=expansion.kernel.builder.spec.has_cluster,
+    )
+    expansion.dead.append(op.operation)
+
+
+# --- answers --------------------------------------------------------------------------
+
+
+@lane(query_cluster_cancel_p)
+def _decode_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    answer = slice_pointer(ctx.part(ctx.operands(invals)["result"]))
+    return _decoded(ctx, *launch_control.decode(answer))
+
+
+@warpgroup(query_cluster_cancel_p)
+def _decode_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    answer = ctx.part(ctx.operands(invals)["result"])
+    types = [ir.IntegerType.get_signless(bits) for bits in (1, 32)]
+    op = ir.Operation.create("pallas_gpu.query_cluster_cancel", types, [answer])
+    return _decoded(ctx, *op.results)
+
+
+@infers("pallas_gpu.query_cluster_cancel")
+def _infer_decode(network: Network, op: ir.Operation, key: int) -> None:
+    network.use_memory(Use(op, "load", array_of(network, op, 0), network.weight))
+
+
+@expands("pallas_gpu.query_cluster_cancel")
+def _expand_decode(expansion: Expansion, op: Any) -> None:
+    view = smem_view(expansion, op.operands[0])
+    results = launch_control.decode(slice_pointer(view))
+    for old, new in zip(op.results, results, strict=True):
+        old.replace_all_uses_with(new)
+    expansion.dead.append(op.operation)
+
+
+def _decoded(ctx: RuleContext, granted: ir.Value, first: ir.Value) -> list[Any]:
+    """Returns the results: granted, and the position on each named axis.
+
+    `first` is the linear index of a block: the axes of the cluster vary fastest in it
+    (`context.emit_axes`). Instances of `vmap` never take over work.
+    """
+    mesh = ctx.kernel.params.mesh
+    if ctx.kernel.params.batch:
+        granted = arith.constant(ir.IntegerType.get_signless(1), 0)
+    positions = {}
+    i32 = ctx.builder.i32
+    rest = arith.divui(first, i32(math.prod(mesh.cluster)))
+    for name, size in reversed(list(zip(mesh.grid_names, mesh.grid, strict=True))):
+        positions[name] = arith.remui(rest, i32(size))
+        rest = arith.divui(rest, i32(size))
+    chosen = [positions[name] for name in ctx.eqn.params["grid_names"]]
+    return [
+        elementwise.scalar(granted, dtypes.BOOL),
+        *(elementwise.scalar(x, I32) for x in chosen),
+    ]

@@ -1,0 +1,348 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cluster launch control: clusters that take over the work of others."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, offline
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+
+PARAMS = plgpu.CompilerParams(target="sm_100a")
+GRID, NAMES = (6, 50), ("i", "j")
+OUT = jax.ShapeDtypeStruct((*GRID, 128), jnp.int32)
+
+
+def kernel(body, interpret=None, *, cluster=1, more=(), **options):
+    """A kernel whose clusters take over work until there is none."""
+    if cluster > 1:
+        options |= {"cluster": (cluster,), "cluster_names": ("c",)}
+    scratch = [
+        plgpu.TryClusterCancelResult(num_buffers=2),
+        plgpu.Barrier(num_barriers=2),
+    ]
+    return plgpu.kernel(
+        body,
+        **{"out_type": OUT, "grid": GRID, "grid_names": NAMES, **options},
+        scratch_types=[*scratch, *more],
+        compiler_params=PARAMS,
+        interpret=interpret,
+    )
+
+
+def until_there_is_none(work, answers, barriers, axes=()):
+    """Calls `work(i, j)` for the own position, then for those taken over."""
+
+    def step(state):
+        i, j, _, count = state
+        slot = count % 2
+        plgpu.try_cluster_cancel(
+            answers.at[slot], barriers.at[slot], collective_axes=axes
+        )
+        work(i, j)
+        plgpu.barrier_wait(barriers.at[slot])
+        (i, j), more = plgpu.query_cluster_cancel(answers.at[slot], NAMES)
+        return i, j, more, count + 1
+
+    own = lax.axis_index("i"), lax.axis_index("j")
+    lax.while_loop(lambda state: state[2], step, (*own, True, 0))
+
+
+def rows(o, answers, barriers):
+    def work(i, j):
+        o[i, j] = jnp.full((128,), 100 * i + j, jnp.int32)
+
+    until_there_is_none(work, answers, barriers)
+
+
+EXPECTED = np.broadcast_to(
+    (100 * np.arange(GRID[0])[:, None] + np.arange(GRID[1]))[..., None], OUT.shape
+)
+
+
+@pytest.mark.smoke
+def test_every_position_is_worked_on():
+    everywhere.check(lambda i: kernel(rows, i), (), EXPECTED, on_gpu=False)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_work_is_taken_over_in_any_schedule(seed):
+    got = kernel(rows, plgpu.InterpretParams(seed=seed))()
+    np.testing.assert_array_equal(got, EXPECTED)
+
+
+def test_a_cluster_takes_over_the_work_of_several():
+    """What a cluster counts is more than one for some."""
+
+    def body(o, answers, barriers):
+        def step(state):
+            _, count = state
+            plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+            plgpu.barrier_wait(barriers.at[0])
+            _, more = plgpu.query_cluster_cancel(answers.at[0], ())
+            return more, count + 1
+
+        _, count = lax.while_loop(lambda state: state[0], step, (True, 0))
+        plgpu.atomic_add(o.at[0, 0, 0], count)
+        plgpu.atomic_max(o.at[0, 0, 1], count)
+
+    @jax.jit
+    def counted():
+        zeros = jax.new_ref(jnp.zeros((1, 1, 128), jnp.int32))
+        make = plgpu.kernel(
+            body,
+            out_type=(),
+            grid=GRID,
+            grid_names=NAMES,
+            scratch_types=[
+                plgpu.TryClusterCancelResult(1),
+                plgpu.Barrier(num_barriers=1),
+            ],
+            compiler_params=PARAMS,
+        )
+        make(zeros)
+        return zeros[...]
+
+    total, most = np.asarray(counted())[0, 0, :2]
+    assert total == GRID[0] * GRID[1]
+    assert most > 1
+
+
+def in_cluster(o, answers, barriers, free):
+    rank = lax.axis_index("c")
+    own = lax.axis_index("i"), lax.axis_index("j")
+
+    def step(state):
+        i, j, _ = state
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="c")
+        o[i, j, plgpu.ds(64 * rank, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
+        plgpu.barrier_wait(barriers.at[0])
+        (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
+        if free is not None:
+            plgpu.barrier_arrive(free)
+            plgpu.barrier_wait(free)
+        return i, j, more
+
+    lax.while_loop(lambda state: state[2], step, (*own, True))
+
+
+FREE = plgpu.ClusterBarrier(collective_axes=("c",))
+
+
+def test_every_cta_of_a_cluster_gets_the_answer():
+    everywhere.check(
+        lambda i: kernel(in_cluster, i, cluster=2, more=[FREE]),
+        (),
+        EXPECTED,
+        on_gpu=False,
+    )
+
+
+def test_a_request_over_an_answer_that_another_cta_reads_is_a_race():
+    body = functools.partial(in_cluster, free=None)
+    mistaken(body, errors.RaceError, "answer to try_cluster_cancel", cluster=2)
+
+
+def by_two_warpgroups(o, answers, barriers, free):
+    wg = lax.axis_index("wg")
+    own = lax.axis_index("i"), lax.axis_index("j")
+
+    def step(state):
+        i, j, _ = state
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0], collective_axes="wg")
+        o[i, j, plgpu.ds(64 * wg, 64)] = jnp.full((64,), 100 * i + j, jnp.int32)
+        plgpu.barrier_wait(barriers.at[0])
+        (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
+        plgpu.barrier_arrive(free)
+        plgpu.barrier_wait(free)
+        return i, j, more
+
+    lax.while_loop(lambda state: state[2], step, (*own, True))
+
+
+def two_warpgroups(interpret, body=by_two_warpgroups, arrivals=2):
+    return plgpu.kernel(
+        body,
+        out_type=OUT,
+        grid=GRID,
+        grid_names=NAMES,
+        num_threads=2,
+        thread_name="wg",
+        scratch_types=[
+            plgpu.TryClusterCancelResult(1),
+            plgpu.Barrier(num_arrivals=arrivals, num_barriers=1),
+            plgpu.Barrier(num_arrivals=2),
+        ],
+        compiler_params=PARAMS,
+        interpret=interpret,
+    )
+
+
+def test_one_of_several_warpgroups_asks():
+    everywhere.check(two_warpgroups, (), EXPECTED, on_gpu=False)
+
+
+def test_instances_of_vmap_do_their_own_work():
+    def add(x):
+        def body(x_ref, o, answers, barriers):
+            def work(i, j):
+                o[i, j] = jnp.full((128,), 100 * i + j, jnp.int32) + x_ref[0]
+
+            until_there_is_none(work, answers, barriers)
+
+        return kernel(body)(jnp.reshape(x, (1,)))
+
+    got = jax.vmap(add)(jnp.arange(2, dtype=jnp.int32))
+    np.testing.assert_array_equal(got, np.stack([EXPECTED, EXPECTED + 1]))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("clustered", [False, True])
+def test_the_instructions(semantics, clustered):
+    made = kernel(in_cluster, cluster=2, more=[FREE]) if clustered else kernel(rows)
+    (report,) = offline.compile(under(semantics, made), target="sm_100a")
+    cancel = (
+        "clusterlaunchcontrol.try_cancel.async.shared::cta.mbarrier::complete_tx::bytes"
+    )
+    multicast = ".multicast::cluster::all" if clustered else ""
+    assert report.ptx.count(f"{cancel}{multicast}.b128") == 1
+    assert "clusterlaunchcontrol.query_cancel.is_canceled" in report.ptx
+    assert report.resources.spill_store_bytes == 0
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+
+def mistaken(body, error, match, **options):
+    with pytest.raises(error, match=match):
+        kernel(body, plgpu.InterpretParams(seed=0), **options)()
+
+
+def test_an_answer_read_before_it_arrives_is_a_race():
+    def body(o, answers, barriers):
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+        plgpu.query_cluster_cancel(answers.at[0], NAMES)
+        plgpu.barrier_wait(barriers.at[0])
+
+    mistaken(body, errors.RaceError, "answer to try_cluster_cancel")
+
+
+def test_a_request_over_an_answer_that_others_read_is_a_race():
+    def body(o, answers, barriers, free):
+        def step(more):
+            plgpu.try_cluster_cancel(
+                answers.at[0], barriers.at[0], collective_axes="wg"
+            )
+            plgpu.barrier_wait(barriers.at[0])
+            return plgpu.query_cluster_cancel(answers.at[0], NAMES)[1]
+
+        lax.while_loop(lambda more: more, step, True)
+
+    with pytest.raises(errors.RaceError, match="answer to try_cluster_cancel"):
+        two_warpgroups(plgpu.InterpretParams(seed=0), body)()
+
+
+def test_an_arrival_for_each_warpgroup_is_needed():
+    with pytest.raises(errors.BarrierError, match="barrier barriers"):
+        two_warpgroups(plgpu.InterpretParams(seed=0), arrivals=1)()
+
+
+def test_a_request_after_an_answer_without_work_is_an_error():
+    def body(o, answers, barriers):
+        def step(k, _):
+            plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+            plgpu.barrier_wait(barriers.at[0])
+            plgpu.query_cluster_cancel(answers.at[0], NAMES)
+            return 0
+
+        lax.fori_loop(0, 1000, step, 0)
+
+    mistaken(body, errors.KernelError, "after an answer without any")
+
+
+def test_positions_of_no_work_are_not_used():
+    def body(o, answers, barriers):
+        def step(state):
+            plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])
+            plgpu.barrier_wait(barriers.at[0])
+            (i, j), more = plgpu.query_cluster_cancel(answers.at[0], NAMES)
+            o[i, j] = jnp.zeros((128,), jnp.int32)
+            return more
+
+        lax.while_loop(lambda more: more, step, True)
+
+    mistaken(body, errors.KernelError, "work that there is none of")
+
+
+NOT_WHOLE = "try_cluster_cancel: the answer does not have 16 bytes in one piece"
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "what"),
+    [
+        (lambda a, b: plgpu.try_cluster_cancel(a, b), errors.ShapeError, NOT_WHOLE),
+        (
+            lambda a, b: plgpu.try_cluster_cancel(a.at[0, plgpu.ds(0, 8)], b.at[0]),
+            errors.ShapeError,
+            NOT_WHOLE,
+        ),
+        (
+            lambda a, b: plgpu.try_cluster_cancel(
+                a.at[0], b.at[0], collective_axes="i"
+            ),
+            errors.AxisNameError,
+            "try_cluster_cancel: collective_axes names other axes than those of the "
+            "cluster and the threads",
+        ),
+        (
+            lambda a, b: plgpu.query_cluster_cancel(a.at[0], "k"),
+            errors.AxisNameError,
+            "the kernel has no axis named 'k'",
+        ),
+    ],
+)
+def test_bad_input_is_refused(call, error, what):
+    def body(o, answers, barriers):
+        call(answers, barriers)
+
+    with pytest.raises(error, match=what):
+        kernel(body)()
+
+
+def test_a_cluster_asks_as_a_whole():
+    def body(o, answers, barriers):
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])  # HERE
+
+    with refused(
+        errors.ArgumentError,
+        "try_cluster_cancel: every CTA of the cluster would make a request",
+    ):
+        kernel(body, cluster=2)()
+
+
+def test_hopper_has_no_cluster_launch_control():
+    def body(answers, barriers):
+        plgpu.try_cluster_cancel(answers.at[0], barriers.at[0])  # HERE
+
+    with refused(
+        errors.TargetError,
+        "try_cluster_cancel needs cluster launch control, which sm_90a does not have",
+    ):
+        plgpu.kernel(
+            body,
+            out_type=(),
+            scratch_types=[
+                plgpu.TryClusterCancelResult(1),
+                plgpu.Barrier(num_barriers=1),
+            ],
+        )()
