@@ -33,6 +33,7 @@ _FAMILIES = (
     "tcgen05.commit",
     "tcgen05.cp",
     "tcgen05.dealloc",
+    "tcgen05.fence",
     "tcgen05.ld",
     "tcgen05.mma",
     "tcgen05.st",
@@ -130,7 +131,7 @@ def class_counts(ptx: str) -> dict[str, int]:
 
 
 def count(ptx: str, prefix: str) -> int:
-    """Counts the instructions whose mnemonic is `prefix` or continues it after a dot.
+    """Counts the instructions whose mnemonic is `prefix` or continues it.
 
     Example:
       >>> count(compiled.ptx, "ld.shared.v4")
@@ -140,7 +141,8 @@ def count(ptx: str, prefix: str) -> int:
 
 
 def _begins_with(mnemonic: str, prefix: str) -> bool:
-    return mnemonic == prefix or mnemonic.startswith(prefix + ".")
+    # A colon begins a modifier: tcgen05.wait::ld.
+    return mnemonic == prefix or mnemonic.startswith((prefix + ".", prefix + "::"))
 
 
 def _statements(text: str) -> Iterator[str]:

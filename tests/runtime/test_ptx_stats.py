@@ -76,6 +76,8 @@ def test_each_instruction_is_found_once_and_nothing_else():
         ("cp.async.commit_group", "cp.async"),
         ("mbarrier.try_wait.parity.shared::cta.b64", "mbarrier"),
         ("tcgen05.mma.cta_group::1.kind::f16", "tcgen05.mma"),
+        ("tcgen05.wait::ld.sync.aligned", "tcgen05.wait"),
+        ("tcgen05.fence::after_thread_sync", "tcgen05.fence"),
         ("wgmma.fence.sync.aligned", "wgmma"),
         ("ldmatrix.sync.aligned.m8n8.x4.shared.b16", "ldmatrix"),
         ("ex2.approx.ftz.f32", "ex2"),

@@ -16,6 +16,10 @@ ordered after a thread's store only if a fence for that memory lies on the path 
 the two. So a clock has two more entries per thread: the time up to which its stores to
 each kind of memory happen before a fence that happens before the clock's owner. Fences
 travel with arrivals and waits, as all knowledge does.
+
+Asynchronous work that arrives on a barrier comes after what its issuer has executed,
+but does not make the issuer's stores visible. A further entry per thread is the time up
+to which it has executed: it orders waits for barriers, and no accesses.
 """
 
 from __future__ import annotations
@@ -37,8 +41,10 @@ class Fence(enum.IntEnum):
 
 
 _STRIDE = 8
-# Remainders of the actors that are not threads; they have no entries for fences.
+# Remainders of the actors that are not threads; they have no further entries.
 _NO_THREAD, _TENSOR_CORE = 3, 7
+# The distance of a thread's entry for what it has executed to its actor.
+_EXECUTED = 4
 
 
 class Actors:
@@ -78,6 +84,21 @@ def join(into: Clock, other: Clock) -> None:
 def without_tensor_core(clock: Clock) -> Clock:
     """Returns a clock without what it says of accesses to tensor memory."""
     return {a: time for a, time in clock.items() if a % _STRIDE != _TENSOR_CORE}
+
+
+def executed(clock: Clock) -> Clock:
+    """Returns what a clock says of the execution of threads, without their accesses."""
+    found: Clock = {}
+    for actor, time in clock.items():
+        if actor % _STRIDE in (0, _EXECUTED):
+            thread = actor - actor % _STRIDE
+            join(found, {thread + _EXECUTED: time})
+    return found
+
+
+def has_executed(clock: Clock, thread: int, time: int) -> bool:
+    """True when a thread's step at a time was executed before the clock's owner's."""
+    return max(clock.get(thread, 0), clock.get(thread + _EXECUTED, 0)) >= time
 
 
 def fence(clock: Clock, kind: Fence) -> None:

@@ -227,7 +227,7 @@ class Barrier:
         """
         for wg, (time, location) in self._waiters.items():
             clocks = [self._gathered, *(c for m in self.multicasts for c in m.known)]
-            if any(clock.get(wg.actor, 0) >= time for clock in clocks):
+            if any(ordering.has_executed(clock, wg.actor, time) for clock in clocks):
                 continue
             raise errors.BarrierError(
                 f"{self.name}: a wait can miss its phase",

@@ -47,6 +47,9 @@ class TensorStream:
         barriers that order the tensor core.
       commits: number of commits.
       queue: work that has not been performed.
+      before: what has happened before the work: the accesses to its operands that it
+        follows, such as the copies that loaded them. Of the issuer's other accesses a
+        commit says nothing.
     """
 
     def __init__(self, thread: Thread):
@@ -54,6 +57,7 @@ class TensorStream:
         self.tensor = thread.execution.actors.tensor_core()
         self.commits = 0
         self.queue: collections.deque[Product] = collections.deque()
+        self.before: ordering.Clock = {}
 
     @classmethod
     def of(cls, wg: Warpgroup) -> TensorStream:
@@ -69,6 +73,13 @@ class TensorStream:
     def group(self) -> int:
         """The group of work that is issued now."""
         return self.commits + 1
+
+    def follow(self, wg: Warpgroup, operand: Region) -> None:
+        """Records which accesses to an operand happen before the work on it."""
+        memory = operand.memory
+        for old in memory.history.present(operand.box()):
+            if old.known_to(wg.clock):
+                ordering.join(self.before, old.required(memory.fence))
 
     def perform(self, upto: int) -> None:
         """Performs the work of the first groups."""
@@ -112,14 +123,16 @@ class Commit:
     """An arrival on a barrier when earlier work is complete.
 
     Attributes:
-      known: the clock of the issuer: the arrival comes after what it contains, but
-        releases only the tensor core's work.
+      known: the clock of the issuer: the arrival comes after what it contains.
+      released: what the arrival releases besides the tensor core's work: what that
+        follows, and that the issuer has come so far; not the issuer's stores.
     """
 
     stream: TensorStream
     group: int
     barrier: Barrier
     known: list[ordering.Clock]
+    released: ordering.Clock
 
     def missing(self) -> list[str]:
         """No CTA's part is missing."""
@@ -130,7 +143,8 @@ class Commit:
         stream = self.stream
         stream.perform(self.group)
         self.barrier.multicasts.append(self)
-        self.barrier.arrive({stream.smem: self.group, stream.tensor: self.group})
+        own = {stream.smem: self.group, stream.tensor: self.group}
+        self.barrier.arrive({**self.released, **own})
         return True
 
 
@@ -139,6 +153,8 @@ def _mma(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
     stream = TensorStream.of(wg)
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     accumulate = bool(operands["accumulate"])
+    for operand in (acc, a, b):
+        stream.follow(wg, operand)
     for operand in (a, b):
         _read_operand(wg, stream, operand)
     _write_accumulator(wg, stream, acc, accumulate)
@@ -184,5 +200,6 @@ def _commit(wg: Warpgroup, barrier: Region) -> None:
     stream = TensorStream.of(wg)
     stream.commits += 1
     known = [wg.release()]
-    work = Commit(stream, stream.commits, barrier_of(barrier), known)
+    released = {**stream.before, **ordering.executed(known[0])}
+    work = Commit(stream, stream.commits, barrier_of(barrier), known, released)
     wg.group.in_flight.submit(work)

@@ -187,3 +187,72 @@ def test_only_some_barriers_order_tensor_memory_between_warpgroups(orders, seed)
         return
     expected = CASE.expected(*CASE.operands()) + 1
     np.testing.assert_array_equal(run(body, seed, **options), expected)
+
+
+ROUNDS = 4
+
+
+def roles(mistake=None):
+    """A warp copies, another multiplies: only commits tell the former of the latter."""
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done, free, note):
+        @plgpu.when(lax.axis_index("wg") == 0)
+        def _():
+            @plgpu.warp_map
+            def _(warp):
+                @plgpu.when(warp == 0)
+                def _():
+                    @plgpu.loop(0, ROUNDS)
+                    def _(i):
+                        @plgpu.when((i > 0) & (mistake != "free"))
+                        def _():
+                            plgpu.barrier_wait(free)
+
+                        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+                        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+
+                @plgpu.when(warp == 1)
+                def _():
+                    if mistake == "note":
+                        note[0] = 1.0
+
+                    @plgpu.loop(0, ROUNDS)
+                    def _(i):
+                        plgpu.barrier_wait(loaded)
+                        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, free, accumulate=i > 0)
+
+                    plgpu.tcgen05_commit_arrive(done)
+
+        @plgpu.when(lax.axis_index("wg") == 1)
+        def _():
+            plgpu.barrier_wait(done)
+            out[...] = acc[...]
+            if mistake == "note":
+                out[0, 0] = note[0]
+
+    scratch = {
+        "free": plgpu.Barrier(orders_tensor_core=True),
+        "note": plgpu.SMEM((128,), F32),
+    }
+    options = {"num_threads": 2, "thread_name": "wg", "scratch": scratch}
+    return lambda seed: run(body, seed, **options)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_commit_releases_the_copies_that_the_products_follow(seed):
+    expected = ROUNDS * CASE.expected(*CASE.operands())
+    np.testing.assert_array_equal(roles()(seed), expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        ("free", "is written|can miss its phase|wait missed"),
+        # A commit says nothing of what its issuer has stored.
+        ("note", "note"),
+    ],
+)
+def test_what_a_commit_does_not_release_is_a_race(mistake, text, seed):
+    with pytest.raises(errors.PallasGpuError, match=text):
+        roles(mistake)(seed)
