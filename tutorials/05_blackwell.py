@@ -38,6 +38,7 @@ the target `sm_100a`. No GPU is needed.
 
 # %%
 import os
+from typing import Any
 
 # The emulator requires only a CPU. On a machine with a Blackwell GPU, set this variable
 # to "cuda" to run the kernels below on the GPU.
@@ -281,7 +282,7 @@ The parts of the warps are functions of their own, because step 4 uses them agai
 """
 
 # %%
-ROLES = {"num_threads": 2, "thread_name": "role"}
+ROLES: dict[str, Any] = {"num_threads": 2, "thread_name": "role"}
 
 
 def stage_barriers():
