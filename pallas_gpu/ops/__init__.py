@@ -5,9 +5,16 @@ from pallas_gpu.ops import attention_kernel as _attention_kernel
 from pallas_gpu.ops import matmul as _matmul
 from pallas_gpu.ops.attention import attention
 from pallas_gpu.ops.attention_config import AttentionConfig
-from pallas_gpu.ops.matmul import MatmulConfig, matmul
+from pallas_gpu.ops.matmul import BlackwellMatmulConfig, MatmulConfig, matmul
 
-__all__ = ["AttentionConfig", "MatmulConfig", "attention", "clear_cache", "matmul"]
+__all__ = [
+    "AttentionConfig",
+    "BlackwellMatmulConfig",
+    "MatmulConfig",
+    "attention",
+    "clear_cache",
+    "matmul",
+]
 
 
 def clear_cache() -> None:

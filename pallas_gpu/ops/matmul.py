@@ -1,152 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A matrix product for Hopper: persistent, warp-specialised, clustered.
-
-A block has three warpgroups. The last one is the producer: it copies tiles of A and B
-into a ring of SMEM buffers by TMA. The other two are consumers: each multiplies its
-half of the block's rows on the tensor core and stores its result through SMEM. A `full`
-barrier completes when a buffer has been loaded, an `empty` barrier when it may be
-overwritten. In a cluster of two blocks that need the same rows
-of A (or the same columns of B), each loads one half and multicasts it to both.
-"""
+"""The matrix product: its checks, and the choice of the kernel for a target."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
-import math
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import matmul_blackwell, matmul_hopper, targets
+from pallas_gpu.ops.matmul_blackwell import BlackwellMatmulConfig
+from pallas_gpu.ops.matmul_hopper import MatmulConfig
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
-from pallas_gpu.ops.tiles import tiles
 
-_CONSUMERS = 2
-_PRODUCER = _CONSUMERS
-# Registers per thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
-_PRODUCER_REGISTERS = 40
-_CONSUMER_REGISTERS = 232
-
-
-@expect.arguments(
-    tile_m=expect.integer(),
-    tile_n=expect.integer(),
-    tile_k=expect.integer(),
-    stages=expect.integer(),
-    epilogue_m=expect.integer(),
-    epilogue_n=expect.integer(),
-    cluster=expect.anything,
-    minor=expect.anything,
-    strip=expect.integer(),
-    blocks=expect.integer(),
-)
-@dataclasses.dataclass(frozen=True)
-class MatmulConfig:
-    """Tile sizes and schedule of `matmul`.
-
-    Attributes:
-      tile_m: rows of one consumer's tile; a block has twice as many.
-      tile_n: columns of a block's tile.
-      tile_k: depth of one step.
-      stages: SMEM buffers of the ring.
-      epilogue_m, epilogue_n: part of a consumer's tile that is stored at once.
-      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
-        A, `"m"` the columns of B, None has no clusters.
-      minor: dimension of the output that the order of tiles cuts into strips.
-      strip: width of a strip in tiles.
-      blocks: number of blocks; one per SM.
-
-    Raises:
-      ArgumentError: sizes that do not match each other or the tensor core.
-    """
-
-    tile_m: int = 128
-    tile_n: int = 128
-    tile_k: int = 64
-    stages: int = 4
-    epilogue_m: int = 64
-    epilogue_n: int = 64
-    cluster: Literal["m", "n"] | None = "n"
-    minor: Literal["m", "n"] = "m"
-    strip: int = 8
-    blocks: int = arch.SM_90A.sm_count
-
-    def __post_init__(self):
-        m, n, k = self.tile_m, self.tile_n, self.tile_k
-        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
-        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
-        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "MatmulConfig: the tensor core does not support this tile",
-                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
-                "of 16",
-                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
-                hint="start from MatmulConfig()",
-            )
-        parts = self.epilogue_m, self.epilogue_n
-        if min(parts) < 1 or m % parts[0] or n % parts[1] or parts[0] % 64:
-            raise errors.ArgumentError(
-                "MatmulConfig: the epilogue's parts do not divide the tile",
-                expected=f"epilogue_m a multiple of 64 that divides {m}, epilogue_n a "
-                f"divisor of {n}",
-                got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
-                hint="64 and 64 fit most tiles",
-            )
-        if not (self.cluster is None or _is_axis(self.cluster)):
-            raise errors.ArgumentError(
-                "MatmulConfig: invalid cluster",
-                expected="'m', 'n' or None",
-                got=repr(self.cluster),
-                hint="'n' shares rows of A, 'm' columns of B",
-            )
-        if not _is_axis(self.minor) or self.strip < 1:
-            raise errors.ArgumentError(
-                "MatmulConfig: invalid order of tiles",
-                expected="minor 'm' or 'n' and a positive strip",
-                got=f"minor={self.minor!r}, strip={self.strip}",
-                hint="strip is a number of tiles, e.g. 8",
-            )
-        if self.stages < 2:
-            # A buffer is released when the product after its own has started.
-            raise errors.ArgumentError(
-                "MatmulConfig: there are too few stages",
-                expected="stages of 2 or more",
-                got=self.stages,
-                hint="four hide the latency of copies on an H200",
-            )
-        if self.blocks < self.cluster_size:
-            raise errors.ArgumentError(
-                "MatmulConfig: there are fewer blocks than in a cluster",
-                expected=f"blocks of {self.cluster_size} or more",
-                got=self.blocks,
-                hint="use one per SM",
-            )
-
-    @property
-    def block_m(self) -> int:
-        """Rows of a block's tile."""
-        return _CONSUMERS * self.tile_m
-
-    @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster."""
-        return 1 if self.cluster is None else 2
-
-
-def _is_axis(value: Any) -> bool:
-    return isinstance(value, str) and value in ("m", "n")
+Config = MatmulConfig | BlackwellMatmulConfig
 
 
 @expect.arguments(
     a=expect.arrays,
     b=expect.arrays,
-    config=expect.optional(expect.instance(MatmulConfig, written="MatmulConfig(...)")),
+    config=expect.optional(
+        expect.instance(
+            MatmulConfig,
+            BlackwellMatmulConfig,
+            written="MatmulConfig(...) or BlackwellMatmulConfig(...)",
+        )
+    ),
     out_dtype=expect.anything,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -155,19 +37,23 @@ def matmul(
     a: Any,
     b: Any,
     *,
-    config: MatmulConfig | None = None,
+    config: Config | None = None,
     out_dtype: Any = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
-    """Multiplies two matrices on Hopper tensor cores.
+    """Multiplies two matrices on Hopper's or Blackwell's tensor cores.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
+
+    The kernel is that of the configuration; without one, that of the target in
+    `compiler_params`, or else of the attached GPU.
 
     Args:
       a: (M, K), float16 or bfloat16.
       b: (K, N), of the same type.
-      config: tile sizes and schedule.
+      config: tile sizes and schedule; default: `MatmulConfig()` for sm_90a,
+        `BlackwellMatmulConfig()` for sm_100a.
       out_dtype: type of the result; default: that of the operands.
       compiler_params, interpret: see `kernel`.
 
@@ -176,12 +62,47 @@ def matmul(
 
     Raises:
       ShapeError, DTypeError: operands that do not match each other or the tiles.
+      ArgumentError: the configuration is for another target.
     """
-    config = config or MatmulConfig()
+    config = _config(config, compiler_params)
     problem = _check(a, b, config)
     out_dtype = _out_dtype(a.dtype if out_dtype is None else out_dtype)
     dtypes = jnp.dtype(a.dtype), out_dtype
-    return _kernel(*problem, *dtypes, config, compiler_params, interpret)(a, b)
+    family = matmul_hopper if isinstance(config, MatmulConfig) else matmul_blackwell
+    kernel = family.make_kernel(*problem, *dtypes, config, compiler_params, interpret)
+    return kernel(a, b)
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    matmul_hopper.make_kernel.cache_clear()
+    matmul_blackwell.make_kernel.cache_clear()
+
+
+def _config(
+    config: Config | None, compiler_params: plgpu.CompilerParams | None
+) -> Config:
+    """Returns the configuration, the default one of the target if None.
+
+    Raises:
+      ArgumentError: the parameters have a target that it is not for.
+    """
+    if config is None:
+        target = targets.chosen(compiler_params)
+        blackwell = target.has(arch.Feature.TCGEN05)
+        return BlackwellMatmulConfig() if blackwell else MatmulConfig()
+    given = None if compiler_params is None else compiler_params.target
+    needed = (
+        arch.Feature.WGMMA if isinstance(config, MatmulConfig) else arch.Feature.TCGEN05
+    )
+    if given is None or arch.target(given).has(needed):
+        return config
+    raise errors.ArgumentError(
+        "matmul: the configuration is for another target",
+        expected="MatmulConfig(...) for sm_90a, BlackwellMatmulConfig(...) for sm_100a",
+        got=f"{type(config).__name__} and target={given!r}",
+        hint="omit config or target",
+    )
 
 
 def _out_dtype(dtype: Any) -> jnp.dtype:
@@ -197,7 +118,7 @@ def _out_dtype(dtype: Any) -> jnp.dtype:
     )
 
 
-def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
+def _check(a: Any, b: Any, config: Config) -> tuple[int, int, int]:
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[0]:
         raise errors.ShapeError(
             "matmul: the shapes do not form a product",
@@ -213,207 +134,12 @@ def _check(a: Any, b: Any, config: MatmulConfig) -> tuple[int, int, int]:
             hint="convert the operands with astype",
         )
     (m, k), n = a.shape, b.shape[1]
-    step_m = config.block_m * (config.cluster_size if config.cluster == "m" else 1)
-    step_n = config.tile_n * (config.cluster_size if config.cluster == "n" else 1)
-    if m % step_m or n % step_n or k % config.tile_k:
+    step_m, step_n, step_k = config.step
+    if m % step_m or n % step_n or k % step_k:
         raise errors.ShapeError(
             "matmul: the tiles do not divide the problem",
-            expected=f"M a multiple of {step_m}, N of {step_n}, K of {config.tile_k}",
+            expected=f"M a multiple of {step_m}, N of {step_n}, K of {step_k}",
             got=f"M={m}, N={n}, K={k}",
-            hint="choose another MatmulConfig, or pad the operands",
+            hint="choose another config, or pad the operands",
         )
     return m, n, k
-
-
-@functools.lru_cache(maxsize=64)
-def _kernel(
-    m, n, k, dtype, out_dtype, config: MatmulConfig, compiler_params, interpret
-):
-    c = config
-    epilogue = (_CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
-    empty: Any = plgpu.Barrier(num_arrivals=_CONSUMERS, num_barriers=c.stages)
-    if c.cluster is not None:
-        # A buffer is empty when the consumers of both blocks have read it.
-        empty = plgpu.ClusterBarrier(
-            collective_axes="pair", num_arrivals=_CONSUMERS, num_barriers=c.stages
-        )
-    schedule = _Schedule(m, n, k, c)
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(c.cluster_size,),
-        cluster_names=("pair",),
-        num_threads=_CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types={
-            "a_smem": tiles((c.stages, c.block_m, c.tile_k), dtype),
-            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), dtype),
-            "out_smem": tiles(epilogue, out_dtype),
-            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            "empty": empty,
-        },
-    )
-
-
-def clear_cache() -> None:
-    """Forgets traced kernels; for measurements of tracing."""
-    _kernel.cache_clear()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Schedule:
-    """Which tiles a cluster computes, and in which order."""
-
-    m: int
-    n: int
-    k: int
-    config: MatmulConfig
-
-    @property
-    def plane(self) -> tuple[int, int]:
-        """Tiles of clusters along M and N."""
-        c = self.config
-        rows, columns = self.m // c.block_m, self.n // c.tile_n
-        if c.cluster == "m":
-            return rows // 2, columns
-        return rows, columns // c.cluster_size
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there is work for."""
-        return min(
-            self.config.blocks // self.config.cluster_size, math.prod(self.plane)
-        )
-
-    @property
-    def steps(self) -> int:
-        """Steps along K of one tile."""
-        return self.k // self.config.tile_k
-
-    def tile(self, linear: Any) -> tuple[Any, Any]:
-        """Returns this block's tile (row, column) for a position of its cluster."""
-        c = self.config
-        mi, ni = plgpu.planar_snake(
-            linear, self.plane, 0 if c.minor == "m" else 1, c.strip
-        )
-        pair = lax.axis_index("pair")
-        if c.cluster == "m":
-            mi = mi * 2 + pair
-        elif c.cluster == "n":
-            ni = ni * 2 + pair
-        return mi, ni
-
-
-def _body(
-    schedule: _Schedule, a, b, out, *, a_smem, b_smem, out_smem, full, empty
-) -> None:
-    wg = lax.axis_index("wg")
-
-    @plgpu.when(wg == _PRODUCER)
-    def _():
-        plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-        _produce(schedule, a, b, a_smem, b_smem, full, empty)
-
-    @plgpu.when(wg < _CONSUMERS)
-    def _():
-        plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-        _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty)
-
-
-def _for_each_tile(schedule: _Schedule, visit: Any) -> None:
-    @plgpu.nd_loop((math.prod(schedule.plane),), collective_axes="worker")
-    def _(info):
-        visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
-
-
-def _produce(schedule, a, b, a_smem, b_smem, full, empty) -> None:
-    c = schedule.config
-    share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
-
-    def visit(mi, ni, first_step):
-        rows = plgpu.ds(mi * c.block_m, c.block_m)
-        columns = plgpu.ds(ni * c.tile_n, c.tile_n)
-
-        @plgpu.loop(0, schedule.steps)
-        def _(ki):
-            step = first_step + ki
-            slot = lax.rem(step, np.int32(c.stages))
-
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(empty.at[slot])
-
-            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-            plgpu.copy_gmem_to_smem(
-                a.at[rows, depth],
-                a_smem.at[slot],
-                full.at[slot],
-                collective_axes=share_a,
-            )
-            plgpu.copy_gmem_to_smem(
-                b.at[depth, columns],
-                b_smem.at[slot],
-                full.at[slot],
-                collective_axes=share_b,
-            )
-
-    _for_each_tile(schedule, visit)
-
-
-def _consume(schedule, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
-    c = schedule.config
-    own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
-
-    def visit(mi, ni, first_step):
-        def accumulate(acc):
-            @plgpu.loop(0, schedule.steps)
-            def _(ki):
-                step = first_step + ki
-                slot = lax.rem(step, np.int32(c.stages))
-                plgpu.barrier_wait(full.at[slot])
-                plgpu.wgmma(acc, a_smem.at[slot, own_rows], b_smem.at[slot])
-                # One product stays under way; the buffer of the one before is free.
-                plgpu.wgmma_wait(1)
-
-                @plgpu.when(ki > 0)
-                def _():
-                    before = lax.rem(step - 1, np.int32(c.stages))
-                    plgpu.barrier_arrive(empty.at[before])
-
-            product = acc[...]
-            last = lax.rem(first_step + schedule.steps - 1, np.int32(c.stages))
-            plgpu.barrier_arrive(empty.at[last])
-            return product
-
-        product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
-        row = mi * c.block_m + wg * c.tile_m
-        _store(c, product.astype(out.dtype), out, out_smem.at[wg], row, ni * c.tile_n)
-
-    _for_each_tile(schedule, visit)
-    plgpu.wait_smem_to_gmem(0)
-
-
-def _store(c: MatmulConfig, product, out, buffers, row, column) -> None:
-    """Stores a tile part by part; the copies overlap with what comes after."""
-    parts = [
-        (i, j)
-        for i in range(0, c.tile_m, c.epilogue_m)
-        for j in range(0, c.tile_n, c.epilogue_n)
-    ]
-    for number, (i, j) in enumerate(parts):
-        buffer = buffers.at[number % 2]
-        # The copy before the last one has read this buffer; with an odd number of parts
-        # a tile begins with the buffer that the tile before has ended with.
-        repeated = number == 0 and len(parts) % 2 == 1
-        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-        buffer[...] = product[i : i + c.epilogue_m, j : j + c.epilogue_n]
-        plgpu.commit_smem()
-        target = out.at[
-            plgpu.ds(row + i, c.epilogue_m), plgpu.ds(column + j, c.epilogue_n)
-        ]
-        plgpu.copy_smem_to_gmem(buffer, target)

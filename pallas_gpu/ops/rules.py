@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pallas_gpu as plgpu
 from pallas_gpu import expect
 
@@ -14,3 +16,8 @@ INTERPRET = expect.optional(
         bool, plgpu.InterpretParams, written="True, False or plgpu.InterpretParams(...)"
     )
 )
+
+
+def is_axis(value: Any) -> bool:
+    """True for the name of an output dimension of a matrix product."""
+    return isinstance(value, str) and value in ("m", "n")

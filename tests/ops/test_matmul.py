@@ -219,7 +219,7 @@ def test_tiles_and_clusters_divide_the_problem(shape, cluster, steps):
         "matmul: the tiles do not divide the problem",
         expected=steps,
         got=f"M={shape[0]}, N={shape[1]}, K={shape[2]}",
-        hint="MatmulConfig",
+        hint="config",
     ):
         matmul(a, b, config=config(cluster=cluster))
 

@@ -40,6 +40,7 @@ CALLABLES = names.public_callables()
 SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
 MATMUL, ATTENTION = "tests/ops/test_matmul.py", "tests/ops/test_attention.py"
+BLACKWELL_MATMUL = "tests/ops/test_matmul_blackwell.py"
 EMIT = "tests/pipeline/test_emit_pipeline.py"
 SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
@@ -456,6 +457,18 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         }.items()
     },
     **{
+        f"ops.BlackwellMatmulConfig.{name}": f"{BLACKWELL_MATMUL}::{test}"
+        for name, test in {
+            "tile_n": "test_tiles_of_any_size",
+            "tile_k": "test_tiles_of_any_size",
+            "stages": "test_any_number_of_stages",
+            "epilogue_n": "test_an_epilogue_in_parts",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        }.items()
+    },
+    **{
         f"ops.AttentionConfig.{name}": f"{ATTENTION}::{test}"
         for name, test in {
             "rows": "test_consumers_with_turns_and_without",
@@ -475,7 +488,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "ops.attention.interpret": ATTENTION,
     "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
     "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
-    "ops.matmul.compiler_params": lambda: targets("ops.matmul"),
+    "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
+    "test_the_target_chooses_the_kernel",
     "ops.matmul.interpret": MATMUL,
 }
 

@@ -360,6 +360,7 @@ GOOD: dict[str, Good] = {
     "ops.matmul": _top(a=_halves, b=_halves),
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
     "ops.MatmulConfig": _top(),
+    "ops.BlackwellMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),
     "ops.AttentionConfig.default": _top(head_dim=64),
     "ops.clear_cache": _top(),

@@ -91,6 +91,12 @@ class Clocks:
             self.touched[row] = 0
         return clock
 
+    def of_agents(self, row: int) -> np.ndarray:
+        """What a warp knows of asynchronous agents, and nothing of warps."""
+        clock = self.known[row].copy()
+        clock[: self._warps] = 0
+        return clock
+
     def acquire(self, rows: np.ndarray, clock: np.ndarray | None) -> None:
         """The warps know what a clock says."""
         if clock is None:

@@ -288,16 +288,22 @@ def _operand_cells(spec: Instruction, address: int) -> Any:
 
 
 class _Commit:
-    """An arrival on an mbarrier when the thread's earlier work is complete."""
+    """An arrival on an mbarrier when the thread's earlier work is complete.
 
-    def __init__(self, thread: Thread, barrier: Any) -> None:
+    That comes after all asynchronous work that had completed before, as far as the
+    thread knew; what threads have stored it does not release.
+    """
+
+    def __init__(self, thread: Thread, barrier: Any, row: int) -> None:
         thread.commits += 1
         self._thread, self._upto, self._barrier = thread, thread.commits, barrier
+        self._known = thread.cta.clocks.of_agents(row)
 
     def complete(self) -> None:
         self._thread.complete(self._upto)
         clocks = self._thread.cta.clocks
         clock = np.zeros(clocks.known.shape[1], np.int32)
+        clock[: len(self._known)] = self._known
         clock[self._thread.agent] = self._upto
         self._barrier.arrive(1, clock)
 
@@ -328,7 +334,7 @@ def _commit(program: Program, op: ir.Operation) -> Step:
         barrier = mbarrier.find(cta, offset)
         barrier.check_known(row, "tcgen05.commit")
         launch = strand.cta.cluster.launch
-        launch.scheduler.in_flight.append(_Commit(thread, barrier))
+        launch.scheduler.in_flight.append(_Commit(thread, barrier, row))
 
     return commit
 

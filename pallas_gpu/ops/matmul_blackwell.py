@@ -1,0 +1,303 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix product for Blackwell: persistent, warp-specialised, tcgen05.
+
+A block has two warpgroups. Two warps of the first one work on their own: one copies
+tiles of A and B into a ring of SMEM buffers by TMA, the other multiplies them on the
+tensor core. The second warpgroup stores the tiles: TMEM, registers, SMEM, TMA. TMEM has
+two accumulators, so that one tile is stored while the next one is computed.
+
+Each of the three runs its own loop over the block's tiles; they meet only at barriers:
+
+    barrier    completes when                                  releases
+    loaded     a buffer of the ring has been filled by TMA     the MMA warp
+    free       the products that read the buffer are complete  the TMA warp
+    computed   all products of an accumulator are complete     the epilogue
+    read       an accumulator has been read to registers       the MMA warp
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.tiles import tiles
+
+TARGET = arch.SM_100A.name
+
+# The warpgroups of a block, and the warps of the first one.
+_ISSUERS, _EPILOGUE = 0, 1
+_TMA_WARP, _MMA_WARP = 0, 1
+_ACCUMULATORS = 2
+_TILE_M = 128
+
+
+@expect.arguments(
+    tile_n=expect.integer(),
+    tile_k=expect.integer(),
+    stages=expect.integer(),
+    epilogue_n=expect.optional(expect.integer()),
+    minor=expect.anything,
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class BlackwellMatmulConfig:
+    """Tile sizes and schedule of `matmul` on Blackwell; a tile has 128 rows.
+
+    Attributes:
+      tile_n: columns of a tile.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      epilogue_n: columns that are stored at once; None: 128 bytes of the result.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_n: int = 256
+    tile_k: int = 64
+    stages: int = 4
+    epilogue_n: int | None = None
+    minor: Literal["m", "n"] = "m"
+    strip: int = 8
+    blocks: int = arch.SM_100A.sm_count
+
+    def __post_init__(self):
+        n, k = self.tile_n, self.tile_k
+        # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
+        # the swizzle of B's rows needs N in multiples of 16.
+        if not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: the tensor core does not support this tile",
+                expected="tile_n a multiple of 16 up to 256, tile_k of 16",
+                got=f"tile_n={n}, tile_k={k}",
+                hint="start from BlackwellMatmulConfig()",
+            )
+        part = self.epilogue_n
+        if part is not None and (part < 16 or part % 16 or n % part):
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: the epilogue's parts do not divide the tile",
+                expected=f"a multiple of 16 that divides {n}",
+                got=f"epilogue_n={part}",
+                hint="None suits most tiles",
+            )
+        if not is_axis(self.minor) or self.strip < 1:
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: invalid order of tiles",
+                expected="minor 'm' or 'n' and a positive strip",
+                got=f"minor={self.minor!r}, strip={self.strip}",
+                hint="strip is a number of tiles, e.g. 8",
+            )
+        if self.stages < 1 or self.blocks < 1:
+            raise errors.ArgumentError(
+                "BlackwellMatmulConfig: there are no stages or no blocks",
+                expected="one or more of each",
+                got=f"stages={self.stages}, blocks={self.blocks}",
+                hint="start from BlackwellMatmulConfig()",
+            )
+
+    @property
+    def step(self) -> tuple[int, int, int]:
+        """Of what M, N and K must be multiples."""
+        return _TILE_M, self.tile_n, self.tile_k
+
+    def part_n(self, out_dtype: Any) -> int:
+        """Columns that the epilogue stores at once."""
+        if self.epilogue_n is not None:
+            return self.epilogue_n
+        return math.gcd(self.tile_n, 128 // jnp.dtype(out_dtype).itemsize)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """Which tiles a block computes, and in which order."""
+
+    m: int
+    n: int
+    k: int
+    config: BlackwellMatmulConfig
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """Tiles along M and N."""
+        return self.m // _TILE_M, self.n // self.config.tile_n
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch: no more than there is work for."""
+        return min(self.config.blocks, math.prod(self.plane))
+
+    @property
+    def steps(self) -> int:
+        """Steps along K of one tile."""
+        return self.k // self.config.tile_k
+
+    def for_each_tile(self, visit: Any) -> None:
+        """Calls `visit(rows, columns, number)` for the tiles of this block."""
+        c = self.config
+
+        @plgpu.nd_loop((math.prod(self.plane),), collective_axes="block")
+        def _(info):
+            minor = 0 if c.minor == "m" else 1
+            mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
+            rows = plgpu.ds(mi * _TILE_M, _TILE_M)
+            columns = plgpu.ds(ni * c.tile_n, c.tile_n)
+            visit(rows, columns, info.local_index)
+
+    def for_each_step(self, number: Any, visit: Any) -> None:
+        """Calls `visit(ki, slot, step)` for the steps along K of a tile.
+
+        `step` counts the steps of all tiles of the block, and `slot` is its buffer.
+        """
+        first = number * self.steps
+
+        @plgpu.loop(0, self.steps)
+        def _(ki):
+            step = first + ki
+            visit(ki, lax.rem(step, np.int32(self.config.stages)), step)
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(
+    m, n, k, dtype, out_dtype, config: BlackwellMatmulConfig, compiler_params, interpret
+):
+    """Returns the kernel for a problem that the tiles divide."""
+    c = config
+    schedule = _Schedule(m, n, k, c)
+    compiler_params = compiler_params or plgpu.CompilerParams()
+    return plgpu.kernel(
+        functools.partial(_body, schedule),
+        out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
+        grid=(schedule.blocks,),
+        grid_names=("block",),
+        num_threads=2,
+        thread_name="wg",
+        kernel_name="matmul",
+        compiler_params=dataclasses.replace(compiler_params, target=TARGET),
+        interpret=interpret,
+        scratch_types={
+            "a_smem": tiles((c.stages, _TILE_M, c.tile_k), dtype),
+            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), dtype),
+            "out_smem": tiles((2, _TILE_M, c.part_n(out_dtype)), out_dtype),
+            "acc": plgpu.TMEM((_TILE_M, _ACCUMULATORS * c.tile_n), jnp.float32),
+            "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            "free": _done(c.stages),
+            "computed": _done(_ACCUMULATORS),
+            "read": _done(_ACCUMULATORS),
+        },
+    )
+
+
+def _done(number: int) -> Any:
+    return plgpu.Barrier(num_barriers=number, orders_tensor_core=True)
+
+
+def _body(
+    schedule, a, b, out, *, a_smem, b_smem, out_smem, acc, loaded, free, computed, read
+) -> None:
+    wg = lax.axis_index("wg")
+
+    @plgpu.when(wg == _ISSUERS)
+    def _():
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == _TMA_WARP)
+            def _():
+                _load(schedule, a, b, a_smem, b_smem, loaded, free)
+
+            @plgpu.when(warp == _MMA_WARP)
+            def _():
+                _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read)
+
+    @plgpu.when(wg == _EPILOGUE)
+    def _():
+        _store(schedule, out, out_smem, acc, computed, read)
+
+
+def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
+    c = schedule.config
+
+    def visit_tile(rows, columns, number):
+        def visit_step(ki, slot, step):
+            @plgpu.when(step >= c.stages)
+            def _():
+                plgpu.barrier_wait(free.at[slot])
+
+            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
+            full = loaded.at[slot]
+            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full)
+            plgpu.copy_gmem_to_smem(b.at[depth, columns], b_smem.at[slot], full)
+
+        schedule.for_each_step(number, visit_step)
+
+    schedule.for_each_tile(visit_tile)
+
+
+def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> None:
+    def visit_tile(rows, columns, number):
+        which = lax.rem(number, np.int32(_ACCUMULATORS))
+        tile = _accumulator(schedule, acc, which)
+
+        @plgpu.when(number >= _ACCUMULATORS)
+        def _():
+            plgpu.barrier_wait(read.at[which])
+
+        def visit_step(ki, slot, step):
+            plgpu.barrier_wait(loaded.at[slot])
+            plgpu.tcgen05_mma(
+                tile, a_smem.at[slot], b_smem.at[slot], free.at[slot], accumulate=ki > 0
+            )
+
+        schedule.for_each_step(number, visit_step)
+        plgpu.tcgen05_commit_arrive(computed.at[which])
+
+    schedule.for_each_tile(visit_tile)
+
+
+def _store(schedule, out, buffers, acc, computed, read) -> None:
+    """Stores tiles part by part; the copies overlap with what comes after."""
+    c = schedule.config
+    width = c.part_n(out.dtype)
+    parts = c.tile_n // width
+
+    def visit_tile(rows, columns, number):
+        which = lax.rem(number, np.int32(_ACCUMULATORS))
+        tile = _accumulator(schedule, acc, which)
+        plgpu.barrier_wait(computed.at[which])
+        for part in range(parts):
+            start = part * width
+            value = plgpu.async_load_tmem(tile.at[:, plgpu.ds(start, width)])
+            if part == parts - 1:
+                # The accumulator is free before its last part is stored.
+                plgpu.wait_load_tmem()
+                plgpu.barrier_arrive(read.at[which])
+            buffer = buffers.at[part % 2]
+            # The copy before the last one has read this buffer; with an odd number of
+            # parts a tile begins with the buffer that the tile before has ended with.
+            repeated = part == 0 and parts % 2 == 1
+            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+            buffer[...] = value.astype(out.dtype)
+            plgpu.commit_smem()
+            target = out.at[rows, plgpu.ds(columns.start + start, width)]
+            plgpu.copy_smem_to_gmem(buffer, target)
+
+    schedule.for_each_tile(visit_tile)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _accumulator(schedule, acc, which) -> Any:
+    width = schedule.config.tile_n
+    return acc.at[:, plgpu.ds(which * width, width)]

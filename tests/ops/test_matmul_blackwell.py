@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The matrix product for Blackwell: every configuration, everywhere but on a card."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
+from tests.support import everywhere
+
+SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
+BLACKWELL = plgpu.CompilerParams(target="sm_100a")
+# float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
+ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
+
+
+def config(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+def operands(m, n, k, dtype=jnp.float16, batch=()):
+    rng = np.random.default_rng(0)
+    return (
+        jnp.asarray(rng.standard_normal((*batch, m, k)), dtype),
+        jnp.asarray(rng.standard_normal((*batch, k, n)), dtype),
+    )
+
+
+def reference(a, b):
+    return np.asarray(a, np.float32) @ np.asarray(b, np.float32)
+
+
+def check(shape, c, dtype=jnp.float16, out_dtype=None):
+    a, b = operands(*shape, dtype)
+
+    def make(interpret):
+        return lambda x, y: matmul(
+            x, y, config=c, out_dtype=out_dtype, interpret=interpret
+        )
+
+    atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
+    everywhere.check(make, [a, b], reference(a, b), atol=atol, on_gpu=False)
+
+
+@pytest.mark.smoke
+def test_one_tile():
+    check((128, 64, 64), SMALL)
+
+
+@pytest.mark.parametrize("shape", [(256, 64, 128), (256, 192, 192), (128, 320, 64)])
+def test_several_tiles_in_each_block(shape):
+    check(shape, SMALL)
+
+
+def test_a_number_of_tiles_that_the_blocks_do_not_divide():
+    check((384, 192, 64), config(blocks=4))
+
+
+def test_more_blocks_than_tiles():
+    check((256, 128, 128), config(blocks=148))
+
+
+@pytest.mark.parametrize("minor", ["m", "n"])
+@pytest.mark.parametrize("strip", [1, 3])
+def test_the_order_of_tiles_covers_them_all(minor, strip):
+    check((384, 256, 64), config(minor=minor, strip=strip, blocks=3))
+
+
+@pytest.mark.parametrize("stages", [1, 3, 5])
+def test_any_number_of_stages(stages):
+    check((256, 128, 256), config(stages=stages))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_an_epilogue_in_parts(parts):
+    check((256, 192, 64), config(tile_n=96, epilogue_n=96 // parts, blocks=1))
+
+
+@pytest.mark.parametrize(("n", "k"), [(16, 16), (48, 32), (80, 48), (256, 64)])
+def test_tiles_of_any_size(n, k):
+    check((128, 2 * n, 3 * k), config(tile_n=n, tile_k=k))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [("bfloat16", None), ("bfloat16", "float32"), ("float16", "bfloat16")],
+)
+def test_types_of_operands_and_result(dtype, out):
+    check((128, 128, 64), SMALL, jnp.dtype(dtype), out)
+
+
+def test_vmap_makes_a_batch_of_products():
+    a, b = operands(128, 64, 64, batch=(3,))
+    got = jax.vmap(lambda x, y: matmul(x, y, config=SMALL))(a, b)
+    expected = reference(a, b)
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_no_schedule_has_a_race(asynchrony):
+    shape = (512, 256, 256)
+    a, b = operands(*shape)
+    # A result that depends on the schedule is an error.
+    options = {"asynchrony": asynchrony, "detect_races": True, "schedules": 12}
+    interpret = plgpu.InterpretParams(**options)
+    got = matmul(a, b, config=config(stages=3), interpret=interpret)
+    expected = reference(a, b)
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
+
+
+# --- compiled -------------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("out", ["bfloat16", "float32"])
+@pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
+def test_the_default_compiles_without_spills(semantics, out):
+    params = dataclasses.replace(BLACKWELL, lowering_semantics=semantics)
+    x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
+    product = lambda a, b: matmul(a, b, out_dtype=out, compiler_params=params)  # noqa: E731
+    (report,) = plgpu.offline.compile(product, x, x, target="sm_100a")
+    used = report.resources
+    assert used.spill_store_bytes == used.spill_load_bytes == 0
+    assert used.tmem_columns == 512
+    # One buffer of K = 64 is four instructions.
+    assert report.instruction_counts["tcgen05.mma"] == 4
+    assert report.instruction_counts["tcgen05.commit"] == 2
+
+
+# --- the choice of the kernel ---------------------------------------------------------
+
+
+def kernel_target(**options):
+    a, b = operands(256, 256, 128)
+    closed = jax.make_jaxpr(lambda x, y: matmul(x, y, **options))(a, b)
+    (eqn,) = closed.jaxpr.eqns
+    return eqn.params["compiler_params"].target
+
+
+def test_the_target_chooses_the_kernel():
+    assert kernel_target() is None
+    assert kernel_target(compiler_params=BLACKWELL) == "sm_100a"
+
+
+def test_the_configuration_chooses_the_kernel():
+    assert kernel_target(config=SMALL) == "sm_100a"
+    assert kernel_target(config=MatmulConfig(cluster=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("c", "target"), [(SMALL, "sm_90a"), (MatmulConfig(), "sm_100a")]
+)
+def test_the_configuration_is_for_the_target(c, target):
+    a, b = operands(256, 256, 128)
+    params = plgpu.CompilerParams(target=target)
+    what = "matmul: the configuration is for another target"
+    with refuses(errors.ArgumentError, what, got=target, hint="omit config"):
+        matmul(a, b, config=c, compiler_params=params)
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def refuses(error, what, **rows):
+    """Expects a message; its line is that of the traceback: no kernel is traced yet."""
+    with pytest.raises(error) as caught:
+        yield
+    assert type(caught.value) is error
+    assert caught.value.what == what
+    assert caught.value.expected and caught.value.hint
+    for row, part in rows.items():
+        assert part in str(getattr(caught.value, row)), str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(64, 64, 64), (128, 96, 64), (128, 64, 32)])
+def test_the_tiles_divide_the_problem(shape):
+    a, b = operands(*shape)
+    with refuses(
+        errors.ShapeError,
+        "matmul: the tiles do not divide the problem",
+        expected="M a multiple of 128, N of 64, K of 64",
+        got=f"M={shape[0]}, N={shape[1]}, K={shape[2]}",
+    ):
+        matmul(a, b, config=SMALL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "got"),
+    [
+        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
+        ({"epilogue_n": 8}, "the epilogue's parts do not divide the tile", "8"),
+        ({"minor": "k"}, "invalid order of tiles", "'k'"),
+        ({"strip": 0}, "invalid order of tiles", "strip=0"),
+        ({"stages": 0}, "there are no stages or no blocks", "stages=0"),
+        ({"blocks": 0}, "there are no stages or no blocks", "blocks=0"),
+        ({"tile_n": 272}, "the tensor core does not support this tile", "272"),
+        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
+    ],
+)
+def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
+    with refuses(errors.ArgumentError, f"BlackwellMatmulConfig: {what}", got=got):
+        config(**changes)
+
+
+def test_the_buffers_fit_shared_memory():
+    a, b = operands(128, 256, 64)
+    with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
+        matmul(a, b, config=BlackwellMatmulConfig(stages=6))
