@@ -28,6 +28,7 @@ from tests.support.differential import machine_code
 
 TARGET = arch.SM_90A
 COLUMNS = (*CLASSES, "sass")
+_DEVICES = {"sm_90a": "NVIDIA H200", "sm_100a": "NVIDIA B200"}
 
 
 class Side:
@@ -37,10 +38,11 @@ class Side:
       names: the module that kernels are written with.
     """
 
-    def __init__(self, names: Any):
+    def __init__(self, names: Any, target: arch.GpuTarget = TARGET):
         self.names = names
+        self._target = target
         # Disassembling costs more than all the rest; SASS is counted in the cubin.
-        self._worker = worker.Worker(TARGET, disassemble=False)
+        self._worker = worker.Worker(target, disassemble=False)
         self._thread = ThreadPoolExecutor(max_workers=1)
         atexit.register(self._worker.close)
 
@@ -65,7 +67,9 @@ class Side:
         """Returns the module, and the types of the operands and the results."""
         # Upstream asks the device how many SMs there are.
         device = jax.sharding.AbstractDevice(
-            "NVIDIA H200", num_cores=TARGET.sm_count, platform="cuda"
+            _DEVICES[self._target.name],
+            num_cores=self._target.sm_count,
+            platform="cuda",
         )
         mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
         with jax.sharding.use_abstract_mesh(mesh):
@@ -97,6 +101,12 @@ class _Upstream:
 def both() -> tuple[Side, Side]:
     """Returns our side and upstream's."""
     return Side(plgpu), Side(_Upstream())
+
+
+@functools.cache
+def upstream(target: arch.GpuTarget) -> Side:
+    """Returns upstream's side for another target than Hopper."""
+    return Side(_Upstream(), target)
 
 
 def _types(avals: Any) -> list[worker.ArrayType]:

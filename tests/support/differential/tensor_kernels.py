@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same tcgen05 kernels for both packages, compiled for sm_100a with no GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch
+from tests.support.differential import sides
+from tests.support.differential.tensor_stream import Instruction, stream
+from tests.support.tensor_products import BLACKWELL, F32, Product
+
+# Columns of float32 that fit the registers of a warpgroup.
+_MOST_LOADED = 128
+Make = Callable[[Any, Any], Callable[..., Any]]
+
+
+def ours(make: Make, *args: Any, semantics: str) -> list[Instruction]:
+    """Our instructions, of a kernel made of names and parameters."""
+    params = plgpu.CompilerParams(
+        target=BLACKWELL.target,
+        lowering_semantics=getattr(plgpu.LoweringSemantics, semantics),
+    )
+    (report,) = plgpu.offline.compile(make(plgpu, params), *args, target="sm_100a")
+    return stream(report.ptx)
+
+
+def upstreams(make: Make, *args: Any, semantics: str) -> list[Instruction]:
+    """Upstream's instructions, of the same kernel."""
+    side = sides.upstream(arch.SM_100A)
+    return stream(side.ptx(make(side.names, side.params(semantics)), *args))
+
+
+def product(case: Product) -> tuple[Any, ...]:
+    """How a product of one tile is made, and the types of its operands."""
+    args = [
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in zip(case.shapes, (case.a, case.b), strict=True)
+    ]
+    return functools.partial(_product, case), *args
+
+
+def _product(case: Product, names: Any, params: Any) -> Callable[..., Any]:
+    def storage(dtype: Any) -> tuple[Any, ...]:
+        columns = case.swizzle // jnp.dtype(dtype).itemsize
+        return names.TilingTransform((8, columns)), names.SwizzleTransform(case.swizzle)
+
+    def turned(ref: Any, stored: bool) -> Any:
+        return names.transpose_ref(ref, (1, 0)) if stored else ref
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem=None):
+        names.copy_gmem_to_smem(a, a_smem, loaded)
+        names.copy_gmem_to_smem(b, b_smem, loaded)
+        names.barrier_wait(loaded)
+        left = turned(a_smem, case.a_stored)
+        if a_tmem is not None:
+            # Only the addresses of the product matter here.
+            left = a_tmem
+        right = turned(b_smem, case.b_stored)
+        for i in range(case.rounds):
+            last = done if i == case.rounds - 1 else None
+            names.tcgen05_mma(acc, left, right, last, accumulate=i > 0)
+        names.barrier_wait(done)
+        if case.n <= _MOST_LOADED:
+            out[...] = names.async_load_tmem(acc)
+
+    a_shape, b_shape = case.shapes
+    scratch = {
+        "a_smem": names.SMEM(a_shape, case.a, transforms=storage(case.a)),
+        "b_smem": names.SMEM(b_shape, case.b, transforms=storage(case.b)),
+        "acc": tmem(names, (case.m, case.n), case.acc, packed=False),
+        "loaded": names.Barrier(num_arrivals=2),
+        "done": names.Barrier(orders_tensor_core=True),
+    }
+    if case.a_in_tmem:
+        scratch["a_tmem"] = tmem(names, (case.m, case.k), case.a, packed=True)
+    return names.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((case.m, case.n), case.acc),
+        scratch_types=scratch,
+        compiler_params=params,
+    )
+
+
+def tmem(names: Any, shape: tuple[int, int], dtype: Any, *, packed: bool) -> Any:
+    """The declaration of an array; of 32 bits there is nothing to pack."""
+    narrow = jnp.dtype(dtype).itemsize < 4
+    return names.TMEM(shape, dtype, packed=packed if narrow else None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A store to TMEM and a load.
+
+    Attributes:
+      layout: name of the layout of registers, and its arguments.
+      rows, columns: of the array.
+      dtype: element type.
+      packed: whether its elements fill columns.
+      pair: whether it lies as one CTA's part of an accumulator of a pair.
+    """
+
+    layout: tuple[Any, ...]
+    rows: int = 128
+    columns: int = 64
+    dtype: Any = F32
+    packed: bool = False
+    pair: bool = False
+
+    def kernel(self) -> tuple[Any, ...]:
+        """How it is made, and the type of its operand."""
+        shape = (self.rows, self.columns)
+        return self._make, jax.ShapeDtypeStruct(shape, self.dtype)
+
+    def _make(self, names: Any, params: Any) -> Callable[..., Any]:
+        shape, (name, *args) = (self.rows, self.columns), self.layout
+        layout = getattr(names.Layout, name)
+        layout = layout(*args) if args else layout
+
+        def body(x, out, held):
+            names.async_store_tmem(held, names.load(x, layout=layout, optimized=False))
+            names.commit_tmem()
+            out[...] = names.async_load_tmem(held, layout=layout)
+            names.wait_load_tmem()
+
+        held = tmem(names, shape, self.dtype, packed=self.packed)
+        if self.pair:
+            held = names.TMEM(shape, self.dtype, layout=_of_a_pair(names, self.columns))
+        return names.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(shape, self.dtype),
+            scratch_types=[held],
+            compiler_params=params,
+        )
+
+
+def _of_a_pair(names: Any, columns: int) -> Any:
+    if names is plgpu:
+        return plgpu.TmemLayout.m64_collective(columns)
+    return names.TMEMLayout.M64_COLLECTIVE_LAYOUT(columns)
+
+
+def handover() -> tuple[Any, ...]:
+    """A store that a barrier hands to a load."""
+
+    def make(names: Any, params: Any) -> Callable[..., Any]:
+        def body(x, out, held, stored):
+            value = names.load(x, layout=names.Layout.TCGEN05, optimized=False)
+            names.async_store_tmem(held, value)
+            names.commit_tmem()
+            names.barrier_arrive(stored)
+            names.barrier_wait(stored)
+            out[...] = names.async_load_tmem(held)
+            names.wait_load_tmem()
+
+        return names.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 64), F32),
+            scratch_types=[
+                names.TMEM((128, 64), F32),
+                names.Barrier(orders_tensor_core=True),
+            ],
+            compiler_params=params,
+        )
+
+    return make, jax.ShapeDtypeStruct((128, 64), F32)
