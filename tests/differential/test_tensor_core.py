@@ -124,7 +124,9 @@ def test_upstream_omits_the_constant_of_shared_memory_descriptors():
 
 # Before TMEM is freed ours waits for loads whose values nobody used, and fences.
 FREED = "wait ld, before, after, free"
-PRODUCT = "alloc, relinquish, expect, tma, expect, tma, wait, mma, commit, wait, after, ld"
+PRODUCT = (
+    "alloc, relinquish, expect, tma, expect, tma, wait, mma, commit, wait, after, ld"
+)
 HANDOVER = "alloc, relinquish, st, wait st, before, arrive, wait, after, ld, wait ld"
 
 
@@ -156,7 +158,10 @@ TRANSFERS = {
         "16x256b.x8 0+0, 16x256b.x4 0+64, 16x256b.x1 0+96, "
         "16x256b.x8 16+0, 16x256b.x4 16+64, 16x256b.x1 16+96",
     ),
-    "f32, native": (Transfer(("TCGEN05_TMEM_NATIVE",)), "32x32b.x64 0+0"),
+    "f32, native": (
+        Transfer(("TCGEN05_TMEM_NATIVE",)),
+        "32x32b.x32 0+0, 32x32b.x32 0+32",
+    ),
     "f16 packed": (
         Transfer(("TCGEN05",), dtype=F16, packed=True),
         "16x128b.x8 0+0, 16x128b.x8 16+0",

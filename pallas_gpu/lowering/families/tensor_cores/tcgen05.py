@@ -20,6 +20,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
+from pallas_gpu.lowering.families.tensor_cores import signs
 from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
@@ -41,10 +42,14 @@ def _mma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @warpgroup(primitives.tcgen05_mma_p)
 def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+
     def multiply(acc: Any, a: Any, b: Any, accumulate: bool | ir.Value) -> None:
         if isinstance(accumulate, bool):
             accumulate = dtypes.constant(accumulate, dtypes.BOOL)
-        ctx.mark_issuer(dialect.ops.tcgen05_mma(acc, a, b, accumulate))
+        product = dialect.ops.tcgen05_mma(acc, a, b, accumulate)
+        signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
+        ctx.mark_issuer(product)
 
     return _multiply(ctx, invals, multiply)
 
@@ -79,10 +84,11 @@ def _expand_mma(expansion: Expansion, op: Any) -> None:
     accumulator, left, right, accumulate = list(op.operands)[:4]
     part = memrefs.resolve(left)
     in_tmem = part is not None and part.space is types.TMEM
+    a = tmem_view(expansion, left) if in_tmem else smem_view(expansion, left)
     tcgen05.mma(
         tmem_view(expansion, accumulator),
-        tmem_view(expansion, left) if in_tmem else smem_view(expansion, left),
-        smem_view(expansion, right),
+        signs.restored(op, 1, a),
+        signs.restored(op, 2, smem_view(expansion, right)),
         _static(accumulate),
     )
     expansion.dead.append(op.operation)

@@ -17,6 +17,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.families.shapes import integers
+from pallas_gpu.lowering.families.tensor_cores import signs
 from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.constraints import array_of, is_vector
 from pallas_gpu.lowering.inference.network import Network, Use
@@ -128,8 +129,16 @@ def _wgmma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 @warpgroup(primitives.wgmma_p)
 def _wgmma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    kinds = {
+        i: operand.ref.dtype if hasattr(operand, "ref") else operand.dtype
+        for i, operand in ((1, operands["a"]), (2, operands["b"]))
+    }
+
     def multiply(acc: Any, a: Any, b: Any) -> Any:
-        return vals.Vector(dialect.ops.wgmma(acc.value, a, b), acc.dtype)
+        result = dialect.ops.wgmma(acc.value, a, b)
+        signs.mark(result.owner, kinds)
+        return vals.Vector(result, acc.dtype)
 
     return _accumulate(ctx, invals, operator.attrgetter("value"), multiply)
 
@@ -215,7 +224,8 @@ def _expand_wgmma(expansion: Expansion, op: Any) -> None:
     acc = expansion.placed(op, 0)
     left: Any = op.operands[1]
     left = expansion.placed(op, 1) if is_array(left) else smem_view(expansion, left)
-    right = smem_view(expansion, op.operands[2])
+    left = signs.restored(op, 1, left)
+    right = signs.restored(op, 2, smem_view(expansion, op.operands[2]))
     expansion.set(op.result, wgmma.mma(acc, left, right))
     expansion.dead.append(op.operation)
 
