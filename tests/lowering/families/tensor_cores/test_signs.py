@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products of 8-bit integers whose highest bit is set: unsigned ones are not negative."""
+"""Products of 8-bit integers with the highest bit set: unsigned ones are positive."""
 
 from __future__ import annotations
 
