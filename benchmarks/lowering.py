@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trace and lower Hopper kernels on a CPU: ours and upstream's, in one run.
+"""Trace and lower kernels on a CPU: ours and upstream's, in one run.
 
 JAX_PLATFORMS=cpu python -m benchmarks.lowering [--json]
 """
@@ -13,7 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.pallas.ops.gpu import attention_mgpu, hopper_matmul_mgpu
+from jax.experimental.pallas.ops.gpu import (
+    attention_mgpu,
+    blackwell_matmul_mgpu,
+    hopper_matmul_mgpu,
+)
 
 import pallas_gpu as plgpu
 from benchmarks import pipelines, timing
@@ -50,11 +54,15 @@ def on_h200(f: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def ours(f: Callable[..., Any], **options: Any) -> dict[str, Callable[..., Any]]:
+def ours(
+    f: Callable[..., Any], target: str | None = None, **options: Any
+) -> dict[str, Callable[..., Any]]:
     """Returns a function of `ops` under each semantics, without cached traces."""
 
     def under(semantics: Any) -> Callable[..., Any]:
-        params = plgpu.CompilerParams(approx_math=True, lowering_semantics=semantics)
+        params = plgpu.CompilerParams(
+            approx_math=True, lowering_semantics=semantics, target=target
+        )
 
         def run(*args: Any) -> Any:
             ops.clear_cache()
@@ -74,6 +82,7 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
         )
         candidates = {"upstream": on_h200(theirs), **ours(ops.matmul, config=config)}
         table[f"matmul, {step}"] = MATRICES, candidates
+    table["matmul, Blackwell"] = MATRICES, blackwell_matmul()
     for causal in (False, True):
         tuning = attention_mgpu.TuningConfig(
             block_q=64, block_kv=128, max_concurrent_steps=2,
@@ -83,6 +92,30 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
         candidates = {"upstream": on_h200(theirs), **ours(ops.attention, causal=causal)}
         table["attention, causal" if causal else "attention"] = HEADS, candidates
     return table | pipelined()
+
+
+def blackwell_matmul() -> dict[str, Callable[..., Any]]:
+    """Returns both persistent kernels for sm_100a, with the same tiles and stages."""
+    config = ops.BlackwellMatmulConfig()
+    tuning = upstream_blackwell(config)
+    theirs = functools.partial(blackwell_matmul_mgpu.matmul_kernel, config=tuning)
+    mine = ours(ops.matmul, target="sm_100a", config=config)
+    return {"upstream": theirs, **mine}
+
+
+def upstream_blackwell(config: ops.BlackwellMatmulConfig) -> Any:
+    """Returns the same tiles and schedule for upstream's kernel."""
+    dimensions = blackwell_matmul_mgpu.MatmulDimension
+    return blackwell_matmul_mgpu.TuningConfig(
+        tile_m=config.step[0],
+        tile_n=config.tile_n,
+        tile_k=config.tile_k,
+        max_concurrent_steps=config.stages,
+        collective=False,
+        epilogue_tile_n=config.part_n(jnp.bfloat16),
+        grid_minor_dim=dimensions.M if config.minor == "m" else dimensions.N,
+        grid_tile_width=config.strip,
+    )
 
 
 def pipelined() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
@@ -138,9 +171,12 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
     options = parser.parse_args()
     rows = []
     for kernel, (avals, candidates) in kernels().items():
+        if options.only not in kernel:
+            continue
         times = timing.interleaved(
             {name: trace_and_lower(f, avals) for name, f in candidates.items()},
             rounds=9,
@@ -156,7 +192,7 @@ def main() -> None:
                 }
             )
     notes = "Trace and lower to the custom call, warm; medians of 9 interleaved rounds."
-    timing.report("Lowering Hopper kernels", rows, notes, options.json)
+    timing.report("Lowering kernels", rows, notes, options.json)
 
 
 if __name__ == "__main__":

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The three kernels of `make demo`, which the tests check too."""
+"""The four kernels of `make demo`, which the tests check too."""

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Three kernels in the emulator, compiled offline, and on a GPU.
+"""Four kernels in the emulator, compiled offline, and on a GPU.
 
 Each kernel is compiled under both semantics: with layouts chosen by the user (Lane),
 and with inferred layouts (Warpgroup).
+
+The last one is for Blackwell, the others are for Hopper.
 
 `make demo` runs it. Parts that cannot run on this machine are skipped with the reason;
 the exit status is 1 if a check fails.
@@ -32,12 +34,14 @@ import numpy as np  # noqa: E402
 
 import pallas_gpu as plgpu  # noqa: E402
 from demo.kernels import Job, scale_and_add_job, shifted_exp_job  # noqa: E402
-from demo.matmul import matmul_job  # noqa: E402
+from demo.matmul import blackwell_matmul_job, matmul_job  # noqa: E402
 
-TARGET = "sm_90a"
 # The families of PTX instructions that show how a kernel moves data and computes.
 FAMILIES = (
     "wgmma",
+    "tcgen05.mma",
+    "tcgen05.commit",
+    "tcgen05.ld",
     "cp.async.bulk.tensor",
     "mbarrier",
     "fence.proxy",
@@ -69,7 +73,8 @@ def main() -> int:
     gpu, no_gpu = find_gpu()
     offline_note = ""
     failed = 0
-    for job in (scale_and_add_job(), shifted_exp_job(), matmul_job()):
+    jobs = scale_and_add_job(), shifted_exp_job(), matmul_job(), blackwell_matmul_job()
+    for job in jobs:
         print(f"{job.name}: {job.what}\n  {signature(job)}")
         failed += not attempt("emulator", functools.partial(run, job))
         for semantics in plgpu.LoweringSemantics:
@@ -79,11 +84,12 @@ def main() -> int:
             except plgpu.errors.OfflineUnavailableError as error:
                 offline_note = str(error)
                 say(semantics.name, "offline compilation skipped, see below")
-            if gpu is not None:
+            if runs_on(gpu, job):
                 on_gpu = functools.partial(run, job, gpu, semantics)
                 failed += not attempt("", on_gpu)
-        if gpu is None:
-            say("GPU", f"skipped: {no_gpu}")
+        if not runs_on(gpu, job):
+            other = f"the kernel is for {job.target}"
+            say("GPU", f"skipped: {no_gpu if gpu is None else other}")
         print()
     if offline_note:
         print(f"offline compilation was skipped: {offline_note}\n")
@@ -104,6 +110,14 @@ def find_gpu() -> tuple[jax.Device | None, str]:
     except plgpu.errors.TargetError as error:
         return None, f"{device.device_kind}: {error}"
     return device, ""
+
+
+def runs_on(gpu: jax.Device | None, job: Job) -> bool:
+    """Whether there is a GPU of the job's target."""
+    if gpu is None:
+        return False
+    major, minor = map(int, gpu.compute_capability.split("."))
+    return plgpu.arch.target_of_capability(major, minor).name == job.target
 
 
 def signature(job: Job) -> str:
@@ -163,7 +177,7 @@ def run(
 def compile_offline(job: Job, semantics: Any) -> Sequence[str]:
     """Compiles a job offline under given semantics and summarizes the result."""
     function = job.jitted(semantics=semantics)
-    (report,) = plgpu.offline.compile(function, *job.arguments, target=TARGET)
+    (report,) = plgpu.offline.compile(function, *job.arguments, target=job.target)
     counts = report.instruction_counts
     used = report.resources
     if not counts.get("cp.async.bulk.tensor"):
@@ -173,12 +187,13 @@ def compile_offline(job: Job, semantics: Any) -> Sequence[str]:
     shown = [f"{name} {counts[name]}" for name in FAMILIES if name in counts]
     sass = f", {len(report.sass.splitlines())} lines of SASS" if report.sass else ""
     return [
-        f"{TARGET}: {sum(counts.values())} PTX instructions{sass}, among them",
+        f"{job.target}: {sum(counts.values())} PTX instructions{sass}, among them",
         *("  " + ", ".join(batch) for batch in itertools.batched(shown, 5)),
         f"registers {used.registers_per_thread} of {used.register_limit} per thread, "
         "spills none",
         f"SMEM {used.smem_bytes} of {used.smem_limit_bytes} bytes per block, "
         f"mbarriers {used.num_barriers}, blocks per SM {used.occupancy_blocks_per_sm}",
+        *([f"TMEM columns {used.tmem_columns} of 512"] if used.tmem_columns else []),
         *([report.note] if report.note else []),
     ]
 

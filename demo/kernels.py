@@ -111,6 +111,7 @@ class Job:
       arguments: NumPy arrays.
       reference: computes the result with NumPy, in float64.
       tolerance: maximum absolute error due to rounding.
+      target: for which it is compiled.
     """
 
     name: str
@@ -119,14 +120,15 @@ class Job:
     arguments: tuple[np.ndarray, ...]
     reference: Callable[..., np.ndarray]
     tolerance: float
+    target: str = "sm_90a"
 
     def jitted(
         self, interpret: Any = None, semantics: Any = None
     ) -> Callable[..., jax.Array]:
         """Returns the function under `jax.jit`."""
-        params = None
+        params = plgpu.CompilerParams(target=self.target)
         if semantics is not None:
-            params = plgpu.CompilerParams(lowering_semantics=semantics)
+            params = dataclasses.replace(params, lowering_semantics=semantics)
         return jax.jit(
             functools.partial(
                 self.function, compiler_params=params, interpret=interpret

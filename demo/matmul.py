@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The demo's third kernel: the matrix product of `pallas_gpu.ops`, with data for it."""
+"""The demo's matrix products: `pallas_gpu.ops` for Hopper and for Blackwell."""
 
 from __future__ import annotations
+
+import dataclasses
+import functools
 
 import numpy as np
 
@@ -30,4 +33,15 @@ def matmul_job(m: int = 512, n: int = 512, k: int = 256) -> Job:
         # The result is rounded to float16, with an error of half a unit in the last
         # place; the sums are in float32.
         tolerance=float(np.spacing(largest)) / 2 + 1e-4,
+    )
+
+
+def blackwell_matmul_job(m: int = 512, n: int = 512, k: int = 256) -> Job:
+    """The same for Blackwell; the default has 8 tiles of 128x256."""
+    return dataclasses.replace(
+        matmul_job(m, n, k),
+        name="matmul on Blackwell",
+        what="tcgen05: a warp copies, a warp multiplies, a warpgroup stores from TMEM",
+        function=functools.partial(ops.matmul, config=ops.BlackwellMatmulConfig()),
+        target="sm_100a",
     )

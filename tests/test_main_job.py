@@ -24,7 +24,7 @@ from demo.kernels import (
     shifted_exp,
     shifted_exp_job,
 )
-from demo.matmul import matmul_job
+from demo.matmul import blackwell_matmul_job, matmul_job
 from tests.support.semantics import BOTH
 from tools.source_tree import ROOT
 
@@ -38,6 +38,7 @@ JOBS = {
     "matmul": matmul_job(),
     "matmul-one-cluster": matmul_job(256, 256, 64),
 }
+BLACKWELL = blackwell_matmul_job(128, 256, 64)
 
 
 @pytest.fixture(params=JOBS.values(), ids=JOBS.keys())
@@ -210,8 +211,9 @@ def test_the_demo_passes_its_own_checks():
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    for name in ("scale_and_add", "shifted_exp", "matmul"):
+    for name in ("scale_and_add", "shifted_exp", "matmul", "matmul on Blackwell"):
         assert f"{name}: " in done.stdout
+    assert "sm_100a: " in done.stdout
     assert "all checks passed" in done.stdout
     assert done.stderr == ""
 
@@ -225,6 +227,7 @@ def test_a_wrong_result_fails_the_demo(
     monkeypatch.setattr(first_light, "scale_and_add_job", lambda: wrong)
     monkeypatch.setattr(first_light, "shifted_exp_job", lambda: JOBS["shifted_exp-f16"])
     monkeypatch.setattr(first_light, "matmul_job", lambda: JOBS["matmul-one-cluster"])
+    monkeypatch.setattr(first_light, "blackwell_matmul_job", lambda: BLACKWELL)
     monkeypatch.setattr(first_light, "compile_offline", _no_wheels)
     monkeypatch.setattr(first_light, "find_gpu", lambda: (None, "not asked"))
     assert first_light.main() == 1

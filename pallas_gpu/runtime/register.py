@@ -26,17 +26,21 @@ def observe(stage: str, name: str, text: Any) -> None:
         dumps.dump(stage, name, kept)
 
 
-@functools.cache
 def attached_target() -> arch.GpuTarget:
     """Returns the target of the first GPU, or the default if there is none.
 
     Raises:
       TargetError: the GPU is not supported.
     """
+    return _attached() or arch.DEFAULT_TARGET
+
+
+@functools.cache
+def _attached() -> arch.GpuTarget | None:
     try:
         device = jax.devices("cuda")[0]
     except RuntimeError:
-        return arch.DEFAULT_TARGET
+        return None
     major, minor = str(device.compute_capability).split(".")
     return arch.target_of_capability(int(major), int(minor))
 
@@ -77,9 +81,10 @@ _COMPILED = _Compiled()
 
 def _launch(*args: Any, **params: Any) -> list[Any]:
     kernel = call.CallParams(**params)
-    attached = attached_target()
     target = compiler.target_of(kernel, attached_target)
-    compiler.require_runs_on(target, attached, kernel.name)
+    if (attached := _attached()) is not None:
+        # Without a GPU this lowers for another machine, e.g. to export a program.
+        compiler.require_runs_on(target, attached, kernel.name)
     serialized = _COMPILED.get(kernel, target)
     work_operands = [aval for aval, _ in kernel.work_operands]
     results = [*kernel.out_avals, *kernel.work_results]

@@ -15,6 +15,7 @@ JOBS = [
     demo.scale_and_add_job((100, 200)),
     demo.shifted_exp_job(128),
     demo_matmul.matmul_job(256, 256, 128),
+    demo_matmul.blackwell_matmul_job(256, 256, 128),
 ]
 
 

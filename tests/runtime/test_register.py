@@ -8,18 +8,21 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import compiler
+from pallas_gpu import arch, compiler, errors
+from pallas_gpu.runtime import register
 
 ROW = jax.ShapeDtypeStruct((128,), jnp.float32)
 
 
-def doubling():
+def doubling(target=None):
     def body(x_ref, o_ref):
         o_ref[...] = x_ref[...] * 2
 
-    return plgpu.kernel(body, out_type=ROW)
+    params = plgpu.CompilerParams(target=target)
+    return plgpu.kernel(body, out_type=ROW, compiler_params=params)
 
 
 def lowered_body(kernel) -> weakref.ref:
@@ -48,3 +51,15 @@ def test_a_body_that_can_be_launched_again_is_compiled_once(monkeypatch):
     kernel = doubling()
     assert lowered_body(kernel)() is lowered_body(kernel)()
     assert len(builds) == 1
+
+
+@pytest.mark.parametrize("target", arch.TARGETS)
+def test_without_a_gpu_a_program_is_lowered_for_any_target(target, monkeypatch):
+    monkeypatch.setattr(register, "_attached", lambda: None)
+    assert lowered_body(doubling(target))
+
+
+def test_a_gpu_runs_only_kernels_of_its_target(monkeypatch):
+    monkeypatch.setattr(register, "_attached", lambda: arch.SM_90A)
+    with pytest.raises(errors.TargetError, match="not for the attached GPU"):
+        lowered_body(doubling("sm_100a"))
