@@ -175,11 +175,12 @@ PLGPU: dict[str, Row] = {
     "async_store_tmem": SAME,
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": differs("`collective_axis` comes later"),
-    "tcgen05_mma": differs("scales, sparsity and `collective_axis` come later"),
+    "tcgen05_mma": differs("sparsity and `collective_axis` come later"),
+    "async_copy_scales_to_tmem": differs("`collective_axis` comes later"),
     "wait_load_tmem": SAME,
     **dict.fromkeys(
         (
-            "async_copy_scales_to_tmem", "async_copy_smem_to_tmem",
+            "async_copy_smem_to_tmem",
             "async_copy_sparse_metadata_to_tmem", "format_tcgen05_sparse_metadata",
         ),
         TCGEN05,

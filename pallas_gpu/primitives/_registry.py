@@ -141,7 +141,6 @@ KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
     **{
         (f"mosaic_gpu.{name}", RuleKind.EXPAND): _COPY_GAP
         for name in (
-            "async_store_scales_smem_to_tmem",
             "async_store_smem_to_tmem",
             "async_store_sparse_metadata_smem_to_tmem",
         )

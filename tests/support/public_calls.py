@@ -14,6 +14,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import layouts
+from pallas_gpu.layouts import TmemLayout
 
 F32, F16 = jnp.float32, jnp.float16
 SHAPE = (64, 128)
@@ -47,6 +48,8 @@ class Env:
     acc: Any
     i: Any
     k: Any = None
+    f: Any = None
+    t: Any = None
 
     @property
     def array(self) -> Any:
@@ -70,6 +73,8 @@ BLACKWELL_SCRATCH = {
     "b": plgpu.Barrier(orders_tensor_core=True),
     "acc": plgpu.TMEM((64, 64), F32),
     "k": plgpu.TryClusterCancelResult(),
+    "f": plgpu.SMEM((1, 1, 32, 16), jnp.float8_e8m0fnu),
+    "t": plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales()),
 }
 
 
@@ -233,6 +238,9 @@ GOOD: dict[str, Good] = {
     "griddepcontrol_wait": _in(lambda e: {}),
     # Blackwell's tensor core
     "tcgen05_mma": _blackwell(lambda e: {"acc": e.acc, "a": e.a, "b": e.w.T}),
+    "async_copy_scales_to_tmem": _blackwell(
+        lambda e: {"smem_ref": e.f, "tmem_ref": e.t}
+    ),
     "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
     "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),
     "async_store_tmem": _blackwell(lambda e: {"ref": e.acc, "value": 0.0}),

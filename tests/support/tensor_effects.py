@@ -35,6 +35,13 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
         *(lambda e, v=v: _product(e, accumulate=v) for v in (True, False)),
         blackwell=True,
     ),
+    **{
+        f"tcgen05_mma.{name}": lambda name=name: see.bodies(
+            *(lambda e, n=n: _product(e, **({name: e.t} if n else {})) for n in (0, 1)),
+            blackwell=True,
+        )
+        for name in ("a_scale", "b_scale")
+    },
     "async_load_tmem.layout": lambda: see.bodies(
         *(
             lambda e, v=v: plgpu.async_load_tmem(e.acc, layout=v)
@@ -46,10 +53,9 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 
 # What each is given, beside its good call, to be refused.
 REFUSED = {
+    "async_copy_scales_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
     "tcgen05_commit_arrive.collective_axis": "x",
-    "tcgen05_mma.a_scale": 1,
     "tcgen05_mma.a_sparse_metadata": 1,
-    "tcgen05_mma.b_scale": 1,
     "tcgen05_mma.collective_axis": "x",
 }

@@ -22,6 +22,7 @@ from pallas_gpu.emulator.gpu.accesses import async_stores, atomics, indexed, pos
 from pallas_gpu.emulator.gpu.copies import prefetch
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
+from pallas_gpu.emulator.gpu.tensor_cores import copies as tensor_copies
 from pallas_gpu.emulator.gpu.tensor_cores import mma, tcgen05, tmem, wgmma
 
 __all__ = [
@@ -46,6 +47,7 @@ __all__ = [
     "scoped",
     "semaphore",
     "tcgen05",
+    "tensor_copies",
     "tma",
     "tmem",
     "warp",

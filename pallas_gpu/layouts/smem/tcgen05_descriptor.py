@@ -17,6 +17,9 @@ from pallas_gpu.layouts.window import Window
 # Bits 46-48 are 0b001 (PTX ISA, table "Shared memory descriptor layout").
 _VERSION = 1 << 46
 _TRANSPOSABLE_BITS = (8, 16)
+# Contiguous rows of 16 bytes, as tcgen05.cp reads them: no swizzle, and 128 bytes from
+# each 8 rows to the next (bits 32-45, in units of 16 bytes).
+ROWS_OF_16_BYTES = _VERSION | 128 >> 4 << 32
 
 
 def plan(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand:

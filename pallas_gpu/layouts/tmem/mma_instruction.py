@@ -4,10 +4,9 @@
 PTX ISA, tcgen05 "Instruction descriptor" and "Matrix shapes". Dense instructions of the
 kinds f16, tf32, f8f6f4 and i8.
 
-Block scaling and sparsity plug in here: the kinds mxf8f6f4, mxf4 and mxf4nvf4 are rows
-of `Kind` whose descriptor has scale fields in bits 4-5, 23 and 27-30 instead of the
-accumulator's type; a sparse left operand sets bit 2 and the selector in bits 0-1, and
-doubles K. Pairs of CTAs double M and the steps of N (`cta_group` of `require_shape`).
+Block scaling has descriptors of its own: `scaled_instruction`. Sparsity plugs in here:
+a sparse left operand sets bit 2 and the selector in bits 0-1, and doubles K. Pairs of
+CTAs double M and the steps of N (`cta_group` of `require_shape`).
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ class Kind(enum.Enum):
     TF32 = "tf32"
     F8F6F4 = "f8f6f4"
     I8 = "i8"
+    MXF8F6F4 = "mxf8f6f4"
+    MXF4NVF4 = "mxf4nvf4"
 
 
 # Element types by their names in PTX: the kind that reads them, and their code in bits

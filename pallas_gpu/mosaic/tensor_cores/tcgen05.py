@@ -5,8 +5,8 @@ One thread issues the instructions, and the commit that follows them must be its
 call of `mma` is one volatile inline assembly with an instruction for each step of K and
 each part of N; the offsets of their descriptors are constants.
 
-Where others plug in: block scaling and sparsity add operands to `_text` (scale and
-metadata addresses behind the instruction descriptor) and fields to `Instruction`; pairs
+Where others plug in: sparsity adds the address of the metadata to `_text`, and fields
+to `Instruction`, as block scaling does (`scales.Scaling`); pairs
 of CTAs issue `cta_group::2` from one CTA, with the pair's M and N in the descriptor,
 and `commit_arrive` takes the mask of the CTAs.
 """
@@ -29,9 +29,13 @@ from pallas_gpu.layouts.smem.wgmma_descriptor import (
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, TmemKind
 from pallas_gpu.layouts.tmem.mma_instruction import K_BYTES, Instruction
+from pallas_gpu.layouts.tmem.scaled_instruction import ROWS as SCALED_ROWS
+from pallas_gpu.layouts.tmem.scaled_instruction import ScaledInstruction
 from pallas_gpu.mosaic import module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.mosaic.tensor_cores import scales
+from pallas_gpu.mosaic.tensor_cores.scales import Scaling
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 _LANE_SHIFT = 16
@@ -48,6 +52,7 @@ TYPES: dict[np.dtype, str] = {
     dtypes.F8_E5M2: "e5m2",
     dtypes.I8: "s8",
     dtypes.U8: "u8",
+    dtypes.F4_E2M1: "e2m1",
 }
 ACCUMULATORS: dict[np.dtype, str] = {
     dtypes.F32: "f32",
@@ -57,7 +62,11 @@ ACCUMULATORS: dict[np.dtype, str] = {
 
 
 def mma(
-    acc: TmemView, a: SmemView | TmemView, b: SmemView, accumulate: bool | ir.Value
+    acc: TmemView,
+    a: SmemView | TmemView,
+    b: SmemView,
+    accumulate: bool | ir.Value,
+    scaled: tuple[TmemView, TmemView] | None = None,
 ) -> None:
     """Starts `acc += a @ b`, or `acc = a @ b`.
 
@@ -70,11 +79,12 @@ def mma(
       a: (M, K) in SMEM, tiled and swizzled, or packed in TMEM.
       b: (K, N) in SMEM.
       accumulate: whether to add to the accumulator: a bool or an i1.
+      scaled: the scales of a, (M, blocks of K), and of b, (at least N, blocks of K).
 
     Raises:
       ShapeError, DTypeError, LayoutError: no instruction has these operands.
     """
-    plan = _plan(acc, a, b)
+    plan = _plan(acc, a, b, scaled)
     left = (
         a.address(a.allocation.address)
         if isinstance(a, TmemView)
@@ -91,6 +101,7 @@ def mma(
         _descriptor(b, plan.b),
         kernel.i32(plan.instruction.descriptor),
         first,
+        *(view.address(view.allocation.address) for view in scaled or ()),
     ]
     kind = "r" if isinstance(a, TmemView) else "l"
     with predicated(kernel.elected):
@@ -98,7 +109,7 @@ def mma(
             None,
             operands,
             _text(plan),
-            f"r,{kind},l,r,r,~{{memory}}",
+            f"r,{kind},l,r,r,{'r,' * len(scaled or ())}~{{memory}}",
             has_side_effects=True,
         )
 
@@ -132,15 +143,17 @@ class _Plan:
       a, b: the operands in SMEM; `a` is None in TMEM.
       halved: the accumulator has 64 rows: the right half of its columns lies 16 lanes
         below the left half.
+      scaling: the scales of blocks, if the operands have any.
     """
 
-    instruction: Instruction
+    instruction: Instruction | ScaledInstruction
     n: int
     k: int
     k_step: int
     a: WgmmaOperand | None
     b: WgmmaOperand
     halved: bool
+    scaling: Scaling | None
 
     def accumulator_offset(self, column: int) -> int:
         """The address of a column of the accumulator, from its first."""
@@ -150,7 +163,12 @@ class _Plan:
         return half * _HALF_LANES << _LANE_SHIFT | within
 
 
-def _plan(acc: TmemView, a: SmemView | TmemView, b: SmemView) -> _Plan:
+def _plan(
+    acc: TmemView,
+    a: SmemView | TmemView,
+    b: SmemView,
+    scaled: tuple[TmemView, TmemView] | None,
+) -> _Plan:
     (m, n), k = acc.shape, b.shape[0]
     _require_types(acc.dtype, a.dtype, b.dtype)
     names = ACCUMULATORS[acc.dtype], TYPES[a.dtype], TYPES[b.dtype]
@@ -158,6 +176,10 @@ def _plan(acc: TmemView, a: SmemView | TmemView, b: SmemView) -> _Plan:
     left = None
     if isinstance(a, SmemView):
         left = descriptors.plan(a.layout, a.window, "a")
+    k_step = K_BYTES * 8 // dtypes.stored_bits(b.dtype)
+    if scaled is not None:
+        scaling = _scaling(n, k, names, scaled, left, right)
+        return _Plan(scaling.instruction, n, k, k_step, left, right, False, scaling)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
     columns = _columns(n // 2 if halved else n, right, kind)
@@ -168,8 +190,27 @@ def _plan(acc: TmemView, a: SmemView | TmemView, b: SmemView) -> _Plan:
         left is not None and left.transposed,
         right.transposed,
     )
-    k_step = K_BYTES * 8 // dtypes.stored_bits(b.dtype)
-    return _Plan(instruction, n, k, k_step, left, right, halved)
+    return _Plan(instruction, n, k, k_step, left, right, halved, None)
+
+
+def _scaling(
+    n: int,
+    k: int,
+    names: tuple[str, str, str],
+    scaled: tuple[TmemView, TmemView],
+    left: WgmmaOperand | None,
+    right: WgmmaOperand,
+) -> Scaling:
+    """All columns are those of one instruction, which finds their scales by itself."""
+    instruction = ScaledInstruction(
+        n,
+        *names[1:],
+        scales.TYPES[scaled[0].dtype],
+        k // scaled[0].shape[1],
+        left is not None and left.transposed,
+        right.transposed,
+    )
+    return Scaling(instruction, scaled[1].shape[0] // SCALED_ROWS)
 
 
 def _require_types(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
@@ -213,7 +254,10 @@ def _descriptor(view: SmemView, operand: WgmmaOperand | None) -> ir.Value:
 
 
 def _text(plan: _Plan) -> str:
-    """The assembly; $0 accumulator, $1 a, $2 b, $3 descriptor, $4 accumulate."""
+    """The assembly; $0 accumulator, $1 a, $2 b, $3 descriptor, $4 accumulate.
+
+    $5 and $6 are the scales of a and b.
+    """
     mnemonic = plan.instruction.mnemonic
     lines = []
     for start in range(0, plan.n, plan.instruction.n):
@@ -228,13 +272,19 @@ def _text(plan: _Plan) -> str:
                 setup, left = f"add.u64 a, $1, {units};", "a"
             units = plan.b.offset_units(start, k)
             predicate = "rest" if k else "first"
+            if plan.scaling is None:
+                more = "$3"
+            else:
+                setup += plan.scaling.setup(k // plan.k_step)
+                more = "i, [sa], [sb]"
             lines.append(
                 f"{setup} add.u64 b, $2, {units}; "
-                f"{mnemonic} [d], {left}, b, $3, {predicate};"
+                f"{mnemonic} [d], {left}, b, {more}, {predicate};"
             )
     width = "b32" if plan.a is None else "b64"
     declared = (
-        f".reg .b32 d; .reg .{width} a; .reg .b64 b; .reg .pred first, rest; "
+        f".reg .b32 d{', i, sa, sb' if plan.scaling else ''}; .reg .{width} a; "
+        ".reg .b64 b; .reg .pred first, rest; "
         "setp.ne.b32 first, $4, 0; setp.eq.b32 rest, 0, 0;"
     )
     return "{ " + declared + "\n" + "\n".join(lines) + "\n}"

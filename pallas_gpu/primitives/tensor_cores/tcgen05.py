@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcgen05: Blackwell's tensor core instruction and the arrival when it is complete.
 
-Where others plug in: scales and sparse metadata are operands of the primitive already,
-None until `tcgen05_mma` accepts them; `collective_axis` is a parameter of both
-primitives, None until pairs of CTAs are supported.
+Where others plug in: sparse metadata is an operand of the primitive, None until
+`tcgen05_mma` accepts it; `collective_axis` is a parameter of both primitives, None
+until pairs of CTAs are supported.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import scales
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",
     issuers=registry.ISSUERS,
-    reads=("acc", "a", "b"),
+    reads=("acc", "a", "b", "a_scale", "b_scale"),
     writes=("acc", "barrier"),
     asynchronous=True,
     feature=arch.Feature.TCGEN05,
@@ -60,8 +61,8 @@ _MAX_COLUMNS = 512
     a=expect.anything,
     b=expect.anything,
     barrier=expect.anything,
-    a_scale=expect.refused(None, "block scaling is not supported yet: omit it"),
-    b_scale=expect.refused(None, "block scaling is not supported yet: omit it"),
+    a_scale=expect.anything,
+    b_scale=expect.anything,
     a_sparse_metadata=expect.refused(None, "sparsity is not supported yet: omit it"),
     accumulate=expect.anything,
     collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
@@ -100,7 +101,11 @@ def tcgen05_mma(
         `ref.T`; float32 requires K in the minor dimension.
       barrier: barrier with `orders_tensor_core` that receives one arrival when this and
         all earlier calls of the issuer are complete.
-      a_scale, b_scale: not supported.
+      a_scale, b_scale: scales of blocks along K, (128, K / block) and (N rounded up to
+        128, K / block) TMEM references in the layout of scales, which
+        `async_copy_scales_to_tmem` writes. Each scales a row of `a`, or a column of
+        `b`: of 8-bit floats float8_e8m0fnu for 32 elements, of float4_e2m1fn also for
+        16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32.
       a_sparse_metadata: not supported.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
@@ -111,7 +116,8 @@ def tcgen05_mma(
       ArgumentError: the barrier does not order the tensor core.
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
-      UnsupportedError: scales, metadata, collective_axis.
+      ArgumentError: only one operand has scales.
+      UnsupportedError: metadata, collective_axis.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
@@ -123,8 +129,12 @@ def tcgen05_mma(
     if aval.memory_space is not types.TMEM:
         ops.require_space(a, types.SMEM, who, "a")
     ops.require_space(b, types.SMEM, who, "b")
-    _require_types(acc, a, b)
+    scaled = a_scale is not None or b_scale is not None
+    if not scaled:
+        _require_types(acc, a, b)
     _require_shapes(acc, a, b)
+    if scaled:
+        scales.require(acc, a, b, a_scale, b_scale)
     _require_accumulator(acc)
     if aval.memory_space is types.TMEM:
         _require_packed(a)
@@ -142,6 +152,8 @@ def tcgen05_mma(
             "b": ops.operand(b),
             "barrier": done,
             "accumulate": jnp.asarray(accumulate),
+            "a_scale": ops.operand(a_scale) if scaled else None,
+            "b_scale": ops.operand(b_scale) if scaled else None,
         },
         collective_axis=collective_axis,
     )
@@ -243,7 +255,7 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
             where=_jax.where_now(),
         )
     (m, n), k = shapes[0], shapes[1][1]
-    step = instructions.K_BYTES // jnp.dtype(a.dtype).itemsize
+    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
     if k % step:
         raise errors.ShapeError(
             "tcgen05_mma: K is not a multiple of the instruction's K",

@@ -2,9 +2,8 @@
 """tcgen05.mma and tcgen05.commit: products of one thread, in flight until a commit.
 
 From the PTX ISA, "TensorCore 5th Generation Family Instructions": instruction and
-shared memory descriptors, layouts of D and of A in TMEM, ordering. Dense products of
-one CTA; block scaling, sparsity and pairs of CTAs are fields of `Instruction` that it
-refuses.
+shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA;
+sparsity and pairs of CTAs are fields of `Instruction` that it refuses.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
 
-from tests.support.lockstep import accesses, mbarrier, tmem, values
+from tests.support.lockstep import accesses, mbarrier, tensor_copies, tmem, values
 from tests.support.lockstep.assembly import Statement, parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+from tests.support.lockstep.tensor_copies import Copy, Scales, Scaling, keys
 from tests.support.lockstep.tensor_map import swizzled
 
 _K_BYTES = 32
+_E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
 _F32, _F16 = np.dtype(np.float32), np.dtype(np.float16)
 # kind -> element types by their code in the descriptor; accumulators by theirs.
 _OPERANDS: dict[str, dict[int, np.dtype]] = {
@@ -37,12 +38,16 @@ _OPERANDS: dict[str, dict[int, np.dtype]] = {
         1: np.dtype(ml_dtypes.float8_e5m2),
     },
     "i8": {0: np.dtype(np.uint8), 1: np.dtype(np.int8)},
+    "mxf4": {1: _E2M1},
+    "mxf4nvf4": {1: _E2M1},
 }
+_OPERANDS["mxf8f6f4"] = _OPERANDS["f8f6f4"]
 _ACCUMULATORS: dict[str, dict[int, np.dtype]] = {
     "f16": {0: _F16, 1: _F32},
     "tf32": {1: _F32},
     "f8f6f4": {0: _F16, 1: _F32},
     "i8": {2: np.dtype(np.int32)},
+    **{kind: {1: _F32} for kind in tensor_copies.SCALED},
 }
 
 
@@ -60,10 +65,15 @@ class Instruction:
     a: np.dtype
     b: np.dtype
     transposed: tuple[bool, bool]
+    scaling: Scaling | None
 
     @classmethod
-    def decode(cls, word: int, kind: str) -> Instruction:
-        """From its 32 bits, for a kind."""
+    def decode(cls, word: int, kind: str, vector: int | None) -> Instruction:
+        """From its 32 bits, for a kind and its `.scale_vec`."""
+        scaling = None
+        if kind in tensor_copies.SCALED:
+            scaling = Scaling.decode(word, kind, vector or 0)
+            word = Scaling.plain(word)
         if word & 0b100 or word & 0b11:
             raise NotModelled("tcgen05.mma of a sparse operand")
         if word >> 3 & 1 or word >> 13 & 3:
@@ -80,7 +90,7 @@ class Instruction:
             raise KernelError("a float16 accumulator of operands that are not float16")
         n, m = (word >> 17 & 63) << 3, (word >> 24 & 31) << 4
         transposed = bool(word >> 15 & 1), bool(word >> 16 & 1)
-        made = cls(kind, m, n, d, a, b, transposed)  # type: ignore[arg-type]
+        made = cls(kind, m, n, d, a, b, transposed, scaling)  # type: ignore[arg-type]
         made._check()
         return made
 
@@ -90,13 +100,27 @@ class Instruction:
         fine &= not integer or self.n in (8, 16, 24, 32) or self.n % 16 == 0
         fine &= not any(self.transposed) or self.kind != "tf32"
         fine &= not self.transposed[1] or self.b.itemsize > 1 or self.n % 16 == 0
+        fine &= self.scaling is None or self.m == 128
+        fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
         if not fine:
             raise KernelError(f"no tcgen05.mma is {self}")
 
     @property
     def k(self) -> int:
         """K of the instruction."""
-        return _K_BYTES // self.a.itemsize
+        return _K_BYTES * 8 // _bits(self.a)
+
+
+def _bits(dtype: np.dtype) -> int:
+    return 4 if dtype == _E2M1 else dtype.itemsize * 8
+
+
+def _elements(held: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """[rows, k] elements of [rows, k, bytes]; of 4-bit ones the low half is first."""
+    if dtype != _E2M1:
+        return held.view(dtype)[..., 0]
+    halves = np.stack([held[..., 0] & 15, held[..., 0] >> 4], axis=-1)
+    return halves.reshape(len(held), -1).view(dtype)
 
 
 _SPANS = {0: 16, 2: 128, 4: 64, 6: 32}
@@ -150,13 +174,13 @@ class Thread:
         self.agent = cta.clocks.agent(("tcgen05", cta.number, number))
         self.cta = cta
         self.commits = 0
-        self.queue: collections.deque[tuple[int, Product]] = collections.deque()
+        self.queue: collections.deque[tuple[int, Product | Copy]] = collections.deque()
 
     def complete(self, upto: int) -> None:
         """Performs the work before a commit."""
         while self.queue and self.queue[0][0] <= upto:
-            epoch, product = self.queue.popleft()
-            product.complete(self.agent, epoch)
+            epoch, work = self.queue.popleft()
+            work.complete(self.agent, epoch)
 
 
 class Product:
@@ -172,11 +196,12 @@ class Product:
         a: int | tuple[int],
         b: int,
         accumulate: bool,
+        scales: tuple[int, ...],
     ) -> None:
         self._spec, self._accumulate = spec, accumulate
         self._smem, self._tmem = strand.cta.smem, tmem.of(strand)
         rows = np.array([row])
-        self._d = _accumulator_cells(spec, d)
+        self.d = _accumulator_cells(spec, d)
         self._a_cells: tuple[np.ndarray, np.ndarray] | None = None
         if isinstance(a, tuple):
             self._a_cells = _operand_cells(spec, a[0])
@@ -188,15 +213,22 @@ class Product:
                 what="tcgen05.mma",
             )
         else:
-            size, turned = spec.a.itemsize, spec.transposed[0]
-            self._a = smem_places(a, spec.m, spec.k, size, turned)
+            self._a = _operand_places(spec, a, 0)
             self._smem.begin_read(rows, np.unique(self._a), "tcgen05.mma")
-        self._b = smem_places(b, spec.n, spec.k, spec.b.itemsize, spec.transposed[1])
+        self._b = _operand_places(spec, b, 1)
         self._smem.begin_read(rows, np.unique(self._b), "tcgen05.mma")
+        self._scales = []
+        if spec.scaling is not None:
+            self._scales = [
+                Scales(strand, row, thread.agent, spec.scaling, side, size, address)
+                for side, size, address in zip(
+                    (0, 1), (spec.m, spec.n), scales, strict=True
+                )
+            ]
         self._tmem.begin(
             row,
             thread.agent,
-            self._d,
+            self.d,
             writes=True,
             what="tcgen05.mma",
             pipelined=self._follows_same(thread),
@@ -208,9 +240,9 @@ class Product:
         PTX ISA, "Pipelined instructions": the same accumulator and shape.
         """
         for _, other in thread.queue:
-            theirs = other._d
-            shared = np.isin(_keys(self._d), _keys(theirs)).any()
-            if shared and not np.array_equal(_keys(self._d), _keys(theirs)):
+            theirs = other.d
+            shared = np.isin(keys(self.d), keys(theirs)).any()
+            if shared and not np.array_equal(keys(self.d), keys(theirs)):
                 return False
         return True
 
@@ -218,25 +250,35 @@ class Product:
         """Multiplies what the operands hold now."""
         spec = self._spec
         if self._a_cells is None:
-            a = self._smem.data[self._a].view(spec.a)[..., 0]
+            a = _elements(self._smem.data[self._a], spec.a)
             self._smem.end_read(np.unique(self._a), agent, epoch)
         else:
             words = np.ascontiguousarray(self._tmem.data[self._a_cells])
             a = words.view(spec.a)
             self._tmem.end(agent, epoch, self._a_cells, writes=False)
-        b = self._smem.data[self._b].view(spec.b)[..., 0]
+        b = _elements(self._smem.data[self._b], spec.b)
         self._smem.end_read(np.unique(self._b), agent, epoch)
         wide = np.int64 if spec.kind == "i8" else np.float64
-        total = _exact(a, spec).astype(wide) @ _exact(b, spec).astype(wide).T
-        cells = self._tmem.data[self._d]
+        a, b = _exact(a, spec).astype(wide), _exact(b, spec).astype(wide)
+        if self._scales:
+            held = [scales.complete(agent, epoch) for scales in self._scales]
+            a, b = (
+                x * np.repeat(each, spec.k // each.shape[1], axis=1)
+                for x, each in zip((a, b), held, strict=True)
+            )
+        total = a @ b.T
+        cells = self._tmem.data[self.d]
         if self._accumulate:
             total = total + _numbers(cells, spec.d).astype(wide)
-        self._tmem.data[self._d] = _words(total, spec.d)
-        self._tmem.end(agent, epoch, self._d, writes=True)
+        self._tmem.data[self.d] = _words(total, spec.d)
+        self._tmem.end(agent, epoch, self.d, writes=True)
 
 
-def _keys(cells: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-    return (cells[0] * tmem.COLUMNS + cells[1]).reshape(-1)
+def _operand_places(spec: Instruction, word: int, side: int) -> np.ndarray:
+    """[rows, k, bytes] of a or b in SMEM; of 4-bit elements two are a byte."""
+    rows, dtype = ((spec.m, spec.a), (spec.n, spec.b))[side]
+    k = spec.k * _bits(dtype) // (8 * dtype.itemsize)
+    return smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
 
 
 def _exact(x: np.ndarray, spec: Instruction) -> np.ndarray:
@@ -347,7 +389,9 @@ def finish(cta: Any) -> None:
 
 # --- text -----------------------------------------------------------------------------
 
-_MMA = re.compile(r"tcgen05\.mma\.cta_group::1\.kind::(\w+)")
+_MMA = re.compile(
+    r"tcgen05\.mma\.cta_group::1\.kind::(\w+)(?:\.block_scale\.scale_vec::(\d)X)?"
+)
 
 
 def _text(program: Program, op: ir.Operation, text: str) -> Step:
@@ -360,7 +404,7 @@ def _text(program: Program, op: ir.Operation, text: str) -> Step:
             raise NotModelled(f"a guarded {s.opcode}")
 
     def run(strand: Any) -> None:
-        lane, row, thread = _thread(strand, "tcgen05.mma")
+        lane, row, thread = _thread(strand, "tcgen05.mma, tcgen05.cp")
         registers = {
             f"${i}": int(strand.per_lane(values.forced(strand.env[slot]))[lane])
             for i, slot in enumerate(inputs)
@@ -380,8 +424,11 @@ def _execute(
 ) -> None:
     match = _MMA.fullmatch(s.opcode)
     if match is not None:
-        d, a, b, idesc, enable = map(str, s.operands)
-        spec = Instruction.decode(registers[idesc], match[1])
+        d, a, b, idesc, *scales, enable = map(str, s.operands)
+        vector = int(match[2]) if match[2] else None
+        spec = Instruction.decode(registers[idesc], match[1], vector)
+        if len(scales) != (2 if spec.scaling else 0):
+            raise KernelError(f"{s.opcode} with {len(scales)} addresses of scales")
         in_tmem = a.startswith("[")
         left = _value(registers, a.strip("[]"))
         product = Product(
@@ -393,8 +440,17 @@ def _execute(
             (left,) if in_tmem else left,
             registers[b],
             bool(registers[enable]),
+            tuple(_value(registers, x.strip("[]")) for x in scales),
         )
         thread.queue.append((thread.commits + 1, product))
+        return
+    match = tensor_copies.COPY.fullmatch(s.opcode)
+    if match is not None:
+        d, source = (_value(registers, str(x).strip("[]")) for x in s.operands)
+        rows = tensor_copies.rows_of(match[1])
+        places = smem_places(source, rows, tensor_copies.ROW_BYTES, 1, False)
+        copy = Copy(strand, row, thread, match[1], d, places)
+        thread.queue.append((thread.commits + 1, copy))
         return
     target, x, y = (str(o) for o in s.operands)
     left, right = _value(registers, x), _value(registers, y)

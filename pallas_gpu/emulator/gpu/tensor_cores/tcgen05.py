@@ -9,9 +9,11 @@ operand, before a wait for its barrier is an error in every run.
 Ordered without a wait are products of one thread on one accumulator; two that share
 only some of its columns are not (PTX ISA, tcgen05 "Pipelined instructions").
 
-Where others plug in: copies from SMEM to TMEM are work of the same stream, ordered
-before its later products; scales and metadata are operands that `Product` reads; a pair
-of CTAs has one stream, and its commit arrives in several CTAs.
+Copies from SMEM to TMEM (`copies`) are work of the same stream, ordered before its
+later products.
+
+Where others plug in: metadata is an operand that `Product` reads; a pair of CTAs has
+one stream, and its commit arrives in several CTAs.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of
-from pallas_gpu.emulator.gpu.tensor_cores import tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores import scaled, tensor_core
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tcgen05
@@ -56,7 +58,7 @@ class TensorStream:
         self.smem = thread.execution.actors.other()
         self.tensor = thread.execution.actors.tensor_core()
         self.commits = 0
-        self.queue: collections.deque[Product] = collections.deque()
+        self.queue: collections.deque[Work] = collections.deque()
         self.before: ordering.Clock = {}
 
     @classmethod
@@ -91,16 +93,17 @@ _STREAMS: Key[Thread, TensorStream] = Key("tcgen05", TensorStream)
 
 
 @dataclasses.dataclass(slots=True)
-class Product:
-    """`acc += a @ b`, or `acc = a @ b`, that has been issued."""
+class Work:
+    """A product or a copy that has been issued."""
 
     stream: TensorStream
     group: int
-    acc: Region
-    a: Region
-    b: Region
-    accumulate: bool
-    done: bool = False
+    done: bool = dataclasses.field(default=False, init=False)
+
+    def submit(self, wg: Warpgroup) -> None:
+        """Puts it in flight."""
+        self.stream.queue.append(self)
+        wg.group.in_flight.submit(self)
 
     def advance(self) -> bool:
         """Performs it, after those issued before."""
@@ -109,12 +112,35 @@ class Product:
         return True
 
     def perform(self) -> None:
+        """Reads what it reads, and writes what it writes."""
+        self.done = True
+
+
+@dataclasses.dataclass(slots=True)
+class Product(Work):
+    """`acc += a @ b`, or `acc = a @ b`, that has been issued.
+
+    Attributes:
+      scales: of the blocks of a and b, or none.
+    """
+
+    acc: Region
+    a: Region
+    b: Region
+    accumulate: bool
+    scales: tuple[Region, ...]
+
+    def perform(self) -> None:
         """Reads the operands, and writes the accumulator."""
         acc = self.acc.peek()
         if not self.accumulate:
             acc[...] = 0
         a, b = self.a.peek(), self.b.peek()
-        tensor_core.accumulate(acc, a, b, truncates=False)
+        if self.scales:
+            a_scale, b_scale = (scale.peek() for scale in self.scales)
+            scaled.accumulate(acc, a, b, a_scale, b_scale)
+        else:
+            tensor_core.accumulate(acc, a, b, truncates=False)
         self.done = True
 
 
@@ -153,14 +179,16 @@ def _mma(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
     stream = TensorStream.of(wg)
     acc, a, b = operands["acc"], operands["a"], operands["b"]
     accumulate = bool(operands["accumulate"])
-    for operand in (acc, a, b):
+    scales = [operands[name] for name in ("a_scale", "b_scale")]
+    scales = [scale for scale in scales if scale is not None]
+    for operand in (acc, a, b, *scales):
         stream.follow(wg, operand)
     for operand in (a, b):
         _read_operand(wg, stream, operand)
+    for scale in scales:
+        _read_copied(wg, stream, scale)
     _write_accumulator(wg, stream, acc, accumulate)
-    product = Product(stream, stream.group, acc, a, b, accumulate)
-    stream.queue.append(product)
-    wg.group.in_flight.submit(product)
+    Product(stream, stream.group, acc, a, b, accumulate, tuple(scales)).submit(wg)
     if operands["barrier"] is not None:
         _commit(wg, operands["barrier"])
 
@@ -170,6 +198,20 @@ def _read_operand(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
     actor = stream.tensor if is_in_tmem(operand) else stream.smem
     by = (actor, stream.group)
     wg.access(operand, writes=False, what="the tcgen05_mma", by=by, hint=_WAIT)
+    operand.require_written()
+
+
+def _read_copied(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
+    """Reads what copies of the same stream write, which come before."""
+    operand.require_inside("read by tcgen05_mma")
+    wg.access(
+        operand,
+        writes=False,
+        what="the tcgen05_mma",
+        by=(stream.tensor, stream.group),
+        hint=_WAIT,
+        clock={**wg.clock, stream.tensor: stream.group},
+    )
     operand.require_written()
 
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcgen05: products with an accumulator in TMEM, and their commits.
 
-The operation of the dialect has operands for scales and metadata, and an attribute for
-pairs of CTAs: `_expand_mma` passes them on once the emitter takes them.
+The operation of the dialect has an operand for metadata, and an attribute for pairs of
+CTAs: `_expand_mma` passes them on once the emitter takes them.
 """
 
 from __future__ import annotations
@@ -44,10 +44,15 @@ def _mma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
 
-    def multiply(acc: Any, a: Any, b: Any, accumulate: bool | ir.Value) -> None:
+    def multiply(
+        acc: Any, a: Any, b: Any, accumulate: bool | ir.Value, scaled: Any
+    ) -> None:
         if isinstance(accumulate, bool):
             accumulate = dtypes.constant(accumulate, dtypes.BOOL)
-        product = dialect.ops.tcgen05_mma(acc, a, b, accumulate)
+        a_scale, b_scale = scaled or (None, None)
+        product = dialect.ops.tcgen05_mma(
+            acc, a, b, accumulate, a_scale=a_scale, b_scale=b_scale
+        )
         signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
         ctx.mark_issuer(product)
 
@@ -62,7 +67,10 @@ def _multiply(
     accumulate = operands["accumulate"]
     if not isinstance(accumulate, bool):
         accumulate = vals.scalar_value(accumulate)
-    multiply(*parts, accumulate)
+    scaled = None
+    if operands["a_scale"] is not None:
+        scaled = tuple(ctx.part(operands[name]) for name in ("a_scale", "b_scale"))
+    multiply(*parts, accumulate, scaled)
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
     return []
@@ -82,6 +90,9 @@ def _commit(ctx: RuleContext, barrier: Any) -> None:
 @expands("mosaic_gpu.tcgen05_mma")
 def _expand_mma(expansion: Expansion, op: Any) -> None:
     accumulator, left, right, accumulate = list(op.operands)[:4]
+    scaled = None
+    if op.a_scale is not None:
+        scaled = tmem_view(expansion, op.a_scale), tmem_view(expansion, op.b_scale)
     part = memrefs.resolve(left)
     in_tmem = part is not None and part.space is types.TMEM
     a = tmem_view(expansion, left) if in_tmem else smem_view(expansion, left)
@@ -90,6 +101,7 @@ def _expand_mma(expansion: Expansion, op: Any) -> None:
         signs.restored(op, 1, a),
         signs.restored(op, 2, smem_view(expansion, right)),
         _static(accumulate),
+        scaled,
     )
     expansion.dead.append(op.operation)
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies from SMEM to TMEM: work of a tcgen05 stream, before its later products.
+
+A thread's products that still read what a copy overwrites come before it, too (PTX ISA,
+tcgen05 "Pipelined instructions"). For all others a commit completes a copy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
+from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import scales
+
+_EMULATE = registry.RuleKind.EMULATE
+_WAIT = (
+    "wait first for a barrier on which a tcgen05_commit_arrive, or the tcgen05_mma, "
+    "after the copy arrives"
+)
+
+
+@dataclasses.dataclass(slots=True)
+class Copy(Work):
+    """A copy that has been issued.
+
+    Attributes:
+      source, target: what it reads and writes.
+      arrange: the elements of the source as those of the target.
+    """
+
+    source: Region
+    target: Region
+    arrange: Callable[[np.ndarray], np.ndarray]
+
+    def perform(self) -> None:
+        """Copies the elements."""
+        self.target.peek()[...] = self.arrange(self.source.peek())
+        self.done = True
+
+
+def start(
+    wg: Warpgroup,
+    source: Region,
+    target: Region,
+    what: str,
+    arrange: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Starts a copy."""
+    stream = TensorStream.of(wg)
+    source.require_inside(f"read by {what}")
+    target.require_inside(f"written by {what}")
+    for operand in (source, target):
+        stream.follow(wg, operand)
+    by = (stream.smem, stream.group)
+    wg.access(source, writes=False, what=f"the {what}", by=by, hint=_WAIT)
+    source.require_written()
+    wg.access(
+        target,
+        writes=True,
+        what=f"the {what}",
+        by=(stream.tensor, stream.group),
+        hint=_WAIT,
+        clock={**wg.clock, stream.tensor: stream.group},
+    )
+    target.memory.mark_written(target.key())
+    Copy(stream, stream.group, source, target, arrange).submit(wg)
+
+
+@registry.register(scales.async_copy_scales_to_tmem_p, _EMULATE)
+def _copy_scales(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    source, target = operands["smem"], operands["tmem"]
+    start(wg, source, target, "async_copy_scales_to_tmem", _rows_of_scales)
+
+
+def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
+    """(rows / 128, scales / 4, 32, 16) as (rows, scales)."""
+    across, along, rows, _ = tiles.shape
+    split = tiles.reshape(across, along, rows, 4, 4)
+    return split.transpose(0, 3, 2, 1, 4).reshape(across * 4 * rows, along * 4)

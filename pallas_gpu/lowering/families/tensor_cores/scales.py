@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of the scales of blocks to TMEM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pallas_gpu.lowering.context import RuleContext
+from pallas_gpu.lowering.expansion.memory import smem_view
+from pallas_gpu.lowering.expansion.walk import Expansion
+from pallas_gpu.lowering.families.tmem import tmem_view
+from pallas_gpu.lowering.rules import expands, lane, warpgroup
+from pallas_gpu.mosaic import dialect
+from pallas_gpu.mosaic.tensor_cores import scales
+from pallas_gpu.primitives.tensor_cores import scales as primitives
+
+
+@lane(primitives.async_copy_scales_to_tmem_p)
+def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    scales.copy_to_tmem(ctx.part(operands["smem"]), ctx.part(operands["tmem"]))
+    return []
+
+
+@warpgroup(primitives.async_copy_scales_to_tmem_p)
+def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
+    operands = ctx.operands(invals)
+    source, target = ctx.part(operands["smem"]), ctx.part(operands["tmem"])
+    ctx.mark_issuer(dialect.ops.async_store_scales_smem_to_tmem(source, target))
+    return []
+
+
+@expands("mosaic_gpu.async_store_scales_smem_to_tmem")
+def _expand_copy(expansion: Expansion, op: Any) -> None:
+    source, target = op.operands
+    scales.copy_to_tmem(smem_view(expansion, source), tmem_view(expansion, target))
+    expansion.dead.append(op.operation)

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05.cp: asynchronous copies from SMEM to TMEM.
+
+One thread issues them; its later tcgen05.mma are ordered after them, and its next
+commit completes them for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, llvm
+
+from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.smem.wgmma_descriptor import ADDRESS_MASK, ADDRESS_SHIFT
+from pallas_gpu.mosaic import module, smem
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
+
+
+def start(
+    shape: str, source: SmemView, target: TmemView, copies: Sequence[tuple[int, int]]
+) -> None:
+    """Starts copies of contiguous rows of 16 bytes.
+
+    PTX: `tcgen05.cp.cta_group::1`. Since: sm_100a. The elected thread issues it.
+
+    Args:
+      shape: of the instruction, with its multicast.
+      source, target: where the copies begin.
+      copies: of each instruction the bytes and the columns from there.
+    """
+    lines = [
+        f"add.u64 s, $1, {offset_bytes >> ADDRESS_SHIFT}; add.u32 d, $0, {column}; "
+        f"tcgen05.cp.cta_group::1.{shape} [d], s;"
+        for offset_bytes, column in copies
+    ]
+    text = "{ .reg .b32 d; .reg .b64 s;\n" + "\n".join(lines) + "\n}"
+    operands = [target.address(target.allocation.address), _descriptor(source)]
+    with predicated(module.current().elected):
+        llvm.inline_asm(None, operands, text, "r,l,~{memory}", has_side_effects=True)
+
+
+def _descriptor(view: SmemView) -> ir.Value:
+    """i64: the shared memory descriptor of rows of 16 bytes from the first element."""
+    kernel = module.current()
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
+    address = llvm.ptrtoint(i32, smem.slice_pointer(view))
+    address = arith.andi(address, kernel.i32(ADDRESS_MASK))
+    address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
+    fields = dtypes.constant(descriptors.ROWS_OF_16_BYTES, dtypes.U64)
+    return arith.ori(arith.extui(i64, address), fields)

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scales of blocks: their copies from SMEM to TMEM, and operands of tcgen05.mma.
+
+In SMEM and in TMEM scales lie in tiles of 128 rows by 4 scales: 512 contiguous bytes,
+and 4 columns. Tiles along K are neighbours in SMEM; tiles along the rows are in TMEM,
+where one instruction reads the scales of all its columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu.layouts.tmem.scaled_instruction import (
+    COLUMNS_PER_TILE,
+    ROWS,
+    SCALES_PER_COLUMN,
+    ScaledInstruction,
+)
+from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.tensor_cores import copy
+from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
+
+_TILE_BYTES = ROWS * SCALES_PER_COLUMN
+TYPES = {dtypes.F8_E8M0: "ue8m0", dtypes.F8_E4M3: "ue4m3"}
+
+
+def copy_to_tmem(source: SmemView, target: TmemView) -> None:
+    """Starts a copy of scales.
+
+    PTX: `tcgen05.cp.cta_group::1.32x128b.warpx4`, one for each tile. Since: sm_100a.
+    The elected thread issues it. Its later tcgen05.mma read the copied scales; for
+    others a later `commit_arrive` completes it.
+
+    Args:
+      source: (rows / 128, scales / 4, 32, 16), contiguous.
+      target: (rows, scales).
+    """
+    tiles, groups = source.shape[:2]
+    copies = []
+    for tile in range(tiles):
+        for group in range(groups):
+            offset_bytes = (tile * groups + group) * _TILE_BYTES
+            copies.append((offset_bytes, (group * tiles + tile) * COLUMNS_PER_TILE))
+    copy.start("32x128b.warpx4", source, target, copies)
+
+
+# --- operands -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Scaling:
+    """The scales of a product, as operands of its instructions.
+
+    Attributes:
+      instruction: all of them, but for their scale ids.
+      b_tiles: tiles along the rows of b's scales.
+    """
+
+    instruction: ScaledInstruction
+    b_tiles: int
+
+    def setup(self, step: int) -> str:
+        """Assembly that sets i, sa and sb for a step of K from $3, $5 and $6."""
+        group, ids = self.instruction.scales_of(step)
+        columns = group * COLUMNS_PER_TILE
+        return (
+            f"add.u32 i, $3, {ids}; add.u32 sa, $5, {columns}; "
+            f"add.u32 sb, $6, {columns * self.b_tiles};"
+        )

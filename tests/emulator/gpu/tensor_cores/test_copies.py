@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies to TMEM in the emulator: what is in order, and what a missing wait gives.
+
+The kernel is right without a mistake, and each mistake is one line that it lacks.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.scaled_products import E8M0, ScaledProduct
+
+SEEDS = range(4)
+CASE = ScaledProduct(n=8)
+
+
+def run(mistake, seed):
+    """Two products; the scales of the second, stored by threads, are twice as large."""
+
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+        loaded, done,
+    ):  # fmt: skip
+        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+        for source, target in pairs:
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+        if mistake != "loaded":
+            plgpu.barrier_wait(loaded)
+        plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+        if mistake != "copy":
+            plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+        scales = {"a_scale": sa, "b_scale": sb}
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, accumulate=False, **scales)
+        if mistake != "wait":
+            plgpu.barrier_wait(done)
+        sa_smem[...] = jnp.full(sa_smem.shape, 1, jnp.float32).astype(E8M0)
+        if mistake != "commit_smem":
+            plgpu.commit_smem()
+        # In order after the product, and before the next, without a wait.
+        plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, **scales)
+        plgpu.barrier_wait(done)
+        out[...] = plgpu.async_load_tmem(acc)
+
+    a, b, sa, sb = CASE.operands()
+    got = CASE.make(plgpu.InterpretParams(seed=seed), body)(a, b, sa, sb)
+    ones = np.ones_like(sa)
+    expected = CASE.expected(a, b, sa, sb) + CASE.expected(a, b, ones, sb)
+    np.testing.assert_array_equal(np.asarray(got), expected)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_is_in_order_with_products(seed):
+    run(None, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("mistake", "error", "text"),
+    [
+        ("loaded", errors.PallasGpuError, "sa_smem"),
+        ("copy", errors.PallasGpuError, "sb"),
+        ("wait", errors.RaceError, "async_copy_scales_to_tmem"),
+        ("commit_smem", errors.RaceError, "commit_smem"),
+    ],
+)
+def test_a_missing_line_is_reported_in_every_run(mistake, error, text, seed):
+    with pytest.raises(error, match=text):
+        run(mistake, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("ordered", [True, False])
+def test_another_warpgroup_needs_a_commit_of_the_copy(ordered, seed):
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+        loaded, done,
+    ):  # fmt: skip
+        def exchange(copied, plain):
+            @plgpu.when(lax.axis_index("wg") == 0)
+            def _():
+                pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+                for source, target in pairs:
+                    plgpu.copy_gmem_to_smem(source, target, loaded)
+                plgpu.barrier_wait(loaded)
+                plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+                plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+                if ordered:
+                    plgpu.tcgen05_commit_arrive(copied)
+                else:
+                    plgpu.barrier_arrive(copied)
+                plgpu.barrier_arrive(plain)
+
+            @plgpu.when(lax.axis_index("wg") == 1)
+            def _():
+                plgpu.barrier_wait(plain)
+                plgpu.barrier_wait(copied)
+                right = b_smem.T
+                plgpu.tcgen05_mma(
+                    acc, a_smem, right, done, a_scale=sa, b_scale=sb, accumulate=False
+                )
+                plgpu.barrier_wait(done)
+                out[...] = plgpu.async_load_tmem(acc)
+
+        plgpu.run_scoped(
+            exchange,
+            plgpu.Barrier(orders_tensor_core=True),
+            plgpu.Barrier(),
+            collective_axes="wg",
+        )
+
+    kernel = CASE.make(
+        plgpu.InterpretParams(seed=seed), body, num_threads=2, thread_name="wg"
+    )
+    operands = CASE.operands()
+    if not ordered:
+        with pytest.raises(errors.RaceError, match="async_copy_scales_to_tmem"):
+            kernel(*operands)
+        return
+    np.testing.assert_array_equal(
+        np.asarray(kernel(*operands)), CASE.expected(*operands)
+    )

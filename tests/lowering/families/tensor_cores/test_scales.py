@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled products as kernels write them: every form of scales, everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import E4M3, E5M2, F16, F32
+
+MXF8 = ScaledProduct(n=256, k=256)
+FP4 = ScaledProduct(a=E2M1, b=E2M1, k=256)
+NVF4 = ScaledProduct(a=E2M1, b=E2M1, k=256, block=16, scale=E4M3)
+KERNELS = {
+    "mxf8": ScaledProduct(),
+    "two kinds of float8": ScaledProduct(a=E5M2),
+    "b along N": ScaledProduct(n=128, b_stored=False),
+    "256 columns, two groups of scales": MXF8,
+    "136 columns, added up": ScaledProduct(n=136, rounds=3),
+    "64-byte swizzle": ScaledProduct(n=8, swizzle=64),
+    "mxf4": FP4,
+    "nvf4": NVF4,
+    "nvf4, 256 columns": ScaledProduct(
+        n=256, a=E2M1, b=E2M1, k=256, block=16, scale=E4M3
+    ),
+    "float4, float8_e8m0fnu of 16": ScaledProduct(
+        n=24, a=E2M1, b=E2M1, k=256, block=16
+    ),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_scaled_product(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+def test_warpgroup_semantics_infer_how_operands_are_stored():
+    case, only = ScaledProduct(inferred=True), [plgpu.LoweringSemantics.Warpgroup]
+    operands = case.operands()
+    everywhere.check(
+        case.make,
+        operands,
+        case.expected(*operands),
+        semantics=only,
+        executed=only,
+        on_gpu=False,
+    )
+
+
+def test_a_scale_that_is_nan_spoils_its_row():
+    case = ScaledProduct(n=8)
+    operands = [x.copy() for x in case.operands()]
+    operands[2][0, 0, 5, 4] = np.nan  # row 37, the first block
+    expected = case.expected(*operands)
+    assert np.isnan(expected[37]).all()
+    assert np.isfinite(np.delete(expected, 37, axis=0)).all()
+    everywhere.check(case.make, operands, expected, on_gpu=False)
+
+
+def test_a_part_of_the_scales_scales_a_part_of_k():
+    case = ScaledProduct(k=256, n=256)
+
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, sb_smem, acc, sa, sb,
+        loaded, done,
+    ):  # fmt: skip
+        pairs = (a, a_smem), (b, b_smem), (sa_gmem, sa_smem), (sb_gmem, sb_smem)
+        for source, target in pairs:
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+        plgpu.barrier_wait(loaded)
+        plgpu.async_copy_scales_to_tmem(sa_smem, sa)
+        plgpu.async_copy_scales_to_tmem(sb_smem, sb)
+        for half in (0, 1):
+            ks, blocks = plgpu.ds(128 * half, 128), plgpu.ds(4 * half, 4)
+            plgpu.tcgen05_mma(
+                acc,
+                a_smem.at[:, ks],
+                b_smem.at[:, ks].T,
+                a_scale=sa.at[:, blocks],
+                b_scale=sb.at[:, blocks],
+                accumulate=half > 0,
+            )
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        for half in (0, 1):
+            part = plgpu.ds(128 * half, 128)
+            out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
+
+    operands = case.operands()
+    everywhere.check(
+        lambda interpret: case.make(interpret, body),
+        operands,
+        case.expected(*operands),
+        on_gpu=False,
+    )
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+def instructions(case, semantics):
+    """The copies and products of the PTX, and the constants that they add."""
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    assert report.resources.spill_store_bytes == 0
+    return report.ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("case", "opcode", "ids", "columns"),
+    [
+        (MXF8, "mxf8f6f4.block_scale.scale_vec::1X",
+         [0, 1, 2, 3] * 2, [(0, 0)] * 4 + [(4, 8)] * 4),
+        (FP4, "mxf4nvf4.block_scale.scale_vec::2X", [0, 2] * 2,
+         [(0, 0)] * 2 + [(4, 4)] * 2),
+        (KERNELS["nvf4, 256 columns"], "mxf4nvf4.block_scale.scale_vec::4X",
+         [0] * 4, [(4 * i, 8 * i) for i in range(4)]),
+    ],
+    ids=["mxf8", "mxf4", "nvf4"],
+)  # fmt: skip
+def test_each_step_of_k_reads_its_scales(case, opcode, ids, columns, semantics):
+    """The ids and columns are those of upstream's kernels of the same shapes."""
+    text = instructions(case, semantics)
+    found = re.findall(r"tcgen05\.mma\.cta_group::1\.kind::([\w.:]+)", text)
+    assert found == [opcode] * len(ids)
+    assert text.count("tcgen05.cp.cta_group::1.32x128b.warpx4 ") == sum(
+        np.prod(x.shape[:2]) for x in case.operands()[2:]
+    )
+    bits = re.findall(r"add\.u32 i, %r\d+, (\d+);", text)
+    assert [int(x) for x in bits] == [i << 4 | i << 29 for i in ids]
+    offsets = [
+        [int(x) for x in re.findall(rf"add\.u32 s{side}, %r\d+, (\d+);", text)]
+        for side in "ab"
+    ]
+    assert list(zip(*offsets, strict=True)) == columns
+
+
+@pytest.mark.offline
+def test_tiles_of_scales_along_the_rows_are_neighbours_in_tmem():
+    """As in upstream's kernels; in SMEM those along K are."""
+    case = MXF8
+    text = instructions(case, plgpu.LoweringSemantics.Lane)
+    found = re.findall(r"add\.u64 s, %rd\d+, (\d+); add\.u32 d, %r\d+, (\d+);", text)
+    assert [(int(a), int(b)) for a, b in found] == [
+        *((0, 0), (32, 4)),
+        *((0, 0), (32, 8), (64, 4), (96, 12)),
+    ]
+
+
+# --- what is refused ------------------------------------------------------------------
+
+SCALES = TmemLayout.scales()
+
+
+def refuse(error, what, case=None, copied=None, scratch=None, **rows):
+    """The refusal of a product, or of a copy of what `copied` returns."""
+    case = case or ScaledProduct()
+
+    def body(
+        a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, sa_smem, acc, sa, sb, done, **_
+    ):  # fmt: skip
+        right = b_smem.T if case.b_stored else b_smem
+        call, args, options = plgpu.tcgen05_mma, (acc, a_smem, right, done), {}
+        if copied is not None:
+            call, args = plgpu.async_copy_scales_to_tmem, copied(sa_smem, sa)
+        else:
+            options = {"a_scale": sa, "b_scale": sb}
+        call(*args, **options)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
+        scratch_types={**case.scratch(), **(scratch or {})},
+        compiler_params=plgpu.CompilerParams(target="sm_100a"),
+    )
+    with refused(error, what, **rows):
+        jax.eval_shape(kernel, *case.operands())
+
+
+def both(source, target):
+    return source, target
+
+
+def test_scales_are_copied_from_smem():
+    refuse(
+        errors.MemorySpaceError,
+        "async_copy_scales_to_tmem: the source is in the wrong memory space",
+        copied=lambda source, target: (target, target),
+        expected="SMEM",
+    )
+
+
+def test_the_types_of_a_copy_are_equal():
+    refuse(
+        errors.DTypeError,
+        "async_copy_scales_to_tmem: the types are not those of scales",
+        copied=both,
+        scratch={"sa_smem": plgpu.SMEM((1, 1, 32, 16), E4M3)},
+        got="float8_e4m3fn to float8_e8m0fnu",
+    )
+
+
+def test_the_shapes_of_a_copy_correspond():
+    refuse(
+        errors.ShapeError,
+        "async_copy_scales_to_tmem: the shapes do not correspond",
+        copied=both,
+        scratch={"sa_smem": plgpu.SMEM((128, 4), E8M0)},
+        expected="(1, 1, 32, 16) for (128, 4)",
+    )
+
+
+def test_copied_scales_have_their_layout():
+    refuse(
+        errors.LayoutError,
+        "async_copy_scales_to_tmem: the destination does not have the layout of scales",
+        copied=both,
+        scratch={"sa": plgpu.TMEM((128, 4), E8M0, packed=True)},
+        hint="TmemLayout.scales()",
+    )
+
+
+def test_a_part_of_the_tiles_is_not_contiguous():
+    refuse(
+        errors.LayoutError,
+        "async_copy_scales_to_tmem: the source is not contiguous in SMEM",
+        copied=lambda source, target: (source.at[:, :1], target.at[:, :4]),
+        case=ScaledProduct(k=256),
+        scratch={
+            "sa_smem": plgpu.SMEM((2, 2, 32, 16), E8M0),
+            "sa": plgpu.TMEM((256, 8), E8M0, layout=SCALES),
+        },
+        hint="pass all of it",
+    )
+
+
+def test_both_operands_have_scales():
+    case = ScaledProduct()
+
+    def body(a, b, sa_gmem, sb_gmem, out, acc, a_smem, b_smem, sa, done, **_):
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, a_scale=sa)  # HERE
+
+    with refused(
+        errors.ArgumentError, "tcgen05_mma: only one operand has scales", got="a_scale"
+    ):
+        jax.eval_shape(case.make(body=body), *case.operands())
+
+
+@pytest.mark.parametrize(
+    ("case", "scratch", "error", "what"),
+    [
+        (
+            ScaledProduct(n=384),
+            {"acc": plgpu.TMEM((128, 384), F32)},
+            errors.ShapeError,
+            "tcgen05_mma: no block-scaled instruction has this shape",
+        ),
+        (
+            ScaledProduct(),
+            {"sb": plgpu.TMEM((256, 4), E8M0, layout=SCALES)},
+            errors.ShapeError,
+            "tcgen05_mma: the shapes of the scales do not fit the operands",
+        ),
+        (
+            ScaledProduct(),
+            {"sa": plgpu.TMEM((128, 4), E4M3, layout=SCALES)},
+            errors.DTypeError,
+            "tcgen05_mma: no block-scaled instruction has these element types",
+        ),
+        (
+            ScaledProduct(block=16),
+            {},
+            errors.DTypeError,
+            "tcgen05_mma: no block-scaled instruction has these element types",
+        ),
+        (
+            ScaledProduct(scale=E4M3),
+            {},
+            errors.DTypeError,
+            "tcgen05_mma: no block-scaled instruction has these element types",
+        ),
+        (
+            ScaledProduct(n=64),
+            {"acc": plgpu.TMEM((128, 64), F16, packed=False)},
+            errors.DTypeError,
+            "tcgen05_mma: no block-scaled instruction has these element types",
+        ),
+        (
+            ScaledProduct(a=jnp.int8, b=jnp.int8),
+            {},
+            errors.DTypeError,
+            "tcgen05_mma: no block-scaled instruction has these element types",
+        ),
+        (
+            ScaledProduct(),
+            {"sb": plgpu.TMEM((128, 4), E8M0, packed=True)},
+            errors.LayoutError,
+            "tcgen05_mma: b_scale does not have the layout of scales",
+        ),
+        (
+            ScaledProduct(a=E2M1, b=E2M1, n=256, k=256, b_stored=False),
+            {},
+            errors.LayoutError,
+            "tcgen05_mma: b is not stored as the tensor core reads it",
+        ),
+    ],
+    ids=["N", "rows", "two types", "block", "e4m3", "f16", "int8", "layout", "fp4"],
+)  # fmt: skip
+def test_what_no_instruction_multiplies(case, scratch, error, what):
+    refuse(error, what, case, scratch=scratch)
