@@ -235,28 +235,26 @@ def _note_access(variable: Variable, use: Use) -> None:
 # --- copies from SMEM -----------------------------------------------------------------
 
 
-@infers(
-    "mosaic_gpu.async_store_smem_to_tmem",
-    "mosaic_gpu.async_store_scales_smem_to_tmem",
-    "mosaic_gpu.async_store_sparse_metadata_smem_to_tmem",
-)
+@infers("mosaic_gpu.async_store_smem_to_tmem")
 def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
     source, target = array_of(network, op, 0), array_of(network, op, 1)
-    match op.name:
-        case "mosaic_gpu.async_store_smem_to_tmem":
-            # It reads the tiles of a left operand in SMEM.
-            network.use_memory(
-                Use(op, "mma", source, network.weight, role="the source")
-            )
-            require(network, op, 1, "", lambda: packed(target))
-            return
-        case "mosaic_gpu.async_store_scales_smem_to_tmem":
-            admitted = [TmemLayout.scales(), TmemLayout.scales_m64_collective()]
-        case _:
-            admitted = [TmemLayout.sparse_metadata()]
+    # It reads the tiles of a left operand in SMEM.
+    network.use_memory(Use(op, "mma", source, network.weight, role="the source"))
+    require(network, op, 1, "", lambda: packed(target))
+
+
+@infers("mosaic_gpu.async_store_sparse_metadata_smem_to_tmem")
+def _infer_metadata(network: Network, op: ir.Operation, key: int) -> None:
+    infer_contiguous_copy(network, op, TmemLayout.sparse_metadata())
+
+
+def infer_contiguous_copy(
+    network: Network, op: ir.Operation, *admitted: TmemLayout
+) -> None:
+    """Of a copy from contiguous SMEM to an array in one of some layouts."""
+    source, target = array_of(network, op, 0), array_of(network, op, 1)
     network.use_memory(Use(op, "pointer", source, network.weight))
-    use = Use(op, "constrain", target, network.weight, admitted=tuple(admitted))
-    network.use_memory(use)
+    network.use_memory(Use(op, "constrain", target, network.weight, admitted=admitted))
 
 
 def packed(part: Part) -> TmemLayout:

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxlib.mlir import ir
+
+from pallas_gpu.layouts import TmemLayout
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.families.tmem import tmem_view
-from pallas_gpu.lowering.rules import expands, lane, warpgroup
+from pallas_gpu.lowering.families.tmem import infer_contiguous_copy, tmem_view
+from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.tensor_cores import scales
 from pallas_gpu.primitives.tensor_cores import scales as primitives
@@ -28,6 +32,13 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     source, target = ctx.part(operands["smem"]), ctx.part(operands["tmem"])
     ctx.mark_issuer(dialect.ops.async_store_scales_smem_to_tmem(source, target))
     return []
+
+
+@infers("mosaic_gpu.async_store_scales_smem_to_tmem")
+def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+    infer_contiguous_copy(
+        network, op, TmemLayout.scales(), TmemLayout.scales_m64_collective()
+    )
 
 
 @expands("mosaic_gpu.async_store_scales_smem_to_tmem")
