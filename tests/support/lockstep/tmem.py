@@ -27,7 +27,9 @@ from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 
 TMEM_LANES, COLUMNS = 128, 512
-_POISON = 0xA5A5A5A5
+# A NaN of float32, and of float16 in its low half: a small number would be lost where
+# a product is added to it by mistake.
+_POISON = 0xFFFFFE5A
 _LEAST_COLUMNS = 32
 
 

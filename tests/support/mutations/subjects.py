@@ -15,6 +15,7 @@ from tests.support.mutations import (
     smem_handover,
     softmax,
     specialised,
+    tensor_core,
     tma_pipeline,
     unions,
     warp_exchange,
@@ -39,5 +40,6 @@ SUBJECTS = tuple(
         copy_reductions,
         unions,
         warp_exchange,
+        tensor_core,
     )
 )

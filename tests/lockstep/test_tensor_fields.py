@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Modules in which one field of tcgen05's descriptors is wrong: each is found out.
+
+The machine reports the field, or the product is another one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jaxlib.mlir import ir
+
+from tests.support.lockstep import faults
+from tests.support.lockstep.engine import KernelError
+from tests.support.lockstep.not_modelled import NotModelled
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import Product
+
+# Operands of the emitted assembly.
+A, B, INSTRUCTION, ACCUMULATE = 1, 2, 3, 4
+# Two atoms along K and along N, so that every offset counts.
+CASE = Product(n=64, k=64, swizzle=64)
+OPERANDS = CASE.operands()
+
+
+def constant_of(value):
+    """The operation of the constant in an operand, or in its descriptor."""
+    owner = value.owner
+    if owner.name == "arith.constant":
+        return owner
+    assert owner.name == "arith.ori"
+    return owner.operands[1].owner
+
+
+def flip(position, bits):
+    """A constant of the product has some bits inverted."""
+
+    def fault(module):
+        (op,) = [
+            op
+            for op in faults._operations(module, "llvm.inline_asm")
+            if "tcgen05.mma" in ir.StringAttr(op.attributes["asm_string"]).value
+        ]
+        old = constant_of(op.operands[position])
+        attribute = old.attributes["value"]
+        width = ir.IntegerType(attribute.type).width
+        value = (ir.IntegerAttr(attribute).value ^ bits) & (1 << width) - 1
+        value -= (1 << width) * (value >> width - 1)
+        made = ir.Operation.create(
+            "arith.constant",
+            results=[old.results[0].type],
+            attributes={"value": ir.IntegerAttr.get(attribute.type, value)},
+            ip=ir.InsertionPoint(old),
+        )
+        user = op.operands[position].owner
+        if user.name == "arith.ori":
+            user.operands[1] = made.results[0]
+        else:
+            op.operands[position] = made.results[0]
+
+    return fault
+
+
+def run(fault=None, case=CASE, operands=OPERANDS, semantics=BOTH[0]):
+    return faults.run(under(semantics, case.make()), operands, fault)
+
+
+def is_found(fault, case=CASE, operands=OPERANDS):
+    """Whether the machine reports the fault, or the result shows it."""
+    try:
+        result = run(fault, case, operands)
+    except (KernelError, NotModelled):
+        return True
+    return bool((result != case.expected(*operands)).any())
+
+
+def test_without_a_fault_the_product_is_right():
+    np.testing.assert_array_equal(run(), CASE.expected(*OPERANDS))
+
+
+INSTRUCTION_FIELDS = {
+    "sparsity selector": 1 << 0,
+    "sparse": 1 << 2,
+    "saturate": 1 << 3,
+    "type of D": 1 << 4,
+    "a reserved bit": 1 << 6,
+    "type of A": 1 << 7,
+    "type of B": 1 << 10,
+    "negate A": 1 << 13,
+    "negate B": 1 << 14,
+    "transpose A": 1 << 15,
+    "transpose B": 1 << 16,
+    "half of N": 12 << 17,
+    "twice N": 24 << 17,
+    "another reserved bit": 1 << 23,
+    "half of M": 12 << 24,
+}
+
+
+@pytest.mark.parametrize("bits", INSTRUCTION_FIELDS.values(), ids=INSTRUCTION_FIELDS)
+def test_fields_of_the_instruction_descriptor(bits):
+    assert is_found(flip(INSTRUCTION, bits))
+
+
+SMEM_FIELDS = {
+    "start address": 1 << 0,
+    "stride dimension byte offset": 1 << 37,
+    "version": 1 << 46,
+    "base offset": 1 << 49,
+    "leading dimension mode": 1 << 52,
+    "no swizzle": 4 << 61,
+    "128-byte swizzle": 6 << 61,
+    "32-byte swizzle": 2 << 61,
+    "an invalid swizzle": 1 << 61,
+}
+
+
+@pytest.mark.parametrize("operand", [A, B], ids=["a", "b"])
+@pytest.mark.parametrize("bits", SMEM_FIELDS.values(), ids=SMEM_FIELDS)
+def test_fields_of_shared_memory_descriptors(operand, bits):
+    assert is_found(flip(operand, bits))
+
+
+def test_the_leading_dimension_byte_offset_of_an_operand_along_n():
+    assert is_found(flip(B, 1 << 21))
+
+
+def test_the_leading_dimension_byte_offset_of_an_operand_along_k_is_not_read():
+    """PTX ISA, "Canonical layouts": with a swizzle it is taken as 1."""
+    assert not is_found(flip(A, 1 << 21))
+
+
+# --- addresses ------------------------------------------------------------------------
+
+HALVES = Product(m=64, n=32, k=32, b_stored=True, swizzle=64)
+IN_TMEM = Product(n=16, k=32, b_stored=True, swizzle=64, a_in_tmem=True)
+ADDRESSES = {
+    "the lane group of the right half": (HALVES, r"\$0, 1048576;", "$0, 16;"),
+    "the column of the right half": (HALVES, r"\$0, 1048576;", "$0, 1048592;"),
+    "columns of b of the right half": (
+        HALVES,
+        r"add\.u32 d, \$0, 1048576;\n(.*?)add\.u64 b, \$2, \d+;",
+        r"add.u32 d, $0, 1048576;\n\1add.u64 b, $2, 0;",
+    ),
+    "the K step of a in TMEM": (IN_TMEM, r"add\.u32 a, \$1, 8;", "add.u32 a, $1, 0;"),
+    "the K step of b": (IN_TMEM, r"add\.u64 b, \$2, 2;", "add.u64 b, $2, 4;"),
+    "the second step overwrites": (CASE, r"\$3, rest;", "$3, first;"),
+    "the first step accumulates": (CASE, r"\$3, first;", "$3, rest;"),
+    "the kind": (CASE, "kind::f16", "kind::tf32"),
+    "repetitions of a load": (CASE, r"16x256b\.x8", "16x256b.x4"),
+    "the shape of a load": (CASE, r"16x256b\.x8", "32x32b.x32"),
+    "lanes of a store": (IN_TMEM, r"st\.sync\.aligned\.32x32b", "st.16x256b"),
+}
+
+
+@pytest.mark.parametrize(("case", "pattern", "text"), ADDRESSES.values(), ids=ADDRESSES)
+def test_addresses_and_shapes(case, pattern, text):
+    operands = case.operands()
+    np.testing.assert_array_equal(run(None, case, operands), case.expected(*operands))
+    assert is_found(faults.edit_text(pattern, text), case, operands)
+
+
+# --- 16 bits --------------------------------------------------------------------------
+
+PACKED = {
+    "pack::16b": (r"\.pack::16b", ""),
+    "the columns of a part": (r"16x128b\.x\d+", "16x128b.x1"),
+}
+
+
+@pytest.mark.parametrize(("pattern", "text"), PACKED.values(), ids=PACKED)
+def test_loads_of_16_bit_accumulators(pattern, text):
+    case = Product(acc=np.float16, n=16, k=32, b_stored=True, swizzle=64)
+    assert is_found(faults.edit_text(pattern, text), case, case.operands())
