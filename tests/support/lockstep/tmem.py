@@ -55,9 +55,10 @@ class Cells:
         self._writer = np.full(shape, -1, np.int32)
         self._written = np.zeros(shape, np.int32)
         self._reads: dict[int, np.ndarray] = {}
-        # The agent that is writing a cell, from 1; and how many are reading it.
+        # The agent that is writing a cell, from 1; and how many reads of an agent are
+        # in flight.
         self._writing = np.zeros(shape, np.int32)
-        self._reading = np.zeros(shape, np.int32)
+        self._reading: dict[int, np.ndarray] = {}
         self.in_flight = 0
 
     # --- accesses ---------------------------------------------------------------------
@@ -86,14 +87,17 @@ class Cells:
         writing = self._writing[cells]
         if ((writing != 0) & (writing != own)).any():
             raise KernelError(f"{what} accesses TMEM that is still being written")
-        if writes and not pipelined and self._reading[cells].any():
-            raise KernelError(f"{what} overwrites TMEM that is still being read")
+        for reader, count in self._reading.items():
+            ordered = pipelined and reader == agent
+            if writes and not ordered and count[cells].any():
+                raise KernelError(f"{what} overwrites TMEM that is still being read")
         self._require_known(row, agent, cells, what, readers=writes)
         self.in_flight += 1
         if writes:
             self._writing[cells] = agent + 1
         else:
-            self._reading[cells] += 1
+            shape = self.data.shape
+            self._reading.setdefault(agent, np.zeros(shape, np.int32))[cells] += 1
 
     def end(
         self,
@@ -109,7 +113,7 @@ class Cells:
             self._writing[cells] = 0
             self._writer[cells], self._written[cells] = agent, epoch
         else:
-            self._reading[cells] -= 1
+            self._reading[agent][cells] -= 1
             self._reads_of(agent)[cells] = epoch
 
     def _reads_of(self, agent: int) -> np.ndarray:
