@@ -20,63 +20,66 @@ TILES, M, N, K = 2, 128, 16, 32
 SWIZZLE = 64
 
 
-def make(m: Switches) -> Launch:
-    def stage(x, a, acc, tile, ready):
-        source = 0 if m("stage the first tile again") else tile
-        a[...] = x[source]  # at: stage
-        if not m("no commit_smem"):
-            plgpu.commit_smem()
-        if tile == 0 and not m("no values stored"):
-            ones = plgpu.layout_cast(jnp.ones((M, N), F32), plgpu.Layout.TCGEN05)
-            if m("arrive before the store"):
-                plgpu.barrier_arrive(ready)
-            plgpu.async_store_tmem(acc, ones)  # at: store
-            if not m("no commit_tmem"):
-                plgpu.commit_tmem()
-            if m("arrive before the store"):
-                return
-        if not (m("no arrival") and tile):
-            plgpu.barrier_arrive(ready)  # at: arrive
-        if m("stage again"):
-            a[...] = x[source]  # at: stage again
-        if m("store again") and tile == 0:
-            plgpu.async_store_tmem(acc, jnp.ones((M, N), F32))  # at: store again
+def stage(m, x, a, acc, tile, ready):
+    source = 0 if m("stage the first tile again") else tile
+    a[...] = x[source]  # at: stage
+    if not m("no commit_smem"):
+        plgpu.commit_smem()
+    if tile == 0 and not m("no values stored"):
+        ones = plgpu.layout_cast(jnp.ones((M, N), F32), plgpu.Layout.TCGEN05)
+        if m("arrive before the store"):
+            plgpu.barrier_arrive(ready)
+        plgpu.async_store_tmem(acc, ones)  # at: store
+        if not m("no commit_tmem"):
             plgpu.commit_tmem()
-
-    def result(o, acc, tile, done):
-        if not m("no wait for the product"):
-            plgpu.barrier_wait(done)  # at: wait done
-        value = plgpu.async_load_tmem(acc)  # at: load
-        if not m("no wait_load"):
-            plgpu.wait_load_tmem()
-        o[0 if m("result of the first tile again") else tile] = value  # at: result
-
-    def multiply(a, b, acc, tile, ready, done):
-        if not m("no wait for the operands"):
-            plgpu.barrier_wait(ready)  # at: wait ready
-        if m("commit before the product"):
-            plgpu.tcgen05_commit_arrive(done)
-        accumulate = tile == 0
-        if m("adds to the tile before"):
-            accumulate = True
-        if m("overwrites the values"):
-            accumulate = False
-        right = b.at[:N] if not m("other columns of b") else b.at[N:]
-        plgpu.tcgen05_mma(acc, a, right.T, accumulate=accumulate)  # at: mma
-        if m("commit before the product") or m("no commit"):
+        if m("arrive before the store"):
             return
-        plgpu.tcgen05_commit_arrive(done)  # at: commit
-        if m("commit twice"):
-            plgpu.tcgen05_commit_arrive(done)  # at: second commit
+    if not (m("no arrival") and tile):
+        plgpu.barrier_arrive(ready)  # at: arrive
+    if m("stage again"):
+        a[...] = x[source]  # at: stage again
+    if m("store again") and tile == 0:
+        plgpu.async_store_tmem(acc, jnp.ones((M, N), F32))  # at: store again
+        plgpu.commit_tmem()
 
+
+def result(m, o, acc, tile, done):
+    if not m("no wait for the product"):
+        plgpu.barrier_wait(done)  # at: wait done
+    value = plgpu.async_load_tmem(acc)  # at: load
+    if not m("no wait_load"):
+        plgpu.wait_load_tmem()
+    o[0 if m("result of the first tile again") else tile] = value  # at: result
+
+
+def multiply(m, a, b, acc, tile, ready, done):
+    if not m("no wait for the operands"):
+        plgpu.barrier_wait(ready)  # at: wait ready
+    if m("commit before the product"):
+        plgpu.tcgen05_commit_arrive(done)
+    accumulate = tile == 0
+    if m("adds to the tile before"):
+        accumulate = True
+    if m("overwrites the values"):
+        accumulate = False
+    right = b.at[:N] if not m("other columns of b") else b.at[N:]
+    plgpu.tcgen05_mma(acc, a, right.T, accumulate=accumulate)  # at: mma
+    if m("commit before the product") or m("no commit"):
+        return
+    plgpu.tcgen05_commit_arrive(done)  # at: commit
+    if m("commit twice"):
+        plgpu.tcgen05_commit_arrive(done)  # at: second commit
+
+
+def make(m: Switches) -> Launch:
     def body(x, y, o, a, b, acc, loaded, ready, done):
         wg = lax.axis_index("wg")
 
         @plgpu.when(wg == 0)
         def _():
             for tile in range(TILES):
-                stage(x, a, acc, tile, ready)
-                result(o, acc, tile, done)
+                stage(m, x, a, acc, tile, ready)
+                result(m, o, acc, tile, done)
 
         @plgpu.when(wg == 1)
         def _():
@@ -84,7 +87,7 @@ def make(m: Switches) -> Launch:
             if not m("no wait for the fetch"):
                 plgpu.barrier_wait(loaded)
             for tile in range(TILES):
-                multiply(a, b, acc, tile, ready, done)
+                multiply(m, a, b, acc, tile, ready, done)
 
     rng = np.random.default_rng(0)
     x = rng.integers(-3, 4, (TILES, M, K)).astype(np.float16)
