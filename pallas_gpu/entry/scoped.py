@@ -172,8 +172,8 @@ def scoped(
     )
     for leaf in leaves:
         require_declaration(leaf)
-    _check_axes(mesh, axes, leaves)
     refs = _fresh_refs(leaves)
+    _check_axes(mesh, axes, leaves)
     names = _names(leaves, names)
 
     def body(*flat):

@@ -216,7 +216,7 @@ def test_a_barrier_that_nobody_completes_is_a_deadlock():
         errors.DeadlockError,
         "deadlock: 1 of 1 warpgroups wait, and nothing is in flight that could wake "
         "them",
-        expected="an arrival or a copy",
+        expected="an arrival, a signal or a copy",
         got="0 of 2 arrivals",
         hint="num_arrivals",
     ) as info:

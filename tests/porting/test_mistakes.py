@@ -96,9 +96,6 @@ MISTAKES: dict[str, Callable[[Modules], Any]] = {
     "a copy out of another type": lambda m: m.kernel(
         lambda x, o, s: m.gpu.copy_smem_to_gmem(s, o), m.gpu.SMEM(SHAPE, I32)
     ),
-    "a copy without a barrier": lambda m: m.kernel(
-        lambda x, o, s: m.gpu.copy_gmem_to_smem(x, s), m.tile
-    ),
     "a copy in the wrong direction": lambda m: m.kernel(
         lambda x, o, s, b: m.gpu.copy_gmem_to_smem(s, o, b), m.tile, m.gpu.Barrier()
     ),

@@ -18,7 +18,6 @@ from pallas_gpu.mosaic.moves import reductions, relayout, scans
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from tests.support.programs import Program
 
-_RNG = np.random.default_rng(5)
 _FOLD = {
     "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum,
     "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor,
@@ -26,13 +25,18 @@ _FOLD = {
 }  # fmt: skip
 
 
+def _rng() -> np.random.Generator:
+    """The same numbers for a program, whichever other programs have been made."""
+    return np.random.default_rng(5)
+
+
 def _numbers(shape: tuple[int, ...], dtype: str) -> np.ndarray:
     if dtype == "bool":
-        return _RNG.integers(0, 2, shape).astype(bool)
+        return _rng().integers(0, 2, shape).astype(bool)
     if np.dtype(dtype).kind in "iu":
         limits = np.iinfo(dtype)
-        return _RNG.integers(limits.min, limits.max, shape, dtype, endpoint=True)
-    return _RNG.integers(-99, 99, shape).astype(dtype)
+        return _rng().integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return _rng().integers(-99, 99, shape).astype(dtype)
 
 
 # --- reductions and scans -------------------------------------------------------------
@@ -74,7 +78,9 @@ def _reduction(kind: Any, dtype: str, layout: Any, shape, axes) -> Program:
 
 def _scan(kind: Any, layout: Any, shape, axis: int, reverse: bool) -> Program:
     is_float = kind == "logaddexp"
-    x = _RNG.integers(-9, 9, shape).astype(np.float32 if is_float else np.int32)
+    x = _rng().integers(-9, 9, shape).astype(np.float32 if is_float else np.int32)
+    # With a zero, a product of all is that, as a bitwise AND is.
+    x[x == 0] = 1
     flipped = np.flip(x, axis) if reverse else x
     expected = _FOLD[kind].accumulate(flipped, axis=axis, dtype=x.dtype)
     expected = np.flip(expected, axis) if reverse else expected

@@ -86,7 +86,8 @@ def test_a_warp_holds_every_element_of_its_array_in_its_lanes(shape, bits):
         lanes = flat[first : first + WARP_LANES]
         assert set(lanes[lanes >= 0].tolist()) == set(range(math.prod(shape)))
     held = layout.num_registers * layout.vector_length
-    assert held <= max(16, 2 * math.prod(shape) / WARP_LANES + 2)
+    # Each dimension is padded to few significant bits: (5, 5, 5, 5) to (8, 6, 6, 5).
+    assert held <= max(16, 2.5 * math.prod(shape) / WARP_LANES + 2)
 
 
 @pytest.mark.parametrize(
