@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Matrix products for Blackwell, ours and upstream's: counts per tile, and bounds.
+
+JAX_PLATFORMS=cpu python -m benchmarks.blackwell_model [--json]
+
+Nothing runs on a card. Both kernels are compiled offline for sm_100a, the instructions
+of one output tile in the steady state are counted in their PTX (`ptx_loops`), and a
+model of throughputs gives a bound on the clocks of a tile. It has these throughputs of
+an SM, per clock:
+
+- Tensor core: 8192 floating-point operations on 16-bit operands, twice Hopper's. The
+  data sheet of NVIDIA's HGX B200 has 2.25 PFLOP/s, dense, for one GPU: over 148 SMs
+  that is a clock of 1.86 GHz. H100's has 989.4 TFLOP/s: over 132 SMs, with 4096, 1.83
+  GHz.
+- SMEM: 128 bytes, 32 banks of 32 bits (CUDA programming guide, "Shared memory"). The
+  operands of products are read from it, TMA writes them, and the epilogue writes the
+  result, which TMA reads. Whether TMA's accesses take part in the 128 bytes is not
+  published, so there are two bounds: for reads of operands alone, and for everything.
+- Schedulers: four, which each issue one instruction of a warp (CUDA programming guide,
+  "Compute capability 10.0").
+
+Latencies are not modelled, nor are the L2 cache, its way to the SMs and the power
+limit, for which there are no published figures: the share of the peak is an upper
+bound. The bytes that each SM loads per clock are in the table, to compare with such a
+figure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.gpu import blackwell_matmul_mgpu
+
+import pallas_gpu as plgpu
+from benchmarks import ptx_loops, timing
+from benchmarks.lowering import upstream_blackwell
+from pallas_gpu import arch, ops
+from tests.support.differential import sides
+
+TARGET = arch.SM_100A
+FLOPS_PER_CLOCK = 8192
+SMEM_BYTES_PER_CLOCK = 128
+SCHEDULERS = 4
+ITEM_BYTES = 2
+# One tcgen05.mma of 16-bit types has 16 of K; a load of an epilogue has 32 columns.
+MMA_K, TMEM_LOAD_COLUMNS = 16, 32
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """What one SM computes at a time.
+
+    Attributes:
+      m, n, k: size of its output tile, and depth of the product.
+      step_k: depth of one buffer of the ring.
+      ctas: CTAs that multiply together: each loads its part of B's columns.
+    """
+
+    m: int
+    n: int
+    k: int
+    step_k: int
+    ctas: int
+
+    @property
+    def markers(self) -> dict[str, int]:
+        """How often the tile needs what marks each role."""
+        return {
+            "load": 2 * (self.k // self.step_k),
+            "multiply": self.k // MMA_K,
+            "store": self.n // TMEM_LOAD_COLUMNS,
+        }
+
+    @property
+    def operand_bytes(self) -> int:
+        """Of A and B in this SM's SMEM: written by TMA once, read by products once."""
+        return (self.m + self.n // self.ctas) * self.k * ITEM_BYTES
+
+    @property
+    def tensor_clocks(self) -> float:
+        """Of the tensor core."""
+        return 2 * self.m * self.n * self.k / FLOPS_PER_CLOCK
+
+    @property
+    def read_clocks(self) -> float:
+        """Of SMEM, for the operands of products."""
+        return self.operand_bytes / SMEM_BYTES_PER_CLOCK
+
+    @property
+    def smem_clocks(self) -> float:
+        """Of SMEM, for all accesses."""
+        result = self.m * self.n * ITEM_BYTES
+        return 2 * (self.operand_bytes + result) / SMEM_BYTES_PER_CLOCK
+
+    def waves(self, m: int, n: int) -> float:
+        """The share of SMs that are busy, over all rounds of tiles."""
+        tiles = m * n // (self.m * self.n)
+        return tiles / (math.ceil(tiles / TARGET.sm_count) * TARGET.sm_count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counts:
+    """What a kernel executes for one tile in the steady state.
+
+    Attributes:
+      roles: of the warps that load, that multiply and that store: the executions of
+        each mnemonic in one warp.
+      expected_bytes: what barriers are told to expect of copies, None where each thread
+        tells a part of it.
+    """
+
+    roles: dict[str, collections.Counter[str]]
+    expected_bytes: int | None
+
+    @classmethod
+    def of(cls, ptx: str, tile: Tile) -> Counts:
+        """Counts in the PTX of a kernel."""
+        program = ptx_loops.Program(ptx)
+        executed = {r: program.per_tile(r, n) for r, n in tile.markers.items()}
+        roles = {role: program.counts(blocks) for role, blocks in executed.items()}
+        return cls(roles, program.bytes_expected(executed["load"]))
+
+    def count(self, role: str, *prefixes: str) -> int:
+        """The instructions of a warp of a role with one of some prefixes."""
+        found = self.roles[role].items()
+        return sum(times for name, times in found if name.startswith(prefixes))
+
+    def total(self, role: str) -> int:
+        """All instructions of a warp of a role."""
+        return self.roles[role].total()
+
+    @property
+    def issue_clocks(self) -> int:
+        """Of the scheduler that issues most: a warp of the epilogue, and another."""
+        return self.total("store") + max(self.total("load"), self.total("multiply"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A kernel for products of (size, size) bfloat16 matrices."""
+
+    tile: Tile
+    ptx: Callable[[], str]
+
+    @functools.cached_property
+    def counts(self) -> Counts:
+        """In its PTX."""
+        return Counts.of(self.ptx(), self.tile)
+
+
+def candidates(size: int) -> dict[str, Candidate]:
+    """Returns the kernels by name."""
+    square = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+    config = ops.BlackwellMatmulConfig()
+    one = Tile(config.step[0], config.tile_n, size, config.tile_k, ctas=1)
+
+    def ours() -> str:
+        product = functools.partial(ops.matmul, config=config)
+        (report,) = plgpu.offline.compile(product, square, square, target=TARGET)
+        return report.ptx
+
+    def theirs(tuning: Any) -> str:
+        kernel = blackwell_matmul_mgpu.matmul_kernel
+        product = functools.partial(kernel, config=tuning)
+        return sides.upstream(TARGET).ptx(product, square, square)
+
+    alone = upstream_blackwell(config)
+    pairs = dataclasses.replace(alone, collective=True, tile_n=config.tile_n // 2)
+    return {
+        "pallas_gpu": Candidate(one, ours),
+        "upstream": Candidate(one, lambda: theirs(alone)),
+        "upstream, pairs of CTAs": Candidate(
+            dataclasses.replace(one, ctas=2), lambda: theirs(pairs)
+        ),
+    }
+
+
+def counted(name: str, candidate: Candidate) -> dict[str, Any]:
+    """Returns a row of the table of counts."""
+    counts, tile = candidate.counts, candidate.tile
+    arrive = "mbarrier.arrive"
+    roles = "load", "multiply", "store"
+    return {
+        "kernel": name,
+        "products": counts.count("multiply", "tcgen05.mma"),
+        "commits": counts.count("multiply", "tcgen05.commit"),
+        "bytes loaded": tile.operand_bytes,
+        "copies": counts.count("load", "cp.async.bulk.tensor"),
+        "waits": " / ".join(str(counts.count(r, "mbarrier.try_wait")) for r in roles),
+        "arrivals": " / ".join(str(counts.count(r, arrive)) for r in roles),
+        "TMEM loads": counts.count("store", "tcgen05.ld"),
+        "barriers of threads": counts.count("store", "bar.sync", "barrier.sync"),
+        "instructions": " / ".join(str(counts.total(r)) for r in roles),
+    }
+
+
+def modelled(name: str, candidate: Candidate, size: int) -> dict[str, Any]:
+    """Returns a row of the table of bounds."""
+    tile, issue = candidate.tile, candidate.counts.issue_clocks
+    peak = tile.tensor_clocks
+    busy = tile.waves(size, size)
+    least = max(peak, tile.read_clocks, issue)
+    most = max(peak, tile.smem_clocks, issue)
+    return {
+        "kernel": name,
+        "m, n, k": ", ".join([str(size)] * 3),
+        "tensor core": int(peak),
+        "SMEM, operands": int(tile.read_clocks),
+        "SMEM, all": int(tile.smem_clocks),
+        "issue": issue,
+        "bytes of L2 per clock": tile.operand_bytes / least,
+        "SMs busy": busy,
+        "share of peak": f"{busy * peak / most:.2f} to {busy * peak / least:.2f}",
+    }
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    kernels = {size: candidates(size) for size in (4096, 8192)}
+    timing.report(
+        "Counts of one tile of 128x256, K = 4096",
+        [counted(name, kernel) for name, kernel in kernels[4096].items()],
+        "Steady state; a / b / c: in the warp that loads, that multiplies, and in each "
+        "of the four that store.",
+        options.json,
+    )
+    rows = [
+        modelled(name, kernel, size)
+        for size, each in kernels.items()
+        for name, kernel in each.items()
+    ]
+    notes = "Clocks of one tile by the model; nothing was run."
+    timing.report("Bounds", rows, notes, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one tile costs in the Blackwell product, beside upstream's; and the model."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import blackwell_model as model
+
+SIZE = 4096
+STEPS = SIZE // 64
+KERNELS = model.candidates(SIZE)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_tile_takes_one_instruction_per_16_of_k_and_one_commit_per_step(name):
+    counts = KERNELS[name].counts
+    assert counts.count("multiply", "tcgen05.mma") == SIZE // 16
+    # And one when the accumulator is complete.
+    assert counts.count("multiply", "tcgen05.commit") == STEPS + 1
+    assert counts.count("load", "cp.async.bulk.tensor") == 2 * STEPS
+    assert counts.count("store", "tcgen05.ld") == 8
+
+
+@pytest.mark.offline
+def test_the_barriers_of_our_tile():
+    kernel = KERNELS["pallas_gpu"]
+    counts = kernel.counts
+    assert counts.expected_bytes == kernel.tile.operand_bytes
+    # Each step waits for its buffer; a tile, for its accumulator.
+    waits = {role: counts.count(role, "mbarrier.try_wait") for role in counts.roles}
+    assert waits == {"load": STEPS, "multiply": STEPS + 1, "store": 1}
+    arrivals = {role: counts.count(role, "mbarrier.arrive") for role in counts.roles}
+    assert arrivals == {"load": 2 * STEPS, "multiply": 0, "store": 1}
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("role", ["multiply", "store"])
+def test_our_roles_execute_no_more_than_upstreams(role):
+    ours, theirs = KERNELS["pallas_gpu"].counts, KERNELS["upstream"].counts
+    assert ours.total(role) <= theirs.total(role)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_tensor_core_is_busy_longer_than_the_schedulers(name):
+    kernel = KERNELS[name]
+    assert kernel.counts.issue_clocks < kernel.tile.tensor_clocks / 4
+
+
+def test_the_clocks_of_a_tile():
+    one = model.Tile(m=128, n=256, k=64, step_k=64, ctas=1)
+    # A product of 128x256x16 takes 128 clocks; its operands have 12 KiB, 8 in pairs.
+    assert one.tensor_clocks == 4 * 128
+    assert one.read_clocks == 4 * 96
+    pair = model.Tile(m=128, n=256, k=64, step_k=64, ctas=2)
+    assert pair.tensor_clocks == one.tensor_clocks
+    assert pair.read_clocks == 4 * 64
+    assert pair.smem_clocks == 2 * (4 * 64 + 512)
+
+
+def test_the_last_round_of_tiles_leaves_sms_idle():
+    tile = model.Tile(m=128, n=256, k=64, step_k=64, ctas=1)
+    assert tile.waves(4096, 4096) == 512 / (4 * 148)
