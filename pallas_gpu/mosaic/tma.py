@@ -21,10 +21,11 @@ from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
 from pallas_gpu.mosaic.cluster import Group
-from pallas_gpu.mosaic.copies import instructions
+from pallas_gpu.mosaic.copies import bulk, instructions
 from pallas_gpu.mosaic.elements import dtypes, packed
-from pallas_gpu.mosaic.gmem import GmemView
+from pallas_gpu.mosaic.gmem import GmemView, slice_pointer
 from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.types import OOBFillMode
 from pallas_gpu.types.copies.reductions import REDUCTIONS
 
 # More copies than this are emitted as a loop, for code size and lowering time.
@@ -49,12 +50,14 @@ def copy_gmem_to_smem(
     pair: Group | None = None,
     predicate: ir.Value | None = None,
     cache_hint: str | None = None,
+    oob_mode: OOBFillMode | None = None,
 ) -> None:
     """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
-    PTX: `mbarrier.arrive.expect_tx`, `cp.async.bulk.tensor.shared::cluster.global`.
-    Since: sm_90. The threads of the warpgroup synchronize, then the elected one arrives
-    on the mbarrier and issues the copy. It completes with the mbarrier's phase.
+    PTX: `mbarrier.arrive.expect_tx`, `cp.async.bulk.tensor.shared::cluster.global`, or
+    `cp.async.bulk.shared::cluster.global` of adjacent bytes that are in bounds. Since:
+    sm_90. The threads of the warpgroup synchronize, then the elected one arrives on the
+    mbarrier and issues the copy. It completes with the mbarrier's phase.
 
     Args:
       kb: the open builder.
@@ -72,14 +75,18 @@ def copy_gmem_to_smem(
       pair: the two blocks of which both call this, and of which the first one's
         mbarrier counts the bytes of both (`.cta_group::2`, since sm_100a).
       cache_hint: see `instructions.cache_policy`.
+      oob_mode: what the author says about elements outside of the array.
 
     Raises:
       LayoutError: no tensor map can describe the copy.
     """
     if multicast is not None and multicast.count == 1:
         multicast = None
-    plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
-    tensor = descriptor(gmem, plan)
+    alone = multicast is None and pair is None
+    line = bulk.size_bytes(gmem, smem_view, oob_mode) if alone else None
+    if line is None:
+        plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
+        tensor = descriptor(gmem, plan)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
@@ -92,6 +99,13 @@ def copy_gmem_to_smem(
         emit = instructions.load if pair is None else instructions.load_for_leader
         emit(pointer, tensor, coordinates, tracked, mask=mask, policy=policy)
 
+    def start() -> None:
+        if line is None:
+            issue(plan, gmem.window.starts, base, copy, multicast)
+            return
+        source = slice_pointer(gmem)
+        instructions.load_line(base, source, line, barrier_pointer, policy)
+
     with predicated(kb.elected if elected is None else elected):
         if arrive:
             with predicated(_leads(pair)):
@@ -103,7 +117,7 @@ def copy_gmem_to_smem(
         with predicated(predicate):
             if pair is not None:
                 tracked = addressing.map_shared(barrier_pointer, pair.ranks[0])
-            issue(plan, gmem.window.starts, base, copy, multicast)
+            start()
 
 
 def _leads(pair: Group | None) -> ir.Value | None:
@@ -126,10 +140,11 @@ def copy_smem_to_gmem(
 ) -> None:
     """Starts a copy of SMEM into a GMEM slice; drops out-of-bounds elements.
 
-    PTX: `cp.async.bulk.tensor.global.shared::cta`, or `cp.reduce.async.bulk.tensor`,
-    then `cp.async.bulk.commit_group`. Since: sm_90. Each thread that wrote the SMEM
-    issues `fence_proxy_async` before. The threads of the warpgroup synchronize, then
-    the elected one issues the copy. `wait_group` waits for its completion.
+    PTX: `cp.async.bulk.tensor.global.shared::cta`, or `cp.reduce.async.bulk.tensor`, or
+    `cp.async.bulk.global.shared::cta` of adjacent bytes that are in bounds, then
+    `cp.async.bulk.commit_group`. Since: sm_90. Each thread that wrote the SMEM issues
+    `fence_proxy_async` before. The threads of the warpgroup synchronize, then the
+    elected one issues the copy. `wait_group` waits for its completion.
 
     Args:
       kb: the open builder.
@@ -145,11 +160,13 @@ def copy_smem_to_gmem(
     Raises:
       LayoutError: no tensor map can describe the copy.
     """
-    plan = plan_transfer(gmem, smem_view)
     policy = instructions.cache_policy(cache_hint)
     combines = REDUCTIONS[reduction] if reduction else None
-    element = combines.element(gmem.dtype) if combines else None
-    tensor = descriptor(gmem, plan, element)
+    line = bulk.size_bytes(gmem, smem_view) if combines is None else None
+    if line is None:
+        plan = plan_transfer(gmem, smem_view)
+        element = combines.element(gmem.dtype) if combines else None
+        tensor = descriptor(gmem, plan, element)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
@@ -162,7 +179,10 @@ def copy_smem_to_gmem(
             instructions.reduce(operation, pointer, tensor, coordinates, policy)
 
     with predicated(kb.elected if elected is None else elected):
-        issue(plan, gmem.window.starts, base, copy)
+        if line is None:
+            issue(plan, gmem.window.starts, base, copy)
+        else:
+            instructions.store_line(base, slice_pointer(gmem), line, policy)
         if commit:
             commit_group()
 

@@ -76,8 +76,9 @@ def copy_gmem_to_smem(
 ) -> None:
     """Starts an asynchronous copy from GMEM to SMEM.
 
-    PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier, or cp.async.shared.global
-    for what TMA cannot address. Since: sm_90.
+    PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier; without .tensor for bytes
+    that are adjacent in both memories and in bounds; cp.async.shared.global for what
+    TMA cannot address. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA, all lanes one by cp.async. It arrives on the barrier once and, by TMA,
@@ -178,9 +179,9 @@ def copy_smem_to_gmem(
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
-    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, or
-    cp.reduce.async.bulk.tensor; ld.shared and st.global for what TMA cannot address.
-    Since: sm_90.
+    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, without .tensor for bytes
+    that are adjacent in both memories and in bounds, or cp.reduce.async.bulk.tensor;
+    ld.shared and st.global for what TMA cannot address. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA. What TMA cannot address all lanes copy, before they continue. Values

@@ -27,12 +27,13 @@ from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
 from pallas_gpu.mosaic.cluster import Group
 from pallas_gpu.mosaic.smem import predicated
 from pallas_gpu.primitives import tma as primitives
-from pallas_gpu.types import CopyPartition
+from pallas_gpu.types import CopyPartition, OOBFillMode
 
 # On a copy of two CTAs that a leader tracks: what each loads. The dialect's own
 # attribute means that the operation divides the source; here it is divided already.
 _PARTITION = "pallas_gpu.partition"
 _CACHE_HINT = "pallas_gpu.cache_hint"
+_OOB_MODE = "pallas_gpu.oob_mode"
 _PARTITIONS = {
     "partitioned": CopyPartition.PARTITIONED(0),
     "replicated": CopyPartition.REPLICATED,
@@ -55,6 +56,7 @@ def _copy_gmem_to_smem_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
         ),
         predicate=predicate_value(operands["predicate"]),
         cache_hint=ctx.eqn.params["cache_hint"],
+        oob_mode=ctx.eqn.params["oob_mode"],
     )
     return []
 
@@ -86,6 +88,9 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     if partition is not None:
         name = next(n for n, p in _PARTITIONS.items() if type(p) is type(partition))
         copy.operation.attributes[_PARTITION] = ir.StringAttr.get(name)
+    mode = ctx.eqn.params["oob_mode"]
+    if mode is not None:
+        copy.operation.attributes[_OOB_MODE] = ir.StringAttr.get(mode.value)
     _mark_hint(ctx, copy)
     ctx.mark_issuer(copy)
     return []
@@ -104,6 +109,7 @@ def _expand_load(expansion: Expansion, op: Any) -> None:
         **_shared_by(group, _partition(op)),
         predicate=op.predicate,
         cache_hint=_hint(op),
+        oob_mode=_oob_mode(op),
     )
     expansion.dead.append(op.operation)
 
@@ -117,16 +123,24 @@ def _mark_hint(ctx: RuleContext, copy: Any) -> None:
 
 def _hint(op: Any) -> str | None:
     """Returns the hint on an operation."""
+    return _text(op, _CACHE_HINT)
+
+
+def _oob_mode(op: Any) -> OOBFillMode | None:
+    """Returns what an operation says about elements outside of the array."""
+    mode = _text(op, _OOB_MODE)
+    return None if mode is None else OOBFillMode(mode)
+
+
+def _text(op: Any, name: str) -> str | None:
     attributes = op.operation.attributes
-    if _CACHE_HINT not in attributes:
-        return None
-    return ir.StringAttr(attributes[_CACHE_HINT]).value
+    return ir.StringAttr(attributes[name]).value if name in attributes else None
 
 
 def _partition(op: Any) -> CopyPartition | None:
     """Returns what the CTAs of an operation load, if a leader tracks it."""
-    name = op.operation.attributes[_PARTITION] if _PARTITION in op.attributes else None
-    return None if name is None else _PARTITIONS[ir.StringAttr(name).value]
+    name = _text(op, _PARTITION)
+    return None if name is None else _PARTITIONS[name]
 
 
 @lane(primitives.copy_smem_to_gmem_p)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The instructions of tensor copies; one thread issues them.
+"""The instructions of bulk copies, with and without tensor map.
+
+One thread issues them.
 
 What nvvm's operations do not express, or the plugin's serialization drops of them, is
 inline assembly. PTX ISA, Data Movement: cp.async.bulk.tensor. Coordinates are innermost
@@ -127,6 +129,59 @@ def prefetch(descriptor: ir.Value, coordinates: Sequence[ir.Value]) -> None:
     _assembly(text, [descriptor, *coordinates], ["l", *["r"] * rank])
 
 
+def load_line(
+    pointer: ir.Value,
+    source: ir.Value,
+    size_bytes: int,
+    barrier: ir.Value,
+    policy: ir.Value | None = None,
+) -> None:
+    """Copies adjacent bytes to SMEM. PTX: `cp.async.bulk.shared::cluster.global`.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the destination in this block's SMEM.
+      source: pointer to GMEM.
+      size_bytes: a multiple of 16, as both addresses.
+      barrier: `!llvm.ptr<3>` of the mbarrier that counts the bytes.
+      policy: i64, of `cache_policy`.
+    """
+    text = (
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        f"{_hint(policy)} [$0], [$1], $2, [$3]"
+    )
+    size = module.current().i32(size_bytes)
+    operands = [_address(pointer), _global(source), size, _address(barrier)]
+    _line(text, operands, "rlrr", policy)
+
+
+def store_line(
+    pointer: ir.Value,
+    target: ir.Value,
+    size_bytes: int,
+    policy: ir.Value | None = None,
+) -> None:
+    """Copies adjacent bytes to GMEM. PTX: `cp.async.bulk.global.shared::cta`.
+
+    Args:
+      pointer: `!llvm.ptr<3>` of the source.
+      target: pointer to GMEM.
+      size_bytes, policy: as of `load_line`.
+    """
+    text = f"cp.async.bulk.global.shared::cta.bulk_group{_hint(policy)} [$0], [$1], $2"
+    size = module.current().i32(size_bytes)
+    _line(text, [_global(target), _address(pointer), size], "lrr", policy)
+
+
+def _line(
+    text: str, operands: list[ir.Value], constraints: str, policy: ir.Value | None
+) -> None:
+    if policy is not None:
+        text += f", ${len(operands)}"
+        operands.append(policy)
+        constraints += "l"
+    _assembly(f"{text};", operands, constraints)
+
+
 def cache_policy(hint: str | None) -> ir.Value | None:
     """i64: how the L2 cache treats what a copy accesses; None for no hint.
 
@@ -146,6 +201,12 @@ def cache_policy(hint: str | None) -> ir.Value | None:
 
 def _hint(policy: ir.Value | None) -> str:
     return "" if policy is None else ".L2::cache_hint"
+
+
+def _global(pointer: ir.Value) -> ir.Value:
+    """A pointer to GMEM as one of its address space."""
+    window = module.pointer_type(1)
+    return pointer if pointer.type == window else llvm.addrspacecast(window, pointer)
 
 
 def _address(pointer: ir.Value) -> ir.Value:

@@ -13,19 +13,19 @@ import math
 from collections.abc import Iterator
 
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm
+from jaxlib.mlir.dialects import arith
 
+from pallas_gpu.layouts.gmem.line import UNIT_BYTES
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, default_placement
 from pallas_gpu.mosaic import gmem, indexed, masking, mbarrier, module, smem, tma
-from pallas_gpu.mosaic.copies import chunks, cp_async
+from pallas_gpu.mosaic.copies import chunks, cp_async, instructions
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray
 from pallas_gpu.mosaic.smem import predicated
 
 # Chunks of a row that a thread transfers in the body of a loop.
 _UNROLLED = 4
-_BULK_BYTES = 16  # PTX ISA, cp.async.bulk: size and addresses are multiples of it
 
 
 def gather(
@@ -70,7 +70,12 @@ def gather(
     with predicated(predicate):
         for from_, to, present in _each(source, target, index):
             with predicated(present):
-                _load_row(plan, from_, to, barrier_pointer)
+                instructions.load_line(
+                    smem.slice_pointer(to),
+                    gmem.slice_pointer(from_),
+                    _row_bytes(plan),
+                    barrier_pointer,
+                )
 
 
 def scatter(
@@ -98,7 +103,11 @@ def scatter(
         for to, from_, present in _each(target, source, index):
             if _is_bulk(plan):
                 with predicated(present):
-                    _store_row(plan, from_, to)
+                    instructions.store_line(
+                        smem.slice_pointer(from_),
+                        gmem.slice_pointer(to),
+                        _row_bytes(plan),
+                    )
             else:
                 _copy_row(plan, to, from_, present, store=True)
     if not _is_bulk(plan):
@@ -151,38 +160,11 @@ def _plan(source: gmem.GmemView, part: smem.SmemView, *, store: bool) -> ThreadC
 
 
 def _is_bulk(plan: ThreadCopy) -> bool:
-    return plan.is_line and not plan.bounds and plan.chunk_bytes == _BULK_BYTES
+    return plan.is_line and not plan.bounds and plan.chunk_bytes == UNIT_BYTES
 
 
 def _row_bytes(plan: ThreadCopy) -> int:
     return plan.chunks * plan.chunk_bytes
-
-
-def _load_row(
-    plan: ThreadCopy, source: gmem.GmemView, part: smem.SmemView, barrier: ir.Value
-) -> None:
-    start = cp_async.global_pointer(gmem.slice_pointer(source))
-    size = module.current().i32(_row_bytes(plan))
-    cp_async.assembly(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-        "[$0], [$1], $2, [$3];",
-        [_address(smem.slice_pointer(part)), start, size, _address(barrier)],
-        "r,l,r,r",
-    )
-
-
-def _store_row(plan: ThreadCopy, part: smem.SmemView, target: gmem.GmemView) -> None:
-    start = cp_async.global_pointer(gmem.slice_pointer(target))
-    size = module.current().i32(_row_bytes(plan))
-    cp_async.assembly(
-        "cp.async.bulk.global.shared::cta.bulk_group [$0], [$1], $2;",
-        [start, _address(smem.slice_pointer(part)), size],
-        "l,r,r",
-    )
-
-
-def _address(pointer: ir.Value) -> ir.Value:
-    return llvm.ptrtoint(ir.IntegerType.get_signless(32), pointer)
 
 
 def _copy_row(

@@ -17,6 +17,7 @@ from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
 
 _UNIT = 16  # of sizes and of addresses
 _LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+_HINT = ".L2::cache_hint"
 _STORE = "cp.async.bulk.global.shared::cta.bulk_group"
 
 
@@ -92,14 +93,19 @@ class _Store(_Copy):
 def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
-    places = ("[$0]", "[$1]", "$2")
-    load = statement.opcode == _LOAD
-    if statement.operands != (*places, "[$3]")[: 4 if load else 3] or statement.guard:
+    hinted = statement.opcode.endswith(_HINT)
+    opcode = statement.opcode.removesuffix(_HINT)
+    load = opcode == _LOAD
+    places = ["[$0]", "[$1]", "$2", *(["[$3]"] if load else [])]
+    if hinted:
+        places.append(f"${len(places)}")
+    known = statement.operands == tuple(places) and opcode in (_LOAD, _STORE)
+    if not known or statement.guard:
         raise NotModelled(f"llvm.inline_asm {text[:80]}")
-    if not load and statement.opcode != _STORE:
-        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    policy = inputs.pop() if hinted else None
 
     def copy(strand: Any) -> None:
+        tma.check_policy(strand, policy)
         each = [strand.per_lane(values.forced(strand.env[i])) for i in inputs]
         for lane in map(int, np.flatnonzero(strand.active())):
             first, second, size, *barrier = (int(x[lane]) for x in each)

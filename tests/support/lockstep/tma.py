@@ -94,7 +94,7 @@ def _create_policy(program: Program, op: ir.Operation, text: str) -> Step:
 ASSEMBLY.append(AssemblyUnit("createpolicy.", _create_policy))
 
 
-def _check_policy(strand: Any, policy: int | None = None) -> None:
+def check_policy(strand: Any, policy: int | None = None) -> None:
     """Raises unless a hint is what createpolicy gives (PTX ISA, createpolicy)."""
     if policy is None:
         return
@@ -118,7 +118,7 @@ def _load(program: Program, op: ir.Operation) -> Step:
 
     def load(strand: Any) -> None:
         env = strand.env
-        _check_policy(strand, *policies)
+        check_policy(strand, *policies)
         for lane, issue in _issues(strand, descriptor[0], coordinates, target[0]):
             local = int(strand.per_lane(env[barrier[0]])[lane])
             cta, address = accesses.cluster_address(strand, issue.address)
@@ -169,7 +169,7 @@ def _load_for_pair(program: Program, op: ir.Operation, text: str) -> Step:
 
     def load(strand: Any) -> None:
         env = strand.env
-        _check_policy(strand, policy)
+        check_policy(strand, policy)
         for lane, issue in _issues(strand, descriptor, coordinates, target):
             signal = int(strand.per_lane(env[barrier])[lane])
             tracker, local = accesses.cluster_address(strand, signal)
@@ -287,7 +287,7 @@ def _issue_store(
     policy: int | None = None,
 ) -> Step:
     def store(strand: Any) -> None:
-        _check_policy(strand, policy)
+        check_policy(strand, policy)
         for _, issue in _issues(strand, descriptor, coordinates, source):
             work = _StoreWork(issue, reduction)
             groups = strand.cta.bulk.setdefault(issue.thread, BulkGroups())
