@@ -55,4 +55,5 @@ def is_row(window: Window) -> bool:
 def _start_bits(window: Window, bits: int) -> int:
     """The known part of the distance from the array's start."""
     known = [start if isinstance(start, int) else 0 for start in window.starts]
-    return math.sumprod(known, window.array_strides) * bits
+    pairs = zip(known, window.array_strides, strict=True)
+    return sum([start * stride for start, stride in pairs]) * bits
