@@ -174,8 +174,8 @@ PLGPU: dict[str, Row] = {
     "async_load_tmem": differs("`reduce` comes later"),
     "async_store_tmem": SAME,
     "commit_tmem": SAME,
-    "tcgen05_commit_arrive": differs("`collective_axis` comes later"),
-    "tcgen05_mma": differs("sparsity and `collective_axis` come later"),
+    "tcgen05_commit_arrive": SAME,
+    "tcgen05_mma": differs("sparsity, and scales of a pair of CTAs, come later"),
     "async_copy_scales_to_tmem": differs("`collective_axis` comes later"),
     "wait_load_tmem": SAME,
     **dict.fromkeys(

@@ -86,7 +86,9 @@ class Nvidia:
                 state.plan.tmem_columns,
                 collective=state.plan.collective_tmem,
             )
-        state.builder.sync_before_exit()
+        # A pair frees its TMEM behind a barrier of the cluster.
+        if not state.plan.collective_tmem:
+            state.builder.sync_before_exit()
         state.builder.set_smem_bytes(state.plan.smem_bytes)
 
 

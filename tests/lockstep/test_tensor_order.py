@@ -13,7 +13,7 @@ import pytest
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import DeadlockError, KernelError
 from tests.support.mutations.mutant import Switches
-from tests.support.mutations.tensor_core import SUBJECT
+from tests.support.mutations.tensor_cores.tensor_core import SUBJECT
 from tests.support.semantics import BOTH, under
 
 LAUNCH = SUBJECT.make(Switches())

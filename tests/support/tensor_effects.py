@@ -12,6 +12,9 @@ from tests.support import effects as see
 from tests.support import public_calls as calls
 from tests.support.public_calls import F16, F32
 
+# Needs a cluster.
+_PAIRS = "tests/lowering/families/tensor_cores/test_tcgen05_pairs.py"
+
 
 def _product(e: calls.Env, **options: Any) -> None:
     plgpu.tcgen05_mma(e.acc, e.a, e.w.T, **options)
@@ -24,6 +27,8 @@ def _tmem(*options: dict[str, Any], dtype: Any = F32) -> list[str]:
 
 
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
+    "tcgen05_mma.collective_axis": _PAIRS,
+    "tcgen05_commit_arrive.collective_axis": _PAIRS,
     "TMEM.packed": lambda: _tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: _tmem({}, {"collective": True}),
     "TMEM.layout": lambda: _tmem({}, {"layout": layouts.TmemLayout.default(2)}),
@@ -55,7 +60,5 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 REFUSED = {
     "async_copy_scales_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
-    "tcgen05_commit_arrive.collective_axis": "x",
     "tcgen05_mma.a_sparse_metadata": 1,
-    "tcgen05_mma.collective_axis": "x",
 }

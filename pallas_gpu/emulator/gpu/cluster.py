@@ -64,6 +64,18 @@ def elsewhere(
     )
 
 
+def counterpart_of(wg: Warpgroup, region: Region, cta: Cta) -> Region:
+    """Returns the same part of SMEM or TMEM in a CTA of the cluster.
+
+    Raises:
+      KernelError: the CTA has freed the memory.
+      RaceError: it may use the memory for another array.
+    """
+    if cta is wg.cta:
+        return region
+    return Region(_reached(wg, region, cta), region.place)
+
+
 def access(
     wg: Warpgroup,
     region: Region,
@@ -95,14 +107,14 @@ def _cta_at(cta: Cta, axes: Sequence[str], positions: Sequence[Any]) -> Cta:
     return next(other for other in cta.cluster.ctas if other.rank == wanted)
 
 
-def _reached(wg: Warpgroup, region: Region, peer: Cta) -> SharedArray:
+def _reached(wg: Warpgroup, region: Region, peer: Cta) -> Any:
     key, position = region.memory.place
     theirs = scoped.scopes_of(peer)
     if theirs.lasting is not None and theirs.lasting.key == key:
         return theirs.lasting.arrays[position]
     if theirs.left.get(key[:2], -1) >= key[2]:
         raise errors.KernelError(
-            f"SMEM of {peer.name} is accessed, which has left the scope",
+            f"memory of {peer.name} is accessed, which has left the scope",
             expected="memory of a scope that the other CTA has not left",
             got=f"an access by {wg.name}",
             hint="wait for a ClusterBarrier at the end of the scope in every CTA; what "

@@ -19,6 +19,7 @@ from pallas_gpu import _jax, arch, errors, resources, types
 from pallas_gpu.entry.check import positions, references, warp
 from pallas_gpu.entry.check.grids.scheduling import check_claims
 from pallas_gpu.entry.check.index_arithmetic import check_indices
+from pallas_gpu.entry.check.tensor_cores.pairs import check_groups
 from pallas_gpu.entry.check.unsupported import unsupported
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.scoped import run_scoped_p
@@ -47,6 +48,7 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
     check_claims(jaxpr)
+    check_groups(jaxpr)
     check_indices(jaxpr, mesh)
 
 

@@ -33,7 +33,7 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
         pieces = math.prod(sizes[a] for a in axes)
         partition = eqn.params["leader_tracked"]
         if partition is not None:
-            _require_pair(axes, mesh, name)
+            require_pair(axes, mesh, name, "leader_tracked")
         if isinstance(partition, types.CopyPartition.PARTITIONED):
             pieces = 1
     check_copy(gmem.ref.aval, gmem_window, smem.ref.aval, smem_window, pieces)
@@ -80,7 +80,7 @@ def require_cluster_axes(axes: Sequence[str], mesh: types.Mesh, who: str) -> Non
         )
 
 
-def _require_pair(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
+def require_pair(axes: Sequence[str], mesh: types.Mesh, who: str, of: str) -> None:
     """Raises UnsupportedError unless the CTAs along an axis are a pair of tcgen05."""
     # PTX ISA, cta_group::2: CTAs whose %cluster_ctarank differs in the last bit.
     names, sizes = list(mesh.cluster_names), list(mesh.cluster)
@@ -88,7 +88,7 @@ def _require_pair(axes: Sequence[str], mesh: types.Mesh, who: str) -> None:
     if inner[0] == 2 and math.prod(inner) == 2:
         return
     raise errors.UnsupportedError(
-        f"{who}: the CTAs of leader_tracked are not a pair",
+        f"{who}: the CTAs of {of} are not a pair",
         expected="a cluster axis of size 2, the last one of the cluster's axes whose "
         "size is not 1: two CTAs of adjacent ranks",
         got=f"axis {axes[0]!r} of a cluster {dict(zip(names, sizes, strict=True))}",

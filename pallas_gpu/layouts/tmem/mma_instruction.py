@@ -5,8 +5,9 @@ PTX ISA, tcgen05 "Instruction descriptor" and "Matrix shapes". Dense instruction
 kinds f16, tf32, f8f6f4 and i8.
 
 Block scaling has descriptors of its own: `scaled_instruction`. Sparsity plugs in here:
-a sparse left operand sets bit 2 and the selector in bits 0-1, and doubles K. Pairs of
-CTAs double M and the steps of N (`cta_group` of `require_shape`).
+a sparse left operand sets bit 2 and the selector in bits 0-1, and doubles K.
+
+An instruction of a pair of CTAs (`ctas`) has the M and N of both together.
 """
 
 from __future__ import annotations
@@ -19,10 +20,13 @@ from pallas_gpu.errors import DTypeError, ShapeError
 # One instruction reads 32 bytes of K from each row of a dense operand.
 K_BYTES = 32
 MAX_N = 256
+# Rows of the accumulator in each CTA.
 ROWS = (64, 128)
 _N_STEP = 8
 # Integer kinds (PTX ISA, table of shapes): 8, 16, 24, 32, then multiples of 16.
 _INTEGER_N_STEP, _INTEGER_FREE_N = 16, 32
+# Those of a pair of CTAs.
+_PAIR_N_STEP, _PAIR_INTEGER_N_STEP = 16, 32
 
 
 class Kind(enum.Enum):
@@ -69,6 +73,7 @@ class Instruction:
       m, n: rows and columns of the accumulator.
       d, a, b: element types in PTX.
       a_transposed, b_transposed: the operand in SMEM lies along M or N.
+      ctas: 1, or 2 for a pair; `m` and `n` are those of both together.
 
     Raises:
       DTypeError, ShapeError: there is no such instruction.
@@ -84,10 +89,11 @@ class Instruction:
     b: str
     a_transposed: bool = False
     b_transposed: bool = False
+    ctas: int = 1
 
     def __post_init__(self) -> None:
         require_types(self.d, self.a, self.b)
-        require_shape(self.m, self.n, self.kind)
+        require_shape(self.m, self.n, self.kind, self.ctas)
 
     @property
     def kind(self) -> Kind:
@@ -109,8 +115,8 @@ class Instruction:
 
     @property
     def mnemonic(self) -> str:
-        """The opcode of the dense instruction of one CTA."""
-        return f"tcgen05.mma.cta_group::1.kind::{self.kind.value}"
+        """The opcode of the dense instruction."""
+        return f"tcgen05.mma.cta_group::{self.ctas}.kind::{self.kind.value}"
 
 
 def kind_of(operand: str) -> Kind:
@@ -136,22 +142,35 @@ def require_types(d: str, a: str, b: str) -> None:
         )
 
 
-def require_shape(m: int, n: int, kind: Kind) -> None:
-    """Raises ShapeError unless an instruction of one CTA has this shape."""
-    if m in ROWS and n <= MAX_N and is_n(n, kind):
+def require_shape(m: int, n: int, kind: Kind, ctas: int = 1) -> None:
+    """Raises ShapeError unless an instruction of one CTA, or of two, has this shape."""
+    rows = [ctas * count for count in ROWS]
+    if m in rows and n <= MAX_N and is_n(n, kind, ctas):
         return
-    steps = (
-        "8, 16, 24, 32 or a multiple of 16" if kind is Kind.I8 else "a multiple of 8"
-    )
+    if ctas == 2:
+        steps = f"a multiple of {n_step(kind, ctas)}"
+    elif kind is Kind.I8:
+        steps = "8, 16, 24, 32 or a multiple of 16"
+    else:
+        steps = "a multiple of 8"
     raise ShapeError(
         "there is no tcgen05.mma of this shape",
-        expected=f"M = 64 or 128; N {steps}, up to {MAX_N}",
-        got=f"M = {m}, N = {n}",
+        expected=f"M = {rows[0]} or {rows[1]}; N {steps}, up to {MAX_N}",
+        got=f"M = {m}, N = {n}" + (" of a pair of CTAs" if ctas == 2 else ""),
     )
 
 
-def is_n(n: int, kind: Kind) -> bool:
+def n_step(kind: Kind, ctas: int = 1) -> int:
+    """What N is a multiple of; integer kinds have a few small N of one CTA besides."""
+    if ctas == 2:
+        return _PAIR_INTEGER_N_STEP if kind is Kind.I8 else _PAIR_N_STEP
+    return _INTEGER_N_STEP if kind is Kind.I8 else _N_STEP
+
+
+def is_n(n: int, kind: Kind, ctas: int = 1) -> bool:
     """Whether N, up to the maximum, is that of an instruction."""
+    if ctas == 2:
+        return n > 0 and n % n_step(kind, ctas) == 0
     if n < _N_STEP or n % _N_STEP:
         return False
     return kind is not Kind.I8 or n <= _INTEGER_FREE_N or n % _INTEGER_N_STEP == 0

@@ -6,9 +6,11 @@ call of `mma` is one volatile inline assembly with an instruction for each step 
 each part of N; the offsets of their descriptors are constants.
 
 Where others plug in: sparsity adds the address of the metadata to `_text`, and fields
-to `Instruction`, as block scaling does (`scales.Scaling`); pairs
-of CTAs issue `cta_group::2` from one CTA, with the pair's M and N in the descriptor,
-and `commit_arrive` takes the mask of the CTAs.
+to `Instruction`, as block scaling does (`scales.Scaling`).
+
+The instructions of a pair of CTAs (`collective`) are issued by its leader alone: their
+descriptors are applied in both CTAs, each of which has half of the rows of `a` and of
+the accumulator, and half of the columns of `b`.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from pallas_gpu.layouts.tmem.scaled_instruction import ScaledInstruction
 from pallas_gpu.mosaic import module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView, predicated
-from pallas_gpu.mosaic.tensor_cores import scales
+from pallas_gpu.mosaic.tensor_cores import pairs, scales
 from pallas_gpu.mosaic.tensor_cores.scales import Scaling
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
@@ -67,12 +69,14 @@ def mma(
     b: SmemView,
     accumulate: bool | ir.Value,
     scaled: tuple[TmemView, TmemView] | None = None,
+    *,
+    collective: bool = False,
 ) -> None:
     """Starts `acc += a @ b`, or `acc = a @ b`.
 
-    PTX: `tcgen05.mma.cta_group::1`. Since: sm_100a. The elected thread issues it. It is
-    complete for those who wait on an mbarrier of a later `commit_arrive`; until then
-    SMEM operands must not be modified.
+    PTX: `tcgen05.mma.cta_group::{1,2}`. Since: sm_100a. The elected thread issues it,
+    of a pair that of the leader. It is complete for those who wait on an mbarrier of a
+    later `commit_arrive`; until then SMEM operands must not be modified.
 
     Args:
       acc: (M, N); M is 64 or 128.
@@ -80,11 +84,13 @@ def mma(
       b: (K, N) in SMEM.
       accumulate: whether to add to the accumulator: a bool or an i1.
       scaled: the scales of a, (M, blocks of K), and of b, (at least N, blocks of K).
+      collective: whether a pair of CTAs multiplies: the rows are those of each CTA, and
+        `b` is (K, N / 2).
 
     Raises:
       ShapeError, DTypeError, LayoutError: no instruction has these operands.
     """
-    plan = _plan(acc, a, b, scaled)
+    plan = _plan(acc, a, b, scaled, 2 if collective else 1)
     left = (
         a.address(a.allocation.address)
         if isinstance(a, TmemView)
@@ -104,7 +110,7 @@ def mma(
         *(view.address(view.allocation.address) for view in scaled or ()),
     ]
     kind = "r" if isinstance(a, TmemView) else "l"
-    with predicated(kernel.elected):
+    with predicated(pairs.issuer(collective)):
         llvm.inline_asm(
             None,
             operands,
@@ -114,19 +120,26 @@ def mma(
         )
 
 
-def commit_arrive(barrier: ir.Value) -> None:
+def commit_arrive(barrier: ir.Value, *, collective: bool = False) -> None:
     """Arrives on an mbarrier once all earlier instructions of the thread are complete.
 
-    PTX: `tcgen05.commit.cta_group::1.mbarrier::arrive::one`. Since: sm_100a. The
-    elected thread, which has issued the instructions, issues it.
+    PTX: `tcgen05.commit.cta_group::{1,2}.mbarrier::arrive::one`, of a pair with
+    `.multicast::cluster`. Since: sm_100a. The elected thread, which has issued the
+    instructions, issues it.
 
     Args:
       barrier: `!llvm.ptr<3>` of the mbarrier.
+      collective: whether the instructions are those of a pair of CTAs; it arrives on
+        the mbarrier of both.
     """
     # As an intrinsic: jax's own emitters record that ptxas miscompiles it as inline
     # assembly.
-    with predicated(module.current().elected):
-        nvvm.tcgen05_commit(barrier, group=ir.Attribute.parse("#nvvm.cta_group<cta_1>"))
+    with predicated(pairs.issuer(collective)):
+        nvvm.tcgen05_commit(
+            barrier,
+            multicast_mask=pairs.mask() if collective else None,
+            group=pairs.group(collective),
+        )
 
 
 # --- the plan -------------------------------------------------------------------------
@@ -168,6 +181,7 @@ def _plan(
     a: SmemView | TmemView,
     b: SmemView,
     scaled: tuple[TmemView, TmemView] | None,
+    ctas: int,
 ) -> _Plan:
     (m, n), k = acc.shape, b.shape[0]
     _require_types(acc.dtype, a.dtype, b.dtype)
@@ -182,13 +196,15 @@ def _plan(
         return _Plan(scaling.instruction, n, k, k_step, left, right, False, scaling)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
-    columns = _columns(n // 2 if halved else n, right, kind)
+    # A pair's N is that of one instruction: each CTA has half of its columns of b.
+    columns = n if ctas == 2 else _columns(n // 2 if halved else n, right, kind)
     instruction = Instruction(
-        m,
+        ctas * m,
         columns,
         *names,
         left is not None and left.transposed,
         right.transposed,
+        ctas,
     )
     return _Plan(instruction, n, k, k_step, left, right, halved, None)
 

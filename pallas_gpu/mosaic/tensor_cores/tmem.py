@@ -6,8 +6,8 @@ does both. An address has the lane in bits 16 to 31 and the column in bits 0 to 
 ISA, "Tensor Memory Addressing"). Each warp of a warpgroup transfers its own quarter of
 the lanes.
 
-Pairs of CTAs plug in here: `allocate` and `free` take `collective`, which is the
-instructions' cta_group.
+A pair of CTAs allocates and frees together: its warps issue the instructions with
+`cta_group::2` (`collective`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from pallas_gpu.mosaic import mbarrier, module
 from pallas_gpu.mosaic.elements import dtypes, words
 from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.mosaic.smem import add_index, predicated
+from pallas_gpu.mosaic.tensor_cores import pairs
 
 # The SMEM word that receives the address of an allocation; aligned like an mbarrier.
 ADDRESS_BYTES = 8
@@ -117,7 +118,7 @@ def allocate(
         visible.
     """
     kernel = module.current()
-    group = _group(collective)
+    group = pairs.group(collective)
     with predicated(_first_warp()):
         nvvm.tcgen05_alloc(word, kernel.i32(columns), group=group)
         nvvm.tcgen05_relinquish_alloc_permit(group=group)
@@ -151,7 +152,7 @@ def free(word: ir.Value, columns: int, *, collective: bool) -> None:
         address = llvm.load(ir.IntegerType.get_signless(32), word)
         # An address in TMEM is a pointer to LLVM.
         nvvm.tcgen05_dealloc(
-            pointer(address), kernel.i32(columns), group=_group(collective)
+            pointer(address), kernel.i32(columns), group=pairs.group(collective)
         )
 
 
@@ -170,11 +171,6 @@ def _first_warp() -> ir.Value:
         return arith.cmpi(arith.CmpIPredicate.eq, number, kernel.i32(0))
 
     return kernel.hoisted("first warp", emit)
-
-
-def _group(collective: bool) -> ir.Attribute:
-    name = "cta_2" if collective else "cta_1"
-    return ir.Attribute.parse(f"#nvvm.cta_group<{name}>")
 
 
 # --- ordering -------------------------------------------------------------------------

@@ -2,8 +2,7 @@
 """tcgen05: Blackwell's tensor core instruction and the arrival when it is complete.
 
 Where others plug in: sparse metadata is an operand of the primitive, None until
-`tcgen05_mma` accepts it; `collective_axis` is a parameter of both primitives, None
-until pairs of CTAs are supported.
+`tcgen05_mma` accepts it. What is particular to pairs of CTAs is in `pairs.py`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.tensor_cores import scales
+from pallas_gpu.primitives.tensor_cores import pairs, scales
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
@@ -65,7 +64,7 @@ _MAX_COLUMNS = 512
     b_scale=expect.anything,
     a_sparse_metadata=expect.refused(None, "sparsity is not supported yet: omit it"),
     accumulate=expect.anything,
-    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+    collective_axis=expect.optional(expect.string),
 )
 def tcgen05_mma(
     acc: types.Ref,
@@ -81,7 +80,7 @@ def tcgen05_mma(
 ) -> None:
     """Starts `acc += a @ b`, or `acc = a @ b`, on the tensor core.
 
-    PTX: tcgen05.mma.cta_group::1, and with a barrier
+    PTX: tcgen05.mma.cta_group::1, with collective_axis cta_group::2, and with a barrier
     tcgen05.commit.mbarrier::arrive::one. Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
@@ -91,14 +90,22 @@ def tcgen05_mma(
     `commit_smem()` before, values stored to TMEM a `commit_tmem()`. float32 operands
     are read as tf32 (10 bits of mantissa).
 
+    With `collective_axis` two CTAs multiply together. Each passes its M rows of `a` and
+    of the accumulator, and its N / 2 columns of `b`, at the same place of the same
+    declarations. The CTA of index 0 issues, which must know that the operands of both
+    are complete; in the other one the call does nothing. The arrival comes on the
+    barrier of both.
+
     Args:
       acc: (M, N) TMEM reference with one element per column, M = 64 or 128; float32,
-        float16 or int32.
+        float16 or int32. Of a pair it is declared with collective=True, and N is at
+        most 256.
       a: (M, K) SMEM reference, or a packed TMEM reference with M = 128.
-      b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
-        and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics infers them
-        for arrays declared without. A reference stored transposed is passed as
-        `ref.T`; float32 requires K in the minor dimension.
+      b: (K, N) SMEM reference, of a pair (K, N / 2). SMEM operands need
+        TilingTransform((8, swizzle width)) and a SwizzleTransform of 32, 64 or 128
+        bytes; Warpgroup semantics infers them for arrays declared without. A reference
+        stored transposed is passed as `ref.T`; float32 requires K in the minor
+        dimension.
       barrier: barrier with `orders_tensor_core` that receives one arrival when this and
         all earlier calls of the issuer are complete.
       a_scale, b_scale: scales of blocks along K, (128, K / block) and (N rounded up to
@@ -109,15 +116,18 @@ def tcgen05_mma(
       a_sparse_metadata: not supported.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
-      collective_axis: not supported.
+      collective_axis: the last axis of the cluster, of size 2; None for one CTA.
 
     Raises:
       MemorySpaceError: an operand is in another space.
-      ArgumentError: the barrier does not order the tensor core.
+      ArgumentError: the barrier does not order the tensor core, or an array in TMEM is
+        that of one CTA and the product that of two, or the other way round.
+      AxisNameError: the cluster has no such axis.
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
       ArgumentError: only one operand has scales.
-      UnsupportedError: metadata, collective_axis.
+      UnsupportedError: metadata, scales of a pair, CTAs along the axis that are not a
+        pair.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
@@ -132,15 +142,24 @@ def tcgen05_mma(
     scaled = a_scale is not None or b_scale is not None
     if not scaled:
         _require_types(acc, a, b)
-    _require_shapes(acc, a, b)
+    collective = collective_axis is not None
+    for array in (acc, a) if aval.memory_space is types.TMEM else (acc,):
+        pairs.require_allocation(array, collective=collective, who=who)
+    if collective:
+        pairs.require_shapes(acc, a, b)
+        pairs.refuse_scales(scaled=scaled)
+    else:
+        _require_shapes(acc, a, b)
     if scaled:
         scales.require(acc, a, b, a_scale, b_scale)
-    _require_accumulator(acc)
+    _require_accumulator(acc, collective=collective)
     if aval.memory_space is types.TMEM:
         _require_packed(a)
     else:
         _require_storage(a, "a")
-    _require_halves(acc, _require_storage(b, "b"))
+    right = _require_storage(b, "b")
+    if not collective:
+        _require_halves(acc, right)
     if not isinstance(accumulate, bool):
         accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
     done = None if barrier is None else one_barrier(barrier, who)
@@ -161,14 +180,15 @@ def tcgen05_mma(
 
 @expect.arguments(
     barrier=expect.anything,
-    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+    collective_axis=expect.optional(expect.string),
 )
 def tcgen05_commit_arrive(
     barrier: types.Ref, collective_axis: str | None = None
 ) -> None:
     """Arrives on a barrier when all earlier tcgen05 work of the issuer is complete.
 
-    PTX: tcgen05.commit.cta_group::1.mbarrier::arrive::one. Since: sm_100a.
+    PTX: tcgen05.commit.cta_group::1.mbarrier::arrive::one, with collective_axis
+    cta_group::2 and .multicast::cluster. Since: sm_100a.
 
     Issued by the warpgroup, or the warp, that has called `tcgen05_mma`; one elected
     lane issues it. It is asynchronous: the arrival comes when the work is complete, and
@@ -176,12 +196,15 @@ def tcgen05_commit_arrive(
 
     Args:
       barrier: one barrier with `orders_tensor_core`.
-      collective_axis: not supported.
+      collective_axis: that of the pair of CTAs whose work it is, the last axis of the
+        cluster; None for one CTA. The CTA of index 0 issues it, and the arrival comes
+        on the barrier of both; in the other one the call does nothing.
 
     Raises:
       MemorySpaceError: the operand is not a barrier.
       ArgumentError: the barrier does not order the tensor core.
-      UnsupportedError: collective_axis.
+      AxisNameError: the cluster has no such axis.
+      UnsupportedError: the CTAs along the axis are not a pair.
     """
     one = one_barrier(barrier, "tcgen05_commit_arrive")
     ops.bind(tcgen05_commit_arrive_p, {"barrier": one}, collective_axis=collective_axis)
@@ -276,17 +299,18 @@ def _require_shapes(acc: Any, a: Any, b: Any) -> None:
         )
 
 
-def _require_accumulator(acc: Any) -> None:
+def _require_accumulator(acc: Any, *, collective: bool) -> None:
     layout = types.base_aval(acc).storage.layout
     rows, columns = acc.shape
-    expected = TmemKind.DEFAULT if rows == instructions.ROWS[1] else TmemKind.HALF_LANE
+    half = TmemKind.M64_COLLECTIVE if collective else TmemKind.HALF_LANE
+    expected = TmemKind.DEFAULT if rows == instructions.ROWS[1] else half
     whole = not layout.tile_columns or layout.tile_columns == columns
     if layout.kind is expected and layout.packing == 1 and whole:
         return
     raise errors.LayoutError(
         "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
         expected=f"one element per column in the {expected.value} layout"
-        + (f" of {columns} columns" if expected is TmemKind.HALF_LANE else ""),
+        + (f" of {columns} columns" if expected is half else ""),
         got=str(layout),
         hint="declare it with plgpu.TMEM(shape, dtype), and packed=False if it has 16 "
         "bits; of 64 rows, pass the whole array",

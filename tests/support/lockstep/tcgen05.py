@@ -2,8 +2,8 @@
 """tcgen05.mma and tcgen05.commit: products of one thread, in flight until a commit.
 
 From the PTX ISA, "TensorCore 5th Generation Family Instructions": instruction and
-shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA;
-sparsity and pairs of CTAs are fields of `Instruction` that it refuses.
+shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA
+or, without scales, of a pair; sparsity is a field of `Instruction` that it refuses.
 """
 
 from __future__ import annotations
@@ -56,7 +56,12 @@ _ACCUMULATORS: dict[str, dict[int, np.dtype]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """What an instruction descriptor says (PTX ISA, "Instruction descriptor")."""
+    """What an instruction descriptor says (PTX ISA, "Instruction descriptor").
+
+    Attributes:
+      m, n: of a pair of CTAs those of both together.
+      ctas: 1, or 2 for a pair.
+    """
 
     kind: str
     m: int
@@ -66,12 +71,17 @@ class Instruction:
     b: np.dtype
     transposed: tuple[bool, bool]
     scaling: Scaling | None
+    ctas: int = 1
 
     @classmethod
-    def decode(cls, word: int, kind: str, vector: int | None) -> Instruction:
-        """From its 32 bits, for a kind and its `.scale_vec`."""
+    def decode(
+        cls, word: int, kind: str, vector: int | None, ctas: int = 1
+    ) -> Instruction:
+        """From its 32 bits, for a kind, its `.scale_vec` and a cta_group."""
         scaling = None
         if kind in tensor_copies.SCALED:
+            if ctas == 2:
+                raise NotModelled("block scaling of a pair of CTAs")
             scaling = Scaling.decode(word, kind, vector or 0)
             word = Scaling.plain(word)
         if word & 0b100 or word & 0b11:
@@ -90,16 +100,19 @@ class Instruction:
             raise KernelError("a float16 accumulator of operands that are not float16")
         n, m = (word >> 17 & 63) << 3, (word >> 24 & 31) << 4
         transposed = bool(word >> 15 & 1), bool(word >> 16 & 1)
-        made = cls(kind, m, n, d, a, b, transposed, scaling)  # type: ignore[arg-type]
+        made = cls(kind, m, n, d, a, b, transposed, scaling, ctas)  # type: ignore[arg-type]
         made._check()
         return made
 
     def _check(self) -> None:
-        integer = self.kind == "i8"
-        fine = self.m in (64, 128) and 8 <= self.n <= 256 and self.n % 8 == 0
-        fine &= not integer or self.n in (8, 16, 24, 32) or self.n % 16 == 0
+        integer, ctas = self.kind == "i8", self.ctas
+        fine = self.m in (64 * ctas, 128 * ctas)
+        fine &= 8 * ctas <= self.n <= 256 and self.n % (8 * ctas) == 0
+        few = ctas == 1 and self.n in (8, 16, 24, 32)
+        fine &= not integer or few or self.n % (16 * ctas) == 0
         fine &= not any(self.transposed) or self.kind != "tf32"
-        fine &= not self.transposed[1] or self.b.itemsize > 1 or self.n % 16 == 0
+        narrow = self.transposed[1] and self.b.itemsize == 1
+        fine &= not narrow or self.n % (16 * ctas) == 0
         fine &= self.scaling is None or self.m == 128
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
         if not fine:
@@ -183,8 +196,59 @@ class Thread:
             work.complete(self.agent, epoch)
 
 
+class Part:
+    """The operands of a tcgen05.mma in one CTA.
+
+    Attributes:
+      d: [m, n] lanes and columns.
+      a_cells: likewise, of packed words; None if `a` is in SMEM.
+      a, b: [rows, k, bytes] in SMEM.
+    """
+
+    def __init__(
+        self, cta: Any, spec: Instruction, d: int, a: int | tuple[int], b: int
+    ) -> None:
+        self.smem, self.tmem = cta.smem, tmem.of_cta(cta)
+        self.d = _accumulator_cells(spec, d)
+        self.a_cells: tuple[np.ndarray, np.ndarray] | None = None
+        if isinstance(a, tuple):
+            self.a_cells = _operand_cells(spec, a[0])
+        else:
+            self.a = _operand_places(spec, a, 0)
+        self.b = _operand_places(spec, b, 1)
+
+    def begin(self, row: int, agent: int, *, pipelined: bool) -> None:
+        """The instruction, which a warp issues, accesses them until `end`."""
+        what, rows = "tcgen05.mma", np.array([row])
+        if self.a_cells is None:
+            self.smem.begin_read(rows, np.unique(self.a), what)
+        else:
+            self.tmem.begin(row, agent, self.a_cells, writes=False, what=what)
+        self.smem.begin_read(rows, np.unique(self.b), what)
+        self.tmem.begin(row, agent, self.d, writes=True, what=what, pipelined=pipelined)
+
+    def left(self, spec: Instruction) -> np.ndarray:
+        """Its rows of A."""
+        if self.a_cells is None:
+            return _elements(self.smem.data[self.a], spec.a)
+        return np.ascontiguousarray(self.tmem.data[self.a_cells]).view(spec.a)
+
+    def right(self, spec: Instruction) -> np.ndarray:
+        """Its rows of B, which are columns of the product."""
+        return _elements(self.smem.data[self.b], spec.b)
+
+    def end(self, agent: int, epoch: int) -> None:
+        """The accesses are complete."""
+        if self.a_cells is None:
+            self.smem.end_read(np.unique(self.a), agent, epoch)
+        else:
+            self.tmem.end(agent, epoch, self.a_cells, writes=False)
+        self.smem.end_read(np.unique(self.b), agent, epoch)
+        self.tmem.end(agent, epoch, self.d, writes=True)
+
+
 class Product:
-    """One tcgen05.mma."""
+    """One tcgen05.mma: descriptors and addresses are the same in each of its CTAs."""
 
     def __init__(
         self,
@@ -199,24 +263,9 @@ class Product:
         scales: tuple[int, ...],
     ) -> None:
         self._spec, self._accumulate = spec, accumulate
-        self._smem, self._tmem = strand.cta.smem, tmem.of(strand)
-        rows = np.array([row])
-        self.d = _accumulator_cells(spec, d)
-        self._a_cells: tuple[np.ndarray, np.ndarray] | None = None
-        if isinstance(a, tuple):
-            self._a_cells = _operand_cells(spec, a[0])
-            self._tmem.begin(
-                row,
-                thread.agent,
-                self._a_cells,
-                writes=False,
-                what="tcgen05.mma",
-            )
-        else:
-            self._a = _operand_places(spec, a, 0)
-            self._smem.begin_read(rows, np.unique(self._a), "tcgen05.mma")
-        self._b = _operand_places(spec, b, 1)
-        self._smem.begin_read(rows, np.unique(self._b), "tcgen05.mma")
+        tmem.of(strand).belong(spec.ctas, "tcgen05.mma")
+        ctas = _running(strand.cta, spec.ctas, "tcgen05.mma")
+        self._parts = [Part(cta, spec, d, a, b) for cta in ctas]
         self._scales = []
         if spec.scaling is not None:
             self._scales = [
@@ -225,14 +274,14 @@ class Product:
                     (0, 1), (spec.m, spec.n), scales, strict=True
                 )
             ]
-        self._tmem.begin(
-            row,
-            thread.agent,
-            self.d,
-            writes=True,
-            what="tcgen05.mma",
-            pipelined=self._follows_same(thread),
-        )
+        pipelined = self._follows_same(thread)
+        for part in self._parts:
+            part.begin(row, thread.agent, pipelined=pipelined)
+
+    @property
+    def d(self) -> tuple[np.ndarray, np.ndarray]:
+        """Lanes and columns of D, the same in each CTA."""
+        return self._parts[0].d
 
     def _follows_same(self, thread: Thread) -> bool:
         """Whether products in flight that share cells of D have the same D.
@@ -249,34 +298,38 @@ class Product:
     def complete(self, agent: int, epoch: int) -> None:
         """Multiplies what the operands hold now."""
         spec = self._spec
-        if self._a_cells is None:
-            a = _elements(self._smem.data[self._a], spec.a)
-            self._smem.end_read(np.unique(self._a), agent, epoch)
-        else:
-            words = np.ascontiguousarray(self._tmem.data[self._a_cells])
-            a = words.view(spec.a)
-            self._tmem.end(agent, epoch, self._a_cells, writes=False)
-        b = _elements(self._smem.data[self._b], spec.b)
-        self._smem.end_read(np.unique(self._b), agent, epoch)
         wide = np.int64 if spec.kind == "i8" else np.float64
-        a, b = _exact(a, spec).astype(wide), _exact(b, spec).astype(wide)
-        if self._scales:
-            held = [scales.complete(agent, epoch) for scales in self._scales]
-            a, b = (
-                x * np.repeat(each, spec.k // each.shape[1], axis=1)
-                for x, each in zip((a, b), held, strict=True)
-            )
-        total = a @ b.T
-        cells = self._tmem.data[self.d]
-        if self._accumulate:
-            total = total + _numbers(cells, spec.d).astype(wide)
-        self._tmem.data[self.d] = _words(total, spec.d)
-        self._tmem.end(agent, epoch, self.d, writes=True)
+        held = [scales.complete(agent, epoch) for scales in self._scales]
+
+        def exact(x: np.ndarray, side: int) -> np.ndarray:
+            x = _exact(x, spec).astype(wide)
+            if not held:
+                return x
+            return x * np.repeat(held[side], spec.k // held[side].shape[1], axis=1)
+
+        b = exact(np.concatenate([part.right(spec) for part in self._parts]), 1)
+        for part in self._parts:
+            total = exact(part.left(spec), 0) @ b.T
+            cells = part.tmem.data[part.d]
+            if self._accumulate:
+                total = total + _numbers(cells, spec.d).astype(wide)
+            part.tmem.data[part.d] = _words(total, spec.d)
+            part.end(agent, epoch)
+
+
+def _running(cta: Any, group: int, what: str) -> list[Any]:
+    """The blocks of a cta_group, which have to run."""
+    ctas = tmem.ctas_of(cta, group, what)
+    for one in ctas:
+        if not one.running:
+            raise KernelError(f"{what}: CTA {one.number} of the pair does not run")
+    return ctas
 
 
 def _operand_places(spec: Instruction, word: int, side: int) -> np.ndarray:
-    """[rows, k, bytes] of a or b in SMEM; of 4-bit elements two are a byte."""
+    """[rows, k, bytes] of a CTA's a or b in SMEM; of 4-bit elements two are a byte."""
     rows, dtype = ((spec.m, spec.a), (spec.n, spec.b))[side]
+    rows //= spec.ctas
     k = spec.k * _bits(dtype) // (8 * dtype.itemsize)
     return smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
 
@@ -306,13 +359,20 @@ def _words(numbers: np.ndarray, kind: np.dtype) -> np.ndarray:
 
 
 def _accumulator_cells(spec: Instruction, address: int) -> Any:
-    """[m, n] lanes and columns of D: layout D of M = 128, F of M = 64."""
+    """[m, n] lanes and columns of D in one CTA.
+
+    Layout D of M = 128, F of M = 64; of a pair A of M = 256, B of M = 128.
+    """
     base, column = address >> 16, address & 0xFFFF
-    m, n = np.arange(spec.m)[:, None], np.arange(spec.n)[None]
-    if spec.m == 128:
-        if base:
-            raise KernelError(f"an accumulator of 128 rows from lane {base} on")
+    rows = spec.m // spec.ctas
+    m, n = np.arange(rows)[:, None], np.arange(spec.n)[None]
+    if base and (rows == 128 or spec.ctas == 2):
+        raise KernelError(f"an accumulator of {rows} rows from lane {base} on")
+    if rows == 128:
         lane = m
+    elif spec.ctas == 2:
+        half = spec.n // 2
+        lane, n = m + 64 * (n // half), n % half
     else:
         if base not in (0, 16):
             raise KernelError(f"an accumulator of 64 rows from lane {base} on")
@@ -321,24 +381,25 @@ def _accumulator_cells(spec: Instruction, address: int) -> Any:
 
 
 def _operand_cells(spec: Instruction, address: int) -> Any:
-    """[m, 8] lanes and columns of A in TMEM, which is packed."""
+    """[m, 8] lanes and columns of A in one CTA's TMEM, which is packed."""
     base, column = address >> 16, address & 0xFFFF
-    if base or spec.m != 128:
+    rows = spec.m // spec.ctas
+    if base or rows != 128:
         raise NotModelled("A in TMEM of 64 rows")
-    m, word = np.arange(spec.m)[:, None], np.arange(_K_BYTES // 4)[None]
+    m, word = np.arange(rows)[:, None], np.arange(_K_BYTES // 4)[None]
     return np.broadcast_arrays(m + 0 * word, column + word)
 
 
 class _Commit:
-    """An arrival on an mbarrier when the thread's earlier work is complete.
+    """An arrival on mbarriers when the thread's earlier work is complete.
 
     That comes after all asynchronous work that had completed before, as far as the
     thread knew; what threads have stored it does not release.
     """
 
-    def __init__(self, thread: Thread, barrier: Any, row: int) -> None:
+    def __init__(self, thread: Thread, barriers: list[Any], row: int) -> None:
         thread.commits += 1
-        self._thread, self._upto, self._barrier = thread, thread.commits, barrier
+        self._thread, self._upto, self._barriers = thread, thread.commits, barriers
         self._known = thread.cta.clocks.of_agents(row)
 
     def complete(self) -> None:
@@ -347,7 +408,8 @@ class _Commit:
         clock = np.zeros(clocks.known.shape[1], np.int32)
         clock[: len(self._known)] = self._known
         clock[self._thread.agent] = self._upto
-        self._barrier.arrive(1, clock)
+        for barrier in self._barriers:
+            barrier.arrive(1, clock)
 
 
 def _thread(strand: Any, what: str) -> tuple[int, int, Thread]:
@@ -365,18 +427,28 @@ def _thread(strand: Any, what: str) -> tuple[int, int, Thread]:
 
 @runs("nvvm.tcgen05.commit")
 def _commit(program: Program, op: ir.Operation) -> Step:
-    address, *mask = program.inputs(op)
-    if mask or tmem.group_of(op) != 1:
-        raise NotModelled("nvvm.tcgen05.commit of a pair of CTAs")
+    address, *masks = program.inputs(op)
+    group = tmem.group_of(op)
 
     def commit(strand: Any) -> None:
         lane, row, thread = _thread(strand, "tcgen05.commit")
         place = int(strand.per_lane(strand.env[address])[lane])
         cta, offset = accesses.cluster_address(strand, place)
-        barrier = mbarrier.find(cta, offset)
-        barrier.check_known(row, "tcgen05.commit")
+        tmem.of(strand).belong(group, "tcgen05.commit")
+        _running(strand.cta, group, "tcgen05.commit")
+        reached = [cta]
+        if masks:
+            # The same offset in each CTA whose bit is set.
+            mask = int(strand.per_lane(values.forced(strand.env[masks[0]]))[lane])
+            every = strand.cta.cluster.ctas
+            if mask & 0xFFFF >> len(every) << len(every):
+                raise KernelError(f"tcgen05.commit to no CTA of the cluster: {mask:#x}")
+            reached = [one for one in every if mask >> one.rank & 1]
+        barriers = [mbarrier.find(one, offset) for one in reached]
+        for one in barriers:
+            one.check_known(row, "tcgen05.commit")
         launch = strand.cta.cluster.launch
-        launch.scheduler.in_flight.append(_Commit(thread, barrier, row))
+        launch.scheduler.in_flight.append(_Commit(thread, barriers, row))
 
     return commit
 
@@ -390,7 +462,7 @@ def finish(cta: Any) -> None:
 # --- text -----------------------------------------------------------------------------
 
 _MMA = re.compile(
-    r"tcgen05\.mma\.cta_group::1\.kind::(\w+)(?:\.block_scale\.scale_vec::(\d)X)?"
+    r"tcgen05\.mma\.cta_group::([12])\.kind::(\w+)(?:\.block_scale\.scale_vec::(\d)X)?"
 )
 
 
@@ -425,8 +497,8 @@ def _execute(
     match = _MMA.fullmatch(s.opcode)
     if match is not None:
         d, a, b, idesc, *scales, enable = map(str, s.operands)
-        vector = int(match[2]) if match[2] else None
-        spec = Instruction.decode(registers[idesc], match[1], vector)
+        vector = int(match[3]) if match[3] else None
+        spec = Instruction.decode(registers[idesc], match[2], vector, int(match[1]))
         if len(scales) != (2 if spec.scaling else 0):
             raise KernelError(f"{s.opcode} with {len(scales)} addresses of scales")
         in_tmem = a.startswith("[")

@@ -7,8 +7,9 @@ columns of 32 bits; an address has the lane in bits 16-31 and the column in bits
 Loads and stores of a warp are agents of their own, whose epoch grows when the warp
 waits for them; others learn it only from before `tcgen05.fence::before_thread_sync`,
 and know it for tcgen05 instructions only after `tcgen05.fence::after_thread_sync`.
-Products (`tcgen05.py`) and copies from SMEM are agents, too; a model of tcgen05.cp or
-of pairs of CTAs uses `Cells` in the same way.
+Products (`tcgen05.py`) and copies from SMEM are agents, too; a model of tcgen05.cp uses
+`Cells` in the same way. A pair of CTAs is two blocks whose ranks differ in the last
+bit; what one of them issues for both accesses the cells of both.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class Cells:
       data: [lanes, columns] of 32 bits.
       allocated: the columns of each allocation, by its address.
       relinquished: whether the block has given up the permit to allocate.
+      group: the cta_group of its instructions; None before the first.
       order: [rows, agents] what each warp knows for tcgen05 instructions: what it knew
         at its last fence::after_thread_sync.
     """
@@ -49,6 +51,7 @@ class Cells:
         self.data = np.full((TMEM_LANES, COLUMNS), _POISON, np.uint32)
         self.allocated: dict[int, int] = {}
         self.relinquished = False
+        self.group: int | None = None
         self.latest_allocation = COLUMNS
         self.order = np.zeros_like(cta.clocks.known)
         shape = self.data.shape
@@ -61,7 +64,22 @@ class Cells:
         self._reading: dict[int, np.ndarray] = {}
         self.in_flight = 0
 
+    def belong(self, group: int, what: str) -> None:
+        """All instructions of a kernel have the same cta_group."""
+        if self.group not in (None, group):
+            raise KernelError(f"{what} of cta_group::{group} after ::{self.group}")
+        self.group = group
+
     # --- accesses ---------------------------------------------------------------------
+
+    def free(self, row: int, start: int, columns: int) -> None:
+        """Nobody accesses the columns any more, as the warp that frees them knows."""
+        lanes, held = np.indices((TMEM_LANES, columns))
+        cells = lanes.reshape(-1), held.reshape(-1) + start
+        what = "tcgen05.dealloc"
+        self._require_idle(cells, what, writes=True)
+        agent = store_agent(self.cta, row)
+        self._require_known(row, agent, cells, what, readers=True)
 
     def begin(
         self,
@@ -83,14 +101,8 @@ class Cells:
           pipelined: whether the agent's own accesses in flight come before it.
         """
         self._require_allocated(cells, what)
-        own = agent + 1 if pipelined else -1
-        writing = self._writing[cells]
-        if ((writing != 0) & (writing != own)).any():
-            raise KernelError(f"{what} accesses TMEM that is still being written")
-        for reader, count in self._reading.items():
-            ordered = pipelined and reader == agent
-            if writes and not ordered and count[cells].any():
-                raise KernelError(f"{what} overwrites TMEM that is still being read")
+        own = agent if pipelined else None
+        self._require_idle(cells, what, writes=writes, own=own)
         self._require_known(row, agent, cells, what, readers=writes)
         self.in_flight += 1
         if writes:
@@ -115,6 +127,23 @@ class Cells:
         else:
             self._reading[agent][cells] -= 1
             self._reads_of(agent)[cells] = epoch
+
+    def _require_idle(
+        self,
+        cells: tuple[np.ndarray, np.ndarray],
+        what: str,
+        *,
+        writes: bool,
+        own: int | None = None,
+    ) -> None:
+        """No access in flight conflicts, but for those of the agent `own`."""
+        writing = self._writing[cells]
+        own_mark = -1 if own is None else own + 1
+        if ((writing != 0) & (writing != own_mark)).any():
+            raise KernelError(f"{what} accesses TMEM that is still being written")
+        for reader, count in self._reading.items():
+            if writes and reader != own and count[cells].any():
+                raise KernelError(f"{what} overwrites TMEM that is still being read")
 
     def _reads_of(self, agent: int) -> np.ndarray:
         return self._reads.setdefault(agent, np.zeros(self.data.shape, np.int32))
@@ -178,9 +207,24 @@ class Cells:
 
 def of(strand: Any) -> Cells:
     """The tensor memory of a strand's block."""
-    if strand.cta.tmem is None:
-        strand.cta.tmem = Cells(strand.cta)
-    return strand.cta.tmem
+    return of_cta(strand.cta)
+
+
+def of_cta(cta: Any) -> Cells:
+    """The tensor memory of a block."""
+    if cta.tmem is None:
+        cta.tmem = Cells(cta)
+    return cta.tmem
+
+
+def ctas_of(cta: Any, group: int, what: str) -> list[Any]:
+    """The blocks of a cta_group: one, or a pair, the one of even rank first."""
+    if group == 1:
+        return [cta]
+    ctas, first = cta.cluster.ctas, cta.rank & ~1
+    if first + 1 >= len(ctas):
+        raise KernelError(f"{what}: CTA {cta.number} is not one of a pair")
+    return ctas[first : first + 2]
 
 
 def load_agent(cta: Any, row: int) -> int:
@@ -214,8 +258,8 @@ def group_of(op: ir.Operation) -> int:
 
 def _one_warp(strand: Any, op: ir.Operation) -> int:
     """The row of the one warp that executes an operation."""
-    if group_of(op) != 1:
-        raise NotModelled(f"{op.name} of a pair of CTAs")
+    of(strand).belong(group_of(op), op.name)
+    ctas_of(strand.cta, group_of(op), op.name)
     rows = strand.whole_warps(op.name)
     if len(rows) != 1:
         raise KernelError(f"{op.name} is executed by {len(rows)} warps")
@@ -272,11 +316,9 @@ def _dealloc(program: Program, op: ir.Operation) -> Step:
         columns = strand.uniform(strand.env[count])
         if cells.allocated.get(start) != columns:
             raise KernelError(f"tcgen05.dealloc of {columns} columns at {start}")
-        lanes, held = np.indices((TMEM_LANES, columns))
-        agent = store_agent(strand.cta, row)
-        everything = (lanes.reshape(-1), held.reshape(-1) + start)
-        cells.begin(row, agent, everything, writes=True, what="tcgen05.dealloc")
-        cells.end(agent, 0, everything, writes=True)
+        # Of a pair both have finished their accesses.
+        for cta in ctas_of(strand.cta, group_of(op), op.name):
+            of_cta(cta).free(row, start, columns)
         del cells.allocated[start]
 
     return dealloc
@@ -339,8 +381,10 @@ def _fence(program: Program, op: ir.Operation) -> Step:
     def fence(strand: Any) -> None:
         rows = strand.active_rows()
         if after:
-            if strand.cta.tmem is not None:
-                strand.cta.tmem.fence_after(rows)
+            # What these warps issue may access the TMEM of the other CTA of the pair.
+            for cta in strand.cta.cluster.ctas:
+                if cta.tmem is not None:
+                    cta.tmem.fence_after(rows)
             return
         clocks = strand.cta.clocks
         for row in map(int, rows):

@@ -15,12 +15,12 @@ from tests.support.mutations import (
     smem_handover,
     softmax,
     specialised,
-    tensor_core,
     tma_pipeline,
     unions,
     warp_exchange,
     warps,
 )
+from tests.support.mutations.tensor_cores import pair_product, tensor_core
 
 SUBJECTS = tuple(
     module.SUBJECT
@@ -41,5 +41,6 @@ SUBJECTS = tuple(
         unions,
         warp_exchange,
         tensor_core,
+        pair_product,
     )
 )

@@ -12,22 +12,29 @@ only some of its columns are not (PTX ISA, tcgen05 "Pipelined instructions").
 Copies from SMEM to TMEM (`copies`) are work of the same stream, ordered before its
 later products.
 
-Where others plug in: metadata is an operand that `Product` reads; a pair of CTAs has
-one stream, and its commit arrives in several CTAs.
+A product of a pair of CTAs is work of the leader: it reads and writes the memory of
+both, so the leader must know of what the other has done, and the commit arrives in
+both. In the other CTA the call does nothing.
+
+Where others plug in: metadata is an operand that `Product` reads.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.tables import Key
 from pallas_gpu.emulator.engine.threads import Thread
-from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
-from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of
+from pallas_gpu.emulator.gpu import cluster
+from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
+from pallas_gpu.emulator.gpu.mbarrier import Barrier
 from pallas_gpu.emulator.gpu.tensor_cores import scaled, tensor_core
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
 from pallas_gpu.primitives import _registry as registry
@@ -116,37 +123,46 @@ class Work:
         self.done = True
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Share:
+    """The operands of a product in one CTA."""
+
+    acc: Region
+    a: Region
+    b: Region
+
+
 @dataclasses.dataclass(slots=True)
 class Product(Work):
     """`acc += a @ b`, or `acc = a @ b`, that has been issued.
 
     Attributes:
+      shares: of each CTA: rows of `a` and the accumulator, and columns of `b`.
       scales: of the blocks of a and b, or none.
     """
 
-    acc: Region
-    a: Region
-    b: Region
+    shares: Sequence[Share]
     accumulate: bool
     scales: tuple[Region, ...]
 
     def perform(self) -> None:
         """Reads the operands, and writes the accumulator."""
-        acc = self.acc.peek()
-        if not self.accumulate:
-            acc[...] = 0
-        a, b = self.a.peek(), self.b.peek()
-        if self.scales:
-            a_scale, b_scale = (scale.peek() for scale in self.scales)
-            scaled.accumulate(acc, a, b, a_scale, b_scale)
-        else:
-            tensor_core.accumulate(acc, a, b, truncates=False)
+        b = np.concatenate([share.b.peek() for share in self.shares], axis=1)
+        for share in self.shares:
+            acc, a = share.acc.peek(), share.a.peek()
+            if not self.accumulate:
+                acc[...] = 0
+            if self.scales:
+                a_scale, b_scale = (scale.peek() for scale in self.scales)
+                scaled.accumulate(acc, a, b, a_scale, b_scale)
+            else:
+                tensor_core.accumulate(acc, a, b, truncates=False)
         self.done = True
 
 
 @dataclasses.dataclass(slots=True)
 class Commit:
-    """An arrival on a barrier when earlier work is complete.
+    """An arrival when earlier work is complete, on the same barrier of some CTAs.
 
     Attributes:
       known: the clock of the issuer: the arrival comes after what it contains.
@@ -156,7 +172,7 @@ class Commit:
 
     stream: TensorStream
     group: int
-    barrier: Barrier
+    barriers: Sequence[Barrier]
     known: list[ordering.Clock]
     released: ordering.Clock
 
@@ -168,29 +184,46 @@ class Commit:
         """Performs the work, and arrives."""
         stream = self.stream
         stream.perform(self.group)
-        self.barrier.multicasts.append(self)
         own = {stream.smem: self.group, stream.tensor: self.group}
-        self.barrier.arrive({**self.released, **own})
+        for barrier in self.barriers:
+            barrier.multicasts.append(self)
+            barrier.arrive({**self.released, **own})
         return True
 
 
 @registry.register(tcgen05.tcgen05_mma_p, _EMULATE)
-def _mma(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+def _mma(
+    wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
+) -> None:
+    ctas = _ctas(wg, collective_axis)
+    if wg.cta is not ctas[0]:
+        return
     stream = TensorStream.of(wg)
-    acc, a, b = operands["acc"], operands["a"], operands["b"]
     accumulate = bool(operands["accumulate"])
     scales = [operands[name] for name in ("a_scale", "b_scale")]
     scales = [scale for scale in scales if scale is not None]
-    for operand in (acc, a, b, *scales):
-        stream.follow(wg, operand)
-    for operand in (a, b):
-        _read_operand(wg, stream, operand)
     for scale in scales:
+        stream.follow(wg, scale)
         _read_copied(wg, stream, scale)
-    _write_accumulator(wg, stream, acc, accumulate)
-    Product(stream, stream.group, acc, a, b, accumulate, tuple(scales)).submit(wg)
+    shares = []
+    for cta in ctas:
+        acc, a, b = (
+            cluster.counterpart_of(wg, operands[x], cta) for x in ("acc", "a", "b")
+        )
+        for operand in (acc, a, b):
+            stream.follow(wg, operand)
+        for operand in (a, b):
+            _read_operand(wg, stream, operand)
+        _write_accumulator(wg, stream, acc, accumulate)
+        shares.append(Share(acc, a, b))
+    Product(stream, stream.group, shares, accumulate, tuple(scales)).submit(wg)
     if operands["barrier"] is not None:
-        _commit(wg, operands["barrier"])
+        _commit(wg, operands["barrier"], ctas)
+
+
+def _ctas(wg: Warpgroup, collective_axis: str | None) -> list[Cta]:
+    """The CTAs that multiply together; the first one is the leader."""
+    return [wg.cta] if collective_axis is None else wg.cta.along((collective_axis,))
 
 
 def _read_operand(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
@@ -234,14 +267,19 @@ def _write_accumulator(
 
 
 @registry.register(tcgen05.tcgen05_commit_arrive_p, _EMULATE)
-def _commit_arrive(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    _commit(wg, operands["barrier"])
+def _commit_arrive(
+    wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
+) -> None:
+    ctas = _ctas(wg, collective_axis)
+    if wg.cta is ctas[0]:
+        _commit(wg, operands["barrier"], ctas)
 
 
-def _commit(wg: Warpgroup, barrier: Region) -> None:
+def _commit(wg: Warpgroup, barrier: Region, ctas: Sequence[Cta]) -> None:
     stream = TensorStream.of(wg)
     stream.commits += 1
     known = [wg.release()]
     released = {**stream.before, **ordering.executed(known[0])}
-    work = Commit(stream, stream.commits, barrier_of(barrier), known, released)
+    barriers = [barrier.memory.same_in(cta).one(barrier) for cta in ctas]
+    work = Commit(stream, stream.commits, barriers, known, released)
     wg.group.in_flight.submit(work)

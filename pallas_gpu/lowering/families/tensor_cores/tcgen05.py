@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcgen05: products with an accumulator in TMEM, and their commits.
 
-The operation of the dialect has an operand for metadata, and an attribute for pairs of
-CTAs: `_expand_mma` passes them on once the emitter takes them.
+The operation of the dialect has an operand for metadata: `_expand_mma` passes it on
+once the emitter takes it.
 """
 
 from __future__ import annotations
@@ -45,13 +45,25 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
 
     def multiply(
-        acc: Any, a: Any, b: Any, accumulate: bool | ir.Value, scaled: Any
+        acc: Any,
+        a: Any,
+        b: Any,
+        accumulate: bool | ir.Value,
+        scaled: Any,
+        *,
+        collective: bool,
     ) -> None:
         if isinstance(accumulate, bool):
             accumulate = dtypes.constant(accumulate, dtypes.BOOL)
         a_scale, b_scale = scaled or (None, None)
         product = dialect.ops.tcgen05_mma(
-            acc, a, b, accumulate, a_scale=a_scale, b_scale=b_scale
+            acc,
+            a,
+            b,
+            accumulate,
+            a_scale=a_scale,
+            b_scale=b_scale,
+            collective=collective,
         )
         signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
         ctx.mark_issuer(product)
@@ -70,7 +82,7 @@ def _multiply(
     scaled = None
     if operands["a_scale"] is not None:
         scaled = tuple(ctx.part(operands[name]) for name in ("a_scale", "b_scale"))
-    multiply(*parts, accumulate, scaled)
+    multiply(*parts, accumulate, scaled, collective=_is_collective(ctx))
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
     return []
@@ -84,7 +96,13 @@ def _commit_arrive(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 def _commit(ctx: RuleContext, barrier: Any) -> None:
     index = barrier_index(barrier.ref, barrier.transforms)
-    tcgen05.commit_arrive(barrier_pointer(ctx, barrier.ref, index))
+    pointer = barrier_pointer(ctx, barrier.ref, index)
+    tcgen05.commit_arrive(pointer, collective=_is_collective(ctx))
+
+
+def _is_collective(ctx: RuleContext) -> bool:
+    """Whether the operation is one of a pair of CTAs."""
+    return ctx.eqn.params["collective_axis"] is not None
 
 
 @expands("mosaic_gpu.tcgen05_mma")
@@ -102,6 +120,7 @@ def _expand_mma(expansion: Expansion, op: Any) -> None:
         signs.restored(op, 2, smem_view(expansion, right)),
         _static(accumulate),
         scaled,
+        collective=ir.BoolAttr(op.attributes["collective"]).value,
     )
     expansion.dead.append(op.operation)
 

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of CTAs: their axis, and that a kernel has one group of CTAs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pallas_gpu import _jax, errors, resources, types
+from pallas_gpu.entry.check import references
+from pallas_gpu.entry.check.tma import require_cluster_axes, require_pair
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.scoped import run_scoped_p
+from pallas_gpu.primitives.tensor_cores import scales, tcgen05
+from pallas_gpu.walk import Site, walk
+
+_OF_GROUPS = (
+    tcgen05.tcgen05_mma_p,
+    tcgen05.tcgen05_commit_arrive_p,
+    scales.async_copy_scales_to_tmem_p,
+)
+
+
+@registry.checks(tcgen05.tcgen05_mma_p, tcgen05.tcgen05_commit_arrive_p)
+def _check(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
+    references.check_operands(eqn, mesh)
+    axis = eqn.params["collective_axis"]
+    if axis is not None:
+        name = eqn.primitive.name
+        require_cluster_axes((axis,), mesh, name)
+        require_pair((axis,), mesh, name, "collective_axis")
+
+
+def check_groups(jaxpr: _jax.Jaxpr) -> None:
+    """Raises ArgumentError where a kernel has operations of one CTA and of a pair.
+
+    PTX ISA, tcgen05 "CTA pair": all tcgen05 instructions of a kernel have the same
+    cta_group.
+    """
+    first: tuple[bool, str] | None = None
+    for site in walk(jaxpr):
+        for pair, what in _uses(site):
+            if first is None:
+                first = pair, what
+            elif first[0] != pair:
+                raise errors.ArgumentError(
+                    "a kernel mixes tcgen05 operations of one CTA and of a pair",
+                    expected="collective_axis in all of them and collective=True in "
+                    "all declarations of TMEM, or neither",
+                    got=f"{first[1]}, then {what}",
+                    hint="pass collective_axis to every tcgen05_mma and "
+                    "tcgen05_commit_arrive",
+                ).with_location(site.where)
+
+
+def _uses(site: Site) -> Iterator[tuple[bool, str]]:
+    """What of an equation is done by one CTA, or by a pair, with a description."""
+    eqn = site.eqn
+    if eqn.primitive in _OF_GROUPS:
+        axis = eqn.params.get("collective_axis")
+        yield axis is not None, f"{eqn.primitive.name} with collective_axis={axis!r}"
+    if eqn.primitive is run_scoped_p:
+        for var in resources.scope_refs(eqn):
+            if getattr(var.aval, "memory_space", None) is types.TMEM:
+                collective = var.aval.storage.collective
+                yield collective, f"an array in TMEM with collective={collective}"

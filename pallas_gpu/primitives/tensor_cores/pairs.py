@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05 of pairs of CTAs: what the operands of a product have to be.
+
+Each CTA of a pair has half of the rows of `a` and of the accumulator, and half of the
+columns of `b`; the accumulator has all columns in both (PTX ISA, "Data path layout
+organization": layouts A and B). A `b` of 8 bits along N consists of whole atoms of at
+least 32 columns in each CTA, which is more than its instructions ask for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, errors, types
+from pallas_gpu.layouts.tmem import mma_instruction as instructions
+
+_CTAS = 2
+
+
+def require_allocation(array: Any, *, collective: bool, who: str) -> None:
+    """Raises ArgumentError unless an array in TMEM is allocated by those who use it."""
+    if types.base_aval(array).storage.collective == collective:
+        return
+    raise errors.ArgumentError(
+        f"{who}: an array in TMEM is not that of "
+        + ("a pair of CTAs" if collective else "one CTA"),
+        expected=f"collective={collective} in its declaration, as collective_axis is "
+        + ("given" if collective else "not given"),
+        got=types.describe(array),
+        hint="declare it with plgpu.TMEM(shape, dtype, collective=True), and pass "
+        "collective_axis; or neither",
+        where=_jax.where_now(),
+    )
+
+
+def require_shapes(acc: Any, a: Any, b: Any) -> None:
+    """Raises ShapeError unless the operands of one CTA are those of a pair's product.
+
+    Args:
+      acc: (M, N); M is that of one CTA.
+      a: (M, K).
+      b: (K, N / 2).
+    """
+    shapes = tuple(acc.shape), tuple(a.shape), tuple(b.shape)
+    two = all(len(s) == 2 for s in shapes)
+    if not two or (
+        shapes[0] != (shapes[1][0], _CTAS * shapes[2][1])
+        or shapes[1][1] != shapes[2][0]
+    ):
+        raise errors.ShapeError(
+            "tcgen05_mma: the shapes do not form a product of a pair of CTAs",
+            expected="in each CTA acc (M, N), a (M, K), b (K, N / 2)",
+            got="acc {}, a {}, b {}".format(*shapes),
+            hint="each CTA has half of the rows of the product and of a, and half of "
+            "the columns of b",
+            where=_jax.where_now(),
+        )
+    (m, n), k = shapes[0], shapes[1][1]
+    step = instructions.K_BYTES // jnp.dtype(a.dtype).itemsize
+    if k % step:
+        raise errors.ShapeError(
+            "tcgen05_mma: K is not a multiple of the instruction's K",
+            expected=f"a multiple of {step} ({instructions.K_BYTES} bytes)",
+            got=k,
+            hint="pad K with zeros",
+            where=_jax.where_now(),
+        )
+    integer = jnp.issubdtype(a.dtype, jnp.integer)
+    kind = instructions.Kind.I8 if integer else instructions.Kind.F16
+    steps = instructions.n_step(kind, _CTAS)
+    if m in instructions.ROWS and n % steps == 0 and n <= instructions.MAX_N:
+        return
+    raise errors.ShapeError(
+        "tcgen05_mma: the tensor cores of a pair have no instruction of this shape",
+        expected=f"M = 64 or 128 in each CTA, N a multiple of {steps} up to "
+        f"{instructions.MAX_N}",
+        got=f"M = {m}, N = {n}",
+        hint="split N into several accumulators, each with columns of b of both CTAs",
+        where=_jax.where_now(),
+    )
+
+
+def refuse_scales(*, scaled: bool) -> None:
+    """Raises UnsupportedError for operands with scales."""
+    if not scaled:
+        return
+    raise errors.UnsupportedError(
+        "tcgen05_mma: block scaling is not supported for a pair of CTAs",
+        expected="collective_axis without a_scale and b_scale",
+        got="both",
+        hint="multiply in each CTA: omit collective_axis",
+        where=_jax.where_now(),
+    )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pairs of CTAs in the emulator: memory that one of them frees, and who issues.
+
+What a missing wait, fence or arrival is reported as is in
+tests/support/mutations/tensor_cores/pair_product.py.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.tensor_pairs import PAIR, PairProduct
+from tests.support.tensor_products import BLACKWELL, F16, F32, storage
+
+SEEDS = range(4)
+CASE = PairProduct(n=16, k=32, swizzle=64, tracked=False)
+
+
+def run(body, seed=0, scratch=None):
+    """The result of a kernel over the operands of `CASE`."""
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((2 * CASE.m, CASE.n), F32),
+        scratch_types=CASE.scratch() if scratch is None else scratch,
+        compiler_params=BLACKWELL,
+        interpret=plgpu.InterpretParams(seed=seed),
+        **PAIR,
+    )
+    return np.asarray(kernel(*CASE.operands()))
+
+
+def store(out, acc):
+    out[plgpu.ds(lax.axis_index("c") * CASE.m, CASE.m)] = acc[...]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("waits", [True, False])
+def test_operands_of_both_live_until_the_product_is_complete(waits, seed):
+    """The CTA that does not issue leaves the scope of its operands."""
+    kept = ("acc", "loaded", "ready", "done")
+    scratch = {name: CASE.scratch()[name] for name in kept}
+
+    def body(a, b, out, acc, loaded, ready, done):
+        leads = lax.axis_index("c") == 0
+
+        def scope(a_smem, b_smem):
+            CASE.load(a, b, a_smem, b_smem, loaded, ready)
+            plgpu.barrier_arrive(ready)
+            plgpu.barrier_wait(ready)
+            plgpu.tcgen05_mma(
+                acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
+            )
+            if waits:
+                plgpu.barrier_wait(done)
+            else:
+                plgpu.when(leads)(lambda: plgpu.barrier_wait(done))
+
+        declared = CASE.scratch()
+        plgpu.run_scoped(scope, a_smem=declared["a_smem"], b_smem=declared["b_smem"])
+        if not waits:
+            plgpu.when(~leads)(lambda: plgpu.barrier_wait(done))
+        store(out, acc)
+
+    if waits:
+        expected = CASE.expected(*CASE.operands())
+        np.testing.assert_array_equal(run(body, seed, scratch), expected)
+        return
+    with pytest.raises(
+        errors.KernelError, match=r"is freed while the tcgen05_mma|has left the scope"
+    ):
+        run(body, seed, scratch)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_other_cta_does_not_end_before_its_loads_are_known_to_be_used(seed):
+    tracked = PairProduct(n=16, k=32, swizzle=64)
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        tracked.load(a, b, a_smem, b_smem, loaded, ready)
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
+        )
+
+        @plgpu.when(lax.axis_index("c") == 0)
+        def _():
+            plgpu.barrier_wait(done)
+            store(out, acc)
+
+    with pytest.raises(errors.PallasGpuError, match=r"CTA \(c=1\)\) is freed while"):
+        run(body, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_leader_needs_the_loads_of_the_other_cta(seed):
+    """Each CTA waits for its own loads, and the leader does not ask for the others."""
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        CASE.load(a, b, a_smem, b_smem, loaded, ready)
+        plgpu.tcgen05_mma(  # HERE
+            acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
+        )
+        plgpu.barrier_wait(done)
+        store(out, acc)
+
+    with pytest.raises(
+        (errors.RaceError, errors.UninitializedReadError), match=r"CTA \(c=1\)"
+    ):
+        run(body, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("orders", [True, False])
+def test_stores_to_tmem_of_the_other_cta_are_ordered_by_some_barriers(orders, seed):
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        plgpu.async_store_tmem(acc, jnp.ones((CASE.m, CASE.n), F32))
+        plgpu.commit_tmem()
+        CASE.load(a, b, a_smem, b_smem, loaded, ready)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, done, collective_axis="c")
+        plgpu.barrier_wait(done)
+        store(out, acc)
+
+    ready = plgpu.ClusterBarrier(collective_axes="c", orders_tensor_core=orders)
+    scratch = {**CASE.scratch(), "ready": ready}
+    if not orders:
+        with pytest.raises(errors.RaceError, match=r"CTA \(c=1\)"):
+            run(body, seed, scratch)
+        return
+    expected = CASE.expected(*CASE.operands()) + 1
+    np.testing.assert_array_equal(run(body, seed, scratch), expected)
+
+
+def test_what_the_other_cta_passes_has_no_effect():
+    """It may call with other operands, or not at all."""
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done, other):
+        CASE.load(a, b, a_smem, b_smem, loaded, ready)
+        plgpu.barrier_arrive(ready)
+        plgpu.barrier_wait(ready)
+
+        def multiply(left):
+            plgpu.tcgen05_mma(
+                acc, left, b_smem.T, done, accumulate=False, collective_axis="c"
+            )
+
+        leads = lax.axis_index("c") == 0
+        plgpu.when(leads)(lambda: multiply(a_smem))
+        plgpu.when(~leads)(lambda: multiply(other))
+        plgpu.barrier_wait(done)
+        store(out, acc)
+
+    other = plgpu.SMEM((CASE.m, CASE.k), F16, transforms=storage(F16, CASE.swizzle))
+    result = run(body, 0, {**CASE.scratch(), "other": other})
+    np.testing.assert_array_equal(result, CASE.expected(*CASE.operands()))

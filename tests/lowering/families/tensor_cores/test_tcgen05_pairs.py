@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of pairs of CTAs as kernels write them: forms of operands, everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_pairs import PAIR, PairProduct
+from tests.support.tensor_products import BF16, BLACKWELL, E4M3, E5M2, F16, F32
+
+I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
+KERNELS = {
+    "256 rows": PairProduct(),
+    "128 rows": PairProduct(m=64),
+    "each CTA waits for its loads": PairProduct(tracked=False),
+    "128 rows, each CTA waits for its loads": PairProduct(m=64, tracked=False),
+    "b along N": PairProduct(n=128, b_stored=False),
+    "a along M": PairProduct(a_stored=True),
+    "bf16, the least N": PairProduct(a=BF16, b=BF16, n=16),
+    "128 rows, the least N": PairProduct(m=64, n=16),
+    "N of 48": PairProduct(n=48),
+    "the most N": PairProduct(n=256, k=32, swizzle=64),
+    "128 rows, the most N": PairProduct(m=64, n=256, k=32, swizzle=64),
+    "K of three swizzles": PairProduct(k=192),
+    "32-byte swizzle": PairProduct(swizzle=32, k=32),
+    "float16 accumulator": PairProduct(acc=F16),
+    "tf32": PairProduct(a=F32, b=F32, k=32),
+    "two kinds of float8": PairProduct(a=E4M3, b=E5M2, k=128),
+    "float8 along N": PairProduct(a=E4M3, b=E4M3, k=128, n=256, b_stored=False),
+    "int8 and uint8": PairProduct(a=I8, b=U8, acc=I32, k=128),
+    "a in TMEM": PairProduct(a_in_tmem=True, tracked=False),
+    "float8 in TMEM": PairProduct(a=E4M3, b=E4M3, k=128, a_in_tmem=True, tracked=False),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_product_of_a_pair(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.smoke
+def test_a_pair_multiplies_a_tile():
+    case = PairProduct(k=32, n=16, swizzle=64)
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.parametrize("case", [PairProduct(inferred=True)])
+def test_warpgroup_semantics_infer_how_operands_are_stored(case):
+    operands, only = case.operands(), [plgpu.LoweringSemantics.Warpgroup]
+    expected = case.expected(*operands)
+    everywhere.check(
+        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
+    )
+
+
+def test_the_leader_alone_may_issue_and_accumulate():
+    case, rounds = PairProduct(n=16, k=32, swizzle=64), 3
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+            case.load(a, b, a_smem, b_smem, loaded, ready)
+
+            @plgpu.when(lax.axis_index("c") == 0)
+            def _():
+                @plgpu.loop(0, rounds)
+                def _(i):
+                    plgpu.tcgen05_mma(
+                        acc, a_smem, b_smem.T, accumulate=i > 0, collective_axis="c"
+                    )
+
+                plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+
+            plgpu.barrier_wait(done)
+            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            **PAIR,
+        )
+
+    operands = case.operands()
+    expected = rounds * case.expected(*operands)
+    everywhere.check(make, operands, expected, on_gpu=False)
+
+
+def test_a_warp_of_the_leader_multiplies():
+    case = PairProduct(n=16, k=32, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+            @plgpu.warp_map
+            def _(warp):
+                @plgpu.when(warp == 0)
+                def _():
+                    case.load(a, b, a_smem, b_smem, loaded, ready)
+                    plgpu.tcgen05_mma(
+                        acc,
+                        a_smem,
+                        b_smem.T,
+                        done,
+                        accumulate=False,
+                        collective_axis="c",
+                    )
+
+            plgpu.barrier_wait(done)
+            out[plgpu.ds(lax.axis_index("c") * case.m, case.m)] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            **PAIR,
+        )
+
+    operands = case.operands()
+    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+
+
+def test_several_pairs_make_a_cluster():
+    case = PairProduct(m=64, n=16, k=32, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+            p, c = lax.axis_index("p"), lax.axis_index("c")
+            case.load(a.at[p], b, a_smem, b_smem, loaded, ready)
+            plgpu.tcgen05_mma(
+                acc, a_smem, b_smem.T, done, accumulate=False, collective_axis="c"
+            )
+            plgpu.barrier_wait(done)
+            out[p, plgpu.ds(c * case.m, case.m)] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            cluster=(2, 2),
+            cluster_names=("p", "c"),
+        )
+
+    a, b = case.operands()
+    a = np.stack([a, 2 * a])
+    expected = np.stack([case.expected(x, b) for x in a])
+    everywhere.check(make, [a, b], expected, on_gpu=False)
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+def ptx(case, semantics):
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    assert report.resources.spill_store_bytes == 0
+    return report.ptx
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("m", [64, 128])
+def test_instructions_of_a_pair(m, semantics):
+    text = ptx(PairProduct(m=m), semantics)
+    found = re.findall(r"(?:tcgen05|barrier\.cluster)\.[\w:.]+", text)
+    assert found.count("tcgen05.mma.cta_group::2.kind::f16") == 4
+    other = ("tcgen05.mma", "tcgen05.ld", "tcgen05.fence")
+    # As upstream's, whose last barrier is relaxed.
+    assert [x for x in found if not x.startswith(other)] == [
+        "tcgen05.alloc.cta_group::2.sync.aligned.shared::cta.b32",
+        "tcgen05.relinquish_alloc_permit.cta_group::2.sync.aligned",
+        "barrier.cluster.arrive.relaxed.aligned",
+        "barrier.cluster.wait.aligned",
+        "tcgen05.commit.cta_group::2.mbarrier::arrive::one.shared::cluster"
+        ".multicast::cluster.b64",
+        "tcgen05.wait::ld.sync.aligned",
+        "barrier.cluster.arrive.aligned",
+        "barrier.cluster.wait.aligned",
+        "tcgen05.dealloc.cta_group::2.sync.aligned.b32",
+    ]
+
+
+# What upstream's compiler gives for the same kernels: M and N are those of the pair.
+DESCRIPTORS = {
+    (128, 64): 0x10100010,
+    (64, 64): 0x8100010,
+    (128, 256): 0x10400010,
+    (64, 256): 0x8400010,
+}
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("shape", DESCRIPTORS)
+def test_descriptors_are_upstreams(shape):
+    m, n = shape
+    text = ptx(PairProduct(m=m, n=n), plgpu.LoweringSemantics.Lane)
+    (register,) = set(re.findall(r"kind::f16 \[d\], a, b, (%r\d+),", text))
+    (value,) = re.findall(rf"mov\.b32\s+{register}, (\d+);", text)
+    assert int(value) == DESCRIPTORS[shape]
+    # Both CTAs.
+    assert re.search(r"mov\.b16\s+%rs1, 3;", text)
+
+
+# --- what is refused ------------------------------------------------------------------
+
+SHAPE = "tcgen05_mma: the tensor cores of a pair have no instruction of this shape"
+
+
+def refuse(error, what, case=None, scratch=None, axis="c", mesh=None, **rows):
+    """The refusal of a product of these declarations."""
+    case = case or PairProduct()
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        left = a_smem.T if case.a_stored else a_smem
+        right = b_smem.T if case.b_stored else b_smem
+        plgpu.tcgen05_mma(acc, left, right, done, collective_axis=axis)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((2 * case.m, case.n), F32),
+        scratch_types={**case.scratch(), **(scratch or {})},
+        compiler_params=BLACKWELL,
+        **(mesh or PAIR),
+    )
+    with refused(error, what, **rows):
+        jax.eval_shape(kernel, *case.operands())
+
+
+@pytest.mark.parametrize(
+    ("case", "error", "what"),
+    [
+        (PairProduct(n=24, inferred=True), errors.ShapeError, SHAPE),
+        (PairProduct(n=512, k=32, swizzle=64), errors.ShapeError, SHAPE),
+        (
+            PairProduct(a=I8, b=I8, acc=I32, k=128, n=48, inferred=True),
+            errors.ShapeError,
+            SHAPE,
+        ),
+        (
+            PairProduct(k=40, inferred=True),
+            errors.ShapeError,
+            "tcgen05_mma: K is not a multiple of the instruction's K",
+        ),
+        (
+            PairProduct(a=F32, b=F32, k=32, n=128, b_stored=False),
+            errors.LayoutError,
+            "tcgen05_mma: b is not stored as the tensor core reads it",
+        ),
+    ],
+)
+def test_shapes_and_storage_are_those_of_an_instruction(case, error, what):
+    refuse(error, what, case)
+
+
+def test_each_cta_has_half_of_the_columns_of_b():
+    refuse(
+        errors.ShapeError,
+        "tcgen05_mma: the shapes do not form a product of a pair of CTAs",
+        scratch={"acc": plgpu.TMEM((128, 32), F32, collective=True)},
+        expected="b (K, N / 2)",
+    )
+
+
+def test_the_accumulator_is_that_of_a_pair():
+    refuse(
+        errors.ArgumentError,
+        "tcgen05_mma: an array in TMEM is not that of a pair of CTAs",
+        scratch={"acc": plgpu.TMEM((128, 64), F32)},
+        expected="collective=True in its declaration",
+    )
+
+
+def test_one_cta_does_not_use_the_accumulator_of_a_pair():
+    refuse(
+        errors.ArgumentError,
+        "tcgen05_mma: an array in TMEM is not that of one CTA",
+        scratch={"b_smem": plgpu.SMEM((64, 64), F16)},
+        axis=None,
+        hint="collective=True",
+    )
+
+
+def test_the_axis_is_one_of_the_cluster():
+    refuse(
+        errors.AxisNameError,
+        "tcgen05_mma: no cluster axis is named 'other'",
+        axis="other",
+    )
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        {"cluster": (2, 2), "cluster_names": ("c", "d")},
+        {"cluster": (4,), "cluster_names": ("c",)},
+        {"cluster": (1, 2), "cluster_names": ("c", "d")},
+    ],
+    ids=["not the last", "four CTAs", "one CTA"],
+)
+def test_the_axis_is_that_of_a_pair(mesh):
+    refuse(
+        errors.UnsupportedError,
+        "tcgen05_mma: the CTAs of collective_axis are not a pair",
+        mesh=mesh,
+        hint="last position",
+    )
+
+
+def test_a_left_operand_of_64_rows_cannot_be_in_tmem():
+    refuse(
+        errors.UnsupportedError,
+        "tcgen05_mma: a left operand in TMEM cannot have 64 rows",
+        PairProduct(m=64),
+        {"a_smem": plgpu.TMEM((64, 64), F16, packed=True, collective=True)},
+    )
+
+
+def test_all_operations_of_a_kernel_are_those_of_pairs():
+    case = PairProduct()
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        plgpu.tcgen05_commit_arrive(done)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((256, 64), F32),
+        scratch_types=case.scratch(),
+        compiler_params=BLACKWELL,
+        **PAIR,
+    )
+    with refused(
+        errors.ArgumentError,
+        "a kernel mixes tcgen05 operations of one CTA and of a pair",
+        got="collective=True, then tcgen05_commit_arrive with collective_axis=None",
+    ):
+        jax.eval_shape(kernel, *case.operands())
