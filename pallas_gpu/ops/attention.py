@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for Hopper: operands and checks."""
+"""Attention: operands, checks, and the choice of Hopper's or Blackwell's kernel."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -10,13 +11,21 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
-from pallas_gpu.ops.attention_config import REGISTERS, AttentionConfig
-from pallas_gpu.ops.attention_kernel import Problem, make_kernel
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import attention_blackwell as blackwell
+from pallas_gpu.ops import attention_kernel as hopper
+from pallas_gpu.ops import targets
+from pallas_gpu.ops.attention_config import (
+    REGISTERS,
+    AttentionConfig,
+    BlackwellAttentionConfig,
+)
+from pallas_gpu.ops.attention_kernel import Problem
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 # The part of a consumer's registers that is not an accumulator or an operand.
 _OTHER_REGISTERS = 32
+_BLACKWELL_HEAD_DIMS = 64, 128
 
 
 @expect.arguments(
@@ -26,7 +35,11 @@ _OTHER_REGISTERS = 32
     causal=expect.boolean,
     sm_scale=expect.optional(expect.number),
     config=expect.optional(
-        expect.instance(AttentionConfig, written="AttentionConfig(...)")
+        expect.instance(
+            AttentionConfig,
+            BlackwellAttentionConfig,
+            written="AttentionConfig(...) or BlackwellAttentionConfig(...)",
+        )
     ),
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -38,7 +51,7 @@ def attention(
     *,
     causal: bool = False,
     sm_scale: float | None = None,
-    config: AttentionConfig | None = None,
+    config: AttentionConfig | BlackwellAttentionConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> jax.Array:
@@ -47,14 +60,17 @@ def attention(
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`. It has
     no derivative.
 
+    The kernel is that of the configuration; without one, that of the target in
+    `compiler_params`, or else of the attached GPU.
+
     Args:
       q: (batch, q_len, heads, head_dim), float16 or bfloat16; head_dim a multiple of 16
-        up to 256.
+        up to 256, on Blackwell 64 or 128.
       k, v: (batch, kv_len, kv_heads, head_dim), of the same type. Each head of K and V
         serves heads / kv_heads consecutive heads of Q.
       causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
       sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
-      config: tile sizes and schedule; default: chosen by head_dim and mask.
+      config: tile sizes and schedule; default: chosen by target, head_dim and mask.
       compiler_params: see `kernel`; default: approximate exponentials (`approx_math`).
       interpret: see `kernel`.
 
@@ -65,8 +81,8 @@ def attention(
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
       ArgumentError: a factor that is not positive; a config that needs more registers
-        than there are.
-      OutOfResources: a config that needs more SMEM than there is.
+        than there are, or is for another target.
+      OutOfResources: a config that needs more SMEM, or TMEM, than there is.
 
     Example:
       >>> out = ops.attention(q, k, v, causal=True)
@@ -74,17 +90,61 @@ def attention(
     _check_operands(q, k, v)
     batch, q_len, heads, head_dim = q.shape
     factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    config = config or AttentionConfig.default(head_dim, causal=causal)
     _check_scale(factor)
-    _check_registers(config, head_dim)
-    problem = Problem(
+    config = _chosen(config, compiler_params, head_dim, causal)
+    problem = functools.partial(
+        Problem,
         *(batch, q_len, k.shape[1], heads, k.shape[2], head_dim),
         dtype=jnp.dtype(q.dtype),
         causal=bool(causal),
         factor=factor * math.log2(math.e),
-        config=config,
     )
-    return make_kernel(problem, compiler_params, interpret)(q, k, v)
+    if isinstance(config, AttentionConfig):
+        _check_registers(config, head_dim)
+        f = hopper.make_kernel(problem(config=config), compiler_params, interpret)
+    else:
+        _check_head_dim_on_blackwell(head_dim)
+        f = blackwell.make_kernel(problem(config=config), compiler_params, interpret)
+    return f(q, k, v)
+
+
+def _chosen(
+    config: AttentionConfig | BlackwellAttentionConfig | None,
+    compiler_params: plgpu.CompilerParams | None,
+    head_dim: int,
+    causal: bool,
+) -> AttentionConfig | BlackwellAttentionConfig:
+    """Returns the configuration; its type says which kernel is meant.
+
+    Raises:
+      ArgumentError: the one given is for another target than the parameters.
+    """
+    if config is None:
+        if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
+            return BlackwellAttentionConfig.default(head_dim)
+        return AttentionConfig.default(head_dim, causal=causal)
+    given = None if compiler_params is None else compiler_params.target
+    is_for_hopper = isinstance(config, AttentionConfig)
+    needed = arch.Feature.WGMMA if is_for_hopper else arch.Feature.TCGEN05
+    if given is None or arch.target(given).has(needed):
+        return config
+    raise errors.ArgumentError(
+        "attention: the configuration is for another target",
+        expected="AttentionConfig(...) for sm_90a, BlackwellAttentionConfig(...) for "
+        "sm_100a",
+        got=f"{type(config).__name__} and target={given!r}",
+        hint="omit config or target",
+    )
+
+
+def _check_head_dim_on_blackwell(head_dim: int) -> None:
+    if head_dim not in _BLACKWELL_HEAD_DIMS:
+        raise errors.ShapeError(
+            "attention: this head_dim is not supported on Blackwell",
+            expected="64 or 128",
+            got=head_dim,
+            hint="pad q, k and v with zeros, and pass sm_scale",
+        )
 
 
 def _check_operands(q: Any, k: Any, v: Any) -> None:

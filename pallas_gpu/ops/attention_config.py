@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention for Hopper: tile sizes, schedule and registers."""
+"""Attention: tile sizes, schedule and registers, for Hopper and for Blackwell."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pallas_gpu import arch, errors, expect
 # Registers per thread of the producer and of a consumer, by the number of consumers; of
 # an SM's 65536 they use 64512 and 65536.
 REGISTERS = {2: (40, 232), 3: (32, 160)}
+# On Blackwell: query tiles of a block, and their rows, the lanes of tensor memory.
+BLACKWELL_TILES, BLACKWELL_ROWS = 2, 128
 
 
 @expect.arguments(
@@ -23,7 +25,7 @@ REGISTERS = {2: (40, 232), 3: (32, 160)}
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Tile sizes and schedule of `attention`.
+    """Tile sizes and schedule of `attention` on Hopper.
 
     Attributes:
       rows: rows of Q of one consumer.
@@ -107,3 +109,64 @@ class AttentionConfig:
         """Registers per thread for result, scores and probabilities."""
         words = head_dim + self.block_kv + self.block_kv // 2
         return self.rows * words // 128
+
+
+@expect.arguments(
+    block_kv=expect.integer(),
+    stages=expect.integer(),
+    heads_together=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class BlackwellAttentionConfig:
+    """Tile sizes and schedule of `attention` on Blackwell; a block has 256 rows of Q.
+
+    Attributes:
+      block_kv: rows of K and V of one step.
+      stages: SMEM buffers of each ring.
+      heads_together: as for Hopper.
+
+    Raises:
+      ArgumentError: sizes that the tensor core does not support.
+    """
+
+    block_kv: int = 128
+    stages: int = 2
+    heads_together: int = 8
+
+    def __post_init__(self):
+        # A block of K is the N of one product, at most 256. A block of V is the K of
+        # the other, whose left operand is read from TMEM 16 elements at a time.
+        if self.block_kv not in range(16, 257, 16):
+            raise errors.ArgumentError(
+                "BlackwellAttentionConfig: the tensor core does not support this tile",
+                expected="block_kv a multiple of 16 up to 256",
+                got=f"block_kv={self.block_kv}",
+                hint="start from BlackwellAttentionConfig()",
+            )
+        if self.stages < 1 or self.heads_together < 1:
+            raise errors.ArgumentError(
+                "BlackwellAttentionConfig: a number is not positive",
+                expected="stages and heads_together of 1 or more",
+                got=f"stages={self.stages}, heads_together={self.heads_together}",
+                hint="start from BlackwellAttentionConfig()",
+            )
+
+    @classmethod
+    @expect.arguments(
+        lambda *_, **__: "BlackwellAttentionConfig.default",
+        head_dim=expect.integer(1),
+    )
+    def default(cls, head_dim: int) -> BlackwellAttentionConfig:
+        """Returns the largest blocks that fit in TMEM; it has not been measured."""
+        if head_dim <= 64:
+            return cls(block_kv=128, stages=3)
+        return cls(block_kv=64, stages=4)
+
+    @property
+    def block_q(self) -> int:
+        """Rows of Q of a block."""
+        return BLACKWELL_TILES * BLACKWELL_ROWS
+
+    @property
+    def blocks(self) -> None:
+        """No limit: a block computes its 256 rows, and ends."""

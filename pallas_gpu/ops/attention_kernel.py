@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of attention, forward: warp-specialised, pipelined inside a warpgroup.
+"""The kernel of attention for Hopper, forward: pipelined inside each warpgroup.
 
 A block has one producer and two or three consumers. The producer copies rows of Q, and
 blocks of K and V into two rings of SMEM buffers, by TMA. A consumer holds its rows of
@@ -26,7 +26,11 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.attention_config import REGISTERS, AttentionConfig
+from pallas_gpu.ops.attention_config import (
+    REGISTERS,
+    AttentionConfig,
+    BlackwellAttentionConfig,
+)
 from pallas_gpu.ops.tiles import tiles
 
 # The exponents of a masked score, scaled, and of the largest power of two in float32.
@@ -35,7 +39,7 @@ _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Problem:
+class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     """Sizes, and which tiles a block computes in which order.
 
     Attributes:
@@ -51,7 +55,7 @@ class Problem:
     dtype: Any
     causal: bool
     factor: float
-    config: AttentionConfig
+    config: Config
 
     @property
     def q_tiles(self) -> int:

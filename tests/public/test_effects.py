@@ -41,6 +41,7 @@ SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
 MATMUL, ATTENTION = "tests/ops/test_matmul.py", "tests/ops/test_attention.py"
 BLACKWELL_MATMUL = "tests/ops/test_matmul_blackwell.py"
+BLACKWELL_ATTENTION = "tests/ops/test_attention_blackwell.py"
 EMIT = "tests/pipeline/test_emit_pipeline.py"
 SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
@@ -479,6 +480,14 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             "heads_together": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_persistent_blocks_compute_several_tiles",
             "default.causal": "test_the_default_configurations",
+        }.items()
+    },
+    **{
+        f"ops.BlackwellAttentionConfig.{name}": f"{BLACKWELL_ATTENTION}::{test}"
+        for name, test in {
+            "block_kv": "test_the_arrays_fit_tensor_memory",
+            "stages": "test_any_number_of_stages",
+            "heads_together": "test_the_order_of_tiles_covers_them_all",
         }.items()
     },
     "ops.attention.causal": f"{ATTENTION}::test_types_and_masks",

@@ -371,6 +371,8 @@ GOOD: dict[str, Good] = {
     "ops.BlackwellMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),
     "ops.AttentionConfig.default": _top(head_dim=64),
+    "ops.BlackwellAttentionConfig": _top(),
+    "ops.BlackwellAttentionConfig.default": _top(head_dim=64),
     "ops.clear_cache": _top(),
 }
 

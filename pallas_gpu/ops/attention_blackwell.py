@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of attention for Blackwell, forward: two query tiles take turns.
+
+A block computes two tiles of 128 query rows. Scores, probabilities and results are in
+tensor memory, separate for each tile. A block has three warpgroups:
+
+    softmax 0, 1   the softmax of a tile's scores, one row per thread; the correction of
+                   its result where a maximum has grown; the result at the end
+    issuers        one warp copies Q and two rings of blocks of K and V by TMA, another
+                   starts all products
+
+While one tile's softmax is computed, the tensor core works for the other. They meet at
+barriers, each of which has one for each tile, or for each buffer of a ring:
+
+    barrier       completes when                                   releases
+    scores_full   the scores of a block are complete               softmax
+    ready         the scores have been read, the probabilities     the products
+                  stored, and the result has been corrected
+    result_full   probabilities times V has been added             softmax
+    k_full, ...   TMA has filled a buffer                          the products
+    k_empty, ...  the products of both tiles have read it          TMA
+
+The scores of the next block are started before the probabilities times V of this one,
+so that softmax need not wait for the latter before it begins. As in the kernel for
+Hopper, blocks of K and V are visited from the last to the first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch
+from pallas_gpu.ops.attention_config import BLACKWELL_ROWS, BLACKWELL_TILES
+from pallas_gpu.ops.attention_kernel import Problem
+from pallas_gpu.ops.tiles import tiles
+
+_TARGET = arch.SM_100A.name
+_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+_ISSUERS = BLACKWELL_TILES
+_TMA_WARP, _MMA_WARP = 0, 1
+# Registers per thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
+_ISSUER_REGISTERS, _SOFTMAX_REGISTERS = 40, 232
+# One row per thread: maxima and sums of rows need no other thread. Eight elements of 16
+# bits are the widest access to SMEM.
+_ROW_PER_THREAD = plgpu.Layout.TCGEN05_TMEM_NATIVE(8)
+# Columns of the result that are corrected at once, and stored at once: they bound the
+# registers. The latter are the columns of a swizzled tile.
+_CORRECTED, _STORED = 32, 64
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of q, k and v; see `attention`."""
+    c = p.config
+    ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
+    full = plgpu.Barrier(num_barriers=c.stages)
+    empty = plgpu.Barrier(num_barriers=c.stages, orders_tensor_core=True)
+    of_tiles = plgpu.Barrier(num_barriers=BLACKWELL_TILES, orders_tensor_core=True)
+    rows = BLACKWELL_TILES, BLACKWELL_ROWS
+    scratch = {
+        "q_smem": tiles((c.block_q, p.head_dim), p.dtype),
+        "k_smem": ring,
+        "v_smem": ring,
+        "scores": plgpu.TMEM((*rows, c.block_kv), jnp.float32),
+        "probabilities": plgpu.TMEM((*rows, c.block_kv), p.dtype, packed=True),
+        "result": plgpu.TMEM((*rows, p.head_dim), jnp.float32),
+        "q_full": plgpu.Barrier(),
+        "k_full": full,
+        "v_full": full,
+        "k_empty": empty,
+        "v_empty": empty,
+        "scores_full": of_tiles,
+        "ready": of_tiles,
+        "result_full": of_tiles,
+    }
+    compiler_params = compiler_params or _COMPILER_PARAMS
+    shape = (p.batch, p.q_len, p.heads, p.head_dim)
+    return plgpu.kernel(
+        functools.partial(_body, p),
+        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
+        grid=(p.tiles,),
+        grid_names=("tile",),
+        num_threads=BLACKWELL_TILES + 1,
+        thread_name="wg",
+        kernel_name="attention",
+        interpret=interpret,
+        compiler_params=dataclasses.replace(compiler_params, target=_TARGET),
+        scratch_types=scratch,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """The references of a block."""
+
+    q: Any
+    k: Any
+    v: Any
+    out: Any
+    q_smem: Any
+    k_smem: Any
+    v_smem: Any
+    scores: Any
+    probabilities: Any
+    result: Any
+    q_full: Any
+    k_full: Any
+    v_full: Any
+    k_empty: Any
+    v_empty: Any
+    scores_full: Any
+    ready: Any
+    result_full: Any
+
+
+def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
+    wg = lax.axis_index("wg")
+    mem = _Memory(q=q, k=k, v=v, out=out, **scratch)
+    tile = p.tile(lax.axis_index("tile"))
+    steps = p.steps(tile[2])
+
+    @plgpu.when(wg == _ISSUERS)
+    def _():
+        plgpu.set_max_registers(_ISSUER_REGISTERS, action="decrease")
+
+        @plgpu.warp_map
+        def _(warp):
+            plgpu.when(warp == _TMA_WARP)(lambda: _copy(p, mem, tile, steps))
+            plgpu.when(warp == _MMA_WARP)(lambda: _multiply(p, mem, steps))
+
+    @plgpu.when(wg < _ISSUERS)
+    def _():
+        plgpu.set_max_registers(_SOFTMAX_REGISTERS, action="increase")
+        _Softmax(p, mem, wg).visit(tile, steps)
+
+
+# --- the issuers ----------------------------------------------------------------------
+
+
+def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
+    """Copies the rows of Q, then K and V in the order of their use."""
+    c = p.config
+    batch, head, q_start = tile
+    kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
+    rows = plgpu.ds(q_start, c.block_q)
+    plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
+
+    def copy(step, source, ring, full, empty):
+        slot = lax.rem(step, np.int32(c.stages))
+
+        @plgpu.when(step >= c.stages)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        rows = plgpu.ds((steps - 1 - step) * c.block_kv, c.block_kv)
+        plgpu.copy_gmem_to_smem(
+            source.at[batch, rows, kv_head], ring.at[slot], full.at[slot]
+        )
+
+    def copy_k(step):
+        copy(step, mem.k, mem.k_smem, mem.k_full, mem.k_empty)
+
+    def copy_v(step):
+        copy(step, mem.v, mem.v_smem, mem.v_full, mem.v_empty)
+
+    copy_k(jnp.int32(0))
+
+    @plgpu.loop(1, steps)
+    def _(step):
+        copy_k(step)
+        copy_v(step - 1)
+
+    copy_v(jnp.asarray(steps - 1, jnp.int32))
+
+
+def _multiply(p: Problem, mem: _Memory, steps: Any) -> None:
+    """Starts the products of both tiles."""
+    stages = np.int32(p.config.stages)
+
+    def start_scores(tile, step):
+        slot = lax.rem(step, stages)
+        if tile == 0:
+            plgpu.barrier_wait(mem.k_full.at[slot])
+        rows = mem.q_smem.at[plgpu.ds(tile * BLACKWELL_ROWS, BLACKWELL_ROWS)]
+        plgpu.tcgen05_mma(
+            mem.scores.at[tile],
+            rows,
+            mem.k_smem.at[slot].T,
+            mem.scores_full.at[tile],
+            accumulate=False,
+        )
+        if tile == BLACKWELL_TILES - 1:
+            plgpu.tcgen05_commit_arrive(mem.k_empty.at[slot])
+
+    def add_to_result(tile, step):
+        slot = lax.rem(step, stages)
+        if tile == 0:
+            plgpu.barrier_wait(mem.v_full.at[slot])
+        plgpu.tcgen05_mma(
+            mem.result.at[tile],
+            mem.probabilities.at[tile],
+            mem.v_smem.at[slot],
+            mem.result_full.at[tile],
+            accumulate=step > 0,
+        )
+        if tile == BLACKWELL_TILES - 1:
+            plgpu.tcgen05_commit_arrive(mem.v_empty.at[slot])
+
+    plgpu.barrier_wait(mem.q_full)
+    for tile in range(BLACKWELL_TILES):
+        start_scores(tile, jnp.int32(0))
+
+    @plgpu.loop(1, steps)
+    def _(step):
+        for tile in range(BLACKWELL_TILES):
+            plgpu.barrier_wait(mem.ready.at[tile])
+            start_scores(tile, step)
+            add_to_result(tile, step - 1)
+
+    for tile in range(BLACKWELL_TILES):
+        plgpu.barrier_wait(mem.ready.at[tile])
+        add_to_result(tile, jnp.asarray(steps - 1, jnp.int32))
+
+
+# --- softmax --------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Softmax:
+    """What the warpgroup of one query tile does."""
+
+    p: Problem
+    mem: _Memory
+    wg: Any
+
+    def visit(self, tile, steps) -> None:
+        """Computes and stores the rows of its tile."""
+        p = self.p
+        batch, head, q_start = tile
+        q_row = q_start + self.wg * BLACKWELL_ROWS
+        last = steps - 1
+
+        def masked_step(step, state):
+            return self.step(state, (q_row, last - step))
+
+        def whole_step(_, state):
+            return self.step(state)
+
+        state, masked = self.first_step(q_row, last), 1
+        if p.masks_more:
+            masked = steps - jnp.minimum(p.whole_blocks(q_row), last)
+            state = plgpu.loop(1, masked, init_carry=state)(masked_step)
+        _, row_sum = plgpu.loop(masked, steps, init_carry=state)(whole_step)
+        self.store(row_sum, batch, q_row, head)
+
+    def first_step(self, q_row, block) -> tuple[Any, Any]:
+        """Returns maximum and sum of the rows for the first block."""
+        scores = self.scores((q_row, block) if self.p.masks else None)
+        row_max = scores.max(axis=1) * self.p.factor
+        wide = self.exponentials(scores, row_max)
+        self.mem.probabilities.at[self.wg][...] = wide.astype(self.p.dtype)
+        plgpu.barrier_arrive(self.mem.ready.at[self.wg])
+        return row_max, wide.sum(axis=1)
+
+    def step(self, state, masked=None) -> tuple[Any, Any]:
+        """Computes the probabilities of a block, and corrects the result for them.
+
+        The first row and the block are given where the block has to be masked.
+        """
+        p, mem = self.p, self.mem
+        row_max, row_sum = state
+        scores = self.scores(masked)
+        new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
+        shrink = jnp.exp2(row_max - new_max)
+        wide = self.exponentials(scores, new_max)
+        row_sum = row_sum * shrink + wide.sum(axis=1)
+        narrow = wide.astype(p.dtype)
+        # All this is to happen while the products of the block before are under way.
+        narrow, row_sum, shrink = lax.optimization_barrier((narrow, row_sum, shrink))
+
+        plgpu.barrier_wait(mem.result_full.at[self.wg])
+        plgpu.async_store_tmem(mem.probabilities.at[self.wg], narrow)
+        for start in range(0, p.head_dim, _CORRECTED):
+            part = self.result(start, _CORRECTED)
+            values = plgpu.async_load_tmem(part, layout=_ROW_PER_THREAD)
+            factors = lax.broadcast_in_dim(shrink, values.shape, (0,))
+            plgpu.wait_load_tmem()
+            plgpu.async_store_tmem(part, values * factors)
+        plgpu.commit_tmem()
+        plgpu.barrier_arrive(mem.ready.at[self.wg])
+        return new_max, row_sum
+
+    def store(self, row_sum, batch, q_row, head) -> None:
+        """Divides the result by the sums, and stores it through SMEM."""
+        p, mem = self.p, self.mem
+        plgpu.barrier_wait(mem.result_full.at[self.wg])
+        # All products that read these rows of Q are complete.
+        buffer = mem.q_smem.at[plgpu.ds(self.wg * BLACKWELL_ROWS, BLACKWELL_ROWS)]
+        for start in range(0, p.head_dim, _STORED):
+            part = self.result(start, _STORED)
+            values = plgpu.async_load_tmem(part, layout=_ROW_PER_THREAD)
+            values *= lax.broadcast_in_dim(1 / row_sum, values.shape, (0,))
+            buffer[:, plgpu.ds(start, _STORED)] = values.astype(p.dtype)
+        plgpu.commit_smem()
+        rows = plgpu.ds(q_row, BLACKWELL_ROWS)
+        # Of the last block not every tile may have rows.
+        some = q_row < p.q_len if p.q_len % p.config.block_q else None
+        plgpu.copy_smem_to_gmem(buffer, mem.out.at[batch, rows, head], some)
+        plgpu.wait_smem_to_gmem(0)
+
+    # --- pieces -----------------------------------------------------------------------
+
+    def result(self, start: int, columns: int) -> Any:
+        """Some columns of the tile's result."""
+        return self.mem.result.at[self.wg, :, plgpu.ds(start, columns)]
+
+    def scores(self, masked=None) -> Any:
+        """Waits for the scores of a block, and returns them, masked if need be."""
+        plgpu.barrier_wait(self.mem.scores_full.at[self.wg])
+        ref = self.mem.scores.at[self.wg]
+        scores = plgpu.async_load_tmem(ref, layout=_ROW_PER_THREAD)
+        plgpu.wait_load_tmem()
+        return scores if masked is None else self.mask(scores, *masked)
+
+    def exponentials(self, scores, row_max) -> Any:
+        """Returns 2 to the scaled scores less the maximum, which is scaled already."""
+        row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
+        return jnp.exp2(scores * self.p.factor - row_max)
+
+    def mask(self, scores, q_row, block) -> Any:
+        """Hides what a row may not see, and what lies behind the end of K.
+
+        Each thread compares the columns, constants, with the last one of its row.
+        """
+        p = self.p
+        first = block * p.config.block_kv
+        iota = functools.partial(
+            plgpu.broadcasted_iota, jnp.int32, scores.shape, layout=_ROW_PER_THREAD
+        )
+        last = p.kv_len - 1 - first
+        if p.causal:
+            last = jnp.minimum(iota(0) + (q_row - first), last)
+        return jnp.where(iota(1) <= last, scores, p.masked_score)
