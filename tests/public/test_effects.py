@@ -71,17 +71,6 @@ def wrong_target(target):
     return see.outcome(lambda: jax.eval_shape(k, OUT))
 
 
-def targets(name):
-    """A ready kernel of Hopper's tensor core for several targets."""
-
-    def traced(target):
-        params = plgpu.CompilerParams(target=target)
-        arguments = {**calls.GOOD[name].arguments(None), "compiler_params": params}
-        return jax.eval_shape(lambda: CALLABLES[name](**arguments))
-
-    return see.values(traced, {"target": "sm_90a"}, {"target": "sm_100a"})
-
-
 def loops(make, **good):
     """Loops without and with a carry."""
     return see.bodies(
@@ -493,7 +482,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "ops.attention.causal": f"{ATTENTION}::test_types_and_masks",
     "ops.attention.sm_scale": f"{ATTENTION}::test_the_scale_of_the_scores",
     "ops.attention.config": f"{ATTENTION}::test_any_number_of_stages",
-    "ops.attention.compiler_params": lambda: targets("ops.attention"),
+    "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
+    "test_target_and_configuration_choose_the_kernel",
     "ops.attention.interpret": ATTENTION,
     "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
     "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
