@@ -91,7 +91,10 @@ def gathers() -> dict[str, Callable[..., Any]]:
 
 def products() -> dict[str, Callable[..., Any]]:
     """Returns the products whose parts TMA adds up."""
-    return {f"{n} parts": copy_kernels.split_product(n) for n in (16, 32)}
+    return {
+        f"{n} parts, tiles of {rows}x128": copy_kernels.split_product(n, depth, rows)
+        for n, depth, rows in ((32, 6, 128), (32, 4, 64), (16, 4, 64))
+    }
 
 
 # What is compiled for each row, for tests without a GPU: kernels, shapes and dtypes.

@@ -162,19 +162,19 @@ def gather(
 
 
 def split_product(
-    splits: int, steps_in_flight: int = 4, *, interpret: Any = None
+    splits: int, steps_in_flight: int = 6, tile_m: int = 128, *, interpret: Any = None
 ) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """Returns `a @ b` in float32, of bf16: blocks share K, and TMA adds their results.
 
     Args:
       splits: number of parts of K.
       steps_in_flight: of the pipeline of 64 columns of K each.
+      tile_m: rows of a block's tile, which has 128 columns.
       interpret: as of `plgpu.kernel`.
     """
-    tile_m = tile_n = 128
-    tile_k = 64
+    tile_n, tile_k = 128, 64
 
-    def body(a, b, o, tile):
+    def body(a, b, o):
         i, j, part = (lax.axis_index(name) for name in ("i", "j", "part"))
         steps = a.shape[1] // (tile_k * splits)
 
@@ -204,11 +204,18 @@ def split_product(
             )(a, b)
             return acc[...]
 
-        tile[...] = plgpu.run_scoped(scope, plgpu.ACC((tile_m, tile_n), jnp.float32))
-        plgpu.commit_smem()
-        place = plgpu.ds(i * tile_m, tile_m), plgpu.ds(j * tile_n, tile_n)
-        plgpu.copy_smem_to_gmem(tile, o.at[place], reduction_op="add")
-        plgpu.wait_smem_to_gmem(0)
+        total = plgpu.run_scoped(scope, plgpu.ACC((tile_m, tile_n), jnp.float32))
+
+        def add(tile):
+            tile[...] = total
+            plgpu.commit_smem()
+            place = plgpu.ds(i * tile_m, tile_m), plgpu.ds(j * tile_n, tile_n)
+            plgpu.copy_smem_to_gmem(tile, o.at[place], reduction_op="add")
+            plgpu.wait_smem_to_gmem(0)
+
+        # In the memory of the pipeline, which has ended.
+        shape = (tile_m, tile_n)
+        plgpu.run_scoped(add, plgpu.SMEM(shape, jnp.float32, transforms=transforms))
 
     transforms = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 
@@ -220,9 +227,6 @@ def split_product(
             out_type=(),
             grid=(a.shape[0] // tile_m, b.shape[1] // tile_n, splits),
             grid_names=("i", "j", "part"),
-            scratch_types=[
-                plgpu.SMEM((tile_m, tile_n), jnp.float32, transforms=transforms)
-            ],
             interpret=interpret,
         )(a, b, out)
         return out[...]
