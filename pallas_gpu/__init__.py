@@ -91,6 +91,7 @@ from pallas_gpu.primitives.sync.semaphore import (
     semaphore_wait,
 )
 from pallas_gpu.primitives.tensor_cores.mma import mma
+from pallas_gpu.primitives.tensor_cores.operand_copy import async_copy_smem_to_tmem
 from pallas_gpu.primitives.tensor_cores.scales import async_copy_scales_to_tmem
 from pallas_gpu.primitives.tensor_cores.tcgen05 import (
     tcgen05_commit_arrive,
@@ -261,6 +262,7 @@ __all__ = [
     "tcgen05_mma",
     "tcgen05_commit_arrive",
     "async_copy_scales_to_tmem",
+    "async_copy_smem_to_tmem",
     "async_load_tmem",
     "async_store_tmem",
     "wait_load_tmem",

@@ -177,10 +177,10 @@ PLGPU: dict[str, Row] = {
     "tcgen05_commit_arrive": SAME,
     "tcgen05_mma": differs("sparsity, and scales of a pair of CTAs, come later"),
     "async_copy_scales_to_tmem": differs("`collective_axis` comes later"),
+    "async_copy_smem_to_tmem": differs("`collective_axis` comes later"),
     "wait_load_tmem": SAME,
     **dict.fromkeys(
         (
-            "async_copy_smem_to_tmem",
             "async_copy_sparse_metadata_to_tmem", "format_tcgen05_sparse_metadata",
         ),
         TCGEN05,

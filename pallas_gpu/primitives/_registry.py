@@ -140,10 +140,7 @@ _TRIAL_GAP = "the trial of a body is erased before inference"
 KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
     **{
         (f"mosaic_gpu.{name}", RuleKind.EXPAND): _COPY_GAP
-        for name in (
-            "async_store_smem_to_tmem",
-            "async_store_sparse_metadata_smem_to_tmem",
-        )
+        for name in ("async_store_sparse_metadata_smem_to_tmem",)
     },
     ("scf.execute_region", RuleKind.INFER): _TRIAL_GAP,
     ("scf.execute_region", RuleKind.EXPAND): _TRIAL_GAP,

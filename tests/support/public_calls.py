@@ -50,6 +50,8 @@ class Env:
     k: Any = None
     f: Any = None
     t: Any = None
+    left: Any = None
+    p: Any = None
 
     @property
     def array(self) -> Any:
@@ -68,11 +70,14 @@ SCRATCH = {
 
 
 # As `SCRATCH`, for operations of Blackwell's tensor core.
+_TILES = plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32)
 BLACKWELL_SCRATCH = {
     **SCRATCH,
     "b": plgpu.Barrier(orders_tensor_core=True),
     "acc": plgpu.TMEM((64, 64), F32),
     "k": plgpu.TryClusterCancelResult(),
+    "left": plgpu.SMEM((128, 16), F16, transforms=_TILES),
+    "p": plgpu.TMEM((128, 16), F16, packed=True),
     "f": plgpu.SMEM((1, 1, 32, 16), jnp.float8_e8m0fnu),
     "t": plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales()),
 }
@@ -240,6 +245,9 @@ GOOD: dict[str, Good] = {
     "tcgen05_mma": _blackwell(lambda e: {"acc": e.acc, "a": e.a, "b": e.w.T}),
     "async_copy_scales_to_tmem": _blackwell(
         lambda e: {"smem_ref": e.f, "tmem_ref": e.t}
+    ),
+    "async_copy_smem_to_tmem": _blackwell(
+        lambda e: {"smem_ref": e.left, "tmem_ref": e.p}
     ),
     "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
     "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),

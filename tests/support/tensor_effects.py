@@ -59,6 +59,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 # What each is given, beside its good call, to be refused.
 REFUSED = {
     "async_copy_scales_to_tmem.collective_axis": "x",
+    "async_copy_smem_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
     "tcgen05_mma.a_sparse_metadata": 1,
 }

@@ -23,7 +23,7 @@ from pallas_gpu.emulator.gpu.copies import prefetch
 from pallas_gpu.emulator.gpu.machine import grid
 from pallas_gpu.emulator.gpu.sync import delay, semaphore
 from pallas_gpu.emulator.gpu.tensor_cores import copies as tensor_copies
-from pallas_gpu.emulator.gpu.tensor_cores import mma, tcgen05, tmem, wgmma
+from pallas_gpu.emulator.gpu.tensor_cores import mma, operand_copy, tcgen05, tmem, wgmma
 
 __all__ = [
     "access",
@@ -39,6 +39,7 @@ __all__ = [
     "indexed",
     "mbarrier",
     "mma",
+    "operand_copy",
     "positions",
     "prefetch",
     "registers",

@@ -10,6 +10,7 @@ atoms, which no transform produces.
 
 from __future__ import annotations
 
+from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.smem.wgmma_descriptor import Side, WgmmaOperand, plan_operand
 from pallas_gpu.layouts.window import Window
@@ -40,6 +41,23 @@ def plan(layout: SmemLayout, window: Window, side: Side) -> WgmmaOperand:
         who="tcgen05.mma",
         transposable_bits=_TRANSPOSABLE_BITS,
     )
+
+
+def plan_copy(layout: SmemLayout, window: Window) -> WgmmaOperand:
+    """Describes a slice as the source of tcgen05.cp: a left operand along K.
+
+    Raises:
+      LayoutError: tcgen05.cp cannot read the slice.
+    """
+    operand = plan_operand(layout, window, "a", who="tcgen05.cp", transposable_bits=())
+    if operand.transposed:
+        raise LayoutError(
+            "tcgen05.cp reads rows",
+            expected="a source whose minor axis is K",
+            got="a transposed array",
+            hint="store the source as (128, K)",
+        )
+    return operand
 
 
 def fields(operand: WgmmaOperand) -> int:

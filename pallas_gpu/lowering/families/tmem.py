@@ -235,14 +235,6 @@ def _note_access(variable: Variable, use: Use) -> None:
 # --- copies from SMEM -----------------------------------------------------------------
 
 
-@infers("mosaic_gpu.async_store_smem_to_tmem")
-def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
-    source, target = array_of(network, op, 0), array_of(network, op, 1)
-    # It reads the tiles of a left operand in SMEM.
-    network.use_memory(Use(op, "mma", source, network.weight, role="the source"))
-    require(network, op, 1, "", lambda: packed(target))
-
-
 @infers("mosaic_gpu.async_store_sparse_metadata_smem_to_tmem")
 def _infer_metadata(network: Network, op: ir.Operation, key: int) -> None:
     infer_contiguous_copy(network, op, TmemLayout.sparse_metadata())

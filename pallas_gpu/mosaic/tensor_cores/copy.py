@@ -21,9 +21,13 @@ from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 
 def start(
-    shape: str, source: SmemView, target: TmemView, copies: Sequence[tuple[int, int]]
+    shape: str,
+    source: SmemView,
+    target: TmemView,
+    copies: Sequence[tuple[int, int]],
+    fields: int = descriptors.ROWS_OF_16_BYTES,
 ) -> None:
-    """Starts copies of contiguous rows of 16 bytes.
+    """Starts copies.
 
     PTX: `tcgen05.cp.cta_group::1`. Since: sm_100a. The elected thread issues it.
 
@@ -31,6 +35,8 @@ def start(
       shape: of the instruction, with its multicast.
       source, target: where the copies begin.
       copies: of each instruction the bytes and the columns from there.
+      fields: the shared memory descriptor without its start address; the default is for
+        contiguous rows of 16 bytes.
     """
     lines = [
         f"add.u64 s, $1, {offset_bytes >> ADDRESS_SHIFT}; add.u32 d, $0, {column}; "
@@ -38,17 +44,17 @@ def start(
         for offset_bytes, column in copies
     ]
     text = "{ .reg .b32 d; .reg .b64 s;\n" + "\n".join(lines) + "\n}"
-    operands = [target.address(target.allocation.address), _descriptor(source)]
+    operands = [target.address(target.allocation.address), _descriptor(source, fields)]
     with predicated(module.current().elected):
         llvm.inline_asm(None, operands, text, "r,l,~{memory}", has_side_effects=True)
 
 
-def _descriptor(view: SmemView) -> ir.Value:
-    """i64: the shared memory descriptor of rows of 16 bytes from the first element."""
+def _descriptor(view: SmemView, fields: int) -> ir.Value:
+    """i64: the shared memory descriptor of rows from the first element."""
     kernel = module.current()
     i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
     address = llvm.ptrtoint(i32, smem.slice_pointer(view))
     address = arith.andi(address, kernel.i32(ADDRESS_MASK))
     address = arith.shrui(address, kernel.i32(ADDRESS_SHIFT))
-    fields = dtypes.constant(descriptors.ROWS_OF_16_BYTES, dtypes.U64)
-    return arith.ori(arith.extui(i64, address), fields)
+    constant = dtypes.constant(fields, dtypes.U64)
+    return arith.ori(arith.extui(i64, address), constant)

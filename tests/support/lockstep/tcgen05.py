@@ -217,13 +217,20 @@ class Part:
             self.a = _operand_places(spec, a, 0)
         self.b = _operand_places(spec, b, 1)
 
-    def begin(self, row: int, agent: int, *, pipelined: bool) -> None:
-        """The instruction, which a warp issues, accesses them until `end`."""
+    def begin(self, row: int, agent: int, *, pipelined: bool, copied: bool) -> None:
+        """The instruction, which a warp issues, accesses them until `end`.
+
+        Args:
+          pipelined: whether what it writes is in order.
+          copied: whether only copies in flight write A in TMEM: they are in order.
+        """
         what, rows = "tcgen05.mma", np.array([row])
         if self.a_cells is None:
             self.smem.begin_read(rows, np.unique(self.a), what)
         else:
-            self.tmem.begin(row, agent, self.a_cells, writes=False, what=what)
+            self.tmem.begin(
+                row, agent, self.a_cells, writes=False, what=what, pipelined=copied
+            )
         self.smem.begin_read(rows, np.unique(self.b), what)
         self.tmem.begin(row, agent, self.d, writes=True, what=what, pipelined=pipelined)
 
@@ -276,7 +283,9 @@ class Product:
             ]
         pipelined = self._follows_same(thread)
         for part in self._parts:
-            part.begin(row, thread.agent, pipelined=pipelined)
+            cells = part.a_cells
+            copied = cells is None or not tensor_copies.follows_product(thread, cells)
+            part.begin(row, thread.agent, pipelined=pipelined, copied=copied)
 
     @property
     def d(self) -> tuple[np.ndarray, np.ndarray]:
@@ -519,8 +528,8 @@ def _execute(
     match = tensor_copies.COPY.fullmatch(s.opcode)
     if match is not None:
         d, source = (_value(registers, str(x).strip("[]")) for x in s.operands)
-        rows = tensor_copies.rows_of(match[1])
-        places = smem_places(source, rows, tensor_copies.ROW_BYTES, 1, False)
+        size = tensor_copies.size_of(match[1])
+        places = smem_places(source, *size, 1, False)
         copy = Copy(strand, row, thread, match[1], d, places)
         thread.queue.append((thread.commits + 1, copy))
         return

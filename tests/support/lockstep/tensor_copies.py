@@ -19,23 +19,27 @@ from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 
 COPY = re.compile(r"tcgen05\.cp\.cta_group::1\.(\w+(?:\.warpx4)?)")
-# Of each shape the rows of 16 bytes, and the lanes to which row 0 goes.
-_FORMS = {"32x128b.warpx4": (32, (0, 32, 64, 96)), "128x128b": (128, (0,))}
-ROW_BYTES = 16
+# Of each shape the rows, their bytes, and the lanes to which row 0 goes.
+_FORMS = {
+    "32x128b.warpx4": (32, 16, (0, 32, 64, 96)),
+    "128x128b": (128, 16, (0,)),
+    "128x256b": (128, 32, (0,)),
+}
 
 
-def rows_of(shape: str) -> int:
-    """The rows in SMEM of a copy."""
+def size_of(shape: str) -> tuple[int, int]:
+    """The rows in SMEM of a copy, and the bytes of each."""
     if shape not in _FORMS:
         raise NotModelled(f"tcgen05.cp.{shape}")
-    return _FORMS[shape][0]
+    rows, row_bytes, _ = _FORMS[shape]
+    return rows, row_bytes
 
 
 class Copy:
     """One tcgen05.cp in flight.
 
     Attributes:
-      d: the lanes and columns that it writes: [copies, rows, 4].
+      d: the lanes and columns that it writes: [copies, rows, columns].
     """
 
     def __init__(
@@ -47,27 +51,24 @@ class Copy:
         address: int,
         places: np.ndarray,
     ) -> None:
-        rows, lanes = _FORMS[shape]
+        rows, row_bytes, lanes = _FORMS[shape]
         base, column = address >> 16, address & 0xFFFF
         if base:
             raise KernelError(f"tcgen05.cp to lane {base}")
         self._smem, self._tmem = strand.cta.smem, tmem.of(strand)
-        self._places = places.reshape(rows, ROW_BYTES)
+        self._places = places.reshape(rows, row_bytes)
         lane = np.array(lanes)[:, None, None] + np.arange(rows)[None, :, None]
-        self.d = np.broadcast_arrays(lane, column + np.arange(4)[None, None])
-        self._smem.begin_read(np.array([row]), np.unique(places), "tcgen05.cp")
-        shares = any(
-            np.isin(keys(self.d), keys(other.d)).any()
-            for _, other in thread.queue
-            if not isinstance(other, Copy)
+        self.d = np.broadcast_arrays(
+            lane, column + np.arange(row_bytes // 4)[None, None]
         )
+        self._smem.begin_read(np.array([row]), np.unique(places), "tcgen05.cp")
         self._tmem.begin(
             row,
             thread.agent,
             self.d,
             writes=True,
             what="tcgen05.cp",
-            pipelined=not shares,
+            pipelined=not follows_product(thread, self.d),
         )
 
     def complete(self, agent: int, epoch: int) -> None:
@@ -76,6 +77,15 @@ class Copy:
         self._tmem.data[self.d] = rows.view(np.uint32)[None]
         self._smem.end_read(np.unique(self._places), agent, epoch)
         self._tmem.end(agent, epoch, self.d, writes=True)
+
+
+def follows_product(thread: Any, cells: Any) -> bool:
+    """Whether a product in flight writes some of the cells: it is not in order."""
+    return any(
+        np.isin(keys(cells), keys(other.d)).any()
+        for _, other in thread.queue
+        if not isinstance(other, Copy)
+    )
 
 
 def keys(cells: Any) -> np.ndarray:

@@ -65,9 +65,9 @@ def start(
         target,
         writes=True,
         what=f"the {what}",
-        by=(stream.tensor, stream.group),
+        by=(stream.operands, stream.group),
         hint=_WAIT,
-        clock={**wg.clock, stream.tensor: stream.group},
+        clock={**wg.clock, stream.operands: stream.group},
     )
     target.memory.mark_written(target.key())
     Copy(stream, stream.group, source, target, arrange).submit(wg)

@@ -51,9 +51,11 @@ class TensorStream:
     """The tcgen05 work of one thread, in groups that commits close.
 
     Attributes:
-      smem, tensor: its numbers in clocks, for accesses to SMEM and to TMEM; the time of
-        both is a number of commits. Knowledge of the latter passes on only through
-        barriers that order the tensor core.
+      smem, tensor, operands: its numbers in clocks, for accesses to SMEM, to
+        accumulators, and to operands in TMEM, which copies write; the time of each is a
+        number of commits. Knowledge of the latter two passes on only through barriers
+        that order the tensor core. Copies and reads of operands are in order; products
+        and later copies to their accumulators are not.
       commits: number of commits.
       queue: work that has not been performed.
       before: what has happened before the work: the accesses to its operands that it
@@ -64,6 +66,7 @@ class TensorStream:
     def __init__(self, thread: Thread):
         self.smem = thread.execution.actors.other()
         self.tensor = thread.execution.actors.tensor_core()
+        self.operands = thread.execution.actors.tensor_core()
         self.commits = 0
         self.queue: collections.deque[Work] = collections.deque()
         self.before: ordering.Clock = {}
@@ -184,10 +187,10 @@ class Commit:
         """Performs the work, and arrives."""
         stream = self.stream
         stream.perform(self.group)
-        own = {stream.smem: self.group, stream.tensor: self.group}
+        own = (stream.smem, stream.tensor, stream.operands)
         for barrier in self.barriers:
             barrier.multicasts.append(self)
-            barrier.arrive({**self.released, **own})
+            barrier.arrive({**self.released, **dict.fromkeys(own, self.group)})
         return True
 
 
@@ -204,7 +207,7 @@ def _mma(
     scales = [scale for scale in scales if scale is not None]
     for scale in scales:
         stream.follow(wg, scale)
-        _read_copied(wg, stream, scale)
+        _read_operand(wg, stream, scale)
     shares = []
     for cta in ctas:
         acc, a, b = (
@@ -227,24 +230,15 @@ def _ctas(wg: Warpgroup, collective_axis: str | None) -> list[Cta]:
 
 
 def _read_operand(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
+    """Reads an operand; copies of the stream that write it in TMEM come before."""
     operand.require_inside("read by tcgen05_mma")
-    actor = stream.tensor if is_in_tmem(operand) else stream.smem
+    actor, clock = stream.smem, None
+    if is_in_tmem(operand):
+        actor = stream.operands
+        clock = {**wg.clock, actor: stream.group}
     by = (actor, stream.group)
-    wg.access(operand, writes=False, what="the tcgen05_mma", by=by, hint=_WAIT)
-    operand.require_written()
-
-
-def _read_copied(wg: Warpgroup, stream: TensorStream, operand: Region) -> None:
-    """Reads what copies of the same stream write, which come before."""
-    operand.require_inside("read by tcgen05_mma")
-    wg.access(
-        operand,
-        writes=False,
-        what="the tcgen05_mma",
-        by=(stream.tensor, stream.group),
-        hint=_WAIT,
-        clock={**wg.clock, stream.tensor: stream.group},
-    )
+    what = "the tcgen05_mma"
+    wg.access(operand, writes=False, what=what, by=by, hint=_WAIT, clock=clock)
     operand.require_written()
 
 
@@ -254,11 +248,10 @@ def _write_accumulator(
     acc.require_inside("used")
     clock = None
     box = acc.box()
-    earlier = [
-        old for old in acc.memory.history.present(box) if old.actor == stream.tensor
-    ]
+    own = (stream.tensor, stream.operands)
+    earlier = [old for old in acc.memory.history.present(box) if old.actor in own]
     if all(old.box == box for old in earlier):
-        clock = {**wg.clock, stream.tensor: stream.group}
+        clock = {**wg.clock, **dict.fromkeys(own, stream.group)}
     by = (stream.tensor, stream.group)
     wg.access(acc, writes=True, what="the tcgen05_mma", by=by, hint=_WAIT, clock=clock)
     if accumulate:

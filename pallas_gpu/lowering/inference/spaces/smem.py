@@ -36,6 +36,8 @@ from pallas_gpu.mosaic import dialect
 
 # Uses that may give each element an address of its own, in any layout.
 _BY_ELEMENT = ("load", "store", "indexed")
+# The role of an array that tcgen05.cp copies to TMEM.
+COPIED = "the source"
 # Widest first: the wider a row of a tile, the fewer instructions move the array.
 _SWIZZLES = (128, 64, 32)
 
@@ -155,12 +157,15 @@ def _check_operand(use: Use, storage: SmemLayout) -> None:
 
 
 def _check_tiles(use: Use, storage: SmemLayout) -> None:
-    """What tcgen05 requires of an array in SMEM: a matrix of swizzled tiles."""
+    """What tcgen05 requires of an array in SMEM: a matrix of swizzled tiles.
+
+    Its copies to TMEM, where the author asks for that, also of tiles without a swizzle.
+    """
     row = storage.swizzle * 8 // storage.itemsize_bits
     window = use.part.window
     if (
         not _is_matrix(window)
-        or storage.swizzle == NO_SWIZZLE
+        or (storage.swizzle == NO_SWIZZLE and use.role != COPIED)
         or storage.tile != (ATOM_ROWS, row)
     ):
         raise errors.LayoutError(

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tcgen05.cp of a left operand: from SMEM, as the tensor core reads it, to TMEM."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.layouts.smem import tcgen05_descriptor as descriptors
+from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES, TmemKind
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+
+async_copy_smem_to_tmem_p = registry.define(
+    "async_copy_smem_to_tmem",
+    "operand_copy",
+    issuers=registry.ISSUERS,
+    reads=("smem",),
+    writes=("tmem",),
+    asynchronous=True,
+    feature=arch.Feature.TCGEN05,
+)
+_WHO = "async_copy_smem_to_tmem"
+_BITS = (8, 16, 32)
+# What inference chooses from; authors may also leave the swizzle out.
+_SWIZZLES = (128, 64, 32)
+
+
+@expect.arguments(
+    smem_ref=expect.anything,
+    tmem_ref=expect.anything,
+    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+)
+def async_copy_smem_to_tmem(
+    smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
+) -> None:
+    """Starts a copy of a left operand of `tcgen05_mma` from SMEM to tensor memory.
+
+    PTX: tcgen05.cp.cta_group::1.128x256b; without a swizzle 128x128b. Since: sm_100a.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
+    It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
+    operand; for everyone else, and before `smem_ref` is overwritten, a later
+    `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
+    Values that threads stored to SMEM need a `commit_smem()` before.
+
+    Args:
+      smem_ref: (128, K) SMEM reference with TilingTransform((8, swizzle width)) and a
+        SwizzleTransform of 32, 64 or 128 bytes, or with TilingTransform((8, 16 bytes))
+        alone; Warpgroup semantics infers them for arrays declared without. K occupies a
+        multiple of 32 bytes.
+      tmem_ref: (128, K) TMEM reference of the same dtype, of 8, 16 or 32 bits; declared
+        with packed=True if elements are narrower than 32 bits.
+      collective_axis: not supported.
+
+    Raises:
+      MemorySpaceError: an operand is in another space.
+      ShapeError, DTypeError: the shapes or types differ, or are not those of operands.
+      LayoutError: an operand is not stored as the tensor core reads it.
+      UnsupportedError: collective_axis.
+
+    Example:
+      >>> plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
+      >>> plgpu.tcgen05_mma(acc, a_tmem, b_smem, done)
+    """
+    ops.require_space(smem_ref, types.SMEM, _WHO, "the source")
+    ops.require_space(tmem_ref, types.TMEM, _WHO, "the destination")
+    _require_equal(smem_ref, tmem_ref)
+    _require_packed(tmem_ref)
+    _require_storage(smem_ref)
+    ops.bind(
+        async_copy_smem_to_tmem_p,
+        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        collective_axis=collective_axis,
+    )
+
+
+def _require_equal(source: Any, target: Any) -> None:
+    names = jnp.dtype(source.dtype).name, jnp.dtype(target.dtype).name
+    if names[0] != names[1] or types.itemsize_bits(source.dtype) not in _BITS:
+        raise errors.DTypeError(
+            f"{_WHO}: the element types are not those of one operand",
+            expected="the same dtype in SMEM and TMEM, of 8, 16 or 32 bits",
+            got=f"{names[0]} to {names[1]}",
+            hint="declare both with the dtype of the operand",
+            where=_jax.where_now(),
+        )
+    shapes = tuple(source.shape), tuple(target.shape)
+    if shapes[0] != shapes[1] or len(shapes[0]) != 2 or shapes[0][0] != LANES:
+        raise errors.ShapeError(
+            f"{_WHO}: the shapes are not those of one left operand",
+            expected=f"({LANES}, K) in SMEM and TMEM",
+            got="smem {}, tmem {}".format(*shapes),
+            hint=f"copy parts of {LANES} rows",
+            where=_jax.where_now(),
+        )
+
+
+def _require_packed(target: Any) -> None:
+    layout = types.base_aval(target).storage.layout
+    packing = COLUMN_BITS // types.itemsize_bits(target.dtype)
+    if layout.kind is TmemKind.DEFAULT and layout.packing == packing:
+        return
+    raise errors.LayoutError(
+        f"{_WHO}: the destination is not packed",
+        expected=f"the default layout with {packing} elements per column",
+        got=str(layout),
+        hint="declare it with plgpu.TMEM(shape, dtype, packed=True)",
+        where=_jax.where_now(),
+    )
+
+
+def _require_storage(source: Any) -> None:
+    """Raises LayoutError unless tcgen05.cp reads the source, as stored or inferred.
+
+    The tensor core reads a left operand along K in the same tiles.
+    """
+    aval = types.base_aval(source)
+    window = types.resolve(aval.shape, ops.operand(source).transforms)
+    window = window.at([s if isinstance(s, int) else 0 for s in window.starts])
+    candidates = [aval.transforms] if aval.transforms else _inferable(aval.dtype)
+    refused = None
+    for transforms in candidates:
+        try:
+            layout = types.smem_layout(aval.shape, aval.dtype, transforms)
+            descriptors.plan_copy(layout, window)
+        except errors.LayoutError as error:
+            refused = error
+        else:
+            return
+    assert refused is not None
+    raise errors.LayoutError(
+        f"{_WHO}: the source is not stored as the tensor core reads it",
+        expected=refused.expected,
+        got=refused.got,
+        hint=refused.hint or refused.what,
+        where=_jax.where_now(),
+    ) from None
+
+
+def _inferable(dtype: Any) -> list[tuple[types.Transform, ...]]:
+    bits = types.itemsize_bits(dtype)
+    return [
+        (types.TilingTransform((8, s * 8 // bits)), types.SwizzleTransform(s))
+        for s in _SWIZZLES
+    ]

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""async_copy_smem_to_tmem as kernels write it: left operands, everywhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.lockstep import faults
+from tests.support.lockstep.engine import KernelError
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import (
+    BF16,
+    BLACKWELL,
+    E4M3,
+    E5M2,
+    F16,
+    F32,
+    Product,
+    storage,
+)
+
+I8, I32 = jnp.int8, jnp.int32
+
+
+@dataclasses.dataclass(frozen=True)
+class Copied(Product):
+    """A product whose left operand tcgen05.cp copies to TMEM.
+
+    Attributes:
+      mistake: what the kernel lacks or does wrong.
+    """
+
+    a_in_tmem: bool = True
+    mistake: str = ""
+
+    def body(self, a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem):
+        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+        if self.mistake != "no wait for the operands":
+            plgpu.barrier_wait(loaded)
+        if self.mistake != "no copy":
+            plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
+        if self.mistake == "overwrites the source":
+            a_smem[...] = jnp.zeros(a_smem.shape, self.a)
+            plgpu.commit_smem()
+        if self.mistake == "reads the copy":
+            plgpu.async_load_tmem(a_tmem)
+        right = b_smem.T if self.b_stored else b_smem
+        if self.mistake == "no commit_smem":
+            a_smem[...] = jnp.zeros(a_smem.shape, self.a)
+            plgpu.async_copy_smem_to_tmem(a_smem, a_tmem)
+        plgpu.tcgen05_mma(acc, a_tmem, right, done, accumulate=False)
+        if self.mistake == "stores over the copy":
+            plgpu.async_store_tmem(a_tmem, jnp.zeros(a_tmem.shape, self.a))
+            plgpu.commit_tmem()
+        plgpu.barrier_wait(done)
+        out[...] = plgpu.async_load_tmem(acc)
+
+
+SMALL = Copied(n=16, k=32, b_stored=True, swizzle=64)
+KERNELS = {
+    "f16": Copied(),
+    "bf16, K of three swizzles": Copied(a=BF16, b=BF16, k=192),
+    "64-byte swizzle": Copied(swizzle=64),
+    "32-byte swizzle": Copied(swizzle=32),
+    "float8": Copied(a=E4M3, b=E5M2, k=128, b_stored=True),
+    "int8": Copied(a=I8, b=I8, acc=I32, k=128, n=128),
+    "tf32": Copied(a=F32, b=F32, k=64, b_stored=True),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_copied_operand(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+def test_warpgroup_semantics_infer_how_the_source_is_stored():
+    case, only = Copied(inferred=True), [plgpu.LoweringSemantics.Warpgroup]
+    operands = case.operands()
+    expected = case.expected(*operands)
+    everywhere.check(
+        case.make, operands, expected, semantics=only, executed=only, on_gpu=False
+    )
+
+
+def copy_to_registers(body, source, interpret=None, k=64, dtype=F16):
+    """A kernel that copies to TMEM and loads what is there."""
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, k), dtype),
+        scratch_types={
+            "a_smem": source,
+            "held": plgpu.TMEM((128, k), dtype, packed=True),
+            "loaded": plgpu.Barrier(),
+            "done": plgpu.Barrier(orders_tensor_core=True),
+        },
+        compiler_params=BLACKWELL,
+        interpret=interpret,
+    )
+
+
+def whole(a, out, a_smem, held, loaded, done):
+    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    plgpu.async_copy_smem_to_tmem(a_smem, held)
+    plgpu.tcgen05_commit_arrive(done)
+    plgpu.barrier_wait(done)
+    out[...] = plgpu.async_load_tmem(held)
+
+
+def in_parts(a, out, a_smem, held, loaded, done):
+    """Halves change places; a warp issues the second copy and its commit."""
+    plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+    plgpu.barrier_wait(loaded)
+    left, right = plgpu.ds(0, 32), plgpu.ds(32, 32)
+
+    @plgpu.warp_map
+    def _(warp):
+        @plgpu.when(warp == 1)
+        def _():
+            plgpu.async_copy_smem_to_tmem(a_smem.at[:, left], held.at[:, right])
+            plgpu.async_copy_smem_to_tmem(a_smem.at[:, right], held.at[:, left])
+            plgpu.tcgen05_commit_arrive(done)
+
+    plgpu.barrier_wait(done)
+    out[...] = plgpu.async_load_tmem(held)
+
+
+VALUES = np.arange(128 * 64, dtype=np.float16).reshape(128, 64) % 1024
+SOURCES = {
+    **{
+        str(s): plgpu.SMEM((128, 64), F16, transforms=storage(F16, s)) for s in (64, 32)
+    },
+    "none": plgpu.SMEM((128, 64), F16, transforms=(plgpu.TilingTransform((8, 8)),)),
+}
+
+
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES)
+@pytest.mark.parametrize("body", [whole, in_parts])
+def test_a_commit_makes_a_copy_readable(body, source):
+    expected = VALUES
+    if body is in_parts:
+        expected = np.concatenate([VALUES[:, 32:], VALUES[:, :32]], axis=1)
+
+    def make(interpret):
+        return copy_to_registers(body, source, interpret)
+
+    everywhere.check(make, [VALUES], expected, on_gpu=False)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("source", "shape", "count"),
+    [("64", "128x256b", 4), ("none", "128x128b", 8)],
+)
+def test_instructions_of_a_copy(source, shape, count, semantics):
+    kernel = under(semantics, copy_to_registers(whole, SOURCES[source]))
+    (report,) = plgpu.offline.compile(kernel, VALUES, target="sm_100a")
+    found = re.findall(r"tcgen05\.cp\.cta_group::1\.(\w+)", report.ptx)
+    assert found == [shape] * count
+
+
+# --- mistakes -------------------------------------------------------------------------
+
+MISTAKES = {
+    "no copy": (errors.UninitializedReadError, "a_tmem"),
+    "no wait for the operands": (errors.PallasGpuError, "a_smem"),
+    "overwrites the source": (errors.RaceError, "async_copy_smem_to_tmem"),
+    "reads the copy": (errors.RaceError, "async_copy_smem_to_tmem"),
+    "stores over the copy": (errors.RaceError, "tcgen05_mma"),
+    "no commit_smem": (errors.RaceError, "async_copy_smem_to_tmem"),
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_the_emulator_reports_a_mistake(mistake, seed):
+    case = dataclasses.replace(SMALL, mistake=mistake)
+    error, text = MISTAKES[mistake]
+    with pytest.raises(error, match=text):
+        case.make(plgpu.InterpretParams(seed=seed))(*case.operands())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_copy_is_not_ordered_after_a_product_into_its_target(seed):
+    def body(a, b, out, a_smem, b_smem, acc, loaded, done, a_tmem):
+        plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+        plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+        plgpu.barrier_wait(loaded)
+        plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=False)
+        plgpu.async_copy_smem_to_tmem(b_smem_as_rows(a_smem), acc)
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        out[...] = acc[...]
+
+    def b_smem_as_rows(ref):
+        return ref.at[:, plgpu.ds(0, 16)]
+
+    case = Copied(a=F32, b=F32, n=16, k=32, b_stored=True, swizzle=64)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, 16), F32),
+        scratch_types=case.scratch(),
+        compiler_params=BLACKWELL,
+        interpret=plgpu.InterpretParams(seed=seed),
+    )
+    with pytest.raises(errors.RaceError, match="tcgen05_mma"):
+        kernel(*case.operands())
+
+
+FAULTS = {
+    "a step of the source": (r"add\.u64 s, \$1, 2;", "add.u64 s, $1, 0;"),
+    "a column of the target": (r"add\.u32 d, \$0, 8;", "add.u32 d, $0, 4;"),
+    "the shape": ("128x256b", "128x128b"),
+}
+
+
+@pytest.mark.parametrize(("pattern", "text"), FAULTS.values(), ids=FAULTS)
+def test_a_wrong_address_is_found_out(pattern, text):
+    kernel, operands = under(BOTH[0], SMALL.make()), SMALL.operands()
+    fault = faults.edit_text(pattern, text)
+    try:
+        result = faults.run(kernel, operands, fault)
+    except KernelError:
+        return
+    assert (result != SMALL.expected(*operands)).any()
+
+
+def test_a_missing_commit_leaves_the_copy_in_flight():
+    kernel = under(BOTH[0], copy_to_registers(whole, SOURCES["64"]))
+    with pytest.raises(Exception, match="deadlock"):
+        faults.run(kernel, [VALUES], faults.drop("nvvm.tcgen05.commit"))
+
+
+# --- what is refused ------------------------------------------------------------------
+
+WHO = "async_copy_smem_to_tmem"
+
+
+def refuse(error, what, source, target, **rows):
+    def body(x, out, smem, tmem):
+        plgpu.async_copy_smem_to_tmem(smem, tmem)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((8, 128), F32),
+        scratch_types=[source, target],
+        compiler_params=BLACKWELL,
+    )
+    with refused(error, what, **rows):
+        jax.eval_shape(kernel, np.zeros((8, 128), np.float32))
+
+
+TILES = storage(F16)
+
+
+def smem(shape=(128, 64), dtype=F16, transforms=TILES):
+    return plgpu.SMEM(shape, dtype, transforms=transforms)
+
+
+def tmem(shape=(128, 64), dtype=F16, packed=True):
+    return plgpu.TMEM(shape, dtype, packed=packed)
+
+
+def test_the_source_is_in_smem():
+    what = f"{WHO}: the source is in the wrong memory space"
+    refuse(errors.MemorySpaceError, what, tmem(), tmem())
+
+
+def test_the_destination_is_in_tmem():
+    what = f"{WHO}: the destination is in the wrong memory space"
+    refuse(errors.MemorySpaceError, what, smem(), smem())
+
+
+def test_the_types_are_equal():
+    what = f"{WHO}: the element types are not those of one operand"
+    refuse(errors.DTypeError, what, smem(), tmem(dtype=BF16), got="float16 to bfloat16")
+
+
+def test_the_shapes_are_equal():
+    what = f"{WHO}: the shapes are not those of one left operand"
+    refuse(errors.ShapeError, what, smem(), tmem((128, 32)), got="smem (128, 64)")
+
+
+def test_the_destination_is_packed():
+    what = f"{WHO}: the destination is not packed"
+    refuse(errors.LayoutError, what, smem(), tmem(packed=False), hint="packed=True")
+
+
+def test_the_source_is_tiled():
+    what = f"{WHO}: the source is not stored as the tensor core reads it"
+    tiling = (plgpu.TilingTransform((8, 32)),)
+    refuse(errors.LayoutError, what, smem(transforms=tiling), tmem())
+
+
+def test_hopper_has_no_such_copy():
+    def body(x, o, source, held):
+        plgpu.async_copy_smem_to_tmem(source, held)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((8, 128), F32),
+        scratch_types=[smem(), tmem()],
+        compiler_params=plgpu.CompilerParams(target="sm_90a"),
+    )
+    with pytest.raises(errors.TargetError, match="sm_100a"):
+        jax.eval_shape(kernel, np.zeros((8, 128), np.float32))
