@@ -73,6 +73,28 @@ def test_other_shapes_have_no_instruction(m, n):
         Instruction(m, n, "f32", "f16", "f16")
 
 
+@pytest.mark.parametrize(("m", "n"), [(128, 16), (256, 48), (256, 256)])
+def test_an_instruction_of_a_pair_has_the_shape_of_both(m, n):
+    one = Instruction(128, n, "f32", "f16", "f16")
+    both = Instruction(m, n, "f32", "f16", "f16", ctas=2)
+    assert both.descriptor == one.descriptor & ~(31 << 24) | m // 16 << 24
+    assert both.mnemonic == "tcgen05.mma.cta_group::2.kind::f16"
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "types"),
+    [
+        (64, 64, ("f32", "f16", "f16")),
+        (128, 24, ("f32", "f16", "f16")),
+        (256, 272, ("f32", "f16", "f16")),
+        (256, 48, ("s32", "s8", "s8")),
+    ],
+)
+def test_other_shapes_have_no_instruction_of_a_pair(m, n, types):
+    with pytest.raises(errors.ShapeError, match="of a pair of CTAs"):
+        Instruction(m, n, *types, ctas=2)
+
+
 def test_n_of_integers_has_coarser_steps():
     assert [n for n in range(8, 72, 8) if is_n(n, Kind.I8)] == [8, 16, 24, 32, 48, 64]
     assert all(is_n(n, Kind.F16) for n in range(8, 257, 8))

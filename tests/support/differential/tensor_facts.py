@@ -79,6 +79,9 @@ def _start(x: Mma, a: int, first: int) -> str:
 
 def _head(x: Mma, itemsize: int) -> str:
     m, n = (x.idesc >> 24 & 31) << 4, (x.idesc >> 17 & 63) << 3
+    if ".cta_group::2" in x.opcode:
+        # SMEM of each CTA holds half of the rows of a, and of the columns of b.
+        m, n = m // 2, n // 2
     left = "tmem"
     if not x.in_tmem:
         left = str(Operand.of(x.a, bool(x.idesc >> 15 & 1), m * itemsize))

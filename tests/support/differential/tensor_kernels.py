@@ -90,10 +90,18 @@ def _product(case: Product, names: Any, params: Any) -> Callable[..., Any]:
     )
 
 
-def tmem(names: Any, shape: tuple[int, int], dtype: Any, *, packed: bool) -> Any:
+def tmem(
+    names: Any,
+    shape: tuple[int, int],
+    dtype: Any,
+    *,
+    packed: bool,
+    collective: bool = False,
+) -> Any:
     """The declaration of an array; of 32 bits there is nothing to pack."""
     narrow = jnp.dtype(dtype).itemsize < 4
-    return names.TMEM(shape, dtype, packed=packed if narrow else None)
+    options = {"collective": True} if collective else {}
+    return names.TMEM(shape, dtype, packed=packed if narrow else None, **options)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from pallas_gpu import _jax, errors, resources, types
 from pallas_gpu.entry.check import references
@@ -36,30 +37,41 @@ def check_groups(jaxpr: _jax.Jaxpr) -> None:
     PTX ISA, tcgen05 "CTA pair": all tcgen05 instructions of a kernel have the same
     cta_group.
     """
-    first: tuple[bool, str] | None = None
+    first: _Use | None = None
     for site in walk(jaxpr):
-        for pair, what in _uses(site):
-            if first is None:
-                first = pair, what
-            elif first[0] != pair:
+        for use in _uses(site):
+            first = first or use
+            # What arrays alone mix is an error of their declarations.
+            operation = first.is_operation or use.is_operation
+            if operation and first.pair != use.pair:
                 raise errors.ArgumentError(
                     "a kernel mixes tcgen05 operations of one CTA and of a pair",
                     expected="collective_axis in all of them and collective=True in "
                     "all declarations of TMEM, or neither",
-                    got=f"{first[1]}, then {what}",
+                    got=f"{first.what}, then {use.what}",
                     hint="pass collective_axis to every tcgen05_mma and "
                     "tcgen05_commit_arrive",
                 ).with_location(site.where)
 
 
-def _uses(site: Site) -> Iterator[tuple[bool, str]]:
-    """What of an equation is done by one CTA, or by a pair, with a description."""
+class _Use(NamedTuple):
+    """What one CTA does, or a pair."""
+
+    pair: bool
+    what: str
+    is_operation: bool
+
+
+def _uses(site: Site) -> Iterator[_Use]:
+    """Yields what an equation does with a cta_group."""
     eqn = site.eqn
     if eqn.primitive in _OF_GROUPS:
         axis = eqn.params.get("collective_axis")
-        yield axis is not None, f"{eqn.primitive.name} with collective_axis={axis!r}"
+        what = f"{eqn.primitive.name} with collective_axis={axis!r}"
+        yield _Use(axis is not None, what, True)
     if eqn.primitive is run_scoped_p:
         for var in resources.scope_refs(eqn):
             if getattr(var.aval, "memory_space", None) is types.TMEM:
                 collective = var.aval.storage.collective
-                yield collective, f"an array in TMEM with collective={collective}"
+                what = f"an array in TMEM with collective={collective}"
+                yield _Use(collective, what, False)
