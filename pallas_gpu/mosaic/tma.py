@@ -17,6 +17,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, nvvm, scf
 
 from pallas_gpu import errors
+from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_plan import TmaInstruction, TmaPlan, plan_copy
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.mosaic import addressing, mbarrier, module, smem, tensor_map
@@ -245,8 +246,8 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
             expected=f"{smem_view.dtype}{list(smem_view.shape)} as in SMEM",
             got=f"{gmem.dtype}{list(gmem.shape)} in GMEM",
         )
-    _check_order(gmem, smem_view)
     window = gmem.window
+    axes = paired_axes(window, smem_view.window, pieces)
     return plan_copy(
         window.array_shape,
         dtypes.stored_bits(gmem.dtype),
@@ -256,18 +257,7 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
         start_multiples=window.multiples,
         inside=window.known_inside(),
         pieces=pieces,
-    )
-
-
-def _check_order(gmem: GmemView, smem_view: SmemView) -> None:
-    orders = gmem.window.order, smem_view.window.order
-    if orders[0] == orders[1]:
-        return
-    raise errors.UnsupportedError(
-        "A tensor copy cannot transpose",
-        expected="axes in the same order in GMEM and SMEM",
-        got=f"axes {orders[0]} in GMEM, {orders[1]} in SMEM",
-        hint="load the SMEM reference through the transposed view instead",
+        axes=axes,
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
+from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
@@ -138,14 +139,7 @@ def check_copy(
     pieces: int = 1,
 ) -> None:
     """Raises LayoutError unless TMA supports the copy, in as many equal pieces."""
-    if gmem_window.order != smem_window.order:
-        raise errors.UnsupportedError(
-            "a copy by TMA cannot transpose",
-            expected="operands with their dimensions in the same order",
-            got=f"dimensions in the order {gmem_window.order} in GMEM, "
-            f"{smem_window.order} in SMEM",
-            hint="copy it untransposed, and transpose when loading from SMEM",
-        )
+    axes = paired_axes(gmem_window, smem_window, pieces)
     require_elements(gmem_aval, gmem_window)
     layout = types.smem_layout(smem_aval.shape, smem_aval.dtype, smem_aval.transforms)
     part = contiguous_layout(layout, smem_window)
@@ -156,7 +150,9 @@ def check_copy(
         gmem_window.sizes,
         gmem_window.squeezed,
         part,
+        inside=gmem_window.known_inside(),
         pieces=pieces,
+        axes=axes,
     )
 
 

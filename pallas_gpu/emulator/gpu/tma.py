@@ -30,6 +30,7 @@ from pallas_gpu.emulator.gpu.copies.pairs import Pair
 from pallas_gpu.emulator.gpu.copies.reductions import combine
 from pallas_gpu.emulator.gpu.machine.cta import Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier, barrier_of, skipped
+from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
@@ -197,6 +198,8 @@ def _require_representable(gmem: Region, smem: Region, verb: str) -> None:
         window.sizes,
         window.squeezed,
         contiguous_layout(array, smem.window),
+        inside=window.known_inside(),
+        axes=paired_axes(window, smem.window),
     )
     if not set(window.over_the_edge()) <= plan.bounded:
         gmem.require_inside(

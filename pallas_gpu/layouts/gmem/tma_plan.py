@@ -154,6 +154,7 @@ def plan_copy(
     inside: Sequence[bool] | None = None,
     pieces: int = 1,
     window: Sequence[int] | None = None,
+    axes: Sequence[int] | None = None,
 ) -> TmaPlan:
     """Finds the smallest number of tensor copies that transfer a slice exactly.
 
@@ -174,6 +175,8 @@ def plan_copy(
       window: shape of the slice of SMEM, in the array's rank; the whole array if None.
         Its start is a multiple of the tile, and of the swizzle's atom in bytes. Except
         for axes of size 1 it is the slice's shape without the squeezed dimensions.
+      axes: the dimensions that are not squeezed, in the order of SMEM; None: that of
+        the array.
 
     Raises:
       LayoutError: the shapes do not match, or no tensor map can describe the copy.
@@ -190,6 +193,9 @@ def plan_copy(
         tuple(sorted(squeezed)),
         (1,) * rank if start_multiples is None else tuple(start_multiples),
         (False,) * rank if inside is None else tuple(inside),
+        tuple(g for g in range(rank) if g not in squeezed)
+        if axes is None
+        else tuple(axes),
     )
     target = SmemWindow(smem, smem.shape if window is None else tuple(window))
     if element_bits < 8:
@@ -230,7 +236,7 @@ def _plan_packed(
     smem, last = target.smem, len(array.shape) - 1
     minor = (array.shape[-1], slice_shape[-1], target.window[-1], smem.shape[-1])
     tile = smem.tile[-1:] or (per_byte,)
-    if last in array.squeezed or any(n % per_byte for n in (*minor, *tile)):
+    if array.order[-1:] != (last,) or any(n % per_byte for n in (*minor, *tile)):
         raise _impossible(array, slice_shape, target, pieces)
 
     def halved(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -320,6 +326,7 @@ def _plan_joined(
     whole = rank > 1 and slice_shape[-1] == array.shape[-1] and array.known[-1] == 0
     smem = target.smem
     partial = target.window != smem.shape or smem.tiling
+    partial = partial or list(array.order) != sorted(array.order)
     if partial or not whole or {rank - 1, rank - 2} & set(array.squeezed):
         return None
     row = array.shape[-1]
@@ -333,6 +340,7 @@ def _plan_joined(
         array.squeezed,
         (*array.known[:-2], array.known[-2] * row),
         (*array.inside[:-2], array.inside[-2]),
+        array.order[:-1],
     )
     flat_smem = SmemLayout(joined(smem.shape), smem.itemsize_bits)
     try:
@@ -390,7 +398,7 @@ def _match_slice(
             expected=f"{rank} sizes",
             got=f"sizes {slice_shape}, {array}",
         )
-    kept = [g for g in range(rank) if g not in array.squeezed]
+    kept = array.order
     units = all(0 <= g < rank and slice_shape[g] == 1 for g in array.squeezed)
     check_window(smem, target.window)
     axes = match_axes(tuple(slice_shape[g] for g in kept), target.window)

@@ -142,6 +142,7 @@ class SlicedArray:
       squeezed: dimensions indexed by an integer.
       known: for each dimension a divisor of the start; 0 is a start of 0.
       inside: for each dimension whether the slice is known to be in bounds.
+      order: the dimensions that are not squeezed, in the order of SMEM.
     """
 
     shape: tuple[int, ...]
@@ -149,6 +150,7 @@ class SlicedArray:
     squeezed: tuple[int, ...]
     known: tuple[int, ...]
     inside: tuple[bool, ...]
+    order: tuple[int, ...]
 
     @property
     def strides(self) -> list[int]:
@@ -279,14 +281,16 @@ def _encodable(dim: ViewDim) -> bool:
 def _idle_dims(array: SlicedArray, busy: set[int], room: int) -> list[ViewDim] | None:
     """View dims for dimensions along which a box has one element.
 
-    If there are too many, those indexed by integers share one: an index is in bounds,
-    so the shared dim need not represent the bounds between them.
+    If there are too many, those along which the slice is in bounds share one, that need
+    not represent the bounds between them: first those indexed by integers.
     """
     shape, strides = array.shape, array.strides
     idle = [g for g in range(len(shape)) if g not in busy]
     folded: list[int] = []
     if len(idle) > room:
-        candidates = [g for g in idle if g in array.squeezed or shape[g] == 1]
+        indexed = [g for g in idle if g in array.squeezed or shape[g] == 1]
+        others = [g for g in idle if g not in indexed and array.inside[g]]
+        candidates = indexed + others
         folded = candidates[: len(idle) - room + 1]
         if len(idle) - len(folded) + bool(folded) > room:
             return None

@@ -19,6 +19,7 @@ from pallas_gpu.layouts import (
     plan_access,
     plan_copy,
 )
+from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.registers.placement import Placement
 from pallas_gpu.layouts.smem.access_plan import MAX_WIDTH_BYTES
 from pallas_gpu.layouts.smem.swizzle import NO_SWIZZLE
@@ -202,13 +203,7 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
     """
     assert use.other is not None
     smem, gmem = use.part.window, use.other.window
-    if smem.order != gmem.order:
-        raise errors.UnsupportedError(
-            "a tensor copy cannot transpose",
-            expected="references with their axes in the same order",
-            got=f"axes {gmem.order} in GMEM, {smem.order} in SMEM",
-            hint="transpose when loading from SMEM",
-        )
+    axes = paired_axes(gmem, smem, use.pieces)
     check_window(storage, smem.sizes)
     return plan_copy(
         gmem.array_shape,
@@ -219,6 +214,7 @@ def copy_plan(use: Use, storage: SmemLayout) -> TmaPlan:
         start_multiples=gmem.multiples,
         inside=gmem.known_inside(),
         pieces=use.pieces,
+        axes=axes,
     )
 
 
