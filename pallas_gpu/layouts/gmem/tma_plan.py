@@ -325,9 +325,9 @@ def _plan_joined(
     rank = len(array.shape)
     whole = rank > 1 and slice_shape[-1] == array.shape[-1] and array.known[-1] == 0
     smem = target.smem
-    partial = target.window != smem.shape or smem.tiling
-    partial = partial or list(array.order) != sorted(array.order)
-    if partial or not whole or {rank - 1, rank - 2} & set(array.squeezed):
+    partial = target.window != smem.shape or bool(smem.tiling)
+    transposed = list(array.order) != sorted(array.order)
+    if transposed or partial or not whole or {rank - 1, rank - 2} & set(array.squeezed):
         return None
     row = array.shape[-1]
 
