@@ -164,6 +164,45 @@ def test_several_pairs_make_a_cluster():
     everywhere.check(make, [a, b], expected, on_gpu=False)
 
 
+def test_columns_of_an_accumulator_are_accumulators():
+    """Each has columns of b of both CTAs; clusters fill a grid."""
+    case = PairProduct(n=32, k=32, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+            g, c = lax.axis_index("g"), lax.axis_index("c")
+            case.load(a.at[g], b, a_smem, b_smem, loaded, ready)
+            for i in range(2):
+                plgpu.tcgen05_mma(
+                    acc.at[:, plgpu.ds(16 * i, 16)],
+                    a_smem,
+                    b_smem.at[plgpu.ds(8 * i, 8)].T,
+                    accumulate=False,
+                    collective_axis="c",
+                )
+            plgpu.tcgen05_commit_arrive(done, collective_axis="c")
+            plgpu.barrier_wait(done)
+            out[g, plgpu.ds(c * case.m, case.m)] = acc[...]
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((2, 2 * case.m, case.n), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            grid=(2,),
+            grid_names=("g",),
+            **PAIR,
+        )
+
+    a, b = case.operands()
+    a = np.stack([a, 2 * a])
+    expected = np.stack([case.expected(x, b) for x in a])
+    # The first accumulator has the first 8 columns of each CTA's 16.
+    columns = np.arange(32).reshape(2, 2, 8).transpose(1, 0, 2).reshape(-1)
+    everywhere.check(make, [a, b], expected[..., columns], on_gpu=False)
+
+
 # --- instructions ---------------------------------------------------------------------
 
 
@@ -330,6 +369,29 @@ def test_a_left_operand_of_64_rows_cannot_be_in_tmem():
         PairProduct(m=64),
         {"a_smem": plgpu.TMEM((64, 64), F16, packed=True, collective=True)},
     )
+
+
+def test_an_accumulator_of_64_rows_has_no_parts():
+    case = PairProduct(m=64, n=32, k=32, swizzle=64)
+
+    def body(a, b, out, a_smem, b_smem, acc, loaded, ready, done):
+        part, right = acc.at[:, plgpu.ds(0, 16)], b_smem.at[plgpu.ds(0, 8)].T
+        plgpu.tcgen05_mma(part, a_smem, right, done, collective_axis="c")  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, 32), F32),
+        scratch_types=case.scratch(),
+        compiler_params=BLACKWELL,
+        **PAIR,
+    )
+    with refused(
+        errors.LayoutError,
+        "tcgen05_mma: the accumulator does not lie as the tensor core leaves it",
+        expected="M64 collective layout of 16 columns",
+        hint="of 64 rows, pass the whole array",
+    ):
+        jax.eval_shape(kernel, *case.operands())
 
 
 def test_all_operations_of_a_kernel_are_those_of_pairs():
