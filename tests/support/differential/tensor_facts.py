@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from tests.support.differential.tensor_stream import Instruction, Mma, products
 
 # Bytes of a row of the swizzle by its code in bits 61-63.
-_ROW_BYTES = {2: 128, 4: 64, 6: 32}
+_ROW_BYTES = {0: 16, 2: 128, 4: 64, 6: 32}
 _START = 0x3FFF
 
 
@@ -90,6 +90,18 @@ def _head(x: Mma, itemsize: int) -> str:
     return f"{kind} {x.idesc:#010x}; {left}; {right}"
 
 
+def copies(instructions: list[Instruction]) -> str:
+    """The copies to TMEM: shape, constants, then target and source of each."""
+    found = [x for x in instructions if x.opcode.startswith("tcgen05.cp.")]
+    each, heads = [], set()
+    for x in found:
+        (target,), source = x.operands
+        heads.add(f"{x.opcode.split('.', 2)[2]}; {Operand.of(source, False, 0)}")
+        each.append(f"{target:x}:{source & _START:x}")
+    (head,) = heads
+    return f"{head}; {' '.join(each)}"
+
+
 def transfers(instructions: list[Instruction]) -> list[str]:
     """Loads and stores, with the lane and the column of their address."""
     found = []
@@ -113,6 +125,7 @@ _NAMES = {
     "tcgen05.dealloc": "free",
     "tcgen05.mma": "mma",
     "tcgen05.commit": "commit",
+    "tcgen05.cp": "cp",
     "tcgen05.ld": "ld",
     "tcgen05.st": "st",
     "cp.async.bulk.tensor": "tma",

@@ -180,3 +180,34 @@ def handover() -> tuple[Any, ...]:
         )
 
     return make, jax.ShapeDtypeStruct((128, 64), F32)
+
+
+def copy(columns: int, dtype: Any, swizzle: int | None) -> tuple[Any, ...]:
+    """A copy of 128 rows from SMEM to TMEM; None is no swizzle."""
+
+    def make(names: Any, params: Any) -> Callable[..., Any]:
+        row = (swizzle or 16) // jnp.dtype(dtype).itemsize
+        transforms = (names.TilingTransform((8, row)),)
+        if swizzle is not None:
+            transforms += (names.SwizzleTransform(swizzle),)
+
+        def body(x, out, source, held, loaded, done):
+            names.copy_gmem_to_smem(x, source, loaded)
+            names.barrier_wait(loaded)
+            names.async_copy_smem_to_tmem(source, held)
+            names.tcgen05_commit_arrive(done)
+            names.barrier_wait(done)
+
+        return names.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, columns), dtype),
+            scratch_types=[
+                names.SMEM((128, columns), dtype, transforms=transforms),
+                tmem(names, (128, columns), dtype, packed=True),
+                names.Barrier(),
+                names.Barrier(orders_tensor_core=True),
+            ],
+            compiler_params=params,
+        )
+
+    return make, jax.ShapeDtypeStruct((128, columns), dtype)

@@ -45,6 +45,7 @@ KERNELS = {
     "64 rows, narrow tiles along N": Product(m=64, n=64, swizzle=64),
     "64 rows, the least N": Product(m=64, n=16, b_stored=True),
     "three products": Product(rounds=3),
+    "N of 192, b along N": Product(n=192, k=32, swizzle=64),
     "a in TMEM": Product(a_in_tmem=True),
     "float8 in TMEM": Product(a=E4M3, b=E4M3, k=128, n=128, a_in_tmem=True),
     "tf32 in TMEM": Product(a=F32, b=F32, b_stored=True, k=32, a_in_tmem=True),

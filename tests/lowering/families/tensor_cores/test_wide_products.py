@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of more columns than an instruction has, and loads that reduce."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.tensor_products import BLACKWELL, F32, Product
+
+PART = 64
+
+
+@pytest.mark.parametrize("b_stored", [False, True], ids=["along N", "along K"])
+@pytest.mark.parametrize("n", [256, 512])
+def test_all_columns_of_tensor_memory(n, b_stored):
+    case = Product(n=n, k=32, b_stored=b_stored, swizzle=64)
+
+    def make(interpret):
+        def body(a, b, out, a_smem, b_smem, acc, loaded, done):
+            plgpu.copy_gmem_to_smem(a, a_smem, loaded)
+            plgpu.copy_gmem_to_smem(b, b_smem, loaded)
+            plgpu.barrier_wait(loaded)
+            right = b_smem.T if b_stored else b_smem
+            plgpu.tcgen05_mma(acc, a_smem, right, done, accumulate=False)
+            plgpu.barrier_wait(done)
+            for start in range(0, n, PART):
+                part = plgpu.ds(start, PART)
+                out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
+
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, n), F32),
+            scratch_types=case.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    operands = case.operands()
+    everywhere.check(make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min", "absmax", "absmin"])
+def test_a_load_with_a_reduction_is_refused(reduce):
+    """tcgen05.ld.red exists on other targets than sm_100a."""
+
+    def body(x, out, acc):
+        plgpu.async_load_tmem(acc, reduce=reduce)  # HERE
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((8, 128), F32),
+        scratch_types=[plgpu.TMEM((128, 64), F32)],
+        compiler_params=BLACKWELL,
+    )
+    with refused(
+        errors.UnsupportedError,
+        "async_load_tmem: reduce is not supported",
+        got=repr(reduce),
+        hint="reduce the loaded array: jnp.max(x, axis=1)",
+    ):
+        jax.eval_shape(kernel, np.zeros((8, 128), jnp.float32))
