@@ -119,7 +119,8 @@ class Cells:
         used = np.unique(
             np.concatenate([layer.ravel() for layer in self.layers] + [[0]])
         )
+        # Of one without axes NumPy returns a number, not an array.
         self.layers = [
-            np.searchsorted(used, layer).astype(np.int32) for layer in self.layers
+            np.asarray(np.searchsorted(used, layer), np.int32) for layer in self.layers
         ]
         return used.tolist()

@@ -83,7 +83,7 @@ def _at(access: Access) -> str:
 def _unfenced(old: Access, new: Access, name: str, commit: str) -> errors.RaceError:
     verb = "overwrites" if new.writes else "reads"
     return errors.RaceError(
-        f"{new.what} {verb} {name}, written{_at(old)} and not fenced",
+        f"{new.what} {verb} {name.rstrip(',')}, written{_at(old)} and not fenced",
         expected=f"{commit} between the two, by the writer, or by another thread that "
         "has waited for the writer",
         got=f"{old.what} wrote elements {box_text(old.box)} without one",

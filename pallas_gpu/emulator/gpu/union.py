@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -284,7 +285,7 @@ def _addresses(layout: SmemLayout) -> tuple[np.ndarray, np.ndarray | None]:
 
     Of elements of less than a byte also the position of the lowest bit there.
     """
-    axes = np.indices(layout.shape).reshape(len(layout.shape), -1)
+    axes = np.indices(layout.shape).reshape(len(layout.shape), math.prod(layout.shape))
     coordinates = np.moveaxis(axes, 0, -1)
     first = layout.byte_offsets(coordinates)
     size = layout.itemsize_bits // 8

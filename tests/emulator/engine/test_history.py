@@ -283,6 +283,17 @@ def gradual_write(to, low, high, *issued):
     return parts
 
 
+def test_what_is_superseded_in_a_single_element_is_forgotten():
+    """A reference without dimensions, too, is accessed any number of times."""
+    tile = history(shape=())
+    for time in range(1, 4000):
+        copy = Access((), True, COPY, time, True, "copy")
+        do(tile, copy, {COPY: time})
+    assert len(tile.live()) == 1
+    with pytest.raises(errors.RaceError):
+        do(tile, Access((), True, A, 1, False, "a"), {A: 1})
+
+
 def test_a_part_that_has_not_been_issued_may_be_accessed():
     tile = history()
     parts = gradual_write(tile, 0, 8, (0, 4))

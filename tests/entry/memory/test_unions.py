@@ -135,6 +135,17 @@ def test_elements_of_four_bits():
     everywhere.check(make, [x.astype(jnp.int4)], expected)
 
 
+def test_single_elements_share_memory():
+    def body(x, o, union):
+        number, word = union
+        number[...] = x[0, 1]
+        o[0] = word[...]
+
+    union = plgpu.RefUnion(plgpu.SMEM((), F32), plgpu.SMEM((), I32))
+    make = of(body, union, out=jax.ShapeDtypeStruct((1,), I32))
+    everywhere.check(make, [ROWS], ROWS[0, 1:2].view(np.int32))
+
+
 def test_copies_into_one_alternative_and_out_of_another():
     def body(x, o, union, barrier):
         (tile,), (result, _) = union
