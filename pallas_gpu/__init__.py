@@ -93,6 +93,13 @@ from pallas_gpu.primitives.sync.semaphore import (
 from pallas_gpu.primitives.tensor_cores.mma import mma
 from pallas_gpu.primitives.tensor_cores.operand_copy import async_copy_smem_to_tmem
 from pallas_gpu.primitives.tensor_cores.scales import async_copy_scales_to_tmem
+from pallas_gpu.primitives.tensor_cores.sparse_format import (
+    compress_2_of_4,
+    format_tcgen05_sparse_metadata,
+)
+from pallas_gpu.primitives.tensor_cores.sparsity import (
+    async_copy_sparse_metadata_to_tmem,
+)
 from pallas_gpu.primitives.tensor_cores.tcgen05 import (
     tcgen05_commit_arrive,
     tcgen05_mma,
@@ -263,6 +270,9 @@ __all__ = [
     "tcgen05_commit_arrive",
     "async_copy_scales_to_tmem",
     "async_copy_smem_to_tmem",
+    "async_copy_sparse_metadata_to_tmem",
+    "format_tcgen05_sparse_metadata",
+    "compress_2_of_4",
     "async_load_tmem",
     "async_store_tmem",
     "wait_load_tmem",

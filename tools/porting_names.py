@@ -60,7 +60,6 @@ def no(reason: str) -> Row:
     return Row(Status.NO, note=reason)
 
 
-TCGEN05 = later("tcgen05 and tensor memory of Blackwell")
 DEVICES = later("kernels over several devices")
 SEMAPHORES = differs(
     "on one device: `device_id` comes later; the emulator reports a semaphore that is "
@@ -175,16 +174,12 @@ PLGPU: dict[str, Row] = {
     "async_store_tmem": SAME,
     "commit_tmem": SAME,
     "tcgen05_commit_arrive": SAME,
-    "tcgen05_mma": differs("sparsity, and scales of a pair of CTAs, come later"),
+    "tcgen05_mma": differs("scales and sparsity of a pair of CTAs come later"),
     "async_copy_scales_to_tmem": differs("`collective_axis` comes later"),
     "async_copy_smem_to_tmem": differs("`collective_axis` comes later"),
+    "async_copy_sparse_metadata_to_tmem": differs("`collective_axis` comes later"),
+    "format_tcgen05_sparse_metadata": SAME,
     "wait_load_tmem": SAME,
-    **dict.fromkeys(
-        (
-            "async_copy_sparse_metadata_to_tmem", "format_tcgen05_sparse_metadata",
-        ),
-        TCGEN05,
-    ),
     "TryClusterCancelResult": SAME,
     "query_cluster_cancel": differs(
         "the positions are undefined, and an error of the emulator, without work"

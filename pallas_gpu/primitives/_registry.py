@@ -132,16 +132,11 @@ JAX_PRIMITIVES: dict[str, Operation] = {}
 _OPERATIONS: dict[Any, Operation] = {}
 _RULES: dict[RuleKind, dict[Any, Callable[..., Any]]] = {kind: {} for kind in RuleKind}
 
-_COPY_GAP = "copies from SMEM to tensor memory are not lowered"
 _TRIAL_GAP = "the trial of a body is erased before inference"
 
 # Holes in the table, with the reason: by the name of a primitive or an MLIR operation,
 # and the kind of rule. The list may only shrink.
 KNOWN_GAPS: dict[tuple[str, RuleKind], str] = {
-    **{
-        (f"mosaic_gpu.{name}", RuleKind.EXPAND): _COPY_GAP
-        for name in ("async_store_sparse_metadata_smem_to_tmem",)
-    },
     ("scf.execute_region", RuleKind.INFER): _TRIAL_GAP,
     ("scf.execute_region", RuleKind.EXPAND): _TRIAL_GAP,
 }

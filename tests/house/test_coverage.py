@@ -58,7 +58,7 @@ def registry(rules: set[tuple[str, Kind]], gaps: dict[tuple[str, Kind], str]):
 
 
 BOTH = {("copy", Kind.EMULATE), ("copy", Kind.LANE)}
-GAPS = 3  # of KNOWN_GAPS; only ever lowered
+GAPS = 2  # of KNOWN_GAPS; only ever lowered
 
 
 def emitted() -> set[str]:

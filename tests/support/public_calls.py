@@ -52,6 +52,8 @@ class Env:
     t: Any = None
     left: Any = None
     p: Any = None
+    g: Any = None
+    d: Any = None
 
     @property
     def array(self) -> Any:
@@ -80,6 +82,8 @@ BLACKWELL_SCRATCH = {
     "p": plgpu.TMEM((128, 16), F16, packed=True),
     "f": plgpu.SMEM((1, 1, 32, 16), jnp.float8_e8m0fnu),
     "t": plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales()),
+    "g": plgpu.SMEM((1, 1, 128, 64), jnp.uint2),
+    "d": plgpu.TMEM((128, 64), jnp.uint2, layout=TmemLayout.sparse_metadata()),
 }
 
 
@@ -249,6 +253,13 @@ GOOD: dict[str, Good] = {
     "async_copy_smem_to_tmem": _blackwell(
         lambda e: {"smem_ref": e.left, "tmem_ref": e.p}
     ),
+    "async_copy_sparse_metadata_to_tmem": _blackwell(
+        lambda e: {"smem_ref": e.g, "tmem_ref": e.d}
+    ),
+    "format_tcgen05_sparse_metadata": _top(
+        meta=np.zeros((128, 32, 2), jnp.uint2), operand_dtype=F16
+    ),
+    "compress_2_of_4": _top(a=np.zeros((2, 8))),
     "tcgen05_commit_arrive": _blackwell(lambda e: {"barrier": e.b}),
     "async_load_tmem": _blackwell(lambda e: {"src": e.acc}),
     "async_store_tmem": _blackwell(lambda e: {"ref": e.acc, "value": 0.0}),

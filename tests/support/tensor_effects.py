@@ -45,7 +45,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             *(lambda e, n=n: _product(e, **({name: e.t} if n else {})) for n in (0, 1)),
             blackwell=True,
         )
-        for name in ("a_scale", "b_scale")
+        for name in ("a_scale", "b_scale", "a_sparse_metadata")
     },
     "async_load_tmem.layout": lambda: see.bodies(
         *(
@@ -58,8 +58,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 
 # What each is given, beside its good call, to be refused.
 REFUSED = {
+    "async_copy_sparse_metadata_to_tmem.collective_axis": "x",
     "async_copy_scales_to_tmem.collective_axis": "x",
     "async_copy_smem_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
-    "tcgen05_mma.a_sparse_metadata": 1,
 }

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The instruction descriptor of tcgen05.mma, its kinds and shapes, as integers.
 
-PTX ISA, tcgen05 "Instruction descriptor" and "Matrix shapes". Dense instructions of the
-kinds f16, tf32, f8f6f4 and i8.
+PTX ISA, tcgen05 "Instruction descriptor" and "Matrix shapes". Instructions of the kinds
+f16, tf32, f8f6f4 and i8.
 
-Block scaling has descriptors of its own: `scaled_instruction`. Sparsity plugs in here:
-a sparse left operand sets bit 2 and the selector in bits 0-1, and doubles K.
+Block scaling has descriptors of its own: `scaled_instruction`; the metadata of sparse
+operands is in `sparsity`.
 
 An instruction of a pair of CTAs (`ctas`) has the M and N of both together.
 """
@@ -23,6 +23,8 @@ MAX_N = 256
 # Rows of the accumulator in each CTA.
 ROWS = (64, 128)
 _N_STEP = 8
+# The bit of a sparse left operand; the two below it are the selector.
+_SPARSE = 2
 # Integer kinds (PTX ISA, table of shapes): 8, 16, 24, 32, then multiples of 16.
 _INTEGER_N_STEP, _INTEGER_FREE_N = 16, 32
 # Those of a pair of CTAs.
@@ -67,13 +69,14 @@ _ADMITTED: dict[str, tuple[str, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One dense tcgen05.mma.
+    """One tcgen05.mma without block scaling.
 
     Attributes:
       m, n: rows and columns of the accumulator.
       d, a, b: element types in PTX.
       a_transposed, b_transposed: the operand in SMEM lies along M or N.
       ctas: 1, or 2 for a pair; `m` and `n` are those of both together.
+      sparse: the left operand has two of each four elements; K is doubled.
 
     Raises:
       DTypeError, ShapeError: there is no such instruction.
@@ -90,6 +93,7 @@ class Instruction:
     a_transposed: bool = False
     b_transposed: bool = False
     ctas: int = 1
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         require_types(self.d, self.a, self.b)
@@ -102,9 +106,10 @@ class Instruction:
 
     @property
     def descriptor(self) -> int:
-        """The 32 bits: types, transpositions, N / 8 and M / 16."""
+        """The 32 bits: sparsity, types, transpositions, N / 8 and M / 16."""
         return (
-            _ACCUMULATORS[self.d] << 4
+            self.sparse << _SPARSE
+            | _ACCUMULATORS[self.d] << 4
             | _OPERANDS[self.a][1] << 7
             | _OPERANDS[self.b][1] << 10
             | self.a_transposed << 15
@@ -115,8 +120,9 @@ class Instruction:
 
     @property
     def mnemonic(self) -> str:
-        """The opcode of the dense instruction."""
-        return f"tcgen05.mma.cta_group::{self.ctas}.kind::{self.kind.value}"
+        """The opcode of the instruction."""
+        sparse = ".sp" * self.sparse
+        return f"tcgen05.mma{sparse}.cta_group::{self.ctas}.kind::{self.kind.value}"
 
 
 def kind_of(operand: str) -> Kind:

@@ -235,9 +235,6 @@ def _note_access(variable: Variable, use: Use) -> None:
 # --- copies from SMEM -----------------------------------------------------------------
 
 
-@infers("mosaic_gpu.async_store_sparse_metadata_smem_to_tmem")
-def _infer_metadata(network: Network, op: ir.Operation, key: int) -> None:
-    infer_contiguous_copy(network, op, TmemLayout.sparse_metadata())
 
 
 def infer_contiguous_copy(

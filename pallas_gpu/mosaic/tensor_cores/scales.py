@@ -60,6 +60,9 @@ class Scaling:
     instruction: ScaledInstruction
     b_tiles: int
 
+    registers = "i, sa, sb"
+    operands = "i, [sa], [sb]"
+
     def setup(self, step: int) -> str:
         """Assembly that sets i, sa and sb for a step of K from $3, $5 and $6."""
         group, ids = self.instruction.scales_of(step)

@@ -5,8 +5,7 @@ One thread issues the instructions, and the commit that follows them must be its
 call of `mma` is one volatile inline assembly with an instruction for each step of K and
 each part of N; the offsets of their descriptors are constants.
 
-Where others plug in: sparsity adds the address of the metadata to `_text`, and fields
-to `Instruction`, as block scaling does (`scales.Scaling`).
+Operands besides a and b, scales or metadata, are a `_Plan`'s `extra`.
 
 The instructions of a pair of CTAs (`collective`) are issued by its leader alone: their
 descriptors are applied in both CTAs, each of which has half of the rows of `a` and of
@@ -29,6 +28,7 @@ from pallas_gpu.layouts.smem.wgmma_descriptor import (
     WgmmaOperand,
 )
 from pallas_gpu.layouts.tmem import mma_instruction as instructions
+from pallas_gpu.layouts.tmem import sparsity
 from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, TmemKind
 from pallas_gpu.layouts.tmem.mma_instruction import K_BYTES, Instruction
 from pallas_gpu.layouts.tmem.scaled_instruction import ROWS as SCALED_ROWS
@@ -38,6 +38,7 @@ from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView, predicated
 from pallas_gpu.mosaic.tensor_cores import pairs, scales
 from pallas_gpu.mosaic.tensor_cores.scales import Scaling
+from pallas_gpu.mosaic.tensor_cores.sparsity import Sparsity
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 _LANE_SHIFT = 16
@@ -69,6 +70,7 @@ def mma(
     b: SmemView,
     accumulate: bool | ir.Value,
     scaled: tuple[TmemView, TmemView] | None = None,
+    metadata: TmemView | None = None,
     *,
     collective: bool = False,
 ) -> None:
@@ -80,17 +82,21 @@ def mma(
 
     Args:
       acc: (M, N); M is 64 or 128.
-      a: (M, K) in SMEM, tiled and swizzled, or packed in TMEM.
+      a: (M, K) in SMEM, tiled and swizzled, or packed in TMEM; (M, K / 2) with
+        metadata.
       b: (K, N) in SMEM.
       accumulate: whether to add to the accumulator: a bool or an i1.
       scaled: the scales of a, (M, blocks of K), and of b, (at least N, blocks of K).
+      metadata: of a sparse a: (M, K / 2) indices.
       collective: whether a pair of CTAs multiplies: the rows are those of each CTA, and
         `b` is (K, N / 2).
 
     Raises:
       ShapeError, DTypeError, LayoutError: no instruction has these operands.
     """
-    plan = _plan(acc, a, b, scaled, 2 if collective else 1)
+    ctas, sparse = 2 if collective else 1, metadata is not None
+    plan = _plan(acc, a, b, scaled, ctas, sparse=sparse)
+    views = scaled or ((metadata,) if metadata is not None else ())
     left = (
         a.address(a.allocation.address)
         if isinstance(a, TmemView)
@@ -107,7 +113,7 @@ def mma(
         _descriptor(b, plan.b),
         kernel.i32(plan.instruction.descriptor),
         first,
-        *(view.address(view.allocation.address) for view in scaled or ()),
+        *(view.address(view.allocation.address) for view in views),
     ]
     kind = "r" if isinstance(a, TmemView) else "l"
     with predicated(pairs.issuer(collective)):
@@ -115,7 +121,7 @@ def mma(
             None,
             operands,
             _text(plan),
-            f"r,{kind},l,r,r,{'r,' * len(scaled or ())}~{{memory}}",
+            f"r,{kind},l,r,r,{'r,' * len(views)}~{{memory}}",
             has_side_effects=True,
         )
 
@@ -153,20 +159,22 @@ class _Plan:
       instruction: their types, and the N of each.
       n, k: of the whole product.
       k_step: K of an instruction.
+      a_step: elements of a that it reads from each row.
       a, b: the operands in SMEM; `a` is None in TMEM.
       halved: the accumulator has 64 rows: the right half of its columns lies 16 lanes
         below the left half.
-      scaling: the scales of blocks, if the operands have any.
+      extra: the scales of blocks, or the metadata of a sparse a, if there are any.
     """
 
     instruction: Instruction | ScaledInstruction
     n: int
     k: int
     k_step: int
+    a_step: int
     a: WgmmaOperand | None
     b: WgmmaOperand
     halved: bool
-    scaling: Scaling | None
+    extra: Scaling | Sparsity | None
 
     def accumulator_offset(self, column: int) -> int:
         """The address of a column of the accumulator, from its first."""
@@ -182,6 +190,8 @@ def _plan(
     b: SmemView,
     scaled: tuple[TmemView, TmemView] | None,
     ctas: int,
+    *,
+    sparse: bool,
 ) -> _Plan:
     (m, n), k = acc.shape, b.shape[0]
     _require_types(acc.dtype, a.dtype, b.dtype)
@@ -190,14 +200,17 @@ def _plan(
     left = None
     if isinstance(a, SmemView):
         left = descriptors.plan(a.layout, a.window, "a")
-    k_step = K_BYTES * 8 // dtypes.stored_bits(b.dtype)
+    bits = dtypes.stored_bits(b.dtype)
+    a_step = K_BYTES * 8 // bits
+    extra: Scaling | Sparsity | None = None
     if scaled is not None:
-        scaling = _scaling(n, k, names, scaled, left, right)
-        return _Plan(scaling.instruction, n, k, k_step, left, right, False, scaling)
+        extra = _scaling(n, k, names, scaled, left, right)
+        return _Plan(extra.instruction, n, k, a_step, a_step, left, right, False, extra)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
+    least = sparsity.N_STEP if sparse else 1
     # A pair's N is that of one instruction: each CTA has half of its columns of b.
-    columns = n if ctas == 2 else _columns(n // 2 if halved else n, right, kind)
+    columns = n if ctas == 2 else _columns(n // 2 if halved else n, right, kind, least)
     instruction = Instruction(
         ctas * m,
         columns,
@@ -205,8 +218,12 @@ def _plan(
         left is not None and left.transposed,
         right.transposed,
         ctas,
+        sparse,
     )
-    return _Plan(instruction, n, k, k_step, left, right, halved, None)
+    k_step = a_step
+    if sparse:
+        k_step, extra = a_step * 2, Sparsity(bits)
+    return _Plan(instruction, n, k, k_step, a_step, left, right, halved, extra)
 
 
 def _scaling(
@@ -239,12 +256,13 @@ def _require_types(acc: np.dtype, a: np.dtype, b: np.dtype) -> None:
     )
 
 
-def _columns(n: int, b: WgmmaOperand, kind: instructions.Kind) -> int:
+def _columns(n: int, b: WgmmaOperand, kind: instructions.Kind, step: int) -> int:
     """The largest number of columns per instruction that divides N and b's atoms."""
     for columns in range(min(n, instructions.MAX_N), 0, -1):
         # A single atom along N may be larger than the product.
         whole = n % columns == 0 and (columns == n or columns % b.mn_granule == 0)
-        if whole and b.mn % columns == 0 and instructions.is_n(columns, kind):
+        whole = whole and b.mn % columns == 0 and columns % step == 0
+        if whole and instructions.is_n(columns, kind):
             return columns
     raise errors.ShapeError(
         "N is not divisible by the N of any tcgen05.mma",
@@ -272,34 +290,35 @@ def _descriptor(view: SmemView, operand: WgmmaOperand | None) -> ir.Value:
 def _text(plan: _Plan) -> str:
     """The assembly; $0 accumulator, $1 a, $2 b, $3 descriptor, $4 accumulate.
 
-    $5 and $6 are the scales of a and b.
+    $5 and $6 are the scales of a and b, or $5 the metadata of a.
     """
     mnemonic = plan.instruction.mnemonic
     lines = []
     for start in range(0, plan.n, plan.instruction.n):
         lines.append(f"add.u32 d, $0, {plan.accumulator_offset(start)};")
         for k in range(0, plan.k, plan.k_step):
+            step = k // plan.k_step
             if plan.a is None:
-                # Each column holds four bytes of K.
-                column = k // plan.k_step * (K_BYTES // _COLUMN_BYTES)
+                # Each column holds four bytes of a row.
+                column = step * (K_BYTES // _COLUMN_BYTES)
                 setup, left = f"add.u32 a, $1, {column};", "[a]"
             else:
-                units = plan.a.offset_units(0, k)
+                units = plan.a.offset_units(0, step * plan.a_step)
                 setup, left = f"add.u64 a, $1, {units};", "a"
             units = plan.b.offset_units(start, k)
             predicate = "rest" if k else "first"
-            if plan.scaling is None:
-                more = "$3"
-            else:
-                setup += plan.scaling.setup(k // plan.k_step)
-                more = "i, [sa], [sb]"
+            more = "$3"
+            if plan.extra is not None:
+                setup += plan.extra.setup(step)
+                more = plan.extra.operands
             lines.append(
                 f"{setup} add.u64 b, $2, {units}; "
                 f"{mnemonic} [d], {left}, b, {more}, {predicate};"
             )
     width = "b32" if plan.a is None else "b64"
     declared = (
-        f".reg .b32 d{', i, sa, sb' if plan.scaling else ''}; .reg .{width} a; "
+        f".reg .b32 d{f', {plan.extra.registers}' if plan.extra else ''}; "
+        f".reg .{width} a; "
         ".reg .b64 b; .reg .pred first, rest; "
         "setp.ne.b32 first, $4, 0; setp.eq.b32 rest, 0, 0;"
     )

@@ -12,6 +12,7 @@ from pallas_gpu.layouts.tmem import scaled_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import pairs
 
 async_copy_scales_to_tmem_p = registry.define(
     "async_copy_scales_to_tmem",
@@ -74,6 +75,7 @@ def async_copy_scales_to_tmem(
     who = "async_copy_scales_to_tmem"
     ops.require_space(smem_ref, types.SMEM, who, "the source")
     ops.require_space(tmem_ref, types.TMEM, who, "the destination")
+    pairs.require_allocation(tmem_ref, collective=False, who=who)
     _require_copied(smem_ref, tmem_ref, who)
     _require_scales_layout(tmem_ref, f"{who}: the destination")
     require_plain(smem_ref, who)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """tcgen05: Blackwell's tensor core instruction and the arrival when it is complete.
 
-Where others plug in: sparse metadata is an operand of the primitive, None until
-`tcgen05_mma` accepts it. What is particular to pairs of CTAs is in `pairs.py`.
+What is particular to pairs of CTAs is in `pairs.py`, to block scaling in `scales.py`,
+to sparse operands in `sparsity.py`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.tensor_cores import pairs, scales
+from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
     "tcgen05",
     issuers=registry.ISSUERS,
-    reads=("acc", "a", "b", "a_scale", "b_scale"),
+    reads=("acc", "a", "b", "a_scale", "b_scale", "a_sparse_metadata"),
     writes=("acc", "barrier"),
     asynchronous=True,
     feature=arch.Feature.TCGEN05,
@@ -62,7 +62,7 @@ _MAX_COLUMNS = 512
     barrier=expect.anything,
     a_scale=expect.anything,
     b_scale=expect.anything,
-    a_sparse_metadata=expect.refused(None, "sparsity is not supported yet: omit it"),
+    a_sparse_metadata=expect.anything,
     accumulate=expect.anything,
     collective_axis=expect.optional(expect.string),
 )
@@ -113,7 +113,10 @@ def tcgen05_mma(
         `async_copy_scales_to_tmem` writes. Each scales a row of `a`, or a column of
         `b`: of 8-bit floats float8_e8m0fnu for 32 elements, of float4_e2m1fn also for
         16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32.
-      a_sparse_metadata: not supported.
+      a_sparse_metadata: which two of each four elements along K `a`, then (M, K / 2),
+        stores: a (128, K / 2) uint2 TMEM reference with
+        layout=TmemLayout.sparse_metadata(), which `async_copy_sparse_metadata_to_tmem`
+        writes. M is 128, N a multiple of 16, K of 128; operands have 8 or 16 bits.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
       collective_axis: the last axis of the cluster, of size 2; None for one CTA.
@@ -126,8 +129,8 @@ def tcgen05_mma(
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
       ArgumentError: only one operand has scales.
-      UnsupportedError: metadata, scales of a pair, CTAs along the axis that are not a
-        pair.
+      UnsupportedError: metadata besides scales, or of float32; scales or metadata of a
+        pair; CTAs along the axis that are not a pair.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
@@ -146,8 +149,13 @@ def tcgen05_mma(
     for array in (acc, a) if aval.memory_space is types.TMEM else (acc,):
         pairs.require_allocation(array, collective=collective, who=who)
     if collective:
-        pairs.require_shapes(acc, a, b)
         pairs.refuse_scales(scaled=scaled)
+    if a_sparse_metadata is not None:
+        sparsity.require(
+            acc, a, b, a_sparse_metadata, scaled=scaled, collective=collective
+        )
+    elif collective:
+        pairs.require_shapes(acc, a, b)
     else:
         _require_shapes(acc, a, b)
     if scaled:
@@ -160,6 +168,8 @@ def tcgen05_mma(
     right = _require_storage(b, "b")
     if not collective:
         _require_halves(acc, right)
+    if a_sparse_metadata is not None:
+        sparsity.require_storage(right)
     if not isinstance(accumulate, bool):
         accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
     done = None if barrier is None else one_barrier(barrier, who)
@@ -171,8 +181,14 @@ def tcgen05_mma(
             "b": ops.operand(b),
             "barrier": done,
             "accumulate": jnp.asarray(accumulate),
-            "a_scale": ops.operand(a_scale) if scaled else None,
-            "b_scale": ops.operand(b_scale) if scaled else None,
+            **{
+                name: None if ref is None else ops.operand(ref)
+                for name, ref in (
+                    ("a_scale", a_scale),
+                    ("b_scale", b_scale),
+                    ("a_sparse_metadata", a_sparse_metadata),
+                )
+            },
         },
         collective_axis=collective_axis,
     )

@@ -3,7 +3,7 @@
 
 From the PTX ISA, "TensorCore 5th Generation Family Instructions": instruction and
 shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA
-or, without scales, of a pair; sparsity is a field of `Instruction` that it refuses.
+or, without scales and metadata, of a pair.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
+from tests.support.lockstep.sparse_rows import SparseRows
 from tests.support.lockstep.tensor_copies import Copy, Scales, Scaling, keys
 from tests.support.lockstep.tensor_map import swizzled
 
@@ -72,20 +73,23 @@ class Instruction:
     transposed: tuple[bool, bool]
     scaling: Scaling | None
     ctas: int = 1
+    selector: int | None = None
 
     @classmethod
     def decode(
-        cls, word: int, kind: str, vector: int | None, ctas: int = 1
+        cls, word: int, kind: str, vector: int | None, ctas: int, *, sparse: bool
     ) -> Instruction:
-        """From its 32 bits, for a kind, its `.scale_vec` and a cta_group."""
-        scaling = None
+        """From its 32 bits, for a kind, its `.scale_vec`, a cta_group, and `.sp`."""
+        scaling, selector = None, word & 3 if sparse else None
+        if bool(word >> 2 & 1) != sparse or (word & 3 and not sparse):
+            raise KernelError(f"sparsity of an instruction descriptor {word:#x}")
+        if sparse and ctas == 2:
+            raise NotModelled("a sparse operand of a pair of CTAs")
         if kind in tensor_copies.SCALED:
             if ctas == 2:
                 raise NotModelled("block scaling of a pair of CTAs")
             scaling = Scaling.decode(word, kind, vector or 0)
             word = Scaling.plain(word)
-        if word & 0b100 or word & 0b11:
-            raise NotModelled("tcgen05.mma of a sparse operand")
         if word >> 3 & 1 or word >> 13 & 3:
             raise NotModelled("tcgen05.mma that saturates or negates")
         if word >> 6 & 1 or word >> 23 & 1 or word >> 29:
@@ -100,7 +104,7 @@ class Instruction:
             raise KernelError("a float16 accumulator of operands that are not float16")
         n, m = (word >> 17 & 63) << 3, (word >> 24 & 31) << 4
         transposed = bool(word >> 15 & 1), bool(word >> 16 & 1)
-        made = cls(kind, m, n, d, a, b, transposed, scaling, ctas)  # type: ignore[arg-type]
+        made = cls(kind, m, n, d, a, b, transposed, scaling, ctas, selector)  # type: ignore[arg-type]
         made._check()
         return made
 
@@ -114,6 +118,8 @@ class Instruction:
         narrow = self.transposed[1] and self.b.itemsize == 1
         fine &= not narrow or self.n % (16 * ctas) == 0
         fine &= self.scaling is None or self.m == 128
+        if self.selector is not None:
+            SparseRows.check(self.selector, self.kind, self.m, self.scaling is not None)
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
         if not fine:
             raise KernelError(f"no tcgen05.mma is {self}")
@@ -121,6 +127,11 @@ class Instruction:
     @property
     def k(self) -> int:
         """K of the instruction."""
+        return self.a_k * (1 if self.selector is None else 2)
+
+    @property
+    def a_k(self) -> int:
+        """Elements of A in a row."""
         return _K_BYTES * 8 // _bits(self.a)
 
 
@@ -268,11 +279,17 @@ class Product:
         b: int,
         accumulate: bool,
         scales: tuple[int, ...],
+        metadata: int | None,
     ) -> None:
         self._spec, self._accumulate = spec, accumulate
         tmem.of(strand).belong(spec.ctas, "tcgen05.mma")
         ctas = _running(strand.cta, spec.ctas, "tcgen05.mma")
         self._parts = [Part(cta, spec, d, a, b) for cta in ctas]
+        self._sparse = None
+        if metadata is not None and spec.selector is not None:
+            self._sparse = SparseRows(
+                strand, row, thread.agent, spec.kind, spec.selector, metadata
+            )
         self._scales = []
         if spec.scaling is not None:
             self._scales = [
@@ -312,6 +329,8 @@ class Product:
 
         def exact(x: np.ndarray, side: int) -> np.ndarray:
             x = _exact(x, spec).astype(wide)
+            if self._sparse is not None and side == 0:
+                x = self._sparse.complete(agent, epoch, x)
             if not held:
                 return x
             return x * np.repeat(held[side], spec.k // held[side].shape[1], axis=1)
@@ -339,7 +358,7 @@ def _operand_places(spec: Instruction, word: int, side: int) -> np.ndarray:
     """[rows, k, bytes] of a CTA's a or b in SMEM; of 4-bit elements two are a byte."""
     rows, dtype = ((spec.m, spec.a), (spec.n, spec.b))[side]
     rows //= spec.ctas
-    k = spec.k * _bits(dtype) // (8 * dtype.itemsize)
+    k = (spec.a_k, spec.k)[side] * _bits(dtype) // (8 * dtype.itemsize)
     return smem_places(word, rows, k, dtype.itemsize, spec.transposed[side])
 
 
@@ -471,7 +490,8 @@ def finish(cta: Any) -> None:
 # --- text -----------------------------------------------------------------------------
 
 _MMA = re.compile(
-    r"tcgen05\.mma\.cta_group::([12])\.kind::(\w+)(?:\.block_scale\.scale_vec::(\d)X)?"
+    r"tcgen05\.mma(\.sp)?\.cta_group::([12])\.kind::(\w+)"
+    r"(?:\.block_scale\.scale_vec::(\d)X)?"
 )
 
 
@@ -505,9 +525,18 @@ def _execute(
 ) -> None:
     match = _MMA.fullmatch(s.opcode)
     if match is not None:
-        d, a, b, idesc, *scales, enable = map(str, s.operands)
-        vector = int(match[3]) if match[3] else None
-        spec = Instruction.decode(registers[idesc], match[2], vector, int(match[1]))
+        d, a, b, *metadata, idesc, enable = map(str, s.operands)
+        scales: list[str] = []
+        if match[4]:
+            d, a, b, *metadata, idesc, sa, sb, enable = map(str, s.operands)
+            scales = [sa, sb]
+        vector = int(match[4]) if match[4] else None
+        sparse, ctas = match[1] is not None, int(match[2])
+        spec = Instruction.decode(
+            registers[idesc], match[3], vector, ctas, sparse=sparse
+        )
+        if len(metadata) != sparse:
+            raise KernelError(f"{s.opcode} with {len(metadata)} addresses of metadata")
         if len(scales) != (2 if spec.scaling else 0):
             raise KernelError(f"{s.opcode} with {len(scales)} addresses of scales")
         in_tmem = a.startswith("[")
@@ -522,6 +551,7 @@ def _execute(
             registers[b],
             bool(registers[enable]),
             tuple(_value(registers, x.strip("[]")) for x in scales),
+            _value(registers, metadata[0].strip("[]")) if sparse else None,
         )
         thread.queue.append((thread.commits + 1, product))
         return

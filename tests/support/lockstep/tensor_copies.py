@@ -56,6 +56,7 @@ class Copy:
         if base:
             raise KernelError(f"tcgen05.cp to lane {base}")
         self._smem, self._tmem = strand.cta.smem, tmem.of(strand)
+        self._tmem.belong(1, "tcgen05.cp")
         self._places = places.reshape(rows, row_bytes)
         lane = np.array(lanes)[:, None, None] + np.arange(rows)[None, :, None]
         self.d = np.broadcast_arrays(

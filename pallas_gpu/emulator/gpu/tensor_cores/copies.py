@@ -17,7 +17,7 @@ from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
 from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.tensor_cores import scales
+from pallas_gpu.primitives.tensor_cores import scales, sparsity
 
 _EMULATE = registry.RuleKind.EMULATE
 _WAIT = (
@@ -84,3 +84,14 @@ def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
     across, along, rows, _ = tiles.shape
     split = tiles.reshape(across, along, rows, 4, 4)
     return split.transpose(0, 3, 2, 1, 4).reshape(across * 4 * rows, along * 4)
+
+
+@registry.register(sparsity.async_copy_sparse_metadata_to_tmem_p, _EMULATE)
+def _copy_metadata(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
+    source, target = operands["smem"], operands["tmem"]
+    start(wg, source, target, "async_copy_sparse_metadata_to_tmem", _rows_of_indices)
+
+
+def _rows_of_indices(tiles: np.ndarray) -> np.ndarray:
+    """(1, K / 128, 128, 64) as (128, K / 2)."""
+    return tiles[0].swapaxes(0, 1).reshape(tiles.shape[2], -1)

@@ -15,8 +15,6 @@ later products.
 A product of a pair of CTAs is work of the leader: it reads and writes the memory of
 both, so the leader must know of what the other has done, and the commit arrives in
 both. In the other CTA the call does nothing.
-
-Where others plug in: metadata is an operand that `Product` reads.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from pallas_gpu.emulator.engine.threads import Thread
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Cta, Warp, Warpgroup
 from pallas_gpu.emulator.gpu.mbarrier import Barrier
-from pallas_gpu.emulator.gpu.tensor_cores import scaled, tensor_core
+from pallas_gpu.emulator.gpu.tensor_cores import scaled, sparse, tensor_core
 from pallas_gpu.emulator.gpu.tensor_cores.tmem import is_in_tmem
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import tcgen05
@@ -142,11 +140,13 @@ class Product(Work):
     Attributes:
       shares: of each CTA: rows of `a` and the accumulator, and columns of `b`.
       scales: of the blocks of a and b, or none.
+      metadata: of a sparse a.
     """
 
     shares: Sequence[Share]
     accumulate: bool
     scales: tuple[Region, ...]
+    metadata: Region | None
 
     def perform(self) -> None:
         """Reads the operands, and writes the accumulator."""
@@ -155,6 +155,8 @@ class Product(Work):
             acc, a = share.acc.peek(), share.a.peek()
             if not self.accumulate:
                 acc[...] = 0
+            if self.metadata is not None:
+                a = sparse.expand(a, self.metadata.peek())
             if self.scales:
                 a_scale, b_scale = (scale.peek() for scale in self.scales)
                 scaled.accumulate(acc, a, b, a_scale, b_scale)
@@ -205,9 +207,10 @@ def _mma(
     accumulate = bool(operands["accumulate"])
     scales = [operands[name] for name in ("a_scale", "b_scale")]
     scales = [scale for scale in scales if scale is not None]
-    for scale in scales:
-        stream.follow(wg, scale)
-        _read_operand(wg, stream, scale)
+    metadata = operands["a_sparse_metadata"]
+    for operand in scales if metadata is None else [*scales, metadata]:
+        stream.follow(wg, operand)
+        _read_operand(wg, stream, operand)
     shares = []
     for cta in ctas:
         acc, a, b = (
@@ -219,7 +222,8 @@ def _mma(
             _read_operand(wg, stream, operand)
         _write_accumulator(wg, stream, acc, accumulate)
         shares.append(Share(acc, a, b))
-    Product(stream, stream.group, shares, accumulate, tuple(scales)).submit(wg)
+    product = Product(stream, stream.group, shares, accumulate, tuple(scales), metadata)
+    product.submit(wg)
     if operands["barrier"] is not None:
         _commit(wg, operands["barrier"], ctas)
 

@@ -1,9 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tcgen05: products with an accumulator in TMEM, and their commits.
-
-The operation of the dialect has an operand for metadata: `_expand_mma` passes it on
-once the emitter takes it.
-"""
+"""tcgen05: products with an accumulator in TMEM, and their commits."""
 
 from __future__ import annotations
 
@@ -50,6 +46,7 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         b: Any,
         accumulate: bool | ir.Value,
         scaled: Any,
+        metadata: Any,
         *,
         collective: bool,
     ) -> None:
@@ -64,6 +61,7 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
             a_scale=a_scale,
             b_scale=b_scale,
             collective=collective,
+            a_sparse_metadata=metadata,
         )
         signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
         ctx.mark_issuer(product)
@@ -82,7 +80,10 @@ def _multiply(
     scaled = None
     if operands["a_scale"] is not None:
         scaled = tuple(ctx.part(operands[name]) for name in ("a_scale", "b_scale"))
-    multiply(*parts, accumulate, scaled, collective=_is_collective(ctx))
+    metadata = operands["a_sparse_metadata"]
+    if metadata is not None:
+        metadata = ctx.part(metadata)
+    multiply(*parts, accumulate, scaled, metadata, collective=_is_collective(ctx))
     if operands["barrier"] is not None:
         _commit(ctx, operands["barrier"])
     return []
@@ -111,6 +112,9 @@ def _expand_mma(expansion: Expansion, op: Any) -> None:
     scaled = None
     if op.a_scale is not None:
         scaled = tmem_view(expansion, op.a_scale), tmem_view(expansion, op.b_scale)
+    metadata = op.a_sparse_metadata
+    if metadata is not None:
+        metadata = tmem_view(expansion, metadata)
     part = memrefs.resolve(left)
     in_tmem = part is not None and part.space is types.TMEM
     a = tmem_view(expansion, left) if in_tmem else smem_view(expansion, left)
@@ -120,6 +124,7 @@ def _expand_mma(expansion: Expansion, op: Any) -> None:
         signs.restored(op, 2, smem_view(expansion, right)),
         _static(accumulate),
         scaled,
+        metadata,
         collective=ir.BoolAttr(op.attributes["collective"]).value,
     )
     expansion.dead.append(op.operation)

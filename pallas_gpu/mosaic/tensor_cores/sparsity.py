@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata of sparse operands: its copies to TMEM, and as an operand of tcgen05.mma."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu.layouts.tmem import sparsity as layouts
+from pallas_gpu.mosaic.smem import SmemView
+from pallas_gpu.mosaic.tensor_cores import copy
+from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
+
+# 128 rows of 16 bytes.
+_TILE_BYTES = layouts.ROWS * 16
+
+
+def copy_to_tmem(source: SmemView, target: TmemView) -> None:
+    """Starts a copy of metadata.
+
+    PTX: `tcgen05.cp.cta_group::1.128x128b`, one for each tile. Since: sm_100a.
+    The elected thread issues it. Its later tcgen05.mma read the copied metadata; for
+    others a later `commit_arrive` completes it.
+
+    Args:
+      source: (1, K / 128, 128, 64) indices of 2 bits, contiguous.
+      target: (128, K / 2) indices.
+    """
+    tiles = range(source.shape[1])
+    copies = [(i * _TILE_BYTES, i * layouts.COLUMNS_PER_TILE) for i in tiles]
+    copy.start("128x128b", source, target, copies)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sparsity:
+    """The metadata of a product, as an operand of its instructions.
+
+    Attributes:
+      bits: width of an element of the product's operands.
+    """
+
+    bits: int
+
+    registers = "i, m"
+    operands = "[m], i"
+
+    def setup(self, step: int) -> str:
+        """Assembly that sets i and m for a step of K from $3 and $5."""
+        column, selector = layouts.metadata_of(step, self.bits)
+        return f"add.u32 i, $3, {selector}; add.u32 m, $5, {column};"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Metadata of sparse left operands of tcgen05: its copies to TMEM, and its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
+from pallas_gpu.layouts.tmem import sparsity as layouts
+from pallas_gpu.layouts.tmem.layout import COLUMNS, TmemKind
+from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives import _registry as registry
+from pallas_gpu.primitives.tensor_cores import pairs
+from pallas_gpu.primitives.tensor_cores.scales import require_plain
+
+async_copy_sparse_metadata_to_tmem_p = registry.define(
+    "async_copy_sparse_metadata_to_tmem",
+    "sparsity",
+    issuers=registry.ISSUERS,
+    reads=("smem",),
+    writes=("tmem",),
+    asynchronous=True,
+    feature=arch.Feature.TCGEN05,
+)
+
+_ROWS, _TILE_K = layouts.ROWS, layouts.TILE_K
+# Indices of a row in a tile.
+_WIDTH = _TILE_K // layouts.STORED
+
+
+@expect.arguments(
+    smem_ref=expect.anything,
+    tmem_ref=expect.anything,
+    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+)
+def async_copy_sparse_metadata_to_tmem(
+    smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
+) -> None:
+    """Starts a copy of the metadata of a sparse operand from SMEM to tensor memory.
+
+    PTX: tcgen05.cp.cta_group::1.128x128b. Since: sm_100a.
+
+    Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
+    It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
+    metadata; for everyone else, and before `smem_ref` is overwritten, a later
+    `tcgen05_commit_arrive`, or the barrier of a later `tcgen05_mma`, completes it.
+
+    Args:
+      smem_ref: (1, K / 128, 128, 64) contiguous uint2 SMEM reference, as
+        `format_tcgen05_sparse_metadata` returns it.
+      tmem_ref: (128, K / 2) uint2 TMEM reference declared with layout
+        `layouts.TmemLayout.sparse_metadata()`.
+      collective_axis: not supported.
+
+    Raises:
+      MemorySpaceError: an operand is in another space.
+      ShapeError, DTypeError: the shapes or types do not correspond.
+      LayoutError: the metadata is tiled, swizzled or not contiguous in SMEM, or does
+        not have its layout in TMEM.
+      UnsupportedError: collective_axis.
+
+    Example:
+      >>> plgpu.async_copy_sparse_metadata_to_tmem(metadata_smem, metadata)
+      >>> plgpu.tcgen05_mma(acc, a, b, done, a_sparse_metadata=metadata)
+    """
+    who = "async_copy_sparse_metadata_to_tmem"
+    ops.require_space(smem_ref, types.SMEM, who, "the source")
+    ops.require_space(tmem_ref, types.TMEM, who, "the destination")
+    pairs.require_allocation(tmem_ref, collective=False, who=who)
+    for ref in (smem_ref, tmem_ref):
+        _require_indices(ref, who)
+    _require_layout(tmem_ref, f"{who}: the destination")
+    shape, k = tuple(smem_ref.shape), layouts.STORED * tmem_ref.shape[-1]
+    if shape != (1, k // _TILE_K, _ROWS, _WIDTH) or k % _TILE_K:
+        raise errors.ShapeError(
+            f"{who}: the shapes do not correspond",
+            expected="smem (1, K / 128, 128, 64) and tmem (128, K / 2)",
+            got=f"smem {shape} and tmem {tuple(tmem_ref.shape)}",
+            hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
+            where=_jax.where_now(),
+        )
+    require_plain(smem_ref, who)
+    ops.bind(
+        async_copy_sparse_metadata_to_tmem_p,
+        {"smem": ops.operand(smem_ref), "tmem": ops.operand(tmem_ref)},
+        collective_axis=collective_axis,
+    )
+
+
+def _require_indices(ref: Any, what: str) -> None:
+    if jnp.dtype(ref.dtype) == jnp.uint2:
+        return
+    raise errors.DTypeError(
+        f"{what}: metadata has another type",
+        expected="uint2",
+        got=jnp.dtype(ref.dtype).name,
+        hint="format the metadata with plgpu.format_tcgen05_sparse_metadata",
+        where=_jax.where_now(),
+    )
+
+
+def _require_layout(ref: Any, what: str) -> None:
+    layout = types.base_aval(ref).storage.layout
+    if layout.kind is TmemKind.SPARSE_METADATA:
+        return
+    raise errors.LayoutError(
+        f"{what} does not have the layout of metadata",
+        expected="TmemLayout.sparse_metadata()",
+        got=str(layout),
+        hint="declare it with plgpu.TMEM(shape, jnp.uint2, "
+        "layout=plgpu.layouts.TmemLayout.sparse_metadata())",
+        where=_jax.where_now(),
+    )
+
+
+# --- operands of tcgen05_mma ----------------------------------------------------------
+
+
+def require(
+    acc: Any, a: Any, b: Any, metadata: Any, *, scaled: bool, collective: bool
+) -> None:
+    """Raises unless an instruction multiplies a sparse a with this metadata.
+
+    The types of acc, a and b are those of a dense instruction.
+    """
+    who = "tcgen05_mma"
+    bits = types.itemsize_bits(a.dtype)
+    if scaled or collective or bits not in (8, 16):
+        raise errors.UnsupportedError(
+            f"{who}: a sparse operand cannot be multiplied so",
+            expected="operands of 8 or 16 bits of one CTA, without scales",
+            got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}"
+            f"{' of a pair of CTAs' if collective else ''}",
+            hint="pass the dense operand",
+            where=_jax.where_now(),
+        )
+    ops.require_space(metadata, types.TMEM, who, "a_sparse_metadata")
+    _require_indices(metadata, f"{who}: a_sparse_metadata")
+    _require_layout(metadata, f"{who}: a_sparse_metadata")
+    shapes = tuple(tuple(x.shape) for x in (acc, a, b, metadata))
+    (m, n), (k, _) = shapes[0], shapes[2]
+    half = k // layouts.STORED
+    if shapes != ((m, n), (m, half), (k, n), (m, half)):
+        raise errors.ShapeError(
+            f"{who}: the shapes do not form a sparse product",
+            expected="acc (M, N), a (M, K / 2), b (K, N), a_sparse_metadata (M, K / 2)",
+            got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
+            hint="a holds two of each four elements along K",
+            where=_jax.where_now(),
+        )
+    if m == _ROWS and not n % layouts.N_STEP and n <= COLUMNS and not k % _TILE_K:
+        return
+    raise errors.ShapeError(
+        f"{who}: no sparse instruction has this shape",
+        expected=f"M = {_ROWS}, N a multiple of {layouts.N_STEP} up to {COLUMNS}, K a "
+        f"multiple of {_TILE_K}",
+        got=f"M = {m}, N = {n}, K = {k}",
+        hint="pad the operands, or split N",
+        where=_jax.where_now(),
+    )
+
+
+def require_storage(right: Sequence[WgmmaOperand]) -> None:
+    """Raises LayoutError if b has rows of K shorter than an instruction reads."""
+    fits = [x.major == "MN" or x.swizzle >= layouts.K_BYTES for x in right]
+    if any(fits):
+        return
+    raise errors.LayoutError(
+        "tcgen05_mma: a sparse product cannot read b in this storage",
+        expected=f"along K a swizzle of at least {layouts.K_BYTES} bytes",
+        got=f"{right[0].swizzle} bytes",
+        hint="store b with a wider swizzle",
+        where=_jax.where_now(),
+    )

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse products as kernels write them: every form of operands, everywhere."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.semantics import BOTH, under
+from tests.support.sparse_products import SparseProduct
+from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, storage
+
+I8, U8, I32 = jnp.int8, jnp.uint8, jnp.int32
+KERNELS = {
+    "f16": SparseProduct(),
+    "bf16, K of two tiles": SparseProduct(a=BF16, b=BF16, k=256),
+    "b along N": SparseProduct(b_stored=False, n=64),
+    "b along N in narrow rows": SparseProduct(b_stored=False, n=16, b_swizzle=32),
+    "64-byte swizzles": SparseProduct(a_swizzle=64, b_swizzle=64),
+    "32-byte swizzle of a": SparseProduct(a_swizzle=32),
+    "f16 accumulator": SparseProduct(acc=F16, n=16),
+    "two kinds of float8": SparseProduct(a=E4M3, b=E5M2, a_swizzle=64),
+    "float8, K of two tiles": SparseProduct(a=E5M2, b=E5M2, k=256),
+    "int8 and uint8": SparseProduct(a=I8, b=U8, acc=I32, k=256),
+    "256 columns, added up": SparseProduct(n=256, rounds=3),
+    "272 columns": SparseProduct(n=272),
+    "a in TMEM": SparseProduct(a_in_tmem=True),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_sparse_product(case):
+    everywhere.check(case.make, case.operands(), case.expected(), on_gpu=False)
+
+
+@pytest.mark.parametrize("case", [SparseProduct(), SparseProduct(a=E4M3, b=E4M3)])
+def test_warpgroup_semantics_infer_how_operands_are_stored(case):
+    only = [plgpu.LoweringSemantics.Warpgroup]
+    everywhere.check(
+        SparseProduct(a=case.a, b=case.b, inferred=True).make,
+        case.operands(),
+        case.expected(),
+        semantics=only,
+        executed=only,
+        on_gpu=False,
+    )
+
+
+# --- instructions ---------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("case", "kind", "words", "columns"),
+    [
+        (SparseProduct(n=128), "f16", [0x08200014, 0x08200015] * 2, [0, 0, 2, 2]),
+        (
+            SparseProduct(a=I8, b=I8, acc=I32, n=128, k=256),
+            "i8",
+            [0x082004A4] * 4,
+            [0, 2, 4, 6],
+        ),
+    ],
+    ids=["f16", "i8"],
+)
+def test_the_instructions_are_upstreams(case, kind, words, columns, semantics):
+    """Descriptors, selectors and columns of upstream's kernels of the same shapes."""
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    assert report.resources.spill_store_bytes == 0
+    text = report.ptx
+    found = re.findall(
+        r"tcgen05\.mma\.sp\.cta_group::1\.kind::(\w+) \[d\], a, b, \[m\]", text
+    )
+    assert found == [kind] * 4
+    assert text.count("tcgen05.cp.cta_group::1.128x128b ") == case.k // 128
+    register, *_ = re.findall(r"add\.u32 i, (%r\d+), \d+;", text)
+    word = int(re.search(rf"mov\.b32 +\t?{register}, (\d+);", text)[1])
+    selectors = re.findall(rf"add\.u32 i, {register}, (\d+);", text)
+    assert [word + int(x) for x in selectors] == words
+    added = re.findall(r"add\.u32 m, %r\d+, (\d+);", text)
+    assert [int(x) for x in added] == columns
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def refuse(error, what, case=None, copied=None, scratch=None, options=None, **rows):
+    """The refusal of a product, or of a copy of what `copied` returns."""
+    case = case or SparseProduct()
+
+    def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, done, **_):
+        right = b_smem.T if case.b_stored else b_smem
+        call, args = plgpu.tcgen05_mma, (acc, a_smem, right, done)
+        given = {"a_sparse_metadata": metadata}
+        if copied is not None:
+            call, given = plgpu.async_copy_sparse_metadata_to_tmem, {}
+            args = copied(m_smem, metadata)
+        call(*args, **given)  # HERE
+
+    declared = {**case.scratch(), **(scratch or {})}
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
+        scratch_types=declared,
+        compiler_params=plgpu.CompilerParams(target="sm_100a"),
+    )
+    types = [jax.ShapeDtypeStruct((8, 128), F32)] * 3
+    with refused(error, what, **rows):
+        jax.eval_shape(kernel, *types)
+
+
+def both(source, target):
+    return source, target
+
+
+def test_metadata_is_copied_from_smem():
+    refuse(
+        errors.MemorySpaceError,
+        "async_copy_sparse_metadata_to_tmem: the source is in the wrong memory space",
+        copied=lambda source, target: (target, target),
+        expected="SMEM",
+    )
+
+
+def test_metadata_has_indices_of_two_bits():
+    refuse(
+        errors.DTypeError,
+        "async_copy_sparse_metadata_to_tmem: metadata has another type",
+        copied=both,
+        scratch={"m_smem": plgpu.SMEM((1, 1, 128, 16), jnp.uint8)},
+        expected="uint2",
+    )
+
+
+def test_the_shapes_of_a_copy_correspond():
+    refuse(
+        errors.ShapeError,
+        "async_copy_sparse_metadata_to_tmem: the shapes do not correspond",
+        copied=both,
+        scratch={"m_smem": plgpu.SMEM((1, 2, 128, 64), jnp.uint2)},
+        got="(1, 2, 128, 64)",
+    )
+
+
+def test_copied_metadata_has_its_layout():
+    refuse(
+        errors.LayoutError,
+        "async_copy_sparse_metadata_to_tmem: the destination does not have the layout "
+        "of metadata",
+        copied=both,
+        scratch={
+            "metadata": plgpu.TMEM(
+                (128, 64), jnp.uint2, layout=TmemLayout.default(packing=8)
+            )
+        },
+        hint="TmemLayout.sparse_metadata()",
+    )
+
+
+SHAPE = "tcgen05_mma: no sparse instruction has this shape"
+
+
+@pytest.mark.parametrize(
+    ("case", "scratch", "error", "what"),
+    [
+        (SparseProduct(n=24), {}, errors.ShapeError, SHAPE),
+        (
+            SparseProduct(a=F32, b=F32, a_swizzle=128),
+            {},
+            errors.UnsupportedError,
+            "tcgen05_mma: a sparse operand cannot be multiplied so",
+        ),
+        (
+            SparseProduct(),
+            {"a_smem": plgpu.SMEM((128, 128), F16, transforms=storage(F16))},
+            errors.ShapeError,
+            "tcgen05_mma: the shapes do not form a sparse product",
+        ),
+        (
+            SparseProduct(b_swizzle=32),
+            {},
+            errors.LayoutError,
+            "tcgen05_mma: a sparse product cannot read b in this storage",
+        ),
+        (
+            SparseProduct(),
+            {"metadata": plgpu.TMEM((128, 64), F32)},
+            errors.DTypeError,
+            "tcgen05_mma: a_sparse_metadata: metadata has another type",
+        ),
+    ],
+    ids=["N", "float32", "dense a", "rows of 32 bytes", "type"],
+)
+def test_what_no_instruction_multiplies(case, scratch, error, what):
+    refuse(error, what, case, scratch=scratch)
+
+
+def test_sparse_operands_have_no_scales():
+    case = SparseProduct(a=E4M3, b=E4M3, a_swizzle=64)
+    scales = plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
+
+    def body(a, b, meta, out, a_smem, b_smem, acc, metadata, done, sa, sb, **_):
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb,
+            a_sparse_metadata=metadata,
+        )  # fmt: skip
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
+        scratch_types={**case.scratch(), "sa": scales, "sb": scales},
+        compiler_params=plgpu.CompilerParams(target="sm_100a"),
+    )
+    with pytest.raises(errors.UnsupportedError, match="float8_e4m3fn with scales"):
+        jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)

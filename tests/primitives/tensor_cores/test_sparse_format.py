@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse operands on the host: stored elements, positions, and their order."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as upstream
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.emulator.gpu.tensor_cores import sparse
+from tests.support import sparse_products
+
+TYPES = [jnp.float16, jnp.bfloat16, jnp.float8_e4m3fn, jnp.int8]
+
+
+@pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
+)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_the_order_of_the_metadata_is_upstreams(dtype):
+    rng = np.random.default_rng(0)
+    meta = jnp.asarray(rng.integers(0, 4, (256, 96, 2)).astype(ml_dtypes.uint2))
+    np.testing.assert_array_equal(
+        plgpu.format_tcgen05_sparse_metadata(meta, dtype),
+        upstream.format_tcgen05_sparse_metadata(meta, jnp.dtype(dtype)),
+    )
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_stored_elements_and_metadata_are_the_matrix(dtype):
+    a = sparse_products.sparse(np.random.default_rng(1), (128, 256), dtype)
+    stored, meta = plgpu.compress_2_of_4(a)
+    tiles = np.asarray(plgpu.format_tcgen05_sparse_metadata(meta, dtype))
+    rows = tiles[0].swapaxes(0, 1).reshape(128, -1)
+    np.testing.assert_array_equal(sparse.expand(stored, rows), a)
+
+
+def test_the_first_zeros_are_stored_where_elements_are_missing():
+    a = np.array([[0, 0, 0, 5, 0, 0, 0, 0, 0, 6, 7, 0]])
+    stored, meta = plgpu.compress_2_of_4(a)
+    assert stored.tolist() == [[0, 5, 0, 0, 6, 7]]
+    assert meta.astype(int).tolist() == [[[0, 3], [0, 1], [1, 2]]]
+
+
+def test_a_matrix_that_is_not_sparse_is_refused():
+    a = np.zeros((3, 8))
+    a[2, 4:7] = 1
+    with pytest.raises(errors.ArgumentError, match="row 2, columns 4 to 7"):
+        plgpu.compress_2_of_4(a)
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 6)])
+def test_a_matrix_has_groups_of_four(shape):
+    with pytest.raises(errors.ShapeError, match="compress_2_of_4"):
+        plgpu.compress_2_of_4(np.zeros(shape))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "operand", "error"),
+    [
+        ((64, 32, 2), jnp.uint2, jnp.float16, errors.ShapeError),
+        ((128, 16, 2), jnp.uint2, jnp.float16, errors.ShapeError),
+        ((128, 32, 4), jnp.uint2, jnp.float16, errors.ShapeError),
+        ((128, 64), jnp.uint2, jnp.float16, errors.ShapeError),
+        ((128, 32, 2), jnp.uint8, jnp.float16, errors.DTypeError),
+        ((128, 32, 2), jnp.uint2, jnp.float32, errors.UnsupportedError),
+    ],
+)
+def test_metadata_of_other_shapes_and_types_is_refused(shape, dtype, operand, error):
+    with pytest.raises(error, match="format_tcgen05_sparse_metadata"):
+        plgpu.format_tcgen05_sparse_metadata(jnp.zeros(shape, dtype), operand)

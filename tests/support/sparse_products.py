@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that multiply a sparse tile, with data and the expected product."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_gpu as plgpu
+from pallas_gpu.layouts import TmemLayout
+from tests.support.tensor_products import BLACKWELL, F16, F32, storage
+
+M = 128
+
+
+def sparse(rng: np.random.Generator, shape: tuple[int, int], dtype: Any) -> np.ndarray:
+    """A 2:4 sparse matrix whose groups have two elements, one or none."""
+    groups = (shape[0], shape[1] // 4, 4)
+    order = rng.permuted(np.broadcast_to(np.arange(4), groups), axis=-1)
+    kept = order < rng.integers(0, 3, (*groups[:2], 1))
+    dense = np.where(kept, rng.integers(1, 4, groups), 0)
+    return dense.reshape(shape).astype(jnp.dtype(dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseProduct:
+    """One product of a tile; M is 128.
+
+    Attributes:
+      n, k: sizes.
+      a, b, acc: element types.
+      a_swizzle, b_swizzle: of the operands, in bytes.
+      b_stored: whether b is stored transposed: (N, K).
+      a_in_tmem: whether the left operand is copied to TMEM first.
+      rounds: number of products added up.
+      inferred: whether the operands are declared without transforms.
+    """
+
+    n: int = 32
+    k: int = 128
+    a: Any = F16
+    b: Any = F16
+    acc: Any = F32
+    a_swizzle: int = 128
+    b_swizzle: int = 128
+    b_stored: bool = True
+    a_in_tmem: bool = False
+    rounds: int = 1
+    inferred: bool = False
+
+    @property
+    def b_shape(self) -> tuple[int, int]:
+        """Of b as it is stored."""
+        return (self.n, self.k) if self.b_stored else (self.k, self.n)
+
+    def dense(self) -> tuple[np.ndarray, np.ndarray]:
+        """a, which is 2:4 sparse, and b as it is stored."""
+        rng = np.random.default_rng(0)
+        low = 0 if jnp.dtype(self.b) == jnp.uint8 else -3
+        b = rng.integers(low, 4, self.b_shape).astype(jnp.dtype(self.b))
+        return sparse(rng, (M, self.k), self.a), b
+
+    def operands(self) -> tuple[Any, ...]:
+        """The stored elements of a, b, and the metadata."""
+        a, b = self.dense()
+        stored, meta = plgpu.compress_2_of_4(a)
+        return stored, b, plgpu.format_tcgen05_sparse_metadata(meta, self.a)
+
+    def expected(self) -> np.ndarray:
+        """The product of the dense operands."""
+        a, b = (np.asarray(x, np.float64) for x in self.dense())
+        product = self.rounds * (a @ (b.T if self.b_stored else b))
+        return product.astype(jnp.dtype(self.acc))
+
+    def scratch(self) -> dict[str, Any]:
+        """The declarations of the kernel."""
+        a, b = (
+            () if self.inferred else storage(dtype, swizzle)
+            for dtype, swizzle in ((self.a, self.a_swizzle), (self.b, self.b_swizzle))
+        )
+        narrow = jnp.dtype(self.acc).itemsize < 4
+        declared = {
+            "a_smem": plgpu.SMEM((M, self.k // 2), self.a, transforms=a),
+            "b_smem": plgpu.SMEM(self.b_shape, self.b, transforms=b),
+            "m_smem": plgpu.SMEM((1, self.k // 128, 128, 64), jnp.uint2),
+            "acc": plgpu.TMEM((M, self.n), self.acc, packed=False if narrow else None),
+            "metadata": plgpu.TMEM(
+                (M, self.k // 2), jnp.uint2, layout=TmemLayout.sparse_metadata()
+            ),
+            "loaded": plgpu.Barrier(num_arrivals=3),
+            "done": plgpu.Barrier(orders_tensor_core=True),
+        }
+        if self.a_in_tmem:
+            declared["a_tmem"] = plgpu.TMEM((M, self.k // 2), self.a, packed=True)
+        return declared
+
+    def body(
+        self, a, b, meta, out,
+        a_smem, b_smem, m_smem, acc, metadata, loaded, done, a_tmem=None,
+    ) -> None:  # fmt: skip
+        """Copies the operands and metadata, multiplies, and stores the product."""
+        for source, target in ((a, a_smem), (b, b_smem), (meta, m_smem)):
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+        plgpu.barrier_wait(loaded)
+        left = a_smem
+        if a_tmem is not None:
+            native = plgpu.Layout.TCGEN05_TMEM_NATIVE(32 // (8 * a.dtype.itemsize))
+            value = plgpu.load(a_smem, layout=native, optimized=False)
+            plgpu.async_store_tmem(a_tmem, value)
+            plgpu.commit_tmem()
+            left = a_tmem
+        right = b_smem.T if self.b_stored else b_smem
+        for i in range(self.rounds):
+            plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata)
+            plgpu.tcgen05_mma(
+                acc, left, right, a_sparse_metadata=metadata, accumulate=i > 0
+            )
+        plgpu.tcgen05_commit_arrive(done)
+        plgpu.barrier_wait(done)
+        for start in range(0, self.n, 128):
+            part = plgpu.ds(start, min(128, self.n - start))
+            out[:, part] = plgpu.async_load_tmem(acc.at[:, part])
+
+    def make(
+        self, interpret: Any = None, body: Any = None, **options: Any
+    ) -> Callable[..., Any]:
+        """The kernel, or another one with its scratch."""
+        return plgpu.kernel(
+            body or self.body,
+            out_type=jax.ShapeDtypeStruct((M, self.n), self.acc),
+            scratch_types=self.scratch(),
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            **options,
+        )
