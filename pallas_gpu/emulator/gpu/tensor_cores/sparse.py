@@ -44,10 +44,9 @@ def expand(stored: np.ndarray, metadata: np.ndarray) -> np.ndarray:
 
 def _places(metadata: np.ndarray, bits: int) -> np.ndarray:
     """The indices in the order of rows and of K."""
-    tiles = layouts.TILE_K // _STORED
-    rows, width = metadata.shape
-    split = metadata.astype(np.int64).reshape(rows, width // tiles, tiles)
-    split = split.swapaxes(0, 1).reshape(width // tiles, rows * tiles)
-    ordered = np.empty_like(split)
-    ordered[:, layouts.order_of_tile(bits).reshape(-1)] = split
-    return ordered.reshape(-1, rows, tiles).swapaxes(0, 1).reshape(rows, width)
+    width = layouts.TILE_K // _STORED
+    rows, tiles = metadata.shape[0], metadata.shape[1] // width
+    split = metadata.astype(np.int64).reshape(rows, tiles, width).swapaxes(0, 1)
+    ordered = np.empty((tiles, rows * width), np.int64)
+    ordered[:, layouts.order_of_tile(bits).reshape(-1)] = split.reshape(tiles, -1)
+    return ordered.reshape(tiles, rows, width).swapaxes(0, 1).reshape(rows, -1)

@@ -14,6 +14,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.scaled_products import E8M0, ScaledProduct
+from tests.support.sparse_products import SparseProduct
 
 SEEDS = range(4)
 CASE = ScaledProduct(n=8)
@@ -125,3 +126,54 @@ def test_another_warpgroup_needs_a_commit_of_the_copy(ordered, seed):
     np.testing.assert_array_equal(
         np.asarray(kernel(*operands)), CASE.expected(*operands)
     )
+
+
+# --- metadata -------------------------------------------------------------------------
+
+SPARSE = SparseProduct(n=16)
+
+
+def multiply_sparse(seed, metadata=None, mistake=None):
+    def body(a, b, meta, out, a_smem, b_smem, m_smem, acc, metadata, loaded, done):
+        for source, target in ((a, a_smem), (b, b_smem), (meta, m_smem)):
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+        plgpu.barrier_wait(loaded)
+        if mistake != "copy":
+            plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata)
+        if mistake == "overwrite":
+            plgpu.copy_gmem_to_smem(meta, m_smem, loaded)
+        plgpu.tcgen05_mma(
+            acc, a_smem, b_smem.T, done, a_sparse_metadata=metadata, accumulate=False
+        )
+        plgpu.barrier_wait(done)
+        out[...] = plgpu.async_load_tmem(acc)
+
+    stored, b, meta = SPARSE.operands()
+    kernel = SPARSE.make(plgpu.InterpretParams(seed=seed), body)
+    return np.asarray(kernel(stored, b, meta if metadata is None else metadata))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_copy_of_metadata_is_in_order_with_products(seed):
+    np.testing.assert_array_equal(multiply_sparse(seed), SPARSE.expected())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("mistake", "error", "text"),
+    [
+        ("copy", errors.PallasGpuError, "metadata"),
+        ("overwrite", errors.RaceError, "async_copy_sparse_metadata_to_tmem"),
+    ],
+)
+def test_a_mistake_with_metadata_is_reported_in_every_run(mistake, error, text, seed):
+    with pytest.raises(error, match=text):
+        multiply_sparse(seed, mistake=mistake)
+
+
+def test_metadata_that_does_not_ascend_is_reported():
+    a, _ = SPARSE.dense()
+    _, meta = plgpu.compress_2_of_4(a)
+    reversed_ = plgpu.format_tcgen05_sparse_metadata(meta[..., ::-1], a.dtype)
+    with pytest.raises(errors.KernelError, match="metadata of a sparse operand"):
+        multiply_sparse(0, reversed_)
