@@ -93,10 +93,6 @@ from pallas_gpu.primitives.sync.semaphore import (
 from pallas_gpu.primitives.tensor_cores.mma import mma
 from pallas_gpu.primitives.tensor_cores.operand_copy import async_copy_smem_to_tmem
 from pallas_gpu.primitives.tensor_cores.scales import async_copy_scales_to_tmem
-from pallas_gpu.primitives.tensor_cores.sparse_format import (
-    compress_2_of_4,
-    format_tcgen05_sparse_metadata,
-)
 from pallas_gpu.primitives.tensor_cores.sparsity import (
     async_copy_sparse_metadata_to_tmem,
 )
@@ -163,6 +159,10 @@ from pallas_gpu.types import (
 )
 from pallas_gpu.types.foreign import PUBLIC_NAMES as _PUBLIC_NAMES
 from pallas_gpu.types.indexing import Slice
+from pallas_gpu.types.spaces.sparse_format import (
+    compress_2_of_4,
+    format_tcgen05_sparse_metadata,
+)
 
 if _typing.TYPE_CHECKING:
     from pallas_gpu import ops as ops

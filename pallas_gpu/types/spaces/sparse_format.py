@@ -11,12 +11,21 @@ import numpy as np
 
 from pallas_gpu import errors, expect
 from pallas_gpu.layouts.tmem import sparsity as layouts
+from pallas_gpu.types import values
 from pallas_gpu.types.transforms import itemsize_bits
 
 _GROUP, _STORED = layouts.GROUP, layouts.STORED
 
 
-@expect.arguments(meta=expect.anything, operand_dtype=expect.anything)
+def _array(value: Any, what: str) -> Any:
+    if isinstance(value, np.ndarray | jax.Array):
+        return value
+    raise expect.wrong_type(
+        what, "an array", "a NumPy or JAX array", value, "pass numpy.asarray(...)"
+    )
+
+
+@expect.arguments(meta=_array, operand_dtype=values.dtype)
 def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
     """Orders the metadata of a sparse operand as `tcgen05_mma` reads it.
 
@@ -40,6 +49,7 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
       >>> metadata = plgpu.format_tcgen05_sparse_metadata(meta, a.dtype)
     """
     who, bits = "format_tcgen05_sparse_metadata", itemsize_bits(operand_dtype)
+    meta = jnp.asarray(meta)
     if bits not in (8, 16):
         raise errors.UnsupportedError(
             f"{who}: no sparse instruction has operands of this type",
@@ -47,7 +57,6 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
             got=jnp.dtype(operand_dtype).name,
             hint="multiply a dense operand",
         )
-    meta = jnp.asarray(meta)
     if meta.dtype != jnp.uint2:
         raise errors.DTypeError(
             f"{who}: the metadata has another type",
@@ -72,7 +81,7 @@ def format_tcgen05_sparse_metadata(meta: Any, operand_dtype: Any) -> jax.Array:
     return flat[..., layouts.order_of_tile(bits)]
 
 
-@expect.arguments(a=expect.anything)
+@expect.arguments(a=_array)
 def compress_2_of_4(a: Any) -> tuple[np.ndarray, np.ndarray]:
     """Splits a 2:4 sparse matrix into its stored elements and their positions.
 
