@@ -4,8 +4,6 @@
 A load needs no wait before its values are used: a true dependency of registers is
 honoured (PTX ISA, tcgen05 "Memory consistency"). So a relayout of it may stand before
 `wait_load_tmem`, which orders accesses to TMEM only.
-
-Copies from SMEM have infer rules; their expand rules plug in here.
 """
 
 from __future__ import annotations
@@ -233,8 +231,6 @@ def _note_access(variable: Variable, use: Use) -> None:
 
 
 # --- copies from SMEM -----------------------------------------------------------------
-
-
 
 
 def infer_contiguous_copy(

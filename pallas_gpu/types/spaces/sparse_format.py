@@ -18,10 +18,11 @@ _GROUP, _STORED = layouts.GROUP, layouts.STORED
 
 
 def _array(value: Any, what: str) -> Any:
-    if isinstance(value, np.ndarray | jax.Array):
+    array = isinstance(value, np.ndarray | jax.Array)
+    if array and values.is_element_type(value.dtype):
         return value
     raise expect.wrong_type(
-        what, "an array", "a NumPy or JAX array", value, "pass numpy.asarray(...)"
+        what, "an array", "an array of numbers", value, "pass numpy.asarray(...)"
     )
 
 
