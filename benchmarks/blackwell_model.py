@@ -159,27 +159,27 @@ class Candidate:
 def candidates(size: int) -> dict[str, Candidate]:
     """Returns the kernels by name."""
     square = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
-    config = ops.BlackwellMatmulConfig()
-    one = Tile(config.step[0], config.tile_n, size, config.tile_k, ctas=1)
+    alone = ops.BlackwellMatmulConfig()
+    pairs = dataclasses.replace(alone, collective=True, stages=6)
 
-    def ours() -> str:
+    def tile(config: ops.BlackwellMatmulConfig) -> Tile:
+        rows = config.step[0] // config.ctas
+        return Tile(rows, config.tile_n, size, config.tile_k, config.ctas)
+
+    def ours(config: ops.BlackwellMatmulConfig) -> str:
         product = functools.partial(ops.matmul, config=config)
         (report,) = plgpu.offline.compile(product, square, square, target=TARGET)
         return report.ptx
 
-    def theirs(tuning: Any) -> str:
+    def theirs(config: ops.BlackwellMatmulConfig) -> str:
         kernel = blackwell_matmul_mgpu.matmul_kernel
-        product = functools.partial(kernel, config=tuning)
+        product = functools.partial(kernel, config=upstream_blackwell(config))
         return sides.upstream(TARGET).ptx(product, square, square)
 
-    alone = upstream_blackwell(config)
-    pairs = dataclasses.replace(alone, collective=True, tile_n=config.tile_n // 2)
     return {
-        "pallas_gpu": Candidate(one, ours),
-        "upstream": Candidate(one, lambda: theirs(alone)),
-        "upstream, pairs of CTAs": Candidate(
-            dataclasses.replace(one, ctas=2), lambda: theirs(pairs)
-        ),
+        name + kind: Candidate(tile(config), functools.partial(compiled, config))
+        for kind, config in (("", alone), (", pairs of CTAs", pairs))
+        for name, compiled in (("pallas_gpu", ours), ("upstream", theirs))
     }
 
 

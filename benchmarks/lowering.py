@@ -82,7 +82,10 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
         )
         candidates = {"upstream": on_h200(theirs), **ours(ops.matmul, config=config)}
         table[f"matmul, {step}"] = MATRICES, candidates
-    table["matmul, Blackwell"] = MATRICES, blackwell_matmul()
+    config = ops.BlackwellMatmulConfig()
+    table["matmul, Blackwell"] = MATRICES, blackwell_matmul(config)
+    config = ops.BlackwellMatmulConfig(collective=True, stages=6)
+    table["matmul, Blackwell, pairs of CTAs"] = MATRICES, blackwell_matmul(config)
     for causal in (False, True):
         tuning = attention_mgpu.TuningConfig(
             block_q=64, block_kv=128, max_concurrent_steps=2,
@@ -94,9 +97,10 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
     return table | pipelined()
 
 
-def blackwell_matmul() -> dict[str, Callable[..., Any]]:
+def blackwell_matmul(
+    config: ops.BlackwellMatmulConfig,
+) -> dict[str, Callable[..., Any]]:
     """Returns both persistent kernels for sm_100a, with the same tiles and stages."""
-    config = ops.BlackwellMatmulConfig()
     tuning = upstream_blackwell(config)
     theirs = functools.partial(blackwell_matmul_mgpu.matmul_kernel, config=tuning)
     mine = ours(ops.matmul, target="sm_100a", config=config)
@@ -107,11 +111,11 @@ def upstream_blackwell(config: ops.BlackwellMatmulConfig) -> Any:
     """Returns the same tiles and schedule for upstream's kernel."""
     dimensions = blackwell_matmul_mgpu.MatmulDimension
     return blackwell_matmul_mgpu.TuningConfig(
-        tile_m=config.step[0],
-        tile_n=config.tile_n,
+        tile_m=config.step[0] // config.ctas,
+        tile_n=config.tile_n // config.ctas,
         tile_k=config.tile_k,
         max_concurrent_steps=config.stages,
-        collective=False,
+        collective=config.collective,
         epilogue_tile_n=config.part_n(jnp.bfloat16),
         grid_minor_dim=dimensions.M if config.minor == "m" else dimensions.N,
         grid_tile_width=config.strip,

@@ -6,6 +6,10 @@ tiles of A and B into a ring of SMEM buffers by TMA, the other multiplies them o
 tensor core. The second warpgroup stores the tiles: TMEM, registers, SMEM, TMA. TMEM has
 two accumulators, so that one tile is stored while the next one is computed.
 
+With `collective`, two blocks multiply a tile of twice the rows together: each loads its
+rows of A and half of the columns of B, one of them issues the products, and each stores
+its rows.
+
 Each of the three runs its own loop over the block's tiles; they meet only at barriers:
 
     barrier    completes when                                  releases
@@ -37,8 +41,10 @@ TARGET = arch.SM_100A.name
 # The warpgroups of a block, and the warps of the first one.
 _ISSUERS, _EPILOGUE = 0, 1
 _TMA_WARP, _MMA_WARP = 0, 1
+# The axis of the blocks that share a tile; the first one multiplies.
+_PAIR = "pair"
 _ACCUMULATORS = 2
-_TILE_M = 128
+_BLOCK_M = 128
 
 
 @expect.arguments(
@@ -46,19 +52,22 @@ _TILE_M = 128
     tile_k=expect.integer(),
     stages=expect.integer(),
     epilogue_n=expect.optional(expect.integer()),
+    collective=expect.boolean,
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
 )
 @dataclasses.dataclass(frozen=True)
 class BlackwellMatmulConfig:
-    """Tile sizes and schedule of `matmul` on Blackwell; a tile has 128 rows.
+    """Tile sizes and schedule of `matmul` on Blackwell; a block has 128 rows of a tile.
 
     Attributes:
       tile_n: columns of a tile.
       tile_k: depth of one step.
       stages: SMEM buffers of the ring.
       epilogue_n: columns that are stored at once; None: 128 bytes of the result.
+      collective: whether two blocks share a tile of 256 rows. Each then needs SMEM for
+        half of the columns of B, which leaves space for more stages.
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
@@ -71,6 +80,7 @@ class BlackwellMatmulConfig:
     tile_k: int = 64
     stages: int = 4
     epilogue_n: int | None = None
+    collective: bool = False
     minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_100A.sm_count
@@ -79,10 +89,11 @@ class BlackwellMatmulConfig:
         n, k = self.tile_n, self.tile_k
         # Both accumulators share the 512 columns of TMEM. K is 16 per instruction, and
         # the swizzle of B's rows needs N in multiples of 16.
-        if not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+        step_n = 16 * self.ctas
+        if not step_n <= n <= 256 or n % step_n or k < 16 or k % 16:
             raise errors.ArgumentError(
                 "BlackwellMatmulConfig: the tensor core does not support this tile",
-                expected="tile_n a multiple of 16 up to 256, tile_k of 16",
+                expected=f"tile_n a multiple of {step_n} up to 256, tile_k of 16",
                 got=f"tile_n={n}, tile_k={k}",
                 hint="start from BlackwellMatmulConfig()",
             )
@@ -101,18 +112,23 @@ class BlackwellMatmulConfig:
                 got=f"minor={self.minor!r}, strip={self.strip}",
                 hint="strip is a number of tiles, e.g. 8",
             )
-        if self.stages < 1 or self.blocks < 1:
+        if self.stages < 1 or self.blocks < self.ctas:
             raise errors.ArgumentError(
                 "BlackwellMatmulConfig: there are no stages or no blocks",
-                expected="one or more of each",
+                expected=f"one or more stages, {self.ctas} or more blocks",
                 got=f"stages={self.stages}, blocks={self.blocks}",
                 hint="start from BlackwellMatmulConfig()",
             )
 
     @property
+    def ctas(self) -> int:
+        """Blocks that share a tile."""
+        return 2 if self.collective else 1
+
+    @property
     def step(self) -> tuple[int, int, int]:
-        """Of what M, N and K must be multiples."""
-        return _TILE_M, self.tile_n, self.tile_k
+        """Of what M, N and K must be multiples: a tile, and a step."""
+        return _BLOCK_M * self.ctas, self.tile_n, self.tile_k
 
     def part_n(self, out_dtype: Any) -> int:
         """Columns that the epilogue stores at once."""
@@ -133,12 +149,13 @@ class _Schedule:
     @property
     def plane(self) -> tuple[int, int]:
         """Tiles along M and N."""
-        return self.m // _TILE_M, self.n // self.config.tile_n
+        tile_m, tile_n, _ = self.config.step
+        return self.m // tile_m, self.n // tile_n
 
     @property
-    def blocks(self) -> int:
-        """Blocks of the launch: no more than there is work for."""
-        return min(self.config.blocks, math.prod(self.plane))
+    def clusters(self) -> int:
+        """Clusters of the launch: no more than there is work for."""
+        return min(self.config.blocks // self.config.ctas, math.prod(self.plane))
 
     @property
     def steps(self) -> int:
@@ -146,15 +163,15 @@ class _Schedule:
         return self.k // self.config.tile_k
 
     def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(rows, columns, number)` for the tiles of this block."""
+        """Calls `visit(rows, columns, number)` for the tiles of this cluster."""
         c = self.config
+        tile_m, tile_n, _ = c.step
 
-        @plgpu.nd_loop((math.prod(self.plane),), collective_axes="block")
+        @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
         def _(info):
             minor = 0 if c.minor == "m" else 1
             mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
-            rows = plgpu.ds(mi * _TILE_M, _TILE_M)
-            columns = plgpu.ds(ni * c.tile_n, c.tile_n)
+            rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
             visit(rows, columns, info.local_index)
 
     def for_each_step(self, number: Any, visit: Any) -> None:
@@ -181,28 +198,46 @@ def make_kernel(
     return plgpu.kernel(
         functools.partial(_body, schedule),
         out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(schedule.blocks,),
-        grid_names=("block",),
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        cluster=(c.ctas,),
+        cluster_names=(_PAIR,),
         num_threads=2,
         thread_name="wg",
         kernel_name="matmul",
         compiler_params=dataclasses.replace(compiler_params, target=TARGET),
         interpret=interpret,
         scratch_types={
-            "a_smem": tiles((c.stages, _TILE_M, c.tile_k), dtype),
-            "b_smem": tiles((c.stages, c.tile_k, c.tile_n), dtype),
-            "out_smem": tiles((2, _TILE_M, c.part_n(out_dtype)), out_dtype),
-            "acc": plgpu.TMEM((_TILE_M, _ACCUMULATORS * c.tile_n), jnp.float32),
+            "a_smem": tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
+            "b_smem": tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
+            "out_smem": tiles((2, _BLOCK_M, c.part_n(out_dtype)), out_dtype),
+            "acc": plgpu.TMEM(
+                (_BLOCK_M, _ACCUMULATORS * c.tile_n),
+                jnp.float32,
+                collective=c.collective,
+            ),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             "free": _done(c.stages),
             "computed": _done(_ACCUMULATORS),
-            "read": _done(_ACCUMULATORS),
+            "read": _read(c),
         },
     )
 
 
 def _done(number: int) -> Any:
     return plgpu.Barrier(num_barriers=number, orders_tensor_core=True)
+
+
+def _read(c: BlackwellMatmulConfig) -> Any:
+    """Barriers of the one that multiplies: both blocks must have read their rows."""
+    if not c.collective:
+        return _done(_ACCUMULATORS)
+    return plgpu.ClusterBarrier(
+        collective_axes=_PAIR,
+        num_barriers=_ACCUMULATORS,
+        orders_tensor_core=True,
+        leader_tracked=True,
+    )
 
 
 def _body(
@@ -218,7 +253,11 @@ def _body(
             def _():
                 _load(schedule, a, b, a_smem, b_smem, loaded, free)
 
-            @plgpu.when(warp == _MMA_WARP)
+            multiplies = warp == _MMA_WARP
+            if schedule.config.collective:
+                multiplies &= lax.axis_index(_PAIR) == 0
+
+            @plgpu.when(multiplies)
             def _():
                 _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read)
 
@@ -229,6 +268,7 @@ def _body(
 
 def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
     c = schedule.config
+    axes = _PAIR if c.collective else None
 
     def visit_tile(rows, columns, number):
         def visit_step(ki, slot, step):
@@ -237,9 +277,18 @@ def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
                 plgpu.barrier_wait(free.at[slot])
 
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-            full = loaded.at[slot]
-            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full)
-            plgpu.copy_gmem_to_smem(b.at[depth, columns], b_smem.at[slot], full)
+            sources = a.at[rows, depth], b.at[depth, columns]
+            buffers = a_smem.at[slot], b_smem.at[slot]
+            for axis, (source, buffer) in enumerate(zip(sources, buffers, strict=True)):
+                # Of a pair each block loads half, and the first one's barrier counts.
+                share = plgpu.CopyPartition.PARTITIONED(axis) if c.collective else None
+                plgpu.copy_gmem_to_smem(
+                    source,
+                    buffer,
+                    loaded.at[slot],
+                    collective_axes=axes,
+                    leader_tracked=share,
+                )
 
         schedule.for_each_step(number, visit_step)
 
@@ -247,6 +296,8 @@ def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
 
 
 def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> None:
+    axis = _PAIR if schedule.config.collective else None
+
     def visit_tile(rows, columns, number):
         which = lax.rem(number, np.int32(_ACCUMULATORS))
         tile = _accumulator(schedule, acc, which)
@@ -258,11 +309,16 @@ def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> No
         def visit_step(ki, slot, step):
             plgpu.barrier_wait(loaded.at[slot])
             plgpu.tcgen05_mma(
-                tile, a_smem.at[slot], b_smem.at[slot], free.at[slot], accumulate=ki > 0
+                tile,
+                a_smem.at[slot],
+                b_smem.at[slot],
+                free.at[slot],
+                accumulate=ki > 0,
+                collective_axis=axis,
             )
 
         schedule.for_each_step(number, visit_step)
-        plgpu.tcgen05_commit_arrive(computed.at[which])
+        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
 
     schedule.for_each_tile(visit_tile)
 
@@ -276,6 +332,10 @@ def _store(schedule, out, buffers, acc, computed, read) -> None:
     def visit_tile(rows, columns, number):
         which = lax.rem(number, np.int32(_ACCUMULATORS))
         tile = _accumulator(schedule, acc, which)
+        first = rows.start
+        if c.collective:
+            first += lax.axis_index(_PAIR) * _BLOCK_M
+        own = plgpu.ds(first, _BLOCK_M)
         plgpu.barrier_wait(computed.at[which])
         for part in range(parts):
             start = part * width
@@ -291,7 +351,7 @@ def _store(schedule, out, buffers, acc, computed, read) -> None:
             plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
             buffer[...] = value.astype(out.dtype)
             plgpu.commit_smem()
-            target = out.at[rows, plgpu.ds(columns.start + start, width)]
+            target = out.at[own, plgpu.ds(columns.start + start, width)]
             plgpu.copy_smem_to_gmem(buffer, target)
 
     schedule.for_each_tile(visit_tile)

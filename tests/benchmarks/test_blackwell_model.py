@@ -10,6 +10,7 @@ from benchmarks import blackwell_model as model
 SIZE = 4096
 STEPS = SIZE // 64
 KERNELS = model.candidates(SIZE)
+OURS = [name for name in KERNELS if name.startswith("pallas_gpu")]
 
 
 @pytest.mark.offline
@@ -24,10 +25,11 @@ def test_a_tile_takes_one_instruction_per_16_of_k_and_one_commit_per_step(name):
 
 
 @pytest.mark.offline
-def test_the_barriers_of_our_tile():
-    kernel = KERNELS["pallas_gpu"]
-    counts = kernel.counts
-    assert counts.expected_bytes == kernel.tile.operand_bytes
+@pytest.mark.parametrize("name", OURS)
+def test_the_barriers_of_our_tile(name):
+    tile, counts = KERNELS[name].tile, KERNELS[name].counts
+    # The first CTA of a pair expects the bytes of both.
+    assert counts.expected_bytes == tile.operand_bytes * tile.ctas
     # Each step waits for its buffer; a tile, for its accumulator.
     waits = {role: counts.count(role, "mbarrier.try_wait") for role in counts.roles}
     assert waits == {"load": STEPS, "multiply": STEPS + 1, "store": 1}
@@ -37,8 +39,10 @@ def test_the_barriers_of_our_tile():
 
 @pytest.mark.offline
 @pytest.mark.parametrize("role", ["multiply", "store"])
-def test_our_roles_execute_no_more_than_upstreams(role):
-    ours, theirs = KERNELS["pallas_gpu"].counts, KERNELS["upstream"].counts
+@pytest.mark.parametrize("name", OURS)
+def test_our_roles_execute_no_more_than_upstreams(name, role):
+    ours = KERNELS[name].counts
+    theirs = KERNELS[name.replace("pallas_gpu", "upstream")].counts
     assert ours.total(role) <= theirs.total(role)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,8 @@ from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
 from tests.support import everywhere
 
 SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
+# A block of a pair has half of B's columns.
+PAIRS = BlackwellMatmulConfig(collective=True, stages=6)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 # float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
 ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
@@ -104,14 +107,36 @@ def test_vmap_makes_a_batch_of_products():
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
 
 
+@pytest.mark.parametrize(
+    ("shape", "changes"),
+    [
+        ((256, 64, 64), {}),
+        ((768, 192, 192), {"blocks": 4}),
+        ((512, 192, 320), {"blocks": 2, "stages": 3}),
+        ((512, 256, 64), {"blocks": 148, "minor": "n"}),
+        ((256, 512, 128), {"tile_n": 256, "stages": 3}),
+        ((256, 64, 48), {"tile_n": 32, "tile_k": 16, "stages": 1}),
+    ],
+)
+def test_pairs_of_blocks_share_tiles(shape, changes):
+    check(shape, config(collective=True, **changes))
+
+
+def test_pairs_store_float32():
+    check((512, 128, 64), config(collective=True), jnp.bfloat16, "float32")
+
+
+@pytest.mark.parametrize("collective", [False, True])
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-def test_no_schedule_has_a_race(asynchrony):
-    shape = (512, 256, 256)
+def test_no_schedule_has_a_race(asynchrony, collective):
+    # Three tiles for each block, or pair, which has two accumulators.
+    shape = (512, 192, 192)
     a, b = operands(*shape)
     # A result that depends on the schedule is an error.
     options = {"asynchrony": asynchrony, "detect_races": True, "schedules": 12}
     interpret = plgpu.InterpretParams(**options)
-    got = matmul(a, b, config=config(stages=3), interpret=interpret)
+    c = config(stages=3, blocks=4, collective=collective)
+    got = matmul(a, b, config=c, interpret=interpret)
     expected = reference(a, b)
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
 
@@ -122,10 +147,12 @@ def test_no_schedule_has_a_race(asynchrony):
 @pytest.mark.offline
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
-def test_the_default_compiles_without_spills(semantics, out):
+@pytest.mark.parametrize("c", [BlackwellMatmulConfig(), PAIRS], ids=["one", "pairs"])
+def test_a_product_of_large_matrices_compiles_without_spills(c, semantics, out):
     params = dataclasses.replace(BLACKWELL, lowering_semantics=semantics)
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
-    product = lambda a, b: matmul(a, b, out_dtype=out, compiler_params=params)  # noqa: E731
+    options = {"config": c, "out_dtype": out, "compiler_params": params}
+    product = functools.partial(matmul, **options)
     (report,) = plgpu.offline.compile(product, x, x, target="sm_100a")
     used = report.resources
     assert used.spill_store_bytes == used.spill_load_bytes == 0
@@ -133,6 +160,7 @@ def test_the_default_compiles_without_spills(semantics, out):
     # One buffer of K = 64 is four instructions.
     assert report.instruction_counts["tcgen05.mma"] == 4
     assert report.instruction_counts["tcgen05.commit"] == 2
+    assert f"tcgen05.mma.cta_group::{c.ctas}.kind::f16" in report.ptx
 
 
 # --- the choice of the kernel ---------------------------------------------------------
@@ -204,6 +232,16 @@ def test_the_tiles_divide_the_problem(shape):
         ({"blocks": 0}, "there are no stages or no blocks", "blocks=0"),
         ({"tile_n": 272}, "the tensor core does not support this tile", "272"),
         ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
+        (
+            {"tile_n": 48, "collective": True},
+            "the tensor core does not support this tile",
+            "48",
+        ),
+        (
+            {"blocks": 1, "collective": True},
+            "there are no stages or no blocks",
+            "blocks=1",
+        ),
     ],
 )
 def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):

@@ -453,6 +453,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             "tile_k": "test_tiles_of_any_size",
             "stages": "test_any_number_of_stages",
             "epilogue_n": "test_an_epilogue_in_parts",
+            "collective": "test_a_product_of_large_matrices_compiles_without_spills",
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",

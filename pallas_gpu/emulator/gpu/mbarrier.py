@@ -134,9 +134,16 @@ class Barrier:
         self.pending_bytes += count
         self._require_countable()
 
-    def complete_bytes(self, count: int) -> None:
-        """Counts bytes that have arrived."""
+    def complete_bytes(self, count: int, known: ordering.Clock | None = None) -> None:
+        """Counts bytes that have arrived.
+
+        Args:
+          count: their number.
+          known: what whoever waits for the phase knows by them.
+        """
         self.pending_bytes -= count
+        if known is not None:
+            ordering.join(self._gathered, known)
         self._require_countable()
         self._maybe_complete()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import errors
+from pallas_gpu.emulator.engine import ordering
 from pallas_gpu.emulator.engine.memory import Region
 from pallas_gpu.emulator.engine.steps import Location
 from pallas_gpu.emulator.engine.tables import Key
@@ -68,17 +69,21 @@ class Pair:
       cta: this one.
       ctas: both; the leader is the first.
       barrier: the leader's.
+      executed: how far threads have come when this CTA copies. The barrier's phase
+        lacks the copy's bytes until then, so whoever waits for it comes after that.
     """
 
     cta: Cta
     ctas: tuple[Cta, ...]
     barrier: Barrier
+    executed: ordering.Clock
 
     @classmethod
     def of(cls, wg: Warpgroup, barrier: Region, axes: tuple[str, ...]) -> Pair:
         """Returns the CTAs along an axis, with the leader's barrier."""
         ctas = tuple(wg.cta.along(axes))
-        return cls(wg.cta, ctas, barrier.memory.same_in(ctas[0]).one(barrier))
+        leaders = barrier.memory.same_in(ctas[0]).one(barrier)
+        return cls(wg.cta, ctas, leaders, ordering.executed(wg.release()))
 
     @property
     def leads(self) -> bool:
@@ -106,5 +111,5 @@ class Pair:
         shares = self._shares
         shares.settle(location)
         shares.add(self.cta, -count)
-        self.barrier.complete_bytes(count)
+        self.barrier.complete_bytes(count, self.executed)
         shares.settle(location)
