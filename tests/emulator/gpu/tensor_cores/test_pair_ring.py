@@ -59,10 +59,7 @@ def ring(waits, seed):
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((2 * CASE.m, CASE.n), F32),
-        scratch_types={
-            **CASE.scratch(),
-            "free": plgpu.Barrier(orders_tensor_core=True),
-        },
+        scratch_types={**CASE.scratch(), "free": free},
         compiler_params=BLACKWELL,
         interpret=plgpu.InterpretParams(seed=seed),
         **PAIR,
