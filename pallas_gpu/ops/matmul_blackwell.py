@@ -165,7 +165,7 @@ class _Schedule:
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(rows, columns, number)` for the tiles of this cluster."""
         c = self.config
-        tile_m, tile_n, _ = c.step
+        tile_m, tile_n = c.step[:2]
 
         @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
         def _(info):
