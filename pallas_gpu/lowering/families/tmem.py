@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays in TMEM: allocation, loads, stores, copies from SMEM.
+"""Arrays in TMEM: allocation, loads, stores, and what copies from SMEM require.
 
 A load needs no wait before its values are used: a true dependency of registers is
 honoured (PTX ISA, tcgen05 "Memory consistency"). So a relayout of it may stand before

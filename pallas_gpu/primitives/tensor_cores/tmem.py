@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor memory: loads to registers, stores from them, and their waits.
 
-Copies from SMEM to TMEM (`tcgen05.cp`) belong here, too: they are asynchronous like an
-MMA, and `tcgen05_commit_arrive` tracks them.
+Copies from SMEM to TMEM (`tcgen05.cp`) are in `operand_copy` and `scales`: they are
+asynchronous like an MMA, and `tcgen05_commit_arrive` tracks them.
 """
 
 from __future__ import annotations
