@@ -36,6 +36,7 @@ _FULL_MASK = -1
 # The operation that ends the prologue; `pallas_gpu.` is reserved for array operations.
 # Its operands are the fields of `ThreadIds` and the start of the dynamic SMEM.
 PROLOGUE = "shell.prologue"
+PROLOGUE_ELECTED = 7  # its operand `elected`
 
 # The threads that execute the emitted code and that its barriers synchronize.
 Issuer = Literal["warpgroup", "warp"]

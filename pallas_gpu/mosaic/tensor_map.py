@@ -166,12 +166,37 @@ def lower_tensor_maps(
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
-        for slot, ops in enumerate(slots.values()):
-            address = _byte_offset(base, slot * DESCRIPTOR_BYTES)
+        addresses = [
+            _byte_offset(base, i * DESCRIPTOR_BYTES) for i in range(len(slots))
+        ]
+        for address, ops in zip(addresses, slots.values(), strict=True):
             for op in ops:
                 op.results[0].replace_all_uses_with(address)
                 op.erase()
+    _prefetch(body, addresses)
     return len(slots)
+
+
+def _prefetch(body: ir.Block, addresses: Sequence[ir.Value]) -> None:
+    """Fetches descriptors at the start of the kernel; a copy would wait for its own.
+
+    PTX: `prefetch.tensormap`. Since: sm_90. The elected thread of each warpgroup issues
+    it, predicated: a branch would cost more.
+    """
+    prologues = (o for o in body.operations if o.operation.name == module.PROLOGUE)
+    prologue = next(prologues, None)
+    if prologue is None:
+        return
+    elected = prologue.operation.operands[module.PROLOGUE_ELECTED]
+    with ir.InsertionPoint(prologue.operation):
+        for address in addresses:
+            llvm.inline_asm(
+                None,
+                [elected, address],
+                "@$0 prefetch.tensormap [$1];",
+                "b,l",
+                has_side_effects=True,
+            )
 
 
 def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Value:

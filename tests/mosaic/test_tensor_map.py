@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.mosaic import tensor_map
 from pallas_gpu.mosaic.tensor_map import TensorMap
+from tests.support.semantics import BOTH, under
 
 VALID = {
     "buffer_index": 0,
@@ -57,3 +62,34 @@ def test_element_types_have_the_numbers_of_the_runtime(dtype, code):
     import ml_dtypes  # noqa: F401 - registers the names with NumPy
 
     assert TensorMap(**{**VALID, "dtype": dtype}).element_code == code
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize("maps", [0, 1, 2])
+def test_a_kernel_fetches_its_descriptors_first(maps, semantics):
+    shape = (16, 32) if maps else (512,)
+
+    def body(x, o, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        if maps == 1:
+            o[...] = tile[...]
+        else:
+            plgpu.copy_smem_to_gmem(tile, o)
+            plgpu.wait_smem_to_gmem(0)
+
+    function = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct(shape, jnp.float32),
+        scratch_types=[plgpu.SMEM(shape, jnp.float32), plgpu.Barrier()],
+    )
+    x = np.ones(shape, np.float32)
+    (report,) = plgpu.offline.compile(under(semantics, function), x)
+    lines = report.ptx.splitlines()
+    found = [i for i, line in enumerate(lines) if "prefetch.tensormap" in line]
+    assert len(found) == maps
+    assert all(lines[i].strip().startswith("@%p") for i in found)
+    first = next(i for i, line in enumerate(lines) if "mbarrier.init" in line)
+    assert all(i < first for i in found)
+    assert report.resources.spill_store_bytes == 0

@@ -247,6 +247,26 @@ def _prefetch(program: Program, op: ir.Operation, text: str) -> Step:
 ASSEMBLY.append(AssemblyUnit("cp.async.bulk.prefetch.tensor.", _prefetch))
 
 
+def _prefetch_map(program: Program, op: ir.Operation, text: str) -> Step:
+    """Fetches a tensor map: it has to be one (PTX ISA, prefetch.tensormap)."""
+    (statement,) = parse(text)
+    found = statement.guard, statement.opcode, statement.operands
+    if found != ("$0", "prefetch.tensormap", ("[$1]",)):
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    guard, address = program.inputs(op)
+
+    def prefetch(strand: Any) -> None:
+        wanted = strand.per_lane(strand.env[guard]).astype(bool) & strand.active()
+        for place in strand.per_lane(strand.env[address])[wanted]:
+            if int(place) not in strand.cta.cluster.launch.descriptors:
+                raise KernelError("a prefetch of something that is no tensor map")
+
+    return prefetch
+
+
+ASSEMBLY.append(AssemblyUnit("prefetch.tensormap", _prefetch_map))
+
+
 # --- SMEM to GMEM ---------------------------------------------------------------------
 
 
