@@ -292,9 +292,21 @@ def test_an_array_of_the_warpgroup_is_refused():
         errors.UnsupportedError,
         "an array of the warpgroup inside warp_map is not supported",
         got="float32[128] from outside",
-        hint="compute it inside the warp_map, or store it to a reference in SMEM",
+        hint="load it inside the warp_map from a reference: a table or a literal",
     ):
         run(body)
+
+
+def test_a_literal_is_an_array_from_outside():
+    """It says where to put a table, which is written inside the function."""
+
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = x[warp_id] + jnp.array([1, 2, 3, 4])
+
+    with pytest.raises(plgpu.errors.UnsupportedError, match="an argument of the"):
+        check(body, [ints(4, 4)], ints(4, 4))
 
 
 def test_a_layout_over_several_warps_is_refused():

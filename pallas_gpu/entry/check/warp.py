@@ -59,8 +59,9 @@ def check_captured(eqn: _jax.JaxprEqn) -> None:
             expected="scalars and references from outside; arrays that the warp loads "
             "or computes itself",
             got=f"{_text(aval)} from outside, which is distributed over all four warps",
-            hint="compute it inside the warp_map, or store it to a reference in SMEM "
-            "and load it there",
+            hint="load it inside the warp_map from a reference: a table or a literal "
+            "of jnp.array from an argument of the kernel, what the warpgroup has "
+            "computed from SMEM",
         )
 
 
