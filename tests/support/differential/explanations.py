@@ -81,7 +81,6 @@ _ALIKE: Table = {
     ("loop over arrays", "memory"): _WIDE,
     ("loop over arrays", "total"): _WIDE,
     ("loop over arrays", "sass"): _WIDE,
-    ("copy", "total"): _SETUP,
     ("copy", "sass"): _ELECTED,
     ("multicast", "total"): _SETUP,
     ("multicast", "sass"): _ELECTED,
@@ -108,7 +107,10 @@ FEWER: dict[str, Table] = {
     },
     "Warpgroup": {
         **_ALIKE,
-        **{(kernel, "total"): _SETUP for kernel in _STORE_THROUGH_SMEM},
+        ("copy", "total"): _SETUP,
+        ("swizzled SMEM", "total"): _SETUP,
+        ("convert and store", "total"): _SETUP,
+        ("wgmma A in registers", "total"): _SETUP,
         ("inferred wgmma", "sass"): _ELECTED,
     },
 }
