@@ -23,7 +23,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.machine import State
 from pallas_gpu.lowering.reuse import Reuse
 from pallas_gpu.lowering.semantics import protocol
-from pallas_gpu.mosaic import cluster, elementwise, logical, mbarrier
+from pallas_gpu.mosaic import cluster, elementwise, mbarrier
 from pallas_gpu.mosaic import module as mosaic_module
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.elements import dtypes, scalars
@@ -186,11 +186,6 @@ class RuleContext:
     def result_is_read(self) -> bool:
         """Whether anything reads the single result."""
         return self.eqn.outvars[0] in self.read
-
-    def mark_issuer(self, op: Any) -> None:
-        """Records on an operation which threads execute it, for its expansion."""
-        if self.issuer == "warp":
-            op.attributes[logical.IN_WARP] = ir.UnitAttr.get()
 
     @contextlib.contextmanager
     def in_order(self) -> Iterator[None]:

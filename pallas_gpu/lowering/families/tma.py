@@ -92,7 +92,6 @@ def _copy_gmem_to_smem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     if mode is not None:
         copy.operation.attributes[_OOB_MODE] = ir.StringAttr.get(mode.value)
     _mark_hint(ctx, copy)
-    ctx.mark_issuer(copy)
     return []
 
 
@@ -177,7 +176,6 @@ def _copy_smem_to_gmem_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
         reduction_op=dialect.reduction_attribute(ctx.eqn.params["reduction_op"]),
     )
     _mark_hint(ctx, copy)
-    ctx.mark_issuer(copy)
     # Every thread commits, so that a skipped copy leaves an empty group and the
     # numbers that wait_smem_to_gmem counts stay the same.
     if ctx.eqn.params["commit_group"]:

@@ -57,10 +57,7 @@ def _load_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     pointer = barrier_of(ctx, operands["barrier"])
     parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
     predicate = predicate_value(operands["predicate"])
-    op = ir.Operation.create(
-        "pallas_gpu.cp_async", *operands_of(parts, pointer, predicate)
-    )
-    ctx.mark_issuer(op)
+    ir.Operation.create("pallas_gpu.cp_async", *operands_of(parts, pointer, predicate))
     return []
 
 
@@ -111,10 +108,9 @@ def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     parts = [ctx.part(operands["src"]), ctx.part(operands["dst"])]
     predicate = predicate_value(operands["predicate"])
-    op = ir.Operation.create(
+    ir.Operation.create(
         "pallas_gpu.copy_smem_to_gmem_by_threads", *operands_of(parts, None, predicate)
     )
-    ctx.mark_issuer(op)
     _close_group(ctx)
     return []
 

@@ -35,13 +35,12 @@ def _async_prefetch_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _async_prefetch_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     part = ctx.part(operands["ref"])
-    op = dialect.ops.async_prefetch(
+    dialect.ops.async_prefetch(
         part,
         *tma.everything(ctx, part),
         tma.cluster_axes(ctx, ctx.eqn.params["collective_axes"]),
         predicate=predicate_value(operands["predicate"]),
     )
-    ctx.mark_issuer(op)
     return []
 
 

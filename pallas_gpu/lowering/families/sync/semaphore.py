@@ -90,7 +90,6 @@ def _read_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
     pointer = _pointer(ctx, ctx.operands(invals)["semaphore"])
     i32 = ir.IntegerType.get_signless(32)
     op = ir.Operation.create("pallas_gpu.semaphore_read", [i32], [pointer])
-    ctx.mark_issuer(op)
     return elementwise.scalar(op.results[0], I32)
 
 

@@ -30,9 +30,7 @@ def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     source, target = ctx.part(operands["smem"]), ctx.part(operands["tmem"])
-    ctx.mark_issuer(
-        dialect.ops.async_store_sparse_metadata_smem_to_tmem(source, target)
-    )
+    dialect.ops.async_store_sparse_metadata_smem_to_tmem(source, target)
     return []
 
 

@@ -64,7 +64,6 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
             a_sparse_metadata=metadata,
         )
         signs.mark(product, {1: operands["a"].ref.dtype, 2: operands["b"].ref.dtype})
-        ctx.mark_issuer(product)
 
     return _multiply(ctx, invals, multiply)
 
