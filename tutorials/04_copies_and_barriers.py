@@ -314,12 +314,12 @@ it arrives in every CTA along its axes.
 
 
 # %%
-def multicast(kind=plgpu.ClusterBarrier, **options):
+def multicast(barrier):
     @plgpu.kernel(
         out_type=jax.ShapeDtypeStruct((2, *TILE), F32),
         cluster=(2,),
         cluster_names=("pair",),
-        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier(), kind(**options)],
+        scratch_types=[plgpu.SMEM(TILE, F32), plgpu.Barrier(), barrier],
     )
     def scaled_sums(x_gmem, o_gmem, tile, full, empty):
         cta = lax.axis_index("pair")
@@ -340,7 +340,8 @@ def multicast(kind=plgpu.ClusterBarrier, **options):
     return scaled_sums
 
 
-sums = multicast(collective_axes="pair")(x)
+free = plgpu.ClusterBarrier(collective_axes="pair")
+sums = multicast(free)(x)
 np.testing.assert_allclose(sums, np.stack([x.sum(0), 2 * x.sum(0)]), atol=1e-5)
 
 # %% [markdown]
@@ -350,7 +351,7 @@ would now and then overwrite what the slower one still reads:
 """
 
 # %%
-report(plgpu.errors.RaceError, multicast(plgpu.Barrier), x)
+report(plgpu.errors.RaceError, multicast(plgpu.Barrier()), x)
 
 # %% [markdown]
 """
@@ -366,12 +367,12 @@ Loads and stores in another CTA's memory have an order only through cluster barr
 
 
 # %%
-def normalized(kind=plgpu.ClusterBarrier, **options):
+def normalized(barrier):
     @plgpu.kernel(
         out_type=jax.ShapeDtypeStruct(x.shape, F32),
         cluster=(4,),
         cluster_names=("part",),
-        scratch_types=[plgpu.SMEM((128,), F32), kind(**options)],
+        scratch_types=[plgpu.SMEM((128,), F32), barrier],
     )
     def fractions(x_gmem, o_gmem, partial, ready):
         part = lax.axis_index("part")
@@ -387,7 +388,8 @@ def normalized(kind=plgpu.ClusterBarrier, **options):
 
 
 want = jnp.abs(x) / jnp.abs(x).sum((0, 1))
-np.testing.assert_allclose(normalized(collective_axes="part")(x), want, atol=1e-6)
+sums_of_all = plgpu.ClusterBarrier(collective_axes="part")
+np.testing.assert_allclose(normalized(sums_of_all)(x), want, atol=1e-6)
 
 # %% [markdown]
 """
@@ -396,7 +398,7 @@ schedule that is a race, or a read of memory that nobody has written:
 """
 
 # %%
-report(plgpu.errors.PallasGpuError, normalized(plgpu.Barrier), x)
+report(plgpu.errors.PallasGpuError, normalized(plgpu.Barrier()), x)
 
 # %% [markdown]
 """

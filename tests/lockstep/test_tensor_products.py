@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pallas_gpu as plgpu
+from pallas_gpu import arch
 from tests.support.lockstep import kernels as in_lockstep
 from tests.support.semantics import BOTH
 from tests.support.tensor_products import BF16, E4M3, E5M2, F16, F32, Product
@@ -26,6 +27,7 @@ TYPES = [
 ]
 EXAMPLES = 12
 # TMEM has 512 columns, of which the accumulator takes N.
+_MOST_BYTES = arch.SM_100A.smem_bytes_per_block - 1024
 _MOST_COLUMNS = {True: 256, False: 512}
 
 
@@ -49,7 +51,10 @@ def products(draw):
     step = 16 if itemsize == 1 else 8
     granule = step if b_stored else max(row, step)
     granule *= 2 if m == 64 else 1
-    n = granule * draw(st.integers(1, max(1, _MOST_COLUMNS[a_in_tmem] // granule)))
+    # Both operands fit into SMEM, beside the barriers.
+    fit = (_MOST_BYTES // (k * itemsize) - m) // granule
+    most = min(_MOST_COLUMNS[a_in_tmem] // granule, fit)
+    n = granule * draw(st.integers(1, max(1, most)))
     return Product(
         m, n, k, a, b, acc,
         swizzle=swizzle,

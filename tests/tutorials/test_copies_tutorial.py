@@ -75,8 +75,8 @@ def test_every_kernel_compiles():
         (names["total"], x),
         (names["stored"](), x),
         (names["take"], names["table"], names["rows"]),
-        (names["multicast"](collective_axes="pair"), x),
-        (names["normalized"](collective_axes="part"), x),
+        (names["multicast"](names["free"]), x),
+        (names["normalized"](names["sums_of_all"]), x),
         (names["borrowed"](), x),
         (names["ring"], x),
     ]
