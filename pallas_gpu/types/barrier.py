@@ -212,7 +212,9 @@ class ClusterBarrier(Barrier):
       num_arrivals, num_barriers, orders_tensor_core, initially_complete: as of
         `Barrier`.
       collective_axes: names of cluster axes, or tuples of them: several axes that
-        count as one.
+        count as one. `(("x", "y"),)` is a meeting of all CTAs along both. With
+        `("x", "y")` a CTA hears from its row and its column alone: a neighbour can be
+        a phase ahead of CTAs that it does not hear from.
       leader_tracked: whether `barrier_arrive` arrives in the leader alone, the CTA with
         index 0 along the axis: only there phases complete, after `num_arrivals`
         arrivals from each CTA along the axis. Needs a single axis, not in a group.
