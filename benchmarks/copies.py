@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import random
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -20,9 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import copy_kernels, timing
+from benchmarks.beside_copy import COPY, ROUNDS, interleaved, wait
 
-ROUNDS, PAUSE_SECONDS = 25, 0.03
-COPY = "device copy"
 # Full sizes: 2 GiB of bf16, rows of 4 KiB, and a product of few elements and a long K.
 STREAM = (2**30 // copy_kernels.WIDTH, copy_kernels.WIDTH)
 ROWS = (2**19, 2048)
@@ -146,7 +142,6 @@ def works() -> list[Callable[[], Work]]:
             1e-3, 1.0,
         )  # fmt: skip
 
-    # The overlap of two kernels by griddepcontrol belongs here, as a row in time.
     return [
         lambda: stream("copy of 2 GiB by TMA", streams(_sms()), 0.99),
         lambda: stream("copy of 2 GiB by cp.async", thread_streams(), 0.90),
@@ -166,7 +161,7 @@ def measure(work: Work) -> list[dict[str, Any]]:
     reference = work.reference or (lambda x: x)
     jitted = {**work.ours, **({"XLA": work.reference} if work.reference else {})}
     candidates: dict[str, Callable[[], Any]] = {
-        name: functools.partial(_wait, jax.jit(f), work.args)
+        name: functools.partial(wait, jax.jit(f), work.args)
         for name, f in jitted.items()
     }
     for name, f in work.rivals.items():
@@ -176,7 +171,7 @@ def measure(work: Work) -> list[dict[str, Any]]:
     wrong = {name: e for name, e in errors.items() if not e <= work.tolerance}
     if wrong:
         raise AssertionError(f"{work.name}: wrong results: {wrong}")
-    seconds = _interleaved(candidates, torch.from_dlpack(work.args[0]))
+    seconds = interleaved(candidates, torch.from_dlpack(work.args[0]))
     copied = 2 * work.args[0].nbytes / seconds[COPY]
     rivals = [name for name in seconds if name not in work.ours and name != COPY]
     rival = min(rivals or [COPY], key=seconds.__getitem__)
@@ -197,44 +192,6 @@ def measure(work: Work) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _wait(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    return jax.block_until_ready(function(*args))
-
-
-def _interleaved(
-    candidates: Mapping[str, Callable[[], Any]], source: Any
-) -> dict[str, float]:
-    """Returns median device seconds: of kernels by CUPTI, of the copy by events."""
-    counts = {}
-    for name, run in candidates.items():
-        run()
-        counts[name] = len(timing.kernel_times(run))
-    times: dict[str, list[float]] = {name: [] for name in (*candidates, COPY)}
-    order, shuffle = list(candidates), random.Random(0).shuffle
-    for _ in range(ROUNDS):
-        shuffle(order)
-        time.sleep(PAUSE_SECONDS)
-        for name in order:
-            spent = timing.kernel_times(candidates[name])
-            times[name].append(sum(spent[-counts[name] :]))
-        times[COPY].append(_copy_seconds(source))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _copy_seconds(source: Any, copies: int = 4) -> float:
-    import torch
-
-    target = torch.empty_like(source)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    target.copy_(source)
-    start.record()
-    for _ in range(copies):
-        target.copy_(source)
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / copies
 
 
 def _sample(x: Any) -> np.ndarray:

@@ -9,9 +9,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import random
-import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,10 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import timing
+from benchmarks.beside_copy import COPY, ROUNDS, interleaved, wait
 from examples import add_one, cross_entropy, cumsum, norms, softmax
-
-ROUNDS, PAUSE_SECONDS = 25, 0.03
-COPY = "device copy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +122,14 @@ def measure(work: Work) -> list[dict[str, Any]]:
 
     jitted = {**work.ours, "XLA": work.reference}
     candidates: dict[str, Callable[[], Any]] = {
-        name: functools.partial(_wait, jax.jit(f), work.args)
+        name: functools.partial(wait, jax.jit(f), work.args)
         for name, f in jitted.items()
     }
     for i, f in enumerate(work.triton):
         candidates[f"Triton {i}"] = functools.partial(f, *work.args)
     expected = _float64_sample(work.reference(*work.args))
     errors = {name: _error(run(), expected) for name, run in candidates.items()}
-    seconds = _interleaved(candidates, torch.from_dlpack(work.args[0]))
+    seconds = interleaved(candidates, torch.from_dlpack(work.args[0]))
     best = min((n for n in seconds if n.startswith("Triton")), key=seconds.__getitem__)
     rows = []
     for name in (*work.ours, best, "XLA", COPY):
@@ -154,44 +149,6 @@ def measure(work: Work) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _wait(function: Callable[..., Any], args: Sequence[Any]) -> Any:
-    return jax.block_until_ready(function(*args))
-
-
-def _interleaved(
-    candidates: Mapping[str, Callable[[], Any]], source: Any
-) -> dict[str, float]:
-    """Returns median device seconds: of kernels by CUPTI, of the copy by events."""
-    counts = {}
-    for name, run in candidates.items():
-        run()
-        counts[name] = len(timing.kernel_times(run))
-    times: dict[str, list[float]] = {name: [] for name in (*candidates, COPY)}
-    order, shuffle = list(candidates), random.Random(0).shuffle
-    for _ in range(ROUNDS):
-        shuffle(order)
-        time.sleep(PAUSE_SECONDS)
-        for name in order:
-            spent = timing.kernel_times(candidates[name])
-            times[name].append(sum(spent[-counts[name] :]))
-        times[COPY].append(_copy_seconds(source))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
-def _copy_seconds(source: Any, copies: int = 4) -> float:
-    import torch
-
-    target = torch.empty_like(source)
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    target.copy_(source)
-    start.record()
-    for _ in range(copies):
-        target.copy_(source)
-    end.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / 1e3 / copies
 
 
 def _float64_sample(x: Any) -> np.ndarray:

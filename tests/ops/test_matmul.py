@@ -14,7 +14,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.matmul import MatmulConfig, matmul
-from tests.support import everywhere
+from tests.support import matmuls
+from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -22,37 +23,15 @@ pytestmark = pytest.mark.sampled(2)
 SMALL = MatmulConfig(
     tile_m=64, tile_n=64, tile_k=64, stages=2, blocks=2, cluster=None, strip=2
 )
-# float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
-ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
 
 
 def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
-def operands(m, n, k, dtype=jnp.float16, batch=()):
-    rng = np.random.default_rng(0)
-    return (
-        jnp.asarray(rng.standard_normal((*batch, m, k)), dtype),
-        jnp.asarray(rng.standard_normal((*batch, k, n)), dtype),
-    )
-
-
-def reference(a, b):
-    return np.asarray(a, np.float32) @ np.asarray(b, np.float32)
-
-
 def check(shape, c, dtype=jnp.float16, out_dtype=None):
-    a, b = operands(*shape, dtype)
-
-    def make(interpret):
-        return lambda x, y: matmul(
-            x, y, config=c, out_dtype=out_dtype, interpret=interpret
-        )
-
-    atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
     # For the time of the suite; tests/lockstep executes matmul under both semantics.
-    everywhere.check(make, [a, b], reference(a, b), atol=atol, executed=[Warpgroup])
+    matmuls.check(shape, c, dtype, out_dtype, executed=[Warpgroup])
 
 
 @pytest.mark.parametrize(

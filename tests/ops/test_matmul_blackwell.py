@@ -15,42 +15,21 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import BlackwellMatmulConfig, MatmulConfig, matmul
-from tests.support import everywhere
+from tests.support import matmuls
+from tests.support.matmuls import operands, reference
 
 SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
 # A block of a pair has half of B's columns.
 PAIRS = BlackwellMatmulConfig(collective=True, stages=6)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
-# float16 and bfloat16 results are rounded to 11 and 8 bits; sums reach 64.
-ROUNDING = {"float16": 2**-5, "bfloat16": 2**-2, "float32": 1e-4}
 
 
 def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
-def operands(m, n, k, dtype=jnp.float16, batch=()):
-    rng = np.random.default_rng(0)
-    return (
-        jnp.asarray(rng.standard_normal((*batch, m, k)), dtype),
-        jnp.asarray(rng.standard_normal((*batch, k, n)), dtype),
-    )
-
-
-def reference(a, b):
-    return np.asarray(a, np.float32) @ np.asarray(b, np.float32)
-
-
 def check(shape, c, dtype=jnp.float16, out_dtype=None):
-    a, b = operands(*shape, dtype)
-
-    def make(interpret):
-        return lambda x, y: matmul(
-            x, y, config=c, out_dtype=out_dtype, interpret=interpret
-        )
-
-    atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
-    everywhere.check(make, [a, b], reference(a, b), atol=atol, on_gpu=False)
+    matmuls.check(shape, c, dtype, out_dtype, on_gpu=False)
 
 
 @pytest.mark.smoke
