@@ -111,15 +111,30 @@ def _require_copied(source: Any, target: Any, who: str) -> None:
 
 
 def _require_scales_layout(ref: Any, what: str) -> None:
+    require_layout(ref, what, TmemKind.SCALES, "scales", "dtype", "scales")
+
+
+def require_layout(
+    ref: Any, what: str, kind: TmemKind, of: str, dtype: str, maker: str
+) -> None:
+    """Raises LayoutError unless a TMEM reference has the layout of an operand.
+
+    Args:
+      ref: the reference.
+      what: the argument, for messages.
+      kind: the layout's.
+      of: the operand; dtype: its type as written in a declaration; maker: the method of
+        `TmemLayout` that makes the layout.
+    """
     layout = types.base_aval(ref).storage.layout
-    if layout.kind is TmemKind.SCALES:
+    if layout.kind is kind:
         return
     raise errors.LayoutError(
-        f"{what} does not have the layout of scales",
-        expected="TmemLayout.scales()",
+        f"{what} does not have the layout of {of}",
+        expected=f"TmemLayout.{maker}()",
         got=str(layout),
-        hint="declare it with plgpu.TMEM(shape, dtype, "
-        "layout=plgpu.layouts.TmemLayout.scales())",
+        hint=f"declare it with plgpu.TMEM(shape, {dtype}, "
+        f"layout=plgpu.layouts.TmemLayout.{maker}())",
         where=_jax.where_now(),
     )
 

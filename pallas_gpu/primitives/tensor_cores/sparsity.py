@@ -15,7 +15,7 @@ from pallas_gpu.layouts.tmem.layout import COLUMNS, TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import pairs
-from pallas_gpu.primitives.tensor_cores.scales import require_plain
+from pallas_gpu.primitives.tensor_cores.scales import require_layout, require_plain
 
 async_copy_sparse_metadata_to_tmem_p = registry.define(
     "async_copy_sparse_metadata_to_tmem",
@@ -104,17 +104,8 @@ def _require_indices(ref: Any, what: str) -> None:
 
 
 def _require_layout(ref: Any, what: str) -> None:
-    layout = types.base_aval(ref).storage.layout
-    if layout.kind is TmemKind.SPARSE_METADATA:
-        return
-    raise errors.LayoutError(
-        f"{what} does not have the layout of metadata",
-        expected="TmemLayout.sparse_metadata()",
-        got=str(layout),
-        hint="declare it with plgpu.TMEM(shape, jnp.uint2, "
-        "layout=plgpu.layouts.TmemLayout.sparse_metadata())",
-        where=_jax.where_now(),
-    )
+    kind = TmemKind.SPARSE_METADATA
+    require_layout(ref, what, kind, "metadata", "jnp.uint2", "sparse_metadata")
 
 
 # --- operands of tcgen05_mma ----------------------------------------------------------
