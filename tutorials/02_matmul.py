@@ -590,6 +590,6 @@ draws too much power, and data that toggles many bits draws more.
 ## The library kernel
 
 `pallas_gpu.ops.matmul` is the kernel of step 6 with its sizes as parameters, for
-float16 and bfloat16, and with checks. [Its source](../pallas_gpu/ops/matmul_hopper.py)
+float16 and bfloat16, and with checks. [Its source](../pallas_gpu/ops/gemm/hopper.py)
 is written with the same public names.
 """

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready kernels, written on the public names alone."""
 
-from pallas_gpu.ops import attention_blackwell as _attention_blackwell
-from pallas_gpu.ops import attention_kernel as _attention_kernel
-from pallas_gpu.ops import matmul as _matmul
-from pallas_gpu.ops.attention import attention
-from pallas_gpu.ops.attention_config import AttentionConfig, BlackwellAttentionConfig
-from pallas_gpu.ops.matmul import BlackwellMatmulConfig, MatmulConfig, matmul
+from pallas_gpu.ops.flash import blackwell as _blackwell_attention
+from pallas_gpu.ops.flash import hopper as _hopper_attention
+from pallas_gpu.ops.flash.attention import attention
+from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.ops.gemm import matmul as _matmul
+from pallas_gpu.ops.gemm.matmul import BlackwellMatmulConfig, MatmulConfig, matmul
 
 __all__ = [
     "AttentionConfig",
@@ -22,8 +22,8 @@ __all__ = [
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
     _matmul.clear_cache()
-    _attention_kernel.make_kernel.cache_clear()
-    _attention_blackwell.make_kernel.cache_clear()
+    _hopper_attention.make_kernel.cache_clear()
+    _blackwell_attention.make_kernel.cache_clear()
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from demo.kernels import shifted_exp_job
-from pallas_gpu.ops.matmul import MatmulConfig, matmul
+from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
 from tests.support.lockstep import faults
 from tests.support.lockstep.engine import DeadlockError, KernelError
 

@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tests.ops.test_attention import ROUNDING, Shape, operands, reference
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, types
-from pallas_gpu.ops import attention_blackwell
-from pallas_gpu.ops.attention import attention
-from pallas_gpu.ops.attention_config import AttentionConfig, BlackwellAttentionConfig
-from tests.ops.test_attention import ROUNDING, Shape, operands, reference
+from pallas_gpu.ops.flash import blackwell
+from pallas_gpu.ops.flash.attention import attention
+from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup, under
 
@@ -174,16 +174,16 @@ def test_there_is_no_race(head_dim, stages, asynchrony):
 def references(monkeypatch):
     """The references of a block by name, once a kernel is being traced."""
     found: dict[str, object] = {}
-    declared = attention_blackwell._Memory
+    declared = blackwell._Memory
 
     def record(**given):
         found.update(given)
         return declared(**given)
 
-    monkeypatch.setattr(attention_blackwell, "_Memory", record)
-    attention_blackwell.make_kernel.cache_clear()
+    monkeypatch.setattr(blackwell, "_Memory", record)
+    blackwell.make_kernel.cache_clear()
     yield found
-    attention_blackwell.make_kernel.cache_clear()
+    blackwell.make_kernel.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import matmul_blackwell, matmul_hopper, targets
-from pallas_gpu.ops.matmul_blackwell import BlackwellMatmulConfig
-from pallas_gpu.ops.matmul_hopper import MatmulConfig
+from pallas_gpu.ops import targets
+from pallas_gpu.ops.gemm import blackwell, hopper
+from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
+from pallas_gpu.ops.gemm.hopper import MatmulConfig
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 Config = MatmulConfig | BlackwellMatmulConfig
@@ -68,15 +69,15 @@ def matmul(
     problem = _check(a, b, config)
     out_dtype = _out_dtype(a.dtype if out_dtype is None else out_dtype)
     dtypes = jnp.dtype(a.dtype), out_dtype
-    family = matmul_hopper if isinstance(config, MatmulConfig) else matmul_blackwell
+    family = hopper if isinstance(config, MatmulConfig) else blackwell
     kernel = family.make_kernel(*problem, *dtypes, config, compiler_params, interpret)
     return kernel(a, b)
 
 
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
-    matmul_hopper.make_kernel.cache_clear()
-    matmul_blackwell.make_kernel.cache_clear()
+    hopper.make_kernel.cache_clear()
+    blackwell.make_kernel.cache_clear()
 
 
 def _config(
@@ -89,8 +90,8 @@ def _config(
     """
     if config is None:
         target = targets.chosen(compiler_params)
-        blackwell = target.has(arch.Feature.TCGEN05)
-        return BlackwellMatmulConfig() if blackwell else MatmulConfig()
+        is_blackwell = target.has(arch.Feature.TCGEN05)
+        return BlackwellMatmulConfig() if is_blackwell else MatmulConfig()
     given = None if compiler_params is None else compiler_params.target
     needed = (
         arch.Feature.WGMMA if isinstance(config, MatmulConfig) else arch.Feature.TCGEN05

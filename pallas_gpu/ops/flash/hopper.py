@@ -26,7 +26,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.attention_config import (
+from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
     BlackwellAttentionConfig,

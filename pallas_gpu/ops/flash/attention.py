@@ -12,15 +12,14 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops import attention_blackwell as blackwell
-from pallas_gpu.ops import attention_kernel as hopper
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.attention_config import (
+from pallas_gpu.ops.flash import blackwell, hopper
+from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
     BlackwellAttentionConfig,
 )
-from pallas_gpu.ops.attention_kernel import Problem
+from pallas_gpu.ops.flash.hopper import Problem
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 # The part of a consumer's registers that is not an accumulator or an operand.

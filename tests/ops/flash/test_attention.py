@@ -13,8 +13,8 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.attention import attention
-from pallas_gpu.ops.attention_config import AttentionConfig
+from pallas_gpu.ops.flash.attention import attention
+from pallas_gpu.ops.flash.config import AttentionConfig
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup
 

@@ -38,8 +38,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.attention_config import BLACKWELL_ROWS, BLACKWELL_TILES
-from pallas_gpu.ops.attention_kernel import Problem
+from pallas_gpu.ops.flash.config import BLACKWELL_ROWS, BLACKWELL_TILES
+from pallas_gpu.ops.flash.hopper import Problem
 from pallas_gpu.ops.tiles import tiles
 
 _TARGET = arch.SM_100A.name

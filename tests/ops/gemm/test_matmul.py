@@ -13,7 +13,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
-from pallas_gpu.ops.matmul import MatmulConfig, matmul
+from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
 from tests.support import matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
