@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.ops.test_attention import ROUNDING, Shape, operands, reference
+from tests.ops.flash.test_attention import ROUNDING, Shape, operands, reference
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, types
