@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.ops.flash.test_attention import ROUNDING, Shape, operands, reference
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, types
 from pallas_gpu.ops.flash import blackwell
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from tests.ops.flash.test_attention import ROUNDING, Shape, operands, reference
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup, under
 
