@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import random
 import statistics
 import sys
 import time
@@ -14,7 +12,8 @@ from typing import Any
 
 import jax
 import jaxlib
-from jax.experimental.mosaic.gpu import profiler
+
+import pallas_gpu as plgpu
 
 
 def on_device(
@@ -32,33 +31,20 @@ def on_device(
     too, so that they are not cached.
     """
     compiled = {name: jax.jit(f) for name, f in candidates.items()}
-    for f in compiled.values():
-        jax.block_until_ready(f(*inputs[0]))
-    kernels = {
-        name: len(kernel_times(lambda f=f: f(*inputs[0])))
-        for name, f in compiled.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in candidates}
-    shuffle = random.Random(0).shuffle
-    order = list(compiled)
-    sets = itertools.cycle(inputs)
-    for _ in range(rounds):
-        shuffle(order)
-        time.sleep(pause_seconds)
-        spent = iter(kernel_times(lambda: [compiled[n](*next(sets)) for n in order]))
-        for name in order:
-            times[name].append(sum(itertools.islice(spent, kernels[name])))
-    return {name: statistics.median(values) for name, values in times.items()}
+    milliseconds = plgpu.testing.do_bench(
+        compiled,
+        inputs=inputs,
+        rounds=rounds,
+        warmup=0,
+        flush_l2=False,
+        pause_seconds=pause_seconds,
+    )
+    return {name: median / 1e3 for name, median in milliseconds.items()}
 
 
 def kernel_times(run: Callable[[], Any]) -> list[float]:
     """Returns the seconds of each kernel that `run` launches, in order."""
-    cupti = profiler.mosaic_gpu_lib._mosaic_gpu_ext
-    cupti._cupti_init()
-    try:
-        jax.block_until_ready(run())
-    finally:
-        times = cupti._cupti_get_timings(False)
+    times = plgpu.testing.kernel_times(run)
     return [milliseconds / 1e3 for _, milliseconds in times]
 
 

@@ -19,6 +19,7 @@ from pallas_gpu import errors as errors
 from pallas_gpu import layouts as layouts
 from pallas_gpu import lowering as _lowering  # noqa: F401 - registers its rules
 from pallas_gpu import offline as offline
+from pallas_gpu import testing as testing
 from pallas_gpu.entry.control import loop, num_programs, program_id, when
 from pallas_gpu.entry.integers import (
     align_to,
@@ -192,6 +193,7 @@ __all__ = [
     "empty_ref_like",
     "offline",
     "ops",
+    "testing",
     # Control flow and positions
     "when",
     "loop",

@@ -46,6 +46,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "compiler": _LOWERING,
     "runtime": (*_LOWERING, "compiler"),
     "offline": (*_LOWERING, "compiler", "runtime"),
+    # Measurement and tuning: above the offline compiler, beside the pipelines.
+    "testing": (*_LOWERING, "compiler", "runtime", "offline"),
     "pipeline": _ENTRY,
     # What receives kernels of others turns them into calls of ours.
     "bridge": (*_ENTRY, "pipeline"),

@@ -71,7 +71,13 @@ def _is_primitive(value: object, package: ModuleType) -> bool:
     )
 
 
-PACKAGES = [pallas_gpu, pallas_gpu.ops, pallas_gpu.offline, pallas_gpu.layouts]
+PACKAGES = [
+    pallas_gpu,
+    pallas_gpu.ops,
+    pallas_gpu.offline,
+    pallas_gpu.layouts,
+    pallas_gpu.testing,
+]
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda p: p.__name__)

@@ -27,6 +27,7 @@ from tests.support import (
     drawing_effects,
     semaphore_effects,
     tensor_effects,
+    testing_effects,
 )
 from tests.support import effects as see
 from tests.support import public_calls as calls
@@ -91,6 +92,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     **semaphore_effects.EFFECTS,
     **atomic_effects.EFFECTS,
     **tensor_effects.EFFECTS,
+    **testing_effects.EFFECTS,
     # Entry points
     "kernel.body": lambda: see.kernels(calls.nothing, {}) + see.kernels(see.exp, {}),
     "kernel.out_type": lambda: shapes({"out_type": OUT}, {"out_type": SMALL}),

@@ -158,6 +158,11 @@ def _trace(kernel: Any, _: Any) -> None:
     jax.eval_shape(kernel, OUT)
 
 
+def _one_kernel(run: Callable[[], Any]) -> list[tuple[str, float]]:
+    run()
+    return [("kernel", 1.0)]
+
+
 _halves = jnp.zeros((256, 256), F16)
 _heads = jnp.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
@@ -181,6 +186,17 @@ GOOD: dict[str, Good] = {
     # Without a kernel to compile, which would need the CUDA wheels.
     "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
     "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
+    # Measurement, with a timer of a device that has no kernels but one
+    "testing.do_bench": _top(
+        f=nothing,
+        rounds=1,
+        seconds=0.01,
+        warmup=0,
+        pause_seconds=0,
+        flush_l2=False,
+        timer=_one_kernel,
+    ),
+    "testing.kernel_times": _top(run=nothing),
     # Control flow and positions
     "when": _in(lambda e: {"condition": e.i == 0}, _run),
     "loop": _in(lambda e: {"lower": 0, "upper": 4, "init_carry": 1}, _loop),

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rounds of a measurement: each calls every candidate once, in a shuffled order."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import errors
+from pallas_gpu.runtime import cupti, register
+from pallas_gpu.testing import calling
+
+# Runs a function, waits for its results, and returns the name and the milliseconds of
+# each kernel that it launched, in order.
+Timer = Callable[[Callable[[], Any]], Sequence[tuple[str, float]]]
+
+
+class Rounds:
+    """The times of some calls, measured in rounds.
+
+    A round is a pause followed by one call of each candidate in a shuffled order, so
+    that changes of the card's clock affect all of them alike. The timer records a whole
+    round at once; the names of the kernels, learnt before, say which call launched
+    which of them.
+
+    Attributes:
+      times: the milliseconds of the calls so far, by the candidates' names.
+    """
+
+    def __init__(
+        self,
+        calls: Mapping[str, Callable[[], Any]],
+        *,
+        timer: Timer | None = None,
+        flush_l2: bool = True,
+        pause_seconds: float = 0.0,
+    ):
+        """Learns which kernels each call launches; this calls each once or twice."""
+        self._calls = dict(calls)
+        if timer is None:
+            cupti.require_gpu()
+            self._timer: Timer = cupti.kernel_times
+        else:
+            self._timer = functools.partial(calling.times, "timer", timer)
+        self._pause_seconds = pause_seconds
+        self._shuffle = random.Random(0).shuffle
+        self._flush = _l2_flush() if flush_l2 else None
+        self._flush_kernels = self._kernels(self._flush) if self._flush else ()
+        self._kernels_of = {n: self._kernels(call) for n, call in self._calls.items()}
+        self.times: dict[str, list[float]] = {name: [] for name in self._calls}
+
+    def _kernels(self, call: Callable[[], Any]) -> tuple[str, ...]:
+        jax.block_until_ready(call())  # the first call may compile
+        return tuple(name for name, _ in self._timer(call))
+
+    def run(self, names: Iterable[str] | None = None) -> None:
+        """Measures one round of all candidates, or of those that are named.
+
+        Raises:
+          ArgumentError: a candidate launches no kernel on the GPU.
+        """
+        order = list(self._calls if names is None else names)
+        self._shuffle(order)
+        if self._pause_seconds:
+            time.sleep(self._pause_seconds)
+        spent = self._timer(lambda: [self._one(name) for name in order])
+        divided = self._divided(order, spent)
+        if divided is None:
+            # A call that launches other kernels than before is measured by itself.
+            divided = [self._alone(name) for name in order]
+        for name, milliseconds in zip(order, divided, strict=True):
+            self.times[name].append(milliseconds)
+
+    def _one(self, name: str) -> Any:
+        if self._flush is not None:
+            self._flush()
+        return self._calls[name]()
+
+    def _divided(
+        self, order: Sequence[str], spent: Sequence[tuple[str, float]]
+    ) -> list[float] | None:
+        """Returns the time of each call; None if the kernels are not those expected."""
+        position, divided = 0, []
+        for name in order:
+            position += len(self._flush_kernels)
+            end = position + len(self._kernels_of[name])
+            own = spent[position:end]
+            if not own or tuple(kernel for kernel, _ in own) != self._kernels_of[name]:
+                return None
+            divided.append(sum(milliseconds for _, milliseconds in own))
+            position = end
+        return divided if position == len(spent) else None
+
+    def _alone(self, name: str) -> float:
+        if self._flush is not None:
+            jax.block_until_ready(self._flush())
+        spent = self._timer(self._calls[name])
+        if not spent:
+            raise errors.ArgumentError(
+                f"{name}: the function launches no kernel on the GPU",
+                expected="a function that runs on the GPU each time it is called",
+                got="no kernel that the timer recorded",
+                hint="pass the function itself and its arguments, which are on the GPU",
+            )
+        return sum(milliseconds for _, milliseconds in spent)
+
+
+@functools.cache
+def _flush_inputs() -> tuple[Callable[[Any], Any], Any]:
+    # Twice the L2, read and not written: what is evicted later needs no write-back,
+    # which would compete with the measured kernel.
+    elements = 2 * register.attached_target().l2_bytes // 4
+    return jax.jit(jnp.sum), jnp.ones((elements,), jnp.float32)
+
+
+def _l2_flush() -> Callable[[], Any]:
+    """Returns a function that fills the L2 with an array that nobody else uses."""
+    read, array = _flush_inputs()
+    return lambda: read(array)

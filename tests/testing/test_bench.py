@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""do_bench: rounds, order, statistics, and what each call launched."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_gpu import errors, testing
+from pallas_gpu.testing.rounds import Rounds
+from tests.support.fake_device import FakeDevice
+
+QUICK = {"flush_l2": False, "pause_seconds": 0}
+
+
+@pytest.fixture
+def device() -> FakeDevice:
+    return FakeDevice()
+
+
+def test_the_median_of_the_rounds_in_milliseconds(device):
+    # The first two calls are those that learn which kernels there are.
+    f = device.kernel("k", 9, 9, 1, 2, 30)
+    assert testing.do_bench(f, warmup=0, rounds=3, timer=device, **QUICK) == 2
+
+
+def test_warm_up_rounds_are_not_counted(device):
+    f = device.kernel("k", 9, 9, 100, 1, 1, 1)
+    assert testing.do_bench(f, warmup=1, rounds=3, timer=device, **QUICK) == 1
+
+
+def test_quantiles_are_interpolated(device):
+    f = device.kernel("k", 9, 9, 1, 2, 3, 4, 5)
+    found = testing.do_bench(
+        f, warmup=0, rounds=5, quantiles=(0, 0.5, 0.875, 1), timer=device, **QUICK
+    )
+    assert found == (1, 3, 4.5, 5)
+
+
+def test_a_call_takes_the_sum_of_its_kernels(device):
+    first, second = device.kernel("k1", 1), device.kernel("k2", 2)
+    f = lambda: (first(), second())  # noqa: E731
+    assert testing.do_bench(f, rounds=2, timer=device, **QUICK) == 3
+
+
+def test_several_functions_are_interleaved_in_changing_order(device):
+    names = ["a", "b", "c"]
+    functions = {name: device.kernel(name, i) for i, name in enumerate(names)}
+    found = testing.do_bench(functions, warmup=0, rounds=8, timer=device, **QUICK)
+    assert found == {"a": 0, "b": 1, "c": 2}
+    measured = device.launched[2 * len(names) :]
+    rounds = [tuple(measured[i : i + 3]) for i in range(0, len(measured), 3)]
+    assert all(sorted(order) == names for order in rounds)
+    assert len(set(rounds)) > 1
+
+
+def test_the_inputs_are_used_in_turn(device):
+    used = []
+    k = device.kernel("k", 1)
+    inputs = [(1,), (2,)]
+    testing.do_bench(
+        lambda x: (used.append(x), k()), inputs=inputs, rounds=2, timer=device, **QUICK
+    )
+    assert used == [1, 2, 1, 2, 1]
+
+
+def test_a_call_that_launches_other_kernels_than_before_is_measured_by_itself(device):
+    # As a loop whose length depends on data: two kernels in every third call.
+    count = iter(range(100))
+    once, twice = device.kernel("once", 1), device.kernel("twice", 1)
+    f = lambda: (once(), twice()) if next(count) % 3 == 2 else once()  # noqa: E731
+    functions = {"f": f, "g": device.kernel("g", 5)}
+    found = testing.do_bench(functions, warmup=0, rounds=6, timer=device, **QUICK)
+    assert found["g"] == 5
+    assert 1 <= found["f"] <= 2
+
+
+def test_the_l2_is_flushed_before_each_call_and_that_is_not_counted(device):
+    rounds = Rounds(
+        {"a": device.kernel("a", 1), "b": device.kernel("b", 2)},
+        timer=device,
+        flush_l2=False,
+    )
+    rounds._flush = device.kernel("flush", 50)
+    rounds._flush_kernels = ("flush",)
+    del device.launched[:]
+    rounds.run()
+    assert rounds.times == {"a": [1], "b": [2]}
+    assert device.launched[::2] == ["flush", "flush"]
+
+
+def test_the_default_flush_runs_where_jax_does(device):
+    f = device.kernel("k", 1)
+    assert testing.do_bench(f, rounds=1, timer=device, pause_seconds=0) == 1
+
+
+def test_the_seconds_end_the_measurement(device):
+    def f():
+        device.launch("k", 1)
+        time.sleep(0.01)
+
+    start = time.monotonic()
+    testing.do_bench(f, seconds=0.1, timer=device, **QUICK)
+    assert 0.1 <= time.monotonic() - start < 2
+
+
+def test_a_function_that_launches_nothing_is_refused(device):
+    with pytest.raises(errors.ArgumentError, match="no kernel on the GPU"):
+        testing.do_bench(lambda: 1, timer=device, **QUICK)
+
+
+def test_functions_that_do_not_fit_the_arguments_are_refused(device):
+    with pytest.raises(errors.ArgumentTypeError, match="signature does not match"):
+        testing.do_bench(lambda x: x, 1, 2, timer=device)
+
+
+@pytest.mark.parametrize("result", [None, 1, [1], [("k",)], [(1, 2)], [("k", "x")]])
+def test_a_timer_that_returns_something_else_is_refused(result):
+    with pytest.raises(errors.ArgumentTypeError, match="timer"):
+        testing.do_bench(lambda: 0, timer=lambda run: result, **QUICK)
+
+
+def test_arguments_given_twice_are_refused(device):
+    with pytest.raises(errors.ArgumentError, match="twice"):
+        testing.do_bench(lambda x: x, 1, inputs=[(1,)], timer=device)
+
+
+@pytest.mark.parametrize("call", [testing.do_bench, testing.kernel_times])
+def test_without_a_gpu_and_a_timer_there_is_nothing_to_measure(call):
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is a GPU")
+    with pytest.raises(errors.NoGpuError, match="measured on a GPU") as caught:
+        call(lambda: 0)
+    assert "CUDA device" in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_cupti_measures_kernels_on_a_gpu():
+    with jax.default_device(jax.devices("cuda")[0]):
+        x = jnp.ones((2048, 2048), jnp.bfloat16)
+        functions = {
+            "one": jax.jit(lambda x: x @ x),
+            "two": jax.jit(lambda x: x @ x @ x),
+        }
+        found = testing.do_bench(functions, x, rounds=5)
+    assert 0.005 < found["one"] < found["two"] < 1
