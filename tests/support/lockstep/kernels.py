@@ -19,7 +19,7 @@ from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.semantics import Warpgroup, under
 
 # Equations that call their one body with their operands.
-_CALLS = ("jit", "pjit", "closed_call")
+_CALLS = ("jit", "pjit", "closed_call", "custom_jvp_call", "custom_vjp_call")
 
 
 def run(
