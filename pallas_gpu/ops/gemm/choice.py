@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel computes a product, and with which configuration."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors
+from pallas_gpu.ops import targets
+from pallas_gpu.ops.gemm import blackwell_any, heuristic, hopper
+from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
+from pallas_gpu.ops.gemm.config import MatmulConfig
+from pallas_gpu.ops.gemm.problem import Problem
+
+# The type of a configuration says which kernel it is for. Each module has
+# `make_kernel(problem, config, compiler_params, interpret)`.
+FAMILIES: dict[type, ModuleType] = {
+    MatmulConfig: hopper,
+    BlackwellMatmulConfig: blackwell_any,
+}
+_NEEDED = {
+    MatmulConfig: arch.Feature.WGMMA,
+    BlackwellMatmulConfig: arch.Feature.TCGEN05,
+}
+
+
+def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> Any:
+    """Returns the configuration for a problem on the target of the parameters."""
+    if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
+        return BlackwellMatmulConfig()
+    return heuristic.choose(problem)
+
+
+def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:
+    """Checks that a configuration is for the target of the parameters.
+
+    Raises:
+      ArgumentError: the parameters have another target.
+    """
+    given = None if compiler_params is None else compiler_params.target
+    if given is None or arch.target(given).has(_NEEDED[type(config)]):
+        return
+    raise errors.ArgumentError(
+        "matmul: the configuration is for another target",
+        expected="MatmulConfig(...) for sm_90a, BlackwellMatmulConfig(...) for sm_100a",
+        got=f"{type(config).__name__} and target={given!r}",
+        hint="omit config or target",
+    )
+
+
+def make_kernel(
+    problem: Problem,
+    config: Any,
+    compiler_params: plgpu.CompilerParams | None,
+    interpret: Any,
+) -> Any:
+    """Returns the kernel of a configuration, or of the best one if it is None."""
+    if config is None:
+        config = choose(problem, compiler_params)
+    family: Any = FAMILIES[type(config)]
+    return family.make_kernel(problem, config, compiler_params, interpret)
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels."""
+    for family in FAMILIES.values():
+        family.make_kernel.cache_clear()

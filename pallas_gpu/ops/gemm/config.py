@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile sizes and schedule of the matrix product on Hopper."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import is_axis
+
+CONSUMERS = 2
+
+
+@expect.arguments(
+    tile_m=expect.integer(),
+    tile_n=expect.integer(),
+    tile_k=expect.integer(),
+    stages=expect.integer(),
+    epilogue_m=expect.integer(),
+    epilogue_n=expect.integer(),
+    cluster=expect.anything,
+    minor=expect.anything,
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class MatmulConfig:
+    """Tile sizes and schedule of `matmul` on Hopper.
+
+    Attributes:
+      tile_m: rows of one consumer's tile; a block has twice as many.
+      tile_n: columns of a block's tile.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      epilogue_m, epilogue_n: part of a consumer's tile that is stored at once.
+      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
+        A, `"m"` the columns of B, None has no clusters.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    tile_k: int = 64
+    stages: int = 4
+    epilogue_m: int = 64
+    epilogue_n: int = 64
+    cluster: Literal["m", "n"] | None = "n"
+    minor: Literal["m", "n"] = "m"
+    strip: int = 8
+    blocks: int = arch.SM_90A.sm_count
+
+    def __post_init__(self):
+        m, n, k = self.tile_m, self.tile_n, self.tile_k
+        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
+        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
+        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "MatmulConfig: the tensor core does not support this tile",
+                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
+                "of 16",
+                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
+                hint="start from MatmulConfig()",
+            )
+        parts = self.epilogue_m, self.epilogue_n
+        if min(parts) < 1 or m % parts[0] or n % parts[1] or parts[0] % 64:
+            raise errors.ArgumentError(
+                "MatmulConfig: the epilogue's parts do not divide the tile",
+                expected=f"epilogue_m a multiple of 64 that divides {m}, epilogue_n a "
+                f"divisor of {n}",
+                got=f"epilogue_m={parts[0]}, epilogue_n={parts[1]}",
+                hint="64 and 64 fit most tiles",
+            )
+        if not (self.cluster is None or is_axis(self.cluster)):
+            raise errors.ArgumentError(
+                "MatmulConfig: invalid cluster",
+                expected="'m', 'n' or None",
+                got=repr(self.cluster),
+                hint="'n' shares rows of A, 'm' columns of B",
+            )
+        if not is_axis(self.minor) or self.strip < 1:
+            raise errors.ArgumentError(
+                "MatmulConfig: invalid order of tiles",
+                expected="minor 'm' or 'n' and a positive strip",
+                got=f"minor={self.minor!r}, strip={self.strip}",
+                hint="strip is a number of tiles, e.g. 8",
+            )
+        if self.stages < 2:
+            # A buffer is released when the product after its own has started.
+            raise errors.ArgumentError(
+                "MatmulConfig: there are too few stages",
+                expected="stages of 2 or more",
+                got=self.stages,
+                hint="four hide the latency of copies on an H200",
+            )
+        if self.blocks < self.cluster_size:
+            raise errors.ArgumentError(
+                "MatmulConfig: there are fewer blocks than in a cluster",
+                expected=f"blocks of {self.cluster_size} or more",
+                got=self.blocks,
+                hint="use one per SM",
+            )
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return CONSUMERS * self.tile_m
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return 1 if self.cluster is None else 2
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of a cluster's tile."""
+        m, n = self.block_m, self.tile_n
+        if self.cluster == "m":
+            return m * self.cluster_size, n
+        return m, n * self.cluster_size

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Epilogues of a product, in registers: scale, bias, activation, gate, residual.
+
+result = activation(scale * product + bias) + residual
+result = activation(scale * gate) * (scale * product) + residual       (gated)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+
+type Activation = str | Callable[[Any], Any]
+
+
+def _gelu(x: Any) -> Any:
+    inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * (x * x * x))
+    return np.float32(0.5) * x * (np.float32(1) + lax.tanh(inner))
+
+
+def _gelu_exact(x: Any) -> Any:
+    return np.float32(0.5) * x * (np.float32(1) + lax.erf(x * np.float32(np.sqrt(0.5))))
+
+
+def _silu(x: Any) -> Any:
+    return x * lax.logistic(x)
+
+
+ACTIVATIONS: dict[str, Callable[[Any], Any]] = {
+    "relu": jax.nn.relu,
+    "gelu": _gelu,
+    "gelu_exact": _gelu_exact,
+    "silu": _silu,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Epilogue:
+    """What a kernel does to a float32 tile before it stores it; hashable, static.
+
+    Attributes:
+      activation: a name of `ACTIVATIONS`, an elementwise function of a float32 array,
+        or None.
+      scale: factor of the product.
+      bias: whether there is a value for each column.
+      residual: whether there is an array of the result's shape to add.
+      gated: whether there is a second product, whose activation is a factor.
+    """
+
+    activation: Activation | None = None
+    scale: float = 1.0
+    bias: bool = False
+    residual: bool = False
+    gated: bool = False
+
+    @property
+    def is_identity(self) -> bool:
+        """True if the tile is stored as it is."""
+        return self == PLAIN
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        """Names of a kernel's operands after A and B, in order."""
+        return tuple(
+            name
+            for name, present in (
+                ("gate", self.gated),
+                ("bias", self.bias),
+                ("residual", self.residual),
+            )
+            if present
+        )
+
+    def function(self) -> Callable[[Any], Any]:
+        """Returns the activation; the identity if there is none."""
+        if self.activation is None:
+            return lambda x: x
+        if isinstance(self.activation, str):
+            return ACTIVATIONS[self.activation]
+        return self.activation
+
+    def activate(self, product: Any, *, bias: Any = None, gate: Any = None) -> Any:
+        """Returns the tile before the residual is added: what has to be differentiated.
+
+        Args:
+          product: (rows, columns), float32; in registers, or an array of JAX.
+          bias: (columns,), float32.
+          gate: the second product, like the first.
+        """
+        function = self.function()
+        if self.scale != 1.0:
+            product = product * np.float32(self.scale)
+            gate = None if gate is None else gate * np.float32(self.scale)
+        if bias is not None:
+            along = (product.ndim - 1,)
+            product = product + lax.broadcast_in_dim(bias, product.shape, along)
+        if gate is None:
+            return function(product)
+        return function(gate) * product
+
+    def apply(
+        self, product: Any, *, bias: Any = None, gate: Any = None, residual: Any = None
+    ) -> Any:
+        """Returns the tile as it is stored, in float32.
+
+        Args:
+          product, bias, gate: see `activate`.
+          residual: (rows, columns) of any floating type.
+        """
+        tile = self.activate(product, bias=bias, gate=gate)
+        if residual is None:
+            return tile
+        return tile + residual.astype(jnp.float32)
+
+
+PLAIN = Epilogue()
+
+
+def load_columns(
+    ref: Any, start: Any, width: int, layout: Any = plgpu.Layout.WGMMA_COL
+) -> Any:
+    """Returns `width` values for the columns of a tile, as float32 in registers.
+
+    Args:
+      ref: (N,) reference in GMEM or SMEM; `padded_columns` makes every tile whole.
+      start: the first column.
+      width: the number of columns.
+      layout: the layout of the accumulator without its rows.
+    """
+    values = plgpu.load(ref.at[plgpu.ds(start, width)], layout=layout, optimized=False)
+    return values.astype(jnp.float32)
+
+
+def padded_columns(bias: jax.Array, multiple: int) -> jax.Array:
+    """Appends zeros to (N,), up to a multiple."""
+    return jnp.pad(bias, (0, -bias.shape[0] % multiple))
+
+
+def check_activation(activation: Any, who: str) -> None:
+    """Checks an activation.
+
+    Raises:
+      ArgumentError: a name that does not exist.
+      ArgumentTypeError: neither a name nor a function; a function that is not one of
+        a float32 array with a result of its shape.
+    """
+    if activation is None:
+        return
+    names = ", ".join(map(repr, ACTIVATIONS))
+    if isinstance(activation, str):
+        if activation in ACTIVATIONS:
+            return
+        raise errors.ArgumentError(
+            f"{who}: unknown activation",
+            expected=f"{names}, a function or None",
+            got=repr(activation),
+            hint="a function of a float32 array computes any other",
+        )
+    if not callable(activation) or inspect.isclass(activation):
+        raise errors.ArgumentTypeError(
+            f"{who}: activation is neither a name nor a function",
+            expected=f"{names}, a function or None",
+            got=expect.shown(activation),
+            hint="pass an elementwise function of a float32 array",
+        )
+    tile = jax.ShapeDtypeStruct((64, 16), jnp.float32)
+    out = jax.eval_shape(activation, tile)
+    if getattr(out, "shape", None) != tile.shape:
+        raise errors.ArgumentTypeError(
+            f"{who}: activation is not an elementwise function",
+            expected="a result of the argument's shape",
+            got=expect.shown(out),
+            hint="it is applied to a part of the result at a time",
+        )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A configuration of Hopper's kernel for any problem, by a small cost model."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch
+from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.problem import Problem
+
+_SMS = arch.SM_90A.sm_count
+# (rows of a consumer, columns); an accumulator of 128 registers a thread at most.
+_TILES = [
+    *((64, n) for n in (16, 32, 64, 96, 128, 160, 192, 224, 256)),
+    *((128, n) for n in (32, 64, 96, 128)),
+]
+_BARRIER_BYTES = 1024
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(p: Problem) -> MatmulConfig:
+    """Returns the configuration with the lowest estimated time."""
+    tiles = _TILES
+    if p.epilogue.gated:
+        # Two accumulators, and two tiles of B.
+        tiles = [(m, n) for m, n in tiles if m * n <= 64 * 128]
+    return min((_config(p, *tile) for tile in tiles), key=lambda c: cost(p, c))
+
+
+def cost(p: Problem, c: MatmulConfig) -> float:
+    """Estimates the time of a product in microseconds.
+
+    The slowest block computes `waves` tiles. A step of a tile takes as long as its
+    products, or as its copies from the L2.
+    """
+    m, n = c.cluster_tile
+    tiles = p.batch * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
+    waves = plgpu.cdiv(tiles, _SMS // c.cluster_size)
+    factors = 2 if p.epilogue.gated else 1
+    item = p.dtype.itemsize
+    # 810 TFLOP/s of 16-bit types on the card, half of it for tf32; narrow tiles leave
+    # the tensor core waiting for SMEM.
+    flops_per_us = 810e6 / _SMS * 2 / item * min(1.0, (c.tile_n * factors) / 128)
+    products = 2 * c.block_m * c.tile_n * c.tile_k * factors / flops_per_us
+    shared = 1 if c.cluster is None else 2
+    rows = c.block_m / (shared if c.cluster == "n" else 1)
+    columns = c.tile_n * factors / (shared if c.cluster == "m" else 1)
+    # Bytes that an SM receives from the L2 per microsecond.
+    copies = (rows + columns) * c.tile_k * item / 60e3
+    steps = plgpu.cdiv(p.k, c.tile_k)
+    store = c.block_m * c.tile_n * p.out_dtype.itemsize / 30e3
+    memory = p.bytes / 4.27e6
+    return max(waves * (steps * max(products, copies) + store + 0.7), memory)
+
+
+def _config(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig:
+    item = p.dtype.itemsize
+    tile_k = 128 // item
+    block_m = CONSUMERS * tile_m
+    cluster = None
+    if tile_m * tile_n >= 128 * 128:
+        if plgpu.cdiv(p.n, tile_n) % 2 == 0:
+            cluster = "n"
+        elif plgpu.cdiv(p.m, block_m) % 2 == 0:
+            cluster = "m"
+    epilogue_n = math.gcd(tile_n, 128 // p.out_dtype.itemsize)
+    c = MatmulConfig(
+        tile_m=tile_m,
+        tile_n=tile_n,
+        tile_k=tile_k,
+        epilogue_n=epilogue_n,
+        cluster=cluster,
+    )
+    return dataclasses.replace(c, stages=_stages(p, c))
+
+
+def _stages(p: Problem, c: MatmulConfig) -> int:
+    """Returns the number of buffers that fit in SMEM beside the epilogue's."""
+    factors = 2 if p.epilogue.gated else 1
+    stage = (c.block_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize
+    part = CONSUMERS * 2 * c.epilogue_m * c.epilogue_n
+    others = part * p.out_dtype.itemsize + _BARRIER_BYTES
+    if p.residual_dtype is not None:
+        others += part * p.residual_dtype.itemsize
+    space = arch.SM_90A.smem_bytes_per_block - others
+    return max(2, min(space // stage, 8))

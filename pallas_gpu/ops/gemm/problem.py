@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A matrix product as the kernels see it: sizes, types, transposed operands."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+
+from pallas_gpu.ops.gemm.epilogue import PLAIN, Epilogue
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """One or several products of the same sizes; hashable, static.
+
+    A kernel's operands are A, B and those of the epilogue, in this order:
+
+        a          (batch, M, K), or (batch, K, M) if transposed; (1, ...) if shared
+        b, gate    (batch, K, N), or (batch, N, K) if transposed; (1, ...) if shared
+        bias       (N rounded up,)
+        residual   (batch, M, N)
+        result     (batch, M, N)
+
+    Rows of A and B are multiples of 16 bytes: where M, N or K is not, the operand's
+    row is longer and ends with zeros.
+
+    Attributes:
+      m, n, k: sizes of one product.
+      dtype: of A and B.
+      out_dtype: of the result.
+      batch: number of products.
+      shared_a, shared_b: whether all products have the same A, or B and gate.
+      transpose_a, transpose_b: whether A is stored as (K, M), B and gate as (N, K).
+      epilogue: what becomes of a tile before it is stored.
+      residual_dtype: of the array that the epilogue adds; None without one.
+    """
+
+    m: int
+    n: int
+    k: int
+    dtype: jnp.dtype
+    out_dtype: jnp.dtype
+    batch: int = 1
+    shared_a: bool = False
+    shared_b: bool = False
+    transpose_a: bool = False
+    transpose_b: bool = False
+    epilogue: Epilogue = PLAIN
+    residual_dtype: jnp.dtype | None = None
+
+    @property
+    def out_shape(self) -> tuple[int, int, int]:
+        """Shape of the result."""
+        return self.batch, self.m, self.n
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        factors = 2 if self.epilogue.gated else 1
+        return 2 * self.batch * self.m * self.n * self.k * factors
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that are read and written at least once."""
+        a = self.m * self.k * (1 if self.shared_a else self.batch)
+        b = self.n * self.k * (1 if self.shared_b else self.batch)
+        b *= 2 if self.epilogue.gated else 1
+        out = math.prod(self.out_shape) * (2 if self.epilogue.residual else 1)
+        return (a + b) * self.dtype.itemsize + out * self.out_dtype.itemsize
