@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from typing import Literal
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
@@ -61,7 +62,7 @@ def _config(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig:
     item = p.dtype.itemsize
     tile_k = 128 // item
     block_m = CONSUMERS * tile_m
-    cluster = None
+    cluster: Literal["m", "n"] | None = None
     if tile_m * tile_n >= 128 * 128:
         if plgpu.cdiv(p.n, tile_n) % 2 == 0:
             cluster = "n"

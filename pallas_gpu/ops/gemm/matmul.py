@@ -254,8 +254,8 @@ def _no_product(
     columns = "(..., N, K)" if transpose_b else "(..., K, N)"
     return errors.ShapeError(
         "matmul: the shapes do not form a product",
-        expected=f"{rows} and {columns} without empty dimensions, leading ones equal or "
-        "of one operand alone",
+        expected=f"{rows} and {columns} without empty dimensions, leading ones equal "
+        "or of one operand alone",
         got=f"{shapes[0]} and {shapes[1]}",
         hint="see transpose_a and transpose_b; use jax.vmap for other batches",
     )
