@@ -25,6 +25,7 @@ from tests.support import (
     block_effects,
     copy_effects,
     drawing_effects,
+    ops_effects,
     semaphore_effects,
     tensor_effects,
     testing_effects,
@@ -40,9 +41,6 @@ ROOT = Path(__file__).parents[2]
 CALLABLES = names.public_callables()
 SMALL = jax.ShapeDtypeStruct((8, 128), F32)
 TILE, SMALL_TILE = plgpu.SMEM(SHAPE, F32), plgpu.SMEM((8, 128), F32)
-MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
-BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
-BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 EMIT = "tests/pipeline/test_emit_pipeline.py"
 SPECIALIZED = "tests/pipeline/test_warp_specialized.py"
 MEMORY = "tests/emulator/engine/test_memory.py"
@@ -432,67 +430,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
             "memory_thread_idx": "test_any_warpgroup_can_be_the_one_that_copies",
         }.items()
     },
-    # Ready kernels
-    **{
-        f"ops.MatmulConfig.{name}": f"{MATMUL}::{test}"
-        for name, test in {
-            "tile_m": "test_tiles_and_clusters_need_not_divide_the_problem",
-            "tile_n": "test_tiles_of_narrow_swizzles",
-            "tile_k": "test_tiles_of_narrow_swizzles",
-            "stages": "test_the_buffers_fit_shared_memory",
-            "epilogue_m": "test_an_epilogue_in_parts",
-            "epilogue_n": "test_an_epilogue_in_parts",
-            "cluster": "test_tiles_and_clusters_need_not_divide_the_problem",
-            "minor": "test_the_order_of_tiles_covers_them_all",
-            "strip": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-        }.items()
-    },
-    **{
-        f"ops.BlackwellMatmulConfig.{name}": f"{BLACKWELL_MATMUL}::{test}"
-        for name, test in {
-            "tile_n": "test_tiles_of_any_size",
-            "tile_k": "test_tiles_of_any_size",
-            "stages": "test_any_number_of_stages",
-            "epilogue_n": "test_an_epilogue_in_parts",
-            "collective": "test_a_product_of_large_matrices_compiles_without_spills",
-            "minor": "test_the_order_of_tiles_covers_them_all",
-            "strip": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
-        }.items()
-    },
-    **{
-        f"ops.AttentionConfig.{name}": f"{ATTENTION}::{test}"
-        for name, test in {
-            "rows": "test_consumers_with_turns_and_without",
-            "block_kv": "test_the_tiles_fit_in_registers",
-            "stages": "test_the_buffers_fit_shared_memory",
-            "consumers": "test_consumers_with_turns_and_without",
-            "ping_pong": "test_consumers_with_turns_and_without",
-            "heads_together": "test_the_order_of_tiles_covers_them_all",
-            "blocks": "test_persistent_blocks_compute_several_tiles",
-            "default.causal": "test_the_default_configurations",
-        }.items()
-    },
-    **{
-        f"ops.BlackwellAttentionConfig.{name}": f"{BLACKWELL_ATTENTION}::{test}"
-        for name, test in {
-            "block_kv": "test_the_arrays_fit_tensor_memory",
-            "stages": "test_any_number_of_stages",
-            "heads_together": "test_the_order_of_tiles_covers_them_all",
-        }.items()
-    },
-    "ops.attention.causal": f"{ATTENTION}::test_types_and_masks",
-    "ops.attention.sm_scale": f"{ATTENTION}::test_the_scale_of_the_scores",
-    "ops.attention.config": f"{ATTENTION}::test_any_number_of_stages",
-    "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
-    "test_target_and_configuration_choose_the_kernel",
-    "ops.attention.interpret": ATTENTION,
-    "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
-    "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
-    "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
-    "test_the_target_chooses_the_kernel",
-    "ops.matmul.interpret": MATMUL,
+    **ops_effects.EFFECTS,
 }
 
 HINTS = (

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of the arguments of ready kernels, for tests/public/test_effects.py."""
+
+from __future__ import annotations
+
+MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
+BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
+BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
+
+
+def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
+    """Returns where tests of a file see the effects of the parameters of one name."""
+    return {f"ops.{what}.{name}": f"{file}::{test}" for name, test in tests.items()}
+
+
+EFFECTS: dict[str, str] = {
+    **_seen(
+        "MatmulConfig",
+        MATMUL,
+        {
+            "tile_m": "test_tiles_and_clusters_need_not_divide_the_problem",
+            "tile_n": "test_tiles_of_narrow_swizzles",
+            "tile_k": "test_tiles_of_narrow_swizzles",
+            "stages": "test_the_buffers_fit_shared_memory",
+            "epilogue_m": "test_an_epilogue_in_parts",
+            "epilogue_n": "test_an_epilogue_in_parts",
+            "cluster": "test_tiles_and_clusters_need_not_divide_the_problem",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        },
+    ),
+    **_seen(
+        "BlackwellMatmulConfig",
+        BLACKWELL_MATMUL,
+        {
+            "tile_n": "test_tiles_of_any_size",
+            "tile_k": "test_tiles_of_any_size",
+            "stages": "test_any_number_of_stages",
+            "epilogue_n": "test_an_epilogue_in_parts",
+            "collective": "test_a_product_of_large_matrices_compiles_without_spills",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        },
+    ),
+    **_seen(
+        "AttentionConfig",
+        ATTENTION,
+        {
+            "rows": "test_consumers_with_turns_and_without",
+            "block_kv": "test_the_tiles_fit_in_registers",
+            "stages": "test_the_buffers_fit_shared_memory",
+            "consumers": "test_consumers_with_turns_and_without",
+            "ping_pong": "test_consumers_with_turns_and_without",
+            "heads_together": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_persistent_blocks_compute_several_tiles",
+            "default.causal": "test_the_default_configurations",
+        },
+    ),
+    **_seen(
+        "BlackwellAttentionConfig",
+        BLACKWELL_ATTENTION,
+        {
+            "block_kv": "test_the_arrays_fit_tensor_memory",
+            "stages": "test_any_number_of_stages",
+            "heads_together": "test_the_order_of_tiles_covers_them_all",
+        },
+    ),
+    **_seen(
+        "attention",
+        ATTENTION,
+        {
+            "causal": "test_types_and_masks",
+            "sm_scale": "test_the_scale_of_the_scores",
+            "config": "test_any_number_of_stages",
+        },
+    ),
+    "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
+    "test_target_and_configuration_choose_the_kernel",
+    "ops.attention.interpret": ATTENTION,
+    "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
+    "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
+    "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
+    "test_the_target_chooses_the_kernel",
+    "ops.matmul.interpret": MATMUL,
+}
