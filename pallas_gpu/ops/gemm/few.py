@@ -213,7 +213,7 @@ class _Schedule:
         `first_step` counts the steps of all its tiles.
         """
         c = self.config
-        _, steps = self.depth()
+        steps = self.depth()[1]
 
         @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
         def _(info):
@@ -337,7 +337,7 @@ def _produce(schedule, transpose_b, x, w, x_smem, w_smem, full, empty) -> None:
 
 def _consume(schedule, wg, out, x_smem, columns, full, empty, **epilogue) -> None:
     c = schedule.config
-    _, steps = schedule.depth()
+    steps = schedule.depth()[1]
 
     def visit(row, column, first_step):
         def accumulate(acc):

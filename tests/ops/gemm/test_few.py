@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with few rows or few tiles: every way to divide them, and what is refused."""
+"""Products with few rows or few tiles: all ways to divide them, and refusals."""
 
 from __future__ import annotations
 
