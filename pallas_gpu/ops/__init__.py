@@ -6,13 +6,19 @@ from pallas_gpu.ops.flash import hopper as _hopper_attention
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.gemm import matmul as _matmul
-from pallas_gpu.ops.gemm.matmul import BlackwellMatmulConfig, MatmulConfig, matmul
+from pallas_gpu.ops.gemm.matmul import (
+    BlackwellMatmulConfig,
+    MatmulConfig,
+    SplitMatmulConfig,
+    matmul,
+)
 
 __all__ = [
     "AttentionConfig",
     "BlackwellAttentionConfig",
     "BlackwellMatmulConfig",
     "MatmulConfig",
+    "SplitMatmulConfig",
     "attention",
     "clear_cache",
     "matmul",

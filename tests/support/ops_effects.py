@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
+SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 
@@ -28,6 +29,22 @@ EFFECTS: dict[str, str] = {
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+        },
+    ),
+    **_seen(
+        "SplitMatmulConfig",
+        SPLIT_MATMUL,
+        {
+            "tile_m": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "tile_n": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "tile_k": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "stages": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "warpgroups": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "split": "test_every_block_has_a_part_of_k",
+            "clusters": "test_every_block_has_a_part_of_k",
+            "pair": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "part_m": "test_a_configuration_fits_the_tensor_core_and_itself",
+            "blocks": "test_a_configuration_fits_the_tensor_core_and_itself",
         },
     ),
     **_seen(

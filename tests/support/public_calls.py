@@ -404,6 +404,7 @@ GOOD: dict[str, Good] = {
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
     "ops.MatmulConfig": _top(),
     "ops.BlackwellMatmulConfig": _top(),
+    "ops.SplitMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),
     "ops.AttentionConfig.default": _top(head_dim=64),
     "ops.BlackwellAttentionConfig": _top(),

@@ -9,19 +9,22 @@ from typing import Any
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.gemm import blackwell_any, heuristic, hopper
+from pallas_gpu.ops.gemm import blackwell_any, few, heuristic, hopper
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.config import MatmulConfig
+from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 
 # The type of a configuration says which kernel it is for. Each module has
 # `make_kernel(problem, config, compiler_params, interpret)`.
 FAMILIES: dict[type, ModuleType] = {
     MatmulConfig: hopper,
+    SplitMatmulConfig: few,
     BlackwellMatmulConfig: blackwell_any,
 }
 _NEEDED = {
     MatmulConfig: arch.Feature.WGMMA,
+    SplitMatmulConfig: arch.Feature.WGMMA,
     BlackwellMatmulConfig: arch.Feature.TCGEN05,
 }
 
@@ -44,7 +47,8 @@ def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> N
         return
     raise errors.ArgumentError(
         "matmul: the configuration is for another target",
-        expected="MatmulConfig(...) for sm_90a, BlackwellMatmulConfig(...) for sm_100a",
+        expected="MatmulConfig(...) or SplitMatmulConfig(...) for sm_90a, "
+        "BlackwellMatmulConfig(...) for sm_100a",
         got=f"{type(config).__name__} and target={given!r}",
         hint="omit config or target",
     )

@@ -94,7 +94,7 @@ class Epilogue:
 
         Args:
           product: (rows, columns), float32; in registers, or an array of JAX.
-          bias: (columns,), float32.
+          bias: (columns,) or of the product's shape, float32.
           gate: the second product, like the first.
         """
         function = self.function()
@@ -102,8 +102,10 @@ class Epilogue:
             product = product * np.float32(self.scale)
             gate = None if gate is None else gate * np.float32(self.scale)
         if bias is not None:
-            along = (product.ndim - 1,)
-            product = product + lax.broadcast_in_dim(bias, product.shape, along)
+            if bias.ndim == 1:
+                along = (product.ndim - 1,)
+                bias = lax.broadcast_in_dim(bias, product.shape, along)
+            product = product + bias
         if gate is None:
             return function(product)
         return function(gate) * product

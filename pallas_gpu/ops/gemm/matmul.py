@@ -16,11 +16,12 @@ from pallas_gpu.ops.gemm import blackwell, choice
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
+from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
-type Config = MatmulConfig | BlackwellMatmulConfig
+type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
 _ARRAYS = expect.optional(expect.arrays)
 _DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.int8)
@@ -39,8 +40,10 @@ _DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.int8)
     config=expect.optional(
         expect.instance(
             MatmulConfig,
+            SplitMatmulConfig,
             BlackwellMatmulConfig,
-            written="MatmulConfig(...) or BlackwellMatmulConfig(...)",
+            written="MatmulConfig(...), SplitMatmulConfig(...) or "
+            "BlackwellMatmulConfig(...)",
         )
     ),
     out_dtype=expect.anything,

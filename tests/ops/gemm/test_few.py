@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, offline
-from pallas_gpu.ops.gemm import few
-from pallas_gpu.ops.gemm.few import SplitMatmulConfig
+from pallas_gpu.ops import SplitMatmulConfig, matmul
 from tests.support import everywhere
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup, under
@@ -25,21 +25,21 @@ def config(**changes):
     return dataclasses.replace(SMALL, **changes)
 
 
-def kernel(shape, c, dtype, out_dtype, transpose_b, interpret):
-    dtypes = jnp.dtype(dtype), jnp.dtype(out_dtype or dtype)
-    return few.make_kernel(*shape, transpose_b, *dtypes, c, None, interpret)
-
-
-def check(shape, c, dtype="float16", out_dtype=None, transpose_b=False, **how):
+def check(shape, c, dtype="float16", out_dtype=None, executed=(Warpgroup,), **options):
+    """Compares with NumPy; `options` are those of matmul."""
     x, w = operands(*shape, jnp.dtype(dtype))
+    args = [
+        x.T if options.get("transpose_a") else x,
+        w.T if options.get("transpose_b") else w,
+    ]
 
     def make(interpret):
-        product = kernel(shape, c, dtype, out_dtype, transpose_b, interpret)
-        return lambda x, w: product(x, w.T if transpose_b else w)
+        return functools.partial(
+            matmul, config=c, out_dtype=out_dtype, interpret=interpret, **options
+        )
 
-    how = {"executed": [Warpgroup], **how}
     atol = ROUNDING[jnp.dtype(out_dtype or dtype).name]
-    everywhere.check(make, [x, w], reference(x, w), atol=atol, **how)
+    everywhere.check(make, args, reference(x, w), atol=atol, executed=executed)
 
 
 @pytest.mark.parametrize("m", [1, 3, 8])
@@ -106,17 +106,16 @@ def test_types_of_operands_and_result(dtype, out):
 def test_there_is_no_race(changes, asynchrony):
     shape, c = (40, 136, 400), config(blocks=8, **changes)
     interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=3)
-    got = kernel(shape, c, "float16", None, False, interpret)(*operands(*shape))
+    got = matmul(*operands(*shape), config=c, interpret=interpret)
     expected = reference(*operands(*shape))
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
 
 
 def test_results_are_the_same_in_every_schedule():
-    shape, c = (8, 64, 520), config(split=2, clusters=3)
+    x, w = operands(8, 64, 520)
+    c = config(split=2, clusters=3)
     first, *others = (
-        kernel(shape, c, "float16", "float32", False, plgpu.InterpretParams(seed=seed))(
-            *operands(*shape)
-        )
+        matmul(x, w, config=c, interpret=plgpu.InterpretParams(seed=seed))
         for seed in range(6)
     )
     for other in others:
@@ -125,12 +124,98 @@ def test_results_are_the_same_in_every_schedule():
 
 def test_vmap_makes_a_batch_of_products():
     x, w = operands(3, 64, 128, batch=(2,))
-    product = kernel((3, 64, 128), config(split=2), "float16", None, False, None)
+    product = functools.partial(matmul, config=config(split=2))
     np.testing.assert_allclose(
         np.asarray(jax.vmap(product)(x, w), np.float32),
         reference(x, w),
         atol=ROUNDING["float16"],
     )
+
+
+# --- epilogues, batches, other types --------------------------------------------------
+
+DIVIDED = [{}, {"split": 2}, {"split": 2, "clusters": 2}]
+
+
+@pytest.mark.parametrize("changes", DIVIDED)
+def test_epilogues_are_applied_to_the_whole_sum(changes):
+    (x, w), (bias, residual) = operands(5, 72, 264), operands(1, 72, 72)
+    residual = residual[:, :5].reshape(5, -1)[:, :1] + jnp.zeros((5, 72), jnp.float16)
+    bias = bias[0].astype(jnp.float32)
+    product = reference(x, w) * 0.5 + np.asarray(bias)
+    expected = np.maximum(product, 0) + np.asarray(residual, np.float32)
+
+    def make(interpret):
+        return lambda x, w, bias, residual: matmul(
+            x,
+            w,
+            bias=bias,
+            residual=residual,
+            scale=0.5,
+            activation="relu",
+            config=config(**changes),
+            interpret=interpret,
+        )
+
+    args = [x, w, bias, residual]
+    everywhere.check(make, args, expected, atol=2**-5, executed=[Warpgroup])
+
+
+@pytest.mark.parametrize("changes", DIVIDED)
+def test_a_gate_is_a_second_product(changes):
+    x, w = operands(5, 72, 264)
+    gate = operands(1, 72, 264, dtype=jnp.float16)[1][::-1] / 16
+
+    def make(interpret):
+        return lambda x, w, gate: matmul(
+            x,
+            w,
+            gate=gate,
+            activation="relu",
+            out_dtype=jnp.float32,
+            config=config(**changes),
+            interpret=interpret,
+        )
+
+    expected = np.maximum(reference(x, gate), 0) * reference(x, w)
+    everywhere.check(make, [x, w, gate], expected, atol=1e-3, executed=[Warpgroup])
+
+
+@pytest.mark.parametrize("transpose_b", [False, True], ids=["w", "w.T"])
+def test_the_left_operand_is_transposed(transpose_b):
+    c = config(tile_m=16, split=2)
+    check((16, 72, 136), c, transpose_a=True, transpose_b=transpose_b)
+
+
+@pytest.mark.parametrize("changes", DIVIDED)
+def test_batches_that_share_an_operand(changes):
+    x, w = operands(3, 72, 264, batch=(2,))
+    c = config(blocks=16, **changes)
+    for a, b in ((x, w), (x[0], w), (x.swapaxes(0, 1), w[0])):
+        got = matmul(a, b, config=c)
+        np.testing.assert_allclose(
+            np.asarray(got, np.float32), reference(a, b), atol=2**-5
+        )
+
+
+def test_integers_are_summed_as_integers():
+    rng = np.random.default_rng(0)
+    x = rng.integers(-128, 128, (3, 288)).astype(np.int8)
+    w = rng.integers(-128, 128, (72, 288)).astype(np.int8)
+
+    def make(interpret):
+        return functools.partial(
+            matmul, transpose_b=True, config=config(split=2), interpret=interpret
+        )
+
+    expected = x.astype(np.int32) @ w.T.astype(np.int32)
+    everywhere.check(make, [x, w], expected, executed=[Warpgroup])
+
+
+def test_float32_is_multiplied_as_tf32():
+    x, w = operands(3, 72, 136, jnp.float32)
+    got = matmul(x, w, config=config(tile_k=32, split=2))
+    np.testing.assert_allclose(got, reference(x, w), atol=0.1)
 
 
 # --- compiled -------------------------------------------------------------------------
@@ -149,7 +234,7 @@ def test_vmap_makes_a_batch_of_products():
 def test_nothing_spills(shape, c):
     m, n, k = shape
     arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((m, k), (k, n))]
-    product = kernel(shape, c, "bfloat16", None, False, None)
+    product = functools.partial(matmul, config=c)
     (report,) = offline.compile(under(Warpgroup, product), *arguments)
     assert report.resources.spill_store_bytes == 0
 
@@ -184,6 +269,6 @@ def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
 
 def test_every_block_has_a_part_of_k():
     with pytest.raises(errors.ArgumentError) as caught:
-        kernel((1, 64, 192), config(split=4), "float16", None, False, None)
+        matmul(*operands(1, 64, 192), config=config(split=4))
     assert caught.value.what == "matmul: a block has no part of K"
     assert "split=4" in caught.value.got

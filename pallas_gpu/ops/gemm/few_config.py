@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile sizes and schedule of the matrix product with few rows or few tiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Literal
+
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import is_axis
+
+
+@expect.arguments(
+    tile_m=expect.integer(),
+    tile_n=expect.integer(),
+    tile_k=expect.integer(),
+    stages=expect.integer(),
+    warpgroups=expect.integer(),
+    split=expect.integer(),
+    clusters=expect.integer(),
+    pair=expect.anything,
+    part_m=expect.optional(expect.integer()),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class SplitMatmulConfig:
+    """Tile sizes and schedule of `matmul` on Hopper for few rows or few tiles.
+
+    Attributes:
+      tile_m: rows of a tile, a multiple of 8 up to 256.
+      tile_n: columns of a tile, 64 or 128 for each of the warpgroups.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      warpgroups: warpgroups of a block that multiply.
+      split: blocks of a cluster that divide K.
+      clusters: clusters that divide K among each other.
+      pair: what two blocks of a cluster share beside that: "n", the same rows of the
+        left operand, for different columns; "m", the same columns of the right one;
+        or None. Each loads one half and multicasts it to both.
+      part_m: rows that are stored at once; None: up to 64.
+      blocks: maximum number of blocks of the launch, which then loop over tiles.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 128
+    tile_k: int = 64
+    stages: int = 4
+    warpgroups: int = 2
+    split: int = 1
+    clusters: int = 1
+    pair: Literal["m", "n"] | None = None
+    part_m: int | None = None
+    blocks: int = 2 * arch.SM_90A.sm_count
+
+    def __post_init__(self):
+        m, n, k = self.tile_m, self.tile_n, self.tile_k
+        # wgmma: N is a multiple of 8 up to 256, K of 16 for 16-bit types.
+        if not 8 <= m <= 256 or m % 8 or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: the tensor core does not support this tile",
+                expected="tile_m a multiple of 8 up to 256, tile_k of 16",
+                got=f"tile_m={m}, tile_k={k}",
+                hint="start from SplitMatmulConfig()",
+            )
+        if self.warpgroups < 1 or n not in (
+            64 * self.warpgroups,
+            128 * self.warpgroups,
+        ):
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: the warpgroups do not divide the columns",
+                expected="tile_n of 64 or 128 for each warpgroup",
+                got=f"tile_n={n}, warpgroups={self.warpgroups}",
+                hint="start from SplitMatmulConfig()",
+            )
+        if self.split not in (1, 2, 4, 8) or self.cluster_size > 8:
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: invalid division of K",
+                expected="split 1, 2, 4 or 8, with a pair up to 4",
+                got=f"split={self.split}, pair={self.pair!r}",
+                hint="every GPU can run clusters of up to 8 blocks",
+            )
+        if not (self.pair is None or is_axis(self.pair)):
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: invalid pair",
+                expected="'m', 'n' or None",
+                got=repr(self.pair),
+                hint="'n' shares rows of A, 'm' columns of B",
+            )
+        part = self.part
+        if part < 8 or part % 8 or m % part:
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: the parts do not divide the rows of a tile",
+                expected=f"a multiple of 8 that divides {m}",
+                got=f"part_m={part}",
+                hint="None suits most tiles",
+            )
+        blocks = self.cluster_size * self.clusters
+        if self.stages < 2 or not 1 <= blocks <= self.blocks:
+            raise errors.ArgumentError(
+                "SplitMatmulConfig: there are too few stages, clusters or blocks",
+                expected=f"two or more stages, a cluster or more, {blocks} or more "
+                "blocks",
+                got=f"stages={self.stages}, clusters={self.clusters}, "
+                f"blocks={self.blocks}",
+                hint="start from SplitMatmulConfig()",
+            )
+
+    @property
+    def pair_size(self) -> int:
+        """Blocks that share an operand."""
+        return 1 if self.pair is None else 2
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return self.split * self.pair_size
+
+    @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of a cluster's tile."""
+        m, n = (self.pair_size if self.pair == axis else 1 for axis in ("m", "n"))
+        return m * self.tile_m, n * self.tile_n
+
+    @property
+    def part(self) -> int:
+        """Rows that are stored at once."""
+        return math.gcd(self.tile_m, 64) if self.part_m is None else self.part_m
+
+    @property
+    def own_n(self) -> int:
+        """Columns of one warpgroup."""
+        return self.tile_n // self.warpgroups
