@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tile sizes and schedule of `ragged_dot`."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu import arch, errors, expect
+
+CONSUMERS = 2
+# Registers per thread of the producer and of a consumer: (40 + 2 * 232) * 128 threads
+# use 64512 of an SM's 65536.
+REGISTERS = 40, 232
+
+
+@expect.arguments(
+    tile_m=expect.integer(),
+    tile_n=expect.integer(),
+    tile_k=expect.integer(),
+    stages=expect.integer(),
+    epilogue_n=expect.integer(),
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class RaggedDotConfig:
+    """Tile sizes and schedule of `ragged_dot` on Hopper.
+
+    Attributes:
+      tile_m: rows of one consumer's tile; a block has twice as many.
+      tile_n: columns of a block's tile.
+      tile_k: depth of one step.
+      stages: SMEM buffers of the ring.
+      epilogue_n: columns of a tile that are stored at once.
+      strip: columns of tiles that are visited together; their part of the matrices
+        stays in the L2 cache.
+      blocks: number of blocks; one per SM.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_m: int = 64
+    tile_n: int = 256
+    tile_k: int = 64
+    stages: int = 4
+    epilogue_n: int = 32
+    strip: int = 8
+    blocks: int = arch.SM_90A.sm_count
+
+    def __post_init__(self):
+        m, n, k = self.tile_m, self.tile_n, self.tile_k
+        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
+        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
+        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+            raise errors.ArgumentError(
+                "RaggedDotConfig: the tensor core does not support this tile",
+                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
+                "of 16",
+                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
+                hint="start from RaggedDotConfig()",
+            )
+        if self.epilogue_n < 16 or self.epilogue_n % 16 or n % self.epilogue_n:
+            raise errors.ArgumentError(
+                "RaggedDotConfig: the epilogue's parts do not divide the tile",
+                expected=f"epilogue_n a multiple of 16 that divides {n}",
+                got=f"epilogue_n={self.epilogue_n}",
+                hint="32 fits most tiles",
+            )
+        if self.stages < 2:
+            # A buffer is released when the product after its own has started.
+            raise errors.ArgumentError(
+                "RaggedDotConfig: there are too few stages",
+                expected="stages of 2 or more",
+                got=self.stages,
+                hint="four hide the latency of copies on an H200",
+            )
+        if self.strip < 1 or self.blocks < 1:
+            raise errors.ArgumentError(
+                "RaggedDotConfig: there is no strip or no block",
+                expected="strip and blocks of 1 or more",
+                got=f"strip={self.strip}, blocks={self.blocks}",
+                hint="start from RaggedDotConfig()",
+            )
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return CONSUMERS * self.tile_m

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of rows and their tiles: a table in SMEM that each block computes for itself.
+
+Rows lie group after group. A group is cut into tiles from its first row on, so that no
+tile has rows of two groups; the last tile of a group may be partly empty. The number of
+tiles is known on the device alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+
+
+def table(groups: int, warpgroups: int) -> Any:
+    """Declares the SMEM of a table for each warpgroup of a block."""
+    return plgpu.SMEM((warpgroups, 2, groups), jnp.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """The groups, as one warpgroup sees them.
+
+    Attributes:
+      number: how many groups there are.
+      rows: rows of the array; what groups have beyond it is cut off.
+      ends, tile_ends: SMEM references: the end of each group's rows, and of its tiles.
+    """
+
+    number: int
+    rows: int
+    ends: Any
+    tile_ends: Any
+
+    def fill(self, sizes: Any, tile: int) -> None:
+        """Computes the table from the sizes of the groups, in GMEM."""
+        size = sizes[...]
+        end = lax.min(jnp.cumsum(size), np.int32(self.rows))
+        tiles = lax.div(lax.add(size, np.int32(tile - 1)), np.int32(tile))
+        self.ends[...] = end
+        self.tile_ends[...] = jnp.cumsum(tiles)
+
+    @property
+    def tiles(self) -> Any:
+        """The number of tiles of all groups."""
+        return self.tile_ends[self.number - 1]
+
+    @property
+    def end(self) -> Any:
+        """The end of the last group's rows."""
+        return self.ends[self.number - 1]
+
+    def rows_of(self, group: Any) -> tuple[Any, Any]:
+        """Returns the first row of a group, and the end of its rows."""
+        return self._before(self.ends, group), self.ends[group]
+
+    def tile(self, tile: Any) -> tuple[Any, Any]:
+        """Returns the group of a tile, and the tile's number in it.
+
+        The group is the number of those that end at the tile or before: a binary search.
+        """
+        group = jnp.int32(0)
+        step = plgpu.next_power_of_2(self.number)
+        while step := step // 2:
+            last = lax.min(lax.add(group, np.int32(step - 1)), np.int32(self.number - 1))
+            ends = self.tile_ends[last] <= tile
+            group = lax.select(ends, lax.add(group, np.int32(step)), group)
+        return group, lax.sub(tile, self._before(self.tile_ends, group))
+
+    @staticmethod
+    def _before(ends: Any, group: Any) -> Any:
+        before = ends[lax.max(lax.sub(group, np.int32(1)), np.int32(0))]
+        return lax.select(group > 0, before, jnp.zeros_like(before))

@@ -1,0 +1,276 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows of groups times the group's matrix, for Hopper: persistent, warp-specialised.
+
+A block has three warpgroups. The last one copies tiles of both operands into a ring of
+SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
+the table of groups and tiles for itself, and finds the group of a tile in it. Loads may
+reach into the rows of the next group; stores do not: the last tile of a group is stored
+from registers under a mask, all others go through SMEM by TMA. A warpgroup whose half
+of a tile has no rows does not multiply, so that the tensor core works for the other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
+from pallas_gpu.ops.moe.groups import Groups, table
+from pallas_gpu.ops.tiles import tiles
+
+_PRODUCER = CONSUMERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Sizes and types, and which tiles a block computes in which order.
+
+    Attributes:
+      transposed: whether the matrices are (groups, n, k).
+    """
+
+    m: int
+    n: int
+    k: int
+    groups: int
+    dtype: Any
+    out_dtype: Any
+    transposed: bool
+    config: RaggedDotConfig
+
+    @property
+    def columns(self) -> int:
+        """Tiles along N."""
+        return plgpu.cdiv(self.n, self.config.tile_n)
+
+    @property
+    def steps(self) -> int:
+        """Steps along K of one tile."""
+        return plgpu.cdiv(self.k, self.config.tile_k)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of the launch: no more than there can be work for."""
+        rows = plgpu.cdiv(self.m, self.config.block_m) + self.groups - 1
+        return min(self.config.blocks, rows * self.columns)
+
+    def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
+        """Returns the tile (row, column) at a position of the order.
+
+        Columns are cut into strips; a strip is visited row by row.
+        """
+        strip = min(self.config.strip, self.columns)
+        number = lax.div(linear, lax.mul(rows, np.int32(strip)))
+        first = lax.mul(number, np.int32(strip))
+        width = lax.min(np.int32(strip), lax.sub(np.int32(self.columns), first))
+        within = lax.sub(linear, lax.mul(first, rows))
+        return lax.div(within, width), lax.add(first, lax.rem(within, width))
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(problem: Problem, compiler_params, interpret):
+    """Returns the kernel for a problem."""
+    p, c = problem, problem.config
+    depth, width = c.tile_k, c.tile_n
+    return plgpu.kernel(
+        functools.partial(_body, p),
+        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
+        grid=(p.blocks,),
+        grid_names=("worker",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name="ragged_dot",
+        compiler_params=compiler_params,
+        interpret=interpret,
+        scratch_types={
+            "a_smem": tiles((c.stages, c.block_m, depth), p.dtype),
+            "b_smem": tiles(
+                (c.stages, width, depth) if p.transposed else (c.stages, depth, width),
+                p.dtype,
+            ),
+            "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
+            "tables": table(p.groups, CONSUMERS + 1),
+            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+        },
+    )
+
+
+def _body(
+    problem, sizes, a, b, out, *, a_smem, b_smem, out_smem, tables, full, empty
+) -> None:
+    wg = lax.axis_index("wg")
+
+    def groups() -> Groups:
+        own = Groups(problem.groups, problem.m, tables.at[wg, 0], tables.at[wg, 1])
+        own.fill(sizes, problem.config.block_m)
+        return own
+
+    @plgpu.when(wg == _PRODUCER)
+    def _():
+        plgpu.set_max_registers(REGISTERS[0], action="decrease")
+        _produce(problem, groups(), a, b, a_smem, b_smem, full, empty)
+
+    @plgpu.when(wg < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(REGISTERS[1], action="increase")
+        own = groups()
+        _consume(problem, own, wg, out, a_smem, b_smem, out_smem.at[wg], full, empty)
+        _clear(problem, own, wg, out)
+
+
+def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
+    """Calls `visit(group, row, end, column, first step)` for the tiles of this block."""
+    rows = groups.tiles
+
+    @plgpu.nd_loop(
+        (lax.mul(rows, np.int32(problem.columns)),), collective_axes="worker"
+    )
+    def _(info):
+        tile, column = problem.tile(info.index[0], rows)
+        group, number = groups.tile(tile)
+        start, end = groups.rows_of(group)
+        row = lax.add(start, lax.mul(number, np.int32(problem.config.block_m)))
+        column = lax.mul(column, np.int32(problem.config.tile_n))
+        visit(group, row, end, column, lax.mul(info.local_index, np.int32(problem.steps)))
+
+
+def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
+    c = problem.config
+
+    def visit(group, row, end, column, first_step):
+        rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+
+        @plgpu.loop(0, problem.steps)
+        def _(ki):
+            step = first_step + ki
+            slot = lax.rem(step, np.int32(c.stages))
+
+            @plgpu.when(step >= c.stages)
+            def _():
+                plgpu.barrier_wait(empty.at[slot])
+
+            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
+            part = (columns, depth) if problem.transposed else (depth, columns)
+            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(
+                b.at[group, *part], b_smem.at[slot], full.at[slot]
+            )
+
+    _for_each_tile(problem, groups, visit)
+
+
+def _consume(problem, groups, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
+    c = problem.config
+    own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
+
+    def for_each_step(first_step, multiply):
+        @plgpu.loop(0, problem.steps)
+        def _(ki):
+            slot = lax.rem(first_step + ki, np.int32(c.stages))
+            plgpu.barrier_wait(full.at[slot])
+            multiply(ki, slot)
+
+    def visit(group, row, end, column, first_step):
+        row = lax.add(row, lax.mul(wg, np.int32(c.tile_m)))
+
+        @plgpu.when(row < end)
+        def _():
+            def accumulate(acc):
+                def multiply(ki, slot):
+                    right = b_smem.at[slot]
+                    plgpu.wgmma(
+                        acc,
+                        a_smem.at[slot, own_rows],
+                        plgpu.transpose_ref(right, (1, 0))
+                        if problem.transposed
+                        else right,
+                    )
+                    # One product stays under way; the buffer before it is free.
+                    plgpu.wgmma_wait(1)
+
+                    @plgpu.when(ki > 0)
+                    def _():
+                        before = lax.rem(first_step + ki - 1, np.int32(c.stages))
+                        plgpu.barrier_arrive(empty.at[before])
+
+                for_each_step(first_step, multiply)
+                product = acc[...]
+                last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
+                plgpu.barrier_arrive(empty.at[last])
+                return product
+
+            product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
+            _store(problem, product.astype(out.dtype), out, out_smem, row, end, column)
+
+        @plgpu.when(row >= end)
+        def _():
+            for_each_step(
+                first_step, lambda ki, slot: plgpu.barrier_arrive(empty.at[slot])
+            )
+
+    _for_each_tile(problem, groups, visit)
+    plgpu.wait_smem_to_gmem(0)
+
+
+def _store(problem, product, out, buffers, row, end, column) -> None:
+    """Stores a tile: by TMA if all its rows are the group's, else under a mask."""
+    c = problem.config
+    is_whole = row + c.tile_m <= end
+
+    @plgpu.when(is_whole)
+    def _():
+        parts = range(0, c.tile_n, c.epilogue_n)
+        for number, start in enumerate(parts):
+            buffer = buffers.at[number % 2]
+            # The copy before the last one has read this buffer; with an odd number of
+            # parts a tile begins with the buffer that the tile before has ended with.
+            repeated = number == 0 and len(parts) % 2 == 1
+            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+            buffer[...] = product[:, start : start + c.epilogue_n]
+            plgpu.commit_smem()
+            target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
+            # The last tile of a row may have parts outside.
+            inside = column + start < problem.n
+            plgpu.copy_smem_to_gmem(buffer, out.at[*target], predicate=inside)
+
+    @plgpu.when(jnp.logical_not(is_whole))
+    def _():
+        rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
+        for start in range(0, c.tile_n, c.epilogue_n):
+            columns = column + start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
+            mask = (rows < end)[:, None]
+            if problem.n % c.tile_n:
+                mask = mask & (columns < problem.n)[None, :]
+            part = product[:, start : start + c.epilogue_n]
+            plgpu.store(out, (rows[:, None], columns[None, :]), part, mask=mask)
+
+
+def _clear(problem, groups, wg, out) -> None:
+    """Stores zeros to the rows behind the last group, which have no matrix."""
+    height, width = 8, 512
+    first = groups.end
+    rest = lax.sub(np.int32(problem.m), first)
+    rows = lax.div(lax.add(rest, np.int32(height - 1)), np.int32(height))
+    columns = plgpu.cdiv(problem.n, width)
+    workers = CONSUMERS * problem.blocks
+    own = lax.add(lax.mul(lax.axis_index("worker"), np.int32(CONSUMERS)), wg)
+
+    @plgpu.loop(own, rows * columns, step=workers)
+    def _(tile):
+        row = first + lax.div(tile, np.int32(columns)) * height
+        row = row + jnp.arange(height, dtype=jnp.int32)
+        column = lax.rem(tile, np.int32(columns)) * width
+        column = column + jnp.arange(width, dtype=jnp.int32)
+        mask = (row < problem.m)[:, None]
+        if problem.n % width:
+            mask = mask & (column < problem.n)[None, :]
+        zeros = jnp.zeros((height, width), out.dtype)
+        plgpu.store(out, (row[:, None], column[None, :]), zeros, mask=mask)
