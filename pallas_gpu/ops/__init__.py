@@ -12,6 +12,9 @@ from pallas_gpu.ops.gemm.matmul import (
     SplitMatmulConfig,
     matmul,
 )
+from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
+from pallas_gpu.ops.moe.config import RaggedDotConfig
+from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
 
 __all__ = [
     "AttentionConfig",
@@ -19,15 +22,19 @@ __all__ = [
     "BlackwellMatmulConfig",
     "MatmulConfig",
     "SplitMatmulConfig",
+    "RaggedDotConfig",
     "attention",
     "clear_cache",
     "matmul",
+    "ragged_dot",
+    "ragged_dot_general",
 ]
 
 
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
     _matmul.clear_cache()
+    _ragged_dot.clear_cache()
     _hopper_attention.make_kernel.cache_clear()
     _blackwell_attention.make_kernel.cache_clear()
 

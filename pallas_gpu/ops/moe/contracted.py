@@ -4,8 +4,8 @@
 The derivative of a ragged dot with respect to its matrices. The schedule is that of
 `hopper`, but for the depth of a product, which is the number of rows of its group. Both
 operands are stored transposed, or not, as the tensor core reads them. Where the last
-step of a group reaches into the rows of the next one, the consumers overwrite these rows
-in SMEM with zeros, those of both operands, as there may be infinities among them.
+step of a group reaches into the rows of the next one, the consumers overwrite these
+rows in SMEM with zeros, those of both operands, as there may be infinities among them.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ class Problem:
     Attributes:
       rows: of both operands.
       m, n: columns of the operands, and sizes of each group's result.
+      matrices: results: those of that many groups from the first one on.
     """
 
     rows: int
     m: int
     n: int
     groups: int
+    matrices: int
     dtype: Any
     out_dtype: Any
     config: RaggedDotConfig
@@ -54,7 +56,7 @@ class Problem:
     @property
     def blocks(self) -> int:
         """Blocks of the launch: no more than there is work for."""
-        return min(self.config.blocks, self.groups * math.prod(self.plane))
+        return min(self.config.blocks, self.matrices * math.prod(self.plane))
 
 
 @functools.lru_cache(maxsize=64)
@@ -63,7 +65,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
     p, c = problem, problem.config
     return plgpu.kernel(
         functools.partial(_body, p),
-        out_type=jax.ShapeDtypeStruct((p.groups, p.m, p.n), p.out_dtype),
+        out_type=jax.ShapeDtypeStruct((p.matrices, p.m, p.n), p.out_dtype),
         grid=(p.blocks,),
         grid_names=("worker",),
         num_threads=CONSUMERS + 1,
@@ -84,15 +86,28 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 
 
 def _body(
-    problem, sizes, a, b, out, *, a_smem, b_smem, out_smem, tables, full, empty, cleared
+    problem,
+    sizes,
+    offset,
+    a,
+    b,
+    out,
+    *,
+    a_smem,
+    b_smem,
+    out_smem,
+    tables,
+    full,
+    empty,
+    cleared,
 ) -> None:
     wg = lax.axis_index("wg")
     ring = a_smem, b_smem, full, empty
 
     def groups() -> Groups:
-        own = Groups(problem.groups, problem.rows, tables.at[wg, 0], tables.at[wg, 1])
-        own.fill(sizes, problem.config.tile_k)
-        return own
+        p = problem
+        own = tables.at[wg]
+        return Groups.of(sizes, offset, p.matrices, p.rows, p.config.tile_k, own)
 
     @plgpu.when(wg == _PRODUCER)
     def _():
@@ -113,14 +128,14 @@ def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
     c = problem.config
 
     @plgpu.nd_loop(
-        (problem.groups, math.prod(problem.plane)),
+        (problem.matrices, math.prod(problem.plane)),
         collective_axes="worker",
         init_carry=jnp.int32(0),
     )
     def _(info, carry):
         group, linear = info.index
         mi, ni = plgpu.planar_snake(linear, problem.plane, 1, c.strip)
-        rows = groups.rows_of(group)
+        rows = groups.rows_of(lax.add(groups.first, group))
         tile = lax.mul(mi, np.int32(c.block_m)), lax.mul(ni, np.int32(c.tile_n))
         visit(group, rows, tile, carry)
         return lax.add(carry, _steps(problem, rows))

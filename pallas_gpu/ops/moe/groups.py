@@ -30,21 +30,39 @@ class Groups:
     Attributes:
       number: how many groups there are.
       rows: rows of the array; what groups have beyond it is cut off.
+      first, matrices: the first group that has a matrix, and how many have one. The
+        others have no tiles.
       ends, tile_ends: SMEM references: the end of each group's rows, and of its tiles.
     """
 
     number: int
     rows: int
+    first: Any
+    matrices: int
     ends: Any
     tile_ends: Any
 
-    def fill(self, sizes: Any, tile: int) -> None:
-        """Computes the table from the sizes of the groups, in GMEM."""
+    @classmethod
+    def of(cls, sizes: Any, offset: Any, matrices: int, rows: int, tile: int, own: Any):
+        """Computes the table from the sizes of the groups and the first one, in GMEM.
+
+        Args:
+          tile: rows of a tile.
+          own: the SMEM of this warpgroup's table.
+        """
+        (number,) = sizes.shape
+        last = np.int32(number - matrices)
+        first = lax.max(lax.min(offset[0], last), np.int32(0))
         size = sizes[...]
-        end = lax.min(jnp.cumsum(size), np.int32(self.rows))
         tiles = lax.div(lax.add(size, np.int32(tile - 1)), np.int32(tile))
-        self.ends[...] = end
-        self.tile_ends[...] = jnp.cumsum(tiles)
+        if number > matrices:
+            position = lax.sub(jnp.arange(number, dtype=jnp.int32), first)
+            has_matrix = (position >= 0) & (position < matrices)
+            tiles = jnp.where(has_matrix, tiles, 0)
+        groups = cls(number, rows, first, matrices, own.at[0], own.at[1])
+        groups.ends[...] = lax.min(jnp.cumsum(size), np.int32(rows))
+        groups.tile_ends[...] = jnp.cumsum(tiles)
+        return groups
 
     @property
     def tiles(self) -> Any:
@@ -52,23 +70,26 @@ class Groups:
         return self.tile_ends[self.number - 1]
 
     @property
-    def end(self) -> Any:
-        """The end of the last group's rows."""
-        return self.ends[self.number - 1]
+    def span(self) -> tuple[Any, Any]:
+        """The first row of the groups that have matrices, and the end of their rows."""
+        last = lax.add(self.first, np.int32(self.matrices - 1))
+        return self._before(self.ends, self.first), self.ends[last]
 
     def rows_of(self, group: Any) -> tuple[Any, Any]:
         """Returns the first row of a group, and the end of its rows."""
         return self._before(self.ends, group), self.ends[group]
 
     def tile(self, tile: Any) -> tuple[Any, Any]:
-        """Returns the group of a tile, and the tile's number in it.
+        """Returns the group of a tile, and the tile's position in it.
 
-        The group is the number of those that end at the tile or before: a binary search.
+        A binary search for the number of groups that end at the tile or before.
         """
         group = jnp.int32(0)
         step = plgpu.next_power_of_2(self.number)
         while step := step // 2:
-            last = lax.min(lax.add(group, np.int32(step - 1)), np.int32(self.number - 1))
+            last = lax.min(
+                lax.add(group, np.int32(step - 1)), np.int32(self.number - 1)
+            )
             ends = self.tile_ends[last] <= tile
             group = lax.select(ends, lax.add(group, np.int32(step)), group)
         return group, lax.sub(tile, self._before(self.tile_ends, group))

@@ -26,6 +26,8 @@ from pallas_gpu.ops.moe.groups import Groups, table
 from pallas_gpu.ops.tiles import tiles
 
 _PRODUCER = CONSUMERS
+# Rows and columns of zeros that a warpgroup stores at once.
+_CLEARED = 8, 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Problem:
     """Sizes and types, and which tiles a block computes in which order.
 
     Attributes:
+      matrices: groups that have one.
       transposed: whether the matrices are (groups, n, k).
     """
 
@@ -40,6 +43,7 @@ class Problem:
     n: int
     k: int
     groups: int
+    matrices: int
     dtype: Any
     out_dtype: Any
     transposed: bool
@@ -58,7 +62,7 @@ class Problem:
     @property
     def blocks(self) -> int:
         """Blocks of the launch: no more than there can be work for."""
-        rows = plgpu.cdiv(self.m, self.config.block_m) + self.groups - 1
+        rows = plgpu.cdiv(self.m, self.config.block_m) + self.matrices - 1
         return min(self.config.blocks, rows * self.columns)
 
     def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
@@ -104,14 +108,14 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 
 
 def _body(
-    problem, sizes, a, b, out, *, a_smem, b_smem, out_smem, tables, full, empty
+    problem, sizes, offset, a, b, out, *, a_smem, b_smem, out_smem, tables, full, empty
 ) -> None:
     wg = lax.axis_index("wg")
 
     def groups() -> Groups:
-        own = Groups(problem.groups, problem.m, tables.at[wg, 0], tables.at[wg, 1])
-        own.fill(sizes, problem.config.block_m)
-        return own
+        p = problem
+        own = tables.at[wg]
+        return Groups.of(sizes, offset, p.matrices, p.m, p.config.block_m, own)
 
     @plgpu.when(wg == _PRODUCER)
     def _():
@@ -127,7 +131,7 @@ def _body(
 
 
 def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
-    """Calls `visit(group, row, end, column, first step)` for the tiles of this block."""
+    """Calls `visit(group, row, end, column, first step)` for this block's tiles."""
     rows = groups.tiles
 
     @plgpu.nd_loop(
@@ -135,11 +139,13 @@ def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
     )
     def _(info):
         tile, column = problem.tile(info.index[0], rows)
-        group, number = groups.tile(tile)
+        group, position = groups.tile(tile)
         start, end = groups.rows_of(group)
-        row = lax.add(start, lax.mul(number, np.int32(problem.config.block_m)))
+        row = lax.add(start, lax.mul(position, np.int32(problem.config.block_m)))
         column = lax.mul(column, np.int32(problem.config.tile_n))
-        visit(group, row, end, column, lax.mul(info.local_index, np.int32(problem.steps)))
+        visit(
+            group, row, end, column, lax.mul(info.local_index, np.int32(problem.steps))
+        )
 
 
 def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
@@ -147,6 +153,7 @@ def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
 
     def visit(group, row, end, column, first_step):
         rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+        matrix = lax.sub(group, groups.first)
 
         @plgpu.loop(0, problem.steps)
         def _(ki):
@@ -160,9 +167,7 @@ def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
             part = (columns, depth) if problem.transposed else (depth, columns)
             plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(
-                b.at[group, *part], b_smem.at[slot], full.at[slot]
-            )
+            plgpu.copy_gmem_to_smem(b.at[matrix, *part], b_smem.at[slot], full.at[slot])
 
     _for_each_tile(problem, groups, visit)
 
@@ -254,22 +259,25 @@ def _store(problem, product, out, buffers, row, end, column) -> None:
 
 
 def _clear(problem, groups, wg, out) -> None:
-    """Stores zeros to the rows behind the last group, which have no matrix."""
-    height, width = 8, 512
-    first = groups.end
-    rest = lax.sub(np.int32(problem.m), first)
-    rows = lax.div(lax.add(rest, np.int32(height - 1)), np.int32(height))
+    """Stores zeros to the rows of no group, and to those of groups without a matrix."""
+    begin, end = groups.span
+    height, width = _CLEARED
+    before = plgpu.cdiv(begin, height)
+    after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    workers = CONSUMERS * problem.blocks
-    own = lax.add(lax.mul(lax.axis_index("worker"), np.int32(CONSUMERS)), wg)
+    first = lax.axis_index("worker") * CONSUMERS + wg
 
-    @plgpu.loop(own, rows * columns, step=workers)
-    def _(tile):
-        row = first + lax.div(tile, np.int32(columns)) * height
-        row = row + jnp.arange(height, dtype=jnp.int32)
-        column = lax.rem(tile, np.int32(columns)) * width
-        column = column + jnp.arange(width, dtype=jnp.int32)
-        mask = (row < problem.m)[:, None]
+    @plgpu.loop(first, (before + after) * columns, step=CONSUMERS * problem.blocks)
+    def _(part):
+        number, column = (
+            lax.div(part, np.int32(columns)),
+            lax.rem(part, np.int32(columns)),
+        )
+        is_before = number < before
+        start = jnp.where(is_before, 0, end - before * height) + number * height
+        row = start + jnp.arange(height, dtype=jnp.int32)
+        column = column * width + jnp.arange(width, dtype=jnp.int32)
+        mask = (row < jnp.where(is_before, begin, problem.m))[:, None]
         if problem.n % width:
             mask = mask & (column < problem.n)[None, :]
         zeros = jnp.zeros((height, width), out.dtype)

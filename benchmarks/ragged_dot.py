@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products on a GPU: ours, upstream's, XLA's, and a dense one of that size
+
+python -m benchmarks.ragged_dot [--json] [--rounds N]
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu as upstream
+from jax.experimental.pallas.ops.gpu import transposed_ragged_dot_mgpu as transposed
+
+import pallas_gpu as plgpu
+from benchmarks import timing
+from pallas_gpu import ops
+
+M, K, N = 16384, 4096, 4096
+GROUPS = 16, 128
+DENSE = "dense, jnp.matmul"
+# The fastest of its tiles on an H200, by sizes of blocks of 64 and 128.
+UPSTREAM = {"block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
+
+
+def numbers(lhs: int, rhs: int, groups: tuple[int, ...]) -> Any:
+    """Returns dimension numbers: what is contracted, and the dimension of groups."""
+    dims = (((lhs,), (rhs,)), ((), ()))
+    return jax.lax.RaggedDotDimensionNumbers(dims, (0,), groups)
+
+
+# What is computed of lhs (M, K), rhs (groups, K, N) and the cotangent (M, N).
+FORWARD = numbers(1, 1, (0,))
+D_LHS = numbers(1, 2, (0,))
+D_RHS = numbers(0, 0, ())
+
+
+def sizes_of(groups: int, kind: str, m: int = M) -> np.ndarray:
+    """Returns the rows of each group: equal, or between random cuts."""
+    if kind == "even":
+        return np.full(groups, m // groups, np.int32)
+    cuts = np.sort(np.random.default_rng(groups).integers(0, m + 1, groups - 1))
+    return np.diff(cuts, prepend=0, append=m).astype(np.int32)
+
+
+def candidates(what: str) -> dict[str, Callable[..., Any]]:
+    """Returns functions of the two operands and the sizes."""
+    dims = {"forward": FORWARD, "d lhs": D_LHS, "d rhs": D_RHS}[what]
+
+    def upstreams(a: Any, b: Any, sizes: Any, m: int, n: int) -> Any:
+        tile = {"block_m": m, "block_n": n, **UPSTREAM}
+        if what == "d rhs":
+            return transposed.transposed_ragged_dot(a, b, group_sizes=sizes, **tile)
+        return upstream.ragged_dot(
+            a, b, group_sizes=sizes, transpose_rhs=what == "d lhs", **tile
+        )
+
+    def dense(a: Any, b: Any, sizes: Any) -> Any:
+        match what:
+            case "forward":
+                return a @ b[0]
+            case "d lhs":
+                return a @ b[0].T
+        return a.T @ b
+
+    found = {
+        DENSE: dense,
+        "lax.ragged_dot_general": functools.partial(
+            jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=dims
+        ),
+        "upstream, 128x128": functools.partial(upstreams, m=128, n=128),
+        "upstream, 64x128": functools.partial(upstreams, m=64, n=128),
+        "pallas_gpu": functools.partial(
+            ops.ragged_dot_general, ragged_dot_dimension_numbers=dims
+        ),
+    }
+    return {name: jax.jit(f) for name, f in found.items()}
+
+
+def operands(what: str, groups: int) -> tuple[Any, Any]:
+    """Returns random normal operands."""
+    shapes = {
+        "forward": ((M, K), (groups, K, N)),
+        "d lhs": ((M, N), (groups, K, N)),
+        "d rhs": ((M, K), (M, N)),
+    }[what]
+    keys = jax.random.split(jax.random.key(groups), 2)
+    pair = zip(keys, shapes, strict=True)
+    a, b = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in pair)
+    return a, b
+
+
+def error(what: str, got: Any, a: Any, b: Any, sizes: np.ndarray) -> float:
+    """Returns the largest relative error of some groups, against float32."""
+    ends = np.cumsum(sizes)
+    groups = {0, 1, len(sizes) // 2, len(sizes) - 1}
+    check = _error_of_columns if what == "d rhs" else _error_of_last_rows
+    return max(
+        float(check(got, a, b, g, ends[g] - sizes[g], ends[g], what == "d lhs"))
+        for g in groups
+    )
+
+
+def _relative(got: Any, expected: Any) -> Any:
+    norm = jnp.linalg.norm(expected)
+    difference = jnp.linalg.norm(got.astype(jnp.float32) - expected)
+    return jnp.where(norm > 0, difference / norm, difference)
+
+
+@functools.partial(jax.jit, static_argnums=6)
+def _error_of_last_rows(got, a, b, group, start, end, transposed, rows=64):
+    """Compares the last rows of a group, up to 64."""
+    first = jnp.maximum(end - rows, 0)
+    inside = (first + jnp.arange(rows) >= start)[:, None]
+    x, part = (
+        jax.lax.dynamic_slice_in_dim(y, first, rows).astype(jnp.float32)
+        for y in (a, got)
+    )
+    matrix = b[group].astype(jnp.float32)
+    matrix = matrix.T if transposed else matrix
+    expected = jnp.matmul(x, matrix, precision="highest")
+    return _relative(jnp.where(inside, part, 0), jnp.where(inside, expected, 0))
+
+
+@functools.partial(jax.jit, static_argnums=6)
+def _error_of_columns(got, a, b, group, start, end, _, columns=64):
+    """Compares the first rows of a group's matrix."""
+    row = jnp.arange(a.shape[0])
+    inside = ((row >= start) & (row < end))[:, None]
+    x = jnp.where(inside, a[:, :columns], 0).astype(jnp.float32)
+    expected = jnp.matmul(x.T, b.astype(jnp.float32), precision="highest")
+    return _relative(got[group, :columns], expected)
+
+
+def measure(what: str, groups: int, rounds: int) -> Iterator[dict[str, Any]]:
+    """Times the candidates with even and uneven groups; checks them before."""
+    functions = candidates(what)
+    a, b = operands(what, groups)
+    for kind in ("even", "uneven"):
+        sizes = sizes_of(groups, kind)
+        args = a, b, jnp.asarray(sizes)
+        errors = {}
+        for name, f in functions.items():
+            if name != DENSE:
+                errors[name] = error(what, f(*args), a, b, sizes)
+                assert errors[name] < 1e-2, f"{name}: relative error {errors[name]}"
+        times = plgpu.testing.do_bench(functions, *args, rounds=rounds)
+        for name, milliseconds in times.items():
+            yield {
+                "product": what,
+                "groups": f"{groups}, {kind}",
+                "kernel": name,
+                "µs": milliseconds * 1e3,
+                "TFLOP/s": 2 * M * N * K / milliseconds / 1e9,
+                "rel. error": errors.get(name, ""),
+                "of dense": times[DENSE] / milliseconds,
+            }
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=25)
+    options = parser.parse_args()
+    rows = [
+        row
+        for what in ("forward", "d lhs", "d rhs")
+        for groups in GROUPS
+        for row in measure(what, groups, options.rounds)
+    ]
+    notes = (
+        f"bfloat16, random normal, M={M}, K={K}, N={N}; device times, medians of "
+        f"{options.rounds} rounds in a shuffled order."
+    )
+    timing.report("Ragged products", rows, notes, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ragged products accept, and what they say to the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_gpu import errors, expect
+
+_PRECISIONS = (
+    *(None, "default", "fastest", "high", "highest"),
+    *("bfloat16", "tensorfloat32", "float32"),
+    *jax.lax.Precision,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """Which product dimension numbers mean.
+
+    Attributes:
+      contracted: over the rows of each group, or a matrix for each.
+      transposed: whether the matrices are (groups, n, k).
+    """
+
+    contracted: bool = False
+    transposed: bool = False
+
+
+def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form:
+    """Returns the form of a ragged product.
+
+    Raises:
+      UnsupportedError: there is no kernel for it.
+    """
+    (contracting, batch) = numbers.dot_dimension_numbers
+    found = tuple(
+        tuple(map(int, dims))
+        for dims in (
+            *contracting,
+            *batch,
+            numbers.lhs_ragged_dimensions,
+            numbers.rhs_group_dimensions,
+        )
+    )
+    forms = {
+        ((1,), (1,), (), (), (0,), (0,)): Form(),
+        ((1,), (2,), (), (), (0,), (0,)): Form(transposed=True),
+        ((0,), (0,), (), (), (0,), ()): Form(contracted=True),
+    }
+    chosen = forms.get(found)
+    if chosen is None or (chosen.contracted and group_offset is not None):
+        raise errors.UnsupportedError(
+            f"{name}: these dimension numbers are not supported",
+            expected="lhs (M, K) and rhs (groups, K, N) or (groups, N, K), or both "
+            "contracted over their ragged rows, without group_offset",
+            got=f"{numbers}, group_offset={expect.shown(group_offset)}",
+            hint="transpose or reshape the operands, or use jax.vmap for a batch",
+        )
+    return chosen
+
+
+def require_product(name: str, lhs: Any, rhs: Any, transposed: bool) -> None:
+    """Raises ShapeError unless rows and matrices fit."""
+    depth = 2 if transposed else 1
+    fits = lhs.ndim == 2 and rhs.ndim == 3 and lhs.shape[1] == rhs.shape[depth]
+    if not fits:
+        matrices = "(groups, N, K)" if transposed else "(groups, K, N)"
+        raise errors.ShapeError(
+            f"{name}: the shapes do not form a product",
+            expected=f"(M, K) and {matrices}",
+            got=f"{tuple(lhs.shape)} and {tuple(rhs.shape)}",
+            hint="use jax.vmap for a batch",
+        )
+
+
+def require_rows(name: str, lhs: Any, rhs: Any) -> None:
+    """Raises ShapeError unless both operands have the same rows."""
+    if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[0] != rhs.shape[0]:
+        raise errors.ShapeError(
+            f"{name}: the shapes do not form a product over rows",
+            expected="(M, K) and (M, N)",
+            got=f"{tuple(lhs.shape)} and {tuple(rhs.shape)}",
+            hint="use jax.vmap for a batch",
+        )
+
+
+def types(name: str, lhs: Any, rhs: Any, precision: Any, preferred: Any) -> jnp.dtype:
+    """Returns the type of the result.
+
+    Raises:
+      DTypeError: operands or a result of other types.
+      ArgumentError: a precision that does not exist.
+    """
+    if lhs.dtype != rhs.dtype or lhs.dtype not in (jnp.float16, jnp.bfloat16):
+        raise errors.DTypeError(
+            f"{name}: these element types are not supported",
+            expected="float16 or bfloat16 for both operands",
+            got=f"{lhs.dtype} and {rhs.dtype}",
+            hint="convert the operands with astype",
+        )
+    both = precision if isinstance(precision, tuple | list) else (precision,)
+    for one in both:
+        if not any(
+            one is p or (isinstance(one, str) and one == p) for p in _PRECISIONS
+        ):
+            raise errors.ArgumentError(
+                f"{name}: there is no such precision",
+                expected="None, a jax.lax.Precision or its name, or two of them",
+                got=expect.shown(precision),
+                hint="omit it: products of 16-bit types are exact in float32",
+            )
+    if preferred is None:
+        return jnp.dtype(lhs.dtype)
+    is_array = hasattr(preferred, "shape") and not isinstance(preferred, jnp.dtype)
+    with contextlib.suppress(TypeError, ValueError):
+        found = None if is_array else jnp.dtype(preferred)
+        if found in (jnp.float16, jnp.bfloat16, jnp.float32):
+            return found
+    raise errors.DTypeError(
+        f"{name}: the result cannot have this type",
+        expected="float16, bfloat16 or float32",
+        got=expect.shown(preferred),
+        hint="omit preferred_element_type, and convert the result",
+    )
+
+
+def sizes(
+    name: str, group_sizes: Any, matrices: int, group_offset: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Returns sizes and offset as int32 arrays.
+
+    Raises:
+      ShapeError, DTypeError: they are not a size for each group, and one offset.
+    """
+    arrays = [group_sizes, *([] if group_offset is None else [group_offset])]
+    for what, x in zip(("group_sizes", "group_offset"), arrays, strict=False):
+        if not jnp.issubdtype(x.dtype, jnp.integer):
+            raise errors.DTypeError(
+                f"{name}: {what} are not integers",
+                expected="int32, or another integer type",
+                got=x.dtype,
+                hint=f"{what}.astype(jnp.int32)",
+            )
+    number = group_sizes.shape[0] if group_sizes.ndim == 1 else -1
+    if number < matrices or (number > matrices and group_offset is None):
+        raise errors.ShapeError(
+            f"{name}: group_sizes has not one size for each group",
+            expected=f"({matrices},)"
+            if group_offset is None
+            else f"{matrices} or more",
+            got=tuple(group_sizes.shape),
+            hint="pass group_offset if rhs has the matrices of some groups only",
+        )
+    if group_offset is not None and tuple(group_offset.shape) != (1,):
+        raise errors.ShapeError(
+            f"{name}: group_offset is not one number",
+            expected="(1,)",
+            got=tuple(group_offset.shape),
+            hint="jnp.array([first])",
+        )
+    offset = jnp.zeros(1, jnp.int32) if group_offset is None else group_offset
+    return group_sizes.astype(jnp.int32), offset.astype(jnp.int32)

@@ -1,0 +1,280 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products with JAX's signatures: checks, padding, and their derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallas_gpu as plgpu
+from pallas_gpu import expect
+from pallas_gpu.ops.moe import checks, contracted, hopper
+from pallas_gpu.ops.moe.config import RaggedDotConfig
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
+
+_CONFIG = expect.optional(
+    expect.instance(RaggedDotConfig, written="RaggedDotConfig(...)")
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """What does not depend on the operands.
+
+    Attributes:
+      transposed: whether the matrices are (groups, n, k).
+    """
+
+    config: RaggedDotConfig | None
+    compiler_params: Any
+    interpret: Any
+    out_dtype: Any
+    transposed: bool = False
+
+    def but(self, **changes: Any) -> _Options:
+        return dataclasses.replace(self, **changes)
+
+
+@expect.arguments(
+    lhs=expect.arrays,
+    rhs=expect.arrays,
+    group_sizes=expect.arrays,
+    precision=expect.anything,
+    preferred_element_type=expect.anything,
+    group_offset=expect.optional(expect.arrays),
+    config=_CONFIG,
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def ragged_dot(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    *,
+    config: RaggedDotConfig | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Multiplies the rows of each group by the group's matrix.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
+    `jax.grad`. The meaning is that of `jax.lax.ragged_dot`; one kernel does all of it.
+
+    Groups lie one after the other from row 0 on. Rows behind the last group are zero in
+    the result, and do not contribute to derivatives; rows that `group_sizes` counts
+    beyond M do not exist. The sizes stay on the device.
+
+    Rows of the operands that are not a multiple of 16 bytes are padded, which copies
+    the operand.
+
+    Args:
+      lhs: (M, K), float16 or bfloat16.
+      rhs: (groups, K, N), of the same type.
+      group_sizes: (groups,), integers: rows of each group, 0 or more.
+      precision: as of `jax.lax.dot`. It has no effect: products of 16-bit types are
+        exact in float32.
+      preferred_element_type: type of the result; default: that of the operands.
+      group_offset: (1,), an integer: the group to which `rhs[0]` belongs. `group_sizes`
+        then may have more groups than `rhs`; rows of groups without a matrix are zero.
+      config: tile sizes and schedule, also of the derivatives.
+      compiler_params, interpret: see `kernel`.
+
+    Returns:
+      (M, N), accumulated in float32. Derivatives have the types of the operands; the
+      cotangent is rounded to the type of the operands first.
+
+    Raises:
+      ShapeError, DTypeError: operands that do not match each other.
+      ArgumentError: a precision that does not exist.
+      OutOfResources: a config that needs more SMEM than there is.
+
+    Example:
+      >>> y = ops.ragged_dot(x, w, jnp.array([100, 0, 28]))
+    """
+    name = "ragged_dot"
+    checks.require_product(name, lhs, rhs, transposed=False)
+    out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
+    sizes = checks.sizes(name, group_sizes, rhs.shape[0], group_offset)
+    options = _Options(config, compiler_params, interpret, out_dtype)
+    return _product(options, lhs, rhs, *sizes)
+
+
+@expect.arguments(
+    lhs=expect.arrays,
+    rhs=expect.arrays,
+    group_sizes=expect.arrays,
+    ragged_dot_dimension_numbers=expect.instance(
+        jax.lax.RaggedDotDimensionNumbers,
+        written="jax.lax.RaggedDotDimensionNumbers(...)",
+    ),
+    precision=expect.anything,
+    preferred_element_type=expect.anything,
+    group_offset=expect.optional(expect.arrays),
+    config=_CONFIG,
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def ragged_dot_general(
+    lhs: Any,
+    rhs: Any,
+    group_sizes: Any,
+    ragged_dot_dimension_numbers: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    group_offset: Any = None,
+    *,
+    config: RaggedDotConfig | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Multiplies groups of rows: each by a matrix, or two arrays over their rows.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
+    `jax.grad`. The meaning is that of `jax.lax.ragged_dot_general`, for these dimension
+    numbers, none of which needs a copy of an operand:
+
+    - lhs (M, K), ragged in dimension 0, contracted in 1; rhs (groups, K, N), contracted
+      in dimension 1, or (groups, N, K), contracted in 2: (M, N), as `ragged_dot`.
+    - lhs (M, K) and rhs (M, N), ragged and contracted in dimension 0: (groups, K, N),
+      `lhs[rows].T @ rhs[rows]` of each group. An empty group's matrix is zero.
+
+    Args:
+      lhs, rhs: float16 or bfloat16, both of one type.
+      group_sizes: (groups,), integers: rows of each group, 0 or more.
+      ragged_dot_dimension_numbers: one of those above.
+      precision: as of `jax.lax.dot`; without effect, see `ragged_dot`.
+      preferred_element_type: type of the result; default: that of the operands.
+      group_offset: see `ragged_dot`; the second form has none.
+      config: tile sizes and schedule, also of the derivatives.
+      compiler_params, interpret: see `kernel`.
+
+    Returns:
+      The products, accumulated in float32.
+
+    Raises:
+      UnsupportedError: other dimension numbers.
+      ShapeError, DTypeError: operands that do not match each other.
+      ArgumentError: a precision that does not exist.
+
+    Example:
+      >>> rows = ((0,), (0,)), ((), ())
+      >>> numbers = jax.lax.RaggedDotDimensionNumbers(rows, (0,), ())
+      >>> d_w = ops.ragged_dot_general(x, d_y, sizes, numbers)
+    """
+    name = "ragged_dot_general"
+    form = checks.form(name, lhs, rhs, ragged_dot_dimension_numbers, group_offset)
+    if form.contracted:
+        checks.require_rows(name, lhs, rhs)
+        matrices = group_sizes.shape[0] if group_sizes.ndim == 1 else 0
+    else:
+        checks.require_product(name, lhs, rhs, form.transposed)
+        matrices = rhs.shape[0]
+    out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
+    sizes = checks.sizes(name, group_sizes, matrices, group_offset)
+    options = _Options(config, compiler_params, interpret, out_dtype, form.transposed)
+    if form.contracted:
+        return _contract(options, matrices, lhs, rhs, *sizes)
+    return _product(options, lhs, rhs, *sizes)
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    hopper.make_kernel.cache_clear()
+    contracted.make_kernel.cache_clear()
+
+
+# --- the two products, each a derivative of the other ---------------------------------
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _product(options: _Options, lhs, rhs, sizes, offset) -> jax.Array:
+    """Returns the rows of lhs times the matrix of their group."""
+    (m, k), matrices = lhs.shape, rhs.shape[0]
+    depth, width = (2, 1) if options.transposed else (1, 2)
+    n = rhs.shape[width]
+    if 0 in (m, n, k, matrices):
+        return jnp.zeros((m, n), options.out_dtype)
+    lhs, rhs = _padded(lhs), _padded(rhs)
+    if rhs.shape[depth] != lhs.shape[1]:
+        rhs = jnp.pad(rhs, ((0, 0), (0, lhs.shape[1] - k), (0, 0)))
+    problem = hopper.Problem(
+        m,
+        n=rhs.shape[width],
+        k=lhs.shape[1],
+        groups=sizes.shape[0],
+        matrices=matrices,
+        dtype=jnp.dtype(lhs.dtype),
+        out_dtype=options.out_dtype,
+        transposed=options.transposed,
+        config=options.config or RaggedDotConfig(),
+    )
+    f = hopper.make_kernel(problem, options.compiler_params, options.interpret)
+    return f(sizes, offset, lhs, rhs)[:, :n]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _contract(options: _Options, matrices: int, x, y, sizes, offset) -> jax.Array:
+    """Returns `x.T @ y` over the rows of each group that has a matrix."""
+    (rows, m), n = x.shape, y.shape[1]
+    if 0 in (rows, m, n, matrices):
+        return jnp.zeros((matrices, m, n), options.out_dtype)
+    x, y = _padded(x), _padded(y)
+    problem = contracted.Problem(
+        rows,
+        m=x.shape[1],
+        n=y.shape[1],
+        groups=sizes.shape[0],
+        matrices=matrices,
+        dtype=jnp.dtype(x.dtype),
+        out_dtype=options.out_dtype,
+        config=options.config or RaggedDotConfig(),
+    )
+    f = contracted.make_kernel(problem, options.compiler_params, options.interpret)
+    return f(sizes, offset, x, y)[:, :m, :n]
+
+
+def _product_forward(options, lhs, rhs, sizes, offset):
+    saved = lhs, rhs, sizes, offset
+    return _product(options, *saved), saved
+
+
+def _product_backward(options: _Options, saved, d_out):
+    lhs, rhs, sizes, offset = saved
+    d_out = d_out.astype(lhs.dtype)
+    options = options.but(out_dtype=jnp.dtype(lhs.dtype))
+    other = options.but(transposed=not options.transposed)
+    d_lhs = _product(other, d_out, rhs, sizes, offset)
+    pair = (d_out, lhs) if options.transposed else (lhs, d_out)
+    d_rhs = _contract(options, rhs.shape[0], *pair, sizes, offset)
+    return d_lhs, d_rhs, None, None
+
+
+def _contract_forward(options, matrices, x, y, sizes, offset):
+    saved = x, y, sizes, offset
+    return _contract(options, matrices, *saved), saved
+
+
+def _contract_backward(options: _Options, matrices: int, saved, d_out):
+    x, y, sizes, offset = saved
+    d_out = d_out.astype(x.dtype)
+    options = options.but(out_dtype=jnp.dtype(x.dtype), transposed=False)
+    d_y = _product(options, x, d_out, sizes, offset)
+    d_x = _product(options.but(transposed=True), y, d_out, sizes, offset)
+    return d_x, d_y, None, None
+
+
+_product.defvjp(_product_forward, _product_backward)
+_contract.defvjp(_contract_forward, _contract_backward)
+
+
+def _padded(x: jax.Array) -> jax.Array:
+    """Pads the last dimension to a multiple of 16 bytes, as TMA requires."""
+    missing = -x.shape[-1] % (16 // x.dtype.itemsize)
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
