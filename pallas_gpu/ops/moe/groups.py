@@ -53,14 +53,18 @@ class Groups:
         (number,) = sizes.shape
         last = np.int32(number - matrices)
         first = lax.max(lax.min(offset[0], last), np.int32(0))
-        size = sizes[...]
-        tiles = lax.div(lax.add(size, np.int32(tile - 1)), np.int32(tile))
+        size = lax.max(lax.min(sizes[...], np.int32(rows)), np.int32(0))
+        sums = jnp.cumsum(size)
+        ends = lax.min(sums, np.int32(rows))
+        starts = lax.min(lax.sub(sums, size), np.int32(rows))
+        rounded = lax.add(lax.sub(ends, starts), np.int32(tile - 1))
+        tiles = lax.div(rounded, np.int32(tile))
         if number > matrices:
             position = lax.sub(jnp.arange(number, dtype=jnp.int32), first)
             has_matrix = (position >= 0) & (position < matrices)
             tiles = jnp.where(has_matrix, tiles, 0)
         groups = cls(number, rows, first, matrices, own.at[0], own.at[1])
-        groups.ends[...] = lax.min(jnp.cumsum(size), np.int32(rows))
+        groups.ends[...] = ends
         groups.tile_ends[...] = jnp.cumsum(tiles)
         return groups
 

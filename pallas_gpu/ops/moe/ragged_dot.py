@@ -197,13 +197,11 @@ def clear_cache() -> None:
 def _product(options: _Options, lhs, rhs, sizes, offset) -> jax.Array:
     """Returns the rows of lhs times the matrix of their group."""
     (m, k), matrices = lhs.shape, rhs.shape[0]
-    depth, width = (2, 1) if options.transposed else (1, 2)
+    width = 1 if options.transposed else 2
     n = rhs.shape[width]
     if 0 in (m, n, k, matrices):
         return jnp.zeros((m, n), options.out_dtype)
     lhs, rhs = _padded(lhs), _padded(rhs)
-    if rhs.shape[depth] != lhs.shape[1]:
-        rhs = jnp.pad(rhs, ((0, 0), (0, lhs.shape[1] - k), (0, 0)))
     problem = hopper.Problem(
         m,
         n=rhs.shape[width],

@@ -1,0 +1,432 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products: groups of any sizes, derivatives, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
+from tests.support import everywhere, ragged
+from tests.support.ragged import ROUNDING, normal
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+SMALL = RaggedDotConfig(
+    tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
+)
+# One row, less and more than a tile of 64, none at all, and rows of no group.
+ODD = (1, 63, 0, 65, 20)
+
+
+def numbers(lhs, rhs, groups):
+    dims = ((lhs,), (rhs,)), ((), ())
+    return jax.lax.RaggedDotDimensionNumbers(dims, (0,), groups)
+
+
+TRANSPOSED, CONTRACTED = numbers(1, 2, (0,)), numbers(0, 0, ())
+
+
+def check(m, n, k, sizes, c=SMALL, dtype=jnp.float16, out=None, **how):
+    a, b = normal(m, k, dtype=dtype), normal(len(sizes), k, n, dtype=dtype)
+
+    def make(interpret):
+        return lambda *args: ragged_dot(
+            *args, preferred_element_type=out, config=c, interpret=interpret
+        )
+
+    atol = ROUNDING[jnp.dtype(out or dtype).name]
+    args = [a, b, jnp.array(sizes, jnp.int32)]
+    how.setdefault("executed", [Warpgroup])
+    everywhere.check(make, args, ragged.product(a, b, sizes), atol=atol, **how)
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "sizes"),
+    [
+        (160, 64, 32, ODD),
+        (128, 128, 64, (128,)),
+        (200, 192, 96, (0, 130, 0, 70)),
+        (129, 64, 64, (0, 0, 0)),
+        (70, 64, 32, (5, 0, 65)),
+        (3, 64, 32, (1, 1, 1)),
+    ],
+)
+def test_groups_of_any_size(m, n, k, sizes):
+    check(m, n, k, sizes)
+
+
+@pytest.mark.parametrize(("n", "k"), [(72, 40), (136, 48), (75, 64), (64, 43), (33, 1)])
+def test_sizes_that_no_tile_divides(n, k):
+    check(150, n, k, ODD)
+
+
+def test_rows_beyond_the_array_do_not_exist():
+    check(100, 64, 32, (70, 50, 30), semantics=())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out"),
+    [("bfloat16", None), ("bfloat16", "float32"), ("float16", "bfloat16")],
+)
+def test_types_of_operands_and_result(dtype, out):
+    check(160, 64, 32, ODD, dtype=jnp.dtype(dtype), out=out)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strip": 1, "blocks": 1},
+        {"strip": 3, "blocks": 5},
+        {"stages": 4},
+        {"tile_m": 128},
+        {"tile_n": 96, "epilogue_n": 32},
+        {"tile_n": 64, "epilogue_n": 64},
+        {"tile_k": 64, "epilogue_n": 16},
+    ],
+)
+def test_any_configuration(changes):
+    c = dataclasses.replace(SMALL, **changes)
+    check(200, 200, 96, (3, 130, 40), c, semantics=[Warpgroup], executed=[])
+
+
+def test_many_groups():
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 3, 130)
+    check(200, 64, 32, tuple(map(int, sizes)), semantics=[Warpgroup], executed=[])
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+def test_some_groups_have_their_matrices_elsewhere(offset):
+    sizes, matrices = (40, 3, 70, 2, 60, 9), 3
+    a, b = normal(200, 32), normal(matrices, 32, 64)
+
+    def make(interpret):
+        return lambda *args: ragged_dot(
+            *args[:3], group_offset=args[3], config=SMALL, interpret=interpret
+        )
+
+    everywhere.check(
+        make,
+        [a, b, jnp.array(sizes), jnp.array([offset])],
+        _product_of_part(a, b, sizes, offset),
+        atol=ROUNDING["float16"],
+        executed=[Warpgroup],
+    )
+
+
+def _product_of_part(a, b, sizes, offset):
+    every = np.zeros((len(sizes), *b.shape[1:]))
+    every[offset : offset + len(b)] = np.asarray(b)
+    return ragged.product(a, every, sizes)
+
+
+def test_the_sizes_are_not_read_on_the_host():
+    a, b = normal(100, 32), normal(3, 32, 64)
+    f = jax.jit(functools.partial(ragged_dot, config=SMALL))
+    for sizes in ((10, 20, 70), (0, 0, 1)):
+        got = np.asarray(f(a, b, jnp.array(sizes, jnp.uint8)), np.float64)
+        expected = ragged.product(a, b, sizes)
+        np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
+# --- other products, and derivatives --------------------------------------------------
+
+
+def test_transposed_matrices():
+    a, b = normal(160, 40), normal(len(ODD), 72, 40)
+
+    def make(interpret):
+        return lambda *args: ragged_dot_general(
+            *args, TRANSPOSED, config=SMALL, interpret=interpret
+        )
+
+    args = [a, b, jnp.array(ODD)]
+    expected = ragged.product(a, np.swapaxes(b, 1, 2), ODD)
+    everywhere.check(
+        make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup]
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "m", "n", "sizes"),
+    [
+        (160, 64, 64, ODD),
+        (64, 40, 200, (64, 0)),
+        (200, 136, 72, (0, 130, 0, 70)),
+        (150, 35, 43, (7, 100)),
+    ],
+)
+def test_products_over_the_rows_of_groups(rows, m, n, sizes):
+    a, b = normal(rows, m), normal(rows, n, seed=1)
+    # What is behind the groups does not count, be it infinite.
+    a, b = a.at[sum(sizes) :].set(jnp.nan), b.at[sum(sizes) :].set(jnp.inf)
+
+    def make(interpret):
+        return lambda *args: ragged_dot_general(
+            *args, CONTRACTED, config=SMALL, interpret=interpret
+        )
+
+    args = [a, b, jnp.array(sizes)]
+    expected = ragged.contracted(a, b, sizes)
+    everywhere.check(
+        make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup]
+    )
+
+
+@pytest.mark.parametrize("dimension_numbers", [numbers(1, 1, (0,)), TRANSPOSED])
+def test_the_derivatives_of_a_product(dimension_numbers):
+    transposed = dimension_numbers is TRANSPOSED
+    a, weights = normal(160, 40), normal(160, 72, dtype=jnp.float32, seed=2)
+    b = normal(len(ODD), *((72, 40) if transposed else (40, 72)))
+    _check_derivatives(dimension_numbers, a, b, weights)
+
+
+def test_the_derivatives_of_a_product_over_rows():
+    weights = normal(len(ODD), 40, 72, dtype=jnp.float32, seed=2)
+    _check_derivatives(CONTRACTED, normal(160, 40), normal(160, 72, seed=1), weights)
+
+
+def _check_derivatives(dimension_numbers, a, b, weights):
+    sizes = jnp.array(ODD)
+
+    def derivatives(f, *operands):
+        def loss(x, y):
+            out = f(x, y, sizes, dimension_numbers, preferred_element_type=jnp.float32)
+            return jnp.sum(out * weights.astype(a.dtype).astype(jnp.float32))
+
+        return jax.grad(loss, argnums=(0, 1))(*operands)
+
+    ours = derivatives(functools.partial(ragged_dot_general, config=SMALL), a, b)
+    reference = derivatives(
+        jax.lax.ragged_dot_general, a.astype(jnp.float32), b.astype(jnp.float32)
+    )
+    for got, expected in zip(ours, reference, strict=True):
+        assert got.dtype == a.dtype
+        np.testing.assert_allclose(
+            np.asarray(got, np.float32), expected, atol=ROUNDING["float16"]
+        )
+
+
+def test_derivatives_of_matrices_of_some_groups():
+    sizes, offset = (40, 3, 70, 2), 1
+    a, b = normal(130, 32), normal(2, 32, 64)
+    g = normal(130, 64, seed=1)
+
+    def f(x, w):
+        return ragged_dot(
+            x, w, jnp.array(sizes), group_offset=jnp.array([offset]), config=SMALL
+        )
+
+    out, backward = jax.vjp(f, a, b)
+    d_a, d_b = backward(g)
+    atol = ROUNDING["float16"]
+    np.testing.assert_allclose(out, _product_of_part(a, b, sizes, offset), atol=atol)
+    expected = _product_of_part(g, np.swapaxes(b, 1, 2), sizes, offset)
+    np.testing.assert_allclose(d_a, expected, atol=atol)
+    expected = ragged.contracted(a, g, sizes)[offset : offset + 2]
+    np.testing.assert_allclose(d_b, expected, atol=atol)
+
+
+def test_vmap_makes_a_batch():
+    a, b = normal(2, 100, 32), normal(2, 3, 32, 64)
+    sizes = jnp.array([[50, 0, 50], [1, 64, 30]])
+    got = jax.vmap(functools.partial(ragged_dot, config=SMALL))(a, b, sizes)
+    for i in range(2):
+        np.testing.assert_allclose(
+            np.asarray(got[i], np.float64),
+            ragged.product(a[i], b[i], sizes[i].tolist()),
+            atol=ROUNDING["float16"],
+        )
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "groups"), [(0, 4, 8, 2), (4, 0, 8, 2), (4, 8, 0, 2), (4, 8, 8, 0)]
+)
+def test_nothing_to_multiply(m, k, n, groups):
+    x, w = jnp.ones((m, k), jnp.float16), jnp.ones((groups, k, n), jnp.float16)
+    out = ragged_dot(x, w, jnp.full(groups, m // max(groups, 1)))
+    np.testing.assert_array_equal(out, np.zeros((m, n)))
+
+
+# --- orders of events, and what the compiler makes of it ------------------------------
+
+
+@pytest.mark.parametrize("dimension_numbers", [TRANSPOSED, CONTRACTED])
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_there_is_no_race(dimension_numbers, asynchrony):
+    a = normal(160, 72)
+    contracted = dimension_numbers is CONTRACTED
+    b = normal(160, 80) if contracted else normal(len(ODD), 80, 72)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
+    got = ragged_dot_general(
+        *(a, b, jnp.array(ODD), dimension_numbers), config=SMALL, interpret=interpret
+    )
+    expected = (
+        ragged.contracted(a, b, ODD)
+        if contracted
+        else ragged.product(a, np.swapaxes(b, 1, 2), ODD)
+    )
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dimension_numbers", [TRANSPOSED, CONTRACTED])
+def test_twenty_orders_of_events_give_one_result(dimension_numbers):
+    b = normal(160, 80) if dimension_numbers is CONTRACTED else normal(5, 80, 72)
+    interpret = plgpu.InterpretParams(schedules=20)
+    ragged_dot_general(
+        *(normal(160, 72), b, jnp.array(ODD), dimension_numbers),
+        config=SMALL,
+        interpret=interpret,
+    )
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("dimension_numbers", "n"),
+    [(numbers(1, 1, (0,)), 4096), (TRANSPOSED, 4096), (CONTRACTED, 4000)],
+)
+def test_products_stay_asynchronous_and_nothing_spills(dimension_numbers, n):
+    m, k, groups = 16384, 4096, 128
+    shapes = {
+        numbers(1, 1, (0,)): ((m, k), (groups, k, n)),
+        TRANSPOSED: ((m, k), (groups, n, k)),
+        CONTRACTED: ((m, k), (m, n)),
+    }[dimension_numbers]
+    args = [jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes]
+    sizes = jax.ShapeDtypeStruct((groups,), jnp.int32)
+    f = functools.partial(
+        ragged_dot_general, ragged_dot_dimension_numbers=dimension_numbers
+    )
+    (report,) = plgpu.offline.compile(f, *args, sizes)
+    # ptxas remarks where it has to wait for a product by itself.
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+X, W, SIZES = normal(8, 16), normal(2, 16, 24), jnp.array([3, 5])
+
+
+@pytest.mark.parametrize(
+    ("args", "error", "what", "got"),
+    [
+        ((X, W[0], SIZES), errors.ShapeError, "the shapes do not form a product", "24"),
+        ((W, W, SIZES), errors.ShapeError, "the shapes do not form a product", "16"),
+        (
+            (X, W.astype(jnp.bfloat16), SIZES),
+            errors.DTypeError,
+            "these element types are not supported",
+            "float16 and bfloat16",
+        ),
+        (
+            (X.astype(jnp.float32), W.astype(jnp.float32), SIZES),
+            errors.DTypeError,
+            "these element types are not supported",
+            "float32",
+        ),
+        (
+            (X, W, SIZES.astype(jnp.float32)),
+            errors.DTypeError,
+            "group_sizes are not integers",
+            "float32",
+        ),
+        (
+            (X, W, jnp.arange(3)),
+            errors.ShapeError,
+            "group_sizes has not one size for each group",
+            "(3,)",
+        ),
+        (
+            (X, W, SIZES, "exact"),
+            errors.ArgumentError,
+            "there is no such precision",
+            "exact",
+        ),
+        (
+            (X, W, SIZES, None, jnp.int32),
+            errors.DTypeError,
+            "the result cannot have this type",
+            "int32",
+        ),
+        (
+            (X, W, SIZES, None, None, jnp.array(1)),
+            errors.ShapeError,
+            "group_offset is not one number",
+            "()",
+        ),
+        (
+            (X, W, SIZES, None, None, jnp.array([1.0])),
+            errors.DTypeError,
+            "group_offset are not integers",
+            "float32",
+        ),
+    ],
+)
+def test_operands_fit_each_other(args, error, what, got):
+    with pytest.raises(error) as caught:
+        ragged_dot(*args)
+    assert caught.value.what == f"ragged_dot: {what}"
+    assert got in str(caught.value.got)
+    assert caught.value.expected and caught.value.hint
+
+
+@pytest.mark.parametrize("precision", [None, "highest", jax.lax.Precision.HIGH])
+def test_a_precision_changes_nothing(precision):
+    exact = ragged_dot(X, W, SIZES, config=SMALL)
+    got = ragged_dot(X, W, SIZES, precision, config=SMALL)
+    np.testing.assert_array_equal(got, exact)
+
+
+@pytest.mark.parametrize(
+    ("dimension_numbers", "offset"),
+    [
+        (numbers(0, 1, (0,)), None),
+        (numbers(1, 1, (2,)), None),
+        (CONTRACTED, jnp.array([0])),
+    ],
+)
+def test_dimension_numbers_have_a_kernel(dimension_numbers, offset):
+    with pytest.raises(errors.UnsupportedError, match="dimension numbers are not"):
+        ragged_dot_general(X, W, SIZES, dimension_numbers, group_offset=offset)
+
+
+def test_a_product_over_rows_has_rows():
+    with pytest.raises(errors.ShapeError, match="do not form a product over rows"):
+        ragged_dot_general(X, X[:5], SIZES, CONTRACTED)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "got"),
+    [
+        ({"tile_m": 96}, "the tensor core does not support this tile", "96"),
+        ({"tile_n": 512}, "the tensor core does not support this tile", "512"),
+        ({"tile_k": 8}, "the tensor core does not support this tile", "8"),
+        ({"epilogue_n": 48}, "the epilogue's parts do not divide the tile", "48"),
+        ({"stages": 1}, "there are too few stages", "1"),
+        ({"strip": 0}, "there is no strip or no block", "strip=0"),
+        ({"blocks": 0}, "there is no strip or no block", "blocks=0"),
+    ],
+)
+def test_a_configuration_fits_the_tensor_core_and_itself(changes, what, got):
+    with pytest.raises(errors.ArgumentError) as caught:
+        dataclasses.replace(SMALL, **changes)
+    assert caught.value.what == f"RaggedDotConfig: {what}"
+    assert got in str(caught.value.got)
+
+
+def test_the_buffers_fit_shared_memory():
+    c = RaggedDotConfig(stages=9)
+    with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
+        ragged_dot(X, W, SIZES, config=c)
