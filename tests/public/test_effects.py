@@ -434,6 +434,8 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 }
 
 HINTS = (
+    "ops.ragged_dot.precision",
+    "ops.ragged_dot_general.precision",
     "CostEstimate.remote_bytes_transferred",
     "kernel.cost_estimate",
     "async_store_smem.optimized",

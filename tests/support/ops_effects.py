@@ -6,6 +6,7 @@ from __future__ import annotations
 MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
 SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
+RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 
 
@@ -13,6 +14,14 @@ def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
     """Returns where tests of a file see the effects of the parameters of one name."""
     return {f"ops.{what}.{name}": f"{file}::{test}" for name, test in tests.items()}
 
+
+_RAGGED = {
+    "preferred_element_type": "test_types_of_operands_and_result",
+    "group_offset": "test_some_groups_have_their_matrices_elsewhere",
+    "config": "test_any_configuration",
+    "compiler_params": "test_the_target_is_one_that_has_wgmma",
+    "interpret": "test_there_is_no_race",
+}
 
 EFFECTS: dict[str, str] = {
     **_seen(
@@ -96,6 +105,19 @@ EFFECTS: dict[str, str] = {
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
     "test_target_and_configuration_choose_the_kernel",
     "ops.attention.interpret": ATTENTION,
+    **_seen(
+        "RaggedDotConfig",
+        RAGGED_DOT,
+        dict.fromkeys(
+            (
+                *("tile_m", "tile_n", "tile_k", "stages"),
+                *("epilogue_n", "strip", "blocks"),
+            ),
+            "test_any_configuration",
+        ),
+    ),
+    **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
+    **_seen("ragged_dot_general", RAGGED_DOT, _RAGGED),
     "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
     "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
     "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"

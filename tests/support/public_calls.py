@@ -164,6 +164,10 @@ def _one_kernel(run: Callable[[], Any]) -> list[tuple[str, float]]:
 
 
 _halves = jnp.zeros((256, 256), F16)
+_matrices, _sizes = jnp.zeros((2, 256, 256), F16), jnp.array([100, 156])
+_ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
+    (((1,), (1,)), ((), ())), (0,), (0,)
+)
 _heads = jnp.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
@@ -402,7 +406,15 @@ GOOD: dict[str, Good] = {
     # Ready kernels
     "ops.matmul": _top(a=_halves, b=_halves),
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
+    "ops.ragged_dot": _top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
+    "ops.ragged_dot_general": _top(
+        lhs=_halves,
+        rhs=_matrices,
+        group_sizes=_sizes,
+        ragged_dot_dimension_numbers=_ragged_numbers,
+    ),
     "ops.MatmulConfig": _top(),
+    "ops.RaggedDotConfig": _top(),
     "ops.BlackwellMatmulConfig": _top(),
     "ops.SplitMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),

@@ -48,7 +48,7 @@ def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form
             numbers.rhs_group_dimensions,
         )
     )
-    forms = {
+    forms: dict[tuple[tuple[int, ...], ...], Form] = {
         ((1,), (1,), (), (), (0,), (0,)): Form(),
         ((1,), (2,), (), (), (0,), (0,)): Form(transposed=True),
         ((0,), (0,), (), (), (0,), ()): Form(contracted=True),

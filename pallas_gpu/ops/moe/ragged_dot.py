@@ -78,8 +78,8 @@ def ragged_dot(
       lhs: (M, K), float16 or bfloat16.
       rhs: (groups, K, N), of the same type.
       group_sizes: (groups,), integers: rows of each group, 0 or more.
-      precision: as of `jax.lax.dot`. It has no effect: products of 16-bit types are
-        exact in float32.
+      precision: as of `jax.lax.dot`. A hint without effect: products of 16-bit types
+        are exact in float32.
       preferred_element_type: type of the result; default: that of the operands.
       group_offset: (1,), an integer: the group to which `rhs[0]` belongs. `group_sizes`
         then may have more groups than `rhs`; rows of groups without a matrix are zero.
@@ -149,7 +149,7 @@ def ragged_dot_general(
       lhs, rhs: float16 or bfloat16, both of one type.
       group_sizes: (groups,), integers: rows of each group, 0 or more.
       ragged_dot_dimension_numbers: one of those above.
-      precision: as of `jax.lax.dot`; without effect, see `ragged_dot`.
+      precision: as of `jax.lax.dot`; a hint without effect, see `ragged_dot`.
       preferred_element_type: type of the result; default: that of the operands.
       group_offset: see `ragged_dot`; the second form has none.
       config: tile sizes and schedule, also of the derivatives.

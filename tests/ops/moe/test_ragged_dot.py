@@ -438,3 +438,9 @@ def test_the_buffers_fit_shared_memory():
     c = RaggedDotConfig(stages=9)
     with pytest.raises(errors.OutOfResources, match="needs more SMEM"):
         ragged_dot(X, W, SIZES, config=c)
+
+
+def test_the_target_is_one_that_has_wgmma():
+    params = plgpu.CompilerParams(target="sm_100a")
+    with pytest.raises(errors.TargetError, match="wgmma"):
+        ragged_dot(X, W, SIZES, compiler_params=params)
