@@ -143,9 +143,9 @@ def load_columns(
     return values.astype(jnp.float32)
 
 
-def padded_columns(bias: jax.Array, multiple: int) -> jax.Array:
-    """Appends zeros to (N,), up to a multiple."""
-    return jnp.pad(bias, (0, -bias.shape[0] % multiple))
+def padded_columns(bias: jax.Array, width: int) -> jax.Array:
+    """Appends zeros to (N,): every tile of up to `width` columns is whole."""
+    return jnp.pad(bias, (0, width))
 
 
 def check_activation(activation: Any, who: str) -> None:

@@ -13,11 +13,14 @@ from pallas_gpu import arch
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 
+type Axis = Literal["m", "n"] | None
+
 _SMS = arch.SM_90A.sm_count
-# (rows of a consumer, columns); an accumulator of 128 registers a thread at most.
+# (rows of a consumer, columns); beyond 192 registers of accumulators ptxas spills.
 _TILES = [
     *((64, n) for n in (16, 32, 64, 96, 128, 160, 192, 224, 256)),
-    *((128, n) for n in (32, 64, 96, 128)),
+    *((128, n) for n in (32, 64, 96, 128, 160, 192)),
+    (192, 128),
 ]
 _BARRIER_BYTES = 1024
 
@@ -25,11 +28,28 @@ _BARRIER_BYTES = 1024
 @functools.lru_cache(maxsize=4096)
 def choose(p: Problem) -> MatmulConfig:
     """Returns the configuration with the lowest estimated time."""
+    return min(candidates(p), key=lambda c: cost(p, c))
+
+
+def candidates(p: Problem) -> list[MatmulConfig]:
+    """Returns the configurations that suit a problem, in no order."""
     tiles = _TILES
     if p.epilogue.gated:
         # Two accumulators, and two tiles of B.
         tiles = [(m, n) for m, n in tiles if m * n <= 64 * 128]
-    return min((_config(p, *tile) for tile in tiles), key=lambda c: cost(p, c))
+    return [
+        _config(p, *tile, cluster) for tile in tiles for cluster in _clusters(p, *tile)
+    ]
+
+
+def _clusters(p: Problem, tile_m: int, tile_n: int) -> list[Axis]:
+    """Returns the clusters in which every block has a tile."""
+    found: list[Axis] = [None]
+    if plgpu.cdiv(p.n, tile_n) % 2 == 0:
+        found.append("n")
+    if plgpu.cdiv(p.m, CONSUMERS * tile_m) % 2 == 0:
+        found.append("m")
+    return found
 
 
 def cost(p: Problem, c: MatmulConfig) -> float:
@@ -58,22 +78,13 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     return max(waves * (steps * max(products, copies) + store + 0.7), memory)
 
 
-def _config(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig:
-    item = p.dtype.itemsize
-    tile_k = 128 // item
-    block_m = CONSUMERS * tile_m
-    cluster: Literal["m", "n"] | None = None
-    if tile_m * tile_n >= 128 * 128:
-        if plgpu.cdiv(p.n, tile_n) % 2 == 0:
-            cluster = "n"
-        elif plgpu.cdiv(p.m, block_m) % 2 == 0:
-            cluster = "m"
-    epilogue_n = math.gcd(tile_n, 128 // p.out_dtype.itemsize)
+def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig:
     c = MatmulConfig(
         tile_m=tile_m,
         tile_n=tile_n,
-        tile_k=tile_k,
-        epilogue_n=epilogue_n,
+        # One row of the widest swizzle.
+        tile_k=128 // p.dtype.itemsize,
+        epilogue_n=math.gcd(tile_n, 128 // p.out_dtype.itemsize),
         cluster=cluster,
     )
     return dataclasses.replace(c, stages=_stages(p, c))

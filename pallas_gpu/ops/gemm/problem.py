@@ -19,7 +19,7 @@ class Problem:
 
         a          (batch, M, K), or (batch, K, M) if transposed; (1, ...) if shared
         b, gate    (batch, K, N), or (batch, N, K) if transposed; (1, ...) if shared
-        bias       (N rounded up,)
+        bias       (N and zeros,)
         residual   (batch, M, N)
         result     (batch, M, N)
 

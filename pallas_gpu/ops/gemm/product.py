@@ -16,8 +16,8 @@ from pallas_gpu.ops.gemm.epilogue import PLAIN, padded_columns
 from pallas_gpu.ops.gemm.problem import Problem
 
 _TMA_BYTES = 16
-# No tile has more columns.
-_COLUMNS = 256
+# No tile of a cluster has more columns.
+_COLUMNS = 512
 
 
 @dataclasses.dataclass(frozen=True)

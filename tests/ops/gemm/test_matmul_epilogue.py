@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused epilogues of the matrix product, their derivatives, and what they refuse."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, ops
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+# Two parts of a tile are stored after each other, in two buffers.
+SMALL = ops.MatmulConfig(
+    tile_m=64,
+    tile_n=64,
+    tile_k=64,
+    stages=2,
+    epilogue_n=32,
+    blocks=2,
+    cluster=None,
+    strip=2,
+)
+M, N, K = 136, 72, 40
+BLACKWELL = plgpu.CompilerParams(target="sm_100a")
+FUNCTIONS = {
+    None: lambda x: x,
+    "relu": jax.nn.relu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+    jnp.sin: jnp.sin,
+}
+
+
+def normal(*shape, seed=0, dtype=jnp.float16):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal(shape) * 0.5, dtype)
+
+
+def operands(*names, m=M, n=N, k=K, dtype=jnp.float16):
+    shapes = {"bias": (n,), "residual": (m, n), "gate": (k, n)}
+    arrays = {
+        name: normal(*shapes[name], seed=i, dtype=dtype)
+        for i, name in enumerate(names, 2)
+    }
+    return normal(m, k, dtype=dtype), normal(k, n, seed=1, dtype=dtype), arrays
+
+
+def reference(a, b, arrays, activation=None, scale=1.0):
+    """Computes in float32, from rounded operands."""
+    a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+    arrays = {name: x.astype(jnp.float32) for name, x in arrays.items()}
+    product = scale * jnp.matmul(a, b, precision="highest")
+    if "gate" in arrays:
+        gate = scale * jnp.matmul(a, arrays["gate"], precision="highest")
+        product = FUNCTIONS[activation or "silu"](gate) * product
+    else:
+        product = FUNCTIONS[activation](product + arrays.get("bias", 0.0))
+    return product + arrays.get("residual", 0.0)
+
+
+def rounding(expected):
+    """The bound of a float16 result's error."""
+    return 2**-11 * float(jnp.abs(expected).max())
+
+
+CASES = [
+    (("bias",), {}),
+    (("bias",), {"activation": "relu"}),
+    (("bias", "residual"), {"activation": "gelu", "scale": 0.5}),
+    (("residual",), {"activation": "gelu_exact"}),
+    ((), {"activation": jnp.sin}),
+    (("gate",), {}),
+    (("gate", "residual"), {"activation": "gelu", "scale": 2.0}),
+]
+
+
+@pytest.mark.parametrize(("names", "options"), CASES)
+def test_an_epilogue_is_applied_to_the_sums(names, options):
+    a, b, arrays = operands(*names)
+    keys = list(arrays)
+
+    def make(interpret):
+        return lambda a, b, *others: ops.matmul(
+            a,
+            b,
+            **dict(zip(keys, others, strict=True)),
+            **options,
+            config=SMALL,
+            interpret=interpret,
+        )
+
+    expected = reference(a, b, arrays, **options)
+    everywhere.check(
+        make,
+        [a, b, *arrays.values()],
+        expected,
+        atol=rounding(expected),
+        executed=[Warpgroup],
+    )
+
+
+@pytest.mark.parametrize(("names", "options"), [CASES[2], CASES[5]])
+def test_derivatives_are_those_of_plain_jax(names, options):
+    a, b, arrays = operands(*names, m=20, n=24, k=16)
+    weights = normal(20, 24, seed=9, dtype=jnp.float32)
+
+    def loss(f, *args):
+        return jnp.sum(f(*args).astype(jnp.float32) * weights)
+
+    def fused(a, b, arrays):
+        return ops.matmul(a, b, **arrays, **options)
+
+    def plain(a, b, arrays):
+        return reference(a, b, arrays, **options)
+
+    got = jax.grad(functools.partial(loss, fused), (0, 1, 2))(a, b, arrays)
+    expected = jax.grad(functools.partial(loss, plain), (0, 1, 2))(a, b, arrays)
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype
+        x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+        np.testing.assert_allclose(x, y, atol=2**-8 * np.abs(y).max())
+
+
+@pytest.mark.parametrize(
+    ("transpose_a", "transpose_b", "batch"),
+    [
+        (False, False, ((), ())),
+        (False, True, ((2,), (2,))),
+        (True, False, ((2,), ())),
+        (True, True, ((), (2,))),
+    ],
+)
+def test_derivatives_of_transposed_operands_and_batches(
+    transpose_a, transpose_b, batch
+):
+    a = normal(*batch[0], *((24, 20) if transpose_a else (20, 24)))
+    b = normal(*batch[1], *((16, 24) if transpose_b else (24, 16)), seed=1)
+
+    def turned(x, transposed):
+        return x.swapaxes(-1, -2) if transposed else x
+
+    def fused(a, b):
+        options = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+        return jnp.sum(jnp.sin(ops.matmul(a, b, **options, out_dtype=jnp.float32)))
+
+    def plain(a, b):
+        a, b = (x.astype(jnp.float32) for x in (a, b))
+        product = turned(a, transpose_a) @ turned(b, transpose_b)
+        return jnp.sum(jnp.sin(product))
+
+    got, expected = (jax.grad(f, (0, 1))(a, b) for f in (fused, plain))
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=2**-7 * float(jnp.abs(y).max()))
+
+
+def test_a_derivative_of_float32():
+    a, b, arrays = operands("bias", m=20, n=21, k=17, dtype=jnp.float32)
+
+    def fused(a, b, bias):
+        return jnp.sum(ops.matmul(a, b, bias=bias, activation="silu"))
+
+    def plain(a, b, bias):
+        return jnp.sum(reference(a, b, {"bias": bias}, activation="silu"))
+
+    got = jax.grad(fused, (0, 1, 2))(a, b, arrays["bias"])
+    expected = jax.grad(plain, (0, 1, 2))(a, b, arrays["bias"])
+    for x, y in zip(got, expected, strict=True):
+        np.testing.assert_allclose(x, y, atol=2**-8 * float(jnp.abs(y).max()))
+
+
+def test_the_types_of_bias_residual_and_result():
+    a, b, arrays = operands("bias", "residual")
+    arrays["residual"] = arrays["residual"].astype(jnp.float32)
+    arrays["bias"] = arrays["bias"].astype(jnp.bfloat16)
+    got = ops.matmul(a, b, **arrays, config=SMALL, out_dtype=jnp.float32)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, reference(a, b, arrays), atol=1e-5)
+
+
+def test_an_epilogue_of_a_batch():
+    a, b, arrays = operands("bias")
+    batch, residual = jnp.stack([a, 2 * a]), normal(2, M, N, seed=5)
+    got = ops.matmul(batch, b, **arrays, residual=residual, config=SMALL)
+    arrays["residual"] = residual
+    expected = reference(batch, b, arrays)
+    np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-7)
+
+
+def test_on_blackwell_xla_applies_it():
+    for names, options in CASES[2], CASES[6]:
+        a, b, arrays = operands(*names)
+        got = ops.matmul(a, b, **arrays, **options, compiler_params=BLACKWELL)
+        expected = reference(a, b, arrays, **options)
+        got = np.asarray(got, np.float32)
+        np.testing.assert_allclose(got, expected, atol=rounding(expected))
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("names", [("bias", "residual"), ("gate", "residual")])
+def test_there_is_no_race(names, asynchrony):
+    # Blocks have two tiles, of an odd number of parts.
+    a, b, arrays = operands(*names, n=200)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, schedules=4)
+    config = ops.MatmulConfig(
+        tile_m=64,
+        tile_n=96,
+        tile_k=64,
+        stages=2,
+        epilogue_n=32,
+        blocks=2,
+        cluster=None,
+    )
+    got = ops.matmul(a, b, **arrays, config=config, interpret=interpret)
+    expected = reference(a, b, arrays)
+    got = np.asarray(got, np.float32)
+    np.testing.assert_allclose(got, expected, atol=rounding(expected))
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("names", "options"),
+    [
+        (("bias",), {"activation": "gelu"}),
+        (("bias", "residual"), {"activation": "gelu_exact"}),
+        (("gate", "residual"), {}),
+    ],
+)
+def test_default_configurations_compile_without_spills(names, options):
+    size = 4096
+    x = jax.ShapeDtypeStruct((size, size), jnp.bfloat16)
+    shapes = {"bias": jax.ShapeDtypeStruct((size,), jnp.bfloat16)}
+    others = [shapes.get(name, x) for name in names]
+
+    def f(a, b, *others):
+        arrays = dict(zip(names, others, strict=True))
+        return ops.matmul(a, b, **arrays, **options)
+
+    (report,) = plgpu.offline.compile(f, x, x, *others, target="sm_90a")
+    used = report.resources
+    assert used.spill_store_bytes == used.spill_load_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "what", "options"),
+    [
+        (errors.ArgumentError, "unknown activation", {"activation": "tanh"}),
+        (errors.ArgumentTypeError, "neither a name nor", {"activation": 3}),
+        (errors.ArgumentTypeError, "not an elementwise", {"activation": jnp.sum}),
+        (errors.ShapeError, "bias does not match", {"bias": jnp.zeros(N + 1)}),
+        (errors.ShapeError, "residual does not", {"residual": jnp.zeros((N, M))}),
+        (errors.ShapeError, "gate does not", {"gate": jnp.zeros((N, K), "f2")}),
+        (errors.DTypeError, "bias cannot have", {"bias": jnp.zeros(N, "i4")}),
+        (errors.DTypeError, "these element types", {"gate": jnp.zeros((K, N))}),
+        (
+            errors.ArgumentError,
+            "a bias beside a gate",
+            {"bias": jnp.zeros(N), "gate": jnp.zeros((K, N), "f2")},
+        ),
+    ],
+)
+def test_an_epilogue_that_does_not_fit(error, what, options):
+    a, b, _ = operands()
+    with pytest.raises(error, match=what) as caught:
+        ops.matmul(a, b, **options)
+    assert type(caught.value) is error
+    assert caught.value.expected and caught.value.hint
