@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
+ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
+EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
 SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
@@ -118,6 +120,24 @@ EFFECTS: dict[str, str] = {
     ),
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen("ragged_dot_general", RAGGED_DOT, _RAGGED),
+        "matmul",
+        ANY_MATMUL,
+        {
+            "transpose_a": "test_operands_may_be_transposed",
+            "transpose_b": "test_operands_may_be_transposed",
+        },
+    ),
+    **_seen(
+        "matmul",
+        EPILOGUES,
+        {
+            "bias": "test_an_epilogue_is_applied_to_the_sums",
+            "residual": "test_an_epilogue_is_applied_to_the_sums",
+            "activation": "test_an_epilogue_is_applied_to_the_sums",
+            "gate": "test_an_epilogue_is_applied_to_the_sums",
+            "scale": "test_an_epilogue_is_applied_to_the_sums",
+        },
+    ),
     "ops.matmul.config": f"{MATMUL}::test_any_number_of_stages",
     "ops.matmul.out_dtype": f"{MATMUL}::test_types_of_operands_and_result",
     "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
