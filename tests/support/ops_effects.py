@@ -120,6 +120,7 @@ EFFECTS: dict[str, str] = {
     ),
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen("ragged_dot_general", RAGGED_DOT, _RAGGED),
+    **_seen(
         "matmul",
         ANY_MATMUL,
         {
