@@ -15,6 +15,10 @@ from pallas_gpu.ops.gemm.matmul import (
 from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
+from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
+from pallas_gpu.ops.rows.rotary import rotary_embedding
+from pallas_gpu.ops.rows.softmax import log_softmax, softmax
+from pallas_gpu.ops.rows.top_k import top_k
 
 __all__ = [
     "AttentionConfig",
@@ -25,9 +29,15 @@ __all__ = [
     "RaggedDotConfig",
     "attention",
     "clear_cache",
+    "layer_norm",
+    "log_softmax",
     "matmul",
     "ragged_dot",
     "ragged_dot_general",
+    "rms_norm",
+    "rotary_embedding",
+    "softmax",
+    "top_k",
 ]
 
 

@@ -10,6 +10,8 @@ SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
+ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
+ROWS = "tests/ops/rows/test_rows.py"
 
 
 def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
@@ -144,4 +146,34 @@ EFFECTS: dict[str, str] = {
     "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
     "test_the_target_chooses_the_kernel",
     "ops.matmul.interpret": MATMUL,
+    **{
+        f"ops.matmul.transpose_{x}": f"{ANY_MATMUL}::test_operands_may_be_transposed"
+        for x in "ab"
+    },
+    **{
+        f"ops.matmul.{name}": ANY_MATMUL
+        for name in ("activation", "bias", "gate", "residual", "scale")
+    },
+    **{
+        f"ops.{name}.{which}": ROWS
+        for name in (
+            *("softmax", "log_softmax", "rms_norm", "layer_norm"),
+            *("rotary_embedding", "top_k"),
+        )
+        for which in ("compiler_params", "interpret")
+    },
+    "ops.rms_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
+    "ops.rms_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
+    "ops.layer_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
+    "ops.layer_norm.bias": f"{ROWS}::test_norms_without_scale_or_bias",
+    "ops.layer_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
+    "ops.rotary_embedding.interleaved": f"{ROWS}::test_rotary_embedding",
+    **_seen(
+        "rotary_embedding",
+        ROWS,
+        {
+            "positions": "test_rotary_embedding_at_given_positions",
+            "base": "test_rotary_embedding_at_given_positions",
+        },
+    ),
 }

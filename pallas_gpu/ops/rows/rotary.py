@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rotary position embedding: pairs of a head's elements, rotated by position."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+from pallas_gpu.ops.rows import rows
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
+
+# Elements of a block: 32 a thread.
+_BLOCK = 4096
+
+
+@expect.arguments(
+    x=expect.arrays,
+    positions=expect.optional(expect.arrays),
+    base=expect.number,
+    interleaved=expect.boolean,
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def rotary_embedding(
+    x: Any,
+    positions: Any = None,
+    *,
+    base: float = 10000.0,
+    interleaved: bool = False,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Rotates pairs of elements of each head by angles that grow with the position.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit`, `jax.vmap` and
+    `jax.grad` (reverse mode, with respect to x).
+
+    Pair i of n turns by `position * base ** (-i / n)`. Sines and cosines are computed
+    once for all heads, in float32, before the kernel.
+
+    Args:
+      x: (batch, length, heads, head_dim), float32, float16 or bfloat16; head_dim even.
+      positions: (length,) or (batch, length), integers; default: 0, 1, 2, ...
+      base: the longest wavelength divided by 2 pi.
+      interleaved: pairs are neighbours, (0, 1), (2, 3), ...; otherwise halves apart,
+        (0, head_dim / 2), (1, head_dim / 2 + 1), ...
+      compiler_params, interpret: see `pallas_call`.
+
+    Returns:
+      (batch, length, heads, head_dim) of the type of x, computed in float32.
+
+    Raises:
+      ShapeError, DTypeError, ArgumentError: arrays that do not match, another type, a
+        base that is not positive.
+
+    Example:
+      >>> q = ops.rotary_embedding(q)
+    """
+    _check(x, positions, base)
+    batch, length, _, head_dim = x.shape
+    if positions is None:
+        positions = jnp.arange(length, dtype=jnp.int32)
+    positions = jnp.broadcast_to(positions, (batch, length)).reshape(-1, 1)
+    pairs = head_dim // 2
+    frequency = base ** (-jnp.arange(pairs, dtype=jnp.float32) / pairs)
+    angle = positions.astype(jnp.float32) * frequency
+    options = interleaved, compiler_params, interpret
+    return _rotate(x, jnp.cos(angle), jnp.sin(angle), options)
+
+
+def _check(x: Any, positions: Any, base: Any) -> None:
+    rows.check("rotary_embedding", x=x)
+    if len(x.shape) != 4 or x.shape[3] % 2:
+        raise errors.ShapeError(
+            "rotary_embedding: x has another shape",
+            expected="(batch, length, heads, head_dim), head_dim even",
+            got=tuple(x.shape),
+            hint="heads come before head_dim, the sequence before heads",
+        )
+    if not base > 0:
+        raise errors.ArgumentError(
+            "rotary_embedding: base is not positive",
+            expected="a positive number, e.g. 10000.0",
+            got=base,
+            hint="omit base",
+        )
+    if positions is None:
+        return
+    if not jnp.issubdtype(positions.dtype, jnp.integer):
+        raise errors.DTypeError(
+            "rotary_embedding: positions are not integers",
+            expected="integers",
+            got=positions.dtype,
+            hint="convert positions with astype(jnp.int32)",
+        )
+    if tuple(positions.shape) not in (x.shape[1:2], x.shape[:2]):
+        raise errors.ShapeError(
+            "rotary_embedding: positions do not match x",
+            expected=f"{x.shape[1:2]} or {x.shape[:2]}",
+            got=tuple(positions.shape),
+            hint="one position for each element of the sequence",
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, options: Any) -> jax.Array:
+    """Rotates (batch, length, heads, head_dim) by angles of (tokens, pairs)."""
+    interleaved, compiler_params, interpret = options
+    *_, heads, head_dim = x.shape
+    tokens, pairs = cos.shape
+    some_heads = math.gcd(heads, _power_of_two(_BLOCK // head_dim))
+    some_tokens = math.gcd(tokens, _power_of_two(_BLOCK // (some_heads * head_dim)))
+    halves: Any = (slice(0, None, 2), slice(1, None, 2))
+    if not interleaved:
+        halves = (slice(0, pairs), slice(pairs, head_dim))
+
+    def body(x_ref, cos_ref, sin_ref, y_ref) -> None:
+        shape = some_tokens, some_heads, pairs
+        cos, sin = (
+            lax.broadcast_in_dim(ref[...], shape, (0, 2)) for ref in (cos_ref, sin_ref)
+        )
+        a, b = (x_ref[:, :, half].astype(jnp.float32) for half in halves)
+        rotated = a * cos - b * sin, a * sin + b * cos
+        for half, part in zip(halves, rotated, strict=True):
+            y_ref[:, :, half] = part.astype(y_ref.dtype)
+
+    def spec(*block: int) -> plgpu.BlockSpec:
+        def index(i, j):
+            return (i, j, 0) if len(block) == 3 else (i, 0)
+
+        return plgpu.BlockSpec(block, index, memory_space=plgpu.GMEM)
+
+    whole, table = spec(some_tokens, some_heads, head_dim), spec(some_tokens, pairs)
+    y = plgpu.pallas_call(
+        body,
+        out_shape=jax.ShapeDtypeStruct((tokens, heads, head_dim), x.dtype),
+        grid=(tokens // some_tokens, heads // some_heads),
+        in_specs=[whole, table, table],
+        out_specs=whole,
+        name="rotary_embedding",
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )(x.reshape(tokens, heads, head_dim), cos, sin)
+    return y.reshape(x.shape)
+
+
+def _power_of_two(most: int) -> int:
+    """Returns the largest power of two up to a number, at least 1."""
+    return 1 << (max(most, 1).bit_length() - 1)
+
+
+def _forward(x, cos, sin, options):
+    return _rotate(x, cos, sin, options), (cos, sin)
+
+
+def _backward(options, saved, d_y):
+    cos, sin = saved
+    # Angles depend on positions alone, which are integers.
+    return _rotate(d_y, cos, -sin, options), jnp.zeros_like(cos), jnp.zeros_like(sin)
+
+
+_rotate.defvjp(_forward, _backward)

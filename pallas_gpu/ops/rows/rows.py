@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel over the rows of a matrix: blocks of short rows, parts of long ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+
+# Elements that a block of short rows has, and a part of a long one: 32 a thread.
+_BLOCK = 4096
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An array seen as a matrix: its last axis, and all others together.
+
+    Attributes:
+      shape: shape of the array.
+    """
+
+    shape: tuple[int, ...]
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return math.prod(self.shape[:-1])
+
+    @property
+    def together(self) -> int:
+        """Rows of one block: a power of two that divides their number."""
+        most = max(1, _BLOCK // self.columns)
+        return math.gcd(self.count, 1 << (most.bit_length() - 1))
+
+    def matrix(self, x: jax.Array) -> jax.Array:
+        """Returns the array as a matrix; its last axis may have another size."""
+        return x.reshape(self.count, x.shape[-1])
+
+    def spec(self, columns: int | None = None) -> plgpu.BlockSpec:
+        """Returns a block of whole rows, of as many columns."""
+        block = self.together, self.columns if columns is None else columns
+        return plgpu.BlockSpec(block, lambda i: (i, 0), memory_space=plgpu.GMEM)
+
+    def call(
+        self,
+        body: Callable[..., None],
+        args: Sequence[jax.Array],
+        out: Sequence[tuple[int, Any]],
+        *,
+        shared: Sequence[jax.Array] = (),
+        name: str,
+        compiler_params: plgpu.CompilerParams | None,
+        interpret: Any,
+    ) -> list[jax.Array]:
+        """Calls `body(*args, *shared, *out)` for each block of rows.
+
+        Args:
+          body: takes references to a block of rows of each argument and result, and
+            to the whole of what is shared.
+          args: arrays with as many rows.
+          out: columns and type of each result.
+          shared: arrays that all rows need.
+          name: of the kernel.
+          compiler_params, interpret: see `pallas_call`.
+        """
+        whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
+        results = plgpu.pallas_call(
+            body,
+            out_shape=tuple(
+                jax.ShapeDtypeStruct((self.count, columns), dtype)
+                for columns, dtype in out
+            ),
+            grid=(self.count // self.together,),
+            in_specs=[*(self.spec(x.shape[-1]) for x in args), *[whole] * len(shared)],
+            out_specs=tuple(self.spec(columns) for columns, _ in out),
+            name=name,
+            compiler_params=compiler_params,
+            interpret=interpret,
+        )(*map(self.matrix, args), *shared)
+        return [
+            y.reshape(*self.shape[:-1], columns)
+            for y, (columns, _) in zip(results, out, strict=True)
+        ]
+
+    def over_parts(self, step: Callable[[Any, int, Any], Any], carry: Any) -> Any:
+        """Folds `step(first column, columns, carry)` over the parts of a row."""
+        whole, rest = divmod(self.columns, _BLOCK)
+        carry = lax.fori_loop(
+            0, whole, lambda i, carry: step(i * _BLOCK, _BLOCK, carry), carry
+        )
+        return step(whole * _BLOCK, rest, carry) if rest else carry
+
+
+def params(
+    given: plgpu.CompilerParams | None, dtype: Any
+) -> plgpu.CompilerParams | None:
+    """Returns the parameters; without any, 16-bit types use approximate functions.
+
+    The error of the hardware's exp, log and division is far below their rounding.
+    """
+    if given is not None:
+        return given
+    return plgpu.CompilerParams(approx_math=jnp.dtype(dtype).itemsize <= 2)
+
+
+def check(what: str, **arrays: Any) -> None:
+    """Refuses arrays without columns, empty ones, and those of another type.
+
+    Raises:
+      ShapeError, DTypeError: they are not rows of floating-point numbers.
+    """
+    for name, x in arrays.items():
+        if len(x.shape) < 1 or 0 in x.shape:
+            raise errors.ShapeError(
+                f"{what}: {name} has no rows",
+                expected="one axis or more, none of them empty",
+                got=tuple(x.shape),
+                hint="a single row is an array of one axis",
+            )
+        if x.dtype not in (jnp.float32, jnp.float16, jnp.bfloat16):
+            raise errors.DTypeError(
+                f"{what}: {name} has an element type that is not supported",
+                expected="float32, float16 or bfloat16",
+                got=expect.shown(jnp.dtype(x.dtype)),
+                hint=f"convert {name} with astype",
+            )

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Operations on rows: values and derivatives against float64; refusals."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, ops
+from tests.support import everywhere
+
+pytestmark = pytest.mark.sampled(2)
+
+# Blocks of several rows, whole rows, a single row; and rows in parts.
+SHAPES = [(6, 100), (3, 1, 777), (40, 64), (5,)]
+LONG = (2, 17000)
+ROUNDING = {"float32": 1e-5, "float16": 2**-9, "bfloat16": 2**-6}
+
+
+def normal(*shape, dtype=jnp.float32, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), dtype)
+
+
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+def log_softmax(x):
+    return np.log(softmax(x))
+
+
+def layer_norm(x, scale=1.0, bias=0.0):
+    x = x - x.mean(-1, keepdims=True)
+    return x / ((x * x).mean(-1, keepdims=True) + 1e-5) ** 0.5 * scale + bias
+
+
+def rms_norm(x, scale=1.0):
+    return x / ((x * x).mean(-1, keepdims=True) + 1e-6) ** 0.5 * scale
+
+
+def check(operation, reference, *args, atol=None, **options):
+    def make(interpret):
+        return functools.partial(operation, interpret=interpret, **options)
+
+    expected = reference(*(np.asarray(x, np.float64) for x in args))
+    atol = ROUNDING[args[0].dtype.name] if atol is None else atol
+    everywhere.check(make, args, expected, atol=atol, rtol=atol)
+
+
+def check_derivatives(operation, reference, *args, atol=1e-4):
+    """Compares the derivatives of a weighted sum with JAX's of the reference."""
+    weights = normal(*args[0].shape, seed=9)
+
+    def gradients(function):
+        def loss(*args):
+            return jnp.sum(function(*args).astype(jnp.float32) * weights)
+
+        return jax.grad(loss, tuple(range(len(args))))
+
+    def make(interpret):
+        return gradients(functools.partial(operation, interpret=interpret))
+
+    everywhere.check(make, args, gradients(reference)(*args), atol=atol, rtol=atol)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_softmax(shape, dtype):
+    check(ops.softmax, softmax, normal(*shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_log_softmax(shape):
+    check(ops.log_softmax, log_softmax, normal(*shape))
+
+
+OF_JAX = {ops.softmax: jax.nn.softmax, ops.log_softmax: jax.nn.log_softmax}
+
+
+@pytest.mark.parametrize("operation", OF_JAX.keys())
+@pytest.mark.parametrize("shape", SHAPES)
+def test_derivatives_of_softmax(operation, shape):
+    check_derivatives(operation, OF_JAX[operation], normal(*shape))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", OF_JAX.keys())
+def test_softmax_of_rows_that_exceed_the_registers(operation):
+    x = normal(*LONG)
+    check(operation, softmax if operation is ops.softmax else log_softmax, x)
+    check_derivatives(operation, OF_JAX[operation], x)
+
+
+@pytest.mark.parametrize("columns", [8, 17000])
+def test_masked_elements_have_no_share(columns):
+    x = np.asarray(normal(2, columns)).copy()
+    x[:, ::2] = -np.inf
+    np.testing.assert_allclose(ops.softmax(jnp.asarray(x)), softmax(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms(shape, dtype):
+    x = normal(*shape, dtype=dtype)
+    scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
+    check(ops.layer_norm, layer_norm, x, scale, bias)
+    check(ops.rms_norm, rms_norm, x, scale)
+
+
+def test_norms_without_scale_or_bias():
+    x, column = normal(4, 96), normal(96, seed=1)
+
+    def with_bias(x, bias, interpret):
+        return ops.layer_norm(x, bias=bias, interpret=interpret)
+
+    check(ops.rms_norm, rms_norm, x)
+    check(ops.layer_norm, layer_norm, x)
+    check(ops.layer_norm, layer_norm, x, column)
+    check(with_bias, lambda x, bias: layer_norm(x, 1.0, bias), x, column)
+
+
+def test_the_epsilon_of_norms():
+    x = jnp.full((2, 8), 3.0)
+    for operation in (ops.rms_norm, ops.layer_norm):
+        got = operation(x, epsilon=7.0)
+        expected = 0.75 if operation is ops.rms_norm else 0.0
+        np.testing.assert_allclose(got, np.full((2, 8), expected), atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 100), (5,), (33, 130)])
+def test_derivatives_of_norms(shape):
+    x = normal(*shape)
+    scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
+    check_derivatives(ops.layer_norm, layer_norm, x, scale, bias)
+    check_derivatives(ops.rms_norm, rms_norm, x, scale)
+
+
+@pytest.mark.slow
+def test_norms_of_rows_that_exceed_the_registers():
+    x, scale = normal(*LONG), normal(LONG[-1], seed=1)
+    check(ops.rms_norm, rms_norm, x, scale)
+    check(ops.layer_norm, layer_norm, x, scale)
+    check_derivatives(ops.layer_norm, layer_norm, x, scale)
+
+
+def rotated(x, interleaved, positions=None, base=10000.0):
+    batch, length, _, d = x.shape
+    positions = np.arange(length) if positions is None else np.asarray(positions)
+    positions = np.broadcast_to(positions, (batch, length))
+    pairs = d // 2
+    angle = positions[..., None, None] * base ** (-np.arange(pairs) / pairs)
+    first, second = slice(0, pairs), slice(pairs, d)
+    if interleaved:
+        first, second = slice(0, None, 2), slice(1, None, 2)
+    a, b, y = x[..., first], x[..., second], np.empty_like(x)
+    y[..., first] = a * np.cos(angle) - b * np.sin(angle)
+    y[..., second] = a * np.sin(angle) + b * np.cos(angle)
+    return y
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("shape", [(2, 5, 3, 64), (1, 4, 40, 128), (1, 3, 1, 6)])
+def test_rotary_embedding(shape, interleaved):
+    def reference(x):
+        return rotated(x, interleaved)
+
+    check(ops.rotary_embedding, reference, normal(*shape), interleaved=interleaved)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_rotary_embedding_at_given_positions(batched):
+    positions = jnp.array([[7, 0, 3, 3000], [1, 2, 3, 4]], jnp.int32)
+    positions = positions if batched else positions[0]
+
+    def operation(x, interpret):
+        return ops.rotary_embedding(x, positions, base=500.0, interpret=interpret)
+
+    def reference(x):
+        return rotated(x, False, positions, 500.0)
+
+    check(operation, reference, normal(2, 4, 2, 16), atol=2e-4)
+
+
+def test_the_derivative_of_a_rotation_rotates_back():
+    x = normal(1, 6, 2, 32)
+
+    def loss(x):
+        return 0.5 * jnp.sum(ops.rotary_embedding(x) ** 2)
+
+    np.testing.assert_allclose(jax.grad(loss)(x), x, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "k"), [((4, 100), 3), ((2, 3, 7), 7), ((1200,), 1)])
+def test_top_k(shape, k):
+    x, weights = normal(*shape), normal(*shape[:-1], k, seed=3)
+
+    def of(function):
+        gradient = jax.grad(lambda x: jnp.sum(function(x, k)[0] * weights))
+        return *function(x, k), gradient(x)
+
+    for got, expected in zip(of(ops.top_k), of(jax.lax.top_k), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_equal_elements_come_in_their_order():
+    def make(interpret):
+        return lambda x: ops.top_k(x, 3, interpret=interpret)
+
+    x = jnp.array([[1.0, 2.0, 2.0, 0.0, 2.0]])
+    everywhere.check(make, [x], (np.full((1, 3), 2.0), np.array([[1, 2, 4]])))
+
+
+def test_operations_under_vmap_and_jit():
+    x, scale = normal(3, 4, 64), normal(64, seed=1)
+    got = jax.jit(jax.vmap(lambda x: ops.rms_norm(ops.softmax(x), scale)))(x)
+    expected = rms_norm(softmax(np.asarray(x, np.float64)), np.asarray(scale))
+    np.testing.assert_allclose(got, expected, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("columns", "dtype"),
+    [(64, "float32"), (16384, "bfloat16"), (20000, "float32"), (4096, "bfloat16")],
+)
+def test_no_row_spills(columns, dtype):
+    x = jax.ShapeDtypeStruct((256, columns), dtype)
+    scale = jax.ShapeDtypeStruct((columns,), dtype)
+
+    def loss(x, scale):
+        y = ops.layer_norm(ops.log_softmax(x), scale, scale)
+        return jnp.sum(ops.softmax(y).astype(jnp.float32))
+
+    for report in plgpu.offline.compile(jax.grad(loss, (0, 1)), x, scale):
+        assert report.resources.spill_store_bytes == 0, report
+
+
+HEAD = jnp.ones((1, 2, 1, 4))
+WRONG = [
+    (ops.softmax, [jnp.zeros((2, 0))], {}, errors.ShapeError, "x has no rows"),
+    (ops.softmax, [jnp.zeros((2, 3), jnp.int32)], {}, errors.DTypeError, "int32"),
+    (ops.log_softmax, [jnp.float32(1)], {}, errors.ShapeError, "no rows"),
+    (ops.rms_norm, [normal(2, 8), normal(4)], {}, errors.ShapeError, r"\(8,\)"),
+    (ops.layer_norm, [normal(2, 8), normal(2, 8)], {}, errors.ShapeError, "scale"),
+    (ops.rotary_embedding, [normal(2, 8, 3)], {}, errors.ShapeError, "head_dim"),
+    (ops.rotary_embedding, [HEAD[..., :3]], {}, errors.ShapeError, "even"),
+    (ops.rotary_embedding, [HEAD, normal(2)], {}, errors.DTypeError, "integers"),
+    (ops.rotary_embedding, [HEAD, jnp.arange(3)], {}, errors.ShapeError, "positions"),
+    (ops.rotary_embedding, [HEAD], {"base": -1.0}, errors.ArgumentError, "positive"),
+    (ops.top_k, [normal(2, 8), 9], {}, errors.ArgumentError, "from 1 to 8"),
+    (ops.top_k, [normal(1, 9000), 1], {}, errors.ShapeError, "8192"),
+]
+
+
+@pytest.mark.parametrize(("operation", "args", "options", "error", "message"), WRONG)
+def test_refusals(operation, args, options, error, message):
+    with pytest.raises(error, match=message):
+        operation(*args, **options)
