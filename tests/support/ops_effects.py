@@ -11,6 +11,7 @@ BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
+EPILOGUES = "tests/ops/gemm/test_epilogues.py"
 ROWS = "tests/ops/rows/test_rows.py"
 
 
@@ -151,7 +152,7 @@ EFFECTS: dict[str, str] = {
         for x in "ab"
     },
     **{
-        f"ops.matmul.{name}": ANY_MATMUL
+        f"ops.matmul.{name}": EPILOGUES
         for name in ("activation", "bias", "gate", "residual", "scale")
     },
     **{

@@ -156,12 +156,14 @@ def _backward(
             return y_ref[at].astype(jnp.float32), d_y_ref[at].astype(jnp.float32)
 
         def add(start: Any, size: int, total: Any) -> Any:
-            return total + jnp.sum(product(*parts(start, size)))
+            y, d_y = parts(start, size)
+            return total + jnp.sum(product(y, d_y))
 
         total = r.over_parts(add, jnp.float32(0))
 
         def write(start: Any, size: int, carry: Any) -> Any:
-            d_x = derivative(*parts(start, size), total)
+            y, d_y = parts(start, size)
+            d_x = derivative(y, d_y, total)
             d_x_ref[0, plgpu.ds(start, size)] = d_x.astype(d_x_ref.dtype)
             return carry
 
