@@ -223,6 +223,17 @@ def test_operations_under_vmap_and_jit():
     np.testing.assert_allclose(got, expected, atol=1e-3, rtol=1e-3)
 
 
+def test_types_of_16_bits_use_approximate_functions_unless_told_otherwise():
+    def functions(dtype, **options):
+        x = jax.ShapeDtypeStruct((4, 64), dtype)
+        (report,) = plgpu.offline.lower(lambda x: ops.softmax(x, **options), x)
+        return "math.exp" in report.mlir, "ex2.approx" in report.mlir
+
+    exact = plgpu.CompilerParams(approx_math=False)
+    assert functions(jnp.float32) == functions(jnp.bfloat16, compiler_params=exact)
+    assert functions(jnp.float32) != functions(jnp.bfloat16)
+
+
 @pytest.mark.offline
 @pytest.mark.parametrize(
     ("columns", "dtype"),
