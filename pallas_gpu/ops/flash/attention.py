@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: operands, checks, and the choice of Hopper's or Blackwell's kernel."""
+"""Attention: its arguments, and the choice of Hopper's or Blackwell's kernel."""
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -13,26 +12,41 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, hopper
+from pallas_gpu.ops.flash import blackwell, hopper, operands
 from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
     BlackwellAttentionConfig,
 )
-from pallas_gpu.ops.flash.hopper import Problem
+from pallas_gpu.ops.flash.masks import Mask, Scores
+from pallas_gpu.ops.flash.problem import Operands, Problem
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 # The part of a consumer's registers that is not an accumulator or an operand.
 _OTHER_REGISTERS = 32
 _BLACKWELL_HEAD_DIMS = 64, 128
+_ARRAY = expect.optional(expect.arrays)
 
 
 @expect.arguments(
     q=expect.arrays,
     k=expect.arrays,
     v=expect.arrays,
+    bias=_ARRAY,
     causal=expect.boolean,
     sm_scale=expect.optional(expect.number),
+    window=expect.anything,
+    align=expect.choice("start", "end"),
+    soft_cap=expect.optional(expect.number),
+    alibi_slopes=_ARRAY,
+    q_segment_ids=_ARRAY,
+    kv_segment_ids=_ARRAY,
+    q_lengths=_ARRAY,
+    kv_lengths=_ARRAY,
+    cu_seqlens_q=_ARRAY,
+    cu_seqlens_kv=_ARRAY,
+    return_logsumexp=expect.boolean,
+    deterministic=expect.boolean,
     config=expect.optional(
         expect.instance(
             AttentionConfig,
@@ -48,70 +62,148 @@ def attention(
     k: Any,
     v: Any,
     *,
+    bias: Any = None,
     causal: bool = False,
     sm_scale: float | None = None,
+    window: int | tuple[int | None, int | None] | None = None,
+    align: str = "start",
+    soft_cap: float | None = None,
+    alibi_slopes: Any = None,
+    q_segment_ids: Any = None,
+    kv_segment_ids: Any = None,
+    q_lengths: Any = None,
+    kv_lengths: Any = None,
+    cu_seqlens_q: Any = None,
+    cu_seqlens_kv: Any = None,
+    return_logsumexp: bool = False,
+    deterministic: bool = False,
     config: AttentionConfig | BlackwellAttentionConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
-) -> jax.Array:
-    """Computes `softmax(sm_scale * q @ k.T) @ v` for each head.
+) -> Any:
+    """Computes `softmax(sm_scale * q @ k.T + bias) @ v` for each head.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`. It has
     no derivative.
 
     The kernel is that of the configuration; without one, that of the target in
-    `compiler_params`, or else of the attached GPU.
+    `compiler_params`, or else of the attached GPU. Blackwell's takes `causal` and
+    `sm_scale` alone of the options of the mask and of the scores.
+
+    Blocks of K and V that a mask hides from a tile of Q are not read. A row that sees
+    nothing gives zeros, and -inf as logsumexp.
 
     Args:
-      q: (batch, q_len, heads, head_dim), float16 or bfloat16; head_dim a multiple of 16
-        up to 256, on Blackwell 64 or 128.
-      k, v: (batch, kv_len, kv_heads, head_dim), of the same type. Each head of K and V
-        serves heads / kv_heads consecutive heads of Q.
+      q: (batch, q_len, heads, head_dim), float16 or bfloat16; head_dim up to 256, on
+        Blackwell 64 or 128. Those that are not multiples of 16 are copied.
+      k, v: (batch, kv_len, kv_heads, head_dim), of the same type; v may have another
+        head_dim. Each head of K and V serves heads / kv_heads consecutive heads of Q.
+      bias: added to the scores: (batch, heads, q_len, kv_len), 1 in place of any of
+        them; float32, float16 or bfloat16. Where it is -inf, a row does not see.
       causal: row i of Q sees rows 0 to i of K and V, also where the lengths differ.
       sm_scale: positive factor of the scores; default: 1 / sqrt(head_dim).
+      window: (left, right): row i sees rows i - left to i + right. None for one of them
+        is without a bound; one integer is both.
+      align: for `causal`, `window` and ALiBi. "start": row i of Q is at position i of K
+        and V; "end": the last row of Q is at their last position.
+      soft_cap: c makes of the scaled scores c * tanh(scores / c), before the bias.
+      alibi_slopes: (heads,) or (batch, heads): a slope times the distance of the
+        positions is subtracted from the scores.
+      q_segment_ids, kv_segment_ids: (batch, q_len), (batch, kv_len), int32: a row sees
+        rows with its own id. Where ids are sorted, no block of others is read.
+      q_lengths, kv_lengths: (batch,), int32: rows of each sequence that exist; K and V
+        behind them have to be finite.
+      cu_seqlens_q, cu_seqlens_kv: (sequences + 1,), int32: the sequences are packed: q,
+        k, v and the result are (tokens, heads, head_dim), and sequence i has the tokens
+        cu_seqlens[i] to cu_seqlens[i + 1], which is excluded. The first is 0, the last
+        is the number of tokens.
+      return_logsumexp: also returns the logarithm of the sums of exponentials.
+      deterministic: the derivatives are the same, to the bit, in each run. The result
+        always is.
       config: tile sizes and schedule; default: chosen by target, head_dim and mask.
       compiler_params: see `kernel`; default: approximate exponentials (`approx_math`).
       interpret: see `kernel`.
 
     Returns:
-      (batch, q_len, heads, head_dim) of the type of q. Scores, softmax and sums are
+      (batch, q_len, heads, v's head_dim) of the type of q. Scores, softmax and sums are
       float32; probabilities are rounded to the type of q before the product with V.
+      With `return_logsumexp` a pair: the second is float32, (batch, heads, q_len), or
+      (heads, tokens) of packed sequences.
 
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
-      ArgumentError: a factor that is not positive; a config that needs more registers
-        than there are, or is for another target.
+      ArgumentError: a factor that is not positive; options that exclude each other; a
+        config that needs more registers than there are, or is for another target.
+      UnsupportedError: an option that the kernel for Blackwell does not have.
       OutOfResources: a config that needs more SMEM, or TMEM, than there is.
 
     Example:
-      >>> out = ops.attention(q, k, v, causal=True)
+      >>> out = ops.attention(q, k, v, causal=True, window=(1023, 0))
     """
-    _check_operands(q, k, v)
-    batch, q_len, heads, head_dim = q.shape
-    factor = 1 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
-    _check_scale(factor)
-    config = _chosen(config, compiler_params, head_dim, causal)
-    problem = functools.partial(
-        Problem,
-        *(batch, q_len, k.shape[1], heads, k.shape[2], head_dim),
-        dtype=jnp.dtype(q.dtype),
-        causal=bool(causal),
-        factor=factor * math.log2(math.e),
+    packed = cu_seqlens_q is not None or cu_seqlens_kv is not None
+    operands.check_matrices(q, k, v, packed)
+    given = Operands(
+        *(q, k, v, bias, alibi_slopes, q_segment_ids, kv_segment_ids),
+        *(q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_kv),
     )
-    if isinstance(config, AttentionConfig):
-        _check_registers(config, head_dim)
-        f = hopper.make_kernel(problem(config=config), compiler_params, interpret)
-    else:
-        _check_head_dim_on_blackwell(head_dim)
-        f = blackwell.make_kernel(problem(config=config), compiler_params, interpret)
-    return f(q, k, v)
+    x = operands.take(given, packed)
+    head_dim, v_dim = q.shape[-1], v.shape[-1]
+    if sm_scale is None:
+        sm_scale = 1 / math.sqrt(head_dim)
+    scores = Scores(
+        operands.check_factor("sm_scale", sm_scale, "negate q instead"),
+        None
+        if soft_cap is None
+        else operands.check_factor("soft_cap", soft_cap, "None is without a cap"),
+        bias=bias is not None,
+        alibi=alibi_slopes is not None,
+    )
+    ragged = packed or x.q_lengths is not None
+    mask = operands.make_mask(causal, window, align, x.q_ids is not None, ragged)
+    chosen = _chosen(config, compiler_params, head_dim, mask)
+    if isinstance(chosen, BlackwellAttentionConfig):
+        _check_for_blackwell(head_dim, v_dim, mask, scores, return_logsumexp)
+    x = x._replace(q=operands.padded(q), k=operands.padded(k), v=operands.padded(v))
+    problem = Problem(
+        *_sizes(x, packed),
+        dtype=jnp.dtype(q.dtype),
+        mask=mask,
+        scores=scores,
+        config=chosen,
+        bias=None if x.bias is None else tuple(x.bias.shape),
+        bias_dtype=None if x.bias is None else jnp.dtype(x.bias.dtype),
+        packed=packed,
+        logsumexp=return_logsumexp,
+        deterministic=deterministic,
+    )
+    out, logsumexp = _forward(problem, x, compiler_params, interpret)
+    out = out[..., :v_dim] if v_dim < out.shape[-1] else out
+    return (out, logsumexp) if return_logsumexp else out
+
+
+def _forward(
+    p: Problem[Any], x: Operands, compiler_params: Any, interpret: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result, and logsumexp if the problem has it."""
+    if isinstance(p.config, BlackwellAttentionConfig):
+        return blackwell.forward(p, x, compiler_params, interpret)
+    _check_registers(p.config, p.v_dim)
+    return hopper.forward(p, x, compiler_params, interpret)
+
+
+def _sizes(x: Operands, packed: bool) -> tuple[int, ...]:
+    """Returns the first fields of a `Problem`."""
+    batch = x.q_starts.shape[0] - 1 if packed else x.q.shape[0]
+    q_len, heads, head_dim = x.q.shape[-3:]
+    kv_len, kv_heads, v_dim = x.v.shape[-3:]
+    return batch, q_len, kv_len, heads, kv_heads, head_dim, v_dim
 
 
 def _chosen(
     config: AttentionConfig | BlackwellAttentionConfig | None,
     compiler_params: plgpu.CompilerParams | None,
     head_dim: int,
-    causal: bool,
+    mask: Mask,
 ) -> AttentionConfig | BlackwellAttentionConfig:
     """Returns the configuration; its type says which kernel is meant.
 
@@ -121,7 +213,7 @@ def _chosen(
     if config is None:
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
-        return AttentionConfig.default(head_dim, causal=causal)
+        return AttentionConfig.default(head_dim, causal=mask.right is not None)
     given = None if compiler_params is None else compiler_params.target
     is_for_hopper = isinstance(config, AttentionConfig)
     needed = arch.Feature.WGMMA if is_for_hopper else arch.Feature.TCGEN05
@@ -136,57 +228,24 @@ def _chosen(
     )
 
 
-def _check_head_dim_on_blackwell(head_dim: int) -> None:
-    if head_dim not in _BLACKWELL_HEAD_DIMS:
+def _check_for_blackwell(
+    head_dim: int, v_dim: int, mask: Mask, scores: Scores, logsumexp: bool
+) -> None:
+    if head_dim not in _BLACKWELL_HEAD_DIMS or v_dim != head_dim:
         raise errors.ShapeError(
             "attention: this head_dim is not supported on Blackwell",
-            expected="64 or 128",
-            got=head_dim,
+            expected="64 or 128, of v as of q and k",
+            got=f"{head_dim}, of v {v_dim}",
             hint="pad q, k and v with zeros, and pass sm_scale",
         )
-
-
-def _check_operands(q: Any, k: Any, v: Any) -> None:
-    shapes = tuple(tuple(x.shape) for x in (q, k, v))
-    fit = all(len(s) == 4 and min(s) > 0 for s in shapes) and (
-        shapes[1] == shapes[2]
-        and shapes[0][0] == shapes[1][0]
-        and shapes[0][3] == shapes[1][3]
-        and shapes[0][2] % shapes[1][2] == 0
-    )
-    if not fit:
-        raise errors.ShapeError(
-            "attention: the shapes do not match",
-            expected="q (batch, q_len, heads, head_dim), k and v (batch, kv_len, "
-            "kv_heads, head_dim), heads a multiple of kv_heads",
-            got="{}, {} and {}".format(*shapes),
-            hint="heads come before head_dim, the sequence before heads",
-        )
-    if shapes[0][3] not in range(16, 257, 16):
-        raise errors.ShapeError(
-            "attention: this head_dim is not supported",
-            expected="a multiple of 16 up to 256",
-            got=shapes[0][3],
-            hint="pad q, k and v with zeros",
-        )
-    dtypes = {jnp.dtype(x.dtype) for x in (q, k, v)}
-    if len(dtypes) > 1 or q.dtype not in (jnp.float16, jnp.bfloat16):
-        raise errors.DTypeError(
-            "attention: these element types are not supported",
-            expected="float16 or bfloat16 for q, k and v",
-            got=", ".join(jnp.dtype(x.dtype).name for x in (q, k, v)),
-            hint="convert the operands with astype",
-        )
-
-
-def _check_scale(factor: float) -> None:
-    if not 0 < factor < math.inf:
-        # The maximum of a row is taken before the factor is applied.
-        raise errors.ArgumentError(
-            "attention: sm_scale is not a positive number",
-            expected="a positive number, or None for 1 / sqrt(head_dim)",
-            got=factor,
-            hint="negate q instead",
+    plain = mask in (Mask(), Mask(right=0)) and not scores.modifies
+    if not plain or logsumexp:
+        raise errors.UnsupportedError(
+            "attention: this option is not supported on Blackwell",
+            expected="causal and sm_scale alone",
+            got=f"{mask}, {scores}, return_logsumexp={logsumexp}",
+            hint="the kernel for Hopper takes all options: target='sm_90a' in "
+            "compiler_params",
         )
 
 

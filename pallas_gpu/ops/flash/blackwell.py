@@ -38,8 +38,12 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch
-from pallas_gpu.ops.flash.config import BLACKWELL_ROWS, BLACKWELL_TILES
-from pallas_gpu.ops.flash.hopper import Problem
+from pallas_gpu.ops.flash.config import (
+    BLACKWELL_ROWS,
+    BLACKWELL_TILES,
+    BlackwellAttentionConfig,
+)
+from pallas_gpu.ops.flash.problem import Operands, Problem, Tile
 from pallas_gpu.ops.tiles import tiles
 
 _TARGET = arch.SM_100A.name
@@ -57,8 +61,20 @@ _ROW_PER_THREAD = plgpu.Layout.TCGEN05_TMEM_NATIVE(8)
 _CORRECTED, _STORED = 32, 64
 
 
+def forward(
+    p: Problem[BlackwellAttentionConfig],
+    x: Operands,
+    compiler_params: Any,
+    interpret: Any,
+) -> tuple[jax.Array, None]:
+    """Returns the result; there is no logsumexp."""
+    return make_kernel(p, compiler_params, interpret)(x.q, x.k, x.v), None
+
+
 @functools.lru_cache(maxsize=64)
-def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+def make_kernel(
+    p: Problem[BlackwellAttentionConfig], compiler_params: Any, interpret: Any
+) -> Any:
     """Returns the function of q, k and v; see `attention`."""
     c = p.config
     ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
@@ -127,8 +143,9 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
     mem = _Memory(q=q, k=k, v=v, out=out, **scratch)
 
     def work():
-        tile = p.tile(lax.axis_index("tile"))
-        steps = p.steps(tile[2])
+        batch, head, number = p.place(lax.axis_index("tile"))
+        tile = Tile(batch, head, number * p.config.block_q, p.lengths)
+        steps = p.blocks(tile).end
         if isinstance(steps, int):
             # The compiler would unroll a constant number of steps, and spill.
             steps = lax.optimization_barrier(jnp.int32(steps))
@@ -156,7 +173,7 @@ def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
 def _copy(p: Problem, mem: _Memory, tile: Any, steps: Any) -> None:
     """Copies the rows of Q, then K and V in the order of their use."""
     c = p.config
-    batch, head, q_start = tile
+    batch, head, q_start = tile.batch, tile.head, tile.q_start
     kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
     rows = plgpu.ds(q_start, c.block_q)
     plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
@@ -252,8 +269,7 @@ class _Softmax:
     def visit(self, tile, steps) -> None:
         """Computes and stores the rows of its tile."""
         p = self.p
-        batch, head, q_start = tile
-        q_row = q_start + self.wg * BLACKWELL_ROWS
+        q_row = tile.q_start + self.wg * BLACKWELL_ROWS
         last = steps - 1
 
         def masked_step(step, state):
@@ -264,10 +280,12 @@ class _Softmax:
 
         state, masked = self.first_step(q_row, last), 1
         if p.masks_more:
-            masked = steps - jnp.minimum(p.whole_blocks(q_row), last)
+            rows = p.lengths, q_row, BLACKWELL_ROWS
+            whole = p.mask.blocks(*rows, p.config.block_kv).end_whole
+            masked = steps - jnp.minimum(whole, last)
             state = plgpu.loop(1, masked, init_carry=state)(masked_step)
         _, row_sum = plgpu.loop(masked, steps, init_carry=state)(whole_step)
-        self.store(row_sum, batch, q_row, head)
+        self.store(row_sum, tile.batch, q_row, tile.head)
 
     def first_step(self, q_row, block) -> tuple[Any, Any]:
         """Returns maximum and sum of the rows for the first block."""
@@ -354,6 +372,6 @@ class _Softmax:
             plgpu.broadcasted_iota, jnp.int32, scores.shape, layout=_ROW_PER_THREAD
         )
         last = p.kv_len - 1 - first
-        if p.causal:
+        if p.mask.right is not None:
             last = jnp.minimum(iota(0) + (q_row - first), last)
-        return jnp.where(iota(1) <= last, scores, p.masked_score)
+        return jnp.where(iota(1) <= last, scores, p.scores.hidden)

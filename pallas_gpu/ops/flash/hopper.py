@@ -9,8 +9,9 @@ scores while the second product is under way. Consumers take turns to start prod
 that the tensor cores work for one while another computes exponentials.
 
 The softmax is online: a running maximum and a running sum for each row, in base 2.
-Blocks of K and V are visited from the last to the first: those that a mask cuts come
-first, and the long loop knows of no mask.
+Blocks of K and V are visited from the last to the first: those that a causal mask cuts
+come first, and the long loop knows of no mask. Blocks that are hidden are not visited;
+those that a window or a segment cuts at its start are masked in a loop of their own.
 """
 
 from __future__ import annotations
@@ -26,137 +27,64 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash.config import (
-    REGISTERS,
-    AttentionConfig,
-    BlackwellAttentionConfig,
-)
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
+from pallas_gpu.ops.flash.masks import Blocks, Lengths, plus, times
+from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles
 from pallas_gpu.ops.tiles import tiles
 
-# The exponents of a masked score, scaled, and of the largest power of two in float32.
-_MASKED_EXPONENT, _LARGEST_EXPONENT = 100, 127
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+_ROW, _COLUMN = plgpu.Layout.WGMMA_ROW, plgpu.Layout.WGMMA_COL
+# TMA addresses rows of multiples of 16 bytes.
+_ROW_BYTES = 16
 
 
-@dataclasses.dataclass(frozen=True)
-class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
-    """Sizes, and which tiles a block computes in which order.
-
-    Attributes:
-      factor: of the scores; it makes the softmax one of powers of two.
-    """
-
-    batch: int
-    q_len: int
-    kv_len: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    dtype: Any
-    causal: bool
-    factor: float
-    config: Config
-
-    @property
-    def q_tiles(self) -> int:
-        return plgpu.cdiv(self.q_len, self.config.block_q)
-
-    @property
-    def tiles(self) -> int:
-        return self.batch * self.heads * self.q_tiles
-
-    @property
-    def persistent(self) -> bool:
-        """Whether a block computes more than one tile."""
-        return self.workers < self.tiles
-
-    @property
-    def workers(self) -> int:
-        """Blocks of the launch: no more than there is work for."""
-        return min(self.config.blocks or self.tiles, self.tiles)
-
-    def tile(self, linear: Any) -> tuple[Any, Any, Any]:
-        """Returns (batch, head, first row of Q) of a tile.
-
-        Under a causal mask the last rows have the most work: they come first, so that
-        short tiles fill the gaps at the end.
-        """
-        pairs = self.batch * self.heads
-        together = math.gcd(pairs, self.config.heads_together)
-        strip, within = _divide(linear, together * self.q_tiles)
-        qi, pair = _divide(within, together)
-        batch, head = _divide(_plus(_times(strip, together), pair), self.heads)
-        if self.causal:
-            qi = self.q_tiles - 1 - qi
-        return batch, head, _times(qi, self.config.block_q)
-
-    def steps(self, q_start: Any) -> Any:
-        """Returns the number of blocks of K and V that a tile of Q sees."""
-        size = self.config.block_kv
-        if not self.causal:
-            return plgpu.cdiv(self.kv_len, size)
-        end = jnp.minimum(q_start + self.config.block_q, self.kv_len)
-        return _divide(end + (size - 1), size)[0]
-
-    def whole_blocks(self, q_start: Any) -> Any:
-        """Returns how many blocks, from the first on, no row of a causal tile cuts."""
-        visible = jnp.minimum(q_start + 1, self.kv_len)
-        return _divide(visible, self.config.block_kv)[0]
-
-    @property
-    def masked_score(self) -> float:
-        """What a masked score becomes before it is scaled.
-
-        It is finite, because a row may see nothing of the block that comes first, and
-        infinity minus infinity is NaN; its first visible score then wipes out what the
-        masked ones added. A power of two stays exact when it is scaled; it follows the
-        factor, or a small one would let masked scores show and a large one overflow.
-        """
-        exponent = _MASKED_EXPONENT - round(math.log2(self.factor))
-        return -(2.0 ** min(exponent, _LARGEST_EXPONENT))
-
-    @property
-    def masks(self) -> bool:
-        """Whether the last block of a tile is masked."""
-        return self.causal or self.kv_len % self.config.block_kv != 0
-
-    @property
-    def masks_more(self) -> bool:
-        """Whether blocks before the last one may be masked, too."""
-        return self.causal and self.config.block_kv % self.config.block_q != 0
+# --- around the kernel ----------------------------------------------------------------
 
 
-# Index arithmetic in operations of lax: jnp's take several times as long to trace.
+def forward(
+    p: Problem[AttentionConfig], x: Operands, compiler_params: Any, interpret: Any
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the result and, if the problem has it, logsumexp."""
+    inputs = {name: value for name, value in x._asdict().items() if value is not None}
+    c = p.config
+    if x.q_ids is not None:
+        inputs["of_segments"] = masks.segment_blocks(
+            x.q_ids, x.kv_ids, c.block_q, c.block_kv
+        )
+        inputs["q_ids"] = _padded(x.q_ids, c.block_q)
+        inputs["kv_ids"] = _padded(x.kv_ids, c.block_kv)
+    if p.packed:
+        inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
+    if x.bias is not None:
+        row_elems = _ROW_BYTES // x.bias.dtype.itemsize
+        inputs["bias"] = _padded(x.bias, row_elems)
+    f = make_kernel(p, tuple(inputs), compiler_params, interpret)
+    out, *others = f(*inputs.values())
+    return out, others[0] if others else None
 
 
-def _plus(a: Any, b: Any) -> Any:
-    return lax.add(a, np.int32(b) if isinstance(b, int) else b)
-
-
-def _times(a: Any, b: int) -> Any:
-    return lax.mul(a, np.int32(b))
-
-
-def _divide(a: Any, b: int) -> tuple[Any, Any]:
-    divisor = np.int32(b)
-    return lax.div(a, divisor), lax.rem(a, divisor)
-
-
-# --- the kernel -----------------------------------------------------------------------
+def _padded(x: Any, multiple: int) -> Any:
+    """Returns the array with zeros up to a multiple along the last axis."""
+    missing = -x.shape[-1] % multiple
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
 
 
 @functools.lru_cache(maxsize=64)
-def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
-    """Returns the function of q, k and v; see `attention`."""
+def make_kernel(
+    p: Problem[AttentionConfig],
+    inputs: tuple[str, ...],
+    compiler_params: Any,
+    interpret: Any,
+) -> Any:
+    """Returns the function of the inputs of these names; see `forward`."""
     c = p.config
-    q_tile = tiles((c.block_q, p.head_dim), p.dtype)
-    ring = tiles((c.stages, c.block_kv, p.head_dim), p.dtype)
     full = plgpu.Barrier(num_barriers=c.stages)
     empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
     scratch = {
-        "q_smem": q_tile,
-        "k_smem": ring,
-        "v_smem": ring,
+        "q_smem": tiles((c.block_q, p.head_dim), p.dtype),
+        "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
+        "v_smem": tiles((c.stages, c.block_kv, p.v_dim), p.dtype),
         "q_full": plgpu.Barrier(),
         "k_full": full,
         "v_full": full,
@@ -164,14 +92,25 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
         "v_empty": empty,
         "turn": plgpu.Barrier(num_barriers=c.consumers),
     }
-    if p.persistent:
+    if p.bias is not None:
+        scratch |= {"bias_full": full, "bias_empty": empty}
+        scratch["bias_smem"] = _bias_ring(p)
+    if p.persistent or p.v_dim != p.head_dim:
         # Rows of Q arrive for the next tile while this one's result leaves.
-        scratch["out_smem"] = q_tile
+        scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.dtype)
+    if p.persistent:
         scratch["q_empty"] = plgpu.Barrier(num_arrivals=c.consumers)
-    shape = (p.batch, p.q_len, p.heads, p.head_dim)
+    results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.dtype)}
+    if p.logsumexp:
+        results["lse"] = jax.ShapeDtypeStruct(p.logsumexp_shape, jnp.float32)
+    names = *inputs, *results
+
+    def body(*refs: Any, **scratch: Any) -> None:
+        _body(p, _Memory(**dict(zip(names, refs, strict=True)), **scratch))
+
     return plgpu.kernel(
-        functools.partial(_body, p),
-        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
+        body,
+        out_type=tuple(results.values()),
         grid=(p.workers,),
         grid_names=("worker",),
         num_threads=c.consumers + 1,
@@ -183,28 +122,23 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     )
 
 
-def _body(p: Problem, q: Any, k: Any, v: Any, out: Any, **scratch: Any) -> None:
-    wg = lax.axis_index("wg")
-    mem = _Memory(q=q, k=k, v=v, out=out, **scratch)
-    producer_registers, consumer_registers = REGISTERS[p.config.consumers]
+def _bias_ring(p: Problem[AttentionConfig]) -> Any:
+    """A bias that is the same for all rows is a vector for each block."""
+    assert p.bias is not None
+    c, dtype = p.config, p.bias_dtype
+    if p.bias[2] == 1:
+        # Each block starts at a multiple of 128 bytes, as TMA needs it.
+        row = plgpu.align_to(c.block_kv, 128 // dtype.itemsize)
+        return plgpu.SMEM((c.stages, row), dtype)
+    return tiles((c.stages, c.block_q, c.block_kv), dtype)
 
-    @plgpu.when(wg == p.config.consumers)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
-        _for_each_tile(p, functools.partial(_produce, p, mem))
 
-    @plgpu.when(wg < p.config.consumers)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
-        consumer = _Consumer(p, mem, wg)
-        consumer.open_turns()
-        _for_each_tile(p, consumer.visit)
-        plgpu.wait_smem_to_gmem(0)
+# --- a block --------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
 class _Memory:
-    """The references of a block."""
+    """The references of a block: inputs, results, scratch."""
 
     q: Any
     k: Any
@@ -221,73 +155,173 @@ class _Memory:
     turn: Any
     out_smem: Any = None
     q_empty: Any = None
+    lse: Any = None
+    bias: Any = None
+    bias_smem: Any = None
+    bias_full: Any = None
+    bias_empty: Any = None
+    slopes: Any = None
+    q_ids: Any = None
+    kv_ids: Any = None
+    of_segments: Any = None
+    q_lengths: Any = None
+    kv_lengths: Any = None
+    q_starts: Any = None
+    kv_starts: Any = None
+    of_tiles: Any = None
 
 
-def _for_each_tile(p: Problem, visit: Any) -> None:
-    """Calls `visit(number, tile, steps before it, its steps)` for a block's tiles."""
+def _body(p: Problem[AttentionConfig], mem: _Memory) -> None:
+    wg = lax.axis_index("wg")
+    producer_registers, consumer_registers = REGISTERS[p.config.consumers]
+
+    @plgpu.when(wg == p.config.consumers)
+    def _():
+        plgpu.set_max_registers(producer_registers, action="decrease")
+        _for_each_tile(p, mem, functools.partial(_produce, p, mem))
+
+    @plgpu.when(wg < p.config.consumers)
+    def _():
+        plgpu.set_max_registers(consumer_registers, action="increase")
+        consumer = _Consumer(p, mem, wg)
+        consumer.open_turns()
+        _for_each_tile(p, mem, consumer.visit)
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _for_each_tile(p: Problem[AttentionConfig], mem: _Memory, visit: Any) -> None:
+    """Calls `visit(number, tile, blocks, steps before it)` for a block's tiles."""
 
     @plgpu.nd_loop((p.tiles,), collective_axes="worker", init_carry=jnp.int32(0))
     def _(info, carry):
-        tile = p.tile(info.index[0])
-        steps = p.steps(tile[2])
-        visit(info.local_index, tile, carry, steps)
-        return _plus(carry, steps)
+        tile = _tile(p, mem, info.index[0])
+        of_segments = None
+        if p.mask.segments:
+            number = masks.divide(tile.q_start, p.config.block_q)
+            row = mem.of_segments.at[tile.batch, number]
+            of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
+        blocks = p.blocks(tile, of_segments)
+        visit(info.local_index, tile, blocks, carry)
+        return plus(carry, masks.minus(blocks.end, blocks.first))
 
 
-def _produce(p: Problem, mem: _Memory, number, tile, first, steps) -> None:
+def _tile(p: Problem[AttentionConfig], mem: _Memory, linear: Any) -> Tile:
+    batch, head, number = p.place(linear)
+    if not p.packed:
+        lengths = p.lengths
+        if p.mask.ragged:
+            lengths = Lengths(mem.q_lengths[batch], mem.kv_lengths[batch])
+        return Tile(batch, head, times(number, p.config.block_q), lengths)
+    batch, q_start = mem.of_tiles[number, 0], mem.of_tiles[number, 1]
+    ends = plus(batch, 1)
+    q_first, kv_first = mem.q_starts[batch], mem.kv_starts[batch]
+    lengths = Lengths(mem.q_starts[ends] - q_first, mem.kv_starts[ends] - kv_first)
+    return Tile(batch, head, q_start, lengths, q_first, kv_first)
+
+
+def _rows(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any:
+    """Returns rows of one head of an array; `first` counts in the array."""
+    rows = plgpu.ds(first, size)
+    return ref.at[rows, head] if p.packed else ref.at[tile.batch, rows, head]
+
+
+def _produce(
+    p: Problem[AttentionConfig], mem: _Memory, number, tile, blocks, before
+) -> None:
     """Copies the rows of Q of a tile, then K and V in the order of their use."""
     c = p.config
-    batch, head, q_start = tile
-    kv_head = lax.div(head, np.int32(p.heads // p.kv_heads))
+    kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
+    # Sequences that are packed may be empty, also at the end of the array.
+    mode = plgpu.OOBFillMode.ZEROS if p.packed else None
     if p.persistent:
 
         @plgpu.when(number > 0)
         def _():
             plgpu.barrier_wait(mem.q_empty)
 
-    rows = plgpu.ds(q_start, c.block_q)
-    plgpu.copy_gmem_to_smem(mem.q.at[batch, rows, head], mem.q_smem, mem.q_full)
+    q_rows = _rows(
+        p, mem.q, tile, plus(tile.q_first, tile.q_start), c.block_q, tile.head
+    )
+    plgpu.copy_gmem_to_smem(q_rows, mem.q_smem, mem.q_full, oob_mode=mode)
 
-    last = jnp.asarray(steps - 1, jnp.int32)
+    steps = masks.minus(blocks.end, blocks.first)
+    last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
 
     def copy(step, source, ring, full, empty):
-        position = _plus(first, step)
+        position = plus(before, step)
         slot = lax.rem(position, np.int32(c.stages))
 
         @plgpu.when(lax.ge(position, np.int32(c.stages)))
         def _():
             plgpu.barrier_wait(empty.at[slot])
 
-        from_last = lax.sub(last, step)
-        rows = plgpu.ds(_times(from_last, c.block_kv), c.block_kv)
-        plgpu.copy_gmem_to_smem(
-            source.at[batch, rows, kv_head], ring.at[slot], full.at[slot]
-        )
+        part = source(times(lax.sub(last, step), c.block_kv))
+        buffer = ring.at[slot]
+        if buffer.shape != part.shape:
+            buffer = buffer.at[plgpu.ds(0, c.block_kv)]
+        plgpu.copy_gmem_to_smem(part, buffer, full.at[slot], oob_mode=mode)
+
+    def rows_of(ref):
+        def part(column):
+            first = plus(tile.kv_first, column)
+            return _rows(p, ref, tile, first, c.block_kv, kv_head)
+
+        return part
 
     def copy_k(step):
-        copy(step, mem.k, mem.k_smem, mem.k_full, mem.k_empty)
+        copy(step, rows_of(mem.k), mem.k_smem, mem.k_full, mem.k_empty)
+        if p.bias is not None:
+            part = functools.partial(_bias_part, p, mem, tile)
+            copy(step, part, mem.bias_smem, mem.bias_full, mem.bias_empty)
 
     def copy_v(step):
-        copy(step, mem.v, mem.v_smem, mem.v_full, mem.v_empty)
+        copy(step, rows_of(mem.v), mem.v_smem, mem.v_full, mem.v_empty)
 
     copy_k(jnp.int32(0))
 
     @plgpu.loop(1, steps)
     def _(step):
         copy_k(step)
-        copy_v(_plus(step, -1))
+        copy_v(plus(step, -1))
 
-    copy_v(last)
+    copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
+
+
+def _bias_part(p: Any, mem: _Memory, tile: Tile, column: Any) -> Any:
+    """Returns the bias of a tile and a block."""
+    batch = tile.batch if p.bias[0] > 1 else 0
+    head = tile.head if p.bias[1] > 1 else 0
+    columns = plgpu.ds(column, p.config.block_kv)
+    if p.bias[2] == 1:
+        return mem.bias.at[batch, head, 0, columns]
+    rows = plgpu.ds(tile.q_start, p.config.block_q)
+    return mem.bias.at[batch, head, rows, columns]
 
 
 # --- a consumer -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
+class _Own:
+    """A tile as one consumer sees it.
+
+    Attributes:
+      q_row: its own first row, counted in the sequence.
+      ids: segment ids of its rows, or None.
+      slope: of ALiBi, or None.
+    """
+
+    tile: Tile
+    q_row: Any
+    ids: Any
+    slope: Any
+
+
+@dataclasses.dataclass(frozen=True)
 class _Consumer:
     """What one consumer warpgroup does."""
 
-    p: Problem
+    p: Problem[AttentionConfig]
     mem: _Memory
     wg: Any
 
@@ -295,7 +329,7 @@ class _Consumer:
     def own_rows(self) -> Any:
         """The consumer's part of a tile of Q."""
         rows = self.p.config.rows
-        return plgpu.ds(_times(self.wg, rows), rows)
+        return plgpu.ds(times(self.wg, rows), rows)
 
     def open_turns(self) -> None:
         """Gives the first turn to the first consumer."""
@@ -311,42 +345,59 @@ class _Consumer:
 
     def pass_turn(self) -> None:
         if self.p.config.ping_pong:
-            following = lax.rem(_plus(self.wg, 1), np.int32(self.p.config.consumers))
+            following = lax.rem(plus(self.wg, 1), np.int32(self.p.config.consumers))
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
-    def visit(self, number, tile, first, steps) -> None:
+    def visit(self, number, tile, blocks, before) -> None:
         """Computes and stores its rows of a tile."""
         del number
         p, mem = self.p, self.mem
-        batch, head, q_start = tile
-        q_row = _plus(q_start, _times(self.wg, p.config.rows))
+        own = self.own(tile)
+        steps = masks.minus(blocks.end, blocks.first)
 
         def over_blocks(acc):
             plgpu.barrier_wait(mem.q_full)
-            last = steps - 1
 
-            def masked_step(step, state):
-                return self.step(acc, _plus(first, step), state, q_row, last - step)
+            def step(step, state, masked):
+                block = masks.minus(plus(blocks.end, -1), step)
+                return self.step(acc, plus(before, step), state, own, block, masked)
 
-            def whole_step(step, state):
-                return self.step(acc, _plus(first, step), state)
-
-            state, masked = self.first_step(first, q_row, last), 1
+            masked_step = functools.partial(step, masked=True)
+            whole_step = functools.partial(step, masked=False)
+            state = self.first_step(before, own, plus(blocks.end, -1))
+            masked, whole = 1, steps
             if p.masks_more:
-                masked = steps - jnp.minimum(p.whole_blocks(q_start), last)
+                masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
                 state = plgpu.loop(1, masked, init_carry=state)(masked_step)
-            state = plgpu.loop(masked, steps, init_carry=state)(whole_step)
+            if p.masks_first:
+                whole = masks.minus(blocks.end, blocks.first_whole)
+                whole = masks.maximum(whole, masked)
+            state = plgpu.loop(masked, whole, init_carry=state)(whole_step)
+            if p.masks_first:
+                state = plgpu.loop(whole, steps, init_carry=state)(masked_step)
             if p.persistent:
                 plgpu.barrier_arrive(mem.q_empty)
-            return self.finish(acc, _plus(first, last), state)
+            return self.finish(acc, plus(before, plus(steps, -1)), state, own)
 
-        result = plgpu.run_scoped(over_blocks, plgpu.ACC((p.config.rows, p.head_dim)))
-        self.store(result, batch, q_row, head)
+        result = plgpu.run_scoped(over_blocks, plgpu.ACC((p.config.rows, p.v_dim)))
+        self.store(result, own)
+
+    def own(self, tile: Tile) -> _Own:
+        """Returns what is the same for all blocks."""
+        p, mem = self.p, self.mem
+        q_row = plus(tile.q_start, times(self.wg, p.config.rows))
+        ids = slope = None
+        if p.mask.segments:
+            rows = plgpu.ds(q_row, p.config.rows)
+            ids = plgpu.load(mem.q_ids.at[tile.batch, rows], layout=_ROW)
+        if p.scores.alibi:
+            slope = mem.slopes[tile.batch if mem.slopes.shape[0] > 1 else 0, tile.head]
+        return _Own(tile, q_row, ids, slope)
 
     def slot(self, position) -> Any:
         return lax.rem(position, np.int32(self.p.config.stages))
 
-    def first_step(self, position, q_row, block) -> tuple[Any, Any, Any]:
+    def first_step(self, position, own, block) -> tuple[Any, Any, Any]:
         """Returns maximum, sum and probabilities of the rows for the first block."""
         p, mem = self.p, self.mem
         slot = self.slot(position)
@@ -358,19 +409,15 @@ class _Consumer:
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
-        if p.masks:
-            scores = self.mask(scores, q_row, block)
+        scores = self.modified(scores, slot, own, block, p.masks)
         row_max = scores.max(axis=1) * p.factor
         probabilities = self.exponentials(scores, row_max)
         return row_max, probabilities.sum(axis=1), probabilities.astype(p.dtype)
 
-    def step(self, acc, position, state, q_row=None, block=None) -> Any:
-        """Starts the scores of a block and adds the block before it to the result.
-
-        A block is given where it has to be masked.
-        """
+    def step(self, acc, position, state, own, block, masked) -> Any:
+        """Starts the scores of a block and adds the block before it to the result."""
         p, mem = self.p, self.mem
-        slot, before = self.slot(position), self.slot(_plus(position, -1))
+        slot, before = self.slot(position), self.slot(plus(position, -1))
         row_max, row_sum, probabilities = state
 
         def multiply(scores):
@@ -384,8 +431,7 @@ class _Consumer:
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
-        if block is not None:
-            scores = self.mask(scores, q_row, block)
+        scores = self.modified(scores, slot, own, block, masked)
         new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
         shrink = jnp.exp2(row_max - new_max)
         wide = self.exponentials(scores, new_max)
@@ -399,30 +445,70 @@ class _Consumer:
         acc[...] = so_far * lax.broadcast_in_dim(shrink, so_far.shape, (0,))
         return new_max, row_sum, wide.astype(p.dtype)
 
-    def finish(self, acc, position, state) -> Any:
+    def finish(self, acc, position, state, own) -> Any:
         """Adds the last block to the result and divides by the sums."""
-        mem, slot = self.mem, self.slot(position)
-        _, row_sum, probabilities = state
+        p, mem, slot = self.p, self.mem, self.slot(position)
+        row_max, row_sum, probabilities = state
         plgpu.barrier_wait(mem.v_full.at[slot])
         plgpu.wgmma(acc, probabilities, mem.v_smem.at[slot])
         total = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[slot])
-        return total * lax.broadcast_in_dim(1 / row_sum, total.shape, (0,))
+        share = 1 / row_sum
+        lse = (row_max + jnp.log2(row_sum)) * math.log(2) if p.logsumexp else None
+        if p.may_see_nothing or p.bias is not None:
+            nothing = row_max <= p.scores.lowest_maximum
+            if p.mask.ragged:
+                row = plgpu.broadcasted_iota(jnp.int32, nothing.shape, 0, layout=_ROW)
+                nothing |= row >= own.tile.lengths.rows - own.q_row
+            share = jnp.where(nothing, 0.0, share)
+            lse = jnp.where(nothing, -jnp.inf, lse) if p.logsumexp else None
+        if p.logsumexp:
+            self.store_logsumexp(lse, own)
+        return total * lax.broadcast_in_dim(share, total.shape, (0,))
 
-    def store(self, result, batch, q_row, head) -> None:
+    def store_logsumexp(self, lse, own) -> None:
+        p, tile = self.p, own.tile
+        rows = plgpu.ds(plus(tile.q_first, own.q_row), p.config.rows)
+        at = (tile.head, rows) if p.packed else (tile.batch, tile.head, rows)
+        inside = None
+        if p.packed or p.q_len % p.config.block_q:
+            end = tile.lengths.rows if p.packed else p.q_len
+            row = plgpu.broadcasted_iota(jnp.int32, lse.shape, 0, layout=_ROW)
+            inside = row < masks.minus(end, own.q_row)
+        plgpu.store(self.mem.lse, at, lse, mask=inside)
+
+    def store(self, result, own) -> None:
         """Starts the copy of its rows of the result, through SMEM, to GMEM."""
-        p, mem = self.p, self.mem
+        p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
-        buffer = mem.out_smem if p.persistent else mem.q_smem
+        buffer = mem.q_smem if mem.out_smem is None else mem.out_smem
         buffer = buffer.at[self.own_rows]
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        buffer[...] = result.astype(p.dtype)
-        plgpu.commit_smem()
-        rows = plgpu.ds(q_row, p.config.rows)
+        first = plus(tile.q_first, own.q_row)
+        rows = _rows(p, mem.out, tile, first, p.config.rows, tile.head)
+        result = result.astype(p.dtype)
         # Of the last tile not every consumer may have rows.
-        some = q_row < p.q_len if p.q_len % p.config.block_q else None
-        plgpu.copy_smem_to_gmem(buffer, mem.out.at[batch, rows, head], some)
+        some = own.q_row < p.q_len if p.q_len % p.config.block_q else None
+        if not p.packed:
+            buffer[...] = result
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, rows, some)
+            return
+        # TMA would also write the first rows of the next sequence.
+        left = tile.lengths.rows - own.q_row
+        whole = left >= p.config.rows
+
+        @plgpu.when(whole)
+        def _():
+            buffer[...] = result
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(buffer, rows)
+
+        @plgpu.when(jnp.logical_not(whole))
+        def _():
+            row = plgpu.broadcasted_iota(jnp.int32, result.shape, 0)
+            plgpu.store(rows, (), result, mask=row < left)
 
     # --- pieces -----------------------------------------------------------------------
 
@@ -435,22 +521,31 @@ class _Consumer:
         row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
         return jnp.exp2(scores * self.p.factor - row_max)
 
-    def mask(self, scores, q_row, block) -> Any:
-        """Hides what a row may not see, and what lies behind the end of K.
-
-        Columns are counted in groups of 8: a register's group is the same in every
-        thread, so it is compared as a constant and takes no register of its own.
-        """
-        p = self.p
-        rows, columns = scores.shape
-        groups = (rows, columns // 8, 8)
-        first = block * p.config.block_kv
-        last = p.kv_len - 1 - first
-        if p.causal:
-            row = plgpu.broadcasted_iota(jnp.int32, (rows, 8), 0)
-            last = jnp.minimum(row + (q_row - first), last)
-        within = plgpu.broadcasted_iota(jnp.int32, (rows, 8), 1)
-        last_group = lax.broadcast_in_dim((last - within) >> 3, groups, (0, 2))
-        visible = plgpu.broadcasted_iota(jnp.int32, groups, 1) <= last_group
-        masked = jnp.where(visible, scores.reshape(groups), p.masked_score)
-        return masked.reshape(scores.shape)
+    def modified(self, scores, slot, own, block, masked) -> Any:
+        """Returns the scores of a block, modified, and masked if it has to be."""
+        p, mem = self.p, self.mem
+        lengths = own.tile.lengths
+        column = times(block, p.config.block_kv)
+        if p.scores.modifies:
+            bias = None
+            if p.bias is not None:
+                plgpu.barrier_wait(mem.bias_full.at[slot])
+                if p.bias[2] == 1:
+                    columns = plgpu.ds(0, p.config.block_kv)
+                    bias = plgpu.load(mem.bias_smem.at[slot, columns], layout=_COLUMN)
+                else:
+                    bias = mem.bias_smem.at[slot, self.own_rows][...]
+                plgpu.barrier_arrive(mem.bias_empty.at[slot])
+            origin = plus(own.q_row, p.mask.shift(lengths))
+            distance = masks.minus(origin, column)
+            scores = p.scores.modified(scores, distance, bias, own.slope)
+        if not masked:
+            return scores
+        ids = None
+        if p.mask.segments:
+            columns = plgpu.ds(column, p.config.block_kv)
+            of_columns = mem.kv_ids.at[own.tile.batch, columns]
+            ids = own.ids, plgpu.load(of_columns, layout=_COLUMN)
+        hidden = p.scores.hidden
+        place = lengths, own.q_row, column
+        return p.mask.hide(scores, hidden, *place, ids, layout=plgpu.Layout.WGMMA)

@@ -155,6 +155,7 @@ class Mask:
         column: Any,
         ids: tuple[jax.Array, jax.Array] | None = None,
         *,
+        layout: Any = None,
         hides_rows: bool = False,
     ) -> jax.Array:
         """Replaces the scores that do not exist in a tile, by `hidden`.
@@ -167,6 +168,7 @@ class Mask:
           scores: (rows, columns), columns a multiple of 8.
           row, column: position of the first score.
           ids: segment ids of the tile's rows and of its columns.
+          layout: that of the scores, for the comparison of ids under Lane semantics.
           hides_rows: rows beyond the last one are hidden, too.
         """
         rows, columns = scores.shape
@@ -191,6 +193,8 @@ class Mask:
             of_rows, of_columns = ids
             of_rows = lax.broadcast_in_dim(of_rows, (rows, columns), (0,))
             of_columns = lax.broadcast_in_dim(of_columns, (rows, columns), (1,))
+            if layout is not None:
+                of_rows = plgpu.layout_cast(of_rows, layout)
             scores = jnp.where(of_rows == of_columns, scores, hidden)
         return scores
 
@@ -336,7 +340,7 @@ def _trailing(x: Any, like: Any) -> tuple[int, ...]:
     return tuple(range(like.ndim - x.ndim, like.ndim))
 
 
-# --- integers, or operations of lax: jnp's take several times as long to trace ---------
+# --- integers, or operations of lax: jnp's take several times as long to trace --------
 
 
 def plus(a: Any, b: Any) -> Any:

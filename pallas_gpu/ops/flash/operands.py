@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The arrays of attention: checks, and their normal form."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.ops.flash.masks import Mask
+from pallas_gpu.ops.flash.problem import Operands
+
+_LARGEST_HEAD_DIM = 256
+# The tensor core takes 16 elements of a row of Q and of K at a time.
+HEAD_DIM_MULTIPLE = 16
+_BIAS_DTYPES = jnp.float32, jnp.float16, jnp.bfloat16
+_HALVES = jnp.float16, jnp.bfloat16
+
+
+# --- Q, K and V -----------------------------------------------------------------------
+
+
+def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
+    """Refuses shapes and types that do not match each other."""
+    shapes = tuple(tuple(x.shape) for x in (q, k, v))
+    rank = 3 if packed else 4
+    fit = all(len(s) == rank and min(s) > 0 for s in shapes) and (
+        shapes[1][:-1] == shapes[2][:-1]
+        and shapes[0][:-3] == shapes[1][:-3]
+        and shapes[0][-1] == shapes[1][-1]
+        and shapes[0][-2] % shapes[1][-2] == 0
+    )
+    if not fit:
+        rows = "tokens" if packed else "batch, {}_len"
+        raise errors.ShapeError(
+            "attention: the shapes do not match",
+            expected=f"q ({rows.format('q')}, heads, head_dim), k "
+            f"({rows.format('kv')}, kv_heads, head_dim), v of k's shape up to its own "
+            "head_dim, heads a multiple of kv_heads",
+            got="{}, {} and {}".format(*shapes),
+            hint="heads come before head_dim, the sequence before heads",
+        )
+    for name, head_dim in (("head_dim", shapes[0][-1]), ("v's head_dim", v.shape[-1])):
+        if head_dim > _LARGEST_HEAD_DIM:
+            raise errors.ShapeError(
+                f"attention: this {name} is not supported",
+                expected=f"1 to {_LARGEST_HEAD_DIM}",
+                got=head_dim,
+                hint="divide it among several heads",
+            )
+    dtypes = {jnp.dtype(x.dtype) for x in (q, k, v)}
+    if len(dtypes) > 1 or q.dtype not in _HALVES:
+        raise errors.DTypeError(
+            "attention: these element types are not supported",
+            expected="float16 or bfloat16 for q, k and v",
+            got=", ".join(jnp.dtype(x.dtype).name for x in (q, k, v)),
+            hint="convert the operands with astype",
+        )
+
+
+def padded(x: Any, multiple: int = HEAD_DIM_MULTIPLE) -> Any:
+    """Returns the array with a last axis that is a multiple, filled with zeros."""
+    missing = -x.shape[-1] % multiple
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
+
+
+# --- the options ----------------------------------------------------------------------
+
+
+def check_factor(name: str, value: float, hint: str) -> float:
+    """Refuses what is not a positive finite number."""
+    if not 0 < value < math.inf:
+        raise errors.ArgumentError(
+            f"attention: {name} is not a positive number",
+            expected="a positive number, or None for the default",
+            got=value,
+            hint=hint,
+        )
+    return float(value)
+
+
+def make_mask(
+    causal: bool, window: Any, align: str, segments: bool, ragged: bool
+) -> Mask:
+    """Returns the mask of the public arguments."""
+    left, right = bounds(window)
+    if causal:
+        right = 0 if right is None else min(right, 0)
+    from_end = align == "end" and (left, right) != (None, None)
+    return Mask(left, right, from_end, segments, ragged)
+
+
+def bounds(window: Any) -> tuple[int | None, int | None]:
+    """Returns the columns to the left and to the right that a row sees."""
+    sides = window if isinstance(window, tuple | list) else (window, window)
+    fit = len(sides) == 2 and all(
+        n is None or (isinstance(n, int | np.integer) and n >= 0) for n in sides
+    )
+    if not fit or any(isinstance(n, bool) for n in sides):
+        raise errors.ArgumentError(
+            "attention: invalid value of window",
+            expected="(left, right), or one integer for both; 0 or more, or None",
+            got=window,
+            hint="None is without a bound; (1023, 0) sees 1024 columns",
+        )
+    left, right = (None if n is None else int(n) for n in sides)
+    return left, right
+
+
+def take(x: Operands, packed: bool) -> Operands:
+    """Returns the operands in their normal form.
+
+    Raises:
+      ShapeError, DTypeError: an array that does not fit q, k and v.
+      ArgumentError: arrays that exclude each other, or that come in pairs.
+    """
+    _pair("q_segment_ids", x.q_ids, "kv_segment_ids", x.kv_ids)
+    _pair("cu_seqlens_q", x.q_starts, "cu_seqlens_kv", x.kv_starts)
+    if packed:
+        return _take_packed(x)
+    batch, q_len, heads, _ = x.q.shape
+    kv_len = x.k.shape[1]
+    if x.bias is not None:
+        x = x._replace(bias=_bias(x.bias, (batch, heads, q_len, kv_len)))
+    x = _with_slopes(x, batch)
+    if x.q_ids is not None:
+        _check_integers("q_segment_ids", x.q_ids, (batch, q_len))
+        _check_integers("kv_segment_ids", x.kv_ids, (batch, kv_len))
+    if x.q_lengths is not None or x.kv_lengths is not None:
+        given = []
+        for name, lengths, full in (
+            ("q_lengths", x.q_lengths, q_len),
+            ("kv_lengths", x.kv_lengths, kv_len),
+        ):
+            if lengths is None:
+                lengths = jnp.full((batch,), full, jnp.int32)
+            _check_integers(name, lengths, (batch,))
+            # A length that is too large would be read from the next sequence.
+            given.append(jnp.clip(lengths, 0, full))
+        x = x._replace(q_lengths=given[0], kv_lengths=given[1])
+    return x
+
+
+def _take_packed(x: Operands) -> Operands:
+    others = {
+        "bias": x.bias,
+        "q_segment_ids": x.q_ids,
+        "q_lengths": x.q_lengths,
+        "kv_lengths": x.kv_lengths,
+    }
+    for name, value in others.items():
+        if value is not None:
+            raise errors.ArgumentError(
+                f"attention: {name} beside cu_seqlens_q",
+                expected="None",
+                got=f"an array of shape {tuple(value.shape)}",
+                hint="packed sequences have their lengths in cu_seqlens_q and "
+                "cu_seqlens_kv; a bias needs a batch dimension",
+            )
+    sequences = x.q_starts.shape[0] - 1 if x.q_starts.ndim == 1 else 0
+    for name, starts in (("cu_seqlens_q", x.q_starts), ("cu_seqlens_kv", x.kv_starts)):
+        _check_integers(name, starts, (max(sequences, 1) + 1,))
+    return _with_slopes(x, sequences)
+
+
+def _pair(one: str, a: Any, other: str, b: Any) -> None:
+    if (a is None) != (b is None):
+        given, missing = (one, other) if b is None else (other, one)
+        raise errors.ArgumentError(
+            f"attention: {given} without {missing}",
+            expected=f"both {one} and {other}, or none of them",
+            got=f"{missing}=None",
+            hint=f"pass {missing}, too; it may be the same array",
+        )
+
+
+def _bias(bias: Any, full: tuple[int, ...]) -> Any:
+    shape = tuple(bias.shape)
+    fit = len(shape) == 4 and all(
+        n in (1, m) for n, m in zip(shape, full, strict=False)
+    )
+    if not fit:
+        raise errors.ShapeError(
+            "attention: the shape of bias does not match",
+            expected=f"{full}, or 1 in place of any of them",
+            got=shape,
+            hint="insert dimensions of 1 with bias[None]",
+        )
+    if bias.dtype not in _BIAS_DTYPES:
+        raise errors.DTypeError(
+            "attention: this element type of bias is not supported",
+            expected="float32, float16 or bfloat16",
+            got=jnp.dtype(bias.dtype).name,
+            hint="make a mask a bias with jnp.where(mask, 0.0, -jnp.inf)",
+        )
+    # Columns of a block arrive by one copy.
+    return jnp.broadcast_to(bias, (*shape[:3], full[3]))
+
+
+def _with_slopes(x: Operands, batch: int) -> Operands:
+    if x.slopes is None:
+        return x
+    heads, shape = x.q.shape[-2], tuple(x.slopes.shape)
+    if shape not in ((heads,), (1, heads), (batch, heads)):
+        raise errors.ShapeError(
+            "attention: the shape of alibi_slopes does not match",
+            expected=f"({heads},) or {(batch, heads)}",
+            got=shape,
+            hint="one slope for each head of q",
+        )
+    return x._replace(slopes=x.slopes.reshape(-1, heads).astype(jnp.float32))
+
+
+def _check_integers(name: str, x: Any, shape: tuple[int, ...]) -> None:
+    if tuple(x.shape) != shape:
+        raise errors.ShapeError(
+            f"attention: the shape of {name} does not match",
+            expected=shape,
+            got=tuple(x.shape),
+            hint="one for each sequence; cu_seqlens has the end of the last one, too"
+            if len(shape) == 1
+            else "one for each position",
+        )
+    if x.dtype != jnp.int32:
+        raise errors.DTypeError(
+            f"attention: {name} is not of type int32",
+            expected="int32",
+            got=jnp.dtype(x.dtype).name,
+            hint="convert it with astype(jnp.int32)",
+        )
