@@ -9,6 +9,7 @@ EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
 SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
+ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
 EPILOGUES = "tests/ops/gemm/test_epilogues.py"
@@ -105,6 +106,25 @@ EFFECTS: dict[str, str] = {
             "causal": "test_types_and_masks",
             "sm_scale": "test_the_scale_of_the_scores",
             "config": "test_any_number_of_stages",
+        },
+    ),
+    **_seen(
+        "attention",
+        ATTENTION_OPTIONS,
+        {
+            "bias": "test_a_bias_that_broadcasts",
+            "window": "test_windows",
+            "align": "test_windows",
+            "soft_cap": "test_a_soft_cap",
+            "alibi_slopes": "test_alibi",
+            "q_segment_ids": "test_segments",
+            "kv_segment_ids": "test_segments",
+            "q_lengths": "test_lengths_of_each_sequence",
+            "kv_lengths": "test_lengths_of_each_sequence",
+            "cu_seqlens_q": "test_packed_sequences",
+            "cu_seqlens_kv": "test_packed_sequences",
+            "return_logsumexp": "test_logsumexp",
+            "deterministic": "test_ten_orders_of_events_give_one_result",
         },
     ),
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`ops.dot_product_attention` beside JAX's own, for all combinations of arguments."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gpu import errors, ops
+
+CONFIG = ops.AttentionConfig(block_kv=32)
+OURS = functools.partial(ops.dot_product_attention, config=CONFIG)
+# 11 bits of probabilities and results, and of logarithms up to 8.
+TOLERANCE = 2**-7
+
+
+def theirs(*operands, **options):
+    """JAX's own, in float32: its float16 is not supported on CPUs."""
+    operands = (x.astype(jnp.float32) for x in operands)
+    return jax.nn.dot_product_attention(*operands, **options)
+
+
+def normal(*shape, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal(shape), jnp.float16)
+
+
+def operands(q_len=24, kv_len=40):
+    kv = 2, kv_len, 1, 16
+    return normal(2, q_len, 2, 16), normal(*kv, seed=1), normal(*kv, seed=2)
+
+
+MASK = normal(2, 1, 24, 40, seed=3) > -0.5
+CHOICES = {
+    "bias": (None, normal(1, 2, 24, 40, seed=4)),
+    "mask": (None, MASK.at[..., 0].set(True)),
+    "is_causal": (False, True),
+    "query_seq_lengths": (None, jnp.array([24, 9], jnp.int32)),
+    "key_value_seq_lengths": (None, jnp.array([40, 13], jnp.int32)),
+    "local_window_size": (None, (30, 4)),
+}
+COMBINATIONS = [
+    dict(zip(CHOICES, values, strict=True))
+    for values in itertools.product(*CHOICES.values())
+]
+
+
+def names(options):
+    return "-".join(n for n, x in options.items() if not (x is None or x is False))
+
+
+@functools.cache
+def jitted(f, is_causal, local_window_size):
+    f = functools.partial(f, is_causal=is_causal, local_window_size=local_window_size)
+    return jax.jit(functools.partial(f, return_residual=True))
+
+
+@pytest.mark.parametrize("options", COMBINATIONS, ids=names)
+def test_all_combinations(options):
+    arrays = {n: x for n, x in options.items() if isinstance(x, jax.Array)}
+    static = options["is_causal"], options["local_window_size"]
+    expected = jitted(theirs, *static)(*operands(), **arrays)
+    got = jitted(OURS, *static)(*operands(), **arrays)
+    rows = options["query_seq_lengths"]
+    for a, b in zip(got, expected, strict=True):
+        assert a.shape == b.shape and a.dtype == jnp.float16
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        if rows is not None and a.ndim == 3:
+            # JAX's residual of a row that does not exist is a large number.
+            exists = np.arange(24)[None, :] < np.asarray(rows)[:, None]
+            a, b = (np.where(exists[..., None], x, 0) for x in (a, b))
+        np.testing.assert_allclose(a, b, atol=TOLERANCE)
+
+
+def test_without_a_batch_dimension():
+    args = [x[0] for x in operands()]
+    for a, b in zip(
+        OURS(*args, return_residual=True, scale=0.5),
+        theirs(*args, return_residual=True, scale=0.5),
+        strict=True,
+    ):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(*(np.asarray(x, float) for x in (a, b)), atol=0.01)
+
+
+@pytest.mark.parametrize("shape", [(24, 40), (2, 24, 40), (1, 1, 1, 1), (2, 1, 1, 40)])
+def test_shapes_of_a_bias(shape):
+    bias = normal(*shape, seed=5)
+    expected = theirs(*operands(), bias=bias)
+    got = OURS(*operands(), bias=bias)
+    np.testing.assert_allclose(
+        np.asarray(got, float), np.asarray(expected, float), atol=TOLERANCE
+    )
+
+
+def test_rows_that_see_nothing_are_zero():
+    mask = jnp.ones((1, 1, 24, 40), bool).at[..., 3, :].set(False)
+    got = OURS(*operands(), mask=mask)
+    assert not np.asarray(got[:, 3]).any()
+    assert np.asarray(got[:, 4]).all()
+
+
+def test_an_implementation_is_refused():
+    with pytest.raises(errors.UnsupportedError, match="implementation") as caught:
+        OURS(*operands(), implementation="xla")
+    assert "jax.nn" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "what"),
+    [
+        ({"query": normal(24, 2, 16)}, errors.ShapeError, "the ranks do not match"),
+        ({"bias": normal(1, 1, 1, 1, 1)}, errors.ShapeError, "bias has too many dim"),
+        ({"mask": normal(24, 40)}, errors.DTypeError, "mask is not of type bool"),
+    ],
+)
+def test_what_does_not_fit(change, kind, what):
+    given = dict(zip(("query", "key", "value"), operands(), strict=True))
+    with pytest.raises(kind) as caught:
+        OURS(**(given | change))
+    assert caught.value.what.startswith(f"dot_product_attention: {what}")
+    assert caught.value.expected and caught.value.hint
