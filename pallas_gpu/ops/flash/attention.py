@@ -164,8 +164,8 @@ def attention(
     if isinstance(chosen, BlackwellAttentionConfig):
         _check_for_blackwell(head_dim, v_dim, mask, scores, return_logsumexp)
     x = x._replace(q=operands.padded(q), k=operands.padded(k), v=operands.padded(v))
-    problem = Problem(
-        *_sizes(x, packed),
+    problem: Problem[Any] = Problem(
+        **_sizes(x, packed),
         dtype=jnp.dtype(q.dtype),
         mask=mask,
         scores=scores,
@@ -191,12 +191,19 @@ def _forward(
     return hopper.forward(p, x, compiler_params, interpret)
 
 
-def _sizes(x: Operands, packed: bool) -> tuple[int, ...]:
-    """Returns the first fields of a `Problem`."""
-    batch = x.q_starts.shape[0] - 1 if packed else x.q.shape[0]
+def _sizes(x: Operands, packed: bool) -> dict[str, Any]:
+    """Returns fields of a `Problem`."""
     q_len, heads, head_dim = x.q.shape[-3:]
     kv_len, kv_heads, v_dim = x.v.shape[-3:]
-    return batch, q_len, kv_len, heads, kv_heads, head_dim, v_dim
+    return {
+        "batch": x.q_starts.shape[0] - 1 if packed else x.q.shape[0],
+        "q_len": q_len,
+        "kv_len": kv_len,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "v_dim": v_dim,
+    }
 
 
 def _chosen(

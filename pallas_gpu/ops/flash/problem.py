@@ -107,14 +107,15 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     @property
     def out_shape(self) -> tuple[int, ...]:
         """Of the result."""
-        rows = (self.q_len,) if self.packed else (self.batch, self.q_len)
-        return *rows, self.heads, self.v_dim
+        return self._shape(self.q_len, self.heads, self.v_dim)
 
     @property
     def logsumexp_shape(self) -> tuple[int, ...]:
         """(batch, heads, q_len), or (heads, tokens)."""
-        shape = self.heads, self.q_len
-        return shape if self.packed else (self.batch, *shape)
+        return self._shape(self.heads, self.q_len)
+
+    def _shape(self, *sizes: int) -> tuple[int, ...]:
+        return sizes if self.packed else (self.batch, *sizes)
 
     # --- tiles ------------------------------------------------------------------------
 
