@@ -5,6 +5,7 @@ from pallas_gpu.ops.flash import blackwell as _blackwell_attention
 from pallas_gpu.ops.flash import hopper as _hopper_attention
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.ops.flash.standard import dot_product_attention
 from pallas_gpu.ops.gemm import matmul as _matmul
 from pallas_gpu.ops.gemm.matmul import (
     BlackwellMatmulConfig,
@@ -31,6 +32,7 @@ __all__ = [
     "clear_cache",
     "layer_norm",
     "log_softmax",
+    "dot_product_attention",
     "matmul",
     "ragged_dot",
     "ragged_dot_general",

@@ -9,6 +9,7 @@ EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
 SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
+STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
@@ -130,6 +131,25 @@ EFFECTS: dict[str, str] = {
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
     "test_target_and_configuration_choose_the_kernel",
     "ops.attention.interpret": ATTENTION,
+    **_seen(
+        "dot_product_attention",
+        STANDARD,
+        {
+            **dict.fromkeys(
+                (
+                    *("bias", "mask", "is_causal", "local_window_size"),
+                    *("query_seq_lengths", "key_value_seq_lengths"),
+                ),
+                "test_all_combinations",
+            ),
+            **dict.fromkeys(
+                ("scale", "return_residual"), "test_without_a_batch_dimension"
+            ),
+            "config": "test_shapes_of_a_bias",
+            "compiler_params": "test_blackwell_is_a_target",
+            "interpret": "test_blackwell_is_a_target",
+        },
+    ),
     **_seen(
         "RaggedDotConfig",
         RAGGED_DOT,

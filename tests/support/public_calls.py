@@ -406,6 +406,7 @@ GOOD: dict[str, Good] = {
     # Ready kernels
     "ops.matmul": _top(a=_halves, b=_halves),
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
+    "ops.dot_product_attention": _top(query=_heads, key=_heads, value=_heads),
     "ops.ragged_dot": _top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
     "ops.ragged_dot_general": _top(
         lhs=_halves,

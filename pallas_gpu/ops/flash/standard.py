@@ -94,7 +94,7 @@ def dot_product_attention(
     batched = _check_ranks(query, key, value)
     if not batched:
         query, key, value = query[None], key[None], value[None]
-    out, logsumexp = attention(
+    found = attention(
         *(query, key, value),
         bias=_bias(query.dtype, _of_rank_4("bias", bias), _of_rank_4("mask", mask)),
         causal=is_causal,
@@ -102,15 +102,16 @@ def dot_product_attention(
         window=local_window_size,
         q_lengths=query_seq_lengths,
         kv_lengths=key_value_seq_lengths,
-        return_logsumexp=True,
+        return_logsumexp=return_residual,
         config=config,
         compiler_params=compiler_params,
         interpret=interpret,
     )
+    if not return_residual:
+        return found if batched else found[0]
+    out, logsumexp = found
     residual = jnp.swapaxes(logsumexp, 1, 2).astype(out.dtype)
-    if not batched:
-        out, residual = out[0], residual[0]
-    return (out, residual) if return_residual else out
+    return (out, residual) if batched else (out[0], residual[0])
 
 
 def _check_ranks(query: Any, key: Any, value: Any) -> bool:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 
 CONFIG = ops.AttentionConfig(block_kv=32)
@@ -50,8 +51,11 @@ COMBINATIONS = [
 ]
 
 
-def names(options):
-    return "-".join(n for n, x in options.items() if not (x is None or x is False))
+def case(options):
+    given = [n for n, x in options.items() if not (x is None or x is False)]
+    # Alone, and all together.
+    marks = () if len(given) in (1, 6) else (pytest.mark.slow,)
+    return pytest.param(options, id="-".join(given) or "none", marks=marks)
 
 
 @functools.cache
@@ -60,7 +64,7 @@ def jitted(f, is_causal, local_window_size):
     return jax.jit(functools.partial(f, return_residual=True))
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=names)
+@pytest.mark.parametrize("options", map(case, COMBINATIONS))
 def test_all_combinations(options):
     arrays = {n: x for n, x in options.items() if isinstance(x, jax.Array)}
     static = options["is_causal"], options["local_window_size"]
@@ -103,6 +107,16 @@ def test_rows_that_see_nothing_are_zero():
     got = OURS(*operands(), mask=mask)
     assert not np.asarray(got[:, 3]).any()
     assert np.asarray(got[:, 4]).all()
+
+
+def test_blackwell_is_a_target():
+    params = plgpu.CompilerParams(target="sm_100a", approx_math=True)
+    args = normal(1, 16, 1, 64), normal(1, 16, 1, 64, seed=1), normal(1, 16, 1, 64)
+    f = functools.partial(ops.dot_product_attention, compiler_params=params)
+    interpret = plgpu.InterpretParams(seed=3)
+    expected = theirs(*args, is_causal=True)
+    got = f(*args, is_causal=True, interpret=interpret)
+    np.testing.assert_allclose(np.asarray(got, float), expected, atol=TOLERANCE)
 
 
 def test_an_implementation_is_refused():
