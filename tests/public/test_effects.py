@@ -450,6 +450,7 @@ REFUSED = {
     "SemaphoreSignal.device_id": 0,
     **tensor_effects.REFUSED,
     "semaphore_signal.device_id": 0,
+    "ops.dot_product_attention.implementation": "xla",
 }
 
 

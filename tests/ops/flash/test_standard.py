@@ -64,7 +64,7 @@ def jitted(f, is_causal, local_window_size):
     return jax.jit(functools.partial(f, return_residual=True))
 
 
-@pytest.mark.parametrize("options", map(case, COMBINATIONS))
+@pytest.mark.parametrize("options", [case(x) for x in COMBINATIONS])
 def test_all_combinations(options):
     arrays = {n: x for n, x in options.items() if isinstance(x, jax.Array)}
     static = options["is_causal"], options["local_window_size"]
