@@ -120,6 +120,7 @@ from pallas_gpu.primitives.tma import (
     copy_smem_to_gmem,
     wait_smem_to_gmem,
 )
+from pallas_gpu.testing.autotune import autotune
 from pallas_gpu.types import (
     ACC,
     GMEM,
@@ -194,6 +195,7 @@ __all__ = [
     "offline",
     "ops",
     "testing",
+    "autotune",
     # Control flow and positions
     "when",
     "loop",

@@ -108,6 +108,7 @@ __all__ = [
     "log_no_failed_callback",
     "mlir",
     "override_lowering",
+    "outside_of_traces",
     "pallas_call_primitive",
     "results_vary_with",
     "register_view",
@@ -288,6 +289,11 @@ def is_export(ctx: Any) -> bool:
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)
+
+
+def outside_of_traces() -> contextlib.AbstractContextManager[None]:
+    """Evaluates what is called in it, also while a function is being traced."""
+    return _core.eval_context()
 
 
 def unmapped(x: Any) -> tuple[Any, int]:

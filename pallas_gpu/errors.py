@@ -154,6 +154,22 @@ class PerformanceWarning(UserWarning):
     """A kernel does something slowly: bank conflicts, unaligned accesses, spills."""
 
 
+class TuningWarning(UserWarning):
+    """A tuned function runs without a measurement, or its stored result is damaged."""
+
+
+class TuningError(KernelError, RuntimeError):
+    """No candidate of a tuned function can be used.
+
+    Attributes:
+      reasons: for each candidate its configuration and why it failed.
+    """
+
+    def __init__(self, what: str, *, reasons: tuple[tuple[str, str], ...] = (), **kw):
+        super().__init__(what, **kw)
+        self.reasons = reasons
+
+
 class ClosureError(KernelError):
     """The kernel's body uses an array from the enclosing function."""
 

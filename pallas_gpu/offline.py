@@ -139,14 +139,7 @@ def lower(
 
 
 def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
-    wanted = params.compiler_params.target
-    if wanted is not None and arch.target(wanted) != target:
-        raise errors.TargetError(
-            f"kernel {params.name} is declared for another target",
-            expected=f"target={wanted!r}, as in its CompilerParams",
-            got=repr(target.name),
-            hint="omit the target in CompilerParams",
-        )
+    require_target(params, target)
     build = compiler.run(Build(params, target), observe=register.observe)
     compiled = build.compiled
     return KernelReport(
@@ -161,19 +154,31 @@ def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
     )
 
 
-def _launches(closed: _jax.ClosedJaxpr) -> Iterator[call.CallParams]:
+def require_target(params: call.CallParams, target: arch.Target) -> None:
+    """Raises TargetError if a kernel is declared for another target."""
+    wanted = params.compiler_params.target
+    if wanted is not None and arch.target(wanted) != target:
+        raise errors.TargetError(
+            f"kernel {params.name} is declared for another target",
+            expected=f"target={wanted!r}, as in its CompilerParams",
+            got=repr(target.name),
+            hint="omit the target in CompilerParams",
+        )
+
+
+def launches(closed: _jax.ClosedJaxpr) -> Iterator[call.CallParams]:
     """Yields the kernels of a jaxpr, those that JAX's `pallas_call` contains too."""
     for site in walk(closed.jaxpr):
         if site.eqn.primitive is call.kernel_p:
             yield call.CallParams(**site.eqn.params)
         elif (expanded := call.expansion(site.eqn)) is not None:
-            yield from _launches(expanded)
+            yield from launches(expanded)
 
 
 def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
     with jax.disable_jit(False):
         closed = jax.make_jaxpr(functools.partial(scope.call, "offline", fn))(*args)
-    found = list(_launches(closed))
+    found = list(launches(closed))
     if not found:
         raise errors.ArgumentError(
             "the function does not call a kernel of pallas_gpu",

@@ -197,7 +197,7 @@ def register_eager_emulator(run: Callable[..., Any]) -> None:
     _EAGER[:] = [run]
 
 
-def _platform(args: Sequence[Any]) -> str:
+def platform_of(args: Sequence[Any]) -> str:
     for x in args:
         if isinstance(x, jax.Array):
             return next(iter(x.devices())).platform
@@ -210,7 +210,7 @@ def _platform(args: Sequence[Any]) -> str:
 @kernel_p.def_impl
 def _kernel_impl(*args, **params):
     call = CallParams(**params)
-    on_gpu = _platform(args) in ("gpu", "cuda")
+    on_gpu = platform_of(args) in ("gpu", "cuda")
     if isinstance(call.interpret, types.InterpretParams) or (
         call.interpret is None and not on_gpu
     ):

@@ -76,10 +76,12 @@ def compile_module(
     num_barriers: int,
     threads: int,
     tmem_columns: int = 0,
+    using: worker.Worker | None = None,
 ) -> CompiledModule:
     """Compiles a serialized module for a target; requires no GPU.
 
-    Equal modules for the same target are compiled once per process.
+    Equal modules for the same target are compiled once per process, unless a worker is
+    given.
 
     Args:
       serialized: the result of `serialize`.
@@ -91,6 +93,7 @@ def compile_module(
       num_barriers: mbarriers per block.
       threads: threads per block.
       tmem_columns: TMEM columns per block.
+      using: compiles; default: the worker of this process for the target.
 
     Raises:
       OfflineUnavailableError: CUDA packages are missing.
@@ -98,9 +101,13 @@ def compile_module(
       TargetError: the target is unknown.
     """
     target = arch.target(target)
-    output = _compile_once(
-        serialized, name, target, _types(operand_avals), _types(result_avals)
-    )
+    operands, results = _types(operand_avals), _types(result_avals)
+    if using is None:
+        output = _compile_once(serialized, name, target, operands, results)
+    else:
+        output = using.compile(
+            serialized, name=name, operands=operands, results=results
+        )
     return CompiledModule(
         name=name,
         target=target.name,

@@ -63,20 +63,36 @@ class _Compiled:
         self._bodies = weakref.WeakKeyDictionary()
 
     def get(self, params: call.CallParams, target: arch.GpuTarget) -> SerializedModule:
-        variants = self._bodies.setdefault(params.jaxpr, collections.OrderedDict())
-        key = (params.mesh, params.batch, params.compiler_params, target.name)
-        kept = variants.get(key)
-        if kept is None:
-            build = compiler.run(
-                Build(params, target), until="serialize", observe=observe
-            )
-            kept = variants[key] = build.serialized
-            if len(variants) > _KEPT_VARIANTS:
-                variants.popitem(last=False)
-        return kept
+        kept = self._variants(params).get(_variant(params, target))
+        return self.lowered(params, target).serialized if kept is None else kept
+
+    def lowered(self, params: call.CallParams, target: arch.GpuTarget) -> Build:
+        """Lowers a kernel, and keeps its module for `get`."""
+        build = compiler.run(Build(params, target), until="serialize", observe=observe)
+        variants = self._variants(params)
+        variants[_variant(params, target)] = build.serialized
+        if len(variants) > _KEPT_VARIANTS:
+            variants.popitem(last=False)
+        return build
+
+    def _variants(self, params: call.CallParams) -> Any:
+        return self._bodies.setdefault(params.jaxpr, collections.OrderedDict())
+
+
+def _variant(params: call.CallParams, target: arch.GpuTarget) -> Any:
+    return params.mesh, params.batch, params.compiler_params, target.name
 
 
 _COMPILED = _Compiled()
+
+
+def lower_ahead(params: call.CallParams, target: arch.GpuTarget) -> Build:
+    """Lowers a kernel to bytes, which a later launch of it uses.
+
+    Raises:
+      PallasGpuError: the kernel does not compile.
+    """
+    return _COMPILED.lowered(params, target)
 
 
 def _launch(*args: Any, **params: Any) -> list[Any]:

@@ -14,7 +14,7 @@ from pallas_gpu import _jax, arch
 from pallas_gpu.entry.call import CallParams
 from pallas_gpu.lowering import launch, slow
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.runtime import offline_compiler
+from pallas_gpu.runtime import offline_compiler, worker
 from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.runtime.serialize import serialize
 
@@ -33,9 +33,23 @@ def compile_offline(build: Build) -> Build:
       OfflineUnavailableError: CUDA packages are missing.
       CompilationError: the module does not compile, or exceeds the time limit.
     """
+    compiled = compiled_module(build)
+    _warn_of_spills(build, compiled.resources)
+    return build.replace(compiled=compiled)
+
+
+def compiled_module(
+    build: Build, using: worker.Worker | None = None
+) -> offline_compiler.CompiledModule:
+    """Compiles a serialized build, in a given worker or that of this process.
+
+    Raises:
+      OfflineUnavailableError: CUDA packages are missing.
+      CompilationError: the module does not compile, or exceeds the time limit.
+    """
     params, target = build.params, build.target
     assert isinstance(target, arch.GpuTarget)
-    compiled = offline_compiler.compile_module(
+    return offline_compiler.compile_module(
         build.serialized,
         name=build.name,
         target=target,
@@ -48,9 +62,8 @@ def compile_offline(build: Build) -> Build:
         num_barriers=build.plan.barriers,
         tmem_columns=build.plan.tmem_columns,
         threads=launch.threads_of(params),
+        using=using,
     )
-    _warn_of_spills(build, compiled.resources)
-    return build.replace(compiled=compiled)
 
 
 def _warn_of_spills(build: Build, used: Resources) -> None:

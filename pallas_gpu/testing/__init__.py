@@ -1,9 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measurement of kernels: device times, reports, a cost model, and tuning."""
 
+from pallas_gpu.testing.autotune import Autotuned, autotune
 from pallas_gpu.testing.bench import do_bench, kernel_times
+from pallas_gpu.testing.cost import Estimate
+from pallas_gpu.testing.rank import rank
+from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
 
-__all__ = ["do_bench", "kernel_times"]
+__all__ = [
+    "Autotuned",
+    "Estimate",
+    "TunedConfig",
+    "TuningReport",
+    "autotune",
+    "do_bench",
+    "kernel_times",
+    "rank",
+]
 
 
 def __dir__() -> list[str]:

@@ -163,6 +163,10 @@ def _one_kernel(run: Callable[[], Any]) -> list[tuple[str, float]]:
     return [("kernel", 1.0)]
 
 
+def _tunable(x: Any, *, config: Any) -> Any:
+    return x
+
+
 _halves = jnp.zeros((256, 256), F16)
 _matrices, _sizes = jnp.zeros((2, 256, 256), F16), jnp.array([100, 156])
 _ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
@@ -201,6 +205,12 @@ GOOD: dict[str, Good] = {
         timer=_one_kernel,
     ),
     "testing.kernel_times": _top(run=nothing),
+    "testing.rank": _top(f=lambda x, config: x, configs=[1], args=(OUT,)),
+    "autotune": _top(
+        lambda decorate, _: decorate(_tunable)(jnp.zeros((8,))),
+        configs=[1],
+        key="x",
+    ),
     # Control flow and positions
     "when": _in(lambda e: {"condition": e.i == 0}, _run),
     "loop": _in(lambda e: {"lower": 0, "upper": 4, "init_carry": 1}, _loop),

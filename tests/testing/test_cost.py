@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The cost model: what it counts in kernels, and how it ranks them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, compiler, errors, offline, ops, testing
+from pallas_gpu.lowering.machine import Build
+from pallas_gpu.testing.work import Counter, Work
+
+F32, BF16 = jnp.float32, jnp.bfloat16
+TILE = plgpu.SMEM((64, 128), F32)
+
+
+def work_of(kernel: Any, *avals: Any, **positions: int) -> Work:
+    """The work of the first warpgroup of a CTA of a kernel."""
+    (params,) = offline.launches(jax.make_jaxpr(kernel)(*avals))
+    build = compiler.run(Build(params, arch.SM_90A), until="plan")
+    counter = Counter(positions, dict(params.mesh.axes))
+    jaxpr = build.params.jaxpr
+    return counter.count(jaxpr, [None] * len(jaxpr.invars))[0]
+
+
+def copies(steps: Any, **options: Any) -> Any:
+    """A kernel that loads a tile as often as `steps(i)` says, and stores it once."""
+
+    def body(x, o, tile, loaded):
+        @plgpu.loop(0, steps(jax.lax.axis_index("i")))
+        def _(_):
+            plgpu.copy_gmem_to_smem(x, tile, loaded)
+            plgpu.barrier_wait(loaded)
+
+        plgpu.copy_smem_to_gmem(tile, o)
+        plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 128), F32),
+        grid=(4,),
+        grid_names=("i",),
+        scratch_types=[TILE, plgpu.Barrier()],
+        **options,
+    )
+
+
+X = jax.ShapeDtypeStruct((64, 128), F32)
+TILE_BYTES = 64 * 128 * 4
+
+
+@pytest.mark.parametrize("steps", [0, 1, 3, 100])
+def test_a_loop_of_known_length_counts_as_often(steps):
+    work = work_of(copies(lambda i: steps), X)
+    assert work.loaded_bytes == work.filled_bytes == steps * TILE_BYTES
+    assert work.stored_bytes == TILE_BYTES
+    assert work.waits == steps
+
+
+@pytest.mark.parametrize("position", [0, 3])
+def test_a_loop_whose_length_depends_on_the_position(position):
+    work = work_of(copies(lambda i: 10 * i + 1), X, i=position)
+    assert work.loaded_bytes == (10 * position + 1) * TILE_BYTES
+
+
+def test_a_loop_of_unknown_length_counts_once():
+    assert work_of(copies(lambda i: i), X).loaded_bytes == TILE_BYTES
+
+
+def test_a_branch_on_an_unknown_condition_counts_as_the_most_expensive():
+    def body(x, o):
+        @plgpu.when(x[0, 0] > 0)
+        def _():
+            o[...] = jnp.exp(x[...])
+
+    work = work_of(plgpu.kernel(body, out_type=X), X)
+    assert work.stored_bytes == TILE_BYTES
+    assert work.elements >= 64 * 128
+
+
+def test_a_branch_on_a_position_is_taken_or_not():
+    def body(x, o):
+        @plgpu.when(jax.lax.axis_index("i") == 2)
+        def _():
+            o[...] = x[...]
+
+    k = plgpu.kernel(body, out_type=X, grid=(4,), grid_names=("i",))
+    assert work_of(k, X, i=1).stored_bytes == 0
+    assert work_of(k, X, i=2).stored_bytes == TILE_BYTES
+
+
+def matmul(a, b, config):
+    return ops.matmul(a, b, config=config)
+
+
+SMALL = ops.MatmulConfig(tile_m=64, tile_n=64, cluster=None, epilogue_n=32)
+LARGE = ops.MatmulConfig(tile_m=128, tile_n=128, cluster=None)
+
+
+def operands(m: int, n: int, k: int) -> list[Any]:
+    return [jax.ShapeDtypeStruct(s, BF16) for s in ((m, k), (k, n))]
+
+
+def test_the_work_of_a_product_is_that_of_its_tiles():
+    (found,) = testing.rank(matmul, [LARGE], *operands(512, 512, 256))
+    assert found.flops == 2 * 512 * 512 * 256
+    # Two columns of tiles of 256 rows: each element of A is loaded 4 times, of B twice.
+    assert found.loaded_bytes == 2 * (512 * 256 * 4 + 256 * 512 * 2)
+    assert found.stored_bytes == 2 * 512 * 512
+
+
+def test_multicast_divides_what_is_loaded():
+    both = [LARGE, ops.MatmulConfig(cluster="n")]
+    plain, shared = sorted(
+        testing.rank(matmul, both, *operands(512, 512, 256)),
+        key=lambda e: e.config.cluster or "",
+    )
+    saved = 2 * 512 * 256 * 4 / 2  # half of A
+    assert plain.loaded_bytes - shared.loaded_bytes == saved
+
+
+def test_large_tiles_win_on_large_products_and_small_ones_on_small_products():
+    configs = [SMALL, LARGE]
+    assert testing.rank(matmul, configs, *operands(4096, 4096, 4096))[0].config == LARGE
+    assert testing.rank(matmul, configs, *operands(1024, 1024, 1024))[0].config == SMALL
+
+
+def test_a_large_product_is_near_what_the_card_can_do():
+    (found,) = testing.rank(matmul, [LARGE], *operands(8192, 8192, 8192))
+    assert 0.8 < found.seconds / (2 * 8192**3 / 810e12) < 1.25
+
+
+def test_causal_attention_takes_less_than_all_of_it():
+    q = jax.ShapeDtypeStruct((1, 4096, 4, 64), BF16)
+    times = {
+        causal: testing.rank(attention, [causal], q, q, q)[0].flops
+        for causal in (False, True)
+    }
+    assert 0.4 < times[True] / times[False] < 0.8
+
+
+def attention(q, k, v, config):
+    return ops.attention(q, k, v, causal=config)
+
+
+def test_what_does_not_trace_is_last_with_its_reason():
+    wide = ops.MatmulConfig(tile_n=256, stages=8)
+    odd = ops.MatmulConfig(tile_m=192)
+    first, *others = testing.rank(matmul, [odd, wide, LARGE], *operands(512, 512, 512))
+    assert first.config == LARGE
+    assert [math.isinf(e.seconds) for e in others] == [True, True]
+    reasons = {e.config: e.reason for e in others}
+    assert reasons[wide].startswith("OutOfResources: ")
+    assert reasons[odd].startswith(("ShapeError: ", "ArgumentError: "))
+
+
+def test_the_target_is_an_argument():
+    with pytest.raises(errors.TargetError, match="unknown target"):
+        testing.rank(matmul, [LARGE], *operands(512, 512, 512), target="sm_80")
+    config = ops.BlackwellMatmulConfig()
+    hopper, blackwell = (
+        testing.rank(matmul, [config], *operands(2048, 2048, 512), target=target)[0]
+        for target in ("sm_90a", "sm_100a")
+    )
+    assert "TargetError" in hopper.reason
+    assert blackwell.flops > 0
+
+
+def test_a_function_without_kernels_costs_nothing():
+    (found,) = testing.rank(lambda x, config: x + config, [1], X)
+    assert (found.seconds, found.bound) == (0.0, "")
