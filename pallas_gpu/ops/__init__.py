@@ -2,9 +2,12 @@
 """Ready kernels, written on the public names alone."""
 
 from pallas_gpu.ops.flash import blackwell as _blackwell_attention
+from pallas_gpu.ops.flash import decode_kernel as _decode
 from pallas_gpu.ops.flash import hopper as _hopper_attention
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
+from pallas_gpu.ops.flash.decode import decode_attention
+from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.standard import dot_product_attention
 from pallas_gpu.ops.gemm import matmul as _matmul
 from pallas_gpu.ops.gemm.matmul import (
@@ -25,6 +28,7 @@ __all__ = [
     "AttentionConfig",
     "BlackwellAttentionConfig",
     "BlackwellMatmulConfig",
+    "DecodeConfig",
     "MatmulConfig",
     "SplitMatmulConfig",
     "RaggedDotConfig",
@@ -33,6 +37,7 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "dot_product_attention",
+    "decode_attention",
     "matmul",
     "ragged_dot",
     "ragged_dot_general",
@@ -49,6 +54,7 @@ def clear_cache() -> None:
     _ragged_dot.clear_cache()
     _hopper_attention.make_kernel.cache_clear()
     _blackwell_attention.make_kernel.cache_clear()
+    _decode.make_kernel.cache_clear()
 
 
 def __dir__() -> list[str]:

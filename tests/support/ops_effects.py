@@ -7,6 +7,7 @@ MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_atten
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
 EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
 SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
+DECODE = "tests/ops/flash/test_decode.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
 STANDARD = "tests/ops/flash/test_standard.py"
@@ -128,6 +129,38 @@ EFFECTS: dict[str, str] = {
             "deterministic": "test_ten_orders_of_events_give_one_result",
         },
     ),
+    **_seen(
+        "DecodeConfig",
+        DECODE,
+        {
+            "block_kv": "test_blocks_and_stages",
+            "stages": "test_blocks_and_stages",
+            "cluster": "test_results_of_a_grid_and_of_a_cluster",
+            "workers": "test_any_number_of_ctas_divides_the_blocks",
+        },
+    ),
+    **_seen(
+        "decode_attention",
+        DECODE,
+        {
+            "lengths": "test_lengths_differ",
+            "page_table": "test_pages_in_any_order",
+            "k_scale": "test_scales_of_heads",
+            "v_scale": "test_scales_of_heads",
+            "kv_layout": "test_heads_before_tokens",
+            "v": "test_keys_and_values_in_one_array",
+            "kv_axis": "test_keys_and_values_in_one_array",
+            "causal": "test_a_query_may_see_later_ones",
+            "sm_scale": "test_scores_are_capped_and_scaled",
+            "window": "test_a_window",
+            "soft_cap": "test_scores_are_capped_and_scaled",
+            "return_logsumexp": "test_lengths_differ",
+            "config": "test_any_number_of_ctas_divides_the_blocks",
+            "interpret": "test_ten_orders_of_events_give_one_result",
+        },
+    ),
+    "ops.decode_attention.compiler_params": "tests/ops/flash/test_decode_refusals.py::"
+    "test_the_target_has_wgmma",
     "ops.attention.compiler_params": f"{BLACKWELL_ATTENTION}::"
     "test_target_and_configuration_choose_the_kernel",
     "ops.attention.interpret": ATTENTION,

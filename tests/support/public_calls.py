@@ -430,6 +430,8 @@ GOOD: dict[str, Good] = {
     "ops.layer_norm": _top(x=_halves),
     "ops.rotary_embedding": _top(x=_heads),
     "ops.top_k": _top(x=_halves, k=2),
+    "ops.decode_attention": _top(q=_heads[:, 0], k=_heads, v=_heads),
+    "ops.DecodeConfig": _top(),
     "ops.MatmulConfig": _top(),
     "ops.RaggedDotConfig": _top(),
     "ops.BlackwellMatmulConfig": _top(),

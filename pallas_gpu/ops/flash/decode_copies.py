@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode: copies of queries, keys and values to SMEM; narrow ones are widened"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash.decode_work import (
+    QUERIES,
+    WIDE_STAGES,
+    Piece,
+    Problem,
+    at_least,
+    divide,
+    plus,
+    times,
+)
+from pallas_gpu.ops.tiles import tiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """Buffers for blocks of K or V.
+
+    Attributes:
+      smem: the blocks.
+      full, empty: barriers of each.
+    """
+
+    smem: Any
+    full: Any
+    empty: Any
+
+    @property
+    def stages(self) -> int:
+        return self.smem.shape[0]
+
+    def slot(self, piece: Piece, block: Any) -> Any:
+        """Returns the buffer of a block."""
+        return divide(piece.read(block), self.stages)[1]
+
+    def acquire(self, piece: Piece, block: Any) -> Any:
+        """Returns the buffer of a block once it is free."""
+        slot = self.slot(piece, block)
+
+        @plgpu.when(lax.ge(piece.read(block), np.int32(self.stages)))
+        def _():
+            plgpu.barrier_wait(self.empty.at[slot])
+
+        return slot
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """The references of a CTA.
+
+    Attributes:
+      q, k, v: operands in GMEM.
+      lengths, table: lengths of the sequences and page table, or None.
+      k_scale, v_scale: factors of narrow elements, of one head or all, or None.
+      q_smem, q_full, q_empty: queries of a few tiles.
+      copied: rings of K and V as they are in GMEM.
+      ready: rings of K and V that the tensor core reads; the same ones, unless the
+        elements are narrow.
+    """
+
+    q: Any
+    k: Any
+    v: Any
+    lengths: Any
+    table: Any
+    k_scale: Any
+    v_scale: Any
+    q_smem: Any
+    q_full: Any
+    q_empty: Any
+    copied: tuple[Ring, Ring]
+    ready: tuple[Ring, Ring]
+
+
+def scratch(p: Problem) -> dict[str, Any]:
+    """Returns the declarations of queries and rings."""
+    c = p.config
+    declared: dict[str, Any] = {
+        "q_smem": tiles((QUERIES, p.columns, p.dims), p.dtype),
+        "q_full": plgpu.Barrier(num_arrivals=p.runs, num_barriers=QUERIES),
+        "q_empty": plgpu.Barrier(num_barriers=QUERIES),
+    }
+    stages, pages = c.stages, 1
+    if p.page_size is not None:
+        pages = max(c.block_kv // p.page_size, 1)
+    for of in "kv":
+        declared |= _ring(of, p, stages, p.kv_dtype, pages)
+        if p.is_narrow:
+            declared |= _ring(f"wide_{of}", p, WIDE_STAGES, p.dtype, 1)
+    return declared
+
+
+def _ring(
+    name: str, p: Problem, stages: int, dtype: Any, arrivals: int
+) -> dict[str, Any]:
+    return {
+        f"{name}_smem": tiles((stages, p.config.block_kv, p.dims), dtype),
+        f"{name}_full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
+        f"{name}_empty": plgpu.Barrier(num_barriers=stages),
+    }
+
+
+def memory(p: Problem, refs: dict[str, Any]) -> Memory:
+    """Returns the references by their names, which it removes from `refs`."""
+
+    def ring(name: str) -> Ring:
+        return Ring(*(refs.pop(f"{name}_{part}") for part in ("smem", "full", "empty")))
+
+    copied = ready = ring("k"), ring("v")
+    if p.is_narrow:
+        ready = ring("wide_k"), ring("wide_v")
+    names = [f.name for f in dataclasses.fields(Memory)][:-2]
+    given = {name: refs.pop(name, None) for name in names}
+    return Memory(**given, copied=copied, ready=ready)
+
+
+# --- the warpgroup that copies --------------------------------------------------------
+
+
+def produce(p: Problem, mem: Memory, piece: Piece) -> None:
+    """Copies the queries of a tile, then blocks of K and V."""
+    head, first_head = p.head(piece.unit)
+    _copy_queries(p, mem, piece, head, first_head)
+    start = p.first_block(piece.length)
+
+    @plgpu.loop(piece.first, piece.last)
+    def _(block):
+        row = times(plus(start, block), p.config.block_kv)
+        copies = list(_sources(p, mem, piece, row))
+        for which, ring in enumerate(mem.copied):
+            slot = ring.acquire(piece, block)
+            for outer, source, rows in copies:
+                plgpu.copy_gmem_to_smem(
+                    _part(p, mem, which, outer, source, head),
+                    ring.smem.at[slot, rows],
+                    ring.full.at[slot],
+                )
+
+
+def _copy_queries(p: Problem, mem: Memory, piece: Piece, head, first_head) -> None:
+    slot = divide(piece.number, QUERIES)[1]
+
+    @plgpu.when(lax.ge(piece.number, np.int32(QUERIES)))
+    def _():
+        plgpu.barrier_wait(mem.q_empty.at[slot])
+
+    for i in range(p.runs):
+        queries, heads = i, plgpu.ds(first_head, p.run)
+        if not p.heads_within:
+            queries, heads = plgpu.ds(0, p.run), plus(first_head, i)
+        plgpu.copy_gmem_to_smem(
+            mem.q.at[piece.sequence, queries, head, heads, plgpu.ds(0, p.dims)],
+            mem.q_smem.at[slot, plgpu.ds(i * p.run, p.run)],
+            mem.q_full.at[slot],
+        )
+
+
+def _sources(
+    p: Problem, mem: Memory, piece: Piece, row: Any
+) -> Iterator[tuple[Any, Any, Any]]:
+    """Yields the copies of a block that begins at a row of its sequence.
+
+    Each is: the sequence or page, the rows of it, and the rows of a buffer that they go
+    to. In place of a page that no query sees, whose entry in the table may be anything,
+    the nearest one that some query sees is copied.
+    """
+    size = p.config.block_kv
+    if p.page_size is None:
+        yield piece.sequence, plgpu.ds(row, size), plgpu.ds(0, size)
+        return
+    step = min(p.page_size, size)
+    first = divide(p.first_row(piece.length), p.page_size)[0]
+    last = divide(at_least(plus(piece.length, -1), 0), p.page_size)[0]
+    for i in range(size // step):
+        index, within = divide(plus(row, i * step), p.page_size)
+        page = mem.table[piece.sequence, lax.clamp(first, index, last)]
+        page = lax.select(lax.gt(piece.length, np.int32(0)), page, jnp.int32(0))
+        rows = plgpu.ds(0 if step == p.page_size else within, step)
+        yield page, rows, plgpu.ds(i * step, step)
+
+
+def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any) -> Any:
+    """Returns rows of one head of K (0) or V (1)."""
+    middle = (head, rows) if p.heads_first else (rows, head)
+    place = (outer, *middle, plgpu.ds(0, p.dims))
+    if mem.v is not None:
+        return (mem.k, mem.v)[which].at[place]
+    # One array has both.
+    return mem.k.at[(*place[: p.kv_axis], which, *place[p.kv_axis :])]
+
+
+# --- the warpgroups that widen --------------------------------------------------------
+
+
+def widen(p: Problem, mem: Memory, which: int, piece: Piece) -> None:
+    """Stores narrow blocks of K (0) or V (1) again, as the tensor core needs them."""
+    narrow, wide = mem.copied[which], mem.ready[which]
+
+    @plgpu.loop(piece.first, piece.last)
+    def _(block):
+        slot = narrow.slot(piece, block)
+        plgpu.barrier_wait(narrow.full.at[slot])
+        elements = narrow.smem[slot]
+        plgpu.barrier_arrive(narrow.empty.at[slot])
+        elements = elements.astype(p.dtype)
+        slot = wide.acquire(piece, block)
+        wide.smem[slot] = elements
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(wide.full.at[slot])

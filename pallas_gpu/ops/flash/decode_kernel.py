@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode on Hopper: one warpgroup copies keys and values, another one multiplies."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import decode_copies as copies
+from pallas_gpu.ops.flash.decode_copies import Memory
+from pallas_gpu.ops.flash.decode_work import (
+    QUERIES,
+    Lane,
+    Piece,
+    Problem,
+    Share,
+    divide,
+    minus,
+    plus,
+    times,
+)
+from pallas_gpu.ops.tiles import tiles
+
+_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+_REGULAR = plgpu.SemaphoreType.REGULAR
+_LN_2, _LOG2_E = math.log(2), math.log2(math.e)
+# A masked score, and the maximum to begin with: beside it masked ones vanish.
+_MASKED, _LOWEST = -(2.0**100), -(2.0**99)
+# Rows of the statistics of a part of a tile: maxima and sums of its columns.
+_MAXIMUM, _SUM = 0, 1
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of the operands that there are, in the order of `_names`."""
+    c = p.config
+    part, stats = (p.dims, p.columns), (2, p.columns)
+    scratch = copies.scratch(p)
+    scratch["p_smem"] = tiles((p.columns, c.block_kv), p.dtype)
+    launch: dict[str, Any]
+    if c.cluster > 1:
+        scratch["parts"] = plgpu.SMEM(part, jnp.float32)
+        scratch["stats"] = plgpu.SMEM(stats, jnp.float32)
+        scratch["meet"] = plgpu.ClusterBarrier(collective_axes=("split",))
+        launch = {"grid": (p.batch * p.units,), "grid_names": ("tile",)}
+        launch |= {"cluster": (c.cluster,), "cluster_names": ("split",)}
+    else:
+        workers = p.lanes * p.abreast
+        if p.divides_tiles:
+            scratch["parts"] = plgpu.GMEM((workers, 2, *part), jnp.float32)
+            scratch["stats"] = plgpu.GMEM((workers, 2, *stats), jnp.float32)
+        launch = {"grid": (workers,), "grid_names": ("worker",)}
+    shape = (p.batch, p.q_len, p.kv_heads, p.group, p.head_dim)
+    out = [jax.ShapeDtypeStruct(shape, p.dtype)]
+    if p.logsumexp:
+        out.append(jax.ShapeDtypeStruct(shape[:-1], jnp.float32))
+    return plgpu.kernel(
+        functools.partial(_body, p),
+        out_type=out,
+        num_threads=4 if p.is_narrow else 2,
+        thread_name="wg",
+        kernel_name="decode_attention",
+        interpret=interpret,
+        compiler_params=compiler_params or _COMPILER_PARAMS,
+        scratch_types=scratch,
+        **launch,
+    )
+
+
+def _names(p: Problem) -> list[str]:
+    """Returns the names of the operands and results."""
+    there = {
+        "q": True,
+        "k": True,
+        "v": p.kv_axis is None,
+        "lengths": p.has_lengths,
+        "table": p.page_size is not None,
+        "k_scale": p.scales[0],
+        "v_scale": p.scales[1],
+        "out": True,
+        "logsumexp": p.logsumexp,
+    }
+    return [name for name, is_there in there.items() if is_there]
+
+
+def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
+    refs |= dict(zip(_names(p), arrays, strict=True))
+    if p.config.cluster == 1 and p.divides_tiles:
+        refs["turns"] = plgpu.get_global(_REGULAR((p.lanes * p.abreast,)))
+    mem = copies.memory(p, refs)
+    wg = lax.axis_index("wg")
+    work: Any = Share(p, mem.lengths)
+    if p.config.cluster == 1:
+        work = Lane.of(p, mem.lengths)
+
+    @plgpu.when(wg == 0)
+    def _():
+        work.for_each(functools.partial(copies.produce, p, mem))
+
+    @plgpu.when(wg == 1)
+    def _():
+        _Consumer(p, mem, work, **refs).run()
+
+    if p.is_narrow:
+        for which in (0, 1):
+
+            @plgpu.when(wg == 2 + which)
+            def _(which=which):
+                work.for_each(functools.partial(copies.widen, p, mem, which))
+
+
+# --- products -------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class _Consumer:
+    """What the warpgroup that multiplies does.
+
+    Keys are the rows of both products, so that few queries waste nothing: scores are
+    `k @ q.T`, results `v.T @ p.T`.
+    """
+
+    p: Problem
+    mem: Memory
+    work: Any
+    out: Any
+    p_smem: Any
+    parts: Any = None
+    stats: Any = None
+    logsumexp: Any = None
+    # For each CTA how many parts earlier ones have stored for it.
+    turns: Any = None
+    meet: Any = None
+
+    def run(self) -> None:
+        if self.p.config.cluster > 1:
+            self.work.for_each(self.visit_share)
+            return
+        self.work.for_each(self.visit)
+        if self.p.divides_tiles:
+            self.combine_lanes()
+
+    # --- the blocks of a piece --------------------------------------------------------
+
+    def reduce(self, piece: Piece) -> tuple[Any, Any, Any]:
+        """Returns what a piece's blocks add up to: result, maxima and sums."""
+        p, mem = self.p, self.mem
+        q_slot = divide(piece.number, QUERIES)[1]
+        plgpu.barrier_wait(mem.q_full.at[q_slot])
+
+        def over_blocks(acc):
+            def step(block, state):
+                return self.step(acc, piece, q_slot, block, state)
+
+            maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
+            sums = jnp.zeros((p.config.block_kv, p.columns), jnp.float32)
+            loop = plgpu.loop(piece.first, piece.last, init_carry=(maxima, sums))
+            state = loop(step)
+            return acc[...], *state
+
+        total = plgpu.ACC((p.dims, p.columns))
+        result, maxima, sums = plgpu.run_scoped(over_blocks, total)
+        self.release_v(piece, piece.last)
+        plgpu.barrier_arrive(mem.q_empty.at[q_slot])
+        return result, maxima, sums.sum(axis=0)
+
+    def release_v(self, piece: Piece, block: Any) -> None:
+        """Frees the buffer of V of the block before."""
+        ring = self.mem.ready[1]
+
+        @plgpu.when(lax.gt(block, piece.first))
+        def _():
+            plgpu.barrier_arrive(ring.empty.at[ring.slot(piece, plus(block, -1))])
+
+    def step(self, acc: Any, piece: Piece, q_slot: Any, block: Any, state: Any) -> Any:
+        """Adds a block to the result."""
+        p = self.p
+        maxima, sums = state
+        row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
+        scores = self.mask(self.scores(piece, q_slot, block), piece, row)
+        new = jnp.maximum(maxima, scores.max(axis=0))
+        shrink = jnp.exp2(maxima - new)
+        wide = jnp.exp2(scores - _over_rows(new, scores))
+        sums = sums * _over_rows(shrink, sums) + wide
+        so_far = acc[...]
+        self.release_v(piece, block)
+        acc[...] = so_far * _over_rows(shrink, so_far)
+        plgpu.transpose_ref(self.p_smem, (1, 0))[...] = wide.astype(p.dtype)
+        v = self.mem.ready[1]
+        slot = v.slot(piece, block)
+        plgpu.barrier_wait(v.full.at[slot])
+        self.clear(piece, v.smem.at[slot], row)
+        plgpu.commit_smem()
+        plgpu.wgmma(acc, v.smem.at[slot].T, self.p_smem.T)
+        return new, sums
+
+    def scores(self, piece: Piece, q_slot: Any, block: Any) -> Any:
+        """Returns the scores of a block in units of log(2)."""
+        p, k = self.p, self.mem.ready[0]
+        slot = k.slot(piece, block)
+
+        def multiply(scores):
+            plgpu.barrier_wait(k.full.at[slot])
+            plgpu.wgmma(scores, k.smem.at[slot], self.mem.q_smem.at[q_slot].T)
+            return scores[...]
+
+        scores = plgpu.run_scoped(multiply, plgpu.ACC((p.config.block_kv, p.columns)))
+        plgpu.barrier_arrive(k.empty.at[slot])
+        scores = scores * (p.factor * self.scale(self.mem.k_scale, piece.unit))
+        if p.soft_cap is None:
+            return scores
+        cap = p.soft_cap * _LOG2_E
+        return jnp.tanh(scores / cap) * cap
+
+    def scale(self, of: Any, unit: Any) -> Any:
+        """Returns the factor of a head's narrow elements."""
+        if of is None:
+            return 1.0
+        head, _ = self.p.head(unit)
+        return of[head if of.shape[0] > 1 else 0]
+
+    def mask(self, scores: Any, piece: Piece, row: Any) -> Any:
+        """Hides the rows of K that a query may not see."""
+        p = self.p
+        key = plgpu.broadcasted_iota(jnp.int32, scores.shape, 0)
+        end = own_end = minus(piece.length, row)
+        if p.q_len > 1 and (p.causal or p.window is not None):
+            column = plgpu.broadcasted_iota(jnp.int32, scores.shape, 1)
+            query, _ = p.query_and_head(column)
+            own_end = query + plus(end, 1 - p.q_len)
+        visible = key < (own_end if p.causal else end)
+        if p.window is not None:
+            visible = visible & (key >= own_end - p.window)
+        return jnp.where(visible, scores, _MASKED)
+
+    def clear(self, piece: Piece, v: Any, row: Any) -> None:
+        """Stores zeros to rows of V that no query sees: they may hold NaN."""
+        p = self.p
+        end = minus(piece.length, row)
+        begin = minus(p.first_row(piece.length), row)
+        partly = lax.lt(end, np.int32(p.config.block_kv))
+        if p.window is not None:
+            partly = partly | lax.gt(begin, np.int32(0))
+
+        @plgpu.when(partly)
+        def _():
+            elements = v[...]
+            key = plgpu.broadcasted_iota(jnp.int32, elements.shape, 0)
+            seen = key < end
+            if p.window is not None:
+                seen = seen & (key >= begin)
+            v[...] = jnp.where(seen, elements, jnp.zeros_like(elements))
+
+    # --- results ----------------------------------------------------------------------
+
+    def visit(self, piece: Piece) -> None:
+        """Computes a piece; stores the result, or a part of one."""
+        state = self.reduce(piece)
+
+        if not self.p.divides_tiles:
+            self.store(piece.sequence, piece.unit, 0, *state)
+            return
+
+        @plgpu.when(piece.is_whole)
+        def _():
+            self.store(piece.sequence, piece.unit, 0, *state)
+
+        @plgpu.when(~piece.is_whole)
+        def _():
+            self.hand_over(piece, *state)
+
+    def hand_over(self, piece: Piece, result: Any, maxima: Any, sums: Any) -> None:
+        """Stores a part of a result, and tells the CTA that combines them."""
+        begins = lax.eq(piece.first, np.int32(0))
+        at = lax.axis_index("worker"), begins.astype(jnp.int32)
+        self.parts[at] = result
+        self.stats[(*at, _MAXIMUM)] = maxima
+        self.stats[(*at, _SUM)] = sums
+
+        @plgpu.when(lax.lt(piece.last, piece.blocks))
+        def _():
+            _, last = self.work.lanes_of(piece.start, piece.blocks)
+            turn = self.turns.at[self.work.worker(last)]
+            plgpu.semaphore_signal(turn, memory_scope="gpu")
+
+    def combine_lanes(self) -> None:
+        """Combines the parts of the tile that ends in this CTA but began before it."""
+        work = self.work
+
+        def visit(piece):
+            first, last = work.lanes_of(piece.start, piece.blocks)
+            mine = lax.gt(piece.first, np.int32(0)) & lax.eq(piece.last, piece.blocks)
+
+            @plgpu.when(mine)
+            def _():
+                turn = self.turns.at[lax.axis_index("worker")]
+                plgpu.semaphore_wait(turn, minus(last, first), memory_scope="gpu")
+
+                def add(lane, state):
+                    begins = lax.eq(lane, first).astype(jnp.int32)
+                    at = work.worker(lane), begins
+                    stats = [self.stats[(*at, i)] for i in (_MAXIMUM, _SUM)]
+                    return _combined(state, (self.parts[at], *stats))
+
+                state = plgpu.loop(first, plus(last, 1), init_carry=self.nothing)(add)
+                self.store(piece.sequence, piece.unit, 0, *state)
+
+        work.first_piece(visit)
+
+    @property
+    def nothing(self) -> Any:
+        p = self.p
+        zeros = jnp.zeros((p.dims, p.columns), jnp.float32)
+        maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
+        return zeros, maxima, jnp.zeros((p.columns,), jnp.float32)
+
+    def visit_share(self, piece: Piece) -> None:
+        """Computes a piece, then a part of the head's dimensions for all pieces."""
+        p = self.p
+        self.parts[...], self.stats[_MAXIMUM], self.stats[_SUM] = self.reduce(piece)
+        plgpu.barrier_arrive(self.meet)
+        plgpu.barrier_wait(self.meet)
+        size = p.dims // p.config.cluster
+        start = times(lax.axis_index("split"), size)
+        others = []
+        for i in range(p.config.cluster):
+            part, stats = (
+                plgpu.cluster_ref(ref, {"split": i}) for ref in (self.parts, self.stats)
+            )
+            part = part[plgpu.ds(start, size)]
+            others.append((part, stats[_MAXIMUM], stats[_SUM]))
+        state = functools.reduce(_combined, others)
+        self.store(piece.sequence, piece.unit, start, *state)
+
+    def store(self, sequence, unit, start, result, maxima, sums) -> None:
+        """Stores a tile's result, from a dimension of the head on."""
+        p = self.p
+        empty = sums == 0
+        inverse = jnp.where(empty, 0.0, 1 / jnp.where(empty, 1.0, sums))
+        inverse = inverse * (p.v_factor * self.scale(self.mem.v_scale, unit))
+        result = (result * _over_rows(inverse, result)).astype(p.dtype)
+        head, first_head = p.head(unit)
+
+        def place(shape, axis):
+            column = plgpu.broadcasted_iota(jnp.int32, shape, axis)
+            query, within = p.query_and_head(column)
+            last = minus(np.int32(p.group), first_head)
+            exists = (within < last) & (within < p.tile_heads) & (query < p.q_len)
+            return (sequence, query, head, within + first_head), exists
+
+        where, exists = place(result.shape, 1)
+        dim = plgpu.broadcasted_iota(jnp.int32, result.shape, 0) + start
+        if p.dims > p.head_dim:
+            exists = exists & (dim < p.head_dim)
+        plgpu.store(self.out, (*where, dim), result, mask=exists)
+        if p.logsumexp:
+            # Those of empty columns are -inf: their sums are zero.
+            value = maxima * _LN_2 + jnp.log(sums)
+            where, exists = place(value.shape, 0)
+            # All CTAs of a cluster have the same ones.
+            plgpu.store(self.logsumexp, where, value, mask=exists & (start == 0))
+
+
+def _over_rows(x: Any, like: Any) -> Any:
+    return lax.broadcast_in_dim(x, like.shape, (1,))
+
+
+def _combined(a: Any, b: Any) -> Any:
+    """Adds two parts of a result: sums of products, maxima, sums."""
+    maxima = jnp.maximum(a[1], b[1])
+    weights = [jnp.exp2(x[1] - maxima) for x in (a, b)]
+    over = [_over_rows(w, a[0]) for w in weights]
+    result = a[0] * over[0] + b[0] * over[1]
+    return result, maxima, a[2] * weights[0] + b[2] * weights[1]

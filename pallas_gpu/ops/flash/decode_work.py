@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode: how queries become columns, and which CTA reads which keys."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash.decode_config import DecodeConfig
+
+# Tiles whose queries are in SMEM at once, so that the rings stay full between tiles.
+QUERIES = 2
+# Blocks that are in SMEM after they have been widened.
+WIDE_STAGES = 2
+# Rows of one product; its columns are multiples of 8, and at most so many in one tile.
+_ROWS = 64
+_COLUMNS, _MOST_COLUMNS = 8, 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Sizes and options of one call.
+
+    The queries that read the same keys are the columns of one tile: those of one head
+    of K, or of a part of its queries if they are more than 64.
+    """
+
+    batch: int
+    q_len: int
+    kv_len: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: Any
+    kv_dtype: Any
+    page_size: int | None
+    heads_first: bool
+    kv_axis: int | None
+    has_lengths: bool
+    scales: tuple[bool, bool]
+    v_factor: float
+    causal: bool
+    window: int | None
+    soft_cap: float | None
+    factor: float
+    logsumexp: bool
+    config: DecodeConfig
+
+    @property
+    def dims(self) -> int:
+        """Dimensions of a head in SMEM: rows of a product, padded with zeros."""
+        return plgpu.align_to(self.head_dim, _ROWS)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the cache has to be widened for the tensor core."""
+        return self.kv_dtype != self.dtype
+
+    # --- columns ----------------------------------------------------------------------
+
+    @property
+    def group(self) -> int:
+        """Heads of Q that share one of K."""
+        return self.heads // self.kv_heads
+
+    @property
+    def tile_heads(self) -> int:
+        """Heads of Q of one tile."""
+        most = _MOST_COLUMNS // self.q_len
+        if self.group * _padded(self.q_len) <= _MOST_COLUMNS:
+            return self.group
+        return min(self.group, most // _COLUMNS * _COLUMNS)
+
+    @property
+    def heads_within(self) -> bool:
+        """Whether adjacent columns are heads of one query, or queries of one head.
+
+        Either is padded to whole instructions.
+        """
+        by_query = self.q_len * _padded(self.tile_heads)
+        return by_query <= self.tile_heads * _padded(self.q_len)
+
+    @property
+    def runs(self) -> int:
+        """Parts of a tile's columns that are adjacent in Q."""
+        return self.q_len if self.heads_within else self.tile_heads
+
+    @property
+    def run(self) -> int:
+        """Columns of each part."""
+        return _padded(self.tile_heads if self.heads_within else self.q_len)
+
+    @property
+    def columns(self) -> int:
+        return self.runs * self.run
+
+    def query_and_head(self, column: Any) -> tuple[Any, Any]:
+        """Returns the query of a column, and its head within the tile."""
+        outer, inner = divide(column, self.run)
+        return (outer, inner) if self.heads_within else (inner, outer)
+
+    # --- tiles ------------------------------------------------------------------------
+
+    @property
+    def tiles_of_head(self) -> int:
+        return plgpu.cdiv(self.group, self.tile_heads)
+
+    @property
+    def units(self) -> int:
+        """Tiles of a sequence."""
+        return self.kv_heads * self.tiles_of_head
+
+    def head(self, unit: Any) -> tuple[Any, Any]:
+        """Returns the head of K of a tile, and the first of its heads of Q."""
+        head, part = divide(unit, self.tiles_of_head)
+        return head, times(part, self.tile_heads)
+
+    @property
+    def abreast(self) -> int:
+        """Heads that neighbouring CTAs read at the same time, from the same rows.
+
+        The others of a sequence come one after the other. Of the divisors of all tiles
+        it is the largest that leaves at most a sixteenth of the CTAs without work.
+        """
+        workers = self.config.workers
+        fit = [n for n in range(1, workers + 1) if self.units % n == 0]
+        return max(n for n in fit if workers % n * 16 <= workers)
+
+    @property
+    def lanes(self) -> int:
+        """Groups of CTAs that divide the blocks of all sequences."""
+        blocks = self.batch * (self.units // self.abreast) * self.most_blocks
+        return min(self.config.workers // self.abreast, blocks)
+
+    @property
+    def divides_tiles(self) -> bool:
+        """Whether a tile's blocks may belong to several persistent CTAs."""
+        if self.has_lengths:
+            return self.lanes > 1
+        return self.blocks_of_lane % self.blocks(self.kv_len) != 0
+
+    @property
+    def blocks_of_lane(self) -> int:
+        """Blocks of each lane where all sequences are as long as the cache."""
+        tiles = self.batch * (self.units // self.abreast)
+        return plgpu.cdiv(tiles * self.blocks(self.kv_len), self.lanes)
+
+    # --- keys -------------------------------------------------------------------------
+
+    @property
+    def most_blocks(self) -> int:
+        visible = self.kv_len
+        if self.window is not None:
+            # A window may begin within a block.
+            most = self.window + self.q_len - 1 + self.config.block_kv - 1
+            visible = min(visible, most)
+        return max(plgpu.cdiv(visible, self.config.block_kv), 1)
+
+    def first_row(self, length: Any) -> Any:
+        """Returns the first row of K that any query sees."""
+        if self.window is None:
+            return times(length, 0)
+        return at_least(plus(length, 1 - self.q_len - self.window), 0)
+
+    def first_block(self, length: Any) -> Any:
+        return divide(self.first_row(length), self.config.block_kv)[0]
+
+    def blocks(self, length: Any) -> Any:
+        """Returns the blocks that a tile reads, at least one."""
+        size = self.config.block_kv
+        end = divide(plus(length, size - 1), size)[0]
+        if self.window is not None:
+            end = minus(end, self.first_block(length))
+        return at_least(end, 1)
+
+
+# --- arithmetic: of Python's integers, or by lax: jnp's operations trace slowly -------
+
+
+def plus(a: Any, b: Any) -> Any:
+    if isinstance(a, int):
+        return a + b
+    return lax.add(a, _like(a, b))
+
+
+def minus(a: Any, b: Any) -> Any:
+    if isinstance(a, int):
+        return a - b
+    return lax.sub(a, _like(a, b))
+
+
+def times(a: Any, b: Any) -> Any:
+    if isinstance(a, int):
+        return a * b
+    return lax.mul(a, _like(a, b))
+
+
+def divide(a: Any, b: Any) -> tuple[Any, Any]:
+    if isinstance(a, int):
+        return divmod(a, b)
+    return lax.div(a, _like(a, b)), lax.rem(a, _like(a, b))
+
+
+def at_least(a: Any, b: int) -> Any:
+    if isinstance(a, int):
+        return max(a, b)
+    return lax.max(a, _like(a, b))
+
+
+def _like(a: Any, b: Any) -> Any:
+    return lax.full_like(a, b) if isinstance(b, int) else b
+
+
+def _padded(n: int) -> int:
+    return plgpu.align_to(n, _COLUMNS)
+
+
+# --- pieces ---------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """Blocks of one tile that one CTA reads.
+
+    Attributes:
+      number: index among those of the CTA.
+      position: blocks that the CTA has read before.
+      sequence, unit: the tile.
+      length: valid rows of the sequence's K and V.
+      first, last: its blocks, `last` not included.
+      blocks: those of the tile.
+      start: the number of the tile's first block among all blocks.
+    """
+
+    number: Any
+    position: Any
+    sequence: Any
+    unit: Any
+    length: Any
+    first: Any
+    last: Any
+    blocks: Any
+    start: Any
+
+    def read(self, block: Any) -> Any:
+        """Returns how many blocks the CTA reads before a block."""
+        return plus(self.position, minus(block, self.first))
+
+    @property
+    def is_whole(self) -> Any:
+        return lax.eq(lax.sub(self.last, self.first), self.blocks)
+
+
+def length_of(p: Problem, lengths: Any, sequence: Any) -> Any:
+    if lengths is None:
+        return jnp.int32(p.kv_len)
+    return lax.clamp(np.int32(0), lengths[sequence], np.int32(p.kv_len))
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The pieces of one of a cluster's CTAs: a part of one tile."""
+
+    p: Problem
+    lengths: Any
+
+    def for_each(self, visit: Callable[[Piece], None]) -> None:
+        p = self.p
+        sequence, unit = divide(lax.axis_index("tile"), p.units)
+        length = length_of(p, self.lengths, sequence)
+        blocks = p.blocks(length)
+        part = divide(plus(blocks, p.config.cluster - 1), p.config.cluster)[0]
+        first = lax.min(times(lax.axis_index("split"), part), blocks)
+        last = lax.min(plus(first, part), blocks)
+        zero = jnp.int32(0)
+        visit(Piece(zero, zero, sequence, unit, length, first, last, blocks, zero))
+
+
+@dataclasses.dataclass(frozen=True)
+class Lane:
+    """The pieces of a persistent CTA: equally many blocks of the sequence of all.
+
+    Attributes:
+      p: sizes.
+      lengths: reference to the lengths, or None.
+      lane, neighbour: its group of CTAs, and its index in it.
+      part: blocks of each lane.
+      first: the sequence that its first block belongs to.
+      before: blocks of the sequences before that one.
+      total: all blocks.
+    """
+
+    p: Problem
+    lengths: Any
+    lane: Any
+    neighbour: Any
+    part: Any
+    first: Any
+    before: Any
+    total: Any
+
+    @classmethod
+    def of(cls, p: Problem, lengths: Any) -> Lane:
+        lane, neighbour = divide(lax.axis_index("worker"), p.abreast)
+        tiles = p.units // p.abreast
+        if lengths is None:
+            blocks = p.blocks(p.kv_len) * tiles
+            first = divide(times(lane, p.blocks_of_lane), blocks)[0]
+            before, part = times(first, blocks), jnp.int32(p.blocks_of_lane)
+            total = jnp.int32(p.batch * blocks)
+            return cls(p, lengths, lane, neighbour, part, first, before, total)
+        each = jnp.clip(lengths[...], 0, p.kv_len)
+        blocks = times(p.blocks(each), tiles)
+        ends = jnp.cumsum(blocks)
+        total = jnp.sum(blocks)
+        part = divide(plus(total, p.lanes - 1), p.lanes)[0]
+        past = ends <= times(lane, part)
+        first = jnp.sum(past.astype(jnp.int32))
+        before = jnp.max(jnp.where(past, ends, 0))
+        return cls(p, lengths, lane, neighbour, part, first, before, total)
+
+    @property
+    def start(self) -> Any:
+        return times(self.lane, self.part)
+
+    @property
+    def end(self) -> Any:
+        return lax.min(plus(self.start, self.part), self.total)
+
+    def first_piece(self, visit: Callable[[Piece], None]) -> None:
+        """Visits the first piece, if there is one."""
+
+        @plgpu.when(lax.lt(self.start, self.end))
+        def _():
+            visit(self._piece(jnp.int32(0), self.start, self.first, self.before))
+
+    def for_each(self, visit: Callable[[Piece], None]) -> None:
+        """Visits all pieces in their order."""
+        tiles = self.p.units // self.p.abreast
+
+        def more(carry):
+            return lax.lt(carry[1], self.end)
+
+        def advance(carry):
+            number, position, sequence, before = carry
+            piece = self._piece(*carry)
+            visit(piece)
+            position = plus(position, minus(piece.last, piece.first))
+            after = plus(before, times(piece.blocks, tiles))
+            is_last = lax.ge(position, after)
+            sequence = lax.select(is_last, plus(sequence, 1), sequence)
+            before = lax.select(is_last, after, before)
+            return plus(number, 1), position, sequence, before
+
+        lax.while_loop(
+            more, advance, (jnp.int32(0), self.start, self.first, self.before)
+        )
+
+    def _piece(self, number: Any, position: Any, sequence: Any, before: Any) -> Piece:
+        """Returns the piece that begins at a block of the sequence of all."""
+        p = self.p
+        length = length_of(p, self.lengths, sequence)
+        blocks = p.blocks(length)
+        tile, first = divide(minus(position, before), blocks)
+        return Piece(
+            number=number,
+            position=minus(position, self.start),
+            sequence=sequence,
+            unit=plus(times(tile, p.abreast), self.neighbour),
+            length=length,
+            first=first,
+            last=lax.min(plus(first, minus(self.end, position)), blocks),
+            blocks=blocks,
+            start=minus(position, first),
+        )
+
+    def lanes_of(self, start: Any, blocks: Any) -> tuple[Any, Any]:
+        """Returns the first and the last lane that read blocks of a tile."""
+        last = plus(lax.add(start, blocks), -1)
+        return lax.div(start, self.part), lax.div(last, self.part)
+
+    def worker(self, lane: Any) -> Any:
+        """Returns the CTA of another lane that reads the same heads."""
+        return lax.add(times(lane, self.p.abreast), self.neighbour)
+
+
+# --- the default configuration --------------------------------------------------------
+
+# SMEM that is left to barriers, alignment and the exchange between warps.
+_OTHER_BYTES = 6 * 1024
+# Blocks in flight beyond which more do not help.
+_MOST_STAGES = 16
+
+
+def default_config(p: Problem, target: Any) -> DecodeConfig:
+    """Returns the configuration of a problem, whose own one is not regarded."""
+    tiles = p.batch * p.units
+    config = DecodeConfig(workers=target.sm_count)
+    for cluster in (16, 8, 4, 2):
+        ctas = tiles * cluster
+        if target.sm_count * 3 // 4 <= ctas <= target.sm_count:
+            config = dataclasses.replace(config, cluster=cluster)
+            break
+    size = p.dtype.itemsize
+    rows = config.block_kv
+    used = QUERIES * p.columns * p.dims * size + p.columns * rows * size
+    if config.cluster > 1:
+        used += (p.dims + 2) * p.columns * 4
+    if p.is_narrow:
+        used += 2 * WIDE_STAGES * rows * p.dims * size
+    stage = 2 * rows * p.dims * p.kv_dtype.itemsize
+    left = target.smem_bytes_per_block - used - _OTHER_BYTES
+    stages = min(max(left // stage, 1), _MOST_STAGES)
+    return dataclasses.replace(config, stages=stages)

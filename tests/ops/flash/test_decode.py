@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode: lengths, pages, queries, heads, windows and types, against float64."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch
+from pallas_gpu.ops.flash.decode import decode_attention
+from pallas_gpu.ops.flash.decode_config import DecodeConfig
+from pallas_gpu.ops.flash.decode_work import Problem, default_config
+from tests.support import everywhere
+from tests.support.semantics import BOTH, Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+# Three CTAs divide the blocks; two share a tile.
+GRID = DecodeConfig(stages=2, workers=3)
+CLUSTER = DecodeConfig(stages=2, cluster=2)
+ROUNDING = {"float16": 2**-9, "bfloat16": 2**-6}
+F8, INT8 = "float8_e4m3fn", "int8"
+_BF16 = jnp.dtype("bfloat16")
+PROBLEM = Problem(
+    **{field.name: None for field in dataclasses.fields(Problem)}
+    | {"q_len": 1, "kv_len": 8192, "heads": 32, "kv_heads": 8, "head_dim": 128}
+    | {"has_lengths": True, "dtype": _BF16, "kv_dtype": _BF16, "config": GRID}
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of one call; `lengths` of the sequences, or all of the cache."""
+
+    batch: int = 1
+    q_len: int = 1
+    kv_len: int = 150
+    heads: int = 4
+    kv_heads: int = 1
+    head_dim: int = 64
+    lengths: tuple[int, ...] | None = None
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def operands(s: Shape, dtype="float16", cache=None, seed=0):
+    rng = np.random.default_rng(seed)
+    q = rng.standard_normal((s.batch, s.q_len, s.heads, s.head_dim))
+    kv = rng.standard_normal((2, s.batch, s.kv_len, s.kv_heads, s.head_dim))
+    if cache == INT8:
+        kv = np.round(kv * 32).clip(-127, 127)
+    kv = jnp.asarray(kv, jnp.float32).astype(cache or dtype)
+    return jnp.asarray(q, dtype), kv[0], kv[1]
+
+
+def reference(
+    q,
+    k,
+    v,
+    lengths,
+    *,
+    causal=True,
+    window=None,
+    soft_cap=None,
+    sm_scale=None,
+    **by,
+):
+    """Returns result and logsumexp in float64, a query and head at a time."""
+    q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+    k, v = k * by.get("k_scale", 1), v * by.get("v_scale", 1)
+    out, sums = np.zeros(q.shape), np.full(q.shape[:3], -np.inf)
+    for b, i, h in np.ndindex(q.shape[:3]):
+        own = lengths[b] - (q.shape[1] - 1 - i)
+        first = 0 if window is None else max(own - window, 0)
+        seen = slice(first, max(own if causal else lengths[b], 0))
+        head = h // (q.shape[2] // k.shape[2])
+        scores = k[b, seen, head] @ q[b, i, h] * (sm_scale or q.shape[3] ** -0.5)
+        if not scores.size:
+            continue
+        if soft_cap is not None:
+            scores = np.tanh(scores / soft_cap) * soft_cap
+        sums[b, i, h] = np.log(np.exp(scores - scores.max()).sum()) + scores.max()
+        out[b, i, h] = np.exp(scores - sums[b, i, h]) @ v[b, seen, head]
+    return out, sums
+
+
+def lengths_of(s: Shape):
+    return s.lengths or (s.kv_len,) * s.batch
+
+
+def with_nan(s: Shape, *arrays):
+    """Puts NaN where no query looks."""
+    row = np.arange(s.kv_len)[:, None, None]
+    seen = row < np.reshape(lengths_of(s), (-1, 1, 1, 1))
+    return [jnp.where(seen, x, jnp.nan).astype(x.dtype) for x in arrays]
+
+
+def in_pages(x, size, table):
+    """Returns the pages of a cache, where a table says."""
+    pages = x.reshape(-1, size, *x.shape[2:])
+    order = np.argsort(np.asarray(table).reshape(-1))
+    return pages[order]
+
+
+def random_table(s: Shape, size: int):
+    pages = s.batch * s.kv_len // size
+    order = np.random.default_rng(1).permutation(pages)
+    return jnp.asarray(order.reshape(s.batch, -1), jnp.int32)
+
+
+def check(
+    s: Shape,
+    c: DecodeConfig | None = GRID,
+    *,
+    dtype="float16",
+    cache=None,
+    page_size=None,
+    executed: Any = (),
+    **options,
+):
+    """Compares result and logsumexp in the emulator; `executed`: as of `everywhere`."""
+    q, k, v = operands(s, dtype, cache)
+    masks = {x: options[x] for x in options if x != "kv_layout"}
+    expected = reference(q, k, v, lengths_of(s), **masks)
+    arrays: dict[str, Any] = {"q": q}
+    if cache != INT8:
+        k, v = with_nan(s, k, v)
+    if page_size is not None:
+        table = arrays["page_table"] = random_table(s, page_size)
+        k, v = (in_pages(x, page_size, table) for x in (k, v))
+    if options.get("kv_layout") == "HND":
+        k, v = (jnp.swapaxes(x, 1, 2) for x in (k, v))
+    arrays |= {"k": k, "v": v}
+    if s.lengths is not None:
+        arrays["lengths"] = jnp.asarray(s.lengths, jnp.int32)
+
+    def make(interpret):
+        def f(*given):
+            named = dict(zip(arrays, given, strict=True))
+            return decode_attention(
+                **named, config=c, interpret=interpret, return_logsumexp=True, **options
+            )
+
+        return f
+
+    semantics = BOTH if executed else ()
+    if everywhere.has_gpu():
+        semantics = BOTH
+    everywhere.check(
+        make,
+        list(arrays.values()),
+        expected,
+        atol=ROUNDING[dtype],
+        semantics=semantics,
+        executed=executed,
+    )
+
+
+# --- sizes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c", [GRID, CLUSTER])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_results_of_a_grid_and_of_a_cluster(dtype, c):
+    check(Shape(), c, dtype=dtype, executed=BOTH if c is CLUSTER else (Warpgroup,))
+
+
+@pytest.mark.parametrize("q_len", range(1, 9))
+def test_queries_are_causal_among_themselves(q_len):
+    check(Shape(q_len=q_len, kv_len=70, heads=1))
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_query_may_see_later_ones(causal):
+    check(Shape(q_len=4, lengths=(66,)), causal=causal)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "q_len"),
+    [(1, 1, 1), (8, 2, 1), (7, 1, 1), (14, 2, 3), (40, 1, 1), (72, 1, 1), (16, 1, 8)],
+)
+def test_heads_of_a_group_share_their_keys(heads, kv_heads, q_len):
+    check(Shape(q_len=q_len, kv_len=70, heads=heads, kv_heads=kv_heads))
+
+
+@pytest.mark.parametrize("head_dim", [16, 80, 128, slow(256)])
+def test_dimensions_of_a_head(head_dim):
+    check(Shape(kv_len=70, head_dim=head_dim))
+
+
+@pytest.mark.parametrize("c", [GRID, CLUSTER, dataclasses.replace(GRID, workers=7)])
+@pytest.mark.parametrize("q_len", [1, 3])
+def test_lengths_differ(q_len, c):
+    s = Shape(4, q_len, 200, 2, 2, lengths=(200, 0, 1, 77))
+    executed = (Warpgroup,) if c is GRID and q_len == 1 else ()
+    check(s, c, executed=executed)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5, 11])
+def test_any_number_of_ctas_divides_the_blocks(workers):
+    s = Shape(batch=2, kv_len=300, kv_heads=2)
+    check(s, dataclasses.replace(GRID, workers=workers))
+
+
+@pytest.mark.parametrize(
+    "c", [DecodeConfig(block_kv=128, stages=2, workers=2), DecodeConfig(stages=1), None]
+)
+def test_blocks_and_stages(c):
+    check(Shape(), c)
+
+
+# --- masks ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("window", [1, 64, 100, 1000])
+def test_a_window(window):
+    check(Shape(kv_len=300), window=window)
+
+
+def test_a_window_of_several_queries():
+    s = Shape(batch=3, q_len=3, lengths=(150, 3, 77))
+    check(s, window=30)
+    check(s, window=30, causal=False)
+
+
+def test_scores_are_capped_and_scaled():
+    check(Shape(), soft_cap=2.0, sm_scale=0.3)
+
+
+def test_scores_beyond_the_range_of_exponentials():
+    q, k, v = operands(Shape())
+    got = decode_attention(q * 64, k * 16, v, config=GRID)
+    expected, _ = reference(q * 64, k * 16, v, (150,))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-7)
+
+
+# --- layouts of the cache -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page_size", [8, 16, 64, 128])
+def test_pages_in_any_order(page_size):
+    s = Shape(batch=2, kv_len=256, lengths=(130, 256))
+    executed = (Warpgroup,) if page_size == 16 else ()
+    check(s, page_size=page_size, executed=executed)
+
+
+def test_one_page():
+    check(Shape(batch=2, kv_len=16, lengths=(1, 9)), page_size=16)
+
+
+def test_entries_of_unused_pages_are_not_used():
+    s = Shape(batch=2, kv_len=192, lengths=(40, 0))
+    q, k, v = operands(s)
+    table = np.array(random_table(s, 16))
+    k, v = (in_pages(x, 16, table) for x in (k, v))
+    table[0, 3:], table[1] = 2**30, -5
+    got = decode_attention(
+        *(q, k, v),
+        lengths=jnp.array(s.lengths, jnp.int32),
+        page_table=jnp.asarray(table),
+        config=GRID,
+    )
+    expected, _ = reference(*operands(s), s.lengths)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
+
+
+def test_pages_outside_of_a_window():
+    s = Shape(batch=2, kv_len=384, lengths=(300, 384))
+    check(s, page_size=16, window=50)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+def test_heads_before_tokens(page_size):
+    s = Shape(batch=2, kv_len=80, kv_heads=2, lengths=(33, 80))
+    check(s, page_size=page_size, kv_layout="HND")
+
+
+@pytest.mark.parametrize("kv_axis", [0, 1])
+def test_keys_and_values_in_one_array(kv_axis):
+    s = Shape(batch=2, kv_len=96, kv_heads=2)
+    q, k, v = operands(s)
+    table = random_table(s, 16)
+    pages = jnp.stack([in_pages(x, 16, table) for x in (k, v)], kv_axis)
+    got = decode_attention(q, pages, page_table=table, kv_axis=kv_axis, config=GRID)
+    expected, _ = reference(q, k, v, lengths_of(s))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
+
+
+def test_an_axis_of_queries_may_be_left_out():
+    q, k, v = operands(Shape())
+    got = decode_attention(q[:, 0], k, v, config=GRID)
+    np.testing.assert_array_equal(got, decode_attention(q, k, v, config=GRID)[:, 0])
+
+
+# --- narrow elements ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", [F8, "float8_e5m2", INT8])
+def test_narrow_elements_are_widened(cache):
+    scales = {"k_scale": 1 / 32, "v_scale": 1 / 32} if cache == INT8 else {}
+    executed = (Warpgroup,) if cache == INT8 else ()
+    s = Shape(kv_len=100, lengths=(90,))
+    check(s, dtype="bfloat16", cache=cache, executed=executed, **scales)
+
+
+@pytest.mark.parametrize("per_head", [True, False])
+def test_scales_of_heads(per_head):
+    s = Shape(batch=2, kv_len=100, kv_heads=2)
+    q, k, v = operands(s, cache=F8)
+    scales = jnp.array([0.5, 2] if per_head else [0.75], jnp.float32)
+    got = decode_attention(q, k, v, k_scale=scales, v_scale=scales, config=GRID)
+    wide = np.resize(np.asarray(scales, np.float64), 2)[:, None]
+    k, v = (np.asarray(x, np.float64) * wide for x in (k, v))
+    expected, _ = reference(q, k, v, lengths_of(s))
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-8)
+
+
+# --- composition and order ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("c", [GRID, CLUSTER])
+def test_vmap_and_jit(c):
+    s = Shape(batch=4, kv_len=100, lengths=(100, 3, 64, 0))
+    q, k, v = operands(s)
+    stacked = [x.reshape(2, 2, *x.shape[1:]) for x in (q, k, v)]
+    lengths = jnp.array(s.lengths, jnp.int32)
+
+    def f(q, k, v, n):
+        return decode_attention(q, k, v, lengths=n, config=c)
+
+    got = jax.jit(jax.vmap(f))(*stacked, lengths.reshape(2, 2))
+    expected, _ = reference(q, k, v, s.lengths)
+    got = np.asarray(got, np.float64).reshape(q.shape)
+    np.testing.assert_allclose(got, expected, atol=2**-9)
+
+
+@pytest.mark.parametrize(
+    ("c", "options"),
+    [
+        (GRID, {}),
+        (CLUSTER, {}),
+        (GRID, {"cache": F8}),
+        slow(DecodeConfig(stages=1, workers=5), {}),
+    ],
+)
+def test_ten_orders_of_events_give_one_result(c, options):
+    s = Shape(batch=2, kv_len=150, lengths=(150, 70))
+    q, k, v = operands(s, **options)
+    f = functools.partial(decode_attention, lengths=jnp.array(s.lengths, jnp.int32))
+    # A result that depends on the schedule is an error, as is a race.
+    interpret = plgpu.InterpretParams(schedules=10)
+    got = np.asarray(f(q, k, v, config=c, interpret=interpret), np.float64)
+    expected, _ = reference(q, k, v, s.lengths)
+    np.testing.assert_allclose(got, expected, atol=2**-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchrony", ["eager", "late"])
+@pytest.mark.parametrize("seed", range(5))
+def test_there_is_no_race(asynchrony, seed):
+    s = Shape(batch=3, kv_len=330, lengths=(330, 1, 200), kv_heads=2)
+    q, k, v = operands(s)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=seed)
+    c = dataclasses.replace(GRID, workers=8)
+    lengths = jnp.array(s.lengths, jnp.int32)
+    got = decode_attention(q, k, v, lengths=lengths, config=c, interpret=interpret)
+    expected, _ = reference(q, k, v, s.lengths)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=2**-9)
+
+
+# --- what the compiler makes of it ----------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("batch", "cache", "options"),
+    [
+        (1, None, {}),
+        slow(16, None, {"q_len": 8}),
+        slow(16, F8, {}),
+        slow(16, None, {"head_dim": 256, "q_len": 8}),
+    ],
+)
+def test_nothing_spills(batch, cache, options):
+    s = Shape(batch, kv_len=8192, heads=32, kv_heads=8, head_dim=128)
+    s = dataclasses.replace(s, **options)
+    q = jax.ShapeDtypeStruct((batch, s.q_len, s.heads, s.head_dim), jnp.bfloat16)
+    shape = batch, s.kv_len, s.kv_heads, s.head_dim
+    kv = jax.ShapeDtypeStruct(shape, cache or jnp.bfloat16)
+    lengths = jax.ShapeDtypeStruct((batch,), jnp.int32)
+
+    def f(q, k, v, n):
+        return decode_attention(q, k, v, lengths=n)
+
+    (report,) = plgpu.offline.compile(f, q, kv, kv, lengths)
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+    assert report.resources.spill_load_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cluster", "ctas"),
+    [
+        ({"batch": 1}, 16, 128),
+        ({"batch": 16}, 1, 128),
+        ({"batch": 3}, 1, 128),
+        ({"batch": 1, "kv_heads": 1, "heads": 8}, 1, 132),
+        ({"batch": 128, "kv_heads": 6, "heads": 6}, 1, 132),
+    ],
+)
+def test_the_work_fills_the_card(sizes, cluster, ctas):
+    p = dataclasses.replace(PROBLEM, **sizes)
+    p = dataclasses.replace(p, config=default_config(p, arch.target("sm_90a")))
+    assert p.config.cluster == cluster
+    persistent = p.lanes * p.abreast
+    assert ctas == (persistent if cluster == 1 else p.batch * p.units * cluster)
