@@ -19,6 +19,7 @@ from pallas_gpu.ops.gemm.matmul import (
 from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
+from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
 from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
 from pallas_gpu.ops.rows.rotary import rotary_embedding
 from pallas_gpu.ops.rows.softmax import log_softmax, softmax
@@ -35,6 +36,7 @@ __all__ = [
     "attention",
     "clear_cache",
     "layer_norm",
+    "linear_cross_entropy",
     "log_softmax",
     "dot_product_attention",
     "decode_attention",

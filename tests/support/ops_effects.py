@@ -236,6 +236,16 @@ EFFECTS: dict[str, str] = {
         )
         for which in ("compiler_params", "interpret")
     },
+    **_seen(
+        "linear_cross_entropy",
+        "tests/ops/rows/test_cross_entropy.py",
+        {
+            "transpose_w": "test_losses",
+            "return_logsumexp": "test_losses",
+            "compiler_params": "test_approximate_exponentials_are_the_default",
+            "interpret": "test_many_schedules_have_one_result",
+        },
+    ),
     "ops.rms_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",
     "ops.rms_norm.epsilon": f"{ROWS}::test_the_epsilon_of_norms",
     "ops.layer_norm.scale": f"{ROWS}::test_norms_without_scale_or_bias",

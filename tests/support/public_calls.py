@@ -429,6 +429,9 @@ GOOD: dict[str, Good] = {
     "ops.rms_norm": _top(x=_halves),
     "ops.layer_norm": _top(x=_halves),
     "ops.rotary_embedding": _top(x=_heads),
+    "ops.linear_cross_entropy": _top(
+        x=_halves, w=_halves, labels=jnp.zeros(256, jnp.int32)
+    ),
     "ops.top_k": _top(x=_halves, k=2),
     "ops.decode_attention": _top(q=_heads[:, 0], k=_heads, v=_heads),
     "ops.DecodeConfig": _top(),

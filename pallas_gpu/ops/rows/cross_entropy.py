@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy fused with the last linear layer: no array of all logits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal, overload
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+from pallas_gpu.ops.gemm.matmul import matmul
+from pallas_gpu.ops.gemm.problem import Problem
+from pallas_gpu.ops.rows import logits
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
+
+# The derivatives of logits that exist at one time, in bytes.
+_WORKSPACE = 256 * 2**20
+_ALIGNED = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    transpose_w: bool
+    compiler_params: Any
+    interpret: Any
+
+
+@overload
+def linear_cross_entropy(
+    x: Any,
+    w: Any,
+    labels: Any,
+    *,
+    transpose_w: bool = ...,
+    return_logsumexp: Literal[False] = ...,
+    compiler_params: plgpu.CompilerParams | None = ...,
+    interpret: Any = ...,
+) -> jax.Array: ...
+@overload
+def linear_cross_entropy(
+    x: Any,
+    w: Any,
+    labels: Any,
+    *,
+    transpose_w: bool = ...,
+    return_logsumexp: Literal[True],
+    compiler_params: plgpu.CompilerParams | None = ...,
+    interpret: Any = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+@expect.arguments(
+    x=expect.arrays,
+    w=expect.arrays,
+    labels=expect.arrays,
+    transpose_w=expect.boolean,
+    return_logsumexp=expect.boolean,
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def linear_cross_entropy(
+    x: Any,
+    w: Any,
+    labels: Any,
+    *,
+    transpose_w: bool = False,
+    return_logsumexp: bool = False,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> Any:
+    """Computes `logsumexp(x @ w) - (x @ w)[label]` for each row, without the logits.
+
+    Since: sm_90a; on Hopper alone. Issued by: the host; composes with `jax.jit` and
+    `jax.grad` (reverse mode).
+
+    The forward pass keeps three numbers for each row and 128 classes. The backward
+    pass multiplies again, some classes at a time, whose derivatives take 256 MiB at
+    most.
+
+    Args:
+      x: (..., depth), float16 or bfloat16.
+      w: (depth, classes), or (classes, depth) if `transpose_w`, of the same type.
+      labels: (...), integers; rows whose label is no class have loss 0 and do not
+        count in any derivative.
+      transpose_w: whether the dimensions of `w` are exchanged.
+      return_logsumexp: whether to return it as well, as for a penalty on it.
+      compiler_params: see `kernel`; default: approximate exponentials.
+      interpret: see `kernel`.
+
+    Returns:
+      (...), float32: the losses; with `return_logsumexp` a pair of them and of the
+      logarithms of sums, 0 where a label is no class.
+
+    Raises:
+      ShapeError, DTypeError: arrays that do not match each other, or other types.
+
+    Example:
+      >>> loss = ops.linear_cross_entropy(hidden, head, labels).mean()
+    """
+    _check(x, w, labels, transpose_w)
+    params = compiler_params or plgpu.CompilerParams(approx_math=True)
+    options = _Options(transpose_w, params, interpret)
+    rows = x.reshape(-1, x.shape[-1])
+    loss, logsumexp = _losses(options, rows, w, labels.reshape(-1).astype(jnp.int32))
+    loss, logsumexp = (r.reshape(labels.shape) for r in (loss, logsumexp))
+    return (loss, logsumexp) if return_logsumexp else loss
+
+
+def _check(x: Any, w: Any, labels: Any, transpose_w: bool) -> None:
+    depth = w.shape[-1 if transpose_w else 0] if len(w.shape) == 2 else None
+    fits = len(x.shape) > 0 and 0 not in (*x.shape, *w.shape)
+    if not fits or depth != x.shape[-1] or tuple(labels.shape) != x.shape[:-1]:
+        order = "(classes, depth)" if transpose_w else "(depth, classes)"
+        raise errors.ShapeError(
+            "linear_cross_entropy: the shapes do not match",
+            expected=f"x (..., depth), w {order}, labels (...), none of them empty",
+            got=f"{tuple(x.shape)}, {tuple(w.shape)} and {tuple(labels.shape)}",
+            hint="transpose_w says that w is (classes, depth)",
+        )
+    if x.dtype != w.dtype or x.dtype not in (jnp.float16, jnp.bfloat16):
+        raise errors.DTypeError(
+            "linear_cross_entropy: these element types are not supported",
+            expected="float16 or bfloat16 for x and w",
+            got=f"{x.dtype} and {w.dtype}",
+            hint="convert them with astype",
+        )
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise errors.DTypeError(
+            "linear_cross_entropy: labels are not integers",
+            expected="integers",
+            got=labels.dtype,
+            hint="a label is the number of a class",
+        )
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _losses(options: _Options, x: jax.Array, w: jax.Array, labels: jax.Array) -> Any:
+    """Returns losses and logarithms of sums of (rows, depth)."""
+    p = _problem(options, x, _classes(options, w))
+    function = logits.statistics(p, options.compiler_params, options.interpret)
+    operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
+    tops, totals, picked = function(*operands, _padded(labels, -1))
+    top = jnp.max(tops, 0)
+    logsumexp = top + jnp.log(jnp.sum(totals * jnp.exp(tops - top), 0))
+    has_loss = (labels >= 0) & (labels < p.n)
+    rows = slice(x.shape[0])
+    loss = logsumexp[rows] - jnp.sum(picked, 0)[rows]
+    return jnp.where(has_loss, loss, 0.0), jnp.where(has_loss, logsumexp[rows], 0.0)
+
+
+def _forward(options: _Options, x: Any, w: Any, labels: Any) -> Any:
+    loss, logsumexp = _losses(options, x, w, labels)
+    return (loss, logsumexp), (x, w, labels, logsumexp)
+
+
+def _backward(options: _Options, saved: Any, d: Any) -> Any:
+    x, w, labels, logsumexp = saved
+    d_loss, d_logsumexp = d
+    classes = _classes(options, w)
+    has_loss = (labels >= 0) & (labels < classes)
+    # Padded rows, too, have factors of zero.
+    d_label = _padded(jnp.where(has_loss, d_loss, 0.0), 0.0)
+    d_top = d_label + _padded(jnp.where(has_loss, d_logsumexp, 0.0), 0.0)
+    d_x: Any = None
+    d_w = []
+    for start, count in _chunks(x.shape[0], classes):
+        part = lax.slice_in_dim(w, start, start + count, axis=1 - options.transpose_w)
+        d_logits = _derivative(
+            options, x, part, count, _padded(labels - start, -1), d_top, d_label,
+            _padded(logsumexp, 0.0),
+        )  # fmt: skip
+        common = {"compiler_params": None, "interpret": options.interpret}
+        d_x = matmul(
+            d_logits, part, transpose_b=not options.transpose_w, residual=d_x,
+            out_dtype=jnp.float32, **common,
+        )  # fmt: skip
+        a, b = (d_logits, x) if options.transpose_w else (x, d_logits)
+        d_w.append(matmul(a, b, transpose_a=True, **common))
+    joined = jnp.concatenate(d_w, axis=1 - options.transpose_w)
+    return d_x.astype(x.dtype), joined, None
+
+
+_losses.defvjp(_forward, _backward)
+
+
+def _derivative(options, x, w, classes, labels, d_top, d_label, logsumexp) -> Any:
+    """Returns the derivative with respect to the logits of some classes."""
+    # Its rows are multiples of 16 bytes, too; what the last columns hold is dropped.
+    p = _problem(options, x, classes + -classes % _ALIGNED)
+    function = logits.derivative(p, options.compiler_params, options.interpret)
+    operands = _with_whole_rows(x)[None], _with_whole_rows(w)[None]
+    d_logits = function(*operands, labels, d_top, d_label, logsumexp)
+    return d_logits[0, :, :classes]
+
+
+def _problem(options: _Options, x: Any, classes: int) -> Problem:
+    dtype = jnp.dtype(x.dtype)
+    return Problem(
+        x.shape[0], classes, x.shape[1], dtype, dtype, transpose_b=options.transpose_w
+    )
+
+
+def _chunks(rows: int, classes: int) -> list[tuple[int, int]]:
+    """Returns the first class and the number of classes of each part."""
+    most = max(1, _WORKSPACE // (2 * rows * logits.CONFIG.tile_n))
+    size = most * logits.CONFIG.tile_n
+    return [(i, min(size, classes - i)) for i in range(0, classes, size)]
+
+
+def _classes(options: _Options, w: Any) -> int:
+    return w.shape[0 if options.transpose_w else 1]
+
+
+def _padded(rows: jax.Array, value: Any) -> jax.Array:
+    """Appends values up to whole tiles of rows."""
+    missing = logits.padded_rows(rows.shape[0]) - rows.shape[0]
+    return jnp.pad(rows, (0, missing), constant_values=value)
+
+
+def _with_whole_rows(x: jax.Array) -> jax.Array:
+    """Appends zeros to rows that are no multiples of 16 bytes, for TMA."""
+    return jnp.pad(x, ((0, 0), (0, -x.shape[1] % _ALIGNED)))

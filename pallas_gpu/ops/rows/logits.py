@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels on logits that are never stored: tiles of a product, reduced in registers.
+
+They are `ops.gemm.hopper`'s product with another end. `statistics` reduces each row of
+a tile to its maximum, the sum of its exponentials, and the logit of the row's label.
+`derivative` turns a tile into the derivative of the loss with respect to its logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.gemm import hopper
+from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.problem import Problem
+
+# A consumer's tile and its exponentials fit in the registers.
+CONFIG = MatmulConfig(tile_m=64, tile_n=128, stages=5, cluster=None)
+_ROW = plgpu.Layout.WGMMA_ROW
+# Below all logits, and finite: the difference of two of them is a number.
+LOWEST = float(jnp.finfo(jnp.float32).min)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory(hopper._Memory):
+    labels: Any = None
+    factors: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reduced(hopper._Consumer):
+    """A consumer that stores what its tiles' rows are reduced to."""
+
+    mem: _Memory
+
+    def inputs(self, row: Any, column: Any) -> tuple[Any, Any, Any]:
+        """Returns the labels of the rows, each element's column, and what is inside."""
+        c, p = self.schedule.config, self.schedule.problem
+        labels = self.of_rows(self.mem.labels, row)
+        columns = plgpu.broadcasted_iota(jnp.int32, (c.tile_m, c.tile_n), 1) + column
+        inside = columns < p.n if p.n % c.tile_n else None
+        return labels, columns, inside
+
+    def of_rows(self, ref: Any, row: Any) -> Any:
+        """Loads a value for each row; the array has whole tiles of them."""
+        window = ref.at[plgpu.ds(row, self.schedule.config.tile_m)]
+        return plgpu.load(window, layout=_ROW, optimized=False)
+
+    def to_columns(self, rows: Any) -> Any:
+        c = self.schedule.config
+        return lax.broadcast_in_dim(rows, (c.tile_m, c.tile_n), (0,))
+
+
+class _Statistics(_Reduced):
+    def store(self, products: Sequence[Any], batch: Any, row: Any, column: Any) -> None:
+        del batch
+        c, (x,) = self.schedule.config, products
+        labels, columns, inside = self.inputs(row, column)
+        if inside is not None:
+            x = jnp.where(inside, x, LOWEST)
+        is_label = columns == self.to_columns(labels)
+        picked = jnp.sum(jnp.where(is_label, x, 0.0), axis=1)
+        top = jnp.max(x, axis=1)
+        total = jnp.sum(jnp.exp(x - self.to_columns(top)), axis=1)
+        at = lax.div(column, jnp.int32(c.tile_n)), plgpu.ds(row, c.tile_m)
+        for ref, rows in zip(self.mem.out, (top, total, picked), strict=True):
+            ref[at] = rows
+
+
+class _Derivative(_Reduced):
+    def store(self, products: Sequence[Any], batch: Any, row: Any, column: Any) -> None:
+        (x,) = products
+        labels, columns, inside = self.inputs(row, column)
+        d_top, d_label, logsumexp = (self.of_rows(r, row) for r in self.mem.factors)
+        d = jnp.exp(x - self.to_columns(logsumexp)) * self.to_columns(d_top)
+        is_label = columns == self.to_columns(labels)
+        d = d - jnp.where(is_label, self.to_columns(d_label), 0.0)
+        if inside is not None:
+            d = jnp.where(inside, d, 0.0)
+        super().store([d], batch, row, column)
+
+
+def _call(
+    p: Problem, consumer: Any, operands: int, out_type: Any, compiler_params, interpret
+) -> Any:
+    """Returns a kernel of a product whose consumers are of another class."""
+    c = CONFIG
+    schedule = hopper._Schedule(p, c)
+    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
+
+    def body(a, b, *refs, **scratch) -> None:
+        labels, *factors = refs[:operands]
+        out = refs[operands:]
+        mem = _Memory(
+            a=a,
+            b=b,
+            out=out if len(out) > 1 else out[0],
+            labels=labels,
+            factors=factors,
+            **scratch,
+        )
+        wg = lax.axis_index("wg")
+
+        @plgpu.when(wg == CONSUMERS)
+        def _():
+            plgpu.set_max_registers(40, action="decrease")
+            hopper._produce(schedule, mem)
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            plgpu.set_max_registers(232, action="increase")
+            schedule.for_each_tile(consumer(schedule, mem, wg).visit)
+            plgpu.wait_smem_to_gmem(0)
+
+    part = (CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        cluster=(1,),
+        cluster_names=("pair",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name=consumer.__name__.strip("_").lower(),
+        compiler_params=compiler_params,
+        interpret=interpret,
+        scratch_types={
+            "a_smem": hopper.tiles((c.stages, c.block_m, c.tile_k), p.dtype),
+            "b_smem": hopper.tiles((c.stages, *b_tile), p.dtype),
+            "out_smem": hopper.tiles(part, p.out_dtype),
+            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+        },
+    )
+
+
+def padded_rows(m: int) -> int:
+    """Rows of whole tiles."""
+    return plgpu.cdiv(m, CONFIG.block_m) * CONFIG.block_m
+
+
+@functools.lru_cache(maxsize=64)
+def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns a function of x, w and labels.
+
+    Its results are, for each tile of columns and each row, the largest logit, the sum
+    of the exponentials of all less that one, and the logit of the label, or 0 where it
+    is of another tile: float32 (column tiles, padded rows).
+    """
+    shape = plgpu.cdiv(p.n, CONFIG.tile_n), padded_rows(p.m)
+    out = (jax.ShapeDtypeStruct(shape, jnp.float32),) * 3
+    return _call(p, _Statistics, 1, out, compiler_params, interpret)
+
+
+@functools.lru_cache(maxsize=64)
+def derivative(p: Problem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns a function of x, w, labels and three factors of each row.
+
+    Its result, (1, M, N), is exp(logits - logsumexp) * d_top, less d_label in the
+    column of the label.
+    """
+    out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
+    return _call(p, _Derivative, 4, out, compiler_params, interpret)

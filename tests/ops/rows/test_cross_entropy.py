@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Cross-entropy fused with a linear layer, against float32; refusals."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, ops
+from pallas_gpu.ops.rows import cross_entropy
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+CASES = [
+    # rows, depth, classes, transpose_w
+    (70, 64, 300, False),
+    (130, 72, 256, True),
+    (5, 30, 101, False),
+    (5, 30, 101, True),
+]
+
+
+def operands(rows, depth, classes, transposed, dtype=jnp.bfloat16):
+    rng = np.random.default_rng(0)
+
+    def normal(*shape):
+        return jnp.asarray(rng.standard_normal(shape) / 4, dtype)
+
+    w = normal(*((classes, depth) if transposed else (depth, classes)))
+    # Some rows have no label.
+    labels = rng.integers(-1, classes + 2, rows)
+    return normal(rows, depth), w, jnp.asarray(labels, jnp.int32)
+
+
+def reference(x, w, labels, transpose_w=False):
+    x, w = (y.astype(jnp.float32) for y in (x, w))
+    logits = x @ (w.T if transpose_w else w)
+    has_loss = (labels >= 0) & (labels < logits.shape[-1])
+    logsumexp = jax.nn.logsumexp(logits, axis=-1)
+    at = jnp.where(has_loss, labels, 0)[..., None]
+    picked = jnp.take_along_axis(logits, at, -1)[..., 0]
+    return tuple(jnp.where(has_loss, y, 0.0) for y in (logsumexp - picked, logsumexp))
+
+
+def derivatives(function, x, w, labels):
+    """Of a weighted sum of the losses, and a penalty on the logarithms of sums."""
+    weights = jnp.cos(jnp.arange(labels.size, dtype=jnp.float32))
+
+    def loss(x, w):
+        losses, logsumexp = function(x, w, labels)
+        return jnp.sum(losses * weights) + 0.1 * jnp.sum(logsumexp**2)
+
+    return jax.grad(loss, (0, 1))(x, w)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses(case):
+    x, w, labels = operands(*case)
+
+    def make(interpret):
+        return lambda *args: ops.linear_cross_entropy(
+            *args, transpose_w=case[3], return_logsumexp=True, interpret=interpret
+        )
+
+    expected = reference(x, w, labels, case[3])
+    everywhere.check(make, [x, w, labels], expected, atol=1e-5, executed=[Warpgroup])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("workspace", [None, 70 * 2 * 128])
+def test_derivatives(case, workspace, monkeypatch):
+    if workspace is not None:
+        # Several chunks of classes.
+        monkeypatch.setattr(cross_entropy, "_WORKSPACE", workspace)
+    args = operands(*case)
+    options = {"transpose_w": case[3]}
+    ours = functools.partial(ops.linear_cross_entropy, return_logsumexp=True, **options)
+    got = derivatives(ours, *args)
+    expected = derivatives(functools.partial(reference, **options), *args)
+    for a, b in zip(got, expected, strict=True):
+        a, b = (np.asarray(y, np.float64) for y in (a, b))
+        assert np.linalg.norm(a - b) < 2**-7 * np.linalg.norm(b)
+
+
+def test_leading_dimensions():
+    x, w, labels = operands(6, 16, 40, False, jnp.float16)
+    got = ops.linear_cross_entropy(x.reshape(2, 3, 16), w, labels.reshape(2, 3))
+    expected = reference(x, w, labels)[0].reshape(2, 3)
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_many_schedules_have_one_result():
+    x, w, labels = operands(130, 64, 300, False)
+    results = [
+        np.asarray(
+            ops.linear_cross_entropy(
+                x, w, labels, interpret=plgpu.InterpretParams(seed=seed)
+            )
+        )
+        for seed in range(5)
+    ]
+    for result in results[1:]:
+        np.testing.assert_array_equal(result, results[0])
+
+
+def test_approximate_exponentials_are_the_default():
+    args = operands(*CASES[0])
+
+    def lowered(**options):
+        function = functools.partial(ops.linear_cross_entropy, **options)
+        (report,) = plgpu.offline.lower(function, *args)
+        return report.mlir
+
+    exact = plgpu.CompilerParams(approx_math=False)
+    assert lowered() != lowered(compiler_params=exact)
+
+
+@pytest.mark.offline
+def test_nothing_spills():
+    x = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((1024, 5000), jnp.bfloat16)
+    labels = jax.ShapeDtypeStruct((512,), jnp.int32)
+
+    def loss(x, w, labels):
+        return ops.linear_cross_entropy(x, w, labels).sum()
+
+    for report in plgpu.offline.compile(jax.grad(loss, (0, 1)), x, w, labels):
+        assert report.resources.spill_store_bytes == 0, report
+
+
+X, W = jnp.ones((4, 8), jnp.float16), jnp.ones((8, 5), jnp.float16)
+
+
+@pytest.mark.parametrize(
+    ("x", "w", "labels", "options", "error", "message"),
+    [
+        (X, W, jnp.zeros(3, jnp.int32), {}, errors.ShapeError, "labels"),
+        (X, W.T, jnp.zeros(4, jnp.int32), {}, errors.ShapeError, "transpose_w"),
+        (X, W, jnp.zeros(4), {}, errors.DTypeError, "not integers"),
+        (X.astype(jnp.float32), W, jnp.zeros(4, int), {}, errors.DTypeError, "float32"),
+        (X[:0], W, jnp.zeros(0, int), {}, errors.ShapeError, "empty"),
+    ],
+)
+def test_refusals(x, w, labels, options, error, message):
+    with pytest.raises(error, match=message):
+        ops.linear_cross_entropy(x, w, labels, **options)
