@@ -19,6 +19,13 @@ from pallas_gpu.ops.gemm.matmul import (
 from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
+from pallas_gpu.ops.narrow import linear as _linear
+from pallas_gpu.ops.narrow import scaled as _scaled
+from pallas_gpu.ops.narrow.linear import linear
+from pallas_gpu.ops.narrow.mixed import LinearFewConfig, LinearManyConfig
+from pallas_gpu.ops.narrow.quantize import quantize
+from pallas_gpu.ops.narrow.scaled import scaled_matmul
+from pallas_gpu.ops.narrow.scaled_hopper import ScaledMatmulConfig
 from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
 from pallas_gpu.ops.rows.norms import layer_norm, rms_norm
 from pallas_gpu.ops.rows.rotary import rotary_embedding
@@ -30,21 +37,27 @@ __all__ = [
     "BlackwellAttentionConfig",
     "BlackwellMatmulConfig",
     "DecodeConfig",
+    "LinearFewConfig",
+    "LinearManyConfig",
     "MatmulConfig",
-    "SplitMatmulConfig",
     "RaggedDotConfig",
+    "ScaledMatmulConfig",
+    "SplitMatmulConfig",
     "attention",
     "clear_cache",
+    "decode_attention",
+    "dot_product_attention",
     "layer_norm",
+    "linear",
     "linear_cross_entropy",
     "log_softmax",
-    "dot_product_attention",
-    "decode_attention",
     "matmul",
+    "quantize",
     "ragged_dot",
     "ragged_dot_general",
     "rms_norm",
     "rotary_embedding",
+    "scaled_matmul",
     "softmax",
     "top_k",
 ]
@@ -52,8 +65,10 @@ __all__ = [
 
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
+    _linear.clear_cache()
     _matmul.clear_cache()
     _ragged_dot.clear_cache()
+    _scaled.clear_cache()
     _hopper_attention.make_kernel.cache_clear()
     _blackwell_attention.make_kernel.cache_clear()
     _decode.make_kernel.cache_clear()

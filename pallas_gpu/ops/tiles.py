@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 import pallas_gpu as plgpu
 
 
@@ -14,7 +16,8 @@ def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
     Warpgroup semantics would infer the same; with the transforms given, a kernel lowers
     under Lane semantics, too.
     """
-    bits = dtype.itemsize * 8
+    kind = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
+    bits = kind(dtype).bits
     swizzle = plgpu.find_swizzle(shape[-1] * bits)
     tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
     return plgpu.SMEM(

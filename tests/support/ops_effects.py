@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from tests.support import narrow_effects
+
 MATMUL, ATTENTION = "tests/ops/gemm/test_matmul.py", "tests/ops/flash/test_attention.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
 EPILOGUES = "tests/ops/gemm/test_matmul_epilogue.py"
@@ -32,6 +34,7 @@ _RAGGED = {
 }
 
 EFFECTS: dict[str, str] = {
+    **narrow_effects.EFFECTS,
     **_seen(
         "MatmulConfig",
         MATMUL,

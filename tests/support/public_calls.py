@@ -172,6 +172,7 @@ _matrices, _sizes = jnp.zeros((2, 256, 256), F16), jnp.array([100, 156])
 _ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
     (((1,), (1,)), ((), ())), (0,), (0,)
 )
+_bytes = jnp.zeros((32, 32), jnp.int8)
 _heads = jnp.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
@@ -415,6 +416,9 @@ GOOD: dict[str, Good] = {
     "arch.target_of_capability": _top(major=9, minor=0),
     # Ready kernels
     "ops.matmul": _top(a=_halves, b=_halves),
+    "ops.linear": _top(x=_halves, w=_halves),
+    "ops.quantize": _top(w=_halves),
+    "ops.scaled_matmul": _top(a=_bytes, b=_bytes),
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
     "ops.dot_product_attention": _top(query=_heads, key=_heads, value=_heads),
     "ops.ragged_dot": _top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
@@ -439,6 +443,9 @@ GOOD: dict[str, Good] = {
     "ops.RaggedDotConfig": _top(),
     "ops.BlackwellMatmulConfig": _top(),
     "ops.SplitMatmulConfig": _top(),
+    "ops.LinearFewConfig": _top(),
+    "ops.LinearManyConfig": _top(),
+    "ops.ScaledMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),
     "ops.AttentionConfig.default": _top(head_dim=64),
     "ops.BlackwellAttentionConfig": _top(),

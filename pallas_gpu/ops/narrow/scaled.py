@@ -1,0 +1,346 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of 8-bit matrices with scales: checks, and the arguments of the kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, expect
+from pallas_gpu.ops.narrow import scaled_hopper
+from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
+from pallas_gpu.ops.rules import INTERPRET, PARAMS
+
+_FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
+_INT8 = (jnp.dtype(jnp.int8),)
+_RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + _FLOAT8
+_INT32 = jnp.dtype(jnp.int32)
+# TMA: rows are multiples of 16 bytes.
+_ROW_BYTES = 16
+_DEFAULT_ROWS = 128
+
+
+@expect.arguments(
+    a=expect.arrays,
+    b=expect.arrays,
+    a_scale=expect.optional(expect.arrays),
+    b_scale=expect.optional(expect.arrays),
+    transpose_b=expect.boolean,
+    bias=expect.optional(expect.arrays),
+    out_dtype=expect.anything,
+    promote=expect.optional(expect.boolean),
+    config=expect.optional(
+        expect.instance(ScaledMatmulConfig, written="ScaledMatmulConfig(...)")
+    ),
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def scaled_matmul(
+    a: Any,
+    b: Any,
+    a_scale: Any = None,
+    b_scale: Any = None,
+    *,
+    transpose_b: bool = False,
+    bias: Any = None,
+    out_dtype: Any = jnp.bfloat16,
+    promote: bool | None = None,
+    config: ScaledMatmulConfig | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Multiplies two matrices of 8-bit elements that have scales.
+
+    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
+
+    The result is `(a * a_scale) @ (b * b_scale) + bias`, of any sizes.
+
+    Hopper's tensor core adds products of 8-bit floats with 13 bits of mantissa. With
+    `promote` these sums are as long as 128 elements of K and are added in float32;
+    without, they are as long as K. Sums of int8 are exact, in int32; with scales of
+    blocks they are promoted as well.
+
+    The tensor core reads 8-bit operands with K in the minor dimension: b of shape
+    (K, N) is transposed in memory first, and rows of a number of bytes that is not a
+    multiple of 16 are padded. Scales of blocks of a are transposed too, which takes
+    little time.
+
+    Args:
+      a: (M, K), float8_e4m3fn, float8_e5m2 or int8.
+      b: (K, N), or (N, K) with `transpose_b`; int8 if a is, any of the two float8
+        types if a has one of them.
+      a_scale: float32. One scale, of shape () or (1,); one per row, (M,) or (M, 1);
+        or one per block of 1x128, (M, K / 128), rounded up. None is 1.
+      b_scale: float32. One scale, of shape () or (1,); one per column, (N,), (1, N) or
+        with `transpose_b` (N, 1); or one per block of 128x128, (K / 128, N / 128) or
+        with `transpose_b` (N / 128, K / 128), rounded up. None is 1.
+      transpose_b: whether b is (N, K).
+      bias: (N,), of a floating-point type; None is 0.
+      out_dtype: bfloat16, float16, float32, float8_e4m3fn or float8_e5m2; int32 for
+        int8 operands without scales and bias.
+      promote: whether sums of float8 products are promoted every 128 of K. Scales of
+        blocks require it, and by default only they do.
+      config: tile sizes and schedule; by default chosen by the sizes.
+      compiler_params, interpret: see `kernel`.
+
+    Returns:
+      (M, N) of `out_dtype`.
+
+    Raises:
+      ShapeError, DTypeError: operands that do not match each other.
+      ArgumentError: a configuration that does not suit the scales.
+      UnsupportedError: the derivative is wanted: that of rounding to 8 bits is zero, so
+        a model says itself what takes its place, by `jax.custom_vjp`.
+
+    Example:
+      >>> y = scaled_matmul(a, b, a_scale, b_scale, transpose_b=True)
+    """
+    (m, k), n = _check_operands(a, b, transpose_b)
+    out = _out_dtype(out_dtype, a, (a_scale, b_scale, bias))
+    a_kind = _a_kind(a_scale, m, k)
+    b_kind = _b_kind(b_scale, n, k, transpose_b)
+    _check_bias(bias, n)
+    blocked = "blocks" in (a_kind, b_kind)
+    integers = jnp.dtype(a.dtype) in _INT8
+    if promote is False and blocked:
+        raise errors.ArgumentError(
+            "scaled_matmul: scales of blocks without promotion",
+            expected="promote=True or None",
+            got="promote=False",
+            hint="blocks differ along K, so each has sums of its own",
+        )
+    problem = Problem(
+        m, n, k, jnp.dtype(a.dtype), jnp.dtype(b.dtype), out,
+        a_scaled=a_kind == "tensor",
+        b_scaled=b_kind == "tensor",
+        rows=a_kind == "rows",
+        columns=b_kind == "columns",
+        blocked=blocked,
+        biased=bias is not None,
+        promoted=blocked or (bool(promote) and not integers),
+    )  # fmt: skip
+    config = _config(config, problem)
+    operands = _operands(problem, config, a_scale, b_scale, bias, transpose_b)
+    right = b if transpose_b else b.T
+    if 0 in (m, n, k):
+        filled = jnp.zeros((m, n), jnp.float32)
+        return (filled if bias is None else filled + bias).astype(out)
+    run = functools.partial(_run, problem, config, compiler_params, interpret)
+    return _without_derivative(run, a, right, *operands)
+
+
+def clear_cache() -> None:
+    """Forgets traced kernels; for measurements of tracing."""
+    scaled_hopper.make_kernel.cache_clear()
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_derivative(run, *operands):
+    return run(*operands)
+
+
+@_without_derivative.defjvp
+def _refuse(run, primals, tangents):
+    del run, primals, tangents
+    raise errors.UnsupportedError(
+        "scaled_matmul: there is no derivative",
+        expected="a call that is not differentiated",
+        got="jax.grad, jax.jvp or jax.vjp of it",
+        hint="wrap the rounding to 8 bits and the product in a jax.custom_vjp",
+    )
+
+
+def _run(problem: Problem, config, compiler_params, interpret, a, b, *operands):
+    k = plgpu.align_to(problem.k, _ROW_BYTES)
+    if k != problem.k:
+        a, b = (_padded(x, k, axis=1) for x in (a, b))
+        problem = dataclasses.replace(problem, k=k)
+    kernel = scaled_hopper.make_kernel(problem, config, compiler_params, interpret)
+    return kernel(a, b, *operands)
+
+
+def _padded(x: Any, size: int, axis: int = 0) -> Any:
+    """Appends zeros along an axis up to a size."""
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths) if widths[axis][1] else x
+
+
+def _operands(
+    p: Problem, config: ScaledMatmulConfig, a_scale, b_scale, bias, transpose_b: bool
+) -> list[Any]:
+    """Returns the arrays of `Problem.operands`."""
+    rows, columns = scaled_hopper.Schedule(p, config).extent
+    k_blocks, n_blocks = plgpu.cdiv(p.k, BLOCK), plgpu.cdiv(p.n, BLOCK)
+    found: dict[str, Any] = {}
+    if p.a_scaled:
+        found["a_scale"] = a_scale.reshape(1)
+    if p.b_scaled:
+        found["b_scale"] = b_scale.reshape(1)
+    if p.rows:
+        found["row_scale"] = _padded(a_scale.reshape(p.m), rows)
+    if p.columns:
+        found["column_scale"] = _padded(b_scale.reshape(p.n), columns)
+    if p.biased:
+        found["bias"] = _padded(bias, columns)
+    if p.blocked:
+        of_a = p.a_scaled or p.rows or a_scale is None
+        of_b = p.b_scaled or p.columns or b_scale is None
+        aligned = plgpu.align_to(p.m, _ROW_BYTES // 4)
+        found["a_blocks"] = (
+            jnp.ones((k_blocks, aligned), jnp.float32)
+            if of_a
+            else _padded(a_scale.T, aligned, axis=1)
+        )
+        found["b_blocks"] = (
+            jnp.ones((k_blocks, n_blocks), jnp.float32)
+            if of_b
+            else (b_scale.T if transpose_b else b_scale)
+        )
+    return [found[name].astype(_stored(name, bias)) for name in p.operands]
+
+
+def _stored(name: str, bias: Any) -> Any:
+    return bias.dtype if name == "bias" else jnp.float32
+
+
+def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig:
+    """Returns the configuration; by default one for the sizes.
+
+    Raises:
+      ArgumentError: it does not suit the scales.
+    """
+    if config is None:
+        return _default(p)
+    if p.blocked and config.tile_n != BLOCK:
+        raise errors.ArgumentError(
+            "scaled_matmul: the tiles do not match the blocks of scales",
+            expected=f"tile_n={BLOCK}",
+            got=f"tile_n={config.tile_n}",
+            hint="omit config",
+        )
+    return config
+
+
+def _default(p: Problem) -> ScaledMatmulConfig:
+    few = p.m <= _DEFAULT_ROWS
+    cluster: Any = "n" if not few and p.n > BLOCK else None
+    if p.promoted:
+        # Sums and accumulator take 64 registers each.
+        return ScaledMatmulConfig(tile_m=64, consumers=2 if few else 3, cluster=cluster)
+    return ScaledMatmulConfig(tile_m=64 if few else 128, cluster=cluster)
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def _check_operands(a: Any, b: Any, transpose_b: bool) -> tuple[tuple[int, int], int]:
+    deep, wide = (1, 0) if transpose_b else (0, 1)
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[1] != b.shape[deep]:
+        raise errors.ShapeError(
+            "scaled_matmul: the shapes do not form a product",
+            expected=f"(M, K) and {'(N, K)' if transpose_b else '(K, N)'}",
+            got=f"{tuple(a.shape)} and {tuple(b.shape)}",
+            hint="use jax.vmap for a batch; transpose_b=True is for b of shape (N, K)",
+        )
+    types = jnp.dtype(a.dtype), jnp.dtype(b.dtype)
+    if not any(all(t in kind for t in types) for kind in (_FLOAT8, _INT8)):
+        raise errors.DTypeError(
+            "scaled_matmul: these element types are not supported",
+            expected="float8_e4m3fn or float8_e5m2 for each operand, or int8 for both",
+            got=f"{types[0].name} and {types[1].name}",
+            hint="quantize the operands, or use ops.matmul or ops.linear",
+        )
+    return (a.shape[0], a.shape[1]), b.shape[wide]
+
+
+def _out_dtype(dtype: Any, a: Any, others: tuple[Any, ...]) -> jnp.dtype:
+    """Returns the type of the result.
+
+    Raises:
+      DTypeError: the result cannot have it.
+    """
+    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
+    try:
+        found = None if is_array else jnp.dtype(dtype)
+    except (TypeError, ValueError):
+        found = None
+    if found in _RESULTS:
+        return found  # type: ignore[return-value]
+    plain = jnp.dtype(a.dtype) in _INT8 and all(x is None for x in others)
+    if found == _INT32 and plain:
+        return _INT32
+    raise errors.DTypeError(
+        "scaled_matmul: the result cannot have this type",
+        expected=", ".join(x.name for x in _RESULTS)
+        + "; int32 for int8 operands without scales and bias",
+        got=expect.shown(dtype),
+        hint="convert the result",
+    )
+
+
+def _a_kind(scale: Any, m: int, k: int) -> str | None:
+    kinds = {
+        "tensor": ((), (1,), (1, 1)),
+        "rows": ((m,), (m, 1)),
+        "blocks": ((m, plgpu.cdiv(k, BLOCK)),),
+    }
+    return _kind("a_scale", scale, kinds)
+
+
+def _b_kind(scale: Any, n: int, k: int, transposed: bool) -> str | None:
+    blocks = plgpu.cdiv(k, BLOCK), plgpu.cdiv(n, BLOCK)
+    kinds = {
+        "tensor": ((), (1,), (1, 1)),
+        "columns": ((n,), (n, 1) if transposed else (1, n)),
+        "blocks": (blocks[::-1] if transposed else blocks,),
+    }
+    return _kind("b_scale", scale, kinds)
+
+
+def _kind(
+    name: str, scale: Any, kinds: dict[str, tuple[tuple[int, ...], ...]]
+) -> str | None:
+    if scale is None:
+        return None
+    if jnp.dtype(scale.dtype) != jnp.float32:
+        raise errors.DTypeError(
+            f"scaled_matmul: {name} is not float32",
+            expected="float32",
+            got=expect.shown(scale),
+            hint=f"{name}.astype(jnp.float32)",
+        )
+    for kind, shapes in kinds.items():
+        if tuple(scale.shape) in shapes:
+            return kind
+    wanted = (f"{shape} ({kind})" for kind, shapes in kinds.items() for shape in shapes)
+    raise errors.ShapeError(
+        f"scaled_matmul: {name} does not match its operand",
+        expected=", ".join(wanted),
+        got=tuple(scale.shape),
+        hint=f"blocks are {BLOCK} long; their number is rounded up",
+    )
+
+
+def _check_bias(bias: Any, n: int) -> None:
+    if bias is None:
+        return
+    if tuple(bias.shape) != (n,):
+        raise errors.ShapeError(
+            "scaled_matmul: the bias does not match the columns",
+            expected=f"({n},)",
+            got=tuple(bias.shape),
+            hint="it is added to each row of the result",
+        )
+    if not jnp.issubdtype(bias.dtype, jnp.floating) or bias.dtype.itemsize < 2:
+        raise errors.DTypeError(
+            "scaled_matmul: the bias cannot have this type",
+            expected="float32, float16 or bfloat16",
+            got=expect.shown(bias),
+            hint="convert it with astype",
+        )

@@ -1,0 +1,471 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A product of 8-bit matrices with scales, for Hopper: persistent, warp-specialised.
+
+The schedule is that of `hopper.py`: a producer fills a ring of SMEM buffers, two or
+three consumers multiply their parts of a block's rows, clusters of two blocks share an
+operand. The tensor core reads 8-bit operands with K in the minor dimension alone, so B
+is stored as (N, K).
+
+Sums stay in the tensor core's accumulator, or are promoted: then each step of 128 along
+K has an accumulator of its own, whose contents are multiplied by the scales of the
+step's blocks and added in float32 registers. A consumer has registers for the sums and
+for half of its rows at a time in the accumulator.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.tiles import tiles
+
+# Registers per thread of producer and consumers, by the number of consumers:
+# (40 + 2 * 232) * 128 and (24 + 3 * 160) * 128 threads use 64512 of an SM's 65536.
+_REGISTERS = {2: (40, 232), 3: (24, 160)}
+# Elements along K and N that share a scale of a block.
+BLOCK = 128
+_ROWS = 64
+_ZEROS = plgpu.OOBFillMode.ZEROS
+
+
+@expect.arguments(
+    tile_m=expect.integer(),
+    tile_n=expect.integer(),
+    consumers=expect.integer(),
+    stages=expect.integer(),
+    cluster=expect.anything,
+    minor=expect.anything,
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class ScaledMatmulConfig:
+    """Tile sizes and schedule of `scaled_matmul` on Hopper.
+
+    A step along K is 128 elements: one block of scales, one row of the widest swizzle.
+
+    Attributes:
+      tile_m: rows of one consumer's tile.
+      tile_n: columns of a block's tile; 128 where there are scales of blocks.
+      consumers: warpgroups that multiply, 2 or 3; a block has as many tiles of rows.
+      stages: SMEM buffers of the ring.
+      cluster: the dimension along which two blocks form a cluster: `"n"` shares rows of
+        A, `"m"` the columns of B, None has no clusters.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_m: int = 128
+    tile_n: int = 128
+    consumers: int = 2
+    stages: int = 4
+    cluster: Literal["m", "n"] | None = "n"
+    minor: Literal["m", "n"] = "m"
+    strip: int = 8
+    blocks: int = arch.SM_90A.sm_count
+
+    def __post_init__(self):
+        m, n = self.tile_m, self.tile_n
+        supported = m in (64, 128) and 32 <= n <= 256 and n % 32 == 0
+        if not supported or self.consumers not in _REGISTERS:
+            raise errors.ArgumentError(
+                "ScaledMatmulConfig: these tiles are not supported",
+                expected="tile_m 64 or 128, tile_n a multiple of 32 up to 256, "
+                "2 or 3 consumers",
+                got=f"tile_m={m}, tile_n={n}, consumers={self.consumers}",
+                hint="start from ScaledMatmulConfig()",
+            )
+        axes = (self.cluster is None or is_axis(self.cluster)) and is_axis(self.minor)
+        if not axes or self.strip < 1:
+            raise errors.ArgumentError(
+                "ScaledMatmulConfig: invalid cluster or order of tiles",
+                expected="cluster 'm', 'n' or None, minor 'm' or 'n', a positive strip",
+                got=f"cluster={self.cluster!r}, minor={self.minor!r}, "
+                f"strip={self.strip}",
+                hint="start from ScaledMatmulConfig()",
+            )
+        if self.stages < 2 or self.blocks < self.cluster_size:
+            raise errors.ArgumentError(
+                "ScaledMatmulConfig: there are too few stages or blocks",
+                expected=f"2 stages and {self.cluster_size} blocks or more",
+                got=f"stages={self.stages}, blocks={self.blocks}",
+                hint="use 4 stages, and one block per SM",
+            )
+
+    @property
+    def block_m(self) -> int:
+        """Rows of a block's tile."""
+        return self.consumers * self.tile_m
+
+    @property
+    def cluster_size(self) -> int:
+        """Blocks of a cluster."""
+        return 1 if self.cluster is None else 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a kernel computes.
+
+    Attributes:
+      m, n, k: sizes.
+      a, b, out: element types.
+      a_scaled, b_scaled: whether A, B has one scale.
+      rows, columns: whether each row of A, each column of B has a scale.
+      blocked: whether blocks of 1x128 of A and of 128x128 of B have scales.
+      biased: whether a bias is added to each row.
+      promoted: whether sums are promoted every 128 of K.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: jnp.dtype
+    b: jnp.dtype
+    out: jnp.dtype
+    a_scaled: bool = False
+    b_scaled: bool = False
+    rows: bool = False
+    columns: bool = False
+    blocked: bool = False
+    biased: bool = False
+    promoted: bool = False
+
+    @property
+    def accumulator(self) -> Any:
+        """The type of the tensor core's accumulator."""
+        return jnp.float32 if jnp.issubdtype(self.a, jnp.floating) else jnp.int32
+
+    @property
+    def operands(self) -> list[str]:
+        """The names of the kernel's arguments after A and B, in order."""
+        given = {
+            "a_blocks": self.blocked,
+            "b_blocks": self.blocked,
+            "a_scale": self.a_scaled,
+            "b_scale": self.b_scaled,
+            "row_scale": self.rows,
+            "column_scale": self.columns,
+            "bias": self.biased,
+        }
+        return [name for name, present in given.items() if present]
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(p: Problem, config: ScaledMatmulConfig, compiler_params, interpret):
+    """Returns the function of A (M, K), B (N, K) and `Problem.operands`.
+
+    `a_blocks` is (K / 128, M), with M rounded up to a multiple of 4, and `b_blocks`
+    (K / 128, N / 128), both rounded up; `a_scale` and `b_scale` are (1,), and the other
+    operands have one element for each row or column of all tiles (`Schedule.extent`).
+    """
+    c = config
+    empty: Any = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    if c.cluster is not None:
+        empty = plgpu.ClusterBarrier(
+            collective_axes="pair", num_arrivals=c.consumers, num_barriers=c.stages
+        )
+    schedule = Schedule(p, c)
+    scratch = {
+        "a_smem": tiles((c.stages, c.block_m, BLOCK), p.a),
+        "b_smem": tiles((c.stages, c.tile_n, BLOCK), p.b),
+        "out_smem": tiles((c.consumers, 2, _ROWS, schedule.part_n), p.out),
+        "full": plgpu.Barrier(num_arrivals=2 + p.blocked, num_barriers=c.stages),
+        "empty": empty,
+    }
+    if p.blocked:
+        scratch["scale_smem"] = plgpu.SMEM((c.stages, c.block_m), jnp.float32)
+
+    def body(a, b, *refs, **memory):
+        *extra, out = refs
+        named = dict(zip(p.operands, extra, strict=True))
+        _body(_Memory(schedule, a=a, b=b, out=out, **named, **memory))
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out),
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        cluster=(c.cluster_size,),
+        cluster_names=("pair",),
+        num_threads=c.consumers + 1,
+        thread_name="wg",
+        kernel_name="scaled_matmul",
+        compiler_params=compiler_params,
+        interpret=interpret,
+        scratch_types=scratch,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which tiles a cluster computes, and in which order."""
+
+    p: Problem
+    config: ScaledMatmulConfig
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """Tiles of clusters along M and N; the last ones may reach over the edge."""
+        p, c = self.p, self.config
+        pairs_m, pairs_n = (2 if c.cluster == d else 1 for d in ("m", "n"))
+        return plgpu.cdiv(p.m, c.block_m * pairs_m), plgpu.cdiv(p.n, c.tile_n * pairs_n)
+
+    @property
+    def extent(self) -> tuple[int, int]:
+        """Rows and columns of all tiles: those of the result, and more."""
+        c = self.config
+        pairs_m, pairs_n = (2 if c.cluster == d else 1 for d in ("m", "n"))
+        rows, columns = self.plane
+        return rows * pairs_m * c.block_m, columns * pairs_n * c.tile_n
+
+    @property
+    def clusters(self) -> int:
+        """Clusters of the launch: no more than there is work for."""
+        c = self.config
+        return min(c.blocks // c.cluster_size, math.prod(self.plane))
+
+    @property
+    def steps(self) -> int:
+        """Steps along K of one tile."""
+        return plgpu.cdiv(self.p.k, BLOCK)
+
+    @property
+    def part_n(self) -> int:
+        """Columns that a consumer stores at once."""
+        # The bytes of a row of a swizzle; scales of blocks leave less SMEM.
+        widest = (64 if self.p.blocked else 128) // self.p.out.itemsize
+        return math.gcd(self.config.tile_n, widest)
+
+    def tile(self, linear: Any) -> tuple[Any, Any]:
+        """Returns this block's tile (row, column) for a position of its cluster."""
+        c = self.config
+        minor = 0 if c.minor == "m" else 1
+        mi, ni = plgpu.planar_snake(linear, self.plane, minor, c.strip)
+        pair = lax.axis_index("pair")
+        if c.cluster == "m":
+            mi = mi * 2 + pair
+        elif c.cluster == "n":
+            ni = ni * 2 + pair
+        return mi, ni
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """The references of a block."""
+
+    schedule: Schedule
+    a: Any
+    b: Any
+    out: Any
+    a_smem: Any
+    b_smem: Any
+    out_smem: Any
+    full: Any
+    empty: Any
+    scale_smem: Any = None
+    a_blocks: Any = None
+    b_blocks: Any = None
+    a_scale: Any = None
+    b_scale: Any = None
+    row_scale: Any = None
+    column_scale: Any = None
+    bias: Any = None
+
+
+def _body(mem: _Memory) -> None:
+    wg = lax.axis_index("wg")
+    consumers = mem.schedule.config.consumers
+    producer_registers, consumer_registers = _REGISTERS[consumers]
+
+    @plgpu.when(wg == consumers)
+    def _():
+        plgpu.set_max_registers(producer_registers, action="decrease")
+        _for_each_tile(mem.schedule, functools.partial(_produce, mem))
+
+    @plgpu.when(wg < consumers)
+    def _():
+        plgpu.set_max_registers(consumer_registers, action="increase")
+        _for_each_tile(mem.schedule, functools.partial(_consume, mem, wg))
+        plgpu.wait_smem_to_gmem(0)
+
+
+def _for_each_tile(schedule: Schedule, visit: Any) -> None:
+    @plgpu.nd_loop((math.prod(schedule.plane),), collective_axes="worker")
+    def _(info):
+        visit(*schedule.tile(info.index[0]), info.local_index * schedule.steps)
+
+
+def _produce(mem: _Memory, mi, ni, first_step) -> None:
+    c = mem.schedule.config
+    share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
+    rows = plgpu.ds(mi * c.block_m, c.block_m)
+    columns = plgpu.ds(ni * c.tile_n, c.tile_n)
+
+    @plgpu.loop(0, mem.schedule.steps)
+    def _(ki):
+        step = first_step + ki
+        slot = lax.rem(step, np.int32(c.stages))
+
+        @plgpu.when(step >= c.stages)
+        def _():
+            plgpu.barrier_wait(mem.empty.at[slot])
+
+        def copy(source, target, share):
+            plgpu.copy_gmem_to_smem(
+                source,
+                target.at[slot],
+                mem.full.at[slot],
+                collective_axes=share,
+                oob_mode=_ZEROS,
+            )
+
+        depth = plgpu.ds(ki * BLOCK, BLOCK)
+        copy(mem.a.at[rows, depth], mem.a_smem, share_a)
+        copy(mem.b.at[columns, depth], mem.b_smem, share_b)
+        if mem.a_blocks is not None:
+            copy(mem.a_blocks.at[ki, rows], mem.scale_smem, ())
+
+
+def _consume(mem: _Memory, wg, mi, ni, first_step) -> None:
+    c = mem.schedule.config
+    sums = _promoted if mem.schedule.p.promoted else _plain
+    parts = sums(mem, wg, ni, first_step)
+    for i, part in enumerate(parts):
+        rows = part.shape[0]
+        row = mi * c.block_m + wg * c.tile_m + i * rows
+        _store(mem, wg, part, row, ni * c.tile_n, i * rows // _ROWS)
+
+
+def _plain(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+    """Returns the consumer's tile, from the tensor core's accumulator."""
+    del ni
+    c, steps = mem.schedule.config, mem.schedule.steps
+    own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
+
+    def accumulate(acc):
+        @plgpu.loop(0, steps)
+        def _(ki):
+            step = first_step + ki
+            slot = lax.rem(step, np.int32(c.stages))
+            plgpu.barrier_wait(mem.full.at[slot])
+            plgpu.wgmma(acc, mem.a_smem.at[slot, own_rows], mem.b_smem.at[slot].T)
+            # One product stays under way; the buffer of the one before is free.
+            plgpu.wgmma_wait(1)
+
+            @plgpu.when(ki > 0)
+            def _():
+                before = lax.rem(step - 1, np.int32(c.stages))
+                plgpu.barrier_arrive(mem.empty.at[before])
+
+        product = acc[...]
+        last = lax.rem(first_step + steps - 1, np.int32(c.stages))
+        plgpu.barrier_arrive(mem.empty.at[last])
+        return product
+
+    shape = c.tile_m, c.tile_n
+    return [plgpu.run_scoped(accumulate, plgpu.ACC(shape, mem.schedule.p.accumulator))]
+
+
+def _promoted(mem: _Memory, wg, ni, first_step) -> list[jax.Array]:
+    """Returns the consumer's tile in parts of 64 rows, each added up in registers."""
+    p, c = mem.schedule.p, mem.schedule.config
+    shape = _ROWS, c.tile_n
+    starts = range(0, c.tile_m, _ROWS)
+
+    def step(ki, sums):
+        slot = lax.rem(first_step + ki, np.int32(c.stages))
+        b_scale = mem.b_blocks[ki, _column_block(mem, ni)] if p.blocked else None
+        plgpu.barrier_wait(mem.full.at[slot])
+        result = []
+        for start, total in zip(starts, sums, strict=True):
+            rows = plgpu.ds(wg * c.tile_m + start, _ROWS)
+
+            def multiply(acc, rows=rows):
+                plgpu.wgmma(acc, mem.a_smem.at[slot, rows], mem.b_smem.at[slot].T)
+                return acc[...]
+
+            part = plgpu.run_scoped(multiply, plgpu.ACC(shape, p.accumulator))
+            part = part.astype(jnp.float32)
+            if p.blocked:
+                scale = mem.scale_smem[slot, rows] * b_scale
+                part = part * lax.broadcast_in_dim(scale, shape, (0,))
+            # The sums need the registers that the next product accumulates in.
+            result.append(lax.optimization_barrier(total + part))
+        plgpu.barrier_arrive(mem.empty.at[slot])
+        return tuple(result)
+
+    zeros = tuple(jnp.zeros(shape, jnp.float32) for _ in starts)
+    return list(plgpu.loop(0, mem.schedule.steps, init_carry=zeros)(step))
+
+
+def _column_block(mem: _Memory, ni) -> Any:
+    """The block of scales of B; a cluster's last tile may lie behind the last one."""
+    return jnp.minimum(ni, mem.b_blocks.shape[1] - 1)
+
+
+def _store(mem: _Memory, wg, product, row, column, first: int) -> None:
+    """Scales a tile and stores it part by part; copies overlap with what follows."""
+    p, width = mem.schedule.p, mem.schedule.part_n
+    n_parts = product.shape[1] // width
+    all_parts = mem.schedule.config.tile_m // _ROWS * n_parts
+    parts = [(i, j) for i in range(product.shape[0] // _ROWS) for j in range(n_parts)]
+    for i, j in parts:
+        number = (first + i) * n_parts + j
+        top, left = row + i * _ROWS, column + j * width
+        part = product[i * _ROWS : (i + 1) * _ROWS, j * width : (j + 1) * width]
+        if jnp.issubdtype(p.out, jnp.floating):
+            part = _scaled(mem, part.astype(jnp.float32), top, left)
+        buffer = mem.out_smem.at[wg, number % 2]
+        # The copy before the last one has read this buffer; with an odd number of parts
+        # a tile begins with the buffer that the tile before has ended with.
+        repeated = number == 0 and all_parts % 2 == 1
+        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+        buffer[...] = part.astype(p.out)
+        plgpu.commit_smem()
+        target = mem.out.at[plgpu.ds(top, _ROWS), plgpu.ds(left, width)]
+        plgpu.copy_smem_to_gmem(buffer, target, _starts_inside(mem, top, left))
+
+
+def _starts_inside(mem: _Memory, row, column) -> Any:
+    """Whether a part has elements of the result; None if all have."""
+    p, schedule = mem.schedule.p, mem.schedule
+    rows, columns = schedule.extent
+    if rows - p.m < _ROWS and columns - p.n < schedule.part_n:
+        return None
+    return jnp.logical_and(row < p.m, column < p.n)
+
+
+def _scaled(mem: _Memory, part, row, column) -> Any:
+    """Multiplies by the scales of rows and columns, and adds the bias."""
+    p, shape = mem.schedule.p, part.shape
+
+    def vector(ref, start, axis):
+        values = ref[plgpu.ds(start, shape[axis])]
+        return lax.broadcast_in_dim(values, shape, (axis,))
+
+    if p.a_scaled:
+        part = part * mem.a_scale[0]
+    if p.b_scaled:
+        part = part * mem.b_scale[0]
+    if p.rows:
+        part = part * vector(mem.row_scale, row, 0)
+    if p.columns:
+        part = part * vector(mem.column_scale, column, 1)
+    if p.biased:
+        part = part + vector(mem.bias, column, 1).astype(jnp.float32)
+    return part

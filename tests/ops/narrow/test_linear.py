@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers: narrow weights of any type and size, both kernels, derivatives."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import LinearFewConfig, LinearManyConfig, linear, quantize
+from tests.support import narrow_products
+from tests.support.narrow_products import refuses, scales
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+BF16, F16 = jnp.bfloat16, jnp.float16
+INTEGERS, FLOATS = ["int8", "int4"], ["float8_e4m3fn", "float8_e5m2"]
+FEW = LinearFewConfig(tokens=8, stages=2)
+MANY = LinearManyConfig(tokens=64, stages=2, blocks=4)
+# Of the largest element of a result; scales of groups are rounded to 8 or 11 bits.
+ROUNDING = {"bfloat16": 2**-7, "float16": 2**-9, "float32": 1e-5}
+
+
+def random(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    if jnp.dtype(dtype).name in INTEGERS:
+        info = jnp.iinfo(dtype)
+        return jnp.asarray(rng.integers(info.min, info.max + 1, shape), dtype)
+    return jnp.asarray(rng.standard_normal(shape), dtype)
+
+
+def wide_weights(w, scale, k, transpose_w=True):
+    """(K, N) in float64, multiplied by the scales."""
+    wide = np.asarray(w, np.float64)
+    wide = wide.T if transpose_w else wide
+    scale = np.asarray(scale, np.float64)
+    if scale.ndim == 2:
+        scale = np.repeat(scale, 2 ** int(np.ceil(np.log2(k / len(scale)))), 0)[:k]
+    return wide * scale
+
+
+def check(shape, w_type="int8", x_type=BF16, group=None, executed=(), **options):
+    """Compares a layer of random operands with NumPy's."""
+    tokens, n, k = shape
+    options = {"transpose_w": True, "config": FEW, **options}
+    x = random((tokens, k), x_type)
+    w = random((n, k) if options["transpose_w"] else (k, n), w_type, 1)
+    scale = scales(n) if group is None else scales(plgpu.cdiv(k, group), n)
+    wide = wide_weights(w, scale, k, options["transpose_w"])
+    expected = np.asarray(x, np.float64) @ wide
+
+    def make(interpret):
+        return lambda x, w, s: linear(x, w, w_scale=s, **options, interpret=interpret)
+
+    out = jnp.dtype(options.get("out_dtype", x_type)).name
+    worse = jnp.dtype(x_type).name if group else out
+    atol = max(ROUNDING[out], ROUNDING[worse]) * np.abs(expected).max()
+    narrow_products.check(make, [x, w, scale], expected, executed, atol=atol)
+
+
+@pytest.mark.parametrize("x_type", ["bfloat16", "float16"])
+@pytest.mark.parametrize("w_type", INTEGERS + FLOATS)
+@pytest.mark.parametrize("config", [FEW, MANY])
+def test_types(config, w_type, x_type):
+    check((9, 70, 96), w_type, x_type, config=config)
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize("w_type", ["int8", "int4", "float8_e4m3fn"])
+@pytest.mark.parametrize("config", [FEW, MANY])
+def test_scales_of_groups(config, w_type, group):
+    check((5, 66, 288), w_type, group=group, config=config)
+
+
+def every(bits):
+    """All integers of so many bits, as weights of 64 columns."""
+    low = -(2 ** (bits - 1))
+    return jnp.asarray(np.arange(64 * 32).reshape(64, 32) % 2**bits + low, f"int{bits}")
+
+
+@pytest.mark.parametrize("x_type", ["bfloat16", "float16"])
+@pytest.mark.parametrize("bits", [4, 8])
+def test_every_integer_is_converted_exactly(bits, x_type):
+    w = every(bits)
+    got = linear(jnp.eye(32, dtype=x_type), w, transpose_w=True, out_dtype=jnp.float32)
+    np.testing.assert_array_equal(got, np.asarray(w, np.float32).T)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_every_float_is_converted_exactly(dtype):
+    w = jnp.asarray(np.arange(256, dtype=np.uint8).reshape(8, 32)).view(dtype)
+    finite = jnp.where(jnp.isfinite(w.astype(jnp.float32)), w, jnp.zeros_like(w))
+    got = linear(
+        jnp.eye(32, dtype=BF16), finite, transpose_w=True, out_dtype=jnp.float32
+    )
+    np.testing.assert_array_equal(got, np.asarray(finite, np.float32).T)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 7), (9, 33, 100)])
+@pytest.mark.parametrize("w_type", INTEGERS)
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_rows_that_tma_cannot_address(shape, w_type, transpose_w):
+    check(shape, w_type, transpose_w=transpose_w)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4, 8])
+@pytest.mark.parametrize("rows", [64, 128])
+def test_splits_of_k(splits, rows):
+    c = dataclasses.replace(FEW, splits=splits, rows=rows)
+    check((9, 130, 640), config=c)
+
+
+@pytest.mark.parametrize("tokens", [8, 24, 64])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_tiles_of_tokens_and_stages(tokens, stages):
+    check((40, 64, 384), config=LinearFewConfig(tokens=tokens, stages=stages))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"paired": False},
+        {"depth": 128},
+        {"stages": 3},
+        {"strip": 1},
+        {"blocks": 2},
+        {"tokens": 128},
+    ],
+)
+def test_schedules_for_many_tokens(changes):
+    check((140, 300, 160), "int4", config=dataclasses.replace(MANY, **changes))
+
+
+@pytest.mark.parametrize("config", [FEW, MANY])
+@pytest.mark.parametrize("activation", ["silu", "relu", jnp.tanh])
+def test_bias_and_activation(config, activation):
+    x, w = random((9, 64), BF16), random((40, 64), "int8", 1)
+    scale, bias = scales(40) / 100, random((40,), BF16, 2)
+    got = linear(
+        x, w, w_scale=scale, bias=bias, activation=activation, transpose_w=True,
+        config=config, out_dtype=jnp.float32,
+    )  # fmt: skip
+    sums = np.asarray(x, np.float64) @ wide_weights(w, scale, 64)
+    function = getattr(jax.nn, activation) if isinstance(activation, str) else np.tanh
+    expected = function(sums + np.asarray(bias, np.float64))
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("out", ["float32", "float16", "bfloat16"])
+def test_types_of_the_result(out):
+    check((5, 40, 64), out_dtype=out)
+
+
+def test_any_leading_dimensions():
+    x, w = random((2, 3, 64), BF16), random((40, 64), "int8", 1)
+    got = linear(x, w, transpose_w=True)
+    assert got.shape == (2, 3, 40)
+    flat = linear(x.reshape(6, 64), w, transpose_w=True)
+    np.testing.assert_array_equal(got.reshape(6, 40), flat)
+    assert linear(x[0, 0], w, transpose_w=True).shape == (40,)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (4, 0, 8), (4, 4, 0)])
+def test_sizes_of_zero(shape):
+    tokens, n, k = shape
+    x, w, bias = jnp.zeros((tokens, k), BF16), jnp.zeros((k, n), jnp.int8), scales(n)
+    got = linear(x, w, bias=bias, out_dtype=jnp.float32)
+    np.testing.assert_array_equal(got, np.broadcast_to(bias, (tokens, n)))
+
+
+def test_weights_of_the_type_of_x():
+    x, w, bias = random((9, 64), BF16), random((64, 40), BF16, 1), scales(40)
+    got = linear(x, w, bias=bias, out_dtype=jnp.float32)
+    expected = np.asarray(x, np.float64) @ np.asarray(w, np.float64) + np.asarray(bias)
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
+# --- transformations ------------------------------------------------------------------
+
+
+def plain(x, w, scale, bias, k):
+    wide = w.astype(jnp.float32).T
+    each = scale if scale.ndim == 1 else jnp.repeat(scale, 32, 0)[:k]
+    return jax.nn.silu(x.astype(jnp.float32) @ (wide * each) + bias)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("w_type", ["int8", "int4", "float8_e4m3fn"])
+def test_derivatives(w_type, grouped):
+    n, k = 40, 64
+    x, w = random((5, k), F16), random((n, k), w_type, 1)
+    scale = scales(*((2, n) if grouped else (n,))) / 16
+    bias = scales(n)
+
+    def loss(x, scale, bias):
+        y = linear(
+            x, w, w_scale=scale, bias=bias, activation="silu", transpose_w=True,
+            out_dtype=jnp.float32,
+        )  # fmt: skip
+        return jnp.sin(y).sum()
+
+    got = jax.jit(jax.grad(loss, (0, 1, 2)))(x, scale, bias)
+    expected = jax.grad(lambda x, s, b: jnp.sin(plain(x, w, s, b, k)).sum(), (0, 1, 2))(
+        x, scale, bias
+    )
+    for a, b in zip(got, expected, strict=True):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        assert np.linalg.norm(a - b) < 2e-2 * np.linalg.norm(b)
+
+
+def test_narrow_weights_have_no_derivative():
+    x, w = random((5, 32), BF16), random((8, 32), "int8", 1)
+    _, pull = jax.vjp(lambda x, w: linear(x, w, transpose_w=True), x, w)
+    _, dw = pull(jnp.ones((5, 8), BF16))
+    assert dw.dtype == jax.dtypes.float0
+
+
+def test_a_batch_by_vmap():
+    x, w = random((2, 5, 32), BF16), random((2, 8, 32), "int8", 1)
+    got = jax.vmap(lambda x, w: linear(x, w, transpose_w=True))(x, w)
+    expected = np.einsum(
+        "bmk,bnk->bmn", np.asarray(x, np.float64), np.asarray(w, np.float64)
+    )
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, rtol=0.01, atol=1)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("config", [dataclasses.replace(FEW, splits=2), MANY])
+def test_there_is_no_race(config, asynchrony):
+    x, w = random((70, 288), BF16), random((136, 288), "int4", 1)
+    scale = scales(9, 136)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
+    got = linear(
+        x, w, w_scale=scale, transpose_w=True, config=config, interpret=interpret
+    )
+    expected = np.asarray(x, np.float64) @ wide_weights(w, scale, 288)
+    atol = ROUNDING["bfloat16"] * np.abs(expected).max()
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=atol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [dataclasses.replace(FEW, splits=2), MANY])
+@pytest.mark.parametrize("w_type", ["int8", "int4"])
+def test_the_emitted_module_computes_the_layer(config, w_type):
+    check((9, 70, 288), w_type, config=config, executed=[Warpgroup])
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("w_type", ["int8", "int4", "float8_e4m3fn"])
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("tokens", [16, 64, 4096])
+def test_default_configurations_do_not_spill(tokens, grouped, w_type):
+    def of(*shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    n, k = 4096, 4096
+    scale = of(*((k // 64, n) if grouped else (n,)), dtype=jnp.float32)
+    bias = of(n, dtype=BF16)
+
+    def run(x, w, scale, bias):
+        return linear(
+            x, w, w_scale=scale, bias=bias, activation="silu", transpose_w=True
+        )
+
+    args = of(tokens, k, dtype=BF16), of(n, k, dtype=w_type), scale, bias
+    (report,) = plgpu.offline.compile(run, *args)
+    assert report.resources.spill_store_bytes == 0
+
+
+# --- rounding -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [None, 32, 50])
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize(("dtype", "bits"), [("int8", 7), ("int4", 3)])
+def test_rounded_integers_are_near(dtype, bits, axis, group):
+    w = np.asarray(random((100, 100), jnp.float32))
+    values, scale = quantize(w, dtype, axis=axis, group=group)
+    assert values.dtype == dtype and values.shape == w.shape
+    values, w = (x if axis == 0 else np.asarray(x).T for x in (values, w))
+    each = np.asarray(scale)
+    assert each.shape == ((100,) if group is None else (plgpu.cdiv(100, group), 100))
+    if group is not None:
+        each = np.repeat(each, group, 0)[:100]
+    error = np.abs(np.asarray(values, np.float64) * each - w)
+    assert (error <= each / 2 * 1.001).all()
+    assert np.abs(np.asarray(values, np.int32)).max() == 2**bits - 1
+
+
+def test_rounded_floats_are_near():
+    w = np.asarray(random((64, 8), jnp.float32))
+    values, scale = quantize(w, jnp.float8_e4m3fn)
+    got = np.asarray(values, np.float64) * np.asarray(scale)
+    # 3 bits of mantissa; subnormals have fewer.
+    np.testing.assert_allclose(got, w, rtol=2**-4, atol=float(scale.max()) * 2**-9)
+
+
+def test_a_column_of_zeros_has_a_scale():
+    values, scale = quantize(jnp.zeros((4, 2)))
+    np.testing.assert_array_equal(values, np.zeros((4, 2)))
+    np.testing.assert_array_equal(scale, np.ones(2))
+
+
+# --- refusals -------------------------------------------------------------------------
+
+X, W = jnp.zeros((16, 32), BF16), jnp.zeros((8, 32), jnp.int8)
+
+
+def test_the_target_is_hopper():
+    blackwell = plgpu.CompilerParams(target="sm_100a")
+    with pytest.raises(errors.TargetError, match="sm_100a"):
+        linear(X, W, transpose_w=True, compiler_params=blackwell)
+
+
+def test_the_shapes_form_a_product():
+    with refuses(errors.ShapeError, "linear: the shapes do not form a product"):
+        linear(X, W)
+
+
+def test_x_has_16_bits():
+    what = "linear: narrow weights are not supported beside this type"
+    with refuses(errors.DTypeError, what, got="float32"):
+        linear(X.astype(jnp.float32), W, transpose_w=True)
+
+
+@pytest.mark.parametrize("shape", [(), (7,), (8, 1), (3, 8)])
+def test_scales_match_the_weights(shape):
+    what = "linear: w_scale does not match the weights"
+    with refuses(errors.ShapeError, what, expected="(8,)"):
+        linear(X, W, transpose_w=True, w_scale=jnp.zeros(shape, jnp.float32))
+    with refuses(errors.DTypeError, "linear: w_scale cannot have this type"):
+        linear(X, W, transpose_w=True, w_scale=jnp.zeros(8, jnp.int32))
+
+
+def test_the_bias_matches_the_columns():
+    with refuses(errors.ShapeError, "linear: the bias does not match the columns"):
+        linear(X, W, transpose_w=True, bias=jnp.zeros(7))
+    with refuses(errors.DTypeError, "linear: bias cannot have this type"):
+        linear(X, W, transpose_w=True, bias=jnp.zeros(8, jnp.int8))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float64", "nonsense", X])
+def test_the_type_of_the_result(dtype):
+    with refuses(errors.DTypeError, "linear: the result cannot have this type"):
+        linear(X, W, transpose_w=True, out_dtype=dtype)
+
+
+@pytest.mark.parametrize("given", [{"w_scale": scales(8)}, {"config": FEW}])
+def test_weights_of_the_type_of_x_have_no_scales(given):
+    what = "linear: scales or a config of weights that are not narrow"
+    with refuses(errors.ArgumentError, what, got="bfloat16"):
+        linear(X, W.astype(BF16), transpose_w=True, **given)
+
+
+def test_an_unknown_activation():
+    with refuses(errors.ArgumentError, "linear: unknown activation"):
+        linear(X, W, transpose_w=True, activation="swoosh")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tokens": 12}, {"tokens": 256}, {"rows": 32}, {"splits": 3}]
+)
+def test_tiles_for_few_tokens_fit_the_tensor_core(changes):
+    with pytest.raises(errors.ArgumentError, match="LinearFewConfig"):
+        LinearFewConfig(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"tokens": 32}, {"depth": 32}, {"stages": 1}])
+def test_tiles_for_many_tokens_fit_the_tensor_core(changes):
+    with pytest.raises(errors.ArgumentError, match="LinearManyConfig"):
+        LinearManyConfig(**changes)
+
+
+@pytest.mark.parametrize(
+    ("w", "error"),
+    [(jnp.zeros(3), errors.ShapeError), (jnp.zeros((3, 3), "int8"), errors.DTypeError)],
+)
+def test_a_matrix_of_floats_is_rounded(w, error):
+    with refuses(error, "quantize: not a matrix of floats"):
+        quantize(w)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int32", "nonsense"])
+def test_values_have_a_narrow_type(dtype):
+    with refuses(errors.DTypeError, "quantize: values cannot have this type"):
+        quantize(jnp.zeros((2, 2)), dtype)

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of 8-bit matrices: types, scales, sizes, schedules, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import ScaledMatmulConfig, scaled_matmul
+from tests.support import narrow_products
+from tests.support.narrow_products import refuses, scales
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+E4M3, E5M2, I8 = jnp.float8_e4m3fn, jnp.float8_e5m2, jnp.int8
+SMALL = ScaledMatmulConfig(
+    tile_m=64, tile_n=64, stages=2, blocks=4, cluster=None, strip=2
+)
+BLOCKED = dataclasses.replace(SMALL, tile_n=128)
+
+
+def config(**changes):
+    return dataclasses.replace(SMALL, **changes)
+
+
+def random(shape, dtype, seed=0):
+    rng = np.random.default_rng(seed)
+    if dtype == I8:
+        return jnp.asarray(rng.integers(-128, 128, shape), dtype)
+    return jnp.asarray(rng.integers(-8, 9, shape) / 4, dtype)
+
+
+def spread(scale, shape):
+    """Scales of blocks as one for each element."""
+    scale = np.asarray(scale, np.float64)
+    if scale.ndim < 2:
+        return scale.reshape(-1, 1) if scale.ndim else scale
+    for axis, size in enumerate(shape):
+        each = 128 if scale.shape[axis] != size else 1
+        scale = np.repeat(scale, each, axis).take(range(size), axis)
+    return scale
+
+
+def reference(a, b, a_scale, b_scale, bias=None):
+    """The product in float64; b is (N, K), and so are its scales of blocks."""
+    left, right = (
+        np.asarray(x, np.float64) * (1 if s is None else spread(s, x.shape))
+        for x, s in ((a, a_scale), (b, b_scale))
+    )
+    product = left @ right.T
+    return product if bias is None else product + np.asarray(bias, np.float64)
+
+
+def check(
+    shape,
+    kinds="nn",
+    types=(E4M3, E4M3),
+    biased=False,
+    rtol=2e-3,
+    executed=(),
+    **options,
+):
+    """Compares a product of random operands with NumPy's.
+
+    Args:
+      kinds: of the scales of a and b: "n"one, "t"ensor, "r"ows or columns, "b"locks.
+      rtol: of the largest element.
+      executed: semantics whose module is executed.
+    """
+    m, n, k = shape
+    a, b = random((m, k), types[0]), random((n, k), types[1], 1)
+    blocks = plgpu.cdiv(k, 128)
+    made = [
+        {"n": None, "t": scales(), "r": scales(size), "b": scales(rows, blocks)}[kind]
+        for kind, size, rows in zip(kinds, (m, n), (m, plgpu.cdiv(n, 128)), strict=True)
+    ]
+    bias = scales(n) if biased else None
+    expected = reference(a, b, *made, bias)
+    given = {"a_scale": made[0], "b_scale": made[1], "bias": bias}
+    given = {name: x for name, x in given.items() if x is not None}
+    options = {"out_dtype": jnp.float32, "transpose_b": True, **options}
+    if not options["transpose_b"]:
+        b = b.T
+        if kinds[1] == "b":
+            given["b_scale"] = given["b_scale"].T
+
+    def make(interpret):
+        def run(a, b, *values):
+            named = dict(zip(given, values, strict=True))
+            return scaled_matmul(a, b, **named, **options, interpret=interpret)
+
+        return run
+
+    args = [a, b, *given.values()]
+    atol = rtol * np.abs(expected).max()
+    narrow_products.check(make, args, expected, executed, atol=atol)
+
+
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E5M2), (I8, I8)])
+@pytest.mark.parametrize("kinds", ["nn", "tr"])
+def test_types_and_scales(types, kinds):
+    check((65, 40, 48), kinds, types, config=SMALL)
+
+
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E5M2, E4M3), (I8, I8)])
+@pytest.mark.parametrize("kinds", ["bb", "br", "tb"])
+def test_scales_of_blocks(types, kinds):
+    check((65, 136, 272), kinds, types, biased=True, config=BLOCKED)
+
+
+@pytest.mark.parametrize("cluster", [None, "m", "n"])
+@pytest.mark.parametrize("promote", [False, True])
+def test_sizes_that_divide_nothing_in_every_cluster(cluster, promote):
+    c = config(cluster=cluster)
+    check((150, 130, 272), "rr", biased=True, promote=promote, config=c)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 7, 17), (70, 33, 100)])
+def test_rows_that_tma_cannot_address(shape):
+    check(shape, "rr", config=SMALL)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (4, 0, 8), (4, 4, 0)])
+def test_sizes_of_zero(shape):
+    m, n, k = shape
+    a, b, bias = jnp.zeros((m, k), I8), jnp.zeros((k, n), I8), scales(n)
+    got = scaled_matmul(a, b, bias=bias, out_dtype=jnp.float32)
+    np.testing.assert_array_equal(got, np.broadcast_to(bias, (m, n)))
+
+
+@pytest.mark.parametrize("kinds", ["rr", "bb"])
+def test_b_of_both_layouts(kinds):
+    check((64, 136, 256), kinds, transpose_b=False, config=BLOCKED)
+
+
+@pytest.mark.parametrize(
+    ("out", "rtol"), [("bfloat16", 5e-3), ("float16", 2e-3), ("float8_e4m3fn", 0.07)]
+)
+def test_types_of_the_result(out, rtol):
+    check((64, 64, 128), "tt", rtol=rtol, out_dtype=out, config=SMALL)
+
+
+def test_sums_of_integers_are_exact():
+    check((64, 40, 272), types=(I8, I8), rtol=0, out_dtype=jnp.int32, config=SMALL)
+
+
+@pytest.mark.parametrize(("consumers", "tile_m"), [(3, 64), (2, 128), (3, 128)])
+def test_consumers_of_any_rows(consumers, tile_m):
+    c = config(tile_m=tile_m, consumers=consumers, tile_n=32)
+    check((200, 64, 128), "rr", config=c)
+
+
+@pytest.mark.parametrize("changes", [{"minor": "n"}, {"strip": 1}, {"blocks": 2}])
+def test_the_order_of_tiles_covers_them_all(changes):
+    check((300, 200, 64), config=config(**changes))
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_any_number_of_stages(stages):
+    check((64, 64, 600), "bb", config=dataclasses.replace(BLOCKED, stages=stages))
+
+
+def test_promoted_sums_are_more_precise():
+    # One large product, and beside it 255 ones.
+    a = jnp.ones((8, 256), E4M3).at[:, 0].set(448.0)
+    b = a
+    exact = np.asarray(a, np.float64) @ np.asarray(b, np.float64).T
+    short, long = (
+        np.asarray(
+            scaled_matmul(
+                a, b, transpose_b=True, out_dtype=jnp.float32, promote=promote
+            ),
+            np.float64,
+        )
+        for promote in (True, False)
+    )
+    assert np.abs(short - exact).max() < np.abs(long - exact).max()
+
+
+def test_a_batch_by_vmap():
+    a, b = random((2, 16, 32), E4M3), random((2, 8, 32), E4M3, 1)
+    product = jax.vmap(
+        lambda x, y: scaled_matmul(x, y, transpose_b=True, config=SMALL)
+    )(a, b)
+    expected = np.einsum(
+        "bmk,bnk->bmn", np.asarray(a, np.float64), np.asarray(b, np.float64)
+    )
+    np.testing.assert_allclose(np.asarray(product, np.float64), expected, rtol=0.01)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+@pytest.mark.parametrize("kinds", ["rr", "bb"])
+def test_there_is_no_race(kinds, asynchrony):
+    a, b = random((192, 272), E4M3), random((136, 272), E4M3, 1)
+    sa, sb = (
+        (scales(192), scales(136)) if kinds == "rr" else (scales(192, 3), scales(2, 3))
+    )
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
+    c = dataclasses.replace(BLOCKED, cluster="n")
+    got = scaled_matmul(a, b, sa, sb, transpose_b=True, config=c, interpret=interpret)
+    expected = reference(a, b, sa, sb)
+    atol = 1e-2 * np.abs(expected).max()
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=atol)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("kinds", ["rr", "bb"])
+@pytest.mark.parametrize("dtype", [E4M3, I8])
+@pytest.mark.parametrize("m", [64, 4096])
+def test_default_configurations_do_not_spill(kinds, dtype, m):
+    def of(*shape, dtype=jnp.float32):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    a, b = of(m, 4096, dtype=dtype), of(4096, 4096, dtype=dtype)
+    s = (of(m), of(4096)) if kinds == "rr" else (of(m, 32), of(32, 32))
+
+    def run(a, b, sa, sb, bias):
+        return scaled_matmul(a, b, sa, sb, bias=bias, transpose_b=True)
+
+    (report,) = plgpu.offline.compile(run, a, b, *s, of(4096))
+    assert report.resources.spill_store_bytes == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", ["rr", "bb"])
+def test_the_emitted_module_computes_the_product(kinds):
+    check((65, 136, 160), kinds, config=BLOCKED, executed=[Warpgroup])
+
+
+# --- refusals -------------------------------------------------------------------------
+
+A = jnp.zeros((16, 32), E4M3)
+
+
+def test_the_target_is_hopper():
+    blackwell = plgpu.CompilerParams(target="sm_100a")
+    with pytest.raises(errors.TargetError, match="sm_100a"):
+        scaled_matmul(A, A, transpose_b=True, compiler_params=blackwell)
+
+
+def test_the_shapes_form_a_product():
+    with refuses(errors.ShapeError, "scaled_matmul: the shapes do not form a product"):
+        scaled_matmul(A, A)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e5m2fnuz"])
+def test_the_types_are_two_narrow_ones_of_a_kind(dtype):
+    with refuses(
+        errors.DTypeError, "scaled_matmul: these element types are not supported"
+    ):
+        scaled_matmul(A, A.astype(dtype), transpose_b=True)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float64", "nonsense", A])
+def test_the_type_of_the_result(dtype):
+    with refuses(errors.DTypeError, "scaled_matmul: the result cannot have this type"):
+        scaled_matmul(A, A, transpose_b=True, out_dtype=dtype)
+
+
+@pytest.mark.parametrize("name", ["a_scale", "b_scale"])
+def test_scales_match_their_operand(name):
+    with refuses(
+        errors.ShapeError, f"scaled_matmul: {name} does not match its operand"
+    ):
+        scaled_matmul(A, A, transpose_b=True, **{name: jnp.zeros(3, jnp.float32)})
+    with refuses(errors.DTypeError, f"scaled_matmul: {name} is not float32"):
+        scaled_matmul(A, A, transpose_b=True, **{name: jnp.zeros((), jnp.bfloat16)})
+
+
+def test_the_bias_matches_the_columns():
+    with refuses(
+        errors.ShapeError, "scaled_matmul: the bias does not match the columns"
+    ):
+        scaled_matmul(A, A, transpose_b=True, bias=jnp.zeros(3))
+    with refuses(errors.DTypeError, "scaled_matmul: the bias cannot have this type"):
+        scaled_matmul(A, A, transpose_b=True, bias=jnp.zeros(16, jnp.int32))
+
+
+def test_scales_of_blocks_are_promoted_in_tiles_of_their_width():
+    a, one = jnp.zeros((16, 256), E4M3), jnp.zeros((16, 2))
+    with refuses(
+        errors.ArgumentError, "scaled_matmul: scales of blocks without promotion"
+    ):
+        scaled_matmul(a, a, one, transpose_b=True, promote=False)
+    with refuses(
+        errors.ArgumentError,
+        "scaled_matmul: the tiles do not match the blocks of scales",
+    ):
+        scaled_matmul(a, a, one, transpose_b=True, config=SMALL)
+
+
+def test_there_is_no_derivative():
+    with refuses(errors.UnsupportedError, "scaled_matmul: there is no derivative"):
+        jax.grad(
+            lambda s: scaled_matmul(A, A, s, transpose_b=True).astype(jnp.float32).sum()
+        )(jnp.ones(()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"tile_m": 96}, "these tiles are not supported"),
+        ({"tile_n": 48}, "these tiles are not supported"),
+        ({"consumers": 4}, "these tiles are not supported"),
+        ({"cluster": "k"}, "invalid cluster or order of tiles"),
+        ({"minor": "k"}, "invalid cluster or order of tiles"),
+        ({"strip": 0}, "invalid cluster or order of tiles"),
+        ({"stages": 1}, "there are too few stages or blocks"),
+        ({"blocks": 1, "cluster": "n"}, "there are too few stages or blocks"),
+    ],
+)
+def test_a_configuration_fits_the_tensor_core_and_itself(changes, what):
+    with refuses(errors.ArgumentError, f"ScaledMatmulConfig: {what}"):
+        config(**changes)

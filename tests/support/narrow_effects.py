@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Effects of the arguments of products with narrow operands; see ops_effects.py."""
+
+from __future__ import annotations
+
+LINEAR = "tests/ops/narrow/test_linear.py"
+SCALED = "tests/ops/narrow/test_scaled.py"
+
+
+def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
+    """Returns where tests of a file see the effects of the parameters of one name."""
+    return {f"ops.{what}.{name}": f"{file}::{test}" for name, test in tests.items()}
+
+
+EFFECTS: dict[str, str] = {
+    **_seen(
+        "ScaledMatmulConfig",
+        SCALED,
+        {
+            "tile_m": "test_consumers_of_any_rows",
+            "tile_n": "test_scales_of_blocks_are_promoted_in_tiles_of_their_width",
+            "consumers": "test_consumers_of_any_rows",
+            "stages": "test_any_number_of_stages",
+            "cluster": "test_sizes_that_divide_nothing_in_every_cluster",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_the_order_of_tiles_covers_them_all",
+        },
+    ),
+    **_seen(
+        "scaled_matmul",
+        SCALED,
+        {
+            "a_scale": "test_types_and_scales",
+            "b_scale": "test_types_and_scales",
+            "transpose_b": "test_b_of_both_layouts",
+            "bias": "test_sizes_of_zero",
+            "out_dtype": "test_types_of_the_result",
+            "promote": "test_promoted_sums_are_more_precise",
+            "config": "test_the_order_of_tiles_covers_them_all",
+            "compiler_params": "test_the_target_is_hopper",
+            "interpret": "test_there_is_no_race",
+        },
+    ),
+    **_seen(
+        "LinearFewConfig",
+        LINEAR,
+        {
+            "rows": "test_splits_of_k",
+            "tokens": "test_tiles_of_tokens_and_stages",
+            "stages": "test_tiles_of_tokens_and_stages",
+            "splits": "test_splits_of_k",
+        },
+    ),
+    **_seen(
+        "LinearManyConfig",
+        LINEAR,
+        dict.fromkeys(
+            ("tokens", "depth", "stages", "paired", "strip", "blocks"),
+            "test_schedules_for_many_tokens",
+        ),
+    ),
+    **_seen(
+        "linear",
+        LINEAR,
+        {
+            "w_scale": "test_scales_of_groups",
+            "bias": "test_bias_and_activation",
+            "activation": "test_bias_and_activation",
+            "transpose_w": "test_rows_that_tma_cannot_address",
+            "out_dtype": "test_types_of_the_result",
+            "config": "test_types",
+            "compiler_params": "test_the_target_is_hopper",
+            "interpret": "test_there_is_no_race",
+        },
+    ),
+    **_seen(
+        "quantize",
+        LINEAR,
+        {
+            "dtype": "test_rounded_integers_are_near",
+            "axis": "test_rounded_integers_are_near",
+            "group": "test_rounded_integers_are_near",
+        },
+    ),
+}
