@@ -159,7 +159,7 @@ class _Block:
         depth = plgpu.ds(start, _depth(p))
         rows = plgpu.ds(self.row, c.rows)
         tokens = plgpu.ds(self.token, c.tokens)
-        copies = [
+        copies: list[tuple[Any, Any, str | None]] = [
             (self.w.at[rows, depth], self.w_smem, "evict_first"),
             (self.x.at[tokens, depth], self.x_smem, "evict_last"),
         ]

@@ -24,6 +24,9 @@ _INT32 = jnp.dtype(jnp.int32)
 _ROW_BYTES = 16
 _DEFAULT_ROWS = 128
 
+# The shapes of scales, by what has one.
+type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
+
 
 @expect.arguments(
     a=expect.arrays,
@@ -285,7 +288,7 @@ def _out_dtype(dtype: Any, a: Any, others: tuple[Any, ...]) -> jnp.dtype:
 
 
 def _a_kind(scale: Any, m: int, k: int) -> str | None:
-    kinds = {
+    kinds: _Kinds = {
         "tensor": ((), (1,), (1, 1)),
         "rows": ((m,), (m, 1)),
         "blocks": ((m, plgpu.cdiv(k, BLOCK)),),
@@ -295,7 +298,7 @@ def _a_kind(scale: Any, m: int, k: int) -> str | None:
 
 def _b_kind(scale: Any, n: int, k: int, transposed: bool) -> str | None:
     blocks = plgpu.cdiv(k, BLOCK), plgpu.cdiv(n, BLOCK)
-    kinds = {
+    kinds: _Kinds = {
         "tensor": ((), (1,), (1, 1)),
         "columns": ((n,), (n, 1) if transposed else (1, n)),
         "blocks": (blocks[::-1] if transposed else blocks,),
@@ -303,9 +306,7 @@ def _b_kind(scale: Any, n: int, k: int, transposed: bool) -> str | None:
     return _kind("b_scale", scale, kinds)
 
 
-def _kind(
-    name: str, scale: Any, kinds: dict[str, tuple[tuple[int, ...], ...]]
-) -> str | None:
+def _kind(name: str, scale: Any, kinds: _Kinds) -> str | None:
     if scale is None:
         return None
     if jnp.dtype(scale.dtype) != jnp.float32:
