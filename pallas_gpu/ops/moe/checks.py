@@ -79,9 +79,35 @@ def require_product(name: str, lhs: Any, rhs: Any, transposed: bool) -> None:
         )
 
 
-def require_rows(name: str, lhs: Any, rhs: Any) -> None:
+def rows(name: str, rows: Any) -> jax.Array | None:
+    """Returns indices of rows as int32.
+
+    Raises:
+      ShapeError, DTypeError: it is not an array of indices.
+    """
+    if rows is None:
+        return None
+    if rows.ndim != 1:
+        raise errors.ShapeError(
+            f"{name}: rows are not one index for each row",
+            expected="(M,)",
+            got=tuple(rows.shape),
+            hint="reshape it, or use jax.vmap for a batch",
+        )
+    if not jnp.issubdtype(rows.dtype, jnp.integer):
+        raise errors.DTypeError(
+            f"{name}: rows are not integers",
+            expected="int32, or another integer type",
+            got=rows.dtype,
+            hint="rows.astype(jnp.int32)",
+        )
+    return rows.astype(jnp.int32)
+
+
+def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
     """Raises ShapeError unless both operands have the same rows."""
-    if lhs.ndim != 2 or rhs.ndim != 2 or lhs.shape[0] != rhs.shape[0]:
+    height = (lhs if rows is None else rows).shape[:1]
+    if lhs.ndim != 2 or rhs.ndim != 2 or height != rhs.shape[:1]:
         raise errors.ShapeError(
             f"{name}: the shapes do not form a product over rows",
             expected="(M, K) and (M, N)",

@@ -22,7 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
-from pallas_gpu.ops.moe.groups import Groups, table
+from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
 _PRODUCER = CONSUMERS
@@ -36,6 +36,8 @@ class Problem:
       rows: of both operands.
       m, n: columns of the operands, and sizes of each group's result.
       matrices: results: those of that many groups from the first one on.
+      gathered: whether the rows of the first operand are those that an array of indices
+        names.
     """
 
     rows: int
@@ -45,6 +47,7 @@ class Problem:
     matrices: int
     dtype: Any
     out_dtype: Any
+    gathered: bool
     config: RaggedDotConfig
 
     @property
@@ -89,10 +92,7 @@ def _body(
     problem,
     sizes,
     offset,
-    a,
-    b,
-    out,
-    *,
+    *refs,
     a_smem,
     b_smem,
     out_smem,
@@ -101,6 +101,7 @@ def _body(
     empty,
     cleared,
 ) -> None:
+    *indices, a, b, out = refs
     wg = lax.axis_index("wg")
     ring = a_smem, b_smem, full, empty
 
@@ -112,7 +113,7 @@ def _body(
     @plgpu.when(wg == _PRODUCER)
     def _():
         plgpu.set_max_registers(REGISTERS[0], action="decrease")
-        _produce(problem, groups(), a, b, ring)
+        _produce(problem, groups(), Rows(a, *indices), b, ring)
 
     @plgpu.when(wg < CONSUMERS)
     def _():
@@ -165,9 +166,11 @@ def _produce(problem, groups, a, b, ring) -> None:
             def _():
                 plgpu.barrier_wait(empty.at[slot])
 
-            depth = plgpu.ds(rows[0] + ki * c.tile_k, c.tile_k)
-            plgpu.copy_gmem_to_smem(a.at[depth, m], a_smem.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(b.at[depth, n], b_smem.at[slot], full.at[slot])
+            row = rows[0] + ki * c.tile_k
+            left = a.array.at[a.part(row, c.tile_k), m]
+            right = b.at[plgpu.ds(row, c.tile_k), n]
+            plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot])
+            plgpu.copy_gmem_to_smem(right, b_smem.at[slot], full.at[slot])
 
     _for_each_tile(problem, groups, visit)
 

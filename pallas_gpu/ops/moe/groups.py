@@ -24,6 +24,27 @@ def table(groups: int, warpgroups: int) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows in GMEM, or those of an array that indices name.
+
+    Attributes:
+      array: the array with all rows.
+      index: the row of the array for each row; None for the array's own rows.
+    """
+
+    array: Any
+    index: Any = None
+
+    def part(self, start: Any, number: int) -> Any:
+        """Returns what names `number` rows; behind the last one the first is meant."""
+        if self.index is None:
+            return plgpu.ds(start, number)
+        position = start + jnp.arange(number, dtype=jnp.int32)
+        inside = position < self.index.shape[0]
+        return plgpu.load(self.index, (position,), mask=inside, other=0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Groups:
     """The groups, as one warpgroup sees them.
 

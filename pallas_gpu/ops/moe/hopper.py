@@ -22,7 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
-from pallas_gpu.ops.moe.groups import Groups, table
+from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
 _PRODUCER = CONSUMERS
@@ -37,6 +37,7 @@ class Problem:
     Attributes:
       matrices: groups that have one.
       transposed: whether the matrices are (groups, n, k).
+      gathered: whether the rows are those that an array of indices names.
     """
 
     m: int
@@ -47,6 +48,7 @@ class Problem:
     dtype: Any
     out_dtype: Any
     transposed: bool
+    gathered: bool
     config: RaggedDotConfig
 
     @property
@@ -108,8 +110,9 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 
 
 def _body(
-    problem, sizes, offset, a, b, out, *, a_smem, b_smem, out_smem, tables, full, empty
+    problem, sizes, offset, *refs, a_smem, b_smem, out_smem, tables, full, empty
 ) -> None:
+    *indices, a, b, out = refs
     wg = lax.axis_index("wg")
 
     def groups() -> Groups:
@@ -120,7 +123,8 @@ def _body(
     @plgpu.when(wg == _PRODUCER)
     def _():
         plgpu.set_max_registers(REGISTERS[0], action="decrease")
-        _produce(problem, groups(), a, b, a_smem, b_smem, full, empty)
+        source = Rows(a, *indices)
+        _produce(problem, groups(), source, b, a_smem, b_smem, full, empty)
 
     @plgpu.when(wg < CONSUMERS)
     def _():
@@ -152,7 +156,7 @@ def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
     c = problem.config
 
     def visit(group, row, end, column, first_step):
-        rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+        rows, columns = a.part(row, c.block_m), plgpu.ds(column, c.tile_n)
         matrix = lax.sub(group, groups.first)
 
         @plgpu.loop(0, problem.steps)
@@ -166,7 +170,8 @@ def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
 
             depth = plgpu.ds(ki * c.tile_k, c.tile_k)
             part = (columns, depth) if problem.transposed else (depth, columns)
-            plgpu.copy_gmem_to_smem(a.at[rows, depth], a_smem.at[slot], full.at[slot])
+            source = a.array.at[rows, depth]
+            plgpu.copy_gmem_to_smem(source, a_smem.at[slot], full.at[slot])
             plgpu.copy_gmem_to_smem(b.at[matrix, *part], b_smem.at[slot], full.at[slot])
 
     _for_each_tile(problem, groups, visit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import Any
 
 import jax
@@ -46,6 +47,7 @@ class _Options:
     precision=expect.anything,
     preferred_element_type=expect.anything,
     group_offset=expect.optional(expect.arrays),
+    rows=expect.optional(expect.arrays),
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -58,6 +60,7 @@ def ragged_dot(
     preferred_element_type: Any = None,
     group_offset: Any = None,
     *,
+    rows: Any = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
@@ -83,6 +86,9 @@ def ragged_dot(
       preferred_element_type: type of the result; default: that of the operands.
       group_offset: (1,), an integer: the group to which `rhs[0]` belongs. `group_sizes`
         then may have more groups than `rhs`; rows of groups without a matrix are zero.
+      rows: (M,), integers: the row of `lhs` that each row of the product takes, so that
+        `lhs` may have any number of rows. Threads gather them while they load; the
+        result is that of `lhs[rows]`. They are in bounds; one row may occur repeatedly.
       config: tile sizes and schedule, also of the derivatives.
       compiler_params, interpret: see `kernel`.
 
@@ -100,10 +106,11 @@ def ragged_dot(
     """
     name = "ragged_dot"
     checks.require_product(name, lhs, rhs, transposed=False)
+    rows = checks.rows(name, rows)
     out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
     sizes = checks.sizes(name, group_sizes, rhs.shape[0], group_offset)
     options = _Options(config, compiler_params, interpret, out_dtype)
-    return _product(options, lhs, rhs, *sizes)
+    return _product(options, lhs, rhs, *sizes, rows)
 
 
 @expect.arguments(
@@ -117,6 +124,7 @@ def ragged_dot(
     precision=expect.anything,
     preferred_element_type=expect.anything,
     group_offset=expect.optional(expect.arrays),
+    rows=expect.optional(expect.arrays),
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -130,6 +138,7 @@ def ragged_dot_general(
     preferred_element_type: Any = None,
     group_offset: Any = None,
     *,
+    rows: Any = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
@@ -152,6 +161,7 @@ def ragged_dot_general(
       precision: as of `jax.lax.dot`; a hint without effect, see `ragged_dot`.
       preferred_element_type: type of the result; default: that of the operands.
       group_offset: see `ragged_dot`; the second form has none.
+      rows: (M,), integers: `lhs[rows]` is meant; see `ragged_dot`.
       config: tile sizes and schedule, also of the derivatives.
       compiler_params, interpret: see `kernel`.
 
@@ -169,9 +179,10 @@ def ragged_dot_general(
       >>> d_w = ops.ragged_dot_general(x, d_y, sizes, numbers)
     """
     name = "ragged_dot_general"
+    rows = checks.rows(name, rows)
     form = checks.form(name, lhs, rhs, ragged_dot_dimension_numbers, group_offset)
     if form.contracted:
-        checks.require_rows(name, lhs, rhs)
+        checks.require_rows(name, lhs, rhs, rows)
         matrices = group_sizes.shape[0] if group_sizes.ndim == 1 else 0
     else:
         checks.require_product(name, lhs, rhs, form.transposed)
@@ -180,8 +191,8 @@ def ragged_dot_general(
     sizes = checks.sizes(name, group_sizes, matrices, group_offset)
     options = _Options(config, compiler_params, interpret, out_dtype, form.transposed)
     if form.contracted:
-        return _contract(options, matrices, lhs, rhs, *sizes)
-    return _product(options, lhs, rhs, *sizes)
+        return _contract(options, matrices, lhs, rhs, *sizes, rows)
+    return _product(options, lhs, rhs, *sizes, rows)
 
 
 def clear_cache() -> None:
@@ -194,14 +205,17 @@ def clear_cache() -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _product(options: _Options, lhs, rhs, sizes, offset) -> jax.Array:
-    """Returns the rows of lhs times the matrix of their group."""
+def _product(options: _Options, lhs, rhs, sizes, offset, rows) -> jax.Array:
+    """Returns the rows of lhs, or those of the indices, times their group's matrix."""
     (m, k), matrices = lhs.shape, rhs.shape[0]
+    m = m if rows is None else rows.shape[0]
     width = 1 if options.transposed else 2
     n = rhs.shape[width]
     if 0 in (m, n, k, matrices):
         return jnp.zeros((m, n), options.out_dtype)
-    lhs, rhs = _padded(lhs), _padded(rhs)
+    config = options.config or RaggedDotConfig()
+    lhs = _padded(lhs, 1 if rows is None else config.tile_k)
+    rhs = _padded(rhs)
     problem = hopper.Problem(
         m,
         n=rhs.shape[width],
@@ -211,68 +225,89 @@ def _product(options: _Options, lhs, rhs, sizes, offset) -> jax.Array:
         dtype=jnp.dtype(lhs.dtype),
         out_dtype=options.out_dtype,
         transposed=options.transposed,
-        config=options.config or RaggedDotConfig(),
+        gathered=rows is not None,
+        config=config,
     )
     f = hopper.make_kernel(problem, options.compiler_params, options.interpret)
-    return f(sizes, offset, lhs, rhs)[:, :n]
+    return f(sizes, offset, *_present(rows), lhs, rhs)[:, :n]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _contract(options: _Options, matrices: int, x, y, sizes, offset) -> jax.Array:
+def _contract(options: _Options, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
     """Returns `x.T @ y` over the rows of each group that has a matrix."""
-    (rows, m), n = x.shape, y.shape[1]
-    if 0 in (rows, m, n, matrices):
+    m, (height, n) = x.shape[1], y.shape
+    if 0 in (height, m, n, matrices):
         return jnp.zeros((matrices, m, n), options.out_dtype)
-    x, y = _padded(x), _padded(y)
+    config = options.config or RaggedDotConfig()
+    x, y = _padded(x, 1 if rows is None else config.block_m), _padded(y)
     problem = contracted.Problem(
-        rows,
+        height,
         m=x.shape[1],
         n=y.shape[1],
         groups=sizes.shape[0],
         matrices=matrices,
         dtype=jnp.dtype(x.dtype),
         out_dtype=options.out_dtype,
-        config=options.config or RaggedDotConfig(),
+        gathered=rows is not None,
+        config=config,
     )
     f = contracted.make_kernel(problem, options.compiler_params, options.interpret)
-    return f(sizes, offset, x, y)[:, :m, :n]
+    return f(sizes, offset, *_present(rows), x, y)[:, :m, :n]
 
 
-def _product_forward(options, lhs, rhs, sizes, offset):
-    saved = lhs, rhs, sizes, offset
+def _present(rows: Any) -> list[Any]:
+    return [] if rows is None else [rows]
+
+
+def _product_forward(options, lhs, rhs, sizes, offset, rows):
+    saved = lhs, rhs, sizes, offset, rows
     return _product(options, *saved), saved
 
 
 def _product_backward(options: _Options, saved, d_out):
-    lhs, rhs, sizes, offset = saved
+    lhs, rhs, *groups, rows = saved
     d_out = d_out.astype(lhs.dtype)
     options = options.but(out_dtype=jnp.dtype(lhs.dtype))
     other = options.but(transposed=not options.transposed)
-    d_lhs = _product(other, d_out, rhs, sizes, offset)
+    d_lhs = _scattered(_product(other, d_out, rhs, *groups, None), rows, lhs)
+    if options.transposed and rows is not None:
+        # The kernel gathers the rows of its left operand alone.
+        lhs, rows = lhs[rows], None
     pair = (d_out, lhs) if options.transposed else (lhs, d_out)
-    d_rhs = _contract(options, rhs.shape[0], *pair, sizes, offset)
-    return d_lhs, d_rhs, None, None
+    d_rhs = _contract(options, rhs.shape[0], *pair, *groups, rows)
+    return d_lhs, d_rhs, None, None, None
 
 
-def _contract_forward(options, matrices, x, y, sizes, offset):
-    saved = x, y, sizes, offset
+def _contract_forward(options, matrices, x, y, sizes, offset, rows):
+    saved = x, y, sizes, offset, rows
     return _contract(options, matrices, *saved), saved
 
 
 def _contract_backward(options: _Options, matrices: int, saved, d_out):
-    x, y, sizes, offset = saved
+    x, y, *groups, rows = saved
     d_out = d_out.astype(x.dtype)
     options = options.but(out_dtype=jnp.dtype(x.dtype), transposed=False)
-    d_y = _product(options, x, d_out, sizes, offset)
-    d_x = _product(options.but(transposed=True), y, d_out, sizes, offset)
-    return d_x, d_y, None, None
+    d_y = _product(options, x, d_out, *groups, rows)
+    d_x = _product(options.but(transposed=True), y, d_out, *groups, None)
+    return _scattered(d_x, rows, x), d_y, None, None, None
+
+
+def _scattered(d_rows: jax.Array, rows: Any, array: jax.Array) -> jax.Array:
+    """Adds the derivatives of gathered rows to those of the array, in float32."""
+    if rows is None:
+        return d_rows
+    zeros = jnp.zeros(array.shape, jnp.float32)
+    return zeros.at[rows].add(d_rows.astype(jnp.float32)).astype(array.dtype)
 
 
 _product.defvjp(_product_forward, _product_backward)
 _contract.defvjp(_contract_forward, _contract_backward)
 
 
-def _padded(x: jax.Array) -> jax.Array:
-    """Pads the last dimension to a multiple of 16 bytes, as TMA requires."""
-    missing = -x.shape[-1] % (16 // x.dtype.itemsize)
+def _padded(x: jax.Array, step: int = 1) -> jax.Array:
+    """Pads the last dimension to a multiple of 16 bytes, as TMA requires, and of `step`.
+
+    Copies of gathered rows do not reach beyond them: the tiles divide the rows.
+    """
+    missing = -x.shape[-1] % math.lcm(step, 16 // x.dtype.itemsize)
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
