@@ -3,8 +3,9 @@
 
 The indices are in registers, in any layout: the thread that holds an index issues the
 copy of that row, so that all warps issue in parallel. A row that is adjacent and a
-multiple of 16 bytes in both memories is one bulk copy, any other one is copied by its
-thread chunk by chunk.
+multiple of 16 bytes in both memories is one bulk copy, any other one is copied chunk by
+chunk: by its thread, or, if the chunks of a row divide the lanes of a warp, by as many
+adjacent lanes, so that they access adjacent memory.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from pallas_gpu.layouts.registers.placement import Placement, default_placement
 from pallas_gpu.mosaic import gmem, indexed, masking, mbarrier, module, smem, tma
 from pallas_gpu.mosaic.copies import chunks, cp_async, instructions
 from pallas_gpu.mosaic.elements import dtypes
+from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray
 from pallas_gpu.mosaic.smem import predicated
 
-# Chunks of a row that a thread transfers in the body of a loop.
+# Chunks that a thread transfers in the body of a loop.
 _UNROLLED = 4
+_LANES = 32
 
 
 def gather(
@@ -54,8 +57,11 @@ def gather(
     mbarrier.synchronize()
     if barrier_pointer is None or not _is_bulk(plan):
         with predicated(predicate):
-            for from_, to, present in _each(source, target, index):
-                _copy_row(plan, from_, to, present, store=False)
+            if _by_lanes(plan):
+                _load_by_lanes(plan, source, target, index)
+            else:
+                for from_, to, present in _each(source, target, index):
+                    _copy_row(plan, from_, to, present, store=False)
             if barrier_pointer is not None and plan.is_asynchronous:
                 cp_async.arrive_when_copied(barrier_pointer)
         cp_async.finish_load(barrier_pointer)
@@ -129,6 +135,14 @@ def _each(
     all_rows: gmem.GmemView, part: smem.SmemView, index: RegisterArray
 ) -> Iterator[tuple[gmem.GmemView, smem.SmemView, ir.Value | None]]:
     """The rows that each thread copies, and whether there is one."""
+    for row, number, present in _own_rows(index):
+        yield _row(all_rows, row), _row(part, number), present
+
+
+def _own_rows(
+    index: RegisterArray,
+) -> Iterator[tuple[ir.Value, ir.Value, ir.Value | None]]:
+    """Index and number of each thread's rows, and whether there is one."""
     layout: Placement = index.layout
     numbers = Iota(dtypes.I32, index.shape, 0).materialize(layout)
     own = indexed.issuing_threads(layout)
@@ -142,7 +156,7 @@ def _each(
         condition = present if own is None else own
         if present is not None and own is not None:
             condition = arith.andi(present, own)
-        yield _row(all_rows, row), _row(part, number), condition
+        yield row, number, condition
 
 
 def _row[View: (gmem.GmemView, smem.SmemView)](view: View, index: ir.Value) -> View:
@@ -165,6 +179,51 @@ def _is_bulk(plan: ThreadCopy) -> bool:
 
 def _row_bytes(plan: ThreadCopy) -> int:
     return plan.chunks * plan.chunk_bytes
+
+
+def _by_lanes(plan: ThreadCopy) -> bool:
+    return plan.chunks in (2, 4, 8, 16, 32)
+
+
+def _load_by_lanes(
+    plan: ThreadCopy,
+    source: gmem.GmemView,
+    target: smem.SmemView,
+    index: RegisterArray,
+) -> None:
+    """Adjacent lanes load the chunks of a row, whose index they get by a shuffle."""
+    kernel = module.current()
+    lane = kernel.threads.lane
+    chunk = arith.andi(lane, kernel.i32(plan.chunks - 1))
+    first = arith.divui(lane, kernel.i32(plan.chunks))
+    together = _LANES // plan.chunks
+    for row, number, present in _own_rows(index):
+        if present is not None:
+            # A number that no row has.
+            number = arith.select(present, number, kernel.i32(-1))
+
+        def some(start: ir.Value | None, row=row, number=number, present=present):
+            parts = []
+            for i in range(min(plan.chunks, _UNROLLED)):
+                place = kernel.i32(i)
+                place = place if start is None else arith.addi(start, place)
+                place = arith.addi(arith.muli(place, kernel.i32(together)), first)
+                own_row, own_number = (
+                    shuffle.from_lane(x, place) for x in (row, number)
+                )
+                exists = None
+                if present is not None:
+                    sge = arith.CmpIPredicate.sge
+                    exists = arith.cmpi(sge, own_number, kernel.i32(0))
+                views = _row(source, own_row), _row(target, own_number)
+                parts.append(chunks.chunk(plan, *views, chunk, exists))
+            cp_async.load_chunks(plan, parts)
+
+        if plan.chunks <= _UNROLLED:
+            some(None)
+            continue
+        with chunks.rounds_of(plan.chunks, _UNROLLED) as start:
+            some(start)
 
 
 def _copy_row(

@@ -17,6 +17,7 @@ from tests.support.semantics import BOTH, under
 
 F32, BF16 = jnp.float32, jnp.bfloat16
 TILED = (plgpu.TilingTransform((8, 16)), plgpu.SwizzleTransform(32))
+WIDE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
 
 
 def array(shape, dtype):
@@ -68,6 +69,8 @@ GATHERS = {
     "columns": (16, (64, 64), F32, slice(16, 48)),
     "rows of two dimensions": (6, (20, 4, 8), F32),
     "tiled and swizzled": (16, (64, 32), BF16, None, TILED),
+    "wide swizzle": (80, (100, 64), BF16, None, WIDE),
+    "long rows": (16, (20, 256), BF16, None, WIDE),
     "without a barrier": (16, (64, 32), F32, None, (), False),
 }
 
