@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
+from pallas_gpu.ops.moe.config import CONSUMERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
@@ -62,10 +62,11 @@ class Problem:
         return plgpu.cdiv(self.k, self.config.tile_k)
 
     @property
-    def blocks(self) -> int:
-        """Blocks of the launch: no more than there can be work for."""
-        rows = plgpu.cdiv(self.m, self.config.block_m) + self.matrices - 1
-        return min(self.config.blocks, rows * self.columns)
+    def positions(self) -> int:
+        """The largest number of tiles that there can be."""
+        groups = min(self.matrices, self.m)
+        rows = groups + (self.m - groups) // self.config.block_m
+        return rows * self.columns
 
     def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
         """Returns the tile (row, column) at a position of the order.
@@ -88,8 +89,8 @@ def make_kernel(problem: Problem, compiler_params, interpret):
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(p.blocks,),
-        grid_names=("worker",),
+        grid=(p.positions,),
+        grid_names=("position",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
         kernel_name="ragged_dot",
@@ -115,119 +116,121 @@ def _body(
     *indices, a, b, out = refs
     wg = lax.axis_index("wg")
 
-    def groups() -> Groups:
-        p = problem
-        own = tables.at[wg]
-        return Groups.of(sizes, offset, p.matrices, p.m, p.config.block_m, own)
+    source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
 
-    @plgpu.when(wg == _PRODUCER)
-    def _():
-        plgpu.set_max_registers(REGISTERS[0], action="decrease")
-        source = Rows(a, *indices)
-        _produce(problem, groups(), source, b, a_smem, b_smem, full, empty)
-
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(REGISTERS[1], action="increase")
-        own = groups()
-        _consume(problem, own, wg, out, a_smem, b_smem, out_smem.at[wg], full, empty)
-        _clear(problem, own, wg, out)
-
-
-def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
-    """Calls `visit(group, row, end, column, first step)` for this block's tiles."""
-    rows = groups.tiles
-
-    @plgpu.nd_loop(
-        (lax.mul(rows, np.int32(problem.columns)),), collective_axes="worker"
+    groups = Groups.of(
+        sizes, offset, problem.matrices, problem.m, problem.config.block_m, tables.at[wg]
     )
+    rows = groups.tiles
+    number = lax.mul(rows, np.int32(problem.columns))
+
+    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
-        tile, column = problem.tile(info.index[0], rows)
-        group, position = groups.tile(tile)
+        @plgpu.when(info.index[0] < number)
+        def _():
+            tile = Tile.at(problem, groups, info.index[0], rows)
+            first_step = lax.mul(info.local_index, np.int32(problem.steps))
+
+            @plgpu.when(wg == _PRODUCER)
+            def _():
+                _produce(problem, tile, first_step, source, b, ring)
+
+            @plgpu.when(wg < CONSUMERS)
+            def _():
+                _consume(problem, tile, first_step, wg, out, ring, out_smem.at[wg])
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            _clear(problem, groups, info.index[0], wg, out)
+
+    plgpu.wait_smem_to_gmem(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A tile: its matrix, first row, first column, and the end of its group's rows."""
+
+    matrix: Any
+    row: Any
+    end: Any
+    column: Any
+
+    @classmethod
+    def at(cls, problem: Problem, groups: Groups, position: Any, rows: Any) -> Tile:
+        """Returns the tile at a position of the order."""
+        tile, column = problem.tile(position, rows)
+        group, number = groups.tile(tile)
         start, end = groups.rows_of(group)
-        row = lax.add(start, lax.mul(position, np.int32(problem.config.block_m)))
-        column = lax.mul(column, np.int32(problem.config.tile_n))
-        visit(
-            group, row, end, column, lax.mul(info.local_index, np.int32(problem.steps))
+        return cls(
+            matrix=lax.sub(group, groups.first),
+            row=lax.add(start, lax.mul(number, np.int32(problem.config.block_m))),
+            end=end,
+            column=lax.mul(column, np.int32(problem.config.tile_n)),
         )
 
 
-def _produce(problem, groups, a, b, a_smem, b_smem, full, empty) -> None:
+def _produce(problem, tile, first_step, a, b, ring) -> None:
     c = problem.config
+    a_smem, b_smem, full, empty = ring
+    rows, columns = a.part(tile.row, c.block_m), plgpu.ds(tile.column, c.tile_n)
 
-    def visit(group, row, end, column, first_step):
-        rows, columns = a.part(row, c.block_m), plgpu.ds(column, c.tile_n)
-        matrix = lax.sub(group, groups.first)
+    @plgpu.loop(0, problem.steps)
+    def _(ki):
+        step = first_step + ki
+        slot = lax.rem(step, np.int32(c.stages))
 
-        @plgpu.loop(0, problem.steps)
-        def _(ki):
-            step = first_step + ki
-            slot = lax.rem(step, np.int32(c.stages))
+        @plgpu.when(step >= c.stages)
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
 
-            @plgpu.when(step >= c.stages)
-            def _():
-                plgpu.barrier_wait(empty.at[slot])
-
-            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
-            part = (columns, depth) if problem.transposed else (depth, columns)
-            source = a.array.at[rows, depth]
-            plgpu.copy_gmem_to_smem(source, a_smem.at[slot], full.at[slot])
-            plgpu.copy_gmem_to_smem(b.at[matrix, *part], b_smem.at[slot], full.at[slot])
-
-    _for_each_tile(problem, groups, visit)
+        depth = plgpu.ds(ki * c.tile_k, c.tile_k)
+        part = (columns, depth) if problem.transposed else (depth, columns)
+        left, right = a.array.at[rows, depth], b.at[tile.matrix, *part]
+        plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(right, b_smem.at[slot], full.at[slot])
 
 
-def _consume(problem, groups, wg, out, a_smem, b_smem, out_smem, full, empty) -> None:
+def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
     c = problem.config
+    a_smem, b_smem, full, empty = ring
     own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
+    row = lax.add(tile.row, lax.mul(wg, np.int32(c.tile_m)))
 
-    def for_each_step(first_step, multiply):
+    def for_each_step(multiply):
         @plgpu.loop(0, problem.steps)
         def _(ki):
             slot = lax.rem(first_step + ki, np.int32(c.stages))
             plgpu.barrier_wait(full.at[slot])
             multiply(ki, slot)
 
-    def visit(group, row, end, column, first_step):
-        row = lax.add(row, lax.mul(wg, np.int32(c.tile_m)))
+    def accumulate(acc):
+        def multiply(ki, slot):
+            right = b_smem.at[slot]
+            right = plgpu.transpose_ref(right, (1, 0)) if problem.transposed else right
+            plgpu.wgmma(acc, a_smem.at[slot, own_rows], right)
+            # One product stays under way; the buffer of the one before is free.
+            plgpu.wgmma_wait(1)
 
-        @plgpu.when(row < end)
-        def _():
-            def accumulate(acc):
-                def multiply(ki, slot):
-                    right = b_smem.at[slot]
-                    plgpu.wgmma(
-                        acc,
-                        a_smem.at[slot, own_rows],
-                        plgpu.transpose_ref(right, (1, 0))
-                        if problem.transposed
-                        else right,
-                    )
-                    # One product stays under way; the buffer before it is free.
-                    plgpu.wgmma_wait(1)
+            @plgpu.when(ki > 0)
+            def _():
+                before = lax.rem(first_step + ki - 1, np.int32(c.stages))
+                plgpu.barrier_arrive(empty.at[before])
 
-                    @plgpu.when(ki > 0)
-                    def _():
-                        before = lax.rem(first_step + ki - 1, np.int32(c.stages))
-                        plgpu.barrier_arrive(empty.at[before])
+        for_each_step(multiply)
+        product = acc[...]
+        last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
+        plgpu.barrier_arrive(empty.at[last])
+        return product
 
-                for_each_step(first_step, multiply)
-                product = acc[...]
-                last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
-                plgpu.barrier_arrive(empty.at[last])
-                return product
+    @plgpu.when(row < tile.end)
+    def _():
+        product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
+        product = product.astype(out.dtype)
+        _store(problem, product, out, out_smem, row, tile.end, tile.column)
 
-            product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
-            _store(problem, product.astype(out.dtype), out, out_smem, row, end, column)
-
-        @plgpu.when(row >= end)
-        def _():
-            for_each_step(
-                first_step, lambda ki, slot: plgpu.barrier_arrive(empty.at[slot])
-            )
-
-    _for_each_tile(problem, groups, visit)
-    plgpu.wait_smem_to_gmem(0)
+    @plgpu.when(row >= tile.end)
+    def _():
+        for_each_step(lambda ki, slot: plgpu.barrier_arrive(empty.at[slot]))
 
 
 def _store(problem, product, out, buffers, row, end, column) -> None:
@@ -263,16 +266,16 @@ def _store(problem, product, out, buffers, row, end, column) -> None:
             plgpu.store(out, (rows[:, None], columns[None, :]), part, mask=mask)
 
 
-def _clear(problem, groups, wg, out) -> None:
+def _clear(problem, groups, position, wg, out) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
     begin, end = groups.span
     height, width = _CLEARED
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    first = lax.axis_index("worker") * CONSUMERS + wg
+    first, step = position * CONSUMERS + wg, CONSUMERS * problem.positions
 
-    @plgpu.loop(first, (before + after) * columns, step=CONSUMERS * problem.blocks)
+    @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):
         number, column = (
             lax.div(part, np.int32(columns)),
