@@ -104,6 +104,18 @@ def rows(name: str, rows: Any) -> jax.Array | None:
     return rows.astype(jnp.int32)
 
 
+def require_gate(name: str, rhs: Any, gate: Any) -> None:
+    """Raises ShapeError or DTypeError unless the gate is like rhs."""
+    for kind, what in ((errors.ShapeError, "shape"), (errors.DTypeError, "dtype")):
+        if getattr(rhs, what) != getattr(gate, what):
+            raise kind(
+                f"{name}: the gate is not like rhs",
+                expected=f"{rhs.dtype}{list(rhs.shape)}",
+                got=f"{gate.dtype}{list(gate.shape)}",
+                hint="a gate has a matrix for each group",
+            )
+
+
 def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
     """Raises ShapeError unless both operands have the same rows."""
     height = (lhs if rows is None else rows).shape[:1]

@@ -83,6 +83,15 @@ class RaggedDotConfig:
                 hint="start from RaggedDotConfig()",
             )
 
+    @classmethod
+    @expect.arguments(lambda *_, **__: "RaggedDotConfig.default", gated=expect.boolean)
+    def default(cls, *, gated: bool = False) -> RaggedDotConfig:
+        """Returns the fastest configuration of `benchmarks/ragged_dot.py`.
+
+        With a gate there are two accumulators, which share the registers.
+        """
+        return cls(tile_n=128) if gated else cls()
+
     @property
     def block_m(self) -> int:
         """Rows of a block's tile."""

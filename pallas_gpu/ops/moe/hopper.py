@@ -21,6 +21,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.moe.config import CONSUMERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
@@ -38,6 +39,7 @@ class Problem:
       matrices: groups that have one.
       transposed: whether the matrices are (groups, n, k).
       gathered: whether the rows are those that an array of indices names.
+      epilogue: of a tile; of its operands there may be a gate.
     """
 
     m: int
@@ -49,6 +51,7 @@ class Problem:
     out_dtype: Any
     transposed: bool
     gathered: bool
+    epilogue: Epilogue
     config: RaggedDotConfig
 
     @property
@@ -85,7 +88,8 @@ class Problem:
 def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
-    depth, width = c.tile_k, c.tile_n
+    shape = (c.tile_n, c.tile_k) if p.transposed else (c.tile_k, c.tile_n)
+    matrices = [tiles((c.stages, *shape), p.dtype)] * (1 + p.epilogue.gated)
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
@@ -97,14 +101,13 @@ def make_kernel(problem: Problem, compiler_params, interpret):
         compiler_params=compiler_params,
         interpret=interpret,
         scratch_types={
-            "a_smem": tiles((c.stages, c.block_m, depth), p.dtype),
-            "b_smem": tiles(
-                (c.stages, width, depth) if p.transposed else (c.stages, depth, width),
-                p.dtype,
-            ),
+            "a_smem": tiles((c.stages, c.block_m, c.tile_k), p.dtype),
+            "b_smem": matrices,
             "out_smem": tiles((CONSUMERS, 2, c.tile_m, c.epilogue_n), p.out_dtype),
             "tables": table(p.groups, CONSUMERS + 1),
-            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
+            "full": plgpu.Barrier(
+                num_arrivals=1 + len(matrices), num_barriers=c.stages
+            ),
             "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
         },
     )
@@ -113,13 +116,18 @@ def make_kernel(problem: Problem, compiler_params, interpret):
 def _body(
     problem, sizes, offset, *refs, a_smem, b_smem, out_smem, tables, full, empty
 ) -> None:
-    *indices, a, b, out = refs
+    *indices, a = refs[: 1 + problem.gathered]
+    *b, out = refs[1 + problem.gathered :]
     wg = lax.axis_index("wg")
-
     source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
 
     groups = Groups.of(
-        sizes, offset, problem.matrices, problem.m, problem.config.block_m, tables.at[wg]
+        sizes,
+        offset,
+        problem.matrices,
+        problem.m,
+        problem.config.block_m,
+        tables.at[wg],
     )
     rows = groups.tiles
     number = lax.mul(rows, np.int32(problem.columns))
@@ -185,9 +193,11 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
 
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
         part = (columns, depth) if problem.transposed else (depth, columns)
-        left, right = a.array.at[rows, depth], b.at[tile.matrix, *part]
+        left = a.array.at[rows, depth]
         plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot])
-        plgpu.copy_gmem_to_smem(right, b_smem.at[slot], full.at[slot])
+        for matrices, buffers in zip(b, b_smem, strict=True):
+            right = matrices.at[tile.matrix, *part]
+            plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])
 
 
 def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
@@ -203,13 +213,15 @@ def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
             plgpu.barrier_wait(full.at[slot])
             multiply(ki, slot)
 
-    def accumulate(acc):
+    def accumulate(*accumulators):
         def multiply(ki, slot):
-            right = b_smem.at[slot]
-            right = plgpu.transpose_ref(right, (1, 0)) if problem.transposed else right
-            plgpu.wgmma(acc, a_smem.at[slot, own_rows], right)
-            # One product stays under way; the buffer of the one before is free.
-            plgpu.wgmma_wait(1)
+            for acc, buffers in zip(accumulators, b_smem, strict=True):
+                right = buffers.at[slot]
+                if problem.transposed:
+                    right = plgpu.transpose_ref(right, (1, 0))
+                plgpu.wgmma(acc, a_smem.at[slot, own_rows], right)
+            # This step's products stay under way; the buffer of the one before is free.
+            plgpu.wgmma_wait(len(accumulators))
 
             @plgpu.when(ki > 0)
             def _():
@@ -217,15 +229,15 @@ def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
                 plgpu.barrier_arrive(empty.at[before])
 
         for_each_step(multiply)
-        product = acc[...]
+        product, *gate = [acc[...] for acc in accumulators]
         last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
         plgpu.barrier_arrive(empty.at[last])
-        return product
+        return problem.epilogue.apply(product, gate=gate[0] if gate else None)
 
     @plgpu.when(row < tile.end)
     def _():
-        product = plgpu.run_scoped(accumulate, plgpu.ACC((c.tile_m, c.tile_n)))
-        product = product.astype(out.dtype)
+        accumulators = [plgpu.ACC((c.tile_m, c.tile_n)) for _ in b_smem]
+        product = plgpu.run_scoped(accumulate, *accumulators).astype(out.dtype)
         _store(problem, product, out, out_smem, row, tile.end, tile.column)
 
     @plgpu.when(row >= tile.end)

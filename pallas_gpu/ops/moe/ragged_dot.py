@@ -13,6 +13,12 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import expect
+from pallas_gpu.ops.gemm.epilogue import (
+    PLAIN,
+    Activation,
+    Epilogue,
+    check_activation,
+)
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
@@ -28,6 +34,7 @@ class _Options:
 
     Attributes:
       transposed: whether the matrices are (groups, n, k).
+      epilogue: of a tile of the product with matrices.
     """
 
     config: RaggedDotConfig | None
@@ -35,6 +42,7 @@ class _Options:
     interpret: Any
     out_dtype: Any
     transposed: bool = False
+    epilogue: Epilogue = PLAIN
 
     def but(self, **changes: Any) -> _Options:
         return dataclasses.replace(self, **changes)
@@ -48,6 +56,8 @@ class _Options:
     preferred_element_type=expect.anything,
     group_offset=expect.optional(expect.arrays),
     rows=expect.optional(expect.arrays),
+    activation=expect.anything,
+    gate=expect.optional(expect.arrays),
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -61,6 +71,8 @@ def ragged_dot(
     group_offset: Any = None,
     *,
     rows: Any = None,
+    activation: Activation | None = None,
+    gate: Any = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
@@ -89,6 +101,12 @@ def ragged_dot(
       rows: (M,), integers: the row of `lhs` that each row of the product takes, so that
         `lhs` may have any number of rows. Threads gather them while they load; the
         result is that of `lhs[rows]`. They are in bounds; one row may occur repeatedly.
+      activation: of the product, in float32: "relu", "gelu" (by tanh), "gelu_exact",
+        "silu", or an elementwise function of a float32 array. Rows of no group remain
+        zero. With `gate` the default is "silu".
+      gate: (groups, K, N), a second matrix for each group. The result is the activation
+        of the product with it, times that with `rhs`: SwiGLU by default. The derivative
+        computes both products again.
       config: tile sizes and schedule, also of the derivatives.
       compiler_params, interpret: see `kernel`.
 
@@ -98,7 +116,8 @@ def ragged_dot(
 
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
-      ArgumentError: a precision that does not exist.
+      ArgumentError: a precision or an activation that does not exist.
+      ArgumentTypeError: an activation that is not an elementwise function.
       OutOfResources: a config that needs more SMEM than there is.
 
     Example:
@@ -110,7 +129,15 @@ def ragged_dot(
     out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
     sizes = checks.sizes(name, group_sizes, rhs.shape[0], group_offset)
     options = _Options(config, compiler_params, interpret, out_dtype)
-    return _product(options, lhs, rhs, *sizes, rows)
+    check_activation(activation, name)
+    if gate is not None:
+        checks.require_gate(name, rhs, gate)
+        activation = "silu" if activation is None else activation
+    elif activation is None:
+        return _product(options, lhs, rhs, *sizes, rows)
+    epilogue = Epilogue(activation=activation, gated=gate is not None)
+    matrices = [rhs] if gate is None else [rhs, gate]
+    return _fused(options.but(epilogue=epilogue), lhs, matrices, *sizes, rows)
 
 
 @expect.arguments(
@@ -207,29 +234,40 @@ def clear_cache() -> None:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _product(options: _Options, lhs, rhs, sizes, offset, rows) -> jax.Array:
     """Returns the rows of lhs, or those of the indices, times their group's matrix."""
-    (m, k), matrices = lhs.shape, rhs.shape[0]
+    return _launch(options, lhs, [rhs], sizes, offset, rows)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _fused(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
+    """Returns the epilogue of the products with one or two lists of matrices."""
+    return _launch(options, lhs, matrices, sizes, offset, rows)
+
+
+def _launch(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
+    (m, k), number = lhs.shape, matrices[0].shape[0]
     m = m if rows is None else rows.shape[0]
     width = 1 if options.transposed else 2
-    n = rhs.shape[width]
-    if 0 in (m, n, k, matrices):
+    n = matrices[0].shape[width]
+    if 0 in (m, n, k, number):
         return jnp.zeros((m, n), options.out_dtype)
-    config = options.config or RaggedDotConfig()
+    config = options.config or RaggedDotConfig.default(gated=len(matrices) > 1)
     lhs = _padded(lhs, 1 if rows is None else config.tile_k)
-    rhs = _padded(rhs)
+    matrices = [_padded(x) for x in matrices]
     problem = hopper.Problem(
         m,
-        n=rhs.shape[width],
+        n=matrices[0].shape[width],
         k=lhs.shape[1],
         groups=sizes.shape[0],
-        matrices=matrices,
+        matrices=number,
         dtype=jnp.dtype(lhs.dtype),
         out_dtype=options.out_dtype,
         transposed=options.transposed,
         gathered=rows is not None,
+        epilogue=options.epilogue,
         config=config,
     )
     f = hopper.make_kernel(problem, options.compiler_params, options.interpret)
-    return f(sizes, offset, *_present(rows), lhs, rhs)[:, :n]
+    return f(sizes, offset, *_present(rows), lhs, *matrices)[:, :n]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -278,6 +316,29 @@ def _product_backward(options: _Options, saved, d_out):
     return d_lhs, d_rhs, None, None, None
 
 
+def _fused_forward(options, lhs, matrices, sizes, offset, rows):
+    saved = lhs, matrices, sizes, offset, rows
+    return _fused(options, *saved), saved
+
+
+def _fused_backward(options: _Options, saved, d_out):
+    """Computes the products again, and differentiates the epilogue by JAX."""
+    lhs, matrices, *more = saved
+    plain = options.but(epilogue=PLAIN, out_dtype=jnp.dtype(jnp.float32))
+
+    def products(lhs, matrices):
+        return [_product(plain, lhs, matrix, *more) for matrix in matrices]
+
+    def epilogue(product, gate=None):
+        # Rows of no group are zero, whatever the activation of zero is.
+        return options.epilogue.activate(product, gate=gate)
+
+    found, backward = jax.vjp(products, lhs, matrices)
+    _, activation = jax.vjp(epilogue, *found)
+    d_products = activation(d_out.astype(jnp.float32))
+    return *backward(list(d_products)), None, None, None
+
+
 def _contract_forward(options, matrices, x, y, sizes, offset, rows):
     saved = x, y, sizes, offset, rows
     return _contract(options, matrices, *saved), saved
@@ -301,13 +362,14 @@ def _scattered(d_rows: jax.Array, rows: Any, array: jax.Array) -> jax.Array:
 
 
 _product.defvjp(_product_forward, _product_backward)
+_fused.defvjp(_fused_forward, _fused_backward)
 _contract.defvjp(_contract_forward, _contract_backward)
 
 
 def _padded(x: jax.Array, step: int = 1) -> jax.Array:
-    """Pads the last dimension to a multiple of 16 bytes, as TMA requires, and of `step`.
+    """Pads the last dimension to multiples of 16 bytes, as TMA requires, and of `step`.
 
-    Copies of gathered rows do not reach beyond them: the tiles divide the rows.
+    Copies of gathered rows do not reach beyond the rows: the tiles divide them.
     """
     missing = -x.shape[-1] % math.lcm(step, 16 // x.dtype.itemsize)
     return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x

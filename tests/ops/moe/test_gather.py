@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products whose rows are gathered, and those with an activation or a gate."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
+from tests.support import everywhere, ragged
+from tests.support.ragged import ROUNDING, normal
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+SMALL = RaggedDotConfig(
+    tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
+)
+# The indices are of all rows of the product, those of no group included.
+SIZES, TOKENS, ROWS = (1, 63, 0, 65, 20), 40, 160
+CONTRACTED = jax.lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), (0,), ())
+
+
+def indices(rows=ROWS):
+    # Some tokens occur several times, some never.
+    return np.random.default_rng(0).integers(0, TOKENS, rows).astype(np.int32)
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (72, 40), (33, 21)])
+def test_rows_of_tokens(n, k):
+    x, w, rows = normal(TOKENS, k), normal(len(SIZES), k, n), indices()
+
+    def make(interpret):
+        return lambda x, w, sizes, rows: ragged_dot(
+            x, w, sizes, rows=rows, config=SMALL, interpret=interpret
+        )
+
+    expected = ragged.product(np.asarray(x)[rows], w, SIZES)
+    args = [x, w, jnp.array(SIZES), rows]
+    everywhere.check(
+        make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup]
+    )
+
+
+@pytest.mark.parametrize(("m", "n"), [(128, 64), (40, 75)])
+def test_products_over_rows_of_tokens(m, n):
+    x, y, rows = normal(TOKENS, m), normal(ROWS, n), indices()
+
+    def make(interpret):
+        return lambda x, y, sizes, rows: ragged_dot_general(
+            x, y, sizes, CONTRACTED, rows=rows, config=SMALL, interpret=interpret
+        )
+
+    expected = ragged.contracted(np.asarray(x)[rows], y, SIZES)
+    args = [x, y, jnp.array(SIZES), rows]
+    everywhere.check(
+        make, args, expected, atol=ROUNDING["float16"], executed=[Warpgroup]
+    )
+
+
+def test_derivatives_add_up_where_a_token_occurs_again():
+    x, w, rows = normal(TOKENS, 40), normal(len(SIZES), 40, 72), indices()
+    g = normal(ROWS, 72, seed=1)
+    f = functools.partial(
+        ragged_dot, group_sizes=jnp.array(SIZES), rows=jnp.array(rows), config=SMALL
+    )
+    d_x, d_w = jax.vjp(f, x, w)[1](g)
+    of_rows = ragged.product(g, np.swapaxes(w, 1, 2), SIZES)
+    expected = np.zeros(x.shape)
+    np.add.at(expected, rows, of_rows)
+    np.testing.assert_allclose(d_x, expected, atol=4 * ROUNDING["float16"])
+    expected = ragged.contracted(np.asarray(x)[rows], g, SIZES)
+    np.testing.assert_allclose(d_w, expected, atol=ROUNDING["float16"])
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_gathered_rows_have_no_race(asynchrony):
+    x, w, rows = normal(TOKENS, 64), normal(len(SIZES), 64, 72), indices()
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
+    got = ragged_dot(
+        x, w, jnp.array(SIZES), rows=jnp.array(rows), config=SMALL, interpret=interpret
+    )
+    expected = ragged.product(np.asarray(x)[rows], w, SIZES)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
+
+
+# --- activations and gates ------------------------------------------------------------
+
+
+def _plain(x, w, gate, activation):
+    """The same in float32, by JAX."""
+    out = ragged_of_jax(x, w)
+    if gate is None:
+        return activation(out)
+    return activation(ragged_of_jax(x, gate)) * out
+
+
+def ragged_of_jax(x, w):
+    product = functools.partial(jax.lax.ragged_dot, group_sizes=jnp.array(SIZES))
+    return product(x.astype(jnp.float32), w.astype(jnp.float32), precision="highest")
+
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "silu": jax.nn.silu,
+    None: jax.nn.silu,
+}
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu"])
+def test_an_activation(activation):
+    _check_fused(activation, gated=False)
+
+
+@pytest.mark.parametrize("activation", [None, "gelu"])
+def test_a_gate(activation):
+    _check_fused(activation, gated=True)
+
+
+def _operands(gated):
+    x, w = normal(ROWS, 40), normal(len(SIZES), 40, 72)
+    return x, w / 6, normal(len(SIZES), 40, 72, seed=1) / 6 if gated else None
+
+
+def _check_fused(activation, gated):
+    x, w, gate = _operands(gated)
+
+    def make(interpret):
+        return lambda x, w, *gate: ragged_dot(
+            *(x, w, jnp.array(SIZES)),
+            activation=activation,
+            gate=gate[0] if gate else None,
+            config=SMALL,
+            interpret=interpret,
+        )
+
+    args = [x, w] if gate is None else [x, w, gate]
+    expected = _plain(x, w, gate, ACTIVATIONS[activation])
+    everywhere.check(make, args, expected, atol=2e-2, executed=[Warpgroup])
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_derivatives_of_an_activation(gated):
+    x, w, gate = _operands(gated)
+    weights = normal(ROWS, 72, dtype=jnp.float32, seed=2)
+
+    def ours(x, w, gate):
+        sizes = jnp.array(SIZES)
+        return ragged_dot(x, w, sizes, activation="silu", gate=gate, config=SMALL)
+
+    def derivatives(f):
+        def loss(*operands):
+            return jnp.sum(f(*operands) * weights)
+
+        return jax.grad(loss, argnums=(0, 1, 2) if gated else (0, 1))(x, w, gate)
+
+    plain = functools.partial(_plain, activation=jax.nn.silu)
+    for got, expected in zip(derivatives(ours), derivatives(plain), strict=True):
+        assert got.dtype == expected.dtype
+        np.testing.assert_allclose(
+            np.asarray(got, np.float32), np.asarray(expected, np.float32), atol=0.1
+        )
+
+
+def test_rows_of_no_group_are_not_activated():
+    x, w, _ = _operands(False)
+    out = ragged_dot(x, w, jnp.array(SIZES), activation=jnp.cos, config=SMALL)
+    assert not np.any(np.asarray(out)[sum(SIZES) :])
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("activation", ["silu", "gelu"])
+@pytest.mark.parametrize("gated", [False, True])
+def test_fused_products_do_not_spill(activation, gated):
+    x = jax.ShapeDtypeStruct((8192, 4096), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((16, 4096, 4096), jnp.bfloat16)
+    sizes, rows = (jax.ShapeDtypeStruct((s,), jnp.int32) for s in (16, 16384))
+
+    def f(x, w, gate, sizes, rows):
+        gate = gate if gated else None
+        return ragged_dot(x, w, sizes, rows=rows, activation=activation, gate=gate)
+
+    (report,) = plgpu.offline.compile(f, x, w, w, sizes, rows)
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "what"),
+    [
+        ({"rows": jnp.zeros((4, 4), int)}, errors.ShapeError, "rows are not one index"),
+        ({"rows": jnp.zeros(4)}, errors.DTypeError, "rows are not integers"),
+        (
+            {"gate": normal(2, 16, 32)},
+            errors.ShapeError,
+            "the gate is not like rhs",
+        ),
+        (
+            {"gate": normal(2, 16, 24, dtype=jnp.bfloat16)},
+            errors.DTypeError,
+            "the gate is not like rhs",
+        ),
+        ({"activation": "swish"}, errors.ArgumentError, "unknown activation"),
+    ],
+)
+def test_operands_fit_each_other(changes, error, what):
+    with pytest.raises(error, match=what) as caught:
+        ragged_dot(normal(8, 16), normal(2, 16, 24), jnp.array([3, 5]), **changes)
+    assert caught.value.expected and caught.value.hint
