@@ -12,6 +12,7 @@ SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 DECODE = "tests/ops/flash/test_decode.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
+GATHER = "tests/ops/moe/test_gather.py"
 STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
@@ -197,7 +198,18 @@ EFFECTS: dict[str, str] = {
             "test_any_configuration",
         ),
     ),
+    "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
+    **_seen(
+        "ragged_dot",
+        GATHER,
+        {
+            "rows": "test_rows_of_tokens",
+            "activation": "test_an_activation",
+            "gate": "test_a_gate",
+        },
+    ),
+    "ops.ragged_dot_general.rows": f"{GATHER}::test_products_over_rows_of_tokens",
     **_seen("ragged_dot_general", RAGGED_DOT, _RAGGED),
     **_seen(
         "matmul",
