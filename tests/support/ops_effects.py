@@ -193,11 +193,12 @@ EFFECTS: dict[str, str] = {
         dict.fromkeys(
             (
                 *("tile_m", "tile_n", "tile_k", "stages"),
-                *("epilogue_n", "strip", "blocks"),
+                *("epilogue_n", "strip"),
             ),
             "test_any_configuration",
         ),
     ),
+    "ops.RaggedDotConfig.blocks": f"{RAGGED_DOT}::test_any_number_of_blocks",
     "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen(

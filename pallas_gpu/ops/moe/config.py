@@ -34,7 +34,8 @@ class RaggedDotConfig:
       epilogue_n: columns of a tile that are stored at once.
       strip: columns of tiles that are visited together; their part of the matrices
         stays in the L2 cache.
-      blocks: number of blocks; one per SM.
+      blocks: number of blocks of products over rows; one per SM. For the others, whose
+        tiles differ in their work, the launch has as many as the GPU holds.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.

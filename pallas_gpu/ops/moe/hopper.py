@@ -3,7 +3,8 @@
 
 A block has three warpgroups. The last one copies tiles of both operands into a ring of
 SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
-the table of groups and tiles for itself, and finds the group of a tile in it. Loads may
+the table of groups and tiles for itself, and finds the group of a tile in it. Blocks
+claim tiles one by one, as the last tile of a group may be less work. Loads may
 reach into the rows of the next group; stores do not: the last tile of a group is stored
 from registers under a mask, all others go through SMEM by TMA. A warpgroup whose half
 of a tile has no rows does not multiply, so that the tensor core works for the other.

@@ -84,8 +84,8 @@ def test_types_of_operands_and_result(dtype, out):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"strip": 1, "blocks": 1},
-        {"strip": 3, "blocks": 5},
+        {"strip": 1},
+        {"strip": 3},
         {"stages": 4},
         {"tile_m": 128},
         {"tile_n": 96, "epilogue_n": 32},
@@ -96,6 +96,15 @@ def test_types_of_operands_and_result(dtype, out):
 def test_any_configuration(changes):
     c = dataclasses.replace(SMALL, **changes)
     check(200, 200, 96, (3, 130, 40), c, semantics=[Warpgroup], executed=[])
+
+
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_any_number_of_blocks(blocks):
+    a, b, sizes = normal(160, 200), normal(160, 72), jnp.array(ODD)
+    c = dataclasses.replace(SMALL, blocks=blocks)
+    got = ragged_dot_general(a, b, sizes, CONTRACTED, config=c)
+    expected = ragged.contracted(a, b, ODD)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
 
 
 def test_many_groups():
