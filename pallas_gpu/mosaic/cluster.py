@@ -157,10 +157,11 @@ def arrive(
       pointer: `!llvm.ptr<3>` of this block's mbarrier.
       blocks: the blocks to arrive at.
       others: further groups, which have this block alone in common.
-      elected: i1, true in the thread that arrives; None: the issuer's elected thread.
+      elected: i1, true in the thread that arrives; None: the issuer's elected thread,
+        or for several blocks a lane each of the issuer's first warp.
       sync: False if the caller has synchronized its threads already.
       memory_scope: "cluster" makes the threads' writes visible to the other blocks. It
-        costs a fence at GPU scope for each arrival (MEMBAR.ALL.GPU in SASS, which
+        costs a fence at GPU scope for each instruction (MEMBAR.ALL.GPU in SASS, which
         halves the speed of a matrix product); "cta" suffices to release reads.
       orders_tensor_core: see `mbarrier.fence_before_arrival`; needs `sync`.
       count: how many arrivals it counts as, at each block.
@@ -170,8 +171,18 @@ def arrive(
     if sync:
         mbarrier.synchronize()
     kernel = module.current()
+    ranks = blocks.ranks
+    if elected is None and blocks.count > 1:
+        # One instruction of several lanes has one fence, which precedes them all.
+        rank_of_lane, arrives = _lane_ranks(blocks)
+        with predicated(arrives):
+            remote = addressing.map_shared(pointer, rank_of_lane)
+            emit_arrive_remote(remote, memory_scope, count)
+        ranks = ()
+    if not ranks and not others:
+        return
     with predicated(kernel.elected if elected is None else elected):
-        for block_rank in blocks.ranks:
+        for block_rank in ranks:
             remote = addressing.map_shared(pointer, block_rank)
             emit_arrive_remote(remote, memory_scope, count)
         for group_ in others:
@@ -180,6 +191,20 @@ def arrive(
                 with predicated(arith.cmpi(unequal, group_.index, kernel.i32(i))):
                     remote = addressing.map_shared(pointer, block_rank)
                     emit_arrive_remote(remote, memory_scope, count)
+
+
+def _lane_ranks(blocks: Group) -> tuple[ir.Value, ir.Value]:
+    """i32, i1: in the issuer's first lanes a block's rank each, and whether it is one."""
+    kernel = module.current()
+    threads = kernel.threads
+    lane = threads.lane if kernel.issuer == "warp" else threads.warpgroup_thread
+    equal = arith.CmpIPredicate.eq
+    rank_of_lane = blocks.ranks[0]
+    for i, block_rank in enumerate(blocks.ranks[1:], 1):
+        is_lane = arith.cmpi(equal, lane, kernel.i32(i))
+        rank_of_lane = arith.select(is_lane, block_rank, rank_of_lane)
+    less = arith.CmpIPredicate.ult
+    return rank_of_lane, arith.cmpi(less, lane, kernel.i32(blocks.count))
 
 
 def emit_arrive_remote(

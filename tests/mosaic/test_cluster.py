@@ -156,8 +156,9 @@ def test_a_remote_arrival_is_released_to_the_cluster(compile_kernel):
 
     spec = {"grid": (2, 1, 1), "cluster": (2, 1, 1), "smem_bytes": 1024}
     ptx = compile_kernel(body, **spec).ptx
-    assert ptx.count("mapa.shared::cluster") == 2
-    assert ptx.count("mbarrier.arrive.release.cluster.shared::cluster.b64") == 2
+    # One instruction, in a lane for each block: its fence is expensive.
+    assert ptx.count("mapa.shared::cluster") == 1
+    assert ptx.count("mbarrier.arrive.release.cluster.shared::cluster.b64") == 1
     assert "mbarrier.try_wait.parity.acquire.cluster" in ptx
 
 

@@ -63,7 +63,6 @@ EFFECTS: dict[str, str] = {
             "warpgroups": "test_a_configuration_fits_the_tensor_core_and_itself",
             "split": "test_every_block_has_a_part_of_k",
             "clusters": "test_every_block_has_a_part_of_k",
-            "pair": "test_a_configuration_fits_the_tensor_core_and_itself",
             "part_m": "test_a_configuration_fits_the_tensor_core_and_itself",
             "blocks": "test_a_configuration_fits_the_tensor_core_and_itself",
         },

@@ -41,7 +41,6 @@ from pallas_gpu.ops.tiles import tiles
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
 # that a warp stores at once, are then in different banks.
 _PAD = 4
-_ZEROS = plgpu.OOBFillMode.ZEROS
 
 
 @functools.lru_cache(maxsize=256)
@@ -55,11 +54,6 @@ def make_kernel(
     a_tile = (c.tile_k, c.tile_m) if p.transpose_a else (c.tile_m, c.tile_k)
     b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
     factors = 2 if p.epilogue.gated else 1
-    options: dict[str, Any] = {
-        "num_arrivals": c.warpgroups,
-        "num_barriers": c.stages,
-        "initially_complete": True,
-    }
     scratch: dict[str, Any] = {
         "a_smem": tiles((c.stages, *a_tile), p.dtype),
         "b_smem": tiles((c.stages, *b_tile), p.dtype),
@@ -67,14 +61,15 @@ def make_kernel(
             (c.warpgroups, factors, c.part, c.own_n + _PAD), _sum_dtype(p)
         ),
         "full": plgpu.Barrier(num_arrivals=1 + factors, num_barriers=c.stages),
-        # A buffer is empty when the consumers of both blocks of a pair have read it.
-        "empty": plgpu.Barrier(**options)
-        if c.pair is None
-        else plgpu.ClusterBarrier(collective_axes="pair", **options),
+        "empty": plgpu.Barrier(
+            num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
+        ),
     }
     if p.epilogue.gated:
         scratch["gate_smem"] = tiles((c.stages, *b_tile), p.dtype)
-    for name in ("written", "read") if c.split > 1 else ():
+    # An arrival of a cluster is expensive, so none where the sums are stored once.
+    many = schedule.workers < schedule.tiles or c.part < c.tile_m
+    for name in ("written", *(["read"] if many else [])) if c.split > 1 else ():
         scratch[name] = plgpu.ClusterBarrier(
             collective_axes="split",
             num_barriers=c.warpgroups,
@@ -86,8 +81,8 @@ def make_kernel(
         # The last part waits for those before it: blocks start in this order.
         grid=(c.clusters, schedule.workers),
         grid_names=("part", "worker"),
-        cluster=(c.split, c.pair_size),
-        cluster_names=("split", "pair"),
+        cluster=(c.split,),
+        cluster_names=("split",),
         num_threads=c.warpgroups + 1,
         thread_name="wg",
         kernel_name="split_matmul",
@@ -123,20 +118,20 @@ class _Schedule:
 
     @property
     def plane(self) -> tuple[int, int]:
-        """Tiles of clusters along M and N; the last ones may exceed the problem."""
-        p, (m, n) = self.problem, self.config.cluster_tile
-        return plgpu.cdiv(p.m, m), plgpu.cdiv(p.n, n)
+        """Tiles along M and N; the last ones may exceed the problem."""
+        p, c = self.problem, self.config
+        return plgpu.cdiv(p.m, c.tile_m), plgpu.cdiv(p.n, c.tile_n)
 
     @property
     def tiles(self) -> int:
-        """Tiles of clusters of all products."""
+        """Tiles of all products."""
         return self.problem.batch * math.prod(self.plane)
 
     @property
     def workers(self) -> int:
         """Clusters for each part of K: no more than there are tiles."""
         c = self.config
-        return min(c.blocks // (c.cluster_size * c.clusters), self.tiles)
+        return min(c.blocks // (c.split * c.clusters), self.tiles)
 
     def depth(self) -> tuple[Any, Any]:
         """Returns this block's first step along K, and the number of its steps."""
@@ -171,10 +166,6 @@ class _Schedule:
             ni = lax.div(info.index[0], np.int32(rows))
             batch = lax.div(ni, np.int32(columns))
             ni = lax.rem(ni, np.int32(columns))
-            if c.pair == "m":
-                mi = mi * 2 + lax.axis_index("pair")
-            elif c.pair == "n":
-                ni = ni * 2 + lax.axis_index("pair")
             visit(batch, mi * c.tile_m, ni * c.tile_n, info.local_index * steps)
 
 
@@ -215,10 +206,9 @@ def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
 
 def _produce(schedule: _Schedule, mem: _Memory) -> None:
     p, c = schedule.problem, schedule.config
-    share_a, share_b = (("pair",) if c.pair == axis else () for axis in ("n", "m"))
-    factors = [(mem.b, mem.b_smem, share_b), (mem.a, mem.a_smem, share_a)]
+    factors = [(mem.b, mem.b_smem), (mem.a, mem.a_smem)]
     if mem.gate is not None:
-        factors.append((mem.gate, mem.gate_smem, share_b))
+        factors.append((mem.gate, mem.gate_smem))
     first, steps = schedule.depth()
 
     def visit(batch, row, column, first_step):
@@ -231,16 +221,13 @@ def _produce(schedule: _Schedule, mem: _Memory) -> None:
             depth = plgpu.ds((first + ki) * c.tile_k, c.tile_k)
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
-            for source, buffers, axes in factors:
+            for source, buffers in factors:
                 is_a = source is mem.a
                 shared = p.shared_a if is_a else p.shared_b
                 plgpu.copy_gmem_to_smem(
                     source.at[(0 if shared else batch, *(of_a if is_a else of_b))],
                     buffers.at[slot],
                     mem.full.at[slot],
-                    collective_axes=axes,
-                    # The tile of a pair's second block may lie outside as a whole.
-                    oob_mode=_ZEROS,
                 )
 
     schedule.for_each_tile(visit)
@@ -306,6 +293,7 @@ class _Consumer:
         share, first = c.part // c.split, 0
         if c.split > 1:
             first = lax.axis_index("split") * share
+        if mem.read is not None:
             plgpu.barrier_wait(mem.read.at[self.wg])
         for i, product in enumerate(products):
             mem.sums.at[self.wg, i, :, columns].T[...] = product
@@ -330,7 +318,7 @@ class _Consumer:
             else:
                 self.add_clusters(totals, place)
 
-        if c.split > 1:
+        if mem.read is not None:
             plgpu.barrier_arrive(mem.read.at[self.wg])
 
     def add_clusters(self, totals, place) -> None:

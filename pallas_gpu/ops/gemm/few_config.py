@@ -5,10 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import is_axis
 
 
 @expect.arguments(
@@ -19,7 +17,6 @@ from pallas_gpu.ops.rules import is_axis
     warpgroups=expect.integer(),
     split=expect.integer(),
     clusters=expect.integer(),
-    pair=expect.anything,
     part_m=expect.optional(expect.integer()),
     blocks=expect.integer(),
 )
@@ -35,9 +32,6 @@ class SplitMatmulConfig:
       warpgroups: warpgroups of a block that multiply.
       split: blocks of a cluster that divide K.
       clusters: clusters that divide K among each other.
-      pair: what two blocks of a cluster share beside that: "n", the same rows of the
-        left operand, for different columns; "m", the same columns of the right one;
-        or None. Each loads one half and multicasts it to both.
       part_m: rows that are stored at once; None: up to 64.
       blocks: maximum number of blocks of the launch, which then loop over tiles.
 
@@ -52,7 +46,6 @@ class SplitMatmulConfig:
     warpgroups: int = 2
     split: int = 1
     clusters: int = 1
-    pair: Literal["m", "n"] | None = None
     part_m: int | None = None
     blocks: int = 2 * arch.SM_90A.sm_count
 
@@ -76,19 +69,12 @@ class SplitMatmulConfig:
                 got=f"tile_n={n}, warpgroups={self.warpgroups}",
                 hint="start from SplitMatmulConfig()",
             )
-        if self.split not in (1, 2, 4, 8) or self.cluster_size > 8:
+        if self.split not in (1, 2, 4, 8):
             raise errors.ArgumentError(
                 "SplitMatmulConfig: invalid division of K",
-                expected="split 1, 2, 4 or 8, with a pair up to 4",
-                got=f"split={self.split}, pair={self.pair!r}",
+                expected="split 1, 2, 4 or 8",
+                got=f"split={self.split}",
                 hint="every GPU can run clusters of up to 8 blocks",
-            )
-        if not (self.pair is None or is_axis(self.pair)):
-            raise errors.ArgumentError(
-                "SplitMatmulConfig: invalid pair",
-                expected="'m', 'n' or None",
-                got=repr(self.pair),
-                hint="'n' shares rows of A, 'm' columns of B",
             )
         part = self.part
         if part < 8 or part % 8 or m % part:
@@ -98,7 +84,7 @@ class SplitMatmulConfig:
                 got=f"part_m={part}",
                 hint="None suits most tiles",
             )
-        blocks = self.cluster_size * self.clusters
+        blocks = self.split * self.clusters
         if self.stages < 2 or not 1 <= blocks <= self.blocks:
             raise errors.ArgumentError(
                 "SplitMatmulConfig: there are too few stages, clusters or blocks",
@@ -108,22 +94,6 @@ class SplitMatmulConfig:
                 f"blocks={self.blocks}",
                 hint="start from SplitMatmulConfig()",
             )
-
-    @property
-    def pair_size(self) -> int:
-        """Blocks that share an operand."""
-        return 1 if self.pair is None else 2
-
-    @property
-    def cluster_size(self) -> int:
-        """Blocks of a cluster."""
-        return self.split * self.pair_size
-
-    @property
-    def cluster_tile(self) -> tuple[int, int]:
-        """Rows and columns of a cluster's tile."""
-        m, n = (self.pair_size if self.pair == axis else 1 for axis in ("m", "n"))
-        return m * self.tile_m, n * self.tile_n
 
     @property
     def part(self) -> int:

@@ -18,6 +18,8 @@ from tests.support import everywhere
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup, under
 
+pytestmark = pytest.mark.sampled(2)
+
 SMALL = SplitMatmulConfig(tile_m=8, tile_n=64, tile_k=64, stages=2, warpgroups=1)
 
 
@@ -72,14 +74,6 @@ def test_a_cluster_of_eight_blocks():
     check((1, 64, 1160), config(tile_k=128, split=8))
 
 
-@pytest.mark.parametrize("pair", ["m", "n"])
-@pytest.mark.parametrize("transpose_b", [False, True], ids=["w", "w.T"])
-def test_two_blocks_share_an_operand(pair, transpose_b):
-    # An odd number of tiles along either dimension.
-    c = config(tile_m=16, pair=pair, split=2, blocks=8)
-    check((35, 136, 200), c, transpose_b=transpose_b)
-
-
 @pytest.mark.parametrize(("split", "clusters", "blocks"), [(1, 3, 3), (2, 2, 99)])
 def test_clusters_divide_k(split, clusters, blocks):
     c = config(tile_m=16, split=split, clusters=clusters, blocks=blocks)
@@ -98,8 +92,7 @@ def test_types_of_operands_and_result(dtype, out):
     "changes",
     [
         {"split": 2, "stages": 3},
-        {"pair": "m", "tile_m": 16},
-        {"pair": "n", "split": 2, "tile_m": 16},
+        {"split": 2, "part_m": 8, "tile_m": 16},
         {"clusters": 2, "split": 2},
     ],
 )
@@ -227,7 +220,7 @@ def test_float32_is_multiplied_as_tf32():
     [
         ((16, 4096, 4096), SplitMatmulConfig(tile_m=16, split=4)),
         ((256, 4096, 4096), SplitMatmulConfig(tile_m=256, tile_n=128, split=4)),
-        ((256, 8192, 8192), SplitMatmulConfig(tile_m=128, pair="m")),
+        ((256, 8192, 8192), SplitMatmulConfig(tile_m=128)),
         ((256, 256, 65536), SplitMatmulConfig(tile_m=128, split=8, clusters=4)),
     ],
 )
@@ -251,8 +244,6 @@ def test_nothing_spills(shape, c):
         ({"tile_n": 96}, "the warpgroups do not divide the columns", "96"),
         ({"tile_n": 256}, "the warpgroups do not divide the columns", "256"),
         ({"split": 3}, "invalid division of K", "3"),
-        ({"split": 8, "pair": "n"}, "invalid division of K", "8"),
-        ({"pair": "k"}, "invalid pair", "'k'"),
         ({"part_m": 12}, "the parts do not divide the rows of a tile", "12"),
         ({"stages": 1}, "there are too few stages, clusters or blocks", "stages=1"),
         ({"clusters": 0}, "there are too few stages, clusters or blocks", "clusters=0"),
