@@ -194,7 +194,7 @@ def arrive(
 
 
 def _lane_ranks(blocks: Group) -> tuple[ir.Value, ir.Value]:
-    """i32, i1: in the issuer's first lanes a block's rank each, and whether it is one."""
+    """i32, i1: a block's rank in each of the first lanes, and whether it is one."""
     kernel = module.current()
     threads = kernel.threads
     lane = threads.lane if kernel.issuer == "warp" else threads.warpgroup_thread
