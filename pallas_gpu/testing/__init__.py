@@ -4,17 +4,27 @@
 from pallas_gpu.testing.autotune import Autotuned, autotune
 from pallas_gpu.testing.bench import do_bench, kernel_times
 from pallas_gpu.testing.cost import Estimate
+from pallas_gpu.testing.perf_report import (
+    Benchmark,
+    PerfReport,
+    PerfTable,
+    perf_report,
+)
 from pallas_gpu.testing.rank import rank
 from pallas_gpu.testing.tuning.report import TunedConfig, TuningReport
 
 __all__ = [
     "Autotuned",
+    "Benchmark",
     "Estimate",
+    "PerfReport",
+    "PerfTable",
     "TunedConfig",
     "TuningReport",
     "autotune",
     "do_bench",
     "kernel_times",
+    "perf_report",
     "rank",
 ]
 

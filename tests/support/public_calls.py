@@ -206,6 +206,14 @@ GOOD: dict[str, Good] = {
         timer=_one_kernel,
     ),
     "testing.kernel_times": _top(run=nothing),
+    "testing.Benchmark": _top(
+        x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
+    ),
+    "testing.perf_report": _top(
+        benchmarks=plgpu.testing.Benchmark(
+            x_names=["n"], x_vals=[1], line_arg="of", line_vals=["ours"]
+        ),
+    ),
     "testing.rank": _top(f=lambda x, config: x, configs=[1], args=(OUT,)),
     "autotune": _top(
         lambda decorate, _: decorate(_tunable)(jnp.zeros((8,))),

@@ -30,6 +30,8 @@ NOT_CALLED = {
     "offline.LoweredReport": "made by offline.lower",
     "testing.Autotuned": "made by autotune",
     "testing.Estimate": "made by testing.rank",
+    "testing.PerfReport": "made by testing.perf_report",
+    "testing.PerfTable": "made by testing.perf_report",
     "testing.TunedConfig": "made by autotune",
     "testing.TunedConfig.of": "made by autotune",
     "testing.TuningReport": "made by autotune",

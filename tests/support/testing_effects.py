@@ -8,6 +8,7 @@ from collections.abc import Callable
 BENCH = "tests/testing/test_bench.py"
 TUNE = "tests/testing/test_autotune.py"
 PROCESSES = "tests/testing/test_tuning_processes.py"
+REPORT = "tests/testing/test_perf_report.py"
 COST = "tests/testing/test_cost.py"
 
 EFFECTS: dict[str, Callable[[], list[str]] | str] = {
@@ -46,4 +47,16 @@ EFFECTS |= {
     "test_without_processes_nothing_is_compiled_offline",
     "testing.rank.args": f"{COST}::test_the_work_of_a_product_is_that_of_its_tiles",
     "testing.rank.target": f"{COST}::test_the_target_is_an_argument",
+}
+EFFECTS |= {
+    f"testing.Benchmark.{name}": f"{REPORT}::{test}"
+    for name, test in {
+        "line_names": "test_lines_have_titles",
+        "plot_name": "test_the_table_is_saved",
+        "args": "test_other_arguments_come_from_the_benchmark_and_from_run",
+        "xlabel": "test_a_plot_has_a_line_for_each_column",
+        "ylabel": "test_a_plot_has_a_line_for_each_column",
+        "x_log": "test_a_plot_has_a_line_for_each_column",
+        "y_log": "test_a_plot_has_a_line_for_each_column",
+    }.items()
 }
