@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, hopper, operands
+from pallas_gpu.ops.flash import blackwell, heuristic, hopper, operands
 from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
@@ -22,8 +23,6 @@ from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands, Problem
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
-# The part of a consumer's registers that is not an accumulator or an operand.
-_OTHER_REGISTERS = 32
 _BLACKWELL_HEAD_DIMS = 64, 128
 _ARRAY = expect.optional(expect.arrays)
 
@@ -160,7 +159,7 @@ def attention(
     )
     ragged = packed or x.q_lengths is not None
     mask = operands.make_mask(causal, window, align, x.q_ids is not None, ragged)
-    chosen = _chosen(config, compiler_params, head_dim, mask)
+    chosen = _chosen(config, compiler_params, head_dim)
     if isinstance(chosen, BlackwellAttentionConfig):
         _check_for_blackwell(head_dim, v_dim, mask, scores, return_logsumexp)
     x = x._replace(q=operands.padded(q), k=operands.padded(k), v=operands.padded(v))
@@ -176,6 +175,9 @@ def attention(
         logsumexp=return_logsumexp,
         deterministic=deterministic,
     )
+    if config is None and isinstance(chosen, AttentionConfig):
+        chosen = heuristic.configured(problem)
+        problem = dataclasses.replace(problem, config=chosen)
     out, logsumexp = _forward(problem, x, compiler_params, interpret)
     out = out[..., :v_dim] if v_dim < out.shape[-1] else out
     return (out, logsumexp) if return_logsumexp else out
@@ -210,9 +212,8 @@ def _chosen(
     config: AttentionConfig | BlackwellAttentionConfig | None,
     compiler_params: plgpu.CompilerParams | None,
     head_dim: int,
-    mask: Mask,
 ) -> AttentionConfig | BlackwellAttentionConfig:
-    """Returns the configuration; its type says which kernel is meant.
+    """Returns the configuration, or any; its type says which kernel is meant.
 
     Raises:
       ArgumentError: the one given is for another target than the parameters.
@@ -220,7 +221,7 @@ def _chosen(
     if config is None:
         if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
             return BlackwellAttentionConfig.default(head_dim)
-        return AttentionConfig.default(head_dim, causal=mask.right is not None)
+        return AttentionConfig()
     given = None if compiler_params is None else compiler_params.target
     is_for_hopper = isinstance(config, AttentionConfig)
     needed = arch.Feature.WGMMA if is_for_hopper else arch.Feature.TCGEN05
@@ -257,7 +258,7 @@ def _check_for_blackwell(
 
 
 def _check_registers(config: AttentionConfig, head_dim: int) -> None:
-    needed = config.accumulator_registers(head_dim) + _OTHER_REGISTERS
+    needed = config.accumulator_registers(head_dim) + heuristic.OTHER_REGISTERS
     _, available = REGISTERS[config.consumers]
     if needed > available:
         raise errors.ArgumentError(

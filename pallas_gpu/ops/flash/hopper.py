@@ -56,6 +56,8 @@ def forward(
         inputs["kv_ids"] = _padded(x.kv_ids, c.block_kv)
     if p.packed:
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
+    if p.persistent and p.uneven:
+        inputs["schedule"] = jnp.asarray(p.schedule())
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
         inputs["bias"] = _padded(x.bias, row_elems)
@@ -81,11 +83,13 @@ def make_kernel(
     c = p.config
     full = plgpu.Barrier(num_barriers=c.stages)
     empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
+    # Rows of Q arrive for the next tile while those of this one are still in use.
+    q_buffers = 2 if p.persistent else 1
     scratch = {
-        "q_smem": tiles((c.block_q, p.head_dim), p.dtype),
+        "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
         "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
         "v_smem": tiles((c.stages, c.block_kv, p.v_dim), p.dtype),
-        "q_full": plgpu.Barrier(),
+        "q_full": plgpu.Barrier(num_barriers=q_buffers),
         "k_full": full,
         "v_full": full,
         "k_empty": empty,
@@ -99,7 +103,9 @@ def make_kernel(
         # Rows of Q arrive for the next tile while this one's result leaves.
         scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.dtype)
     if p.persistent:
-        scratch["q_empty"] = plgpu.Barrier(num_arrivals=c.consumers)
+        scratch["q_empty"] = plgpu.Barrier(
+            num_arrivals=c.consumers, num_barriers=q_buffers
+        )
     results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.dtype)}
     if p.logsumexp:
         results["lse"] = jax.ShapeDtypeStruct(p.logsumexp_shape, jnp.float32)
@@ -169,6 +175,7 @@ class _Memory:
     q_starts: Any = None
     kv_starts: Any = None
     of_tiles: Any = None
+    schedule: Any = None
 
 
 def _body(p: Problem[AttentionConfig], mem: _Memory) -> None:
@@ -178,31 +185,72 @@ def _body(p: Problem[AttentionConfig], mem: _Memory) -> None:
     @plgpu.when(wg == p.config.consumers)
     def _():
         plgpu.set_max_registers(producer_registers, action="decrease")
-        _for_each_tile(p, mem, functools.partial(_produce, p, mem))
+        _Work(p, mem).for_each(functools.partial(_produce, p, mem), jnp.int32(0))
 
     @plgpu.when(wg < p.config.consumers)
     def _():
         plgpu.set_max_registers(consumer_registers, action="increase")
         consumer = _Consumer(p, mem, wg)
         consumer.open_turns()
-        _for_each_tile(p, mem, consumer.visit)
+        if p.persistent:
+            consumer.visit_all(_Work(p, mem))
+        else:
+            consumer.visit(*_Work(p, mem).at(lax.axis_index("worker")))
         plgpu.wait_smem_to_gmem(0)
 
 
-def _for_each_tile(p: Problem[AttentionConfig], mem: _Memory, visit: Any) -> None:
-    """Calls `visit(number, tile, blocks, steps before it)` for a block's tiles."""
+@dataclasses.dataclass(frozen=True)
+class _Work:
+    """The tiles of a block, in the order in which all its warpgroups visit them."""
 
-    @plgpu.nd_loop((p.tiles,), collective_axes="worker", init_carry=jnp.int32(0))
-    def _(info, carry):
-        tile = _tile(p, mem, info.index[0])
+    p: Problem[AttentionConfig]
+    mem: _Memory
+
+    @property
+    def count(self) -> Any:
+        """How many there are."""
+        p, worker = self.p, lax.axis_index("worker")
+        if self.mem.schedule is not None:
+            return self.mem.schedule[worker, 0]
+        return masks.divide(p.tiles + p.workers - 1 - worker, p.workers)
+
+    def number(self, position: Any) -> Any:
+        """Returns the position in the launch of one of them."""
+        worker = lax.axis_index("worker")
+        if self.mem.schedule is not None:
+            return self.mem.schedule[worker, plus(position, 1)]
+        return plus(worker, times(position, self.p.workers))
+
+    def for_each(self, visit: Any, carry: Any) -> Any:
+        """Calls `visit(position, number, following, carry)`; it returns the next carry.
+
+        The number of the following tile is loaded before this one is visited; behind
+        the last tile it is the number of any tile.
+        """
+        if not self.p.persistent:
+            number = lax.axis_index("worker")
+            return visit(jnp.int32(0), number, number, carry)
+        start = self.number(jnp.int32(0)), carry
+
+        @plgpu.loop(0, self.count, init_carry=start)
+        def found(position, carried):
+            number, carry = carried
+            following = self.number(plus(position, 1))
+            return following, visit(position, number, following, carry)
+
+        return found[1]
+
+    def at(self, number: Any) -> tuple[Tile, Blocks]:
+        """Returns a tile and the blocks that it sees."""
+        p, mem = self.p, self.mem
+        tile = _tile(p, mem, number)
         of_segments = None
         if p.mask.segments:
-            number = masks.divide(tile.q_start, p.config.block_q)
-            row = mem.of_segments.at[tile.batch, number]
+            row = mem.of_segments.at[
+                tile.batch, masks.divide(tile.q_start, p.config.block_q)
+            ]
             of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
-        blocks = p.blocks(tile, of_segments)
-        visit(info.local_index, tile, blocks, carry)
-        return plus(carry, masks.minus(blocks.end, blocks.first))
+        return tile, p.blocks(tile, of_segments)
 
 
 def _tile(p: Problem[AttentionConfig], mem: _Memory, linear: Any) -> Tile:
@@ -226,23 +274,32 @@ def _rows(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any
 
 
 def _produce(
-    p: Problem[AttentionConfig], mem: _Memory, number, tile, blocks, before
-) -> None:
-    """Copies the rows of Q of a tile, then K and V in the order of their use."""
+    p: Problem[AttentionConfig], mem: _Memory, position, number, following, before
+) -> Any:
+    """Copies the rows of Q of a tile, then K and V in the order of their use.
+
+    Returns the number of steps up to the end of the tile; `before` is that up to its
+    beginning.
+    """
+    del following
     c = p.config
+    tile, blocks = _Work(p, mem).at(number)
     kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
     # Sequences that are packed may be empty, also at the end of the array.
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
+    buffer = _q_buffer(p, position)
     if p.persistent:
 
-        @plgpu.when(number > 0)
+        @plgpu.when(position > 1)
         def _():
-            plgpu.barrier_wait(mem.q_empty)
+            plgpu.barrier_wait(mem.q_empty.at[buffer])
 
     q_rows = _rows(
         p, mem.q, tile, plus(tile.q_first, tile.q_start), c.block_q, tile.head
     )
-    plgpu.copy_gmem_to_smem(q_rows, mem.q_smem, mem.q_full, oob_mode=mode)
+    plgpu.copy_gmem_to_smem(
+        q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
+    )
 
     steps = masks.minus(blocks.end, blocks.first)
     last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
@@ -285,6 +342,11 @@ def _produce(
         copy_v(plus(step, -1))
 
     copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
+    return plus(before, steps)
+
+
+def _q_buffer(p: Problem[AttentionConfig], position: Any) -> Any:
+    return lax.rem(position, np.int32(2)) if p.persistent else 0
 
 
 def _bias_part(p: Any, mem: _Memory, tile: Tile, column: Any) -> Any:
@@ -348,39 +410,91 @@ class _Consumer:
             following = lax.rem(plus(self.wg, 1), np.int32(self.p.config.consumers))
             plgpu.barrier_arrive(self.mem.turn.at[following])
 
-    def visit(self, number, tile, blocks, before) -> None:
+    def visit(self, tile: Tile, blocks: Blocks) -> None:
         """Computes and stores its rows of a tile."""
-        del number
-        p, mem = self.p, self.mem
-        own = self.own(tile)
-        steps = masks.minus(blocks.end, blocks.first)
+        own, mem = self.own(tile), self.mem
 
         def over_blocks(acc):
-            plgpu.barrier_wait(mem.q_full)
+            plgpu.barrier_wait(mem.q_full.at[0])
+            q = mem.q_smem.at[0, self.own_rows]
+            state = self.first_step(q, jnp.int32(0), own, plus(blocks.end, -1))
+            state = self.other_steps(acc, q, jnp.int32(0), state, own, blocks)
+            last = masks.minus(plus(blocks.end, -1), blocks.first)
+            return self.finish(acc, last, state, own)
 
-            def step(step, state, masked):
-                block = masks.minus(plus(blocks.end, -1), step)
-                return self.step(acc, plus(before, step), state, own, block, masked)
-
-            masked_step = functools.partial(step, masked=True)
-            whole_step = functools.partial(step, masked=False)
-            state = self.first_step(before, own, plus(blocks.end, -1))
-            masked, whole = 1, steps
-            if p.masks_more:
-                masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
-                state = plgpu.loop(1, masked, init_carry=state)(masked_step)
-            if p.masks_first:
-                whole = masks.minus(blocks.end, blocks.first_whole)
-                whole = masks.maximum(whole, masked)
-            state = plgpu.loop(masked, whole, init_carry=state)(whole_step)
-            if p.masks_first:
-                state = plgpu.loop(whole, steps, init_carry=state)(masked_step)
-            if p.persistent:
-                plgpu.barrier_arrive(mem.q_empty)
-            return self.finish(acc, plus(before, plus(steps, -1)), state, own)
-
-        result = plgpu.run_scoped(over_blocks, plgpu.ACC((p.config.rows, p.v_dim)))
+        result = plgpu.run_scoped(over_blocks, self.result_type)
         self.store(result, own)
+
+    def visit_all(self, work: _Work) -> None:
+        """Computes and stores its rows of all tiles of the block.
+
+        The first scores of a tile are computed in the last step of the one before.
+        """
+        mem = self.mem
+
+        def first(number):
+            tile, blocks = work.at(number)
+            return self.own(tile), plus(blocks.end, -1)
+
+        def over_tiles(acc):
+            count = work.count
+            plgpu.barrier_wait(mem.q_full.at[0])
+            q = mem.q_smem.at[0, self.own_rows]
+            start = self.first_step(q, jnp.int32(0), *first(work.number(jnp.int32(0))))
+
+            def visit(position, number, following, carry):
+                before, state = carry
+                tile, blocks = work.at(number)
+                own, buffer = self.own(tile), _q_buffer(self.p, position)
+                q = mem.q_smem.at[buffer, self.own_rows]
+                state = self.other_steps(acc, q, before, state, own, blocks)
+                plgpu.barrier_arrive(mem.q_empty.at[buffer])
+                end = plus(before, masks.minus(blocks.end, blocks.first))
+
+                def go_on():
+                    buffer = _q_buffer(self.p, plus(position, 1))
+                    plgpu.barrier_wait(mem.q_full.at[buffer])
+                    q = mem.q_smem.at[buffer, self.own_rows]
+                    place = first(following)
+                    return self.step_between(acc, q, end, state, own, *place)
+
+                def stop():
+                    result = self.finish(acc, plus(end, -1), state, own)
+                    self.store(result, own)
+                    return state
+
+                return end, lax.cond(plus(position, 1) < count, go_on, stop)
+
+            work.for_each(visit, (jnp.int32(0), start))
+
+        plgpu.run_scoped(over_tiles, self.result_type)
+
+    def other_steps(self, acc, q, before, state, own, blocks) -> Any:
+        """Visits the blocks of a tile from the last but one to the first.
+
+        The first loop has those that are cut at the end, the last one those at the
+        start of what the tile sees.
+        """
+        p = self.p
+        steps = masks.minus(blocks.end, blocks.first)
+
+        def step(step, state, masked):
+            block = masks.minus(plus(blocks.end, -1), step)
+            return self.step(acc, q, plus(before, step), state, own, block, masked)
+
+        masked_step = functools.partial(step, masked=True)
+        whole_step = functools.partial(step, masked=False)
+        masked, whole = 1, steps
+        if p.masks_more:
+            masked = masks.maximum(masks.minus(blocks.end, blocks.end_whole), 1)
+            state = plgpu.loop(1, masked, init_carry=state)(masked_step)
+        if p.masks_first:
+            whole = masks.minus(blocks.end, blocks.first_whole)
+            whole = masks.maximum(whole, masked)
+        state = plgpu.loop(masked, whole, init_carry=state)(whole_step)
+        if p.masks_first:
+            state = plgpu.loop(whole, steps, init_carry=state)(masked_step)
+        return state
 
     def own(self, tile: Tile) -> _Own:
         """Returns what is the same for all blocks."""
@@ -397,33 +511,39 @@ class _Consumer:
     def slot(self, position) -> Any:
         return lax.rem(position, np.int32(self.p.config.stages))
 
-    def first_step(self, position, own, block) -> tuple[Any, Any, Any]:
+    def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
         """Returns maximum, sum and probabilities of the rows for the first block."""
-        p, mem = self.p, self.mem
+        mem = self.mem
         slot = self.slot(position)
 
         def multiply(scores):
             plgpu.barrier_wait(mem.k_full.at[slot])
-            plgpu.wgmma(scores, mem.q_smem.at[self.own_rows], mem.k_smem.at[slot].T)
+            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
-        scores = self.modified(scores, slot, own, block, p.masks)
-        row_max = scores.max(axis=1) * p.factor
-        probabilities = self.exponentials(scores, row_max)
-        return row_max, probabilities.sum(axis=1), probabilities.astype(p.dtype)
+        row_max, row_sum, wide = self.first_softmax(scores, slot, own, block)
+        return row_max, row_sum, wide.astype(self.p.dtype)
 
-    def step(self, acc, position, state, own, block, masked) -> Any:
-        """Starts the scores of a block and adds the block before it to the result."""
-        p, mem = self.p, self.mem
+    def first_softmax(self, scores, slot, own, block) -> tuple[Any, Any, Any]:
+        scores = self.modified(scores, slot, own, block, self.p.masks)
+        row_max = scores.max(axis=1) * self.p.factor
+        wide = self.exponentials(scores, row_max)
+        return row_max, wide.sum(axis=1), wide
+
+    def two_products(self, acc, q, position, probabilities) -> Any:
+        """Starts the scores of a block, and adds the block before it to the result.
+
+        Returns the scores; the second product is still under way.
+        """
+        mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
-        row_max, row_sum, probabilities = state
 
         def multiply(scores):
             plgpu.barrier_wait(mem.k_full.at[slot])
             self.take_turn()
-            plgpu.wgmma(scores, mem.q_smem.at[self.own_rows], mem.k_smem.at[slot].T)
+            plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
             plgpu.barrier_wait(mem.v_full.at[before])
             plgpu.wgmma(acc, probabilities, mem.v_smem.at[before])
             self.pass_turn()
@@ -431,6 +551,14 @@ class _Consumer:
 
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
+        return scores
+
+    def step(self, acc, q, position, state, own, block, masked) -> Any:
+        """Computes the softmax of a block while the one before it is added."""
+        p, mem = self.p, self.mem
+        slot, before = self.slot(position), self.slot(plus(position, -1))
+        row_max, row_sum, probabilities = state
+        scores = self.two_products(acc, q, position, probabilities)
         scores = self.modified(scores, slot, own, block, masked)
         new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
         shrink = jnp.exp2(row_max - new_max)
@@ -445,14 +573,38 @@ class _Consumer:
         acc[...] = so_far * lax.broadcast_in_dim(shrink, so_far.shape, (0,))
         return new_max, row_sum, wide.astype(p.dtype)
 
+    def step_between(self, acc, q, position, state, own, following, block) -> Any:
+        """Begins a tile while the last block of the one before is added; stores that.
+
+        Args:
+          q: rows of the tile that begins, which is `following`; `block` is its first.
+          own, state: of the tile that ends.
+        """
+        mem = self.mem
+        slot, before = self.slot(position), self.slot(plus(position, -1))
+        row_max, row_sum, probabilities = state
+        scores = self.two_products(acc, q, position, probabilities)
+        begun = self.first_softmax(scores, slot, following, block)
+        begun = lax.optimization_barrier(begun)
+        total = acc[...]
+        plgpu.barrier_arrive(mem.v_empty.at[before])
+        acc[...] = jnp.zeros_like(total)
+        self.store(self.divided(total, row_max, row_sum, own), own)
+        return begun[0], begun[1], begun[2].astype(self.p.dtype)
+
     def finish(self, acc, position, state, own) -> Any:
         """Adds the last block to the result and divides by the sums."""
-        p, mem, slot = self.p, self.mem, self.slot(position)
+        mem, slot = self.mem, self.slot(position)
         row_max, row_sum, probabilities = state
         plgpu.barrier_wait(mem.v_full.at[slot])
         plgpu.wgmma(acc, probabilities, mem.v_smem.at[slot])
         total = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[slot])
+        return self.divided(total, row_max, row_sum, own)
+
+    def divided(self, total, row_max, row_sum, own) -> Any:
+        """Returns the rows of the result; stores logsumexp."""
+        p = self.p
         share = 1 / row_sum
         lse = (row_max + jnp.log2(row_sum)) * math.log(2) if p.logsumexp else None
         if p.may_see_nothing or p.bias is not None:
@@ -481,7 +633,7 @@ class _Consumer:
         """Starts the copy of its rows of the result, through SMEM, to GMEM."""
         p, mem, tile = self.p, self.mem, own.tile
         # Rows of Q are not needed any more.
-        buffer = mem.q_smem if mem.out_smem is None else mem.out_smem
+        buffer = mem.q_smem.at[0] if mem.out_smem is None else mem.out_smem
         buffer = buffer.at[self.own_rows]
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
@@ -511,6 +663,10 @@ class _Consumer:
             plgpu.store(rows, (), result, mask=row < left)
 
     # --- pieces -----------------------------------------------------------------------
+
+    @property
+    def result_type(self) -> Any:
+        return plgpu.ACC((self.p.config.rows, self.p.v_dim))
 
     @property
     def scores_type(self) -> Any:

@@ -5,16 +5,22 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import heapq
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
+
+# What the beginning and the end of a tile cost, in steps of the long loop; a guess that
+# only decides how even the work of persistent blocks is.
+_STEPS_OF_A_TILE = 0.75
 
 
 class Operands(NamedTuple):
@@ -158,6 +164,35 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         return batch, head, qi
 
     @property
+    def uneven(self) -> bool:
+        """Whether tiles differ in their number of blocks, and that is static."""
+        banded = self.mask.right is not None or self.mask.left is not None
+        return banded and not self.mask.segments and not self.mask.ragged
+
+    def schedule(self) -> np.ndarray:
+        """Returns the tiles of each worker, for persistent blocks and uneven tiles.
+
+        Each tile, in the order of the launch, is given to the worker that is free
+        first, as the hardware would do it with a block for each tile.
+
+        Returns:
+          (workers, most tiles + 2), int32: a worker's number of tiles, its tiles, and
+          at least one 0.
+        """
+        steps = [b.end - b.first for b in self._blocks_of_tiles]
+        free = [(0.0, worker) for worker in range(self.workers)]
+        own: list[list[int]] = [[] for _ in free]
+        for linear in range(self.tiles):
+            time, worker = heapq.heappop(free)
+            own[worker].append(linear)
+            cost = steps[self.place(linear)[2]] + _STEPS_OF_A_TILE
+            heapq.heappush(free, (time + cost, worker))
+        table = np.zeros((self.workers, max(map(len, own)) + 2), np.int32)
+        for worker, numbers in enumerate(own):
+            table[worker, : len(numbers) + 1] = [len(numbers), *numbers]
+        return table
+
+    @property
     def last_rows_first(self) -> bool:
         """Whether the tiles of a head are computed in descending order."""
         grows = self.mask.right is not None and self.mask.left is None
@@ -201,14 +236,19 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         if self.mask.ragged:
             banded = self.mask.right is not None
             return (2 if banded else 1), int(self.mask.left is not None)
-        found = [
-            self.blocks(Tile(0, 0, start, self.lengths))
-            for start in range(0, self.q_len, self.config.block_q)
-        ]
+        found = self._blocks_of_tiles
         return (
             max(b.end - b.end_whole for b in found),
             max(b.first_whole - b.first for b in found),
         )
+
+    @functools.cached_property
+    def _blocks_of_tiles(self) -> list[Blocks]:
+        """Of each tile of a head, where the mask is static."""
+        return [
+            self.blocks(Tile(0, 0, start, self.lengths))
+            for start in range(0, self.q_len, self.config.block_q)
+        ]
 
 
 def _split(a: Any, b: int) -> tuple[Any, Any]:

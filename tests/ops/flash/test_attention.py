@@ -15,6 +15,8 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
+from pallas_gpu.ops.flash.masks import Mask, Scores
+from pallas_gpu.ops.flash.problem import Problem
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup
 
@@ -145,6 +147,24 @@ def test_consumers_with_turns_and_without(consumers, rows, ping_pong):
 def test_persistent_blocks_compute_several_tiles(blocks, causal):
     c = config(blocks=blocks)
     check(Shape(300, 200, heads=3, head_dim=16), c, causal=causal)
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_each_tile_has_one_worker_and_they_have_equal_work(workers):
+    c = config(blocks=workers, block_kv=64)
+    p = Problem(
+        *(2, 1024, 1024, 4, 4, 64, 64),
+        dtype=jnp.dtype(jnp.float16),
+        mask=Mask(right=0),
+        scores=Scores(1.0),
+        config=c,
+    )
+    table = p.schedule()
+    assert table.shape[0] == workers
+    tiles = [row[1 : row[0] + 1] for row in table]
+    assert sorted(np.concatenate(tiles)) == list(range(p.tiles))
+    blocks = [sum(2 * (p.place(int(i))[2] + 1) for i in own) for own in tiles]
+    assert max(blocks) - min(blocks) < 16
 
 
 @pytest.mark.slow
