@@ -3,11 +3,11 @@
 
 from pallas_gpu.ops.flash import blackwell as _blackwell_attention
 from pallas_gpu.ops.flash import decode_kernel as _decode
-from pallas_gpu.ops.flash import hopper as _hopper_attention
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
+from pallas_gpu.ops.flash.forward import hopper as _hopper_attention
 from pallas_gpu.ops.flash.standard import dot_product_attention
 from pallas_gpu.ops.gemm import matmul as _matmul
 from pallas_gpu.ops.gemm.matmul import (

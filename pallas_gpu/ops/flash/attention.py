@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, heuristic, hopper, operands
+from pallas_gpu.ops.flash import blackwell, operands
 from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
     BlackwellAttentionConfig,
 )
+from pallas_gpu.ops.flash.forward import heuristic, hopper
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands, Problem
 from pallas_gpu.ops.rules import INTERPRET, PARAMS

@@ -189,7 +189,8 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
             heapq.heappush(free, (time + cost, worker))
         table = np.zeros((self.workers, max(map(len, own)) + 2), np.int32)
         for worker, numbers in enumerate(own):
-            table[worker, : len(numbers) + 1] = [len(numbers), *numbers]
+            table[worker, 0] = len(numbers)
+            table[worker, 1 : len(numbers) + 1] = numbers
         return table
 
     @property

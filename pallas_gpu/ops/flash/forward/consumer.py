@@ -1,18 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel of attention for Hopper, forward: pipelined inside each warpgroup.
-
-A block has one producer and two or three consumers. The producer copies rows of Q, and
-blocks of K and V into two rings of SMEM buffers, by TMA. A consumer holds its rows of
-the result in registers. In each step it starts two products, the scores of the next
-block and the probabilities of the one before times V, and computes the softmax of the
-scores while the second product is under way. Consumers take turns to start products, so
-that the tensor cores work for one while another computes exponentials.
-
-The softmax is online: a running maximum and a running sum for each row, in base 2.
-Blocks of K and V are visited from the last to the first: those that a causal mask cuts
-come first, and the long loop knows of no mask. Blocks that are hidden are not visited;
-those that a window or a segment cuts at its start are masked in a loop of their own.
-"""
+"""Attention for Hopper: a consumer, which computes its rows of a tile's result."""
 
 from __future__ import annotations
 
@@ -21,346 +8,18 @@ import functools
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
-from pallas_gpu.ops.flash.masks import Blocks, Lengths, plus, times
-from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles
-from pallas_gpu.ops.tiles import tiles
+from pallas_gpu.ops.flash.config import AttentionConfig
+from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
+from pallas_gpu.ops.flash.masks import Blocks, plus, times
+from pallas_gpu.ops.flash.problem import Problem, Tile
 
-_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 _ROW, _COLUMN = plgpu.Layout.WGMMA_ROW, plgpu.Layout.WGMMA_COL
-# TMA addresses rows of multiples of 16 bytes.
-_ROW_BYTES = 16
-
-
-# --- around the kernel ----------------------------------------------------------------
-
-
-def forward(
-    p: Problem[AttentionConfig], x: Operands, compiler_params: Any, interpret: Any
-) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the result and, if the problem has it, logsumexp."""
-    inputs = {name: value for name, value in x._asdict().items() if value is not None}
-    c = p.config
-    if x.q_ids is not None:
-        inputs["of_segments"] = masks.segment_blocks(
-            x.q_ids, x.kv_ids, c.block_q, c.block_kv
-        )
-        inputs["q_ids"] = _padded(x.q_ids, c.block_q)
-        inputs["kv_ids"] = _padded(x.kv_ids, c.block_kv)
-    if p.packed:
-        inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
-    if p.persistent and p.uneven:
-        inputs["schedule"] = jnp.asarray(p.schedule())
-    if x.bias is not None:
-        row_elems = _ROW_BYTES // x.bias.dtype.itemsize
-        inputs["bias"] = _padded(x.bias, row_elems)
-    f = make_kernel(p, tuple(inputs), compiler_params, interpret)
-    out, *others = f(*inputs.values())
-    return out, others[0] if others else None
-
-
-def _padded(x: Any, multiple: int) -> Any:
-    """Returns the array with zeros up to a multiple along the last axis."""
-    missing = -x.shape[-1] % multiple
-    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)]) if missing else x
-
-
-@functools.lru_cache(maxsize=64)
-def make_kernel(
-    p: Problem[AttentionConfig],
-    inputs: tuple[str, ...],
-    compiler_params: Any,
-    interpret: Any,
-) -> Any:
-    """Returns the function of the inputs of these names; see `forward`."""
-    c = p.config
-    full = plgpu.Barrier(num_barriers=c.stages)
-    empty = plgpu.Barrier(num_arrivals=c.consumers, num_barriers=c.stages)
-    # Rows of Q arrive for the next tile while those of this one are still in use.
-    q_buffers = 2 if p.persistent else 1
-    scratch = {
-        "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
-        "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
-        "v_smem": tiles((c.stages, c.block_kv, p.v_dim), p.dtype),
-        "q_full": plgpu.Barrier(num_barriers=q_buffers),
-        "k_full": full,
-        "v_full": full,
-        "k_empty": empty,
-        "v_empty": empty,
-        "turn": plgpu.Barrier(num_barriers=c.consumers),
-    }
-    if p.bias is not None:
-        scratch |= {"bias_full": full, "bias_empty": empty}
-        scratch["bias_smem"] = _bias_ring(p)
-    if p.persistent or p.v_dim != p.head_dim:
-        # Rows of Q arrive for the next tile while this one's result leaves.
-        scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.dtype)
-    if p.persistent:
-        scratch["q_empty"] = plgpu.Barrier(
-            num_arrivals=c.consumers, num_barriers=q_buffers
-        )
-    results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.dtype)}
-    if p.logsumexp:
-        results["lse"] = jax.ShapeDtypeStruct(p.logsumexp_shape, jnp.float32)
-    names = *inputs, *results
-
-    def body(*refs: Any, **scratch: Any) -> None:
-        _body(p, _Memory(**dict(zip(names, refs, strict=True)), **scratch))
-
-    return plgpu.kernel(
-        body,
-        out_type=tuple(results.values()),
-        grid=(p.workers,),
-        grid_names=("worker",),
-        num_threads=c.consumers + 1,
-        thread_name="wg",
-        kernel_name="attention",
-        interpret=interpret,
-        compiler_params=compiler_params or _COMPILER_PARAMS,
-        scratch_types=scratch,
-    )
-
-
-def _bias_ring(p: Problem[AttentionConfig]) -> Any:
-    """A bias that is the same for all rows is a vector for each block."""
-    assert p.bias is not None
-    c, dtype = p.config, p.bias_dtype
-    if p.bias[2] == 1:
-        # Each block starts at a multiple of 128 bytes, as TMA needs it.
-        row = plgpu.align_to(c.block_kv, 128 // dtype.itemsize)
-        return plgpu.SMEM((c.stages, row), dtype)
-    return tiles((c.stages, c.block_q, c.block_kv), dtype)
-
-
-# --- a block --------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class _Memory:
-    """The references of a block: inputs, results, scratch."""
-
-    q: Any
-    k: Any
-    v: Any
-    out: Any
-    q_smem: Any
-    k_smem: Any
-    v_smem: Any
-    q_full: Any
-    k_full: Any
-    v_full: Any
-    k_empty: Any
-    v_empty: Any
-    turn: Any
-    out_smem: Any = None
-    q_empty: Any = None
-    lse: Any = None
-    bias: Any = None
-    bias_smem: Any = None
-    bias_full: Any = None
-    bias_empty: Any = None
-    slopes: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    of_segments: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    q_starts: Any = None
-    kv_starts: Any = None
-    of_tiles: Any = None
-    schedule: Any = None
-
-
-def _body(p: Problem[AttentionConfig], mem: _Memory) -> None:
-    wg = lax.axis_index("wg")
-    producer_registers, consumer_registers = REGISTERS[p.config.consumers]
-
-    @plgpu.when(wg == p.config.consumers)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
-        _Work(p, mem).for_each(functools.partial(_produce, p, mem), jnp.int32(0))
-
-    @plgpu.when(wg < p.config.consumers)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
-        consumer = _Consumer(p, mem, wg)
-        consumer.open_turns()
-        if p.persistent:
-            consumer.visit_all(_Work(p, mem))
-        else:
-            consumer.visit(*_Work(p, mem).at(lax.axis_index("worker")))
-        plgpu.wait_smem_to_gmem(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Work:
-    """The tiles of a block, in the order in which all its warpgroups visit them."""
-
-    p: Problem[AttentionConfig]
-    mem: _Memory
-
-    @property
-    def count(self) -> Any:
-        """How many there are."""
-        p, worker = self.p, lax.axis_index("worker")
-        if self.mem.schedule is not None:
-            return self.mem.schedule[worker, 0]
-        return masks.divide(p.tiles + p.workers - 1 - worker, p.workers)
-
-    def number(self, position: Any) -> Any:
-        """Returns the position in the launch of one of them."""
-        worker = lax.axis_index("worker")
-        if self.mem.schedule is not None:
-            return self.mem.schedule[worker, plus(position, 1)]
-        return plus(worker, times(position, self.p.workers))
-
-    def for_each(self, visit: Any, carry: Any) -> Any:
-        """Calls `visit(position, number, following, carry)`; it returns the next carry.
-
-        The number of the following tile is loaded before this one is visited; behind
-        the last tile it is the number of any tile.
-        """
-        if not self.p.persistent:
-            number = lax.axis_index("worker")
-            return visit(jnp.int32(0), number, number, carry)
-        start = self.number(jnp.int32(0)), carry
-
-        @plgpu.loop(0, self.count, init_carry=start)
-        def found(position, carried):
-            number, carry = carried
-            following = self.number(plus(position, 1))
-            return following, visit(position, number, following, carry)
-
-        return found[1]
-
-    def at(self, number: Any) -> tuple[Tile, Blocks]:
-        """Returns a tile and the blocks that it sees."""
-        p, mem = self.p, self.mem
-        tile = _tile(p, mem, number)
-        of_segments = None
-        if p.mask.segments:
-            row = mem.of_segments.at[
-                tile.batch, masks.divide(tile.q_start, p.config.block_q)
-            ]
-            of_segments = Blocks(*(row[i] for i in range(len(Blocks._fields))))
-        return tile, p.blocks(tile, of_segments)
-
-
-def _tile(p: Problem[AttentionConfig], mem: _Memory, linear: Any) -> Tile:
-    batch, head, number = p.place(linear)
-    if not p.packed:
-        lengths = p.lengths
-        if p.mask.ragged:
-            lengths = Lengths(mem.q_lengths[batch], mem.kv_lengths[batch])
-        return Tile(batch, head, times(number, p.config.block_q), lengths)
-    batch, q_start = mem.of_tiles[number, 0], mem.of_tiles[number, 1]
-    ends = plus(batch, 1)
-    q_first, kv_first = mem.q_starts[batch], mem.kv_starts[batch]
-    lengths = Lengths(mem.q_starts[ends] - q_first, mem.kv_starts[ends] - kv_first)
-    return Tile(batch, head, q_start, lengths, q_first, kv_first)
-
-
-def _rows(p: Any, ref: Any, tile: Tile, first: Any, size: int, head: Any) -> Any:
-    """Returns rows of one head of an array; `first` counts in the array."""
-    rows = plgpu.ds(first, size)
-    return ref.at[rows, head] if p.packed else ref.at[tile.batch, rows, head]
-
-
-def _produce(
-    p: Problem[AttentionConfig], mem: _Memory, position, number, following, before
-) -> Any:
-    """Copies the rows of Q of a tile, then K and V in the order of their use.
-
-    Returns the number of steps up to the end of the tile; `before` is that up to its
-    beginning.
-    """
-    del following
-    c = p.config
-    tile, blocks = _Work(p, mem).at(number)
-    kv_head = lax.div(tile.head, np.int32(p.heads // p.kv_heads))
-    # Sequences that are packed may be empty, also at the end of the array.
-    mode = plgpu.OOBFillMode.ZEROS if p.packed else None
-    buffer = _q_buffer(p, position)
-    if p.persistent:
-
-        @plgpu.when(position > 1)
-        def _():
-            plgpu.barrier_wait(mem.q_empty.at[buffer])
-
-    q_rows = _rows(
-        p, mem.q, tile, plus(tile.q_first, tile.q_start), c.block_q, tile.head
-    )
-    plgpu.copy_gmem_to_smem(
-        q_rows, mem.q_smem.at[buffer], mem.q_full.at[buffer], oob_mode=mode
-    )
-
-    steps = masks.minus(blocks.end, blocks.first)
-    last = jnp.asarray(plus(blocks.end, -1), jnp.int32)
-
-    def copy(step, source, ring, full, empty):
-        position = plus(before, step)
-        slot = lax.rem(position, np.int32(c.stages))
-
-        @plgpu.when(lax.ge(position, np.int32(c.stages)))
-        def _():
-            plgpu.barrier_wait(empty.at[slot])
-
-        part = source(times(lax.sub(last, step), c.block_kv))
-        buffer = ring.at[slot]
-        if buffer.shape != part.shape:
-            buffer = buffer.at[plgpu.ds(0, c.block_kv)]
-        plgpu.copy_gmem_to_smem(part, buffer, full.at[slot], oob_mode=mode)
-
-    def rows_of(ref):
-        def part(column):
-            first = plus(tile.kv_first, column)
-            return _rows(p, ref, tile, first, c.block_kv, kv_head)
-
-        return part
-
-    def copy_k(step):
-        copy(step, rows_of(mem.k), mem.k_smem, mem.k_full, mem.k_empty)
-        if p.bias is not None:
-            part = functools.partial(_bias_part, p, mem, tile)
-            copy(step, part, mem.bias_smem, mem.bias_full, mem.bias_empty)
-
-    def copy_v(step):
-        copy(step, rows_of(mem.v), mem.v_smem, mem.v_full, mem.v_empty)
-
-    copy_k(jnp.int32(0))
-
-    @plgpu.loop(1, steps)
-    def _(step):
-        copy_k(step)
-        copy_v(plus(step, -1))
-
-    copy_v(jnp.asarray(plus(steps, -1), jnp.int32))
-    return plus(before, steps)
-
-
-def _q_buffer(p: Problem[AttentionConfig], position: Any) -> Any:
-    return lax.rem(position, np.int32(2)) if p.persistent else 0
-
-
-def _bias_part(p: Any, mem: _Memory, tile: Tile, column: Any) -> Any:
-    """Returns the bias of a tile and a block."""
-    batch = tile.batch if p.bias[0] > 1 else 0
-    head = tile.head if p.bias[1] > 1 else 0
-    columns = plgpu.ds(column, p.config.block_kv)
-    if p.bias[2] == 1:
-        return mem.bias.at[batch, head, 0, columns]
-    rows = plgpu.ds(tile.q_start, p.config.block_q)
-    return mem.bias.at[batch, head, rows, columns]
-
-
-# --- a consumer -----------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -380,11 +39,11 @@ class _Own:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer:
+class Consumer:
     """What one consumer warpgroup does."""
 
     p: Problem[AttentionConfig]
-    mem: _Memory
+    mem: Memory
     wg: Any
 
     @property
@@ -425,7 +84,7 @@ class _Consumer:
         result = plgpu.run_scoped(over_blocks, self.result_type)
         self.store(result, own)
 
-    def visit_all(self, work: _Work) -> None:
+    def visit_all(self, work: Work) -> None:
         """Computes and stores its rows of all tiles of the block.
 
         The first scores of a tile are computed in the last step of the one before.
@@ -445,14 +104,14 @@ class _Consumer:
             def visit(position, number, following, carry):
                 before, state = carry
                 tile, blocks = work.at(number)
-                own, buffer = self.own(tile), _q_buffer(self.p, position)
+                own, buffer = self.own(tile), q_buffer(self.p, position)
                 q = mem.q_smem.at[buffer, self.own_rows]
                 state = self.other_steps(acc, q, before, state, own, blocks)
                 plgpu.barrier_arrive(mem.q_empty.at[buffer])
                 end = plus(before, masks.minus(blocks.end, blocks.first))
 
                 def go_on():
-                    buffer = _q_buffer(self.p, plus(position, 1))
+                    buffer = q_buffer(self.p, plus(position, 1))
                     plgpu.barrier_wait(mem.q_full.at[buffer])
                     q = mem.q_smem.at[buffer, self.own_rows]
                     place = first(following)
@@ -638,7 +297,7 @@ class _Consumer:
         if p.persistent:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
-        rows = _rows(p, mem.out, tile, first, p.config.rows, tile.head)
+        rows = rows_of(p, mem.out, tile, first, p.config.rows, tile.head)
         result = result.astype(p.dtype)
         # Of the last tile not every consumer may have rows.
         some = own.q_row < p.q_len if p.q_len % p.config.block_q else None
