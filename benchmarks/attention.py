@@ -1,19 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """Forward attention on a GPU: ours, upstream's and cuDNN's, in one run.
 
-python -m benchmarks.attention [--json] [--tune] [--shape NAME ...] [--rounds N]
+python -m benchmarks.attention [--json] [--tune] [--shapes ten] [--shape NAME ...]
+    [--rounds N]
 
-`--tune` measures many of our configurations instead, and prints the fastest first.
+`--shapes ten` measures ten shapes of training and of long prompts, in bfloat16, against
+cuDNN. `--tune` measures many of our configurations instead, and prints the fastest
+first.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -41,11 +47,18 @@ class Shape:
     heads: int
     head_dim: int
     causal: bool = False
+    kv_heads: int | None = None
+    dtype: Any = jnp.float16
 
     @property
     def dims(self) -> tuple[int, int, int, int]:
-        """Shape of Q, K, V and the result."""
+        """Shape of Q and the result."""
         return self.batch, self.length, self.heads, self.head_dim
+
+    @property
+    def kv_dims(self) -> tuple[int, int, int, int]:
+        """Shape of K and V."""
+        return self.batch, self.length, self.kv_heads or self.heads, self.head_dim
 
     @property
     def flops(self) -> float:
@@ -54,12 +67,27 @@ class Shape:
         return products / 2 if self.causal else products
 
 
-SHAPES = {
+_FOUR = {
     "4k": Shape(4, 4096, 16, 128),
     "4k-causal": Shape(4, 4096, 16, 128, causal=True),
     "16k": Shape(1, 16384, 16, 128),
     "d64": Shape(4, 4096, 32, 64),
 }
+_BF16 = {"dtype": jnp.bfloat16}
+_TEN = {
+    "b32-512": Shape(32, 512, 16, 128, **_BF16),
+    "b8-2k-causal": Shape(8, 2048, 16, 128, True, **_BF16),
+    "b2-8k-causal": Shape(2, 8192, 16, 128, True, **_BF16),
+    "b1-16k-causal": Shape(1, 16384, 16, 128, True, **_BF16),
+    "b8-2k-d64-causal": Shape(8, 2048, 32, 64, True, **_BF16),
+    "b2-4k-d256-causal": Shape(2, 4096, 8, 256, True, **_BF16),
+    "b2-4k-d256": Shape(2, 4096, 8, 256, **_BF16),
+    "b2-4k-gqa-causal": Shape(2, 4096, 32, 128, True, 4, **_BF16),
+    "b16-1000-causal": Shape(16, 1000, 16, 128, True, **_BF16),
+    "b1-64k-causal": Shape(1, 65536, 2, 128, True, **_BF16),
+}
+SETS = {"four": _FOUR, "ten": _TEN}
+SHAPES = _FOUR | _TEN
 Function = Callable[..., Any]
 # The default is Warpgroup, as in upstream's kernel.
 LANE = plgpu.CompilerParams(
@@ -111,6 +139,8 @@ def ours(
 
 def contest(s: Shape) -> dict[str, Function]:
     """Returns the candidates of a plain run."""
+    if s.dtype == jnp.bfloat16:
+        return {"cuDNN through JAX": cudnn(s), "pallas_gpu": ours(s, None)}
     blocks = (256, 128) if s.head_dim <= 64 else (128,)
     return {
         "cuDNN through JAX": cudnn(s),
@@ -168,10 +198,12 @@ def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
     """Returns several sets of (q, k, v, scaled q)."""
     rng = np.random.default_rng(0)
 
-    def normal() -> Any:
-        return jnp.asarray(rng.standard_normal(s.dims, np.float32), jnp.float16)
+    def normal(dims: tuple[int, ...]) -> Any:
+        return jnp.asarray(rng.standard_normal(dims, np.float32), s.dtype)
 
-    sets = [(normal(), normal(), normal()) for _ in range(INPUTS)]
+    sets = [
+        (normal(s.dims), normal(s.kv_dims), normal(s.kv_dims)) for _ in range(INPUTS)
+    ]
     scale = 1 / math.sqrt(s.head_dim)
     return [
         (q, k, v, (q.astype(jnp.float32) * scale).astype(q.dtype)) for q, k, v in sets
@@ -203,8 +235,11 @@ def accurate(
 ) -> tuple[dict[str, tuple[Function, float]], list[str]]:
     """Returns the working candidates with their errors, and the others' failures."""
     working, failures = {}, []
-    for name, f in candidates.items():
-        compiled = jax.jit(f)
+    jitted = {name: jax.jit(f) for name, f in candidates.items()}
+    with ThreadPoolExecutor() as pool:
+        # Compiles them at the same time; errors show again below.
+        list(pool.map(lambda f: _attempt(f, inputs), jitted.values()))
+    for name, compiled in jitted.items():
         try:
             error = relative_error(s, compiled, inputs)
         except Exception as e:
@@ -216,6 +251,11 @@ def accurate(
         else:
             failures.append(f"{name}: relative error {error}")
     return working, failures
+
+
+def _attempt(f: Function, inputs: tuple[Any, ...]) -> None:
+    with contextlib.suppress(Exception):
+        f(*inputs)
 
 
 def measure(
@@ -247,17 +287,33 @@ def measure(
     return rows, [f"{label}: {text}" for text in failures]
 
 
+def _described(label: str) -> str:
+    s = SHAPES[label]
+    shared = f", {s.kv_heads} of K and V" if s.kv_heads else ""
+    return f"{label}: {s.dims} {jnp.dtype(s.dtype).name}{shared}"
+
+
+def _mean(rows: list[dict[str, Any]]) -> str:
+    """Returns the geometric mean of our default's ratios to cuDNN."""
+    ratios = [r["of cuDNN"] for r in rows if r["kernel"] == "pallas_gpu"]
+    if not ratios or "" in ratios:
+        return ""
+    return f" Geometric mean of cuDNN's: {statistics.geometric_mean(ratios):.3f}."
+
+
 def main() -> None:
     """Prints the table, followed by the failures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tune", action="store_true")
+    parser.add_argument("--shapes", choices=list(SETS), default="four")
     parser.add_argument("--shape", action="append", choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=None)
     options = parser.parse_args()
     rounds = options.rounds or (10 if options.tune else 40)
     rows, failures = [], []
-    for label in options.shape or SHAPES:
+    labels = options.shape or list(SETS[options.shapes])
+    for label in labels:
         s = SHAPES[label]
         candidates = contest(s)
         if options.tune:
@@ -267,11 +323,12 @@ def main() -> None:
         found, failed = measure(label, candidates, rounds)
         rows += sorted(found, key=lambda r: r["µs"]) if options.tune else found
         failures += failed
-    shapes = "; ".join(f"{n}: {s.dims}" for n, s in SHAPES.items())
+    shapes = "; ".join(_described(n) for n in labels)
     notes = (
-        f"float16, random normal, (batch, length, heads, head_dim) {shapes}; device "
+        f"Random normal, (batch, length, heads, head_dim) {shapes}; device "
         f"times, medians of {rounds} rounds of one call of each in a shuffled order, "
         f"50 ms apart; errors of {CHECKED_ROWS} rows of one head against float32."
+        f"{_mean(rows)}"
     )
     if rows:
         timing.report("Attention forward", rows, notes, options.json)

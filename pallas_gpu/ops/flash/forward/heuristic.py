@@ -10,8 +10,9 @@ from pallas_gpu import arch
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.problem import Problem
 
-# Registers of a consumer beside accumulators and operands; with modified scores.
-OTHER_REGISTERS, _OTHER_IF_MODIFIED = 32, 60
+# Registers of a consumer beside accumulators and operands: plain, with a bias, with
+# ALiBi. With fewer, ptxas spills.
+OTHER_REGISTERS, _OTHER_IF_BIASED, _OTHER_IF_ALIBI = 32, 60, 73
 # SMEM for barriers.
 _BARRIER_BYTES = 1024
 _LARGEST_BLOCK, _BLOCK_MULTIPLE = 128, 16
@@ -25,7 +26,9 @@ def configured(p: Problem[Any]) -> AttentionConfig:
         chosen = AttentionConfig.default(p.head_dim, causal=causal)
         static = not p.packed and not p.mask.ragged and not p.mask.segments
         return chosen if static else dataclasses.replace(chosen, blocks=None)
-    other = OTHER_REGISTERS if plain else _OTHER_IF_MODIFIED
+    other = OTHER_REGISTERS if plain else _OTHER_IF_BIASED
+    if p.scores.alibi:
+        other = _OTHER_IF_ALIBI
     _, available = REGISTERS[2]
     for block_kv in range(_LARGEST_BLOCK, 0, -_BLOCK_MULTIPLE):
         config = AttentionConfig(block_kv=block_kv)
