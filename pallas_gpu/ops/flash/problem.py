@@ -169,29 +169,10 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
         banded = self.mask.right is not None or self.mask.left is not None
         return banded and not self.mask.segments and not self.mask.ragged
 
-    def schedule(self) -> np.ndarray:
-        """Returns the tiles of each worker, for persistent blocks and uneven tiles.
-
-        Each tile, in the order of the launch, is given to the worker that is free
-        first, as the hardware would do it with a block for each tile.
-
-        Returns:
-          (workers, most tiles + 2), int32: a worker's number of tiles, its tiles, and
-          at least one 0.
-        """
-        steps = [b.end - b.first for b in self._blocks_of_tiles]
-        free = [(0.0, worker) for worker in range(self.workers)]
-        own: list[list[int]] = [[] for _ in free]
-        for linear in range(self.tiles):
-            time, worker = heapq.heappop(free)
-            own[worker].append(linear)
-            cost = steps[self.place(linear)[2]] + _STEPS_OF_A_TILE
-            heapq.heappush(free, (time + cost, worker))
-        table = np.zeros((self.workers, max(map(len, own)) + 2), np.int32)
-        for worker, numbers in enumerate(own):
-            table[worker, 0] = len(numbers)
-            table[worker, 1 : len(numbers) + 1] = numbers
-        return table
+    def steps(self, number: int) -> int:
+        """Returns how many blocks a tile of a head sees, where the mask is static."""
+        found = self._blocks_of_tiles[number]
+        return found.end - found.first
 
     @property
     def last_rows_first(self) -> bool:
@@ -274,3 +255,28 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
     sequence = jnp.minimum(sequence, own.shape[0] - 1)
     first = (number - (ends - own)[sequence]) * block_q
     return jnp.stack([sequence, first], axis=1).astype(jnp.int32)
+
+
+@functools.lru_cache(maxsize=64)
+def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
+    """Returns the tiles of each worker, for persistent blocks and uneven tiles.
+
+    Each tile, in the order of the launch, is given to the worker that is free first, as
+    the hardware would do it with a block for each tile.
+
+    Returns:
+      (workers, most tiles + 2), int32: a worker's number of tiles, its tiles, and at
+      least one 0.
+    """
+    free = [(0.0, worker) for worker in range(p.workers)]
+    own: list[list[int]] = [[] for _ in free]
+    for linear in range(p.tiles):
+        time, worker = heapq.heappop(free)
+        own[worker].append(linear)
+        cost = p.steps(p.place(linear)[2]) + _STEPS_OF_A_TILE
+        heapq.heappush(free, (time + cost, worker))
+    table = np.zeros((p.workers, max(map(len, own)) + 2), np.int32)
+    for worker, numbers in enumerate(own):
+        table[worker, 0] = len(numbers)
+        table[worker, 1 : len(numbers) + 1] = numbers
+    return table

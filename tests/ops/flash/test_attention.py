@@ -16,7 +16,7 @@ from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.masks import Mask, Scores
-from pallas_gpu.ops.flash.problem import Problem
+from pallas_gpu.ops.flash.problem import Problem, schedule
 from tests.support import everywhere
 from tests.support.semantics import BOTH, Warpgroup
 
@@ -159,7 +159,7 @@ def test_each_tile_has_one_worker_and_they_have_equal_work(workers):
         scores=Scores(1.0),
         config=c,
     )
-    table = p.schedule()
+    table = schedule(p)
     assert table.shape[0] == workers
     tiles = [row[1 : row[0] + 1] for row in table]
     assert sorted(np.concatenate(tiles)) == list(range(p.tiles))

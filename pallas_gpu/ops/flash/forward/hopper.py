@@ -30,7 +30,7 @@ from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
 from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
 from pallas_gpu.ops.flash.masks import plus, times
-from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles
+from pallas_gpu.ops.flash.problem import Operands, Problem, Tile, packed_tiles, schedule
 from pallas_gpu.ops.tiles import tiles
 
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
@@ -56,7 +56,7 @@ def forward(
     if p.packed:
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
     if p.persistent and p.uneven:
-        inputs["schedule"] = jnp.asarray(p.schedule())
+        inputs["schedule"] = jnp.asarray(schedule(p))
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
         inputs["bias"] = _padded(x.bias, row_elems)
