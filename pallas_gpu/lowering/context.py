@@ -48,6 +48,7 @@ class KernelState:
       plan: allocation of SMEM, TMEM and barriers.
       state: register state that loops and branches carry: parity bits of each barrier
         declaration (a scalar i32), and live accumulators (arrays).
+      settled: values of accumulators that no product under way adds to, by their keys.
       smem_top_bytes: top of the stack of SMEM arrays: of the block, or of the warp that
         executes the code.
       tmem_top_columns: likewise of arrays in TMEM.
@@ -63,6 +64,7 @@ class KernelState:
     builder: mosaic_module.KernelBuilder
     plan: resources.Plan
     state: dict[Any, Any]
+    settled: dict[Any, Any] = dataclasses.field(default_factory=dict)
     smem_top_bytes: int = 0
     tmem_top_columns: int = 0
     tmem: Any = None

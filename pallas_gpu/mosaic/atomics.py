@@ -13,7 +13,7 @@ from jaxlib.mlir.dialects import arith, llvm
 from pallas_gpu.layouts import LinearLayout
 from pallas_gpu.layouts.registers.linear import LANE_BITS, THREAD_BITS, THREADS
 from pallas_gpu.layouts.registers.placement import Placement
-from pallas_gpu.mosaic import addressing, indexed, masking, mbarrier, module
+from pallas_gpu.mosaic import addressing, indexed, masking, mbarrier, module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.indexed import Elements
 from pallas_gpu.mosaic.moves import scratch as scratches
@@ -144,10 +144,10 @@ def _without_results(
     addresses: Sequence[ir.Value],
     wanted: Sequence[ir.Value | None],
 ) -> None:
-    """Updates elements by `red`, two halves at a time where they are adjacent."""
+    """Updates elements by `red`, several at a time where they are adjacent."""
     dtype = elements.dtype
-    packed = name == "atomic_add" and dtype in (dtypes.F16, dtypes.BF16)
-    parts = indexed.groups(elements, layout, wanted, 4 if packed else 1)
+    most_bytes = _adjacent_bytes(name, elements)
+    parts = indexed.groups(elements, layout, wanted, most_bytes)
     with predicated(addressing.thread_bits_clear(replicas(layout))):
         for first, count in parts:
             place, condition = addresses[first], wanted[first]
@@ -155,10 +155,44 @@ def _without_results(
                 values = [column[first] for column in columns]
                 _one(name, dtype, False, place, values, condition)
                 continue
+            if dtype == dtypes.F32:
+                _vector(place, columns[0][first : first + count], condition)
+                continue
             pair = dtypes.pack(columns[0][first : first + 2])
             word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
             two = Instruction(f"{_ADD[dtype]}x2", False, 32)
             two.emit(place, [word], condition)
+
+
+def _adjacent_bytes(name: str, elements: Elements) -> int:
+    """Returns how many bytes one `red` updates. PTX ISA, red: vectors are in GMEM."""
+    if name != "atomic_add":
+        return 1
+    if elements.dtype in (dtypes.F16, dtypes.BF16):
+        return 4
+    in_gmem = not isinstance(elements.view, smem.SmemView)
+    return 16 if elements.dtype == dtypes.F32 and in_gmem else 1
+
+
+def _vector(
+    pointer: ir.Value, words: Sequence[ir.Value], condition: ir.Value | None
+) -> None:
+    """Adds two or four adjacent float32 values. PTX: red.global.add.v2.f32, v4."""
+    where, address, pointer = addressing.atomic_space(pointer)
+    places = ", ".join(f"${1 + i}" for i in range(len(words)))
+    given, inputs = [pointer, *words], [address, *["r"] * len(words)]
+    guard = ""
+    if condition is not None:
+        guard = f"@${len(given)} "
+        given.append(condition)
+        inputs.append("b")
+    llvm.inline_asm(
+        None,
+        given,
+        f"{guard}red.relaxed.{where}.add.v{len(words)}.f32 [$0], {{{places}}};",
+        ",".join([*inputs, "~{memory}"]),
+        has_side_effects=True,
+    )
 
 
 def _one(

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready kernels, written on the public names alone."""
 
+from pallas_gpu.ops.flash import backward_hopper as _hopper_attention_backward
+from pallas_gpu.ops.flash import backward_queries as _hopper_attention_queries
 from pallas_gpu.ops.flash import blackwell as _blackwell_attention
 from pallas_gpu.ops.flash import decode_kernel as _decode
 from pallas_gpu.ops.flash.attention import attention
+from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
@@ -33,6 +36,7 @@ from pallas_gpu.ops.rows.softmax import log_softmax, softmax
 from pallas_gpu.ops.rows.top_k import top_k
 
 __all__ = [
+    "AttentionBackwardConfig",
     "AttentionConfig",
     "BlackwellAttentionConfig",
     "BlackwellMatmulConfig",
@@ -70,6 +74,8 @@ def clear_cache() -> None:
     _ragged_dot.clear_cache()
     _scaled.clear_cache()
     _hopper_attention.make_kernel.cache_clear()
+    _hopper_attention_backward.make_kernel.cache_clear()
+    _hopper_attention_queries.make_kernel.cache_clear()
     _blackwell_attention.make_kernel.cache_clear()
     _decode.make_kernel.cache_clear()
 

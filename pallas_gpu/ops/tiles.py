@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 
 
-def tiles(shape: tuple[int, ...], dtype: Any) -> Any:
+def tiles(shape: tuple[int, ...], dtype: Any, columns: int | None = None) -> Any:
     """Declares an SMEM array, tiled and with the widest swizzle that fits its rows.
+
+    Where products take parts of the rows, it fits these parts, of so many columns.
 
     Warpgroup semantics would infer the same; with the transforms given, a kernel lowers
     under Lane semantics, too.
     """
     kind = jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo
     bits = kind(dtype).bits
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits)
     tiling = plgpu.TilingTransform((8, swizzle * 8 // bits))
     return plgpu.SMEM(
         shape, dtype, transforms=(tiling, plgpu.SwizzleTransform(swizzle))

@@ -15,6 +15,7 @@ RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
 GATHER = "tests/ops/moe/test_gather.py"
 STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
+ATTENTION_BACKWARD = "tests/ops/flash/test_attention_backward.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
 EPILOGUES = "tests/ops/gemm/test_epilogues.py"
@@ -96,6 +97,25 @@ EFFECTS: dict[str, str] = {
         },
     ),
     **_seen(
+        "AttentionBackwardConfig",
+        ATTENTION_BACKWARD,
+        {
+            "block_q": "test_configurations",
+            "stages": "test_configurations",
+            "heads_together": "test_configurations",
+            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
+            "default.deterministic": "test_the_default_configuration",
+        },
+    ),
+    **_seen(
+        "attention",
+        ATTENTION_BACKWARD,
+        {
+            "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
+            "backward_config": "test_configurations",
+        },
+    ),
+    **_seen(
         "BlackwellAttentionConfig",
         BLACKWELL_ATTENTION,
         {
@@ -129,7 +149,6 @@ EFFECTS: dict[str, str] = {
             "cu_seqlens_q": "test_packed_sequences",
             "cu_seqlens_kv": "test_packed_sequences",
             "return_logsumexp": "test_logsumexp",
-            "deterministic": "test_ten_orders_of_events_give_one_result",
         },
     ),
     **_seen(

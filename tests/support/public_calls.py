@@ -457,6 +457,8 @@ GOOD: dict[str, Good] = {
     "ops.ScaledMatmulConfig": _top(),
     "ops.AttentionConfig": _top(),
     "ops.AttentionConfig.default": _top(head_dim=64),
+    "ops.AttentionBackwardConfig": _top(),
+    "ops.AttentionBackwardConfig.default": _top(head_dim=64),
     "ops.BlackwellAttentionConfig": _top(),
     "ops.BlackwellAttentionConfig.default": _top(head_dim=64),
     "ops.clear_cache": _top(),

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, operands
+from pallas_gpu.ops.flash import blackwell, derivatives, operands
+from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,
@@ -54,6 +55,9 @@ _ARRAY = expect.optional(expect.arrays)
             written="AttentionConfig(...) or BlackwellAttentionConfig(...)",
         )
     ),
+    backward_config=expect.optional(
+        expect.instance(AttentionBackwardConfig, written="AttentionBackwardConfig(...)")
+    ),
     compiler_params=PARAMS,
     interpret=INTERPRET,
 )
@@ -78,13 +82,15 @@ def attention(
     return_logsumexp: bool = False,
     deterministic: bool = False,
     config: AttentionConfig | BlackwellAttentionConfig | None = None,
+    backward_config: AttentionBackwardConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
 ) -> Any:
     """Computes `softmax(sm_scale * q @ k.T + bias) @ v` for each head.
 
-    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`. It has
-    no derivative.
+    Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`, and on
+    Hopper with `jax.grad`: q, k and v have derivatives, also through logsumexp, except
+    with bias, ALiBi, segment ids and lengths.
 
     The kernel is that of the configuration; without one, that of the target in
     `compiler_params`, or else of the attached GPU. Blackwell's takes `causal` and
@@ -121,6 +127,8 @@ def attention(
       deterministic: the derivatives are the same, to the bit, in each run. The result
         always is.
       config: tile sizes and schedule; default: chosen by target, head_dim and mask.
+      backward_config: tile sizes and schedule of the derivatives; default: chosen by
+        head_dim.
       compiler_params: see `kernel`; default: approximate exponentials (`approx_math`).
       interpret: see `kernel`.
 
@@ -134,7 +142,9 @@ def attention(
       ShapeError, DTypeError: operands that do not match each other.
       ArgumentError: a factor that is not positive; options that exclude each other; a
         config that needs more registers than there are, or is for another target.
-      UnsupportedError: an option that the kernel for Blackwell does not have.
+      UnsupportedError: an option that the kernel for Blackwell does not have, or, where
+        derivatives are asked for, one that the backward pass does not have.
+      DifferentiationError: the derivative of another operand than q, k and v.
       OutOfResources: a config that needs more SMEM, or TMEM, than there is.
 
     Example:
@@ -179,7 +189,9 @@ def attention(
     if config is None and isinstance(chosen, AttentionConfig):
         chosen = heuristic.configured(problem)
         problem = dataclasses.replace(problem, config=chosen)
-    out, logsumexp = _forward(problem, x, compiler_params, interpret)
+    out, logsumexp = derivatives.differentiable(
+        _forward, problem, x, backward_config, compiler_params, interpret
+    )
     out = out[..., :v_dim] if v_dim < out.shape[-1] else out
     return (out, logsumexp) if return_logsumexp else out
 

@@ -235,6 +235,22 @@ def test_halves_that_are_adjacent_are_packed(dtype, first):
     assert ("f16x2" in report.mlir) == (first % 2 == 0)
 
 
+@pytest.mark.parametrize(("start", "word"), [(0, "add.v2.f32"), (1, "add.f32")])
+def test_adjacent_floats_in_gmem_are_added_together(start, word):
+    state, x = numbers(np.float32, (64, 18)), numbers(np.float32, (64, 16))
+
+    def body(ref, x):
+        part = ref.at[np.s_[:, start : start + 16]]
+        plgpu.atomic_add(part, plgpu.load(x, layout=plgpu.Layout.WGMMA))
+
+    expected = state.copy()
+    expected[:, start : start + 16] += x
+    make = in_gmem(body)
+    check(make, [state, x], (expected,))
+    (report,) = plgpu.offline.lower(make(None), state, x)
+    assert f"red.relaxed.gpu.global.{word} " in report.mlir
+
+
 def test_views_are_updated():
     def body(ref):
         plgpu.atomic_add(ref.reshape(-1).at[plgpu.ds(0, 512, 2)], 1.0)

@@ -407,6 +407,25 @@ def test_a_store_of_a_constant_resets_an_accumulator():
     check(with_accumulator(scope), AB)
 
 
+def test_a_store_waits_for_no_product_of_another_accumulator():
+    def body(sa, sb, o):
+        def scope(first, second):
+            plgpu.wgmma(first, sa, sb)
+            plgpu.wgmma(second, sa, sb)
+            early = plgpu.wgmma_accumulator_load(first, wait_n=1)
+            first[...] = jnp.zeros((M, N), F32)
+            plgpu.wgmma(first, sa, sb)
+            early += plgpu.wgmma_accumulator_load(second, wait_n=1)
+            return early + first[...]
+
+        o[...] = plgpu.run_scoped(scope, *[plgpu.ACC((M, N))] * 2)
+
+    make = make_kernel(body, A, B)
+    check(make, 3 * AB, 3 * EXACT)
+    (report,) = plgpu.offline.lower(make(None), A, B)
+    assert report.mlir.count("wgmma.wait_group") == 3
+
+
 def test_two_accumulators_are_under_way_together():
     def body(sa, sb, o):
         def scope(first, second):

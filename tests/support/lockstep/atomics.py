@@ -48,6 +48,8 @@ _SCOPES = (
     ("cluster", "shared::cta"),
     ("cluster", "shared::cluster"),
 )
+# Of float32 in GMEM: the type, and how many adjacent elements one `red` adds to.
+_VECTORS = {"v2.f32": 2, "v4.f32": 4}
 _KINDS = {"u": "u", "s": "i", "f": "f", "b": "u"}
 _SMALLEST = np.finfo(np.float32).tiny
 
@@ -92,13 +94,17 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     returns, first = name == "atom", int(name == "atom")
     pointer, *amounts = program.inputs(op)
     predicate = None
+    count = 1
+    if type_ in _VECTORS and not returns and (operation, space) == ("add", "global"):
+        count, type_ = _VECTORS[type_], "f32"
     if statement.guard:
         if returns:
             # The result's register before the instruction.
             *amounts, predicate, held = amounts
         else:
             *amounts, predicate = amounts
-    places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(amounts)))]
+    numbers: list[Any] = [f"${first + 1 + i}" for i in range(len(amounts))]
+    places = [f"[${first}]", *([tuple(numbers)] if count > 1 else numbers)]
     expected = (*(["$0"] if returns else []), *places)
     if (
         order != "relaxed"
@@ -106,13 +112,13 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
         or type_ not in _TYPES.get(operation, ())
         or statement.operands != expected
         or statement.guard not in ("", f"${first + 1 + len(amounts)}")
-        or len(amounts) != (2 if operation == "cas" else 1)
+        or len(amounts) != (2 if operation == "cas" else count)
         or (not returns and operation in ("exch", "cas"))
     ):
         raise NotModelled(f"llvm.inline_asm {text[:60]}")
     kind = _kind(type_)
-    # Each half is updated at once, not the two together.
-    size = kind.itemsize * (2 if type_.endswith("x2") else 1)
+    # Each half, or element, is updated at once, not all of them together.
+    size = kind.itemsize * (2 if type_.endswith("x2") else count)
     out = program.outputs(op)[0] if returns else None
 
     def guarded(strand: Any) -> None:
@@ -124,7 +130,7 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
 
     def update(strand: Any) -> None:
         lanes = np.flatnonzero(strand.active())
-        result = np.zeros(strand.lanes, f"u{size}")
+        result = np.zeros(strand.lanes, f"u{min(size, 8)}")
         if predicate is not None and returns:
             before = strand.per_lane(values_forced(strand, held))
             result[:] = before.view(result.dtype)
@@ -145,7 +151,11 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
                 result[lane] = word.view(result.dtype)[0]
                 with np.errstate(all="ignore"):
                     for i in range(len(word)):
-                        given = [value[lane, i] for value in operands]
+                        given = (
+                            [operands[i][lane, 0]]
+                            if count > 1
+                            else [value[lane, i] for value in operands]
+                        )
                         word[i] = _new(operation, space, word[i], given)
         if out is not None:
             strand.env[out] = result

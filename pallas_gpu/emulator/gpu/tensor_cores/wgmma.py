@@ -156,9 +156,10 @@ def load(wg: Warpgroup, acc: Region, wait_n: int | None) -> Run:
 
 
 def store(wg: Warpgroup, acc: Region, value: Any) -> Run:
-    """Waits for all products and replaces the elements of an accumulator."""
+    """Replaces the elements of an accumulator; waits for products that add to it."""
     stream = wg.state.of(MMAS)
-    yield from stream.wait_for_all_but(wg, 0)
+    if any(group > stream.waited for group, _ in acc.memory.groups.values()):
+        yield from stream.wait_for_all_but(wg, 0)
     acc.require_inside("written")
     acc.peek()[...] = np.asarray(value)
 

@@ -52,7 +52,7 @@ def read_accumulator(
         wgmma.wait(wait_n)
     kernel = ctx.kernel
     fenced = kernel.semantics.fenced(kernel.state[handle.key])
-    kernel.state[handle.key] = fenced
+    kernel.state[handle.key] = kernel.settled[handle.key] = fenced
     starts, sizes = columns(handle, transforms)
     if sizes == handle.ref_shape:
         return fenced
@@ -63,11 +63,16 @@ def write_accumulator(
     ctx: RuleContext, handle: vals.AccumulatorHandle, value: Any
 ) -> None:
     """Stores to a whole accumulator; the check pass refuses a part."""
-    # What nothing has been multiplied into yet, no product in flight writes.
-    if ctx.kernel.state[handle.key] is not handle.zeros:
+    kernel = ctx.kernel
+    # What nothing has been multiplied into yet, or since it was read, no product under
+    # way writes. Loops and branches make new values of it.
+    value_now = kernel.state[handle.key]
+    if value_now is not handle.zeros and value_now is not kernel.settled.get(
+        handle.key
+    ):
         wgmma.wait(0)
-    stored = ctx.kernel.semantics.accumulator(value, handle.ref_shape)
-    ctx.kernel.state[handle.key] = stored
+    stored = kernel.semantics.accumulator(value, handle.ref_shape)
+    kernel.state[handle.key] = kernel.settled[handle.key] = stored
 
 
 def columns(

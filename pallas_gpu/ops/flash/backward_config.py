@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's backward pass: tile sizes and schedule."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from pallas_gpu import errors, expect
+
+CONSUMERS = 2
+# Registers per thread of the producer and of a consumer: 64512 of an SM's 65536.
+REGISTERS = 24, 240
+# Rows of K and V of one consumer: M of wgmma.
+ROWS = 64
+# The sum of the two head_dims up to which a consumer has dK and dV of its rows.
+MAX_NARROW = 256
+
+
+@expect.arguments(
+    block_q=expect.integer(),
+    stages=expect.integer(),
+    heads_together=expect.integer(),
+    deterministic=expect.boolean,
+)
+@dataclasses.dataclass(frozen=True)
+class AttentionBackwardConfig:
+    """Tile sizes and schedule of the derivatives of `attention`, on Hopper.
+
+    A block has 128 rows of K and V, or 64 where the two head_dims exceed 256 together,
+    and visits the rows of Q.
+
+    Attributes:
+      block_q: rows of Q of one step: 64 or 128.
+      stages: SMEM buffers of each ring.
+      heads_together: heads of K and V whose tiles run at the same time, so that their
+        Q stays in the L2 cache; rounded down to a divisor of batch times heads.
+      deterministic: the additions have an order, so that results of equal operands are
+        equal; a second kernel computes the derivative of Q, from scores of its own.
+
+    Raises:
+      ArgumentError: a number that is not supported.
+    """
+
+    block_q: int = 64
+    stages: int = 2
+    heads_together: int = 16
+    deterministic: bool = False
+
+    def __post_init__(self):
+        # One consumer's rows of dQ, or both consumers'.
+        if self.block_q not in (ROWS, CONSUMERS * ROWS):
+            raise errors.ArgumentError(
+                "AttentionBackwardConfig: this number of rows is not supported",
+                expected="block_q of 64 or 128",
+                got=f"block_q={self.block_q}",
+                hint="128 fits in the registers up to a head_dim of 64",
+            )
+        if self.stages < 2 or self.heads_together < 1:
+            raise errors.ArgumentError(
+                "AttentionBackwardConfig: a number is too small",
+                expected="2 stages or more, heads_together of 1 or more",
+                got=f"stages={self.stages}, heads_together={self.heads_together}",
+                hint="start from AttentionBackwardConfig()",
+            )
+
+    @classmethod
+    @expect.arguments(
+        lambda *_, **__: "AttentionBackwardConfig.default",
+        head_dim=expect.integer(1),
+        deterministic=expect.boolean,
+    )
+    def default(
+        cls, head_dim: int, *, deterministic: bool = False
+    ) -> AttentionBackwardConfig:
+        """Returns the fastest configuration of `benchmarks/attention_backward.py`."""
+        block_q = CONSUMERS * ROWS if head_dim <= 64 else ROWS
+        return cls(block_q=block_q, deterministic=deterministic)
+
+
+def padded_dims(block_q: int, head_dim: int, v_dim: int) -> tuple[int, int]:
+    """Returns the two head_dims in the kernels.
+
+    A part of dQ has all columns, or a half or a quarter of them; it is a multiple of 16
+    columns, which is the narrowest swizzle. Parts of wide heads leave through buffers
+    of Q and dO, which are equal.
+    """
+    if head_dim + v_dim > MAX_NARROW:
+        head_dim = -(-max(head_dim, v_dim) // 64) * 64
+        return head_dim, head_dim
+    multiple = 16 if block_q > ROWS else 32
+    return -(-head_dim // multiple) * multiple, v_dim

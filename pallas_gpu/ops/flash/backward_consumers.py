@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's derivatives: what consumers have in common, and those of narrow heads.
+
+Each has 64 rows of K and V, and computes S and dP transposed for them: they come out of
+one product as the left operand of the next, in registers, and dV and dK stay in
+registers. dQ needs the dS of both, through SMEM; each adds its part in GMEM. In a step
+the tensor core has dP under way during the exponentials, dV during dS, and the scores
+of the next step while dQ is being stored.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward_config import ROWS
+from pallas_gpu.ops.flash.backward_problem import BackwardProblem
+from pallas_gpu.ops.flash.masks import Lengths
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """The references of a block."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    lse: Any
+    delta: Any
+    dk: Any
+    dv: Any
+    k_smem: Any
+    v_smem: Any
+    q_smem: Any
+    do_smem: Any
+    lse_smem: Any
+    delta_smem: Any
+    kv_full: Any
+    q_full: Any
+    do_full: Any
+    q_empty: Any
+    do_empty: Any
+    together: Any
+    ds_smem: Any = None
+    dq_smem: Any = None
+    q_dq: Any = None
+    do_dq: Any = None
+    p_full: Any = None
+    ds_full: Any = None
+    dq: Any = None
+    slopes: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Consumer:
+    """A consumer warpgroup: its number, and the block's tile of K and V."""
+
+    p: BackwardProblem
+    mem: Memory
+    wg: Any
+    batch: Any
+    kv_head: Any
+    kv_start: Any
+
+    @property
+    def row(self) -> Any:
+        """The first of its rows of K and V, in the block."""
+        return 0 if self.p.wide else masks.times(self.wg, ROWS)
+
+    @property
+    def own(self) -> Any:
+        """Its rows of the tile of K and V."""
+        return plgpu.ds(self.row, ROWS)
+
+    @property
+    def scores_type(self) -> Any:
+        return plgpu.ACC((ROWS, self.p.config.block_q))
+
+    def slot(self, position) -> Any:
+        return lax.rem(position, np.int32(self.p.config.stages))
+
+    def for_each_tile(self, step: Any) -> None:
+        """Calls `step(position, head, tile, masked)` for the tiles of Q.
+
+        The last tile comes first, and heads before tiles: blocks that differ in their
+        first tile visit the others at the same time, and share them in the L2 cache.
+        """
+        p = self.p
+        blocks = p.tiles_of_q(self.kv_start)
+        for first, end, masked in (
+            (blocks.end_whole, blocks.end, True),
+            (blocks.first_whole, blocks.end_whole, False),
+            (blocks.first, blocks.first_whole, True),
+        ):
+            if first is end:
+                continue
+
+            def one(position, masked=masked):
+                member, tile = p.visited(blocks, position)
+                head = masks.plus(masks.times(self.kv_head, p.group), member)
+                step(position, head, tile, masked)
+
+            past = [masks.minus(blocks.end, x) for x in (end, first)]
+            plgpu.loop(*(masks.times(x, p.group) for x in past))(one)
+
+    # --- products ---------------------------------------------------------------------
+
+    def start_scores(self, scores, position) -> None:
+        mem, slot = self.mem, self.slot(position)
+        plgpu.barrier_wait(mem.q_full.at[slot])
+        plgpu.wgmma(scores, mem.k_smem.at[self.own], mem.q_smem.at[slot].T)
+
+    def start_dp(self, dp, position) -> None:
+        mem, slot = self.mem, self.slot(position)
+        plgpu.barrier_wait(mem.do_full.at[slot])
+        plgpu.wgmma(dp, mem.v_smem.at[self.own], mem.do_smem.at[slot].T)
+
+    def restart(self, start, acc, position) -> None:
+        """Starts a product of its own in an accumulator whose values have been read."""
+        acc[...] = jnp.zeros(acc.shape, acc.dtype)
+        start(acc, position)
+
+    def release(self, slot) -> None:
+        plgpu.barrier_arrive(self.mem.q_empty.at[slot])
+        plgpu.barrier_arrive(self.mem.do_empty.at[slot])
+
+    def start_dq(self, dq, ds, piece: int = 0) -> None:
+        """Starts its part of dS @ K."""
+        k = self.mem.k_smem
+        if self.p.splits_columns:
+            _, columns = self.p.dq_part
+            part = masks.plus(masks.times(self.wg, self.p.dq_pieces), piece)
+            columns = plgpu.ds(masks.times(part, columns), columns)
+            plgpu.wgmma(dq, ds.T, k.at[:, columns])
+        else:
+            rows = plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+            plgpu.wgmma(dq, ds.at[:, rows].T, k)
+
+    def add_to_dq(self, part, buffer, head, tile, piece: int = 0) -> None:
+        """Starts the addition of its part to dQ in GMEM, through SMEM."""
+        p = self.p
+        number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
+        buffer[...] = part
+        plgpu.commit_smem()
+        rows, columns = p.dq_part
+        row, column = masks.times(tile, p.config.block_q), 0
+        if p.splits_columns:
+            column = masks.times(number, columns)
+        else:
+            row = masks.plus(row, masks.times(number, rows))
+        some = row < p.q_len if p.q_len % p.config.block_q else None
+        area = self.batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
+        plgpu.copy_smem_to_gmem(buffer, self.mem.dq.at[area], some, reduction_op="add")
+
+    # --- elements ---------------------------------------------------------------------
+
+    def probabilities(self, scores, position, head, tile, masked) -> tuple[Any, Any]:
+        """Returns those of a transposed tile of scores, and the factors of dS.
+
+        Both have the type of the operands. The factors are the probabilities times the
+        derivative of a soft cap.
+        """
+        p, capped = self.p, None
+        row = masks.plus(self.kv_start, self.row)
+        column = masks.times(tile, p.config.block_q)
+        lengths = Lengths(p.kv_len, p.q_len)
+        mask = p.mask.transposed
+        if p.scores.modifies:
+            distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
+            slope = self.slope(head)
+            scores, capped = p.scores.modified(
+                scores, distance, None, slope, keeps_capped=True
+            )
+        if masked:
+            tail = p.kv_len % p.block_kv != 0
+            hidden = p.scores.hidden
+            scores = mask.hide(scores, hidden, lengths, row, column, hides_rows=tail)
+        lse = self.of_columns(self.mem.lse_smem, position)
+        wide = jnp.exp2(scores * p.scores.factor - lse)
+        narrow = wide.astype(p.dtype)
+        if capped is None:
+            return narrow, narrow
+        return narrow, (wide * (1 - capped * capped)).astype(p.dtype)
+
+    def slope(self, head) -> Any:
+        """Returns that of ALiBi of a head of Q, if there is one."""
+        slopes = self.mem.slopes
+        if slopes is None:
+            return None
+        return slopes[self.batch if slopes.shape[0] > 1 else 0, head]
+
+    def of_columns(self, ring, position) -> Any:
+        """Returns a number of each row of Q for each element of a transposed tile."""
+        layout = plgpu.Layout.WGMMA.reduce(0)
+        values = plgpu.load(ring.at[self.slot(position)], layout=layout)
+        return lax.broadcast_in_dim(values, (ROWS, self.p.config.block_q), (1,))
+
+    def derivatives(self, factors, dp, position) -> Any:
+        """Returns dS transposed, of the scaled scores."""
+        dp = dp - self.of_columns(self.mem.delta_smem, position)
+        return (factors.astype(jnp.float32) * dp).astype(self.p.dtype)
+
+    def store(self, result, smem, gmem) -> None:
+        """Starts the copy of its rows of a result, through SMEM, to GMEM."""
+        p = self.p
+        buffer = smem.at[self.own]
+        buffer[...] = result.astype(p.dtype)
+        plgpu.commit_smem()
+        row = masks.plus(self.kv_start, self.row)
+        # Of the last tile not every consumer may have rows.
+        some = row < p.kv_len if p.kv_len % p.block_kv else None
+        rows = plgpu.ds(row, ROWS)
+        plgpu.copy_smem_to_gmem(buffer, gmem.at[self.batch, rows, self.kv_head], some)
+
+
+class Narrow(Consumer):
+    """A consumer that has dK and dV of its rows."""
+
+    def run(self) -> None:
+        """Computes and stores its rows of dK and dV."""
+        p, mem = self.p, self.mem
+
+        def over_tiles(dk, dv, scores, dp):
+            plgpu.barrier_wait(mem.kv_full)
+            self.start_scores(scores, jnp.int32(0))
+            self.start_dp(dp, jnp.int32(0))
+            plgpu.wgmma_accumulator_load(scores, wait_n=1)
+            self.for_each_tile(functools.partial(self.step, dk, dv, scores, dp))
+            return dk[...], dv[...]
+
+        accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_head_dim)]
+        accumulators += [self.scores_type, self.scores_type]
+        dk, dv = plgpu.run_scoped(over_tiles, *accumulators)
+        # The other consumer's last products read K, and Q of a slot.
+        plgpu.barrier_arrive_and_wait(mem.together)
+        self.store(dv, mem.v_smem, mem.dv)
+        self.store(dk * p.scores.sm_scale, mem.k_smem, mem.dk)
+        plgpu.wait_smem_to_gmem(0)
+
+    def step(self, dk, dv, scores, dp, position, head, tile, masked) -> None:
+        """Adds a tile of Q to dK, dV and dQ.
+
+        It finds the scores complete and dP under way, and leaves those of the next tile
+        so: ptxas follows no more than that around a loop.
+        """
+        p, mem = self.p, self.mem
+        slot, following = self.slot(position), masks.plus(position, 1)
+        shown = plgpu.wgmma_accumulator_load(scores, wait_n=None)
+        found = self.probabilities(shown, position, head, tile, masked)
+        # The exponentials are to be computed while dP is under way.
+        probabilities, factors = lax.optimization_barrier(found)
+        values = dp[...]
+        plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
+        ds = self.derivatives(factors, values, position)
+        plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
+        if p.config.deterministic:
+            self.restart(self.start_scores, scores, following)
+            plgpu.wgmma_wait(1)
+            self.release(slot)
+        else:
+            self.visit_dq(ds, scores, position, head, tile)
+        self.restart(self.start_dp, dp, following)
+        plgpu.wgmma_accumulator_load(scores, wait_n=1)
+
+    def visit_dq(self, ds, scores, position, head, tile) -> None:
+        """Adds its part of dQ, and starts the next scores."""
+        mem = self.mem
+        buffer = mem.ds_smem.at[lax.rem(position, np.int32(2))]
+        buffer[self.own] = ds
+        plgpu.commit_smem()
+        plgpu.barrier_arrive_and_wait(mem.together)
+
+        def part_of_dq(dq):
+            self.start_dq(dq, buffer)
+            # The left operands of dK and dV are registers: they are free now.
+            plgpu.wgmma_wait(1)
+            self.restart(self.start_scores, scores, masks.plus(position, 1))
+            return plgpu.wgmma_accumulator_load(dq, wait_n=1)
+
+        part = plgpu.run_scoped(part_of_dq, plgpu.ACC(self.p.dq_part))
+        self.release(self.slot(position))
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        self.add_to_dq(part, mem.dq_smem.at[self.wg], head, tile)

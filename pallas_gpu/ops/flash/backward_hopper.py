@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of attention's derivatives for Hopper: a block has rows of K and V.
+
+A block has one producer and two consumers. The rows of K and V stay in SMEM; the
+producer copies tiles of Q and of the result's cotangent dO into rings of buffers, with
+two numbers for each row: the logarithm of its sum of exponentials, and D, the product
+of the result with its cotangent. With P the probabilities and S the scores,
+
+    dV = P.T @ dO    dP = dO @ V.T    dS = P * (dP - D)    dK = dS.T @ Q    dQ = dS @ K
+
+Blocks add their parts of dQ in GMEM, by TMA.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward_config import CONSUMERS, REGISTERS
+from pallas_gpu.ops.flash.backward_consumers import Memory, Narrow
+from pallas_gpu.ops.flash.backward_problem import COMPILER_PARAMS, BackwardProblem
+from pallas_gpu.ops.flash.backward_wide import WithK, WithV
+from pallas_gpu.ops.tiles import tiles
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of the problem's inputs and of a reference of dQ, float32.
+
+    dQ lacks the factor of the scores. Deterministic kernels do not take it. It returns
+    dK and dV.
+    """
+    c = p.config
+    full = plgpu.Barrier(num_arrivals=2, num_barriers=c.stages)
+    empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+    statistic = plgpu.SMEM((c.stages, c.block_q), jnp.float32)
+    scratch = {
+        "k_smem": tiles((p.block_kv, p.head_dim), p.dtype, p.dq_part[1]),
+        "v_smem": tiles((p.block_kv, p.v_head_dim), p.dtype),
+        "lse_smem": statistic,
+        "delta_smem": statistic,
+        "kv_full": plgpu.Barrier(num_arrivals=2),
+        "q_full": full,
+        "do_full": full,
+        "q_empty": empty,
+        "do_empty": empty,
+        **_rings(p),
+    }
+    if p.wide or not c.deterministic:
+        scratch["ds_smem"] = tiles((2, p.block_kv, c.block_q), p.dtype)
+    if p.wide:
+        scratch["p_full"] = plgpu.Barrier()
+        scratch["ds_full"] = plgpu.Barrier()
+    scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
+    like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
+    rows = p.batch, p.kv_len, p.kv_heads
+    return plgpu.kernel(
+        functools.partial(_body, p),
+        out_type=(like((*rows, p.head_dim)), like((*rows, p.v_head_dim))),
+        grid=(p.blocks,),
+        grid_names=("block",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name="attention_backward",
+        interpret=interpret,
+        compiler_params=compiler_params or COMPILER_PARAMS,
+        scratch_types=scratch,
+    )
+
+
+def _rings(p: BackwardProblem) -> dict[str, Any]:
+    """Declares the buffers of Q and dO, and those of parts of dQ."""
+    c = p.config
+    dims = {"q": p.head_dim, "do": p.v_head_dim}
+    rings = {x: tiles((c.stages, c.block_q, n), p.dtype) for x, n in dims.items()}
+    part = functools.partial(tiles, dtype=np.dtype(np.float32))
+    if not p.wide or c.deterministic:
+        own = {} if c.deterministic else {"dq_smem": part((CONSUMERS, *p.dq_part))}
+        return {f"{x}_smem": ring for x, ring in rings.items()} | own
+    pieces = part((c.stages, p.dq_pieces, *p.dq_part))
+    return {f"{x}_ring": plgpu.RefUnion(ring, pieces) for x, ring in rings.items()}
+
+
+def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
+    wg = lax.axis_index("wg")
+    names = [*p.inputs, *([] if p.config.deterministic else ["dq"]), "dk", "dv"]
+    for x in ("q", "do"):
+        if f"{x}_ring" in scratch:
+            scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")
+    mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
+    tile = p.tile(lax.axis_index("block"))
+    producer_registers, consumer_registers = REGISTERS
+
+    @plgpu.when(wg == CONSUMERS)
+    def _():
+        plgpu.set_max_registers(producer_registers, action="decrease")
+        _produce(p, mem, tile)
+
+    @plgpu.when(wg < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(consumer_registers, action="increase")
+        if not p.wide:
+            Narrow(p, mem, wg, *tile).run()
+            return
+        for i, role in enumerate((WithV, WithK)):
+            plgpu.when(wg == i)(role(p, mem, i, *tile).run)
+
+
+def _produce(p: BackwardProblem, mem: Memory, tile: Any) -> None:
+    """Copies the rows of K and V, then tiles of Q and dO in the order of their use.
+
+    One more tile than there are steps: each step starts products of the next.
+    """
+    c = p.config
+    batch, kv_head, kv_start = tile
+    rows = plgpu.ds(kv_start, p.block_kv)
+    plgpu.copy_gmem_to_smem(mem.k.at[batch, rows, kv_head], mem.k_smem, mem.kv_full)
+    plgpu.copy_gmem_to_smem(mem.v.at[batch, rows, kv_head], mem.v_smem, mem.kv_full)
+    blocks = p.tiles_of_q(kv_start)
+    each = masks.minus(blocks.end, blocks.first)
+    total = masks.times(each, p.group)
+
+    def copy(position, sources, rings, full, empty):
+        slot = lax.rem(position, np.int32(c.stages))
+
+        @plgpu.when(lax.ge(position, np.int32(c.stages)))
+        def _():
+            plgpu.barrier_wait(empty.at[slot])
+
+        # The tile that is one too many is some tile.
+        member, tile = p.visited(blocks, position)
+        tile = masks.maximum(masks.minimum(tile, p.q_tiles - 1), 0)
+        head = masks.plus(masks.times(kv_head, p.group), member)
+        rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
+        parts = (batch, rows, head), (batch, head, rows)
+        for source, part, ring in zip(sources, parts, rings, strict=True):
+            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], full.at[slot])
+
+    def copy_q(position):
+        rings = mem.q_smem, mem.lse_smem
+        copy(position, (mem.q, mem.lse), rings, mem.q_full, mem.q_empty)
+
+    def copy_do(position):
+        rings = mem.do_smem, mem.delta_smem
+        copy(position, (mem.do, mem.delta), rings, mem.do_full, mem.do_empty)
+
+    @plgpu.loop(0, masks.plus(total, 1))
+    def _(step):
+        copy_q(step)
+        copy_do(step)

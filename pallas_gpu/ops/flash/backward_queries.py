@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's derivative of Q alone: a block has rows of Q, and the sums have an order.
+
+It is the second kernel of a deterministic backward pass; `backward_hopper` computes the
+other derivatives. A block has one producer, which copies blocks of K and V into two
+rings, and two consumers with 64 rows of Q each:
+
+    S = Q @ K.T    dP = dO @ V.T    dS = P * (dP - D)    dQ += dS @ K
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward_config import CONSUMERS, REGISTERS, ROWS
+from pallas_gpu.ops.flash.backward_problem import (
+    COMPILER_PARAMS,
+    BackwardProblem,
+    divide,
+)
+from pallas_gpu.ops.flash.masks import Lengths
+from pallas_gpu.ops.tiles import tiles
+
+_BLOCK_Q, _BLOCK_KV = CONSUMERS * ROWS, 64
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any:
+    """Returns the function of the problem's inputs; it returns dQ."""
+    # Wide rows of Q and dO leave room for one block of K and V.
+    stages = 1 if p.wide else 2
+    full = plgpu.Barrier(num_barriers=stages)
+    empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
+    scratch = {
+        "q_smem": tiles((_BLOCK_Q, p.head_dim), p.dtype),
+        "do_smem": tiles((_BLOCK_Q, p.v_head_dim), p.dtype),
+        "k_smem": tiles((stages, _BLOCK_KV, p.head_dim), p.dtype),
+        "v_smem": tiles((stages, _BLOCK_KV, p.v_head_dim), p.dtype),
+        "q_full": plgpu.Barrier(num_arrivals=2),
+        "k_full": full,
+        "v_full": full,
+        "k_empty": empty,
+        "v_empty": empty,
+    }
+    shape = p.batch, p.q_len, p.heads, p.head_dim
+    return plgpu.kernel(
+        functools.partial(_body, p, stages),
+        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
+        grid=(p.batch * p.heads * plgpu.cdiv(p.q_len, _BLOCK_Q),),
+        grid_names=("block",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name="attention_backward_queries",
+        interpret=interpret,
+        compiler_params=compiler_params or COMPILER_PARAMS,
+        scratch_types=scratch,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Memory:
+    """The references of a block."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    lse: Any
+    delta: Any
+    dq: Any
+    q_smem: Any
+    do_smem: Any
+    k_smem: Any
+    v_smem: Any
+    q_full: Any
+    k_full: Any
+    v_full: Any
+    k_empty: Any
+    v_empty: Any
+    slopes: Any = None
+
+
+def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
+    wg = lax.axis_index("wg")
+    *inputs, dq = refs
+    mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
+    q_tiles = plgpu.cdiv(p.q_len, _BLOCK_Q)
+    pair, tile = divide(lax.axis_index("block"), q_tiles)
+    # Under a causal mask the last rows have the most work.
+    tile = masks.minus(q_tiles - 1, tile)
+    place = *divide(pair, p.heads), masks.times(tile, _BLOCK_Q)
+    blocks = p.mask.blocks(Lengths(p.q_len, p.kv_len), place[2], _BLOCK_Q, _BLOCK_KV)
+    producer_registers, consumer_registers = REGISTERS
+
+    @plgpu.when(wg == CONSUMERS)
+    def _():
+        plgpu.set_max_registers(producer_registers, action="decrease")
+        _produce(p, mem, stages, place, blocks)
+
+    @plgpu.when(wg < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(consumer_registers, action="increase")
+        _Consumer(p, mem, stages, wg, *place).run(blocks)
+
+
+def _produce(
+    p: BackwardProblem, mem: _Memory, stages: int, place: Any, blocks: Any
+) -> None:
+    batch, head, q_start = place
+    kv_head = lax.div(head, np.int32(p.group))
+    part = batch, plgpu.ds(q_start, _BLOCK_Q), head
+    plgpu.copy_gmem_to_smem(mem.q.at[part], mem.q_smem, mem.q_full)
+    plgpu.copy_gmem_to_smem(mem.do.at[part], mem.do_smem, mem.q_full)
+
+    @plgpu.loop(blocks.first, blocks.end)
+    def _(block):
+        position = masks.minus(block, blocks.first)
+        slot = lax.rem(position, np.int32(stages))
+        part = batch, plgpu.ds(masks.times(block, _BLOCK_KV), _BLOCK_KV), kv_head
+        for source, ring, full, empty in (
+            (mem.k, mem.k_smem, mem.k_full, mem.k_empty),
+            (mem.v, mem.v_smem, mem.v_full, mem.v_empty),
+        ):
+
+            @plgpu.when(lax.ge(position, np.int32(stages)))
+            def _(empty=empty):
+                plgpu.barrier_wait(empty.at[slot])
+
+            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], full.at[slot])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Consumer:
+    """What one consumer warpgroup does."""
+
+    p: BackwardProblem
+    mem: _Memory
+    stages: int
+    wg: Any
+    batch: Any
+    head: Any
+    q_start: Any
+
+    @property
+    def own(self) -> Any:
+        """Its rows of the tile of Q."""
+        return plgpu.ds(masks.times(self.wg, ROWS), ROWS)
+
+    @property
+    def row(self) -> Any:
+        return masks.plus(self.q_start, masks.times(self.wg, ROWS))
+
+    def run(self, blocks: Any) -> None:
+        """Computes and stores its rows of dQ."""
+        p, mem = self.p, self.mem
+        lse, delta = self.of_rows(mem.lse), self.of_rows(mem.delta)
+
+        def over_blocks(dq):
+            plgpu.barrier_wait(mem.q_full)
+
+            def step(block, masked):
+                position = masks.minus(block, blocks.first)
+                self.step(dq, position, block, masked, lse, delta)
+
+            for first, end, masked in (
+                (blocks.first, blocks.first_whole, True),
+                (blocks.first_whole, blocks.end_whole, False),
+                (blocks.end_whole, blocks.end, True),
+            ):
+                if first is not end:
+                    plgpu.loop(first, end)(functools.partial(step, masked=masked))
+            return dq[...]
+
+        dq = plgpu.run_scoped(over_blocks, plgpu.ACC((ROWS, p.head_dim)))
+        buffer = mem.q_smem.at[self.own]
+        buffer[...] = (dq * p.scores.sm_scale).astype(p.dtype)
+        plgpu.commit_smem()
+        some = self.row < p.q_len if p.q_len % _BLOCK_Q else None
+        target = mem.dq.at[self.batch, plgpu.ds(self.row, ROWS), self.head]
+        plgpu.copy_smem_to_gmem(buffer, target, some)
+        plgpu.wait_smem_to_gmem(0)
+
+    def of_rows(self, ref) -> Any:
+        """Returns a number of each row, for each element of a tile."""
+        rows = plgpu.ds(self.row, ROWS)
+        layout = plgpu.Layout.WGMMA.reduce(1)
+        part = ref.at[self.batch, self.head, rows]
+        values = plgpu.load(part, layout=layout, optimized=False)
+        return lax.broadcast_in_dim(values, (ROWS, _BLOCK_KV), (0,))
+
+    def step(self, dq, position, block, masked, lse, delta) -> None:
+        """Adds a block of K and V to dQ."""
+        p, mem = self.p, self.mem
+        slot = lax.rem(position, np.int32(self.stages))
+
+        def derivatives(scores, dp):
+            plgpu.barrier_wait(mem.k_full.at[slot])
+            plgpu.wgmma(scores, mem.q_smem.at[self.own], mem.k_smem.at[slot].T)
+            plgpu.barrier_wait(mem.v_full.at[slot])
+            plgpu.wgmma(dp, mem.do_smem.at[self.own], mem.v_smem.at[slot].T)
+            shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+            factors = self.factors(shown, block, masked, lse)
+            ds = factors.astype(jnp.float32) * (dp[...] - delta)
+            return ds.astype(p.dtype)
+
+        tile = plgpu.ACC((ROWS, _BLOCK_KV))
+        ds = plgpu.run_scoped(derivatives, tile, tile)
+        plgpu.barrier_arrive(mem.v_empty.at[slot])
+        plgpu.wgmma(dq, ds, mem.k_smem.at[slot])
+        plgpu.wgmma_wait(0)
+        plgpu.barrier_arrive(mem.k_empty.at[slot])
+
+    def factors(self, scores, block, masked, lse) -> Any:
+        """Returns the probabilities of a tile, times the derivative of a soft cap."""
+        p, capped = self.p, None
+        column = masks.times(block, _BLOCK_KV)
+        lengths = Lengths(p.q_len, p.kv_len)
+        if p.scores.modifies:
+            distance = masks.plus(masks.minus(self.row, column), p.mask.shift(lengths))
+            slope = None
+            if (slopes := self.mem.slopes) is not None:
+                slope = slopes[self.batch if slopes.shape[0] > 1 else 0, self.head]
+            scores, capped = p.scores.modified(
+                scores, distance, None, slope, keeps_capped=True
+            )
+        if masked:
+            hidden = p.scores.hidden
+            scores = p.mask.hide(scores, hidden, lengths, self.row, column)
+        probabilities = jnp.exp2(scores * p.scores.factor - lse)
+        if capped is not None:
+            probabilities = probabilities * (1 - capped * capped)
+        # Rounded, as the other kernel's are.
+        return probabilities.astype(p.dtype)

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's derivatives: which operands have them, and the rule for JAX."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_gpu import errors
+from pallas_gpu.ops.flash import backward
+from pallas_gpu.ops.flash.backward_config import (
+    ROWS,
+    AttentionBackwardConfig,
+    padded_dims,
+)
+from pallas_gpu.ops.flash.backward_problem import BackwardProblem
+from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
+from pallas_gpu.ops.flash.problem import Operands, Problem
+
+# Takes a problem, operands, compiler parameters and `interpret`.
+Forward = Callable[[Problem[Any], Operands, Any, Any], tuple[Any, Any]]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 3, 4, 5))
+def differentiable(
+    forward: Forward,
+    p: Problem[Any],
+    x: Operands,
+    config: AttentionBackwardConfig | None,
+    compiler_params: Any,
+    interpret: Any,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Returns `forward(p, x, compiler_params, interpret)`, which has derivatives.
+
+    Raises:
+      DifferentiationError: that of an operand that has none.
+      UnsupportedError: derivatives of a problem that the backward pass does not have.
+    """
+    del config
+    return forward(p, x, compiler_params, interpret)
+
+
+def _forward(
+    forward: Forward,
+    p: Problem[Any],
+    x: Operands,
+    config: AttentionBackwardConfig | None,
+    compiler_params: Any,
+    interpret: Any,
+) -> Any:
+    _check(p, x)
+    values = jax.tree.map(lambda primal: primal.value, x, is_leaf=_is_primal)
+    backward_problem(p, config)
+    with_sums = dataclasses.replace(p, logsumexp=True)
+    out, lse = forward(with_sums, values, compiler_params, interpret)
+    return (out, lse if p.logsumexp else None), (values, out, lse)
+
+
+def _backward(
+    forward: Forward,
+    p: Problem[Any],
+    config: AttentionBackwardConfig | None,
+    compiler_params: Any,
+    interpret: Any,
+    residuals: Any,
+    cotangents: Any,
+) -> tuple[Operands]:
+    del forward
+    x, *results = residuals
+    b = backward_problem(p, config)
+    do, dlse = (None if _is_zero(c) else c for c in cotangents)
+    if do is None:
+        do = jnp.zeros_like(results[0])
+    padded = x._replace(
+        q=_widened(x.q, b.head_dim),
+        k=_widened(x.k, b.head_dim),
+        v=_widened(x.v, b.v_head_dim),
+    )
+    results[0], do = (_widened(part, b.v_head_dim) for part in (results[0], do))
+    dq, dk, dv = backward.gradients(
+        b, padded, tuple(results), (do, dlse), compiler_params, interpret
+    )
+    columns, of_v = slice(x.q.shape[-1]), slice(x.v.shape[-1])
+    none = Operands(*[None] * len(x))
+    found = {"q": dq[..., columns], "k": dk[..., columns], "v": dv[..., of_v]}
+    return (none._replace(**found),)
+
+
+differentiable.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def backward_problem(
+    p: Problem[Any], config: AttentionBackwardConfig | None
+) -> BackwardProblem:
+    """Returns the problem of the derivatives.
+
+    Raises:
+      ArgumentError: a configuration that does not fit the registers.
+      UnsupportedError: an option without derivatives.
+    """
+    _check_options(p)
+    if config is None:
+        config = AttentionBackwardConfig.default(
+            max(p.head_dim, p.v_dim), deterministic=p.deterministic
+        )
+    elif p.deterministic:
+        config = dataclasses.replace(config, deterministic=True)
+    head_dim, v_dim = padded_dims(config.block_q, p.head_dim, p.v_dim)
+    problem = BackwardProblem(
+        *(p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
+        head_dim=head_dim,
+        v_head_dim=v_dim,
+        dtype=np.dtype(p.dtype),
+        mask=p.mask,
+        scores=p.scores,
+        config=config,
+    )
+    if config.block_q > ROWS and problem.head_dim + problem.v_head_dim > 160:
+        raise errors.ArgumentError(
+            "attention: the tiles of the backward pass do not fit in registers",
+            expected="block_q=64 for head_dims of more than 160 together",
+            got=f"block_q={config.block_q}, {p.head_dim} and {p.v_dim}",
+            hint="leave out the configuration of the backward pass",
+        )
+    return problem
+
+
+def _check_options(p: Problem[Any]) -> None:
+    options = {
+        "a kernel for Blackwell": isinstance(p.config, BlackwellAttentionConfig),
+        "bias": p.scores.bias,
+        "segment ids": p.mask.segments,
+        "lengths of sequences": p.mask.ragged,
+    }
+    found = [name for name, is_given in options.items() if is_given]
+    if found:
+        raise errors.UnsupportedError(
+            "attention: no derivatives with this option",
+            expected="none of " + ", ".join(options),
+            got=", ".join(found),
+            hint="jax.nn.dot_product_attention has derivatives with more options",
+        )
+
+
+def _check(p: Problem[Any], x: Operands) -> None:
+    """Raises DifferentiationError where a derivative is asked for that there is not."""
+    del p
+    for name, primal in x._asdict().items():
+        if name in ("q", "k", "v") or primal is None or not primal.perturbed:
+            continue
+        raise errors.DifferentiationError(
+            f"attention: {name} has no derivative",
+            expected="derivatives of q, k and v",
+            got=f"a derivative of {name}",
+            hint=f"jax.lax.stop_gradient({name})",
+        )
+
+
+def _is_primal(x: Any) -> bool:
+    return hasattr(x, "perturbed")
+
+
+def _is_zero(x: Any) -> bool:
+    return x is None or isinstance(x, jax.custom_derivatives.SymbolicZero)
+
+
+def _widened(x: jax.Array, columns: int) -> jax.Array:
+    missing = columns - x.shape[-1]
+    if not missing:
+        return x
+    return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])

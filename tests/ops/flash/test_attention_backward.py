@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's derivatives: masks, lengths, heads and schedules; what has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors, ops
+from pallas_gpu.ops.flash.attention import attention
+from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
+from tests.support import everywhere
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+# Of the derivatives, relative to their norm; operands have 11 or 8 bits.
+BOUNDS = {"float16": 1e-3, "bfloat16": 8e-3}
+QUICK = plgpu.InterpretParams(detect_races=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Sizes of one call; neither length is a multiple of a tile."""
+
+    q_len: int = 130
+    kv_len: int = 70
+    heads: int = 1
+    kv_heads: int = 1
+    head_dim: int = 16
+    v_dim: int = 0
+    batch: int = 1
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def operands(s: Shape, dtype=jnp.float16, seed=0):
+    """Returns q, k, v and the cotangents of the result and of logsumexp."""
+    rng = np.random.default_rng(seed)
+    v_dim = s.v_dim or s.head_dim
+    shapes = [
+        (s.batch, s.q_len, s.heads, s.head_dim),
+        (s.batch, s.kv_len, s.kv_heads, s.head_dim),
+        (s.batch, s.kv_len, s.kv_heads, v_dim),
+        (s.batch, s.q_len, s.heads, v_dim),
+    ]
+    arrays = [jnp.asarray(rng.standard_normal(x), dtype) for x in shapes]
+    sums = rng.standard_normal((s.batch, s.heads, s.q_len))
+    return [*arrays, jnp.asarray(sums, jnp.float32)]
+
+
+def reference(q, k, v, *, causal=False, sm_scale=None, window=None, soft_cap=None):
+    """Returns the result and logsumexp in float32, by plain JAX."""
+    k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
+    precise = functools.partial(jnp.einsum, precision="highest")
+    scores = precise("bqhd,bkhd->bhqk", q, k) * (sm_scale or q.shape[3] ** -0.5)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    row, column = np.ogrid[: q.shape[1], : k.shape[1]]
+    seen = np.ones(scores.shape[2:], bool)
+    if causal:
+        seen &= column <= row
+    if window is not None:
+        seen &= (column >= row - window[0]) & (column <= row + window[1])
+    # Rows that see nothing: zeros, without NaNs in the derivatives.
+    some = seen.any(axis=1)[:, None]
+    scores = jnp.where(seen | ~some, scores, -jnp.inf)
+    lse = jax.nn.logsumexp(scores, axis=3)
+    p = jnp.where(some, jnp.exp(scores - lse[..., None]), 0)
+    lse = jnp.where(some[:, 0], lse, -jnp.inf)
+    return precise("bhqk,bkhd->bqhd", p, v), lse
+
+
+def expected(args, *, with_sums=False, **options):
+    """Returns the derivatives of q, k and v."""
+    q, k, v, do, dlse = (x.astype(jnp.float32) for x in args)
+    (_, lse), vjp = jax.vjp(functools.partial(reference, **options), q, k, v)
+    cotangent = jnp.where(jnp.isfinite(lse), dlse, 0) if with_sums else 0 * dlse
+    return vjp((do, cotangent))
+
+
+def derivatives(interpret, *args, with_sums=False, **options):
+    q, k, v, do, dlse = args
+    options |= {"interpret": interpret, "return_logsumexp": with_sums}
+    _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
+    return vjp((do, dlse) if with_sums else do)
+
+
+def assert_close(got, wanted, bound):
+    for a, b in zip(got, wanted, strict=True):
+        a, b = (np.asarray(x, np.float64) for x in (a, b))
+        assert a.shape == b.shape
+        assert np.isfinite(a).all()
+        assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b) + 1e-6
+
+
+def check(s: Shape, *, dtype="float16", interpret=QUICK, **options):
+    """Compares in the emulator alone."""
+    args = operands(s, dtype)
+    of_config = "backward_config", "deterministic"
+    plain = {k: v for k, v in options.items() if k not in of_config}
+    got = derivatives(interpret, *args, **options)
+    assert all(x.dtype == jnp.dtype(dtype) for x in got)
+    assert_close(got, expected(args, **plain), BOUNDS[dtype])
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "executed"), [(False, [Warpgroup]), slow(True, [Warpgroup])]
+)
+def test_the_kernels_everywhere(deterministic, executed):
+    args = operands(Shape(64, 64))
+
+    def make(interpret):
+        return functools.partial(
+            derivatives, interpret, causal=True, deterministic=deterministic
+        )
+
+    wanted = expected(args, causal=True)
+    everywhere.check(make, args, wanted, atol=8e-3, executed=executed)
+
+
+@pytest.mark.parametrize("dtype", ["float16", slow("bfloat16")])
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_that_the_tiles_do_not_divide(dtype, causal):
+    check(Shape(), dtype=dtype, causal=causal, with_sums=True)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "v_dim"),
+    [
+        (128, 0),
+        (160, 0),
+        slow(64, 0),
+        slow(96, 0),
+        slow(256, 0),
+        slow(192, 128),
+        slow(64, 128),
+        slow(16, 256),
+    ],
+)
+def test_sizes_of_heads(head_dim, v_dim):
+    check(Shape(70, 100, head_dim=head_dim, v_dim=v_dim), causal=True)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), slow(3, 1)])
+def test_heads_of_k_and_v_sum_over_heads_of_q(heads, kv_heads):
+    check(Shape(70, 70, heads, kv_heads, batch=2), causal=True)
+
+
+@pytest.mark.parametrize(("q_len", "kv_len"), [(70, 300), slow(300, 70), slow(1, 130)])
+def test_a_causal_mask_begins_at_the_first_rows(q_len, kv_len):
+    # Behind row 70 of K and V nothing is seen: the derivatives are zero.
+    check(Shape(q_len, kv_len), causal=True)
+
+
+@pytest.mark.parametrize("window", [(20, 0), slow((0, 40)), slow((5, 5))])
+def test_windows(window):
+    check(Shape(200, 200), window=window)
+
+
+def test_rows_that_see_nothing_have_no_derivative():
+    args = operands(Shape(200, 64))
+    options = {"window": (10, 0), "with_sums": True}
+    got = derivatives(QUICK, *args, **options)
+    assert_close(got, expected(args, **options), BOUNDS["float16"])
+    assert (np.asarray(got[0])[:, 75:] == 0).all()
+
+
+@pytest.mark.parametrize("head_dim", [16, slow(160)])
+def test_a_soft_cap_is_in_the_chain_rule(head_dim):
+    check(Shape(head_dim=head_dim), causal=True, soft_cap=1.5)
+
+
+@pytest.mark.parametrize("sm_scale", [0.75, slow(1e-3)])
+def test_the_scale_of_the_scores(sm_scale):
+    check(Shape(), causal=True, sm_scale=sm_scale)
+
+
+def test_scores_beyond_the_range_of_exponentials():
+    q, k, v, do, dlse = operands(Shape(64, 64))
+    args = q * 16, k * 16, v, do, dlse
+    got = derivatives(QUICK, *args, causal=True)
+    assert_close(got, expected(args, causal=True), 4e-3)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        AttentionBackwardConfig(block_q=64, stages=3),
+        slow(AttentionBackwardConfig(block_q=128, heads_together=1)),
+    ],
+)
+def test_configurations(config):
+    s = Shape(200, 200, heads=2, kv_heads=2, head_dim=32)
+    check(s, causal=True, backward_config=config)
+
+
+def test_the_default_configuration():
+    """Narrow heads leave registers for more rows of Q."""
+    default = AttentionBackwardConfig.default
+    assert default(64).block_q > default(128).block_q
+    config = default(16, deterministic=True)
+    args = operands(Shape(64, 64))
+    got = derivatives(QUICK, *args, backward_config=config)
+    wanted = derivatives(QUICK, *args, deterministic=True)
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+@pytest.mark.parametrize("s", [Shape(70, 200), slow(Shape(70, 100, head_dim=160))])
+def test_deterministic_derivatives_are_equal_to_the_bit(s):
+    args = operands(s)
+    runs = [
+        derivatives(
+            plgpu.InterpretParams(seed=seed), *args, causal=True, deterministic=True
+        )
+        for seed in (1, 2)
+    ]
+    assert_close(runs[0], expected(args, causal=True), BOUNDS["float16"])
+    for a, b in zip(*runs, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_vmap_jit_and_a_second_call():
+    args = operands(Shape(70, 70, batch=4))
+    stacked = [x.reshape(2, 2, *x.shape[1:]) for x in args]
+    f = jax.jit(jax.vmap(functools.partial(derivatives, QUICK)))
+    wanted = expected(args)
+    for _ in range(2):
+        got = [x.reshape(-1, *x.shape[2:]) for x in f(*stacked)]
+        assert_close(got, wanted, BOUNDS["float16"])
+
+
+def test_grad_of_the_public_function():
+    q, k, v, *_ = operands(Shape(64, 64))
+
+    def loss(q):
+        return jnp.sum(ops.attention(q, k, v, interpret=QUICK).astype(jnp.float32) ** 2)
+
+    def plain(q):
+        return jnp.sum(reference(q, *(x.astype(jnp.float32) for x in (k, v)))[0] ** 2)
+
+    wanted = jax.grad(plain)(q.astype(jnp.float32))
+    assert_close([jax.grad(loss)(q)], [wanted], 2e-3)
+
+
+@pytest.mark.parametrize("head_dim", [16, slow(128), slow(256)])
+def test_orders_of_events_change_nothing_but_the_rounding(head_dim):
+    """Each schedule looks for races; sums of dQ differ by their order alone."""
+    args = operands(Shape(130, 130, head_dim=head_dim))
+    wanted = expected(args, causal=True)
+    for seed in range(4):
+        asynchrony = "eager" if seed % 2 else "late"
+        interpret = plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
+        got = derivatives(interpret, *args, causal=True)
+        assert_close(got, wanted, BOUNDS["float16"])
+
+
+# --- what the compiler makes of it ----------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(
+    ("head_dim", "causal", "deterministic"),
+    [
+        (128, True, False),
+        slow(128, False, True),
+        slow(256, True, False),
+        slow(256, False, True),
+    ],
+)
+def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, deterministic):
+    x = jax.ShapeDtypeStruct((2, 4096, 8, head_dim), jnp.bfloat16)
+
+    def f(q, k, v, do):
+        options = {"causal": causal, "deterministic": deterministic}
+        _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
+        return vjp(do)
+
+    _, *reports = plgpu.offline.compile(f, x, x, x, x)
+    assert len(reports) == 1 + deterministic
+    for report in reports:
+        # ptxas remarks where it has to wait for a product by itself.
+        assert report.resources.remarks == ()
+        assert report.resources.spill_store_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+
+def test_other_operands_have_no_derivatives():
+    q, k, v, *_ = operands(Shape(64, 64))
+
+    def loss(slopes):
+        return jnp.sum(attention(q, k, v, alibi_slopes=slopes, interpret=QUICK))
+
+    with pytest.raises(errors.DifferentiationError) as caught:
+        jax.grad(loss)(jnp.ones((1,), jnp.float32))
+    assert caught.value.what == "attention: slopes has no derivative"
+    assert "stop_gradient" in caught.value.hint
+
+
+def test_the_tiles_fit_in_registers():
+    args = operands(Shape(64, 64, head_dim=128))
+    with pytest.raises(errors.ArgumentError, match="registers") as caught:
+        config = AttentionBackwardConfig(block_q=128)
+        derivatives(QUICK, *args, backward_config=config)
+    assert "block_q=64" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"block_q": 96}, "block_q=96"),
+        ({"stages": 1}, "stages=1"),
+        ({"heads_together": 0}, "heads_together=0"),
+    ],
+)
+def test_a_configuration_is_one_that_the_kernels_have(changes, got):
+    with pytest.raises(errors.ArgumentError) as caught:
+        AttentionBackwardConfig(**changes)
+    assert caught.value.got == got or got in caught.value.got
