@@ -423,7 +423,7 @@ def test_a_store_waits_for_no_product_of_another_accumulator():
     make = make_kernel(body, A, B)
     check(make, 3 * AB, 3 * EXACT)
     (report,) = plgpu.offline.lower(make(None), A, B)
-    assert report.mlir.count("wgmma.wait_group") == 3
+    assert report.mlir.count("wgmma.wait.group.sync.aligned") == 3
 
 
 def test_two_accumulators_are_under_way_together():
