@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ready kernels, written on the public names alone."""
 
-from pallas_gpu.ops.flash import backward_hopper as _hopper_attention_backward
-from pallas_gpu.ops.flash import backward_queries as _hopper_attention_queries
 from pallas_gpu.ops.flash import blackwell as _blackwell_attention
 from pallas_gpu.ops.flash import decode_kernel as _decode
 from pallas_gpu.ops.flash.attention import attention
-from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
+from pallas_gpu.ops.flash.backward import hopper as _hopper_attention_backward
+from pallas_gpu.ops.flash.backward import queries as _hopper_attention_queries
+from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.decode import decode_attention
 from pallas_gpu.ops.flash.decode_config import DecodeConfig

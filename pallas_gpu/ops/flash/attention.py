@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, derivatives, operands
-from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
+from pallas_gpu.ops.flash import blackwell, operands
+from pallas_gpu.ops.flash.backward import derivatives
+from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import (
     REGISTERS,
     AttentionConfig,

@@ -14,7 +14,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
 from pallas_gpu.ops.flash.attention import attention
-from pallas_gpu.ops.flash.backward_config import AttentionBackwardConfig
+from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from tests.support import everywhere
 from tests.support.semantics import Warpgroup
 

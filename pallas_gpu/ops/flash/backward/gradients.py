@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu.ops.flash import backward_hopper, backward_queries
-from pallas_gpu.ops.flash.backward_hopper import BackwardProblem
+from pallas_gpu.ops.flash.backward import hopper, queries
+from pallas_gpu.ops.flash.backward.hopper import BackwardProblem
 from pallas_gpu.ops.flash.problem import Operands
 
 
-def gradients(
+def of_operands(
     p: BackwardProblem,
     x: Operands,
     results: tuple[jax.Array, jax.Array],
@@ -31,13 +31,13 @@ def gradients(
     """
     q = x.q
     statistics = _statistics(p, results, cotangents)
-    kernel = backward_hopper.make_kernel(p, compiler_params, interpret)
+    kernel = hopper.make_kernel(p, compiler_params, interpret)
     inputs = [q, x.k, x.v, cotangents[0].astype(q.dtype), *statistics]
     if p.scores.alibi:
         inputs.append(x.slopes)
     if p.config.deterministic:
-        queries = backward_queries.make_kernel(p, compiler_params, interpret)
-        return queries(*inputs), *kernel(*inputs)
+        of_queries = queries.make_kernel(p, compiler_params, interpret)
+        return of_queries(*inputs), *kernel(*inputs)
     total = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
     dk, dv = kernel(*inputs, total)
     return (total[...] * p.scores.sm_scale).astype(q.dtype), dk, dv

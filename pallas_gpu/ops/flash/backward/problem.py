@@ -12,7 +12,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward_config import (
+from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     MAX_NARROW,
     ROWS,
@@ -47,7 +47,7 @@ class BackwardProblem:
     def inputs(self) -> tuple[str, ...]:
         """Names of the kernels' arrays.
 
-        lse and delta are (batch, heads, padded_q_len); see `backward.gradients`.
+        lse and delta are (batch, heads, padded_q_len); see `gradients`.
         """
         slopes = ("slopes",) if self.scores.alibi else ()
         return "q", "k", "v", "do", "lse", "delta", *slopes

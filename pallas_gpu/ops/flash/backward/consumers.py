@@ -20,8 +20,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward_config import ROWS
-from pallas_gpu.ops.flash.backward_problem import BackwardProblem
+from pallas_gpu.ops.flash.backward.config import ROWS
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.masks import Lengths
 
 

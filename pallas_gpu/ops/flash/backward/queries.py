@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention's derivative of Q alone: a block has rows of Q, and the sums have an order.
 
-It is the second kernel of a deterministic backward pass; `backward_hopper` computes the
+It is the second kernel of a deterministic backward pass; `hopper` computes the
 other derivatives. A block has one producer, which copies blocks of K and V into two
 rings, and two consumers with 64 rows of Q each:
 
@@ -21,8 +21,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward_config import CONSUMERS, REGISTERS, ROWS
-from pallas_gpu.ops.flash.backward_problem import (
+from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
+from pallas_gpu.ops.flash.backward.problem import (
     COMPILER_PARAMS,
     BackwardProblem,
     divide,

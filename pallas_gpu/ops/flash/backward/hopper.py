@@ -23,10 +23,10 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward_config import CONSUMERS, REGISTERS
-from pallas_gpu.ops.flash.backward_consumers import Memory, Narrow
-from pallas_gpu.ops.flash.backward_problem import COMPILER_PARAMS, BackwardProblem
-from pallas_gpu.ops.flash.backward_wide import WithK, WithV
+from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
+from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
+from pallas_gpu.ops.flash.backward.problem import COMPILER_PARAMS, BackwardProblem
+from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.tiles import tiles
 
 

@@ -18,8 +18,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward_config import ROWS
-from pallas_gpu.ops.flash.backward_consumers import Consumer
+from pallas_gpu.ops.flash.backward.config import ROWS
+from pallas_gpu.ops.flash.backward.consumers import Consumer
 
 
 class _Wide(Consumer):

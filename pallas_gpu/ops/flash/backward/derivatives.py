@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors
-from pallas_gpu.ops.flash import backward
-from pallas_gpu.ops.flash.backward_config import (
+from pallas_gpu.ops.flash.backward import gradients
+from pallas_gpu.ops.flash.backward.config import (
     ROWS,
     AttentionBackwardConfig,
     padded_dims,
 )
-from pallas_gpu.ops.flash.backward_problem import BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.problem import Operands, Problem
 
@@ -83,7 +83,7 @@ def _backward(
         v=_widened(x.v, b.v_head_dim),
     )
     results[0], do = (_widened(part, b.v_head_dim) for part in (results[0], do))
-    dq, dk, dv = backward.gradients(
+    dq, dk, dv = gradients.of_operands(
         b, padded, tuple(results), (do, dlse), compiler_params, interpret
     )
     columns, of_v = slice(x.q.shape[-1]), slice(x.v.shape[-1])
