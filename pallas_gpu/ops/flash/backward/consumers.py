@@ -70,6 +70,10 @@ class Consumer:
     kv_head: Any
     kv_start: Any
 
+    def run(self) -> None:
+        """Computes and stores its derivatives."""
+        raise NotImplementedError
+
     @property
     def row(self) -> Any:
         """The first of its rows of K and V, in the block."""

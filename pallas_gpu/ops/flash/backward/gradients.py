@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu.ops.flash.backward import hopper, queries
-from pallas_gpu.ops.flash.backward.hopper import BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.problem import Operands
 
 
