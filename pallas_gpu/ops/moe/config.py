@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 from pallas_gpu import arch, errors, expect
 
@@ -19,6 +20,7 @@ REGISTERS = 40, 232
     tile_k=expect.integer(),
     stages=expect.integer(),
     epilogue_n=expect.integer(),
+    cluster=expect.choice(None, "n"),
     strip=expect.integer(),
     blocks=expect.integer(),
 )
@@ -32,6 +34,9 @@ class RaggedDotConfig:
       tile_k: depth of one step.
       stages: SMEM buffers of the ring.
       epilogue_n: columns of a tile that are stored at once.
+      cluster: "n": two blocks with the same rows form a cluster, and each loads half of
+        the rows for both, where the number of tiles along N is even and rows are not
+        gathered. Products over rows have no clusters.
       strip: columns of tiles that are visited together; their part of the matrices
         stays in the L2 cache.
       blocks: number of blocks of products over rows; one per SM. For the others, whose
@@ -46,6 +51,7 @@ class RaggedDotConfig:
     tile_k: int = 64
     stages: int = 4
     epilogue_n: int = 32
+    cluster: Literal["n"] | None = None
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
 

@@ -28,6 +28,8 @@ from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
 _PRODUCER = CONSUMERS
+# The axis of the blocks of a cluster.
+_PAIR = "pair"
 # Rows and columns of zeros that a warpgroup stores at once.
 _CLEARED = 8, 512
 
@@ -66,23 +68,33 @@ class Problem:
         return plgpu.cdiv(self.k, self.config.tile_k)
 
     @property
+    def cluster(self) -> int:
+        """Blocks of a cluster; their tiles have the same rows."""
+        paired = self.config.cluster == "n" and not self.gathered
+        return 2 if paired and self.columns % 2 == 0 else 1
+
+    @property
     def positions(self) -> int:
-        """The largest number of tiles that there can be."""
+        """The largest number of tiles that there can be, in tiles of clusters."""
         groups = min(self.matrices, self.m)
         rows = groups + (self.m - groups) // self.config.block_m
-        return rows * self.columns
+        return rows * (self.columns // self.cluster)
 
     def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
-        """Returns the tile (row, column) at a position of the order.
+        """Returns this block's tile (row, column) at a position of its cluster.
 
         Columns are cut into strips; a strip is visited row by row.
         """
-        strip = min(self.config.strip, self.columns)
+        columns = self.columns // self.cluster
+        strip = min(self.config.strip // self.cluster or 1, columns)
         number = lax.div(linear, lax.mul(rows, np.int32(strip)))
         first = lax.mul(number, np.int32(strip))
-        width = lax.min(np.int32(strip), lax.sub(np.int32(self.columns), first))
+        width = lax.min(np.int32(strip), lax.sub(np.int32(columns), first))
         within = lax.sub(linear, lax.mul(first, rows))
-        return lax.div(within, width), lax.add(first, lax.rem(within, width))
+        column = lax.add(first, lax.rem(within, width))
+        if self.cluster > 1:
+            column = column * self.cluster + lax.axis_index(_PAIR)
+        return lax.div(within, width), column
 
 
 @functools.lru_cache(maxsize=64)
@@ -90,12 +102,20 @@ def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
     shape = (c.tile_n, c.tile_k) if p.transposed else (c.tile_k, c.tile_n)
+    empty: Any = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
+    if p.cluster > 1:
+        # A buffer is empty when the consumers of both blocks have read it.
+        empty = plgpu.ClusterBarrier(
+            collective_axes=_PAIR, num_arrivals=CONSUMERS, num_barriers=c.stages
+        )
     matrices = [tiles((c.stages, *shape), p.dtype)] * (1 + p.epilogue.gated)
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
         grid=(p.positions,),
         grid_names=("position",),
+        cluster=(p.cluster,),
+        cluster_names=(_PAIR,),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
         kernel_name="ragged_dot",
@@ -109,7 +129,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
             "full": plgpu.Barrier(
                 num_arrivals=1 + len(matrices), num_barriers=c.stages
             ),
-            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
+            "empty": empty,
         },
     )
 
@@ -131,9 +151,9 @@ def _body(
         tables.at[wg],
     )
     rows = groups.tiles
-    number = lax.mul(rows, np.int32(problem.columns))
+    number = lax.mul(rows, np.int32(problem.columns // problem.cluster))
 
-    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
+    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg", cluster_axes=_PAIR)
     def _(info):
         @plgpu.when(info.index[0] < number)
         def _():
@@ -182,6 +202,10 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
     c = problem.config
     a_smem, b_smem, full, empty = ring
     rows, columns = a.part(tile.row, c.block_m), plgpu.ds(tile.column, c.tile_n)
+    shared: dict[str, Any] = {}
+    if problem.cluster > 1:
+        # Each block loads half of the rows for both; that half may be outside.
+        shared = {"collective_axes": _PAIR, "oob_mode": plgpu.OOBFillMode.ZEROS}
 
     @plgpu.loop(0, problem.steps)
     def _(ki):
@@ -195,7 +219,7 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
         part = (columns, depth) if problem.transposed else (depth, columns)
         left = a.array.at[rows, depth]
-        plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot])
+        plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot], **shared)
         for matrices, buffers in zip(b, b_smem, strict=True):
             right = matrices.at[tile.matrix, *part]
             plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])
@@ -286,7 +310,9 @@ def _clear(problem, groups, position, wg, out) -> None:
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    first, step = position * CONSUMERS + wg, CONSUMERS * problem.positions
+    threads = CONSUMERS * problem.cluster
+    first = position * threads + lax.axis_index(_PAIR) * CONSUMERS + wg
+    step = threads * problem.positions
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):
