@@ -12,6 +12,7 @@ SPLIT_MATMUL = "tests/ops/gemm/test_few.py"
 DECODE = "tests/ops/flash/test_decode.py"
 BLACKWELL_MATMUL = "tests/ops/gemm/test_matmul_blackwell.py"
 RAGGED_DOT = "tests/ops/moe/test_ragged_dot.py"
+NARROW = "tests/ops/moe/test_narrow.py"
 GATHER = "tests/ops/moe/test_gather.py"
 STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
@@ -211,12 +212,19 @@ EFFECTS: dict[str, str] = {
         dict.fromkeys(
             (
                 *("tile_m", "tile_n", "tile_k", "stages"),
-                *("epilogue_n", "strip"),
+                *("epilogue_n", "cluster", "strip"),
             ),
             "test_any_configuration",
         ),
     ),
     "ops.RaggedDotConfig.blocks": f"{RAGGED_DOT}::test_any_number_of_blocks",
+    "ops.RaggedDotConfig.default.narrow": f"{NARROW}::"
+    "test_scaled_products_do_not_spill",
+    **_seen(
+        "ragged_dot_general",
+        NARROW,
+        dict.fromkeys(("lhs_scale", "rhs_scale"), "test_products_of_narrow_floats"),
+    ),
     "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen(

@@ -17,6 +17,8 @@ _PRECISIONS = (
     *("bfloat16", "tensorfloat32", "float32"),
     *jax.lax.Precision,
 )
+_WIDE = jnp.float16, jnp.bfloat16
+_NARROW = jnp.float8_e4m3fn, jnp.float8_e5m2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +118,50 @@ def require_gate(name: str, rhs: Any, gate: Any) -> None:
             )
 
 
+def scales(
+    name: str, lhs: Any, rhs: Any, rows: Any, lhs_scale: Any, rhs_scale: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a factor for each row of the product, and for each column of each group.
+
+    Args:
+      rhs: (groups, N, K).
+
+    Raises:
+      ShapeError: other shapes.
+    """
+    groups, n, _ = rhs.shape
+    forms = {
+        "lhs_scale": (lhs_scale, [(), lhs.shape[:1]]),
+        "rhs_scale": (rhs_scale, [(), (groups,), (groups, n)]),
+    }
+    found = []
+    for what, (scale, shapes) in forms.items():
+        scale = jnp.float32(1) if scale is None else scale.astype(jnp.float32)
+        if tuple(scale.shape) not in shapes:
+            raise errors.ShapeError(
+                f"{name}: {what} has another shape",
+                expected=" or ".join(map(str, shapes)),
+                got=tuple(scale.shape),
+                hint="a factor, one for each row or group, or for each column",
+            )
+        missing = shapes[-1][len(scale.shape) :]
+        found.append(scale.reshape(scale.shape + (1,) * len(missing)))
+    of_rows = jnp.broadcast_to(found[0], lhs.shape[:1])
+    of_columns = jnp.broadcast_to(found[1], (groups, n))
+    return of_rows if rows is None else of_rows[rows], of_columns
+
+
+def require_no_scales(name: str, lhs: Any, lhs_scale: Any, rhs_scale: Any) -> None:
+    """Raises UnsupportedError for scales of operands that have none."""
+    if lhs_scale is not None or rhs_scale is not None:
+        raise errors.UnsupportedError(
+            f"{name}: this product has no scales",
+            expected="scales for 8-bit floats with matrices (groups, N, K)",
+            got=f"scales for {lhs.dtype}",
+            hint="scale the result",
+        )
+
+
 def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
     """Raises ShapeError unless both operands have the same rows."""
     height = (lhs if rows is None else rows).shape[:1]
@@ -128,19 +174,30 @@ def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
         )
 
 
-def types(name: str, lhs: Any, rhs: Any, precision: Any, preferred: Any) -> jnp.dtype:
+def types(
+    name: str, lhs: Any, rhs: Any, precision: Any, preferred: Any, narrow: bool = False
+) -> jnp.dtype:
     """Returns the type of the result.
+
+    Args:
+      narrow: whether operands may be 8-bit floats.
 
     Raises:
       DTypeError: operands or a result of other types.
       ArgumentError: a precision that does not exist.
     """
-    if lhs.dtype != rhs.dtype or lhs.dtype not in (jnp.float16, jnp.bfloat16):
+    allowed = _WIDE + (_NARROW if narrow else ())
+    if lhs.dtype != rhs.dtype or lhs.dtype not in allowed:
+        # The tensor core reads 8-bit operands along K alone.
+        is_narrow = lhs.dtype in _NARROW
         raise errors.DTypeError(
             f"{name}: these element types are not supported",
-            expected="float16 or bfloat16 for both operands",
+            expected=f"{', '.join(jnp.dtype(x).name for x in allowed)}, the same for "
+            "both operands",
             got=f"{lhs.dtype} and {rhs.dtype}",
-            hint="convert the operands with astype",
+            hint="pass matrices (groups, N, K) to ops.ragged_dot_general"
+            if is_narrow
+            else "convert the operands with astype",
         )
     both = precision if isinstance(precision, tuple | list) else (precision,)
     for one in both:
@@ -154,7 +211,7 @@ def types(name: str, lhs: Any, rhs: Any, precision: Any, preferred: Any) -> jnp.
                 hint="omit it: products of 16-bit types are exact in float32",
             )
     if preferred is None:
-        return jnp.dtype(lhs.dtype)
+        return jnp.dtype(jnp.bfloat16 if lhs.dtype in _NARROW else lhs.dtype)
     is_array = hasattr(preferred, "shape") and not isinstance(preferred, jnp.dtype)
     with contextlib.suppress(TypeError, ValueError):
         found = None if is_array else jnp.dtype(preferred)

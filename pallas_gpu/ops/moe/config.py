@@ -91,13 +91,19 @@ class RaggedDotConfig:
             )
 
     @classmethod
-    @expect.arguments(lambda *_, **__: "RaggedDotConfig.default", gated=expect.boolean)
-    def default(cls, *, gated: bool = False) -> RaggedDotConfig:
+    @expect.arguments(
+        lambda *_, **__: "RaggedDotConfig.default",
+        gated=expect.boolean,
+        narrow=expect.boolean,
+    )
+    def default(cls, *, gated: bool = False, narrow: bool = False) -> RaggedDotConfig:
         """Returns the fastest configuration of `benchmarks/ragged_dot.py`.
 
-        With a gate there are two accumulators, which share the registers.
+        With a gate there are two accumulators, which share the registers. Narrow
+        operands have 8 bits: a step of the same size in bytes is twice as deep.
         """
-        return cls(tile_n=128) if gated else cls()
+        depth = 128 if narrow else 64
+        return cls(tile_n=128 if gated else 256, tile_k=depth)
 
     @property
     def block_m(self) -> int:

@@ -42,6 +42,7 @@ class Problem:
       matrices: groups that have one.
       transposed: whether the matrices are (groups, n, k).
       gathered: whether the rows are those that an array of indices names.
+      scaled: whether each row, and each column of a matrix, has a factor.
       epilogue: of a tile; of its operands there may be a gate.
     """
 
@@ -54,6 +55,7 @@ class Problem:
     out_dtype: Any
     transposed: bool
     gathered: bool
+    scaled: bool
     epilogue: Epilogue
     config: RaggedDotConfig
 
@@ -139,6 +141,7 @@ def _body(
 ) -> None:
     *indices, a = refs[: 1 + problem.gathered]
     *b, out = refs[1 + problem.gathered :]
+    b, scales = b[: len(b_smem)], b[len(b_smem) :]
     wg = lax.axis_index("wg")
     source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
 
@@ -166,7 +169,9 @@ def _body(
 
             @plgpu.when(wg < CONSUMERS)
             def _():
-                _consume(problem, tile, first_step, wg, out, ring, out_smem.at[wg])
+                _consume(
+                    problem, tile, first_step, wg, scales, out, ring, out_smem.at[wg]
+                )
 
         @plgpu.when(wg < CONSUMERS)
         def _():
@@ -225,7 +230,7 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
             plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])
 
 
-def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
+def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None:
     c = problem.config
     a_smem, b_smem, full, empty = ring
     own_rows = plgpu.ds(wg * c.tile_m, c.tile_m)
@@ -255,6 +260,8 @@ def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
 
         for_each_step(multiply)
         product, *gate = [acc[...] for acc in accumulators]
+        if scales:
+            product = product * _factors(problem, tile, row, *scales)
         last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
         plgpu.barrier_arrive(empty.at[last])
         return problem.epilogue.apply(product, gate=gate[0] if gate else None)
@@ -268,6 +275,17 @@ def _consume(problem, tile, first_step, wg, out, ring, out_smem) -> None:
     @plgpu.when(row >= tile.end)
     def _():
         for_each_step(lambda ki, slot: plgpu.barrier_arrive(empty.at[slot]))
+
+
+def _factors(problem, tile, row, of_rows, of_columns) -> Any:
+    """Returns the product of each element's two factors."""
+    c = problem.config
+    rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
+    columns = tile.column + jnp.arange(c.tile_n, dtype=jnp.int32)
+    left = plgpu.load(of_rows, (rows,), mask=rows < problem.m, other=0)
+    right = of_columns.at[tile.matrix]
+    right = plgpu.load(right, (columns,), mask=columns < problem.n, other=0)
+    return left[:, None] * right[None, :]
 
 
 def _store(problem, product, out, buffers, row, end, column) -> None:

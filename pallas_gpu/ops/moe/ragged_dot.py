@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import expect
+from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.epilogue import (
     PLAIN,
     Activation,
@@ -152,6 +152,8 @@ def ragged_dot(
     preferred_element_type=expect.anything,
     group_offset=expect.optional(expect.arrays),
     rows=expect.optional(expect.arrays),
+    lhs_scale=expect.optional(expect.arrays),
+    rhs_scale=expect.optional(expect.arrays),
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -166,6 +168,8 @@ def ragged_dot_general(
     group_offset: Any = None,
     *,
     rows: Any = None,
+    lhs_scale: Any = None,
+    rhs_scale: Any = None,
     config: RaggedDotConfig | None = None,
     compiler_params: plgpu.CompilerParams | None = None,
     interpret: Any = None,
@@ -182,18 +186,23 @@ def ragged_dot_general(
       `lhs[rows].T @ rhs[rows]` of each group. An empty group's matrix is zero.
 
     Args:
-      lhs, rhs: float16 or bfloat16, both of one type.
+      lhs, rhs: float16 or bfloat16, both of one type; with rhs (groups, N, K) also
+        float8_e4m3fn or float8_e5m2, whose products have no derivatives.
       group_sizes: (groups,), integers: rows of each group, 0 or more.
       ragged_dot_dimension_numbers: one of those above.
       precision: as of `jax.lax.dot`; a hint without effect, see `ragged_dot`.
-      preferred_element_type: type of the result; default: that of the operands.
+      preferred_element_type: type of the result; default: that of the operands, and
+        bfloat16 for 8-bit floats.
       group_offset: see `ragged_dot`; the second form has none.
       rows: (M,), integers: `lhs[rows]` is meant; see `ragged_dot`.
+      lhs_scale: of 8-bit floats: a factor, or (rows of lhs,) factors, float32.
+      rhs_scale: of 8-bit floats: a factor, (groups,) or (groups, N) factors, float32.
       config: tile sizes and schedule, also of the derivatives.
       compiler_params, interpret: see `kernel`.
 
     Returns:
-      The products, accumulated in float32.
+      The products, accumulated in float32, those of 8-bit floats with the precision of
+      the tensor core.
 
     Raises:
       UnsupportedError: other dimension numbers.
@@ -214,11 +223,18 @@ def ragged_dot_general(
     else:
         checks.require_product(name, lhs, rhs, form.transposed)
         matrices = rhs.shape[0]
-    out_dtype = checks.types(name, lhs, rhs, precision, preferred_element_type)
+    out_dtype = checks.types(
+        name, lhs, rhs, precision, preferred_element_type, narrow=form.transposed
+    )
     sizes = checks.sizes(name, group_sizes, matrices, group_offset)
     options = _Options(config, compiler_params, interpret, out_dtype, form.transposed)
     if form.contracted:
+        checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
         return _contract(options, matrices, lhs, rhs, *sizes, rows)
+    if jnp.dtype(lhs.dtype).itemsize == 1:
+        scales = checks.scales(name, lhs, rhs, rows, lhs_scale, rhs_scale)
+        return _narrow(options, lhs, rhs, *sizes, rows, scales)
+    checks.require_no_scales(name, lhs, lhs_scale, rhs_scale)
     return _product(options, lhs, rhs, *sizes, rows)
 
 
@@ -243,14 +259,34 @@ def _fused(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
     return _launch(options, lhs, matrices, sizes, offset, rows)
 
 
-def _launch(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _narrow(options: _Options, lhs, rhs, sizes, offset, rows, scales) -> jax.Array:
+    """Returns scaled products of 8-bit floats."""
+    return _launch(options, lhs, [rhs], sizes, offset, rows, scales)
+
+
+@_narrow.defjvp
+def _narrow_jvp(options, primals, tangents):
+    raise errors.DifferentiationError(
+        "ragged_dot_general: products of 8-bit floats have no derivatives",
+        expected="float16 or bfloat16",
+        got=str(primals[0].dtype),
+        hint="define one with jax.custom_vjp: of products of other operands",
+    )
+
+
+def _launch(
+    options: _Options, lhs, matrices, sizes, offset, rows, scales=()
+) -> jax.Array:
     (m, k), number = lhs.shape, matrices[0].shape[0]
     m = m if rows is None else rows.shape[0]
     width = 1 if options.transposed else 2
     n = matrices[0].shape[width]
     if 0 in (m, n, k, number):
         return jnp.zeros((m, n), options.out_dtype)
-    config = options.config or RaggedDotConfig.default(gated=len(matrices) > 1)
+    config = options.config or RaggedDotConfig.default(
+        gated=len(matrices) > 1, narrow=bool(scales)
+    )
     lhs = _padded(lhs, 1 if rows is None else config.tile_k)
     matrices = [_padded(x) for x in matrices]
     problem = hopper.Problem(
@@ -263,11 +299,12 @@ def _launch(options: _Options, lhs, matrices, sizes, offset, rows) -> jax.Array:
         out_dtype=options.out_dtype,
         transposed=options.transposed,
         gathered=rows is not None,
+        scaled=bool(scales),
         epilogue=options.epilogue,
         config=config,
     )
     f = hopper.make_kernel(problem, options.compiler_params, options.interpret)
-    return f(sizes, offset, *_present(rows), lhs, *matrices)[:, :n]
+    return f(sizes, offset, *_present(rows), lhs, *matrices, *scales)[:, :n]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

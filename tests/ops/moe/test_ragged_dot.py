@@ -86,6 +86,7 @@ def test_types_of_operands_and_result(dtype, out):
     [
         {"strip": 1},
         {"strip": 3},
+        {"cluster": "n"},
         {"stages": 4},
         {"tile_m": 128},
         {"tile_n": 96, "epilogue_n": 32},
@@ -275,6 +276,16 @@ def test_nothing_to_multiply(m, k, n, groups):
 
 
 # --- orders of events, and what the compiler makes of it ------------------------------
+
+
+@pytest.mark.parametrize("asynchrony", ["late", "random"])
+def test_clusters_have_no_race(asynchrony):
+    a, b = normal(160, 72), normal(len(ODD), 72, 136)
+    c = dataclasses.replace(SMALL, cluster="n", tile_n=32)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
+    got = ragged_dot(a, b, jnp.array(ODD), config=c, interpret=interpret)
+    expected = ragged.product(a, b, ODD)
+    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
 
 
 @pytest.mark.parametrize("dimension_numbers", [TRANSPOSED, CONTRACTED])

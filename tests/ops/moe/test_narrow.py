@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged products of 8-bit floats, with factors of rows, columns and matrices."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.ops import RaggedDotConfig, ragged_dot, ragged_dot_general
+from tests.support import everywhere, ragged
+from tests.support.ragged import normal
+from tests.support.semantics import Warpgroup
+
+pytestmark = pytest.mark.sampled(2)
+
+SMALL = RaggedDotConfig(
+    tile_m=64, tile_n=64, tile_k=32, stages=2, blocks=3, strip=2, epilogue_n=32
+)
+SIZES, M = (1, 63, 0, 65, 20), 160
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+TRANSPOSED = jax.lax.RaggedDotDimensionNumbers((((1,), (2,)), ((), ())), (0,), (0,))
+
+
+def factors(shape):
+    scale = np.random.default_rng(1).uniform(0.5, 2, shape)
+    return jnp.asarray(scale, jnp.float32)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "k", "of_lhs", "of_rhs"),
+    [
+        (E4M3, 72, 48, None, None),
+        (E4M3, 64, 64, (M,), (len(SIZES), 64)),
+        (E5M2, 75, 45, (), (len(SIZES),)),
+    ],
+)
+def test_products_of_narrow_floats(dtype, n, k, of_lhs, of_rhs):
+    a, b = normal(M, k, dtype=dtype), normal(len(SIZES), n, k, dtype=dtype)
+    left, right = (None if s is None else factors(s) for s in (of_lhs, of_rhs))
+
+    def make(interpret):
+        return lambda a, b, sizes: ragged_dot_general(
+            *(a, b, sizes, TRANSPOSED),
+            lhs_scale=left,
+            rhs_scale=right,
+            preferred_element_type=jnp.float32,
+            config=SMALL,
+            interpret=interpret,
+        )
+
+    x, w = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if left is not None:
+        x = x * np.asarray(left, np.float64).reshape(-1, 1)
+    if right is not None:
+        w = w * np.asarray(right, np.float64).reshape(len(SIZES), -1, 1)
+    expected = ragged.product(x, np.swapaxes(w, 1, 2), SIZES)
+    # The tensor core's sums have 13 bits.
+    args = [a, b, jnp.array(SIZES)]
+    everywhere.check(make, args, expected, atol=5e-2, executed=[Warpgroup])
+
+
+def test_gathered_rows_take_their_factors_along():
+    tokens = 40
+    rows = np.random.default_rng(0).integers(0, tokens, M).astype(np.int32)
+    a, b = normal(tokens, 48, dtype=E4M3), normal(len(SIZES), 72, 48, dtype=E4M3)
+    scale = factors((tokens,))
+    got = ragged_dot_general(
+        *(a, b, jnp.array(SIZES), TRANSPOSED),
+        rows=jnp.array(rows),
+        lhs_scale=scale,
+        config=SMALL,
+    )
+    assert got.dtype == jnp.bfloat16
+    x = (np.asarray(a, np.float64) * np.asarray(scale)[:, None])[rows]
+    expected = ragged.product(x, np.swapaxes(np.asarray(b, np.float64), 1, 2), SIZES)
+    np.testing.assert_allclose(np.asarray(got, np.float64), expected, atol=0.25)
+
+
+@pytest.mark.offline
+def test_scaled_products_do_not_spill():
+    m, n, k, groups = 16384, 4096, 4096, 128
+
+    def f(a, b, sizes, left, right):
+        return ragged_dot_general(
+            *(a, b, sizes, TRANSPOSED), lhs_scale=left, rhs_scale=right
+        )
+
+    s = jax.ShapeDtypeStruct
+    (report,) = plgpu.offline.compile(
+        f,
+        *(s((m, k), E4M3), s((groups, n, k), E4M3), s((groups,), jnp.int32)),
+        *(s((m,), jnp.float32), s((groups, n), jnp.float32)),
+    )
+    assert report.resources.remarks == ()
+    assert report.resources.spill_store_bytes == 0
+
+
+# --- refusals -------------------------------------------------------------------------
+
+X, W = normal(8, 16, dtype=E4M3), normal(2, 24, 16, dtype=E4M3)
+GROUPS = jnp.array([3, 5])
+
+
+def test_matrices_are_stored_along_k():
+    with pytest.raises(errors.DTypeError, match="not supported") as caught:
+        ragged_dot(X, jnp.swapaxes(W, 1, 2), GROUPS)
+    assert "ragged_dot_general" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "scales", [{"lhs_scale": jnp.ones(3)}, {"rhs_scale": jnp.ones((2, 16))}]
+)
+def test_factors_fit_rows_and_columns(scales):
+    with pytest.raises(errors.ShapeError, match="has another shape"):
+        ragged_dot_general(X, W, GROUPS, TRANSPOSED, **scales)
+
+
+def test_wide_floats_have_no_factors():
+    x, w = X.astype(jnp.bfloat16), W.astype(jnp.bfloat16)
+    with pytest.raises(errors.UnsupportedError, match="has no scales"):
+        ragged_dot_general(x, w, GROUPS, TRANSPOSED, lhs_scale=jnp.ones(8))
+
+
+def test_products_of_narrow_floats_have_no_derivative():
+    def f(x):
+        out = ragged_dot_general(x, W, GROUPS, TRANSPOSED)
+        return jnp.sum(out.astype(jnp.float32))
+
+    with pytest.raises(errors.DifferentiationError, match="no derivatives"):
+        jax.grad(f)(X)
