@@ -79,12 +79,13 @@ def cost(p: Problem, c: MatmulConfig) -> float:
 
 
 def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig:
+    # Rows of the widest swizzle.
+    stored = max(x.itemsize for x in (p.out_dtype, p.residual_dtype or p.out_dtype))
     c = MatmulConfig(
         tile_m=tile_m,
         tile_n=tile_n,
-        # One row of the widest swizzle.
         tile_k=128 // p.dtype.itemsize,
-        epilogue_n=math.gcd(tile_n, 128 // p.out_dtype.itemsize),
+        epilogue_n=math.gcd(tile_n, 128 // stored),
         cluster=cluster,
     )
     return dataclasses.replace(c, stages=_stages(p, c))

@@ -76,8 +76,9 @@ def matmul(
     the last dimension. So are arrays whose rows are not multiples of 16 bytes. On
     Blackwell all these are copies, and XLA applies the epilogue.
 
-    float32 is multiplied as tf32 (10 bits of mantissa, truncated), which is what
-    `jnp.matmul` does on a GPU by default; use that with `precision="highest"` for more.
+    float32 is multiplied as tf32 (10 bits of mantissa), as by `jnp.matmul` on a GPU by
+    default; use that with `precision="highest"` for more. An operand that is copied is
+    rounded to them, another one truncated by the tensor core.
 
     The derivative consists of products by the same kernels: of the operands' type, to
     which the derivative of the result is rounded. With an activation or a gate, the

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration that is chosen for a product fits it and the hardware."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pallas_gpu import arch
+from pallas_gpu.ops.gemm import heuristic
+from pallas_gpu.ops.gemm.epilogue import Epilogue
+from pallas_gpu.ops.gemm.problem import Problem
+
+SIZES = st.integers(1, 20000)
+DTYPES = [jnp.dtype(d) for d in ("bfloat16", "float32", "int8")]
+EPILOGUES = [
+    Epilogue(),
+    Epilogue(bias=True, activation="gelu"),
+    Epilogue(residual=True),
+    Epilogue(gated=True, residual=True),
+]
+
+
+def problem(m, n, k, dtype="bfloat16", epilogue=EPILOGUES[0]):
+    return Problem(
+        m=m,
+        n=n,
+        k=k,
+        dtype=jnp.dtype(dtype),
+        out_dtype=jnp.dtype(jnp.float32 if dtype == jnp.int8 else dtype),
+        epilogue=epilogue,
+        residual_dtype=jnp.dtype(jnp.float32) if epilogue.residual else None,
+    )
+
+
+def smem_bytes(p, c):
+    factors = 2 if p.epilogue.gated else 1
+    ring = (c.block_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize * c.stages
+    part = 4 * c.epilogue_m * c.epilogue_n
+    residual = part * p.residual_dtype.itemsize if p.epilogue.residual else 0
+    return ring + part * p.out_dtype.itemsize + residual
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, SIZES, SIZES, st.sampled_from(DTYPES), st.sampled_from(EPILOGUES))
+def test_the_buffers_fit_for_any_problem(m, n, k, dtype, epilogue):
+    p = problem(m, n, k, dtype, epilogue=epilogue)
+    for c in heuristic.candidates(p):
+        assert c.stages >= 2
+        assert smem_bytes(p, c) <= arch.SM_90A.smem_bytes_per_block
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_every_block_of_a_cluster_has_a_tile(m, n, k):
+    p = problem(m, n, k)
+    for c in heuristic.candidates(p):
+        rows, columns = -(-m // c.block_m), -(-n // c.tile_n)
+        assert c.cluster != "m" or rows % 2 == 0
+        assert c.cluster != "n" or columns % 2 == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles"),
+    # The one wave that fills the card best.
+    [((2048, 2048, 2048), 128), ((1000, 6144, 4096), 128), ((1000, 4096, 4096), 128)],
+)
+def test_the_tiles_fill_the_card(shape, tiles):
+    p = problem(*shape)
+    c = heuristic.choose(p)
+    m, n, _ = shape
+    assert -(-m // c.block_m) * -(-n // c.tile_n) == tiles
+
+
+def test_a_larger_problem_is_not_estimated_to_be_faster():
+    sizes = [1, 64, 100, 1000, 4096]
+    for (m, n), k in itertools.product(itertools.pairwise(sizes), sizes):
+        costs = [
+            heuristic.cost(p, heuristic.choose(p))
+            for p in (problem(s, s, k) for s in (m, n))
+        ]
+        assert costs[0] <= costs[1]
