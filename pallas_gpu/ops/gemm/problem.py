@@ -23,8 +23,8 @@ class Problem:
         residual   (batch, M, N)
         result     (batch, M, N)
 
-    Rows of A and B are multiples of 16 bytes: where M, N or K is not, the operand's
-    row is longer and ends with zeros.
+    Rows of all of them are multiples of 16 bytes: N is rounded up, and where M or K is
+    not such a multiple, the operand's row is longer and ends with zeros.
 
     Attributes:
       m, n, k: sizes of one product.

@@ -48,11 +48,18 @@ class Call:
             p = dataclasses.replace(p, transpose_a=False, transpose_b=True)
         if (bias := others.get("bias")) is not None:
             others["bias"] = padded_columns(bias, _COLUMNS)
+        # Threads would store such rows element by element; a copy is faster.
+        n, dtypes = p.n, (p.dtype, p.out_dtype, p.residual_dtype or p.dtype)
+        multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
+        p = dataclasses.replace(p, n=plgpu.align_to(n, multiple))
+        if (residual := others.get("residual")) is not None:
+            others["residual"] = _padded(residual, multiple)
         if (gate := others.get("gate")) is not None:
             others["gate"] = _addressable(gate)
         f = choice.make_kernel(p, self.config, self.compiler_params, self.interpret)
         extra = [others[name] for name in p.epilogue.operands]
-        return f(_addressable(a), _addressable(b), *extra)
+        out = f(_addressable(a), _addressable(b), *extra)
+        return out if p.n == n else out[:, :, :n]
 
     def other(self, a: jax.Array, b: jax.Array, **changes: Any) -> jax.Array:
         """Runs a product of the derivative, for which the configuration is not."""
@@ -70,7 +77,11 @@ def _turned(x: jax.Array) -> jax.Array:
 
 def _addressable(x: jax.Array) -> jax.Array:
     """Appends zeros to rows that TMA cannot address."""
-    missing = -x.shape[-1] % (_TMA_BYTES // x.dtype.itemsize)
+    return _padded(x, _TMA_BYTES // x.dtype.itemsize)
+
+
+def _padded(x: jax.Array, multiple: int) -> jax.Array:
+    missing = -x.shape[-1] % multiple
     return jnp.pad(x, ((0, 0), (0, 0), (0, missing))) if missing else x
 
 
