@@ -9,7 +9,7 @@ from typing import Any
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.gemm import blackwell_any, few, heuristic, hopper
+from pallas_gpu.ops.gemm import blackwell_any, few, heuristic, hopper, table
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
@@ -33,7 +33,7 @@ def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> An
     """Returns the configuration for a problem on the target of the parameters."""
     if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
         return BlackwellMatmulConfig()
-    return heuristic.choose(problem)
+    return table.lookup(problem) or heuristic.choose(problem)
 
 
 def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:
@@ -54,15 +54,18 @@ def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> N
     )
 
 
+def columns(config: Any) -> int:
+    """Returns of what N has to be a multiple, if no tile is to exceed a bias."""
+    return 1 if isinstance(config, BlackwellMatmulConfig) else config.cluster_tile[1]
+
+
 def make_kernel(
     problem: Problem,
     config: Any,
     compiler_params: plgpu.CompilerParams | None,
     interpret: Any,
 ) -> Any:
-    """Returns the kernel of a configuration, or of the best one if it is None."""
-    if config is None:
-        config = choose(problem, compiler_params)
+    """Returns the kernel of a configuration."""
     family: Any = FAMILIES[type(config)]
     return family.make_kernel(problem, config, compiler_params, interpret)
 

@@ -46,8 +46,6 @@ class Call:
             if (gate := others.get("gate")) is not None and not p.transpose_b:
                 others["gate"] = _turned(gate)
             p = dataclasses.replace(p, transpose_a=False, transpose_b=True)
-        if (bias := others.get("bias")) is not None:
-            others["bias"] = padded_columns(bias, _COLUMNS)
         # Threads would store such rows element by element; a copy is faster.
         n, dtypes = p.n, (p.dtype, p.out_dtype, p.residual_dtype or p.dtype)
         multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
@@ -56,7 +54,10 @@ class Call:
             others["residual"] = _padded(residual, multiple)
         if (gate := others.get("gate")) is not None:
             others["gate"] = _addressable(gate)
-        f = choice.make_kernel(p, self.config, self.compiler_params, self.interpret)
+        config = self.config or choice.choose(p, self.compiler_params)
+        if (bias := others.get("bias")) is not None and n % choice.columns(config):
+            others["bias"] = padded_columns(bias, _COLUMNS)
+        f = choice.make_kernel(p, config, self.compiler_params, self.interpret)
         extra = [others[name] for name in p.epilogue.operands]
         out = f(_addressable(a), _addressable(b), *extra)
         return out if p.n == n else out[:, :, :n]
