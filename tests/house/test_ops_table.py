@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/ops.md has every ready kernel and every configuration."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from pallas_gpu import ops
+from tools.source_tree import ROOT
+
+TEXT = (ROOT / "docs/ops.md").read_text()
+FUNCTIONS = [
+    name
+    for name in ops.__all__
+    if inspect.isfunction(getattr(ops, name)) and name != "clear_cache"
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_row_of_a_table_has_every_function(name):
+    assert re.search(rf"^\| [^|]*`ops\.{name}`", TEXT, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", [n for n in ops.__all__ if n.endswith("Config")])
+def test_every_configuration_is_named(name):
+    assert f"`{name}`" in TEXT
+
+
+def test_every_function_that_the_page_names_exists():
+    names = set(re.findall(r"ops\.(\w+)", TEXT))
+    assert names <= set(ops.__all__)
