@@ -158,6 +158,7 @@ EFFECTS: dict[str, str] = {
         {
             "block_kv": "test_blocks_and_stages",
             "stages": "test_blocks_and_stages",
+            "consumers": "test_two_warpgroups_share_a_block",
             "cluster": "test_results_of_a_grid_and_of_a_cluster",
             "workers": "test_any_number_of_ctas_divides_the_blocks",
         },

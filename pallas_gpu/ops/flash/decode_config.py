@@ -11,6 +11,7 @@ from pallas_gpu import errors, expect
 @expect.arguments(
     block_kv=expect.integer(),
     stages=expect.integer(1),
+    consumers=expect.integer(),
     cluster=expect.integer(),
     workers=expect.integer(1),
 )
@@ -21,6 +22,7 @@ class DecodeConfig:
     Attributes:
       block_kv: rows of K and V of one step, a multiple of 64.
       stages: SMEM buffers of each ring; the copies in flight hide the memory's latency.
+      consumers: warpgroups that multiply, each 64 rows of a block or a multiple of it.
       cluster: CTAs that share the keys of one sequence and head, and combine their
         results in shared memory: 2, 4, 8 or 16. With 1 the blocks of all sequences are
         divided evenly among persistent CTAs, which combine results in GMEM.
@@ -32,6 +34,7 @@ class DecodeConfig:
 
     block_kv: int = 64
     stages: int = 6
+    consumers: int = 1
     cluster: int = 1
     workers: int = 132
 
@@ -43,6 +46,13 @@ class DecodeConfig:
                 expected="block_kv a multiple of 64 up to 256",
                 got=f"block_kv={self.block_kv}",
                 hint="start from DecodeConfig()",
+            )
+        if self.consumers < 1 or self.block_kv % (64 * self.consumers):
+            raise errors.ArgumentError(
+                "DecodeConfig: the warpgroups cannot divide a block",
+                expected="block_kv a multiple of 64 * consumers",
+                got=f"block_kv={self.block_kv}, consumers={self.consumers}",
+                hint="use two warpgroups for blocks of 128",
             )
         if self.cluster not in (1, 2, 4, 8, 16):
             raise errors.ArgumentError(

@@ -24,6 +24,9 @@ from pallas_gpu.ops.flash.decode_work import (
 )
 from pallas_gpu.ops.tiles import tiles
 
+# Rows that a warpgroup widens at once.
+_WIDENED_ROWS = 64
+
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
@@ -91,25 +94,27 @@ def scratch(p: Problem) -> dict[str, Any]:
     declared: dict[str, Any] = {
         "q_smem": tiles((QUERIES, p.columns, p.dims), p.dtype),
         "q_full": plgpu.Barrier(num_arrivals=p.runs, num_barriers=QUERIES),
-        "q_empty": plgpu.Barrier(num_barriers=QUERIES),
+        "q_empty": plgpu.Barrier(num_arrivals=c.consumers, num_barriers=QUERIES),
     }
     stages, pages = c.stages, 1
     if p.page_size is not None:
         pages = max(c.block_kv // p.page_size, 1)
     for of in "kv":
-        declared |= _ring(of, p, stages, p.kv_dtype, pages)
+        readers = 1 if p.is_narrow else c.consumers
+        declared |= _ring(of, p, stages, p.kv_dtype, pages, readers)
         if p.is_narrow:
-            declared |= _ring(f"wide_{of}", p, WIDE_STAGES, p.dtype, 1)
+            name = f"wide_{of}"
+            declared |= _ring(name, p, WIDE_STAGES, p.dtype, 1, c.consumers)
     return declared
 
 
 def _ring(
-    name: str, p: Problem, stages: int, dtype: Any, arrivals: int
+    name: str, p: Problem, stages: int, dtype: Any, copies: int, readers: int
 ) -> dict[str, Any]:
     return {
         f"{name}_smem": tiles((stages, p.config.block_kv, p.dims), dtype),
-        f"{name}_full": plgpu.Barrier(num_arrivals=arrivals, num_barriers=stages),
-        f"{name}_empty": plgpu.Barrier(num_barriers=stages),
+        f"{name}_full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
+        f"{name}_empty": plgpu.Barrier(num_arrivals=readers, num_barriers=stages),
     }
 
 
@@ -211,12 +216,27 @@ def widen(p: Problem, mem: Memory, which: int, piece: Piece) -> None:
 
     @plgpu.loop(piece.first, piece.last)
     def _(block):
-        slot = narrow.slot(piece, block)
-        plgpu.barrier_wait(narrow.full.at[slot])
-        elements = narrow.smem[slot]
-        plgpu.barrier_arrive(narrow.empty.at[slot])
-        elements = elements.astype(p.dtype)
-        slot = wide.acquire(piece, block)
-        wide.smem[slot] = elements
+        source = narrow.slot(piece, block)
+        plgpu.barrier_wait(narrow.full.at[source])
+        target = wide.acquire(piece, block)
+        # In parts, which fit in registers.
+        for row in range(0, p.config.block_kv, _WIDENED_ROWS):
+            rows = plgpu.ds(row, _WIDENED_ROWS)
+            wide.smem[target, rows] = _widened(narrow.smem[source, rows], p.dtype)
+        plgpu.barrier_arrive(narrow.empty.at[source])
         plgpu.commit_smem()
-        plgpu.barrier_arrive(wide.full.at[slot])
+        plgpu.barrier_arrive(wide.full.at[target])
+
+
+def _widened(x: Any, dtype: Any) -> Any:
+    """Returns `x.astype(dtype)`.
+
+    Integers become the last bits of a float32: an H200 converts 16 of them in a clock,
+    but adds 128.
+    """
+    if x.dtype != jnp.int8:
+        return x.astype(dtype)
+    offset = lax.bitcast_convert_type(x, jnp.uint8) ^ np.uint8(0x80)
+    bits = offset.astype(jnp.uint32) | np.uint32(0x4B000000)
+    value = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2**23 + 128)
+    return value.astype(dtype)

@@ -36,6 +36,8 @@ _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 _MASKED, _LOWEST = -(2.0**100), -(2.0**99)
 # Rows of the statistics of a part of a tile: maxima and sums of its columns.
 _MAXIMUM, _SUM = 0, 1
+# Parts that are loaded at once: a load takes about as long as several.
+_TOGETHER = 8
 
 
 @functools.lru_cache(maxsize=64)
@@ -44,7 +46,12 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     c = p.config
     part, stats = (p.dims, p.columns), (2, p.columns)
     scratch = copies.scratch(p)
-    scratch["p_smem"] = tiles((p.columns, c.block_kv), p.dtype)
+    scratch["p_smem"] = tiles((c.consumers, p.columns, p.rows), p.dtype)
+    if c.consumers > 1:
+        scratch["others"] = plgpu.SMEM((c.consumers - 1, *part), jnp.float32)
+        scratch["other_stats"] = plgpu.SMEM((c.consumers - 1, *stats), jnp.float32)
+        scratch["others_full"] = plgpu.Barrier(num_arrivals=c.consumers - 1)
+        scratch["others_empty"] = plgpu.Barrier()
     launch: dict[str, Any]
     if c.cluster > 1:
         scratch["parts"] = plgpu.SMEM(part, jnp.float32)
@@ -65,7 +72,7 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=out,
-        num_threads=4 if p.is_narrow else 2,
+        num_threads=c.consumers + (3 if p.is_narrow else 1),
         thread_name="wg",
         kernel_name="decode_attention",
         interpret=interpret,
@@ -101,18 +108,24 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
     if p.config.cluster == 1:
         work = Lane.of(p, mem.lengths)
 
-    @plgpu.when(wg == 0)
-    def _():
-        work.for_each(functools.partial(copies.produce, p, mem))
+    consumers = p.config.consumers
 
-    @plgpu.when(wg == 1)
+    @plgpu.when(wg < consumers)
     def _():
-        _Consumer(p, mem, work, **refs).run()
+        _Consumer(p, mem, work, wg, **refs).run()
+
+    @plgpu.when(wg == consumers)
+    def _():
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == 0)
+            def _():
+                work.for_each(functools.partial(copies.produce, p, mem))
 
     if p.is_narrow:
         for which in (0, 1):
 
-            @plgpu.when(wg == 2 + which)
+            @plgpu.when(wg == consumers + 1 + which)
             def _(which=which):
                 work.for_each(functools.partial(copies.widen, p, mem, which))
 
@@ -131,8 +144,13 @@ class _Consumer:
     p: Problem
     mem: Memory
     work: Any
+    index: Any
     out: Any
     p_smem: Any
+    others: Any = None
+    other_stats: Any = None
+    others_full: Any = None
+    others_empty: Any = None
     parts: Any = None
     stats: Any = None
     logsumexp: Any = None
@@ -146,7 +164,48 @@ class _Consumer:
             return
         self.work.for_each(self.visit)
         if self.p.divides_tiles:
-            self.combine_lanes()
+
+            @plgpu.when(self.is_first)
+            def _():
+                self.combine_lanes()
+
+    @property
+    def is_first(self) -> Any:
+        return lax.eq(self.index, np.int32(0))
+
+    @property
+    def own_rows(self) -> Any:
+        """This warpgroup's rows of a block."""
+        return plgpu.ds(times(self.index, self.p.rows), self.p.rows)
+
+    def visit_piece(self, piece: Piece, then: Any) -> None:
+        """Computes a piece; calls `then` in the first warpgroup with the result."""
+        state = self.reduce(piece)
+        if self.p.config.consumers == 1:
+            then(*state)
+            return
+
+        @plgpu.when(~self.is_first)
+        def _():
+            @plgpu.when(lax.gt(piece.number, np.int32(0)))
+            def _():
+                plgpu.barrier_wait(self.others_empty)
+
+            at = plus(self.index, -1)
+            self.others[at] = state[0]
+            self.other_stats[at, _MAXIMUM] = state[1]
+            self.other_stats[at, _SUM] = state[2]
+            plgpu.barrier_arrive(self.others_full)
+
+        @plgpu.when(self.is_first)
+        def _():
+            plgpu.barrier_wait(self.others_full)
+            total = state
+            for i in range(self.p.config.consumers - 1):
+                stats = [self.other_stats[i, j] for j in (_MAXIMUM, _SUM)]
+                total = _combined([total, (self.others[i], *stats)])
+            plgpu.barrier_arrive(self.others_empty)
+            then(*total)
 
     # --- the blocks of a piece --------------------------------------------------------
 
@@ -161,7 +220,7 @@ class _Consumer:
                 return self.step(acc, piece, q_slot, block, state)
 
             maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
-            sums = jnp.zeros((p.config.block_kv, p.columns), jnp.float32)
+            sums = jnp.zeros((p.rows, p.columns), jnp.float32)
             loop = plgpu.loop(piece.first, piece.last, init_carry=(maxima, sums))
             state = loop(step)
             return acc[...], *state
@@ -185,6 +244,7 @@ class _Consumer:
         p = self.p
         maxima, sums = state
         row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
+        row = plus(row, times(self.index, p.rows))
         scores = self.mask(self.scores(piece, q_slot, block), piece, row)
         new = jnp.maximum(maxima, scores.max(axis=0))
         shrink = jnp.exp2(maxima - new)
@@ -193,13 +253,15 @@ class _Consumer:
         so_far = acc[...]
         self.release_v(piece, block)
         acc[...] = so_far * _over_rows(shrink, so_far)
-        plgpu.transpose_ref(self.p_smem, (1, 0))[...] = wide.astype(p.dtype)
-        v = self.mem.ready[1]
-        slot = v.slot(piece, block)
-        plgpu.barrier_wait(v.full.at[slot])
-        self.clear(piece, v.smem.at[slot], row)
+        p_smem = self.p_smem.at[self.index]
+        plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.dtype)
+        ring = self.mem.ready[1]
+        slot = ring.slot(piece, block)
+        plgpu.barrier_wait(ring.full.at[slot])
+        v = ring.smem.at[slot, self.own_rows]
+        self.clear(piece, v, row)
         plgpu.commit_smem()
-        plgpu.wgmma(acc, v.smem.at[slot].T, self.p_smem.T)
+        plgpu.wgmma(acc, v.T, p_smem.T)
         return new, sums
 
     def scores(self, piece: Piece, q_slot: Any, block: Any) -> Any:
@@ -209,10 +271,11 @@ class _Consumer:
 
         def multiply(scores):
             plgpu.barrier_wait(k.full.at[slot])
-            plgpu.wgmma(scores, k.smem.at[slot], self.mem.q_smem.at[q_slot].T)
+            own = k.smem.at[slot, self.own_rows]
+            plgpu.wgmma(scores, own, self.mem.q_smem.at[q_slot].T)
             return scores[...]
 
-        scores = plgpu.run_scoped(multiply, plgpu.ACC((p.config.block_kv, p.columns)))
+        scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
         plgpu.barrier_arrive(k.empty.at[slot])
         scores = scores * (p.factor * self.scale(self.mem.k_scale, piece.unit))
         if p.soft_cap is None:
@@ -246,7 +309,7 @@ class _Consumer:
         p = self.p
         end = minus(piece.length, row)
         begin = minus(p.first_row(piece.length), row)
-        partly = lax.lt(end, np.int32(p.config.block_kv))
+        partly = lax.lt(end, np.int32(p.rows))
         if p.window is not None:
             partly = partly | lax.gt(begin, np.int32(0))
 
@@ -263,19 +326,21 @@ class _Consumer:
 
     def visit(self, piece: Piece) -> None:
         """Computes a piece; stores the result, or a part of one."""
-        state = self.reduce(piece)
 
-        if not self.p.divides_tiles:
-            self.store(piece.sequence, piece.unit, 0, *state)
-            return
+        def then(*state):
+            if not self.p.divides_tiles:
+                self.store(piece.sequence, piece.unit, 0, *state)
+                return
 
-        @plgpu.when(piece.is_whole)
-        def _():
-            self.store(piece.sequence, piece.unit, 0, *state)
+            @plgpu.when(piece.is_whole)
+            def _():
+                self.store(piece.sequence, piece.unit, 0, *state)
 
-        @plgpu.when(~piece.is_whole)
-        def _():
-            self.hand_over(piece, *state)
+            @plgpu.when(~piece.is_whole)
+            def _():
+                self.hand_over(piece, *state)
+
+        self.visit_piece(piece, then)
 
     def hand_over(self, piece: Piece, result: Any, maxima: Any, sums: Any) -> None:
         """Stores a part of a result, and tells the CTA that combines them."""
@@ -304,13 +369,23 @@ class _Consumer:
                 turn = self.turns.at[lax.axis_index("worker")]
                 plgpu.semaphore_wait(turn, minus(last, first), memory_scope="gpu")
 
-                def add(lane, state):
-                    begins = lax.eq(lane, first).astype(jnp.int32)
-                    at = work.worker(lane), begins
-                    stats = [self.stats[(*at, i)] for i in (_MAXIMUM, _SUM)]
-                    return _combined(state, (self.parts[at], *stats))
+                def add(step, state):
+                    parts = [state]
+                    for i in range(_TOGETHER):
+                        lane = plus(plus(first, times(step, _TOGETHER)), i)
+                        there = lax.le(lane, last)
+                        lane = lax.min(lane, last)
+                        begins = lax.eq(lane, first).astype(jnp.int32)
+                        at = work.worker(lane), begins
+                        maxima = self.stats[(*at, _MAXIMUM)]
+                        # What has been added already counts no more.
+                        maxima = jnp.where(there, maxima, 2 * _MASKED)
+                        sums = self.stats[(*at, _SUM)]
+                        parts.append((self.parts[at], maxima, sums))
+                    return _combined(parts)
 
-                state = plgpu.loop(first, plus(last, 1), init_carry=self.nothing)(add)
+                steps = divide(plus(minus(last, first), _TOGETHER), _TOGETHER)[0]
+                state = plgpu.loop(0, steps, init_carry=self.nothing)(add)
                 self.store(piece.sequence, piece.unit, 0, *state)
 
         work.first_piece(visit)
@@ -325,20 +400,24 @@ class _Consumer:
     def visit_share(self, piece: Piece) -> None:
         """Computes a piece, then a part of the head's dimensions for all pieces."""
         p = self.p
-        self.parts[...], self.stats[_MAXIMUM], self.stats[_SUM] = self.reduce(piece)
-        plgpu.barrier_arrive(self.meet)
-        plgpu.barrier_wait(self.meet)
-        size = p.dims // p.config.cluster
-        start = times(lax.axis_index("split"), size)
-        others = []
-        for i in range(p.config.cluster):
-            part, stats = (
-                plgpu.cluster_ref(ref, {"split": i}) for ref in (self.parts, self.stats)
-            )
-            part = part[plgpu.ds(start, size)]
-            others.append((part, stats[_MAXIMUM], stats[_SUM]))
-        state = functools.reduce(_combined, others)
-        self.store(piece.sequence, piece.unit, start, *state)
+
+        def then(*state):
+            self.parts[...], self.stats[_MAXIMUM], self.stats[_SUM] = state
+            plgpu.barrier_arrive(self.meet)
+            plgpu.barrier_wait(self.meet)
+            size = p.dims // p.config.cluster
+            start = times(lax.axis_index("split"), size)
+            everywhere = []
+            for i in range(p.config.cluster):
+                part, stats = (
+                    plgpu.cluster_ref(ref, {"split": i})
+                    for ref in (self.parts, self.stats)
+                )
+                part = part[plgpu.ds(start, size)]
+                everywhere.append((part, stats[_MAXIMUM], stats[_SUM]))
+            self.store(piece.sequence, piece.unit, start, *_combined(everywhere))
+
+        self.visit_piece(piece, then)
 
     def store(self, sequence, unit, start, result, maxima, sums) -> None:
         """Stores a tile's result, from a dimension of the head on."""
@@ -373,10 +452,12 @@ def _over_rows(x: Any, like: Any) -> Any:
     return lax.broadcast_in_dim(x, like.shape, (1,))
 
 
-def _combined(a: Any, b: Any) -> Any:
-    """Adds two parts of a result: sums of products, maxima, sums."""
-    maxima = jnp.maximum(a[1], b[1])
-    weights = [jnp.exp2(x[1] - maxima) for x in (a, b)]
-    over = [_over_rows(w, a[0]) for w in weights]
-    result = a[0] * over[0] + b[0] * over[1]
-    return result, maxima, a[2] * weights[0] + b[2] * weights[1]
+def _combined(parts: Any) -> tuple[Any, Any, Any]:
+    """Adds parts of a result: sums of products, maxima and sums of each."""
+    maxima = functools.reduce(jnp.maximum, [m for _, m, _ in parts])
+    weights = [jnp.exp2(m - maxima) for _, m, _ in parts]
+    results = [
+        x * _over_rows(w, x) for (x, _, _), w in zip(parts, weights, strict=True)
+    ]
+    sums = [s * w for (_, _, s), w in zip(parts, weights, strict=True)]
+    return functools.reduce(lax.add, results), maxima, functools.reduce(lax.add, sums)

@@ -58,6 +58,11 @@ class Problem:
         return plgpu.align_to(self.head_dim, _ROWS)
 
     @property
+    def rows(self) -> int:
+        """Rows of a block that one warpgroup multiplies."""
+        return self.config.block_kv // self.config.consumers
+
+    @property
     def is_narrow(self) -> bool:
         """Whether the cache has to be widened for the tensor core."""
         return self.kv_dtype != self.dtype
@@ -396,25 +401,35 @@ class Lane:
 _OTHER_BYTES = 6 * 1024
 # Blocks in flight beyond which more do not help.
 _MOST_STAGES = 16
+# Registers of a thread that hold a result and scores, beside a second warpgroup's.
+_MOST_REGISTERS = 48
 
 
 def default_config(p: Problem, target: Any) -> DecodeConfig:
     """Returns the configuration of a problem, whose own one is not regarded."""
     tiles = p.batch * p.units
     config = DecodeConfig(workers=target.sm_count)
+    per_thread = (p.dims + 64) * p.columns // 128
+    if per_thread <= _MOST_REGISTERS // (2 if p.is_narrow else 1):
+        config = dataclasses.replace(config, consumers=2, block_kv=128)
     for cluster in (16, 8, 4, 2):
         ctas = tiles * cluster
         if target.sm_count * 3 // 4 <= ctas <= target.sm_count:
             config = dataclasses.replace(config, cluster=cluster)
             break
-    size = p.dtype.itemsize
-    rows = config.block_kv
-    used = QUERIES * p.columns * p.dims * size + p.columns * rows * size
-    if config.cluster > 1:
-        used += (p.dims + 2) * p.columns * 4
-    if p.is_narrow:
-        used += 2 * WIDE_STAGES * rows * p.dims * size
-    stage = 2 * rows * p.dims * p.kv_dtype.itemsize
-    left = target.smem_bytes_per_block - used - _OTHER_BYTES
-    stages = min(max(left // stage, 1), _MOST_STAGES)
+    stages = _stages(dataclasses.replace(p, config=config), target)
     return dataclasses.replace(config, stages=stages)
+
+
+def _stages(p: Problem, target: Any) -> int:
+    """Returns how many blocks of K and V fit in SMEM beside the rest."""
+    c, size = p.config, p.dtype.itemsize
+    parts = c.consumers - 1 + (c.cluster > 1)
+    used = QUERIES * p.columns * p.dims * size
+    used += c.consumers * p.columns * p.rows * size
+    used += parts * (p.dims + 2) * p.columns * 4
+    if p.is_narrow:
+        used += 2 * WIDE_STAGES * c.block_kv * p.dims * size
+    stage = 2 * c.block_kv * p.dims * p.kv_dtype.itemsize
+    left = target.smem_bytes_per_block - used - _OTHER_BYTES
+    return min(max(left // stage, 1), _MOST_STAGES)

@@ -218,6 +218,24 @@ def test_blocks_and_stages(c):
     check(Shape(), c)
 
 
+@pytest.mark.parametrize(
+    ("changes", "options"),
+    [
+        ({}, {}),
+        ({"cluster": 2}, {}),
+        slow({}, {"cache": INT8}),
+        slow({}, {"window": 90}),
+    ],
+)
+def test_two_warpgroups_share_a_block(changes, options):
+    c = DecodeConfig(
+        **{"block_kv": 128, "consumers": 2, "stages": 1, "workers": 3} | changes
+    )
+    s = Shape(2, 1, 300, 4, 2, lengths=(300, 129))
+    executed = (Warpgroup,) if changes and not options else ()
+    check(s, c, executed=executed, **options)
+
+
 # --- masks ----------------------------------------------------------------------------
 
 
@@ -349,6 +367,7 @@ def test_vmap_and_jit(c):
         (GRID, {}),
         (CLUSTER, {}),
         (GRID, {"cache": F8}),
+        (DecodeConfig(block_kv=128, consumers=2, stages=1, workers=2), {}),
         slow(DecodeConfig(stages=1, workers=5), {}),
     ],
 )
