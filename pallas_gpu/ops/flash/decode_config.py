@@ -24,8 +24,9 @@ class DecodeConfig:
       stages: SMEM buffers of each ring; the copies in flight hide the memory's latency.
       consumers: warpgroups that multiply, each 64 rows of a block or a multiple of it.
       cluster: CTAs that share the keys of one sequence and head, and combine their
-        results in shared memory: 2, 4, 8 or 16. With 1 the blocks of all sequences are
-        divided evenly among persistent CTAs, which combine results in GMEM.
+        results in shared memory: 2 to 16, more than 8 where the card has room for such
+        clusters. With 1 the blocks of all sequences are divided evenly among persistent
+        CTAs, which combine results in GMEM.
       workers: persistent CTAs, at most as many as are resident at once.
 
     Raises:
@@ -54,10 +55,10 @@ class DecodeConfig:
                 got=f"block_kv={self.block_kv}, consumers={self.consumers}",
                 hint="use two warpgroups for blocks of 128",
             )
-        if self.cluster not in (1, 2, 4, 8, 16):
+        if not 1 <= self.cluster <= 16:
             raise errors.ArgumentError(
                 "DecodeConfig: invalid size of a cluster",
-                expected="1, 2, 4, 8 or 16",
+                expected="1 to 16",
                 got=f"cluster={self.cluster}",
                 hint="1 divides the work evenly, whatever the lengths are",
             )

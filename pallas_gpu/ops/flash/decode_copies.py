@@ -24,9 +24,6 @@ from pallas_gpu.ops.flash.decode_work import (
 )
 from pallas_gpu.ops.tiles import tiles
 
-# Rows that a warpgroup widens at once.
-_WIDENED_ROWS = 64
-
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
@@ -70,8 +67,7 @@ class Memory:
       k_scale, v_scale: factors of narrow elements, of one head or all, or None.
       q_smem, q_full, q_empty: queries of a few tiles.
       copied: rings of K and V as they are in GMEM.
-      ready: rings of K and V that the tensor core reads; the same ones, unless the
-        elements are narrow.
+      wide_v: V as the tensor core reads it, if it is narrow in GMEM.
     """
 
     q: Any
@@ -85,7 +81,12 @@ class Memory:
     q_full: Any
     q_empty: Any
     copied: tuple[Ring, Ring]
-    ready: tuple[Ring, Ring]
+    wide_v: Ring | None
+
+    @property
+    def v_ring(self) -> Ring:
+        """The ring of V that the tensor core reads."""
+        return self.copied[1] if self.wide_v is None else self.wide_v
 
 
 def scratch(p: Problem) -> dict[str, Any]:
@@ -99,22 +100,21 @@ def scratch(p: Problem) -> dict[str, Any]:
     stages, pages = c.stages, 1
     if p.page_size is not None:
         pages = max(c.block_kv // p.page_size, 1)
-    for of in "kv":
-        readers = 1 if p.is_narrow else c.consumers
-        declared |= _ring(of, p, stages, p.kv_dtype, pages, readers)
-        if p.is_narrow:
-            name = f"wide_{of}"
-            declared |= _ring(name, p, WIDE_STAGES, p.dtype, 1, c.consumers)
+    declared |= _ring("k", p, stages, p.kv_dtype, pages)
+    declared |= _ring("v", p, stages, p.kv_dtype, pages)
+    if p.is_narrow:
+        declared |= _ring("wide_v", p, WIDE_STAGES, p.dtype, p.config.consumers)
     return declared
 
 
 def _ring(
-    name: str, p: Problem, stages: int, dtype: Any, copies: int, readers: int
+    name: str, p: Problem, stages: int, dtype: Any, writers: int
 ) -> dict[str, Any]:
+    empty = plgpu.Barrier(num_arrivals=p.config.consumers, num_barriers=stages)
     return {
         f"{name}_smem": tiles((stages, p.config.block_kv, p.dims), dtype),
-        f"{name}_full": plgpu.Barrier(num_arrivals=copies, num_barriers=stages),
-        f"{name}_empty": plgpu.Barrier(num_arrivals=readers, num_barriers=stages),
+        f"{name}_full": plgpu.Barrier(num_arrivals=writers, num_barriers=stages),
+        f"{name}_empty": empty,
     }
 
 
@@ -124,12 +124,11 @@ def memory(p: Problem, refs: dict[str, Any]) -> Memory:
     def ring(name: str) -> Ring:
         return Ring(*(refs.pop(f"{name}_{part}") for part in ("smem", "full", "empty")))
 
-    copied = ready = ring("k"), ring("v")
-    if p.is_narrow:
-        ready = ring("wide_k"), ring("wide_v")
+    copied = ring("k"), ring("v")
+    wide_v = ring("wide_v") if p.is_narrow else None
     names = [f.name for f in dataclasses.fields(Memory)][:-2]
     given = {name: refs.pop(name, None) for name in names}
-    return Memory(**given, copied=copied, ready=ready)
+    return Memory(**given, copied=copied, wide_v=wide_v)
 
 
 # --- the warpgroup that copies --------------------------------------------------------
@@ -210,25 +209,24 @@ def _part(p: Problem, mem: Memory, which: int, outer: Any, rows: Any, head: Any)
 # --- the warpgroups that widen --------------------------------------------------------
 
 
-def widen(p: Problem, mem: Memory, which: int, piece: Piece) -> None:
-    """Stores narrow blocks of K (0) or V (1) again, as the tensor core needs them."""
-    narrow, wide = mem.copied[which], mem.ready[which]
+def widen(p: Problem, mem: Memory, index: Any, piece: Piece) -> None:
+    """Stores a warpgroup's rows of V again, as the tensor core reads them."""
+    narrow, wide = mem.copied[1], mem.v_ring
+    rows = plgpu.ds(times(index, p.rows), p.rows)
 
     @plgpu.loop(piece.first, piece.last)
     def _(block):
-        source = narrow.slot(piece, block)
-        plgpu.barrier_wait(narrow.full.at[source])
-        target = wide.acquire(piece, block)
-        # In parts, which fit in registers.
-        for row in range(0, p.config.block_kv, _WIDENED_ROWS):
-            rows = plgpu.ds(row, _WIDENED_ROWS)
-            wide.smem[target, rows] = _widened(narrow.smem[source, rows], p.dtype)
-        plgpu.barrier_arrive(narrow.empty.at[source])
+        slot = narrow.slot(piece, block)
+        plgpu.barrier_wait(narrow.full.at[slot])
+        elements = widened(narrow.smem[slot, rows], p.dtype)
+        plgpu.barrier_arrive(narrow.empty.at[slot])
+        slot = wide.acquire(piece, block)
+        wide.smem[slot, rows] = elements
         plgpu.commit_smem()
-        plgpu.barrier_arrive(wide.full.at[target])
+        plgpu.barrier_arrive(wide.full.at[slot])
 
 
-def _widened(x: Any, dtype: Any) -> Any:
+def widened(x: Any, dtype: Any) -> Any:
     """Returns `x.astype(dtype)`.
 
     Integers become the last bits of a float32: an H200 converts 16 of them in a clock,
@@ -236,7 +234,8 @@ def _widened(x: Any, dtype: Any) -> Any:
     """
     if x.dtype != jnp.int8:
         return x.astype(dtype)
-    offset = lax.bitcast_convert_type(x, jnp.uint8) ^ np.uint8(0x80)
-    bits = offset.astype(jnp.uint32) | np.uint32(0x4B000000)
+    byte = lax.bitcast_convert_type(x, jnp.uint8)
+    # Of 128 more, so that no bit is a sign.
+    bits = byte.astype(jnp.uint32) ^ np.uint32(0x4B000080)
     value = lax.bitcast_convert_type(bits, jnp.float32) - np.float32(2**23 + 128)
     return value.astype(dtype)

@@ -36,8 +36,8 @@ _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 _MASKED, _LOWEST = -(2.0**100), -(2.0**99)
 # Rows of the statistics of a part of a tile: maxima and sums of its columns.
 _MAXIMUM, _SUM = 0, 1
-# Parts that are loaded at once: a load takes about as long as several.
-_TOGETHER = 8
+# Registers of a thread for parts that are loaded at once, to wait for them once.
+_LOADED_REGISTERS = 128
 
 
 @functools.lru_cache(maxsize=64)
@@ -72,7 +72,7 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=out,
-        num_threads=c.consumers + (3 if p.is_narrow else 1),
+        num_threads=c.consumers * (2 if p.is_narrow else 1) + 1,
         thread_name="wg",
         kernel_name="decode_attention",
         interpret=interpret,
@@ -123,11 +123,11 @@ def _body(p: Problem, *arrays: Any, **refs: Any) -> None:
                 work.for_each(functools.partial(copies.produce, p, mem))
 
     if p.is_narrow:
-        for which in (0, 1):
 
-            @plgpu.when(wg == consumers + 1 + which)
-            def _(which=which):
-                work.for_each(functools.partial(copies.widen, p, mem, which))
+        @plgpu.when(wg > consumers)
+        def _():
+            index = plus(wg, -consumers - 1)
+            work.for_each(functools.partial(copies.widen, p, mem, index))
 
 
 # --- products -------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class _Consumer:
 
     def release_v(self, piece: Piece, block: Any) -> None:
         """Frees the buffer of V of the block before."""
-        ring = self.mem.ready[1]
+        ring = self.mem.v_ring
 
         @plgpu.when(lax.gt(block, piece.first))
         def _():
@@ -255,7 +255,7 @@ class _Consumer:
         acc[...] = so_far * _over_rows(shrink, so_far)
         p_smem = self.p_smem.at[self.index]
         plgpu.transpose_ref(p_smem, (1, 0))[...] = wide.astype(p.dtype)
-        ring = self.mem.ready[1]
+        ring = self.mem.v_ring
         slot = ring.slot(piece, block)
         plgpu.barrier_wait(ring.full.at[slot])
         v = ring.smem.at[slot, self.own_rows]
@@ -266,13 +266,16 @@ class _Consumer:
 
     def scores(self, piece: Piece, q_slot: Any, block: Any) -> Any:
         """Returns the scores of a block in units of log(2)."""
-        p, k = self.p, self.mem.ready[0]
+        p, k = self.p, self.mem.copied[0]
         slot = k.slot(piece, block)
+
+        own = k.smem.at[slot, self.own_rows]
 
         def multiply(scores):
             plgpu.barrier_wait(k.full.at[slot])
-            own = k.smem.at[slot, self.own_rows]
-            plgpu.wgmma(scores, own, self.mem.q_smem.at[q_slot].T)
+            # Narrow elements are widened on their way through registers.
+            operand = copies.widened(own[...], p.dtype) if p.is_narrow else own
+            plgpu.wgmma(scores, operand, self.mem.q_smem.at[q_slot].T)
             return scores[...]
 
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
@@ -358,7 +361,7 @@ class _Consumer:
 
     def combine_lanes(self) -> None:
         """Combines the parts of the tile that ends in this CTA but began before it."""
-        work = self.work
+        p, work = self.p, self.work
 
         def visit(piece):
             first, last = work.lanes_of(piece.start, piece.blocks)
@@ -369,10 +372,13 @@ class _Consumer:
                 turn = self.turns.at[lax.axis_index("worker")]
                 plgpu.semaphore_wait(turn, minus(last, first), memory_scope="gpu")
 
+                together = _LOADED_REGISTERS * 128 // (p.dims * p.columns)
+                together = min(max(together, 1), p.lanes)
+
                 def add(step, state):
                     parts = [state]
-                    for i in range(_TOGETHER):
-                        lane = plus(plus(first, times(step, _TOGETHER)), i)
+                    for i in range(together):
+                        lane = plus(plus(first, times(step, together)), i)
                         there = lax.le(lane, last)
                         lane = lax.min(lane, last)
                         begins = lax.eq(lane, first).astype(jnp.int32)
@@ -384,7 +390,7 @@ class _Consumer:
                         parts.append((self.parts[at], maxima, sums))
                     return _combined(parts)
 
-                steps = divide(plus(minus(last, first), _TOGETHER), _TOGETHER)[0]
+                steps = divide(plus(minus(last, first), together), together)[0]
                 state = plgpu.loop(0, steps, init_carry=self.nothing)(add)
                 self.store(piece.sequence, piece.unit, 0, *state)
 
@@ -405,8 +411,10 @@ class _Consumer:
             self.parts[...], self.stats[_MAXIMUM], self.stats[_SUM] = state
             plgpu.barrier_arrive(self.meet)
             plgpu.barrier_wait(self.meet)
-            size = p.dims // p.config.cluster
-            start = times(lax.axis_index("split"), size)
+            size = plgpu.cdiv(p.dims, p.config.cluster)
+            first = times(lax.axis_index("split"), size)
+            # The last ones overlap: sizes are static.
+            start = lax.min(first, np.int32(p.dims - size))
             everywhere = []
             for i in range(p.config.cluster):
                 part, stats = (
@@ -415,12 +423,20 @@ class _Consumer:
                 )
                 part = part[plgpu.ds(start, size)]
                 everywhere.append((part, stats[_MAXIMUM], stats[_SUM]))
-            self.store(piece.sequence, piece.unit, start, *_combined(everywhere))
+            state = _combined(everywhere)
+            self.store(piece.sequence, piece.unit, start, *state, first=first)
 
         self.visit_piece(piece, then)
 
-    def store(self, sequence, unit, start, result, maxima, sums) -> None:
-        """Stores a tile's result, from a dimension of the head on."""
+    def store(self, sequence, unit, start, result, maxima, sums, first=0) -> None:
+        """Stores a tile's result.
+
+        Args:
+          sequence, unit: the tile.
+          start: dimension of the head where the result begins.
+          result, maxima, sums: of all columns.
+          first: dimension that is stored first.
+        """
         p = self.p
         empty = sums == 0
         inverse = jnp.where(empty, 0.0, 1 / jnp.where(empty, 1.0, sums))
@@ -437,6 +453,8 @@ class _Consumer:
 
         where, exists = place(result.shape, 1)
         dim = plgpu.broadcasted_iota(jnp.int32, result.shape, 0) + start
+        if p.dims % p.config.cluster:
+            exists = exists & (dim >= first)
         if p.dims > p.head_dim:
             exists = exists & (dim < p.head_dim)
         plgpu.store(self.out, (*where, dim), result, mask=exists)
@@ -445,7 +463,7 @@ class _Consumer:
             value = maxima * _LN_2 + jnp.log(sums)
             where, exists = place(value.shape, 0)
             # All CTAs of a cluster have the same ones.
-            plgpu.store(self.logsumexp, where, value, mask=exists & (start == 0))
+            plgpu.store(self.logsumexp, where, value, mask=exists & (first == 0))
 
 
 def _over_rows(x: Any, like: Any) -> Any:

@@ -429,7 +429,7 @@ def _stages(p: Problem, target: Any) -> int:
     used += c.consumers * p.columns * p.rows * size
     used += parts * (p.dims + 2) * p.columns * 4
     if p.is_narrow:
-        used += 2 * WIDE_STAGES * c.block_kv * p.dims * size
+        used += WIDE_STAGES * c.block_kv * p.dims * size
     stage = 2 * c.block_kv * p.dims * p.kv_dtype.itemsize
     left = target.smem_bytes_per_block - used - _OTHER_BYTES
     return min(max(left // stage, 1), _MOST_STAGES)

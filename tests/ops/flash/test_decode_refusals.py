@@ -145,7 +145,7 @@ def test_factors_are_positive(name, value):
         ({"block_kv": 320}, "the tensor core does not support this block"),
         ({"consumers": 2}, "the warpgroups cannot divide a block"),
         ({"consumers": 0}, "the warpgroups cannot divide a block"),
-        ({"cluster": 3}, "invalid size of a cluster"),
+        ({"cluster": 17}, "invalid size of a cluster"),
     ],
 )
 def test_configurations(changes, what):
