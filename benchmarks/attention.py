@@ -5,7 +5,7 @@ python -m benchmarks.attention [--json] [--tune] [--shapes ten] [--shape NAME ..
     [--rounds N]
 
 `--shapes ten` measures ten shapes of training and of long prompts, in bfloat16, against
-cuDNN. `--tune` measures many of our configurations instead, and prints the fastest
+cuDNN; `--shapes windows` sliding windows. `--tune` measures many of our configurations instead, and prints the fastest
 first.
 """
 
@@ -49,6 +49,7 @@ class Shape:
     causal: bool = False
     kv_heads: int | None = None
     dtype: Any = jnp.float16
+    window: int | None = None
 
     @property
     def dims(self) -> tuple[int, int, int, int]:
@@ -63,8 +64,12 @@ class Shape:
     @property
     def flops(self) -> float:
         """Operations of both products; a causal mask halves them."""
-        products = 4 * self.batch * self.heads * self.length**2 * self.head_dim
-        return products / 2 if self.causal else products
+        scores: float = self.length**2
+        if self.window is not None:
+            scores = self.length * (self.window + 1)
+        elif self.causal:
+            scores /= 2
+        return 4 * self.batch * self.heads * scores * self.head_dim
 
 
 _FOUR = {
@@ -86,8 +91,12 @@ _TEN = {
     "b16-1000-causal": Shape(16, 1000, 16, 128, True, **_BF16),
     "b1-64k-causal": Shape(1, 65536, 2, 128, True, **_BF16),
 }
-SETS = {"four": _FOUR, "ten": _TEN}
-SHAPES = _FOUR | _TEN
+_WINDOWS = {
+    "b2-8k-window-1k": Shape(2, 8192, 16, 128, True, window=1023, **_BF16),
+    "b1-32k-window-4k": Shape(1, 32768, 16, 128, True, window=4095, **_BF16),
+}
+SETS = {"four": _FOUR, "ten": _TEN, "windows": _WINDOWS}
+SHAPES = _FOUR | _TEN | _WINDOWS
 Function = Callable[..., Any]
 # The default is Warpgroup, as in upstream's kernel.
 LANE = plgpu.CompilerParams(
@@ -103,8 +112,12 @@ def cudnn(s: Shape) -> Function:
     """Returns cuDNN's kernel through JAX."""
 
     def f(q, k, v, scaled):
+        window = None if s.window is None else (s.window, 0)
         return jax.nn.dot_product_attention(
-            q, k, v, is_causal=s.causal, implementation="cudnn"
+            *(q, k, v),
+            is_causal=s.causal,
+            local_window_size=window,
+            implementation="cudnn",
         )
 
     return f
@@ -131,7 +144,11 @@ def ours(
 
     def f(q, k, v, scaled):
         return ops.attention(
-            q, k, v, causal=s.causal, config=config, compiler_params=compiler_params
+            *(q, k, v),
+            causal=s.causal,
+            window=None if s.window is None else (s.window, 0),
+            config=config,
+            compiler_params=compiler_params,
         )
 
     return f
@@ -210,8 +227,8 @@ def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
     ]
 
 
-@functools.partial(jax.jit, static_argnums=(3,))
-def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
+@functools.partial(jax.jit, static_argnums=(3, 4))
+def reference(q: Any, k: Any, v: Any, causal: bool, window: int | None) -> Any:
     """Returns the last rows of the first head in float32: (rows, head_dim)."""
     first = max(q.shape[1] - CHECKED_ROWS, 0)
     q, k, v = (x[0, :, 0].astype(jnp.float32) for x in (q, k, v))
@@ -219,13 +236,17 @@ def reference(q: Any, k: Any, v: Any, causal: bool) -> Any:
     scores = product(q[first:], k.T) / math.sqrt(q.shape[1])
     if causal:
         rows = first + jnp.arange(scores.shape[0])[:, None]
-        scores = jnp.where(jnp.arange(scores.shape[1]) <= rows, scores, -jnp.inf)
+        columns = jnp.arange(scores.shape[1])
+        seen = columns <= rows
+        if window is not None:
+            seen &= columns >= rows - window
+        scores = jnp.where(seen, scores, -jnp.inf)
     return product(jax.nn.softmax(scores, axis=1), v)
 
 
 def relative_error(s: Shape, f: Function, inputs: tuple[Any, ...]) -> float:
     """Returns the relative error of a candidate against float32."""
-    expected = reference(*inputs[:3], s.causal)
+    expected = reference(*inputs[:3], s.causal, s.window)
     got = f(*inputs)[0, -CHECKED_ROWS:, 0].astype(jnp.float32)
     return float(jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected))
 
