@@ -4,9 +4,9 @@
 python -m benchmarks.attention [--json] [--tune] [--shapes ten] [--shape NAME ...]
     [--rounds N]
 
-`--shapes ten` measures ten shapes of training and of long prompts, in bfloat16, against
-cuDNN; `--shapes windows` sliding windows. `--tune` measures many of our configurations instead, and prints the fastest
-first.
+`--shapes ten` measures ten shapes of training and of long prompts, in bfloat16, beside
+cuDNN; `--shapes windows` sliding windows. `--tune` measures many of our configurations
+instead, and prints the fastest first.
 """
 
 from __future__ import annotations
