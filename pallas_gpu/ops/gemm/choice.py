@@ -9,7 +9,14 @@ from typing import Any
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.gemm import blackwell_any, few, heuristic, hopper, table
+from pallas_gpu.ops.gemm import (
+    blackwell_any,
+    few,
+    few_heuristic,
+    heuristic,
+    hopper,
+    table,
+)
 from pallas_gpu.ops.gemm.blackwell import BlackwellMatmulConfig
 from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
@@ -33,7 +40,13 @@ def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> An
     """Returns the configuration for a problem on the target of the parameters."""
     if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
         return BlackwellMatmulConfig()
-    return table.lookup(problem) or heuristic.choose(problem)
+    if (known := table.lookup(problem)) is not None:
+        return known
+    divided, plain = few_heuristic.choose(problem), heuristic.choose(problem)
+    if divided is None:
+        return plain
+    estimate = heuristic.cost(problem, plain) + few_heuristic.FIXED_US
+    return divided if few_heuristic.cost(problem, divided) <= estimate else plain
 
 
 def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:

@@ -96,6 +96,11 @@ class SplitMatmulConfig:
             )
 
     @property
+    def cluster_tile(self) -> tuple[int, int]:
+        """Rows and columns of a cluster's tile."""
+        return self.tile_m, self.tile_n
+
+    @property
     def part(self) -> int:
         """Rows that are stored at once."""
         return math.gcd(self.tile_m, 64) if self.part_m is None else self.part_m
