@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
+from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import epilogue
 from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue
 from pallas_gpu.ops.gemm.matmul import matmul
@@ -32,6 +32,7 @@ _GROUPS = (32, 64, 128)
 _ROW_BITS = 128
 # Above, the weights of a tile are worth being read by fewer blocks.
 _FEW = 64
+_SMS = arch.SM_90A.sm_count
 
 
 @expect.arguments(
@@ -103,7 +104,8 @@ def linear(
 
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
-      ArgumentError: scales of weights of the type of x.
+      ArgumentError: scales of weights of the type of x, or a config that does not suit
+        them.
 
     Example:
       >>> values, scale = quantize(w, jnp.int8)
@@ -118,6 +120,7 @@ def linear(
         )  # fmt: skip
     k, n = _check(x, w, bias, transpose_w)
     group = _group(w_scale, k, n)
+    _check_words(config, w)
     call = _Call(
         n=n,
         k=k,
@@ -190,15 +193,20 @@ def _linear(call: _Call, x, w, w_scale, bias):
     config = call.config or default_config(problem)
     family: Any = mixed_few if isinstance(config, LinearFewConfig) else mixed_many
     kernel = family.make_kernel(problem, config, call.compiler_params, call.interpret)
-    given = {"group_scale": w_scale, "scale": w_scale, "bias": bias}
+    given: dict[str, Any] = {"scale": w_scale, "bias": bias}
+    if widen.is_integer(w.dtype):
+        given["masks"] = jnp.asarray(widen.masks(w.dtype, x.dtype))
     columns = family.columns(problem, config)
-    operands = [
+    if w_scale is not None and call.group is not None:
         # TMA addresses rows of scales of groups; the others are read in whole tiles.
-        _padded(given[name].astype(jnp.float32), 1, plgpu.align_to(call.n, 4))
-        if name == "group_scale"
-        else _padded(given[name], 0, columns)
-        for name in problem.operands
-    ]
+        scale = _padded(w_scale.astype(jnp.float32), 1, plgpu.align_to(call.n, 4))
+        given["group_scale"] = scale
+    for name in ("scale", "bias"):
+        if name in problem.operands:
+            given[name] = _padded(given[name], 0, columns)
+    operands = [given[name] for name in problem.operands]
+    if isinstance(config, LinearFewConfig) and config.words:
+        x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 
 
@@ -243,11 +251,22 @@ def _padded(a: Any, axis: int, size: int) -> Any:
 
 
 def default_config(p: Problem) -> Config:
-    """Returns the configuration for the sizes of a problem."""
+    """Returns the configuration that is expected to take the least time."""
     if p.tokens > _FEW:
-        return LinearManyConfig()
+
+        def cost(tokens: int) -> int:
+            tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.tokens, tokens)
+            # Beside the product of a step there is the conversion of its weights.
+            return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
+
+        tokens = min((256, 128, 64), key=cost)
+        paired = p.n > 128 and tokens == 256
+        return LinearManyConfig(tokens=tokens, paired=paired)
     tokens = plgpu.align_to(p.tokens, 8)
-    return LinearFewConfig(tokens=tokens)
+    # Blocks that share an SM hide each other's waits.
+    wanted = 2 * _SMS / plgpu.cdiv(p.n, 64)
+    splits = next((s for s in (1, 2, 4) if s >= wanted), 8)
+    return LinearFewConfig(tokens=tokens, splits=splits)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -282,6 +301,19 @@ def _check(x: Any, w: Any, bias: Any, transpose_w: bool) -> tuple[int, int]:
     if bias is not None:
         _check_floats("bias", bias)
     return w.shape[deep], n
+
+
+def _check_words(config: Config | None, w: Any) -> None:
+    if not isinstance(config, LinearFewConfig) or not config.words:
+        return
+    if widen.is_integer(w.dtype):
+        return
+    raise errors.ArgumentError(
+        "linear: floats are not converted by words",
+        expected="words=False",
+        got=f"words=True and weights {w.dtype}",
+        hint="words suit int8 and int4",
+    )
 
 
 def _check_floats(name: str, a: Any) -> None:

@@ -40,6 +40,7 @@ class Problem:
     def operands(self) -> list[str]:
         """The names of a kernel's arguments after x and w, in order."""
         given = {
+            "masks": widen.is_integer(self.w),
             "group_scale": self.group is not None,
             "scale": self.scaled,
             "bias": self.epilogue.bias,
@@ -55,6 +56,11 @@ class Problem:
         """Groups that have elements in so many columns of weights, from a group's."""
         assert self.group is not None
         return max(columns // self.group, 1)
+
+    def converter(self, masks: Any) -> widen.Converter:
+        """The conversion of weights, with a reference to its masks."""
+        values = None if masks is None else [masks[i] for i in range(3)]
+        return widen.Converter(self.w, self.x, values)
 
     def load(self, ref: Any, columns: Any) -> Any:
         """Loads a value for each of some columns of the result; None if absent."""
@@ -73,6 +79,9 @@ class Problem:
     tokens=expect.integer(8, 128),
     stages=expect.integer(1),
     splits=expect.choice_of(1, 2, 4, 8),
+    words=expect.boolean,
+    ahead=expect.boolean,
+    depth_bytes=expect.choice_of(64, 128),
 )
 @dataclasses.dataclass(frozen=True)
 class LinearFewConfig:
@@ -83,6 +92,10 @@ class LinearFewConfig:
       tokens: of a tile, a multiple of 8 up to 128.
       stages: SMEM buffers of the ring.
       splits: blocks of a cluster, which divide K: 1, 2, 4 or 8.
+      words: whether weights are converted 32 bits at a time, in fewer instructions; XLA
+        reorders the tokens for it. For integers only.
+      ahead: whether a step's weights are converted beside the product of the one before.
+      depth_bytes: of a row of a tile of weights, 64 or 128.
 
     Raises:
       ArgumentError: sizes that do not match the tensor core.
@@ -92,6 +105,9 @@ class LinearFewConfig:
     tokens: int = 16
     stages: int = 4
     splits: int = 1
+    words: bool = False
+    ahead: bool = False
+    depth_bytes: int = 128
 
     def __post_init__(self):
         if self.tokens % 8:

@@ -26,13 +26,11 @@ from pallas_gpu.ops.narrow.mixed import LinearFewConfig, Problem
 from pallas_gpu.ops.tiles import tiles
 
 _ZEROS = plgpu.OOBFillMode.ZEROS
-# A tile of weights is as deep as the widest swizzle: 128 bytes.
-_ROW_BITS = 128 * 8
 
 
-def _depth(p: Problem) -> int:
+def _depth(p: Problem, c: LinearFewConfig) -> int:
     """Elements of K of a tile of weights."""
-    return _ROW_BITS // widen.bits(p.w)
+    return c.depth_bytes * 8 // widen.bits(p.w)
 
 
 def columns(p: Problem, config: LinearFewConfig) -> int:
@@ -46,10 +44,12 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
-    c, depth = config, _depth(p)
+    c, depth = config, _depth(p, config)
     packed = tiles((c.stages, c.rows, depth), p.w)
-    unit = widen.unit_type(p.w)
-    units = tiles((c.stages, c.rows, p.units(depth)), unit)
+    unit = jnp.dtype(jnp.uint32) if c.words else widen.unit_type(p.w)
+    units = tiles(
+        (c.stages, c.rows, depth * widen.bits(p.w) // 8 // unit.itemsize), unit
+    )
     weights = packed if unit == p.w else plgpu.RefUnion(packed, units)
     grouped = p.group is not None
     own = c.rows // c.splits
@@ -103,6 +103,7 @@ class _Block:
     x_smem: Any
     out_smem: Any
     full: Any
+    masks: Any = None
     group_scale: Any = None
     scale: Any = None
     bias: Any = None
@@ -123,7 +124,7 @@ class _Block:
     def run(self) -> None:
         """Computes the block's part of K, and with its cluster a tile of the result."""
         p, c = self.p, self.c
-        steps = plgpu.cdiv(p.k, _depth(p))
+        steps = plgpu.cdiv(p.k, _depth(p, c))
         each = plgpu.cdiv(steps, c.splits)
         first = lax.axis_index("split") * each
         count = jnp.clip(steps - first, 0, each) if steps % c.splits else each
@@ -133,30 +134,66 @@ class _Block:
             def _(i=i):
                 self.start_copies(first + i, i)
 
+        converter = p.converter(self.masks)
+
+        def release(i):
+            @plgpu.when(i + c.stages < count)
+            def _():
+                # All threads have read the tile of weights.
+                plgpu.commit_smem()
+                self.start_copies(first + i + c.stages, lax.rem(i, np.int32(c.stages)))
+
+        def load(i):
+            slot = lax.rem(i, np.int32(c.stages))
+            plgpu.barrier_wait(self.full.at[slot])
+            load = converter.load_words if c.words else converter.load
+            return load(self.units.at[slot])
+
+        def finish(i, loaded):
+            wide = converter.finish(loaded)
+            if p.group is None:
+                return wide
+            slot = lax.rem(i, np.int32(c.stages))
+            return widen.scaled(wide, self.scale_smem.at[slot])
+
+        def multiply(acc, i, wide):
+            slot = lax.rem(i, np.int32(c.stages))
+            plgpu.wgmma(acc, wide, self.x_smem.at[slot].T)
+
         def accumulate(acc):
             @plgpu.loop(0, count)
             def _(i):
-                slot = lax.rem(i, np.int32(c.stages))
-                plgpu.barrier_wait(self.full.at[slot])
-                plgpu.wgmma(acc, self.weights(slot), self.x_smem.at[slot].T)
+                multiply(acc, i, finish(i, load(i)))
                 plgpu.wgmma_wait(0)
-
-                @plgpu.when(i + c.stages < count)
-                def _():
-                    # All threads have read the tile of weights.
-                    plgpu.commit_smem()
-                    self.start_copies(first + i + c.stages, slot)
+                release(i)
 
             return acc[...]
 
+        def accumulate_ahead(acc):
+            def step(i, wide):
+                multiply(acc, i, wide)
+                following = lax.optimization_barrier(load(i + 1))
+                plgpu.wgmma_wait(0)
+                release(i)
+                return finish(i + 1, following)
+
+            last = count - 1
+            wide = plgpu.loop(
+                0, last, init_carry=finish(jnp.int32(0), load(jnp.int32(0)))
+            )(step)
+            multiply(acc, jnp.int32(last), wide)
+            return acc[...]
+
+        if c.ahead:
+            accumulate = accumulate_ahead
         part = plgpu.run_scoped(accumulate, plgpu.ACC((c.rows, c.tokens)))
         self.store(part if c.splits == 1 else self.combine(part))
 
     def start_copies(self, step, slot) -> None:
         """Starts to load a step's weights and tokens, and scales of groups."""
         p, c = self.p, self.c
-        start = step * _depth(p)
-        depth = plgpu.ds(start, _depth(p))
+        start = step * _depth(p, c)
+        depth = plgpu.ds(start, _depth(p, c))
         rows = plgpu.ds(self.row, c.rows)
         tokens = plgpu.ds(self.token, c.tokens)
         copies: list[tuple[Any, Any, str | None]] = [
@@ -175,14 +212,6 @@ class _Block:
                 oob_mode=_ZEROS,
                 cache_hint=hint,
             )
-
-    def weights(self, slot) -> Any:
-        """Returns a tile of weights, of the type of x and multiplied by its scales."""
-        p = self.p
-        wide = widen.widen(self.units.at[slot], p.w, p.x)
-        if p.group is None:
-            return wide
-        return widen.scaled(wide, self.scale_smem.at[slot])
 
     def combine(self, part) -> Any:
         """Returns the sums of all blocks for this one's part of the rows."""

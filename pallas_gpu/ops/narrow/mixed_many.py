@@ -146,6 +146,7 @@ class _Block:
     out_smem: Any
     full: Any
     empty: Any
+    masks: Any = None
     group_scale: Any = None
     scale: Any = None
     bias: Any = None
@@ -209,30 +210,33 @@ class _Block:
                 groups = plgpu.ds(group, self.scale_smem.shape[1])
                 copy(self.group_scale.at[groups, rows], self.scale_smem)
 
-    def weights(self, wg, step) -> Any:
-        """Waits for a step's weights and returns a consumer's, of the type of x."""
-        p, slot = self.p, self.slot(step)
-        rows = plgpu.ds(wg * _ROWS, _ROWS)
-        plgpu.barrier_wait(self.full.at[slot])
-        wide = widen.widen(self.units.at[slot, rows], p.w, p.x)
-        if p.group is not None:
-            wide = widen.scaled(wide, self.scale_smem.at[slot, :, rows])
-        # It is converted while a product is under way, not after it.
-        return lax.optimization_barrier(wide)
-
     def consume(self, wg, row, token, first) -> None:
         """Computes and stores a consumer's rows of a tile."""
         last = first + self.schedule.steps - 1
+        rows = plgpu.ds(wg * _ROWS, _ROWS)
+        converter = self.p.converter(self.masks)
+
+        def load(step):
+            slot = self.slot(step)
+            plgpu.barrier_wait(self.full.at[slot])
+            return converter.load(self.units.at[slot, rows])
+
+        def finish(step, loaded):
+            wide = converter.finish(loaded)
+            if self.p.group is None:
+                return wide
+            return widen.scaled(wide, self.scale_smem.at[self.slot(step), :, rows])
 
         def accumulate(acc):
-            @plgpu.loop(first, last, init_carry=self.weights(wg, first))
+            @plgpu.loop(first, last, init_carry=finish(first, load(first)))
             def final(step, wide):
                 slot = self.slot(step)
                 plgpu.wgmma(acc, wide, self.x_smem.at[slot].T)
-                following = self.weights(wg, step + 1)
+                # This happens while the product is under way, not after it.
+                following = lax.optimization_barrier(load(step + 1))
                 plgpu.wgmma_wait(0)
                 plgpu.barrier_arrive(self.empty.at[slot])
-                return following
+                return finish(step + 1, following)
 
             plgpu.wgmma(acc, final, self.x_smem.at[self.slot(last)].T)
             total = acc[...]

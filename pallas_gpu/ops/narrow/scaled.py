@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
+from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
@@ -22,7 +22,7 @@ _RESULTS = tuple(map(jnp.dtype, (jnp.bfloat16, jnp.float16, jnp.float32))) + _FL
 _INT32 = jnp.dtype(jnp.int32)
 # TMA: rows are multiples of 16 bytes.
 _ROW_BYTES = 16
-_DEFAULT_ROWS = 128
+_SMS = arch.SM_90A.sm_count
 
 # The shapes of scales, by what has one.
 type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
@@ -231,12 +231,29 @@ def _config(config: ScaledMatmulConfig | None, p: Problem) -> ScaledMatmulConfig
 
 
 def _default(p: Problem) -> ScaledMatmulConfig:
-    few = p.m <= _DEFAULT_ROWS
-    cluster: Any = "n" if not few and p.n > BLOCK else None
-    if p.promoted:
-        # Sums and accumulator take 64 registers each.
-        return ScaledMatmulConfig(tile_m=64, consumers=2 if few else 3, cluster=cluster)
-    return ScaledMatmulConfig(tile_m=64 if few else 128, cluster=cluster)
+    """Returns the tiles that are expected to take the least time."""
+    # Rows of a consumer, columns, consumers. Promoted sums and the accumulator take
+    # registers for 64 rows of 128 columns each.
+    shapes = [(64, 128, 3), (64, 128, 2), (64, 64, 2)]
+    if not p.promoted:
+        shapes = [(128, 128, 2), (64, 128, 2), (64, 64, 2)]
+    if p.blocked:
+        shapes.pop()
+
+    def cost(shape: tuple[int, int, int]) -> int:
+        rows, columns, consumers = shape
+        rows *= consumers
+        tiles = plgpu.cdiv(p.m, rows) * plgpu.cdiv(p.n, columns)
+        # The tensor core's time, and that of loads, which small tiles share less.
+        return plgpu.cdiv(tiles, _SMS) * (rows * columns + 64 * (rows + columns))
+
+    rows, columns, consumers = min(shapes, key=cost)
+    return ScaledMatmulConfig(
+        tile_m=rows,
+        tile_n=columns,
+        consumers=consumers,
+        cluster="n" if p.n > columns and p.m > rows * consumers else None,
+    )
 
 
 # --- checks ---------------------------------------------------------------------------

@@ -2,12 +2,17 @@
 """Weights of 8 and 4 bits as 16-bit floats: exact, two elements at a time.
 
 The bits of a small integer are or-ed into the mantissa of a float whose last bit counts
-one, and that float is subtracted. Two neighbours of a row in memory become two halves
-of a 32-bit register, as the tensor core's operands in registers hold them.
+one, and that float is subtracted. Two elements become the halves of a 32-bit register,
+as the tensor core's operands in registers hold them.
+
+Neighbours of a row lie in a unit of 16 or 8 bits. The elements of 32 bits at a time
+become pairs with fewer instructions, but in another order along the row: tokens are
+brought in the same order by `reordered`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -15,11 +20,31 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+import pallas_gpu as plgpu
+
 _INT8, _INT4 = jnp.dtype(jnp.int8), jnp.dtype(jnp.int4)
 # 16-bit floats whose last bit of the mantissa counts one: 2**7 and 2**10.
 _ONES = {jnp.dtype(jnp.bfloat16): 0x4300, jnp.dtype(jnp.float16): 0x6400}
 # The array in memory as units of two elements.
 _UNITS = {_INT8: jnp.uint16, _INT4: jnp.uint8}
+# A word for each of the four lanes that hold a row of the tensor core's operand.
+_LANES = 4
+_WORDS = plgpu.TiledLayout(
+    plgpu.Tiling(((64, 4), (16, 4), (8, 4), (1,))),
+    warp_dims=(-7,),
+    lane_dims=(-3, -2),
+    vector_dim=-1,
+)
+
+
+def bits(dtype: Any) -> int:
+    """The bits of a weight."""
+    return 4 if jnp.dtype(dtype) == _INT4 else 8
+
+
+def is_integer(dtype: Any) -> bool:
+    """Whether the weights are integers, and so are converted by masks."""
+    return jnp.dtype(dtype) in _UNITS
 
 
 def unit_type(dtype: Any) -> jnp.dtype:
@@ -27,60 +52,101 @@ def unit_type(dtype: Any) -> jnp.dtype:
     return jnp.dtype(_UNITS.get(jnp.dtype(dtype), dtype))
 
 
-def widen(units: Any, stored: Any, dtype: Any) -> jax.Array:
-    """Loads a matrix of weights and converts it.
+def is_split(stored: Any, dtype: Any) -> bool:
+    """Whether 8 bits are to fit bfloat16's 7 bits of mantissa.
 
-    Args:
-      units: SMEM reference (rows, units) of `unit_type(stored)`.
+    Of 128 plus the lower bits, 128 is subtracted, or 256 for a negative number: the
+    sign's bit is the last one of the exponent.
+    """
+    return jnp.dtype(stored) == _INT8 and jnp.dtype(dtype) == jnp.bfloat16
+
+
+def masks(stored: Any, dtype: Any) -> np.ndarray:
+    """Returns the constants of the conversion, an operand of the kernel.
+
+    An instruction combines three registers by any function of bits, but has room for
+    one constant; what the compiler does not know to be constant is in a register.
+    """
+    one = _ONES[jnp.dtype(dtype)]
+    if is_split(stored, dtype):
+        halves = 0x7F, one, 0x80
+    else:
+        # The sign's bit flipped is the number plus 8, or 128.
+        flipped = 1 << bits(stored) - 1
+        offset = (128 if jnp.dtype(dtype) == jnp.bfloat16 else 1024) + flipped
+        pattern = int(np.array(offset, jnp.dtype(dtype)).view(np.uint16))
+        halves = (1 << bits(stored)) - 1, one ^ flipped, pattern
+    return np.array([half * 0x10001 for half in halves], np.uint32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Converter:
+    """The conversion of weights in two parts.
+
+    ptxas lets a product that reads registers run on its own only if no instruction that
+    runs beside it writes the operand of a product: `load` can run beside one, `finish`
+    has to follow it.
+
+    Attributes:
       stored: type of the weights: int8, int4 or an 8-bit float.
       dtype: bfloat16 or float16.
-
-    Returns:
-      (rows, columns) of `dtype`, the same numbers.
+      masks: scalars, the elements of `masks` in memory; of integers only.
     """
-    dtype, stored = jnp.dtype(dtype), jnp.dtype(stored)
-    if stored not in _UNITS:
-        return units[...].astype(dtype)
-    bits = units[...].astype(jnp.uint32)
-    pairs = _from_int8(bits, dtype) if stored == _INT8 else _from_int4(bits, dtype)
-    return pairs.reshape(units.shape[0], 2 * units.shape[1])
+
+    stored: Any
+    dtype: Any
+    masks: Any = None
+
+    def load(self, units: Any) -> Any:
+        """Loads (rows, units) of `unit_type` from SMEM: what `finish` takes."""
+        if not is_integer(self.stored):
+            half = units[...].astype(jnp.float16)
+            return (half,)
+        found = units[...].astype(jnp.uint32)
+        return self._masked(found | found << np.uint32(16 - bits(self.stored)))
+
+    def load_words(self, words: Any) -> Any:
+        """Loads (rows, words) of uint32 from SMEM, of integers; see `reordered`."""
+        found = plgpu.load(words, layout=_WORDS, optimized=False)
+        rows, count = found.shape
+        pairs = 16 // bits(self.stored)
+        shifts = (np.uint32(i * bits(self.stored)) for i in range(pairs))
+        parts = [self._masked(found >> shift) for shift in shifts]
+        shape = rows, count // _LANES, 1, _LANES
+        joined = (
+            lax.concatenate([x.reshape(shape) for x in same], 2)
+            for same in zip(*parts, strict=True)
+        )
+        return tuple(x.reshape(rows, count * pairs) for x in joined)
+
+    def _masked(self, spread: jax.Array) -> tuple[jax.Array, ...]:
+        kept, one, sign = self.masks
+        if is_split(self.stored, self.dtype):
+            return spread & kept | one, spread & sign | one
+        return (spread & kept ^ one,)
+
+    def finish(self, loaded: Any) -> jax.Array:
+        """Returns (rows, columns) of `dtype`: the same numbers."""
+        if not is_integer(self.stored):
+            return loaded[0].astype(self.dtype)
+        first, *rest = (lax.bitcast_convert_type(x, self.dtype) for x in loaded)
+        if not rest:
+            offset = lax.bitcast_convert_type(self.masks[2], self.dtype)
+            rest = [lax.broadcast_in_dim(offset, first.shape, (2,))]
+        exact = first - rest[0]
+        rows, count, _ = exact.shape
+        return exact.reshape(rows, 2 * count)
 
 
-def _both(half: int) -> Any:
-    """A constant in both halves of a register."""
-    return np.uint32(half * 0x10001)
-
-
-def _halves(bits: jax.Array, dtype: Any) -> jax.Array:
-    return lax.bitcast_convert_type(bits, dtype)
-
-
-def _from_int8(units: jax.Array, dtype: Any) -> jax.Array:
-    """Pairs of int8 in 16 bits each."""
-    one = _ONES[dtype]
-    spread = units | units << np.uint32(8)
-    if dtype == jnp.float16:
-        # The sign's bit flipped is the number plus 128; 1024 + 128 is exact.
-        raised = _halves(spread & _both(0xFF) ^ _both(one | 0x80), dtype)
-        return raised - np.array(1024 + 128, dtype)
-    # bfloat16 has 7 bits of mantissa: of 128 plus the lower bits, 128 is subtracted,
-    # or 256 for a negative number: the sign's bit is the last one of the exponent.
-    raised = _halves(spread & _both(0x7F) | _both(one), dtype)
-    return raised - _halves(spread & _both(0x80) | _both(one), dtype)
-
-
-def _from_int4(units: jax.Array, dtype: Any) -> jax.Array:
-    """Pairs of int4 in a byte each."""
-    one = _ONES[dtype]
-    spread = (units | units << np.uint32(12)) & _both(0xF)
-    # The sign's bit flipped is the number plus 8.
-    raised = _halves(spread ^ _both(one | 8), dtype)
-    return raised - np.array((128 if dtype == jnp.bfloat16 else 1024) + 8, dtype)
-
-
-def bits(dtype: Any) -> int:
-    """The bits of a weight."""
-    return 4 if jnp.dtype(dtype) == _INT4 else 8
+def reordered(x: jax.Array, stored: Any) -> jax.Array:
+    """Returns (tokens, K) in the order of `load_words`, with zeros to whole words."""
+    pairs = 16 // bits(stored)
+    tokens, k = x.shape
+    block = _LANES * pairs * 2
+    x = jnp.pad(x, ((0, 0), (0, -k % block)))
+    # A word of a lane has the elements v, i: pair i consists of i and i + pairs.
+    split = x.reshape(tokens, -1, _LANES, 2, pairs)
+    return split.transpose(0, 1, 4, 2, 3).reshape(tokens, -1)
 
 
 def scaled(weights: jax.Array, scales: Any) -> jax.Array:

@@ -109,6 +109,15 @@ def test_rows_that_tma_cannot_address(shape, w_type, transpose_w):
     check(shape, w_type, transpose_w=transpose_w)
 
 
+@pytest.mark.parametrize("w_type", INTEGERS)
+@pytest.mark.parametrize("group", [None, 32])
+@pytest.mark.parametrize(("ahead", "depth_bytes"), [(True, 64), (False, 128)])
+def test_conversion_by_words(w_type, group, ahead, depth_bytes):
+    c = dataclasses.replace(FEW, words=True, ahead=ahead, depth_bytes=depth_bytes)
+    check((9, 70, 400), w_type, F16, group, config=c)
+    check((9, 70, 400), w_type, BF16, group, config=c)
+
+
 @pytest.mark.parametrize("splits", [1, 2, 4, 8])
 @pytest.mark.parametrize("rows", [64, 128])
 def test_splits_of_k(splits, rows):
@@ -356,6 +365,13 @@ def test_weights_of_the_type_of_x_have_no_scales(given):
     what = "linear: scales or a config of weights that are not narrow"
     with refuses(errors.ArgumentError, what, got="bfloat16"):
         linear(X, W.astype(BF16), transpose_w=True, **given)
+
+
+def test_floats_are_not_converted_by_words():
+    what = "linear: floats are not converted by words"
+    w = W.astype(jnp.float8_e4m3fn)
+    with refuses(errors.ArgumentError, what, got="float8_e4m3fn"):
+        linear(X, w, transpose_w=True, config=dataclasses.replace(FEW, words=True))
 
 
 def test_an_unknown_activation():
