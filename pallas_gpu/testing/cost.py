@@ -11,30 +11,36 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pallas_gpu import arch
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.lowering.machine import Build
-from pallas_gpu.testing.work import SMEM_BYTES_PER_CYCLE, Counter, Work
+from pallas_gpu.testing.work import SMEM_BYTES_PER_CYCLE, Buffer, Counter, Work
 from pallas_gpu.types.mesh import WARPGROUP_THREADS
 
 # Of an H200: a copy from device to device reads and writes 4.27 TB/s of its 4.8, and
 # large bf16 products reach 810 TFLOP/s, the limit of its power (measured).
 _OF_MEMORY_BANDWIDTH = 0.89
 _POWER_FLOPS_PER_SECOND_16_BITS = 810e12
-# Cycles of a load from the L2 or the memory until its data is in SMEM. Estimate.
-_LATENCY_CYCLES = 1200.0
+# A step of a ring of buffers: from the release of a buffer until its next data can be
+# used. Fits `ops.matmul`'s bf16 4096^3 on an H200, with 3 and 4 stages of 32 to 48 KiB.
+_LATENCY_CYCLES = 300.0
+_LATENCY_BYTES_PER_CYCLE = 21.0
 # From the L2 to an SM. Estimate.
 _FILL_BYTES_PER_CYCLE = 64.0
+# Of the boost clock, under load. Estimate.
+_OF_CLOCK = 0.89
+# Limits that are nearly reached at once slow each other down. Estimate.
+_SHARPNESS = 8
 _L2_BYTES_PER_CYCLE_AND_SM = 48.0
 # Of a warpgroup between two products or accesses that a barrier separates. Estimate.
 _WAIT_CYCLES = 40.0
 # Start and end of a CTA, and of a launch. Estimates.
 _CTA_CYCLES = 1500.0
 _LAUNCH_SECONDS = 1.5e-6
-_SAMPLES = 3
+_SAMPLES = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,15 +100,16 @@ def estimate(build: Build, config: Any = None) -> Estimate:
         name: on_one_sm * sum(units[name] for _, units, _ in each) / len(each)
         for name in each[0][1]
     }
-    chain = max(cycles for _, _, cycles in each) + _CTA_CYCLES
-    busy["latency"] = rounds * chain
-    hertz = target.clock_ghz * 1e9
+    chains = [cycles + _CTA_CYCLES for _, _, cycles in each]
+    busy["latency"] = max(*chains, rounds * sum(chains) / len(chains))
+    hertz = _OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
     times |= _card_seconds(params, mean, ctas, target)
     bound = max(times, key=lambda name: times[name])
+    seconds = sum(t**_SHARPNESS for t in times.values()) ** (1 / _SHARPNESS)
     return Estimate(
         config,
-        times[bound] + _LAUNCH_SECONDS,
+        seconds + _LAUNCH_SECONDS,
         bound,
         ctas / resident,
         residency.ctas_per_sm,
@@ -134,14 +141,15 @@ def _cta(
 ) -> tuple[Work, dict[str, float], float]:
     """Returns a CTA's work, the cycles of the SM's units, and of the longest chain."""
     mesh, sizes = params.mesh, dict(params.mesh.axes)
-    total, parts, buffered = Work(), [], 0.0
+    total, parts, serial, piped = Work(), [], 0.0, 0.0
     for number in range(mesh.warpgroups):
         thread = {} if mesh.thread_name is None else {mesh.thread_name: number}
         counter = Counter({**position, **thread}, sizes)
         work, _ = counter.count(params.jaxpr, [None] * len(params.jaxpr.invars))
         total.add(work)
         parts.append(work)
-        buffered += sum(counter.buffers.values())
+        alone, overlapped = _copying(work, counter.buffers)
+        serial, piped = serial + alone, max(piped, overlapped)
     vector = total.elements / WARPGROUP_THREADS
     smem = total.smem_bytes / SMEM_BYTES_PER_CYCLE
     units = {
@@ -150,8 +158,6 @@ def _cta(
         "shared memory": smem,
         "arithmetic": vector,
     }
-    # What is in flight at once fits the buffers, and takes the latency to arrive.
-    in_flight = total.filled_bytes / buffered * _LATENCY_CYCLES if buffered else 0.0
     # A warpgroup multiplies, waits and computes in turn. Those that multiply do so at
     # the same time, and share the tensor core.
     chains = [
@@ -160,7 +166,27 @@ def _cta(
         + _WAIT_CYCLES * work.waits
         for work in parts
     ]
-    return total, units, max(in_flight, *chains)
+    return total, units, serial + max(piped, *chains)
+
+
+def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
+    """Returns the cycles of copies that nothing overlaps, and of those in rings.
+
+    The buffers of one barrier are filled together. Of a ring of n, n - 1 can be filled
+    while one is read; with a single one, copies and what reads them take turns.
+    """
+    alone = overlapped = 0.0
+    for barrier in {buffer.barrier for buffer in buffers.values()}:
+        ring = {n: b for n, b in buffers.items() if b.barrier == barrier}
+        step_bytes = sum(buffer.copy_bytes for buffer in ring.values())
+        depth = sum(buffer.num_bytes for buffer in ring.values()) / step_bytes
+        steps = sum(work.fills.get(number, 0.0) for number in ring) / step_bytes
+        cycles = steps * (_LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE)
+        if depth < 2:
+            alone += cycles
+        else:
+            overlapped = max(overlapped, cycles / (depth - 1))
+    return alone, overlapped
 
 
 def _card_seconds(
@@ -170,7 +196,7 @@ def _card_seconds(
     moved = ctas * (mean.loaded_bytes + mean.stored_bytes)
     arrays = [x.aval for x in params.jaxpr.invars]
     operands = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
-    hertz = target.clock_ghz * 1e9
+    hertz = _OF_CLOCK * target.clock_ghz * 1e9
     l2 = _L2_BYTES_PER_CYCLE_AND_SM * target.sm_count * hertz
     memory = target.memory_bytes_per_second * _OF_MEMORY_BANDWIDTH
     scale = target.sm_count / arch.SM_90A.sm_count

@@ -35,6 +35,7 @@ _EXPENSIVE = {
     "exp": 3, "exp2": 2, "log": 4, "tanh": 4, "logistic": 6, "erf": 12, "sin": 12,
     "cos": 12, "pow": 10, "div": 8, "sqrt": 4, "rsqrt": 2, "integer_pow": 2,
 }  # fmt: skip
+_ENDS_OF_COPY = "dst", "barrier"
 _NO_WORK = {"broadcast_in_dim", "reshape", "slice", "squeeze", "iota", "stop_gradient"}
 
 
@@ -44,6 +45,7 @@ class Work:
 
     Attributes:
       tensor_flops: of the tensor core, by the bits of the operands' elements.
+      fills: bytes copied to each SMEM array, by allocation.
       tensor_cycles: of the tensor core at its full rate, SMEM reads included.
       loaded_bytes: copied or loaded from GMEM; a share of what is multicast.
       filled_bytes: copied from GMEM to this CTA's SMEM.
@@ -54,6 +56,7 @@ class Work:
     """
 
     tensor_flops: dict[int, float] = dataclasses.field(default_factory=dict)
+    fills: dict[int, float] = dataclasses.field(default_factory=dict)
     tensor_cycles: float = 0.0
     loaded_bytes: float = 0.0
     filled_bytes: float = 0.0
@@ -64,8 +67,12 @@ class Work:
 
     def add(self, other: Work, times: float = 1.0) -> None:
         """Adds other work, several times."""
-        for bits, flops in other.tensor_flops.items():
-            self.tensor_flops[bits] = self.tensor_flops.get(bits, 0) + times * flops
+        for mine, more_of in (
+            (self.tensor_flops, other.tensor_flops),
+            (self.fills, other.fills),
+        ):
+            for key, value in more_of.items():
+                mine[key] = mine.get(key, 0) + times * value
         for name in _NUMBERS:
             more = times * getattr(other, name)
             setattr(self, name, getattr(self, name) + more)
@@ -77,7 +84,22 @@ class Work:
         return numbers + sum(self.tensor_flops.values())
 
 
-_NUMBERS = [f.name for f in dataclasses.fields(Work) if f.name != "tensor_flops"]
+_NUMBERS = [f.name for f in dataclasses.fields(Work) if f.type == "float"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """An array in SMEM to which something is copied.
+
+    Attributes:
+      num_bytes: its size.
+      copy_bytes: of the largest copy.
+      barrier: the allocation of the barriers that complete the copies.
+    """
+
+    num_bytes: float
+    copy_bytes: float
+    barrier: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +119,13 @@ class Counter:
     """Counts the work of one warpgroup at a position of the launch.
 
     Attributes:
-      buffers: bytes of the SMEM arrays to which something is copied, by allocation.
+      buffers: the SMEM arrays to which something is copied, by allocation.
     """
 
     def __init__(self, positions: Mapping[Any, int], sizes: Mapping[Any, int]):
         self._positions, self._sizes = positions, sizes
         self._allocations = 0
-        self.buffers: dict[int, float] = {}
+        self.buffers: dict[int, Buffer] = {}
 
     def count(
         self,
@@ -231,10 +253,16 @@ class Counter:
         axes = eqn.params.get("collective_axes") or ()
         axes = (axes,) if isinstance(axes, str) else axes
         sharing = math.prod(self._sizes.get(axis, 1) for axis in axes)
-        memory = operands.unflatten(eqn.params["tree"], inputs)["dst"].ref
+        given = operands.unflatten(eqn.params["tree"], inputs)
+        memory, barrier = (getattr(given.get(n), "ref", None) for n in _ENDS_OF_COPY)
+        work = Work(loaded_bytes=num_bytes / sharing, filled_bytes=num_bytes)
         if isinstance(memory, Memory):
-            self.buffers[memory.number] = memory.num_bytes
-        return Work(loaded_bytes=num_bytes / sharing, filled_bytes=num_bytes)
+            known = self.buffers.get(memory.number)
+            largest = max(num_bytes, known.copy_bytes if known else 0.0)
+            number = barrier.number if isinstance(barrier, Memory) else None
+            self.buffers[memory.number] = Buffer(memory.num_bytes, largest, number)
+            work.fills[memory.number] = num_bytes
+        return work
 
     def _copy_out(self, eqn: Any, _: list[Any]) -> Work:
         return Work(stored_bytes=_bytes(_type(_operands(eqn)["src"])))

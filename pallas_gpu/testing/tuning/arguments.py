@@ -47,6 +47,13 @@ def is_array(value: Any) -> bool:
     return isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
 
 
+def _dtype(array: Any) -> Any:
+    """Returns the type that JAX gives an array: of 32 bits for NumPy's of 64."""
+    if jnp.issubdtype(array.dtype, jax.dtypes.extended):
+        return array.dtype  # keys of jax.random
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(array.dtype))
+
+
 @dataclasses.dataclass(frozen=True)
 class Call:
     """A call of a tuned function, without its configuration.
@@ -75,7 +82,7 @@ class Call:
     @property
     def types(self) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the arrays."""
-        return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.arrays]
+        return [jax.ShapeDtypeStruct(x.shape, _dtype(x)) for x in self.arrays]
 
     @property
     def is_traced(self) -> bool:
@@ -160,7 +167,7 @@ def described(value: Any) -> str:
     """Returns text for a pytree: shapes and dtypes of arrays, reprs of the rest."""
     leaves, tree = jax.tree.flatten(value)
     texts = [
-        f"{jnp.dtype(x.dtype).name}{list(x.shape)}" if is_array(x) else text_of(x)
+        f"{_dtype(x).name}{list(x.shape)}" if is_array(x) else text_of(x)
         for x in leaves
     ]
     if jax.tree.structure(0) == tree:

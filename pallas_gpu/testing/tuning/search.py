@@ -35,8 +35,8 @@ def measure(
     """
     left = {f"configuration {c.index}": c for c in candidates if c.is_left}
     calls = {name: functools.partial(c.run, *arrays) for name, c in left.items()}
-    rounds = Rounds(calls, timer=timer, flush_l2=flush_l2)
     progress.begin("measure", _ROUNDS)
+    rounds = Rounds(calls, timer=timer, flush_l2=flush_l2)
     for number in range(1, _ROUNDS + 1):
         rounds.run(left)
         for name, candidate in left.items():

@@ -86,6 +86,14 @@ def report_of(
     )
 
 
+def _card() -> str:
+    """Returns the name of the GPU, or of another device without one."""
+    try:
+        return str(jax.devices("cuda")[0].device_kind)
+    except RuntimeError:
+        return str(jax.devices()[0].device_kind)
+
+
 class Tuning:
     """One search for the best configuration, for one key on one card."""
 
@@ -95,7 +103,7 @@ class Tuning:
         self._name, self._key, self._call = name, key, call
         self._options, self._configs = options, configs
         self._texts = [arguments.text_of(config) for config in configs]
-        self._card = jax.devices()[0].device_kind
+        self._card = _card()
         function = call.function
         self._identity = {
             "function": f"{function.__module__}.{function.__qualname__}",
