@@ -108,10 +108,10 @@ def operands(m: int, n: int, k: int) -> list[Any]:
 
 def test_the_work_of_a_product_is_that_of_its_tiles():
     (found,) = testing.rank(matmul, [LARGE], *operands(512, 512, 256))
-    assert found.flops == 2 * 512 * 512 * 256
+    assert found.flops == pytest.approx(2 * 512 * 512 * 256)
     # Two columns of tiles of 256 rows: each element of A is loaded 4 times, of B twice.
-    assert found.loaded_bytes == 2 * (512 * 256 * 4 + 256 * 512 * 2)
-    assert found.stored_bytes == 2 * 512 * 512
+    assert found.loaded_bytes == pytest.approx(2 * (512 * 256 * 4 + 256 * 512 * 2))
+    assert found.stored_bytes == pytest.approx(2 * 512 * 512)
 
 
 def test_multicast_divides_what_is_loaded():
@@ -121,7 +121,7 @@ def test_multicast_divides_what_is_loaded():
         key=lambda e: e.config.cluster or "",
     )
     saved = 2 * 512 * 256 * 4 / 2  # half of A
-    assert plain.loaded_bytes - shared.loaded_bytes == saved
+    assert plain.loaded_bytes - shared.loaded_bytes == pytest.approx(saved)
 
 
 def test_large_tiles_win_on_large_products_and_small_ones_on_small_products():
