@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tuner on 64 configurations of `ops.matmul` on a GPU: its time and its choice.
 
-python -m benchmarks.autotune [--json]
+python -m benchmarks.autotune [--json] [--shape M N K]
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ def _reference(a: Any, b: Any) -> Any:
     return jnp.matmul(a, b, preferred_element_type=jnp.float32).astype(a.dtype)
 
 
-def measure(timer: Any = None) -> tuple[plgpu.testing.TuningReport, list[Any]]:
+def measure(
+    shape: tuple[int, int, int] = SHAPE, timer: Any = None
+) -> tuple[plgpu.testing.TuningReport, list[Any]]:
     """Tunes; then measures the choice, the shipped configuration and cuBLAS."""
-    m, n, k = SHAPE
+    m, n, k = shape
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> Any:
@@ -101,8 +103,11 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument(
+        "--shape", type=int, nargs=3, default=SHAPE, metavar=tuple("mnk")
+    )
     options = parser.parse_args()
-    report, rows = measure()
+    report, rows = measure(tuple(options.shape))
     timing.report("The tuner", rows, notes(report), options.json)
 
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pallas_gpu import arch
+from pallas_gpu import arch, types
 from pallas_gpu.arch.residency import Residency
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.testing.work import SMEM_BYTES_PER_CYCLE, Buffer, Counter, Work
@@ -41,6 +41,8 @@ _WAIT_CYCLES = 40.0
 _CTA_CYCLES = 1500.0
 _LAUNCH_SECONDS = 1.5e-6
 _SAMPLES = 5
+# Registers of a thread beside accumulators, where a kernel does not set them. Estimate.
+_OTHER_REGISTERS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,19 +90,21 @@ def estimate(build: Build, config: Any = None) -> Estimate:
         WARPGROUP_THREADS * mesh.warpgroups,
         math.prod(mesh.cluster),
     )
-    each = [_cta(params, position, target) for position in _positions(mesh)]
+    each = [_cta(build, position) for position in _positions(mesh)]
     mean = Work()
-    for work, _, _ in each:
+    for work, _, _, _ in each:
         mean.add(work, 1 / len(each))
-    resident = max(residency.ctas, 1)
+    registers = max(count for _, _, _, count in each)
+    ctas_per_sm = min(residency.ctas_per_sm, target.registers_per_sm // registers)
+    resident = max(target.sm_count * ctas_per_sm, 1)
     # One CTA after the other on each SM; those that are resident at once overlap.
     on_one_sm = math.ceil(ctas / target.sm_count)
     rounds = math.ceil(ctas / resident)
     busy = {
-        name: on_one_sm * sum(units[name] for _, units, _ in each) / len(each)
+        name: on_one_sm * sum(units[name] for _, units, _, _ in each) / len(each)
         for name in each[0][1]
     }
-    chains = [cycles + _CTA_CYCLES for _, _, cycles in each]
+    chains = [cycles + _CTA_CYCLES for _, _, cycles, _ in each]
     busy["latency"] = max(*chains, rounds * sum(chains) / len(chains))
     hertz = _OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
@@ -112,7 +116,7 @@ def estimate(build: Build, config: Any = None) -> Estimate:
         seconds + _LAUNCH_SECONDS,
         bound,
         ctas / resident,
-        residency.ctas_per_sm,
+        ctas_per_sm,
         ctas * sum(mean.tensor_flops.values()),
         ctas * mean.loaded_bytes,
         ctas * mean.stored_bytes,
@@ -137,17 +141,21 @@ def _positions(mesh: Any) -> list[dict[Any, int]]:
 
 
 def _cta(
-    params: Any, position: dict[Any, int], target: arch.GpuTarget
-) -> tuple[Work, dict[str, float], float]:
-    """Returns a CTA's work, the cycles of the SM's units, and of the longest chain."""
+    build: Build, position: dict[Any, int]
+) -> tuple[Work, dict[str, float], float, int]:
+    """Returns a CTA's work, cycles of the SM's units and of a chain, and registers."""
+    params = build.params
     mesh, sizes = params.mesh, dict(params.mesh.axes)
-    total, parts, serial, piped = Work(), [], 0.0, 0.0
+    total, parts, serial, piped, registers = Work(), [], 0.0, 0.0, 0
+    accumulators = build.plan.stacks[types.REGS].top
     for number in range(mesh.warpgroups):
         thread = {} if mesh.thread_name is None else {mesh.thread_name: number}
         counter = Counter({**position, **thread}, sizes)
         work, _ = counter.count(params.jaxpr, [None] * len(params.jaxpr.invars))
         total.add(work)
         parts.append(work)
+        own = counter.registers or accumulators + _OTHER_REGISTERS
+        registers += WARPGROUP_THREADS * own
         alone, overlapped = _copying(work, counter.buffers)
         serial, piped = serial + alone, max(piped, overlapped)
     vector = total.elements / WARPGROUP_THREADS
@@ -166,7 +174,7 @@ def _cta(
         + _WAIT_CYCLES * work.waits
         for work in parts
     ]
-    return total, units, serial + max(piped, *chains)
+    return total, units, serial + max(piped, *chains), registers
 
 
 def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:

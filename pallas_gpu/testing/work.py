@@ -120,12 +120,14 @@ class Counter:
 
     Attributes:
       buffers: the SMEM arrays to which something is copied, by allocation.
+      registers: of each thread, if the warpgroup sets them.
     """
 
     def __init__(self, positions: Mapping[Any, int], sizes: Mapping[Any, int]):
         self._positions, self._sizes = positions, sizes
         self._allocations = 0
         self.buffers: dict[int, Buffer] = {}
+        self.registers: int | None = None
 
     def count(
         self,
@@ -284,6 +286,10 @@ class Counter:
     def _wait(self, *_: Any) -> Work:
         return Work(waits=1)
 
+    def _set_registers(self, eqn: Any, _: list[Any]) -> Work:
+        self.registers = max(self.registers or 0, int(eqn.params["n"]))
+        return Work()
+
     def _access(self, eqn: Any, _: list[Any]) -> Work:
         # JAX's get, swap and addupdate.
         ref = eqn.invars[0].aval
@@ -321,6 +327,7 @@ _COUNTED: dict[str, Callable[[Counter, Any, list[Any]], Work]] = {
     ),
     **dict.fromkeys(("wgmma", "mma", "tcgen05_mma"), Counter._mma),
     "barrier_wait": Counter._wait,
+    "set_max_registers": Counter._set_registers,
     **dict.fromkeys(("get", "swap", "addupdate"), Counter._access),
     **dict.fromkeys(("load_indexed", "store_indexed"), Counter._indexed),
 }

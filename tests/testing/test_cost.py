@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -150,13 +151,33 @@ def attention(q, k, v, config):
 
 def test_what_does_not_trace_is_last_with_its_reason():
     wide = ops.MatmulConfig(tile_n=256, stages=8)
-    odd = ops.MatmulConfig(tile_m=192)
-    first, *others = testing.rank(matmul, [odd, wide, LARGE], *operands(512, 512, 512))
+    odd = "odd"
+
+    def product(a, b, config):
+        if config == odd:
+            raise errors.ShapeError("the tiles do not fit", expected="even", got="odd")
+        return matmul(a, b, config)
+
+    first, *others = testing.rank(product, [odd, wide, LARGE], *operands(512, 512, 512))
     assert first.config == LARGE
     assert [math.isinf(e.seconds) for e in others] == [True, True]
     reasons = {e.config: e.reason for e in others}
     assert reasons[wide].startswith("OutOfResources: ")
-    assert reasons[odd].startswith(("ShapeError: ", "ArgumentError: "))
+    assert reasons[odd] == "ShapeError: the tiles do not fit"
+
+
+def test_registers_that_are_set_limit_the_ctas_of_an_sm():
+    def body(x, o, *, registers):
+        plgpu.set_max_registers(registers, action="increase")
+        o[...] = x[...]
+
+    def f(x, *, config):
+        call = functools.partial(body, registers=config)
+        return plgpu.kernel(call, out_type=X, name="k")(x)
+
+    found = {e.config: e.ctas_per_sm for e in testing.rank(f, [240, 64], X)}
+    assert found[240] == 2
+    assert found[64] == 8
 
 
 def test_the_target_is_an_argument():

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import sys
@@ -54,7 +55,9 @@ def traced(call: Call, configs: Sequence[Any], progress: Progress) -> list[Candi
     for candidate in candidates:
         compile.trace(candidate, call)
         if candidate.is_left and candidate.builds:
-            candidate.estimate = cost.of_kernels(candidate.builds, None).seconds
+            # A kernel that the model cannot follow is tried in its place.
+            with contextlib.suppress(Exception):
+                candidate.estimate = cost.of_kernels(candidate.builds, None).seconds
         progress.advance()
     return candidates
 
