@@ -63,10 +63,10 @@ class Call:
         return out if p.n == n else out[:, :, :n]
 
     def other(self, a: jax.Array, b: jax.Array, **changes: Any) -> jax.Array:
-        """Runs a product of the derivative, for which the configuration is not."""
-        return dataclasses.replace(
-            self, problem=dataclasses.replace(self.problem, **changes), config=None
-        ).run(a, b)
+        """Returns a product of the derivative, for which the configuration is not."""
+        problem = dataclasses.replace(self.problem, **changes)
+        call = dataclasses.replace(self, problem=problem, config=None)
+        return product(call, a, b, None, None, None)
 
 
 def _turned(x: jax.Array) -> jax.Array:

@@ -177,6 +177,20 @@ def test_a_derivative_of_float32():
         np.testing.assert_allclose(x, y, atol=2**-8 * float(jnp.abs(y).max()))
 
 
+def test_a_derivative_of_a_derivative():
+    a, b, _ = operands(m=20, n=24, k=16, dtype=jnp.float32)
+
+    def second(f):
+        def slope(a):
+            return jnp.sum(jax.grad(lambda x: jnp.sum(jnp.sin(f(x, b))))(a) ** 2)
+
+        return jax.grad(slope)(a)
+
+    got = second(functools.partial(ops.matmul, activation="silu"))
+    expected = second(lambda a, b: reference(a, b, {}, activation="silu"))
+    np.testing.assert_allclose(got, expected, atol=2**-6 * float(jnp.max(expected)))
+
+
 def test_the_types_of_bias_residual_and_result():
     a, b, arrays = operands("bias", "residual")
     arrays["residual"] = arrays["residual"].astype(jnp.float32)
