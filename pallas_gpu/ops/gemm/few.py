@@ -41,6 +41,8 @@ from pallas_gpu.ops.tiles import tiles
 # Elements between the rows of sums in SMEM: 8 columns of 4 pairs of rows, the elements
 # that a warp stores at once, are then in different banks.
 _PAD = 4
+# Rows that a warpgroup adds at once, 64 columns of which are 16 registers.
+_ROWS = 32
 
 
 @functools.lru_cache(maxsize=256)
@@ -54,22 +56,23 @@ def make_kernel(
     a_tile = (c.tile_k, c.tile_m) if p.transpose_a else (c.tile_m, c.tile_k)
     b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
     factors = 2 if p.epilogue.gated else 1
+    b_tiles = tiles((c.stages, *b_tile), p.dtype)
+    ring = [tiles((c.stages, *a_tile), p.dtype), *[b_tiles] * factors]
+    sums = plgpu.SMEM(
+        (c.warpgroups, factors, schedule.part, c.own_n + _PAD), _sum_dtype(p)
+    )
     scratch: dict[str, Any] = {
-        "a_smem": tiles((c.stages, *a_tile), p.dtype),
-        "b_smem": tiles((c.stages, *b_tile), p.dtype),
-        "sums": plgpu.SMEM(
-            (c.warpgroups, factors, c.part, c.own_n + _PAD), _sum_dtype(p)
-        ),
+        "memory": plgpu.RefUnion(ring, sums) if schedule.is_once else [ring, sums],
         "full": plgpu.Barrier(num_arrivals=1 + factors, num_barriers=c.stages),
         "empty": plgpu.Barrier(
             num_arrivals=c.warpgroups, num_barriers=c.stages, initially_complete=True
         ),
     }
-    if p.epilogue.gated:
-        scratch["gate_smem"] = tiles((c.stages, *b_tile), p.dtype)
+    if schedule.is_once and c.warpgroups > 1:
+        scratch["drained"] = plgpu.Barrier(num_arrivals=c.warpgroups)
     # An arrival of a cluster is expensive, so none where the sums are stored once.
-    many = schedule.workers < schedule.tiles or c.part < c.tile_m
-    for name in ("written", *(["read"] if many else [])) if c.split > 1 else ():
+    many = [] if schedule.is_once else ["read"]
+    for name in ("written", *many) if c.split > 1 else ():
         scratch[name] = plgpu.ClusterBarrier(
             collective_axes="split",
             num_barriers=c.warpgroups,
@@ -133,6 +136,16 @@ class _Schedule:
         c = self.config
         return min(c.blocks // (c.split * c.clusters), self.tiles)
 
+    @property
+    def is_once(self) -> bool:
+        """Whether no block has a second tile: sums then use the memory of the ring."""
+        return self.workers >= self.tiles
+
+    @property
+    def part(self) -> int:
+        """Rows whose sums are in SMEM at once."""
+        return self.config.tile_m if self.is_once else self.config.part
+
     def depth(self) -> tuple[Any, Any]:
         """Returns this block's first step along K, and the number of its steps."""
         c = self.config
@@ -181,6 +194,7 @@ class _Memory:
     sums: Any
     full: Any
     empty: Any
+    drained: Any = None
     written: Any = None
     read: Any = None
     gate: Any = None
@@ -192,7 +206,18 @@ class _Memory:
 def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
     *others, out = refs
     named = dict(zip(schedule.problem.epilogue.operands, others, strict=True))
-    mem = _Memory(a=a, b=b, out=out, **named, **scratch)
+    (a_smem, b_smem, *gate_smem), sums = scratch.pop("memory")
+    mem = _Memory(
+        a=a,
+        b=b,
+        out=out,
+        a_smem=a_smem,
+        b_smem=b_smem,
+        gate_smem=gate_smem[0] if gate_smem else None,
+        sums=sums,
+        **named,
+        **scratch,
+    )
     wg = lax.axis_index("wg")
 
     @plgpu.when(wg == schedule.config.warpgroups)
@@ -249,9 +274,13 @@ class _Consumer:
             functools.partial(self.accumulate, first_step),
             *([acc, acc] if p.epilogue.gated else [acc]),
         )
+        if self.mem.drained is not None:
+            plgpu.barrier_arrive(self.mem.drained)
+            plgpu.barrier_wait(self.mem.drained)
         column = column + self.wg * c.own_n
-        for start in range(0, c.tile_m, c.part):
-            parts = [x[:, start : start + c.part] for x in products]
+        part = self.schedule.part
+        for start in range(0, c.tile_m, part):
+            parts = [x[:, start : start + part] for x in products]
             self.store(parts, batch, row + start, column)
 
     def accumulate(self, first_step, acc, gate_acc=None) -> list[Any]:
@@ -288,18 +317,26 @@ class _Consumer:
 
     def store(self, products, batch, row, column) -> None:
         """Adds the products of the cluster's blocks, and stores a share of the rows."""
-        c, p, mem = self.schedule.config, self.schedule.problem, self.mem
-        columns = plgpu.ds(0, c.own_n)
-        share, first = c.part // c.split, 0
+        c, mem = self.schedule.config, self.mem
+        share, first = self.schedule.part // c.split, 0
         if c.split > 1:
             first = lax.axis_index("split") * share
         if mem.read is not None:
             plgpu.barrier_wait(mem.read.at[self.wg])
         for i, product in enumerate(products):
-            mem.sums.at[self.wg, i, :, columns].T[...] = product
+            mem.sums.at[self.wg, i, :, plgpu.ds(0, c.own_n)].T[...] = product
         if c.split > 1:
             plgpu.barrier_arrive(mem.written.at[self.wg])
             plgpu.barrier_wait(mem.written.at[self.wg])
+        rows = math.gcd(share, _ROWS)
+        for start in range(0, share, rows):
+            self.add(len(products), batch, row, first + start, rows, column)
+        if mem.read is not None:
+            plgpu.barrier_arrive(mem.read.at[self.wg])
+
+    def add(self, count, batch, row, first, rows, column) -> None:
+        """Adds some rows of `count` products, and stores them."""
+        c, p, mem = self.schedule.config, self.schedule.problem, self.mem
 
         @plgpu.when((row + first < p.m) & (column < p.n))
         def _():
@@ -308,18 +345,15 @@ class _Consumer:
                 blocks = [
                     plgpu.cluster_ref(mem.sums, {"split": i}) for i in range(c.split)
                 ]
+            own = plgpu.ds(first, rows), plgpu.ds(0, c.own_n)
             totals = [
-                _sum([x[self.wg, i, plgpu.ds(first, share), columns] for x in blocks])
-                for i in range(len(products))
+                _sum([x[(self.wg, i, *own)] for x in blocks]) for i in range(count)
             ]
-            place = batch, plgpu.ds(row + first, share), plgpu.ds(column, c.own_n)
+            place = batch, plgpu.ds(row + first, rows), plgpu.ds(column, c.own_n)
             if c.clusters == 1:
                 self.finish(totals, place)
             else:
                 self.add_clusters(totals, place)
-
-        if mem.read is not None:
-            plgpu.barrier_arrive(mem.read.at[self.wg])
 
     def add_clusters(self, totals, place) -> None:
         """Adds the sums of the clusters that divide K, and stores the result."""

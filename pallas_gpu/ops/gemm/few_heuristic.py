@@ -29,11 +29,15 @@ _MANY = 1 << 20
 # ptxas needs about so many beside the accumulators.
 _OTHER_REGISTERS = 32
 _PAD = 4
-# A launch, the first copies and the last stores.
-FIXED_US = 3.5
-_BYTES_PER_US = 4.4e6
-_L2_BYTES_PER_US = 60e3
-_LEAST_ROWS = 32
+# Microseconds of a launch, the first copies and the last stores, and bytes per
+# microsecond: of the device's memory; of an SM, copies from it and from the L2,
+# accesses to SMEM, and sums that a cluster exchanges. Fitted to times on an H200.
+FIXED_US = 2.5
+_BYTES_PER_US = 4.6e6
+_SM_BYTES_PER_US = 46e3
+_L2_BYTES_PER_US = 95e3
+_SMEM_BYTES_PER_US = 235e3
+_EXCHANGE_BYTES_PER_US = 60e3
 
 
 @functools.lru_cache(maxsize=4096)
@@ -49,13 +53,16 @@ def choose(p: Problem) -> SplitMatmulConfig | None:
 
 
 def candidates(p: Problem) -> list[SplitMatmulConfig]:
-    """Returns the configurations that suit a problem, in no order."""
+    """Returns the configurations that suit a problem; of equal ones the first is best.
+
+    They are in the order of blocks on an SM, and of blocks that divide K.
+    """
     return [
         c
-        for tile_m in _rows(p)
-        for tile_n, warpgroups in _BLOCKS
         for on_sm in (1, 2, 3)
         for split in (1, 2, 4, 8)
+        for tile_m in _rows(p)
+        for tile_n, warpgroups in _BLOCKS
         for clusters in _clusters(p, tile_m, tile_n)
         if (c := _config(p, (tile_m, tile_n), warpgroups, on_sm, split, clusters))
     ]
@@ -63,6 +70,14 @@ def candidates(p: Problem) -> list[SplitMatmulConfig]:
 
 def _tiles(p: Problem, tile_m: int, tile_n: int) -> int:
     return p.batch * plgpu.cdiv(p.m, tile_m) * plgpu.cdiv(p.n, tile_n)
+
+
+def _blocks(p: Problem, c: SplitMatmulConfig) -> int:
+    return _tiles(p, c.tile_m, c.tile_n) * c.split * c.clusters
+
+
+def _factors(p: Problem) -> int:
+    return 2 if p.epilogue.gated else 1
 
 
 def _rows(p: Problem) -> list[int]:
@@ -88,17 +103,14 @@ def _config(
     clusters: int,
 ) -> SplitMatmulConfig | None:
     """Returns the configuration of which an SM runs `on_sm` blocks, if there is one."""
-    (tile_m, tile_n), own_n = tile, tile[1] // warpgroups
-    factors = 2 if p.epilogue.gated else 1
+    (tile_m, tile_n), parts = tile, split * clusters
     tile_k = 128 // p.dtype.itemsize
-    # Registers of a thread that are accumulators, and those of all threads.
-    sums = factors * own_n * tile_m // 128
+    sums = _factors(p) * tile_n // warpgroups * tile_m // 128
     registers = on_sm * (warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
-    least = _LEAST_STEPS if split * clusters > 1 else 1
-    steps = plgpu.cdiv(p.k, tile_k) // (split * clusters)
+    steps = plgpu.cdiv(p.k, tile_k) // parts
     # The last cluster reads the sums of the others beside its accumulator.
     most = 128 if clusters == 1 else 64
-    if sums > most or registers > 65536 or steps < least:
+    if sums > most or registers > 65536 or steps < (_LEAST_STEPS if parts > 1 else 1):
         return None
     c = SplitMatmulConfig(
         tile_m=tile_m,
@@ -109,59 +121,57 @@ def _config(
         clusters=clusters,
         part_m=tile_m if tile_m <= 64 else math.gcd(tile_m, 64 if on_sm == 1 else 16),
         # Larger clusters do not all fit at once: they start as there is space.
-        blocks=max(on_sm * _SMS if split <= 2 else _MANY, split * clusters),
+        blocks=max(on_sm * _SMS if split <= 2 else _MANY, parts),
     )
     space = _SM_BYTES // on_sm - _RESERVED_BYTES
-    stages = (space - smem_bytes(p, c, 0)) // (
-        smem_bytes(p, c, 1) - smem_bytes(p, c, 0)
-    )
-    if stages < 2:
+    fitting = [n for n in range(2, _MOST_STAGES + 1) if smem_bytes(p, c, n) <= space]
+    if not fitting:
         return None
-    return dataclasses.replace(c, stages=min(stages, _MOST_STAGES, max(steps, 2)))
+    return dataclasses.replace(c, stages=min(fitting[-1], max(steps, 2)))
 
 
 def smem_bytes(p: Problem, c: SplitMatmulConfig, stages: int) -> int:
     """Returns the SMEM of a block with a number of buffers."""
-    factors = 2 if p.epilogue.gated else 1
-    stage = (c.tile_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize
-    sums = c.warpgroups * factors * c.part * (c.own_n + _PAD) * 4
-    return stages * stage + sums + _BARRIER_BYTES
+    stage = (c.tile_m + _factors(p) * c.tile_n) * c.tile_k * p.dtype.itemsize
+    is_once = c.blocks >= _blocks(p, c)
+    rows = c.tile_m if is_once else c.part
+    sums = c.warpgroups * _factors(p) * rows * (c.own_n + _PAD) * 4
+    ring = stages * stage
+    return (max(ring, sums) if is_once else ring + sums) + _BARRIER_BYTES
 
 
 def cost(p: Problem, c: SplitMatmulConfig) -> float:
     """Estimates the time of a product in microseconds.
 
-    The SM with the most blocks multiplies, or copies from the L2, or all of them wait
-    for the device's memory.
+    The SM with the most blocks multiplies, or its SMEM is read and written, or it
+    copies from the L2; or all of them wait for the device's memory.
     """
-    factors = 2 if p.epilogue.gated else 1
-    item = p.dtype.itemsize
-    stage = smem_bytes(p, c, c.stages)
-    on_sm = min(_SM_BYTES // (stage + _RESERVED_BYTES), 65536 // _registers(p, c))
-    parts = c.split * c.clusters
-    blocks = _tiles(p, c.tile_m, c.tile_n) * parts
+    item, blocks = p.dtype.itemsize, _blocks(p, c)
+    columns, depth = _factors(p) * c.tile_n, c.tile_k * item
+    sums = _factors(p) * c.own_n * c.tile_m // 128
+    registers = (c.warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
+    space = smem_bytes(p, c, c.stages) + _RESERVED_BYTES
+    on_sm = max(1, min(_SM_BYTES // space, 65536 // registers))
     # SMs of a cluster are neighbours: a part of the device stays without.
     sms = _SMS if c.split <= 2 else _SMS * 7 // 8 if c.split == 4 else _SMS * 3 // 4
     waves = plgpu.cdiv(blocks, sms * on_sm)
-    steps = plgpu.cdiv(plgpu.cdiv(p.k, c.tile_k), parts)
-    rows = max(c.tile_m, _LEAST_ROWS)
-    products = 2 * rows * c.tile_n * factors * c.tile_k / (810e6 / _SMS * 2 / item)
-    copies = (c.tile_m + factors * c.tile_n) * c.tile_k * item / _L2_BYTES_PER_US
     on_one = plgpu.cdiv(blocks, _SMS) if waves == 1 else waves * on_sm
-    sm = on_one * steps * max(products, copies)
-    memory = p.bytes / _BYTES_PER_US
+    steps = plgpu.cdiv(plgpu.cdiv(p.k, c.tile_k), c.split * c.clusters)
+    copied = (c.tile_m + columns) * depth
+    # An instruction reads 64 columns of B and the rows of A.
+    read = columns // 64 * (64 + c.tile_m) * depth
+    step = max(
+        2 * c.tile_m * columns * c.tile_k / (810e6 / _SMS * 2 / item),
+        (copied + read) / _SMEM_BYTES_PER_US,
+        copied / _L2_BYTES_PER_US,
+    )
     exchange = 0.0
     if c.split > 1:
-        exchange += 1.0 + 0.7 * (c.tile_m // c.part) * plgpu.cdiv(
-            c.tile_m * c.tile_n, 128 * 128
-        )
+        parts = 0 if c.blocks >= blocks else c.tile_m // c.part
+        exchange = 0.3 + 0.8 * math.log2(c.split) + 1.5 * parts
+        exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     if c.clusters > 1:
         exchange += 2.0 + 0.1 * c.clusters
-    return FIXED_US + max(sm, memory) + waves * exchange
-
-
-def _registers(p: Problem, c: SplitMatmulConfig) -> int:
-    """Estimates the registers of a block."""
-    factors = 2 if p.epilogue.gated else 1
-    sums = factors * c.own_n * c.tile_m // 128
-    return (c.warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
+    from_memory = min(_BYTES_PER_US, min(blocks, _SMS) * _SM_BYTES_PER_US)
+    busy = max(on_one * steps * step, p.bytes / from_memory)
+    return FIXED_US + busy + waves * exchange
