@@ -257,7 +257,7 @@ def _check_for_blackwell(
         raise errors.ShapeError(
             "attention: this head_dim is not supported on Blackwell",
             expected="64 or 128, of v as of q and k",
-            got=f"{head_dim}, of v {v_dim}",
+            got=head_dim if v_dim == head_dim else f"{head_dim}, of v {v_dim}",
             hint="pad q, k and v with zeros, and pass sm_scale",
         )
     plain = mask in (Mask(), Mask(right=0)) and not scores.modifies

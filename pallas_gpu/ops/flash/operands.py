@@ -89,8 +89,7 @@ def make_mask(
     left, right = bounds(window)
     if causal:
         right = 0 if right is None else min(right, 0)
-    from_end = align == "end" and (left, right) != (None, None)
-    return Mask(left, right, from_end, segments, ragged)
+    return Mask(left, right, align == "end", segments, ragged)
 
 
 def bounds(window: Any) -> tuple[int | None, int | None]:

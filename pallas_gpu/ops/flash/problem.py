@@ -198,31 +198,26 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     @property
     def masks(self) -> bool:
         """Whether the last block of a tile may be masked."""
-        return self._cut[0] > 0
+        return self._cut > 0
 
     @property
     def masks_more(self) -> bool:
         """Whether blocks before the last one may be, too, down from the last."""
-        return self._cut[0] > 1
+        return self._cut > 1
 
     @property
     def masks_first(self) -> bool:
         """Whether the first blocks of a tile may be masked."""
-        return self._cut[1] > 0
+        return self.mask.segments or self.mask.left is not None
 
     @functools.cached_property
-    def _cut(self) -> tuple[int, int]:
-        """The largest numbers of blocks at the end and at the start that are cut."""
+    def _cut(self) -> int:
+        """The largest number of blocks at the end of a tile that are cut."""
         if self.mask.segments:
-            return 2, 1
+            return 2
         if self.mask.ragged:
-            banded = self.mask.right is not None
-            return (2 if banded else 1), int(self.mask.left is not None)
-        found = self._blocks_of_tiles
-        return (
-            max(b.end - b.end_whole for b in found),
-            max(b.first_whole - b.first for b in found),
-        )
+            return 1 if self.mask.right is None else 2
+        return max(b.end - b.end_whole for b in self._blocks_of_tiles)
 
     @functools.cached_property
     def _blocks_of_tiles(self) -> list[Blocks]:

@@ -136,6 +136,8 @@ class Consumer:
         """
         p = self.p
         steps = masks.minus(blocks.end, blocks.first)
+        if p.masks_more or p.masks_first:
+            blocks = self.own_blocks(own, blocks)
 
         def step(step, state, masked):
             block = masks.minus(plus(blocks.end, -1), step)
@@ -154,6 +156,20 @@ class Consumer:
         if p.masks_first:
             state = plgpu.loop(whole, steps, init_carry=state)(masked_step)
         return state
+
+    def own_blocks(self, own, blocks: Blocks) -> Blocks:
+        """Returns the tile's blocks; those are whole that all its own rows see."""
+        p = self.p
+        if p.mask.segments:
+            return blocks
+        rows = own.tile.lengths, own.q_row, p.config.rows
+        found = p.mask.blocks(*rows, p.config.block_kv)
+        return Blocks(
+            blocks.first,
+            masks.maximum(masks.minimum(found.first_whole, blocks.end), blocks.first),
+            masks.maximum(masks.minimum(found.end_whole, blocks.end), blocks.first),
+            blocks.end,
+        )
 
     def own(self, tile: Tile) -> _Own:
         """Returns what is the same for all blocks."""
