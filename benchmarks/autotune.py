@@ -103,9 +103,8 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument(
-        "--shape", type=int, nargs=3, default=SHAPE, metavar=tuple("mnk")
-    )
+    sizes: Any = {"nargs": 3, "default": SHAPE, "metavar": ("M", "N", "K")}
+    parser.add_argument("--shape", type=int, **sizes)
     options = parser.parse_args()
     report, rows = measure(tuple(options.shape))
     timing.report("The tuner", rows, notes(report), options.json)

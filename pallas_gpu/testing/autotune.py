@@ -119,6 +119,10 @@ def autotune(
     example. Functions of arguments for which such values make no sense, such as
     positions in an array, need `inputs`.
 
+    The configurations run in this process: one whose kernel never ends, or accesses
+    memory that is not its own, ends the tuning in the same way. The emulator finds such
+    kernels.
+
     Without a GPU nothing is measured: the configuration with the best estimate of the
     cost model is used, which a warning says once for each function.
 

@@ -28,13 +28,15 @@ _POWER_FLOPS_PER_SECOND_16_BITS = 810e12
 # used. Fits `ops.matmul`'s bf16 4096^3 on an H200, with 3 and 4 stages of 32 to 48 KiB.
 _LATENCY_CYCLES = 300.0
 _LATENCY_BYTES_PER_CYCLE = 21.0
-# From the L2 to an SM. Estimate.
-_FILL_BYTES_PER_CYCLE = 64.0
+# More for copies that several CTAs share: all must have released. It fits the same.
+_SHARED_LATENCY_CYCLES = 150.0
+# From the L2 to an SM, multicast or not: fits the same kernel with tiles of 128 x 64.
+_FILL_BYTES_PER_CYCLE = 50.0
 # Of the boost clock, under load. Estimate.
 _OF_CLOCK = 0.89
 # Limits that are nearly reached at once slow each other down. Estimate.
 _SHARPNESS = 8
-_L2_BYTES_PER_CYCLE_AND_SM = 48.0
+_L2_BYTES_PER_CYCLE_AND_SM = 56.0
 # Of a warpgroup between two products or accesses that a barrier separates. Estimate.
 _WAIT_CYCLES = 40.0
 # Start and end of a CTA, and of a launch. Estimates.
@@ -101,11 +103,11 @@ def estimate(build: Build, config: Any = None) -> Estimate:
     on_one_sm = math.ceil(ctas / target.sm_count)
     rounds = math.ceil(ctas / resident)
     busy = {
-        name: on_one_sm * sum(units[name] for _, units, _, _ in each) / len(each)
+        name: _of_launch([units[name] for _, units, _, _ in each], on_one_sm)
         for name in each[0][1]
     }
     chains = [cycles + _CTA_CYCLES for _, _, cycles, _ in each]
-    busy["latency"] = max(*chains, rounds * sum(chains) / len(chains))
+    busy["latency"] = _of_launch(chains, rounds)
     hertz = _OF_CLOCK * target.clock_ghz * 1e9
     times = {name: cycles / hertz for name, cycles in busy.items()}
     times |= _card_seconds(params, mean, ctas, target)
@@ -121,6 +123,11 @@ def estimate(build: Build, config: Any = None) -> Estimate:
         ctas * mean.loaded_bytes,
         ctas * mean.stored_bytes,
     )
+
+
+def _of_launch(cycles: Sequence[float], rounds: int) -> float:
+    """Returns the cycles of CTAs one after another; none ends before the longest."""
+    return max(*cycles, rounds * sum(cycles) / len(cycles), 0.0)
 
 
 def _positions(mesh: Any) -> list[dict[Any, int]]:
@@ -189,7 +196,10 @@ def _copying(work: Work, buffers: Mapping[int, Buffer]) -> tuple[float, float]:
         step_bytes = sum(buffer.copy_bytes for buffer in ring.values())
         depth = sum(buffer.num_bytes for buffer in ring.values()) / step_bytes
         steps = sum(work.fills.get(number, 0.0) for number in ring) / step_bytes
-        cycles = steps * (_LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE)
+        latency = _LATENCY_CYCLES + step_bytes / _LATENCY_BYTES_PER_CYCLE
+        if any(buffer.is_shared for buffer in ring.values()):
+            latency += _SHARED_LATENCY_CYCLES
+        cycles = steps * latency
         if depth < 2:
             alone += cycles
         else:

@@ -95,11 +95,13 @@ class Buffer:
       num_bytes: its size.
       copy_bytes: of the largest copy.
       barrier: the allocation of the barriers that complete the copies.
+      is_shared: whether several CTAs get the copies.
     """
 
     num_bytes: float
     copy_bytes: float
     barrier: int | None
+    is_shared: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +264,9 @@ class Counter:
             known = self.buffers.get(memory.number)
             largest = max(num_bytes, known.copy_bytes if known else 0.0)
             number = barrier.number if isinstance(barrier, Memory) else None
-            self.buffers[memory.number] = Buffer(memory.num_bytes, largest, number)
+            self.buffers[memory.number] = Buffer(
+                memory.num_bytes, largest, number, sharing > 1
+            )
             work.fills[memory.number] = num_bytes
         return work
 
