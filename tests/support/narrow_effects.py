@@ -50,9 +50,7 @@ EFFECTS: dict[str, str] = {
             "tokens": "test_tiles_of_tokens_and_stages",
             "stages": "test_tiles_of_tokens_and_stages",
             "splits": "test_splits_of_k",
-            "words": "test_conversion_by_words",
-            "ahead": "test_conversion_by_words",
-            "depth_bytes": "test_conversion_by_words",
+            "warpgroups": "test_splits_of_k",
         },
     ),
     **_seen(

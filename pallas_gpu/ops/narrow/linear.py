@@ -104,8 +104,7 @@ def linear(
 
     Raises:
       ShapeError, DTypeError: operands that do not match each other.
-      ArgumentError: scales of weights of the type of x, or a config that does not suit
-        them.
+      ArgumentError: scales of weights of the type of x.
 
     Example:
       >>> values, scale = quantize(w, jnp.int8)
@@ -120,7 +119,6 @@ def linear(
         )  # fmt: skip
     k, n = _check(x, w, bias, transpose_w)
     group = _group(w_scale, k, n)
-    _check_words(config, w)
     call = _Call(
         n=n,
         k=k,
@@ -205,8 +203,6 @@ def _linear(call: _Call, x, w, w_scale, bias):
         if name in problem.operands:
             given[name] = _padded(given[name], 0, columns)
     operands = [given[name] for name in problem.operands]
-    if isinstance(config, LinearFewConfig) and config.words:
-        x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 
 
@@ -262,7 +258,7 @@ def default_config(p: Problem) -> Config:
         tokens = min((256, 128, 64), key=cost)
         paired = p.n > 128 and tokens == 256
         return LinearManyConfig(tokens=tokens, paired=paired)
-    tokens = plgpu.align_to(p.tokens, 8)
+    tokens = plgpu.align_to(p.tokens, 16)
     # Blocks that share an SM hide each other's waits.
     wanted = 2 * _SMS / plgpu.cdiv(p.n, 64)
     splits = next((s for s in (1, 2, 4) if s >= wanted), 8)
@@ -301,19 +297,6 @@ def _check(x: Any, w: Any, bias: Any, transpose_w: bool) -> tuple[int, int]:
     if bias is not None:
         _check_floats("bias", bias)
     return w.shape[deep], n
-
-
-def _check_words(config: Config | None, w: Any) -> None:
-    if not isinstance(config, LinearFewConfig) or not config.words:
-        return
-    if widen.is_integer(w.dtype):
-        return
-    raise errors.ArgumentError(
-        "linear: floats are not converted by words",
-        expected="words=False",
-        got=f"words=True and weights {w.dtype}",
-        hint="words suit int8 and int4",
-    )
 
 
 def _check_floats(name: str, a: Any) -> None:

@@ -76,12 +76,10 @@ class Problem:
 
 @expect.arguments(
     rows=expect.choice_of(64, 128),
-    tokens=expect.integer(8, 128),
-    stages=expect.integer(1),
+    tokens=expect.integer(16, 128),
+    stages=expect.integer(2),
     splits=expect.choice_of(1, 2, 4, 8),
-    words=expect.boolean,
-    ahead=expect.boolean,
-    depth_bytes=expect.choice_of(64, 128),
+    warpgroups=expect.choice_of(1, 2, 4),
 )
 @dataclasses.dataclass(frozen=True)
 class LinearFewConfig:
@@ -89,13 +87,10 @@ class LinearFewConfig:
 
     Attributes:
       rows: columns of the result of a tile: 64 or 128.
-      tokens: of a tile, a multiple of 8 up to 128.
-      stages: SMEM buffers of the ring.
+      tokens: of a tile, a multiple of 16 up to 128.
+      stages: SMEM buffers of a warpgroup's ring, 2 or more.
       splits: blocks of a cluster, which divide K: 1, 2, 4 or 8.
-      words: whether weights are converted 32 bits at a time, in fewer instructions; XLA
-        reorders the tokens for it. For integers only.
-      ahead: whether a step's weights are converted beside the product of the one before.
-      depth_bytes: of a row of a tile of weights, 64 or 128.
+      warpgroups: of a block, which divide the block's part of K: 1, 2 or 4.
 
     Raises:
       ArgumentError: sizes that do not match the tensor core.
@@ -105,15 +100,13 @@ class LinearFewConfig:
     tokens: int = 16
     stages: int = 4
     splits: int = 1
-    words: bool = False
-    ahead: bool = False
-    depth_bytes: int = 128
+    warpgroups: int = 1
 
     def __post_init__(self):
-        if self.tokens % 8:
+        if self.tokens % 16:
             raise errors.ArgumentError(
                 "LinearFewConfig: the tensor core does not support this tile",
-                expected="tokens a multiple of 8",
+                expected="tokens a multiple of 16",
                 got=f"tokens={self.tokens}",
                 hint="start from LinearFewConfig()",
             )

@@ -2,11 +2,13 @@
 """Few tokens times weights of 8 or 4 bits: as fast as the weights are read.
 
 The product is computed transposed: the rows of a tile of weights are the rows of the
-tensor core's instruction, and the tokens its columns, of which 8 suffice. A block is
-one warpgroup, several of which share an SM: it waits for a tile of weights, converts it
-to 16 bits in registers, multiplies it with the tokens in SMEM, and starts the copy of a
-later tile. The blocks of a cluster divide K; each adds up a part of the rows for all of
-them, through distributed SMEM.
+tensor core's instruction, and the tokens its columns, of which 16 suffice. Several
+warpgroups share an SM, each with a ring of SMEM buffers of its own: it waits for tiles
+of weights and tokens, converts the weights to 16 bits in registers, brings the tokens
+in the order that suits the conversion, and multiplies; a buffer is filled again one
+step later, when all warps have read it. The warpgroups of a block and the blocks of a
+cluster divide K; each adds up a part of the rows for all of them, through distributed
+SMEM.
 """
 
 from __future__ import annotations
@@ -26,11 +28,13 @@ from pallas_gpu.ops.narrow.mixed import LinearFewConfig, Problem
 from pallas_gpu.ops.tiles import tiles
 
 _ZEROS = plgpu.OOBFillMode.ZEROS
+# A tile of weights is as deep as the widest swizzle: 128 bytes.
+_DEPTH_BYTES = 128
 
 
-def _depth(p: Problem, c: LinearFewConfig) -> int:
+def _depth(p: Problem) -> int:
     """Elements of K of a tile of weights."""
-    return c.depth_bytes * 8 // widen.bits(p.w)
+    return _DEPTH_BYTES * 8 // widen.bits(p.w)
 
 
 def columns(p: Problem, config: LinearFewConfig) -> int:
@@ -44,34 +48,38 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
-    c, depth = config, _depth(p, config)
-    packed = tiles((c.stages, c.rows, depth), p.w)
-    unit = jnp.dtype(jnp.uint32) if c.words else widen.unit_type(p.w)
-    units = tiles(
-        (c.stages, c.rows, depth * widen.bits(p.w) // 8 // unit.itemsize), unit
-    )
-    weights = packed if unit == p.w else plgpu.RefUnion(packed, units)
+    c, depth, wgs = config, _depth(p), config.warpgroups
+    packed = tiles((wgs, c.stages, c.rows, depth), p.w)
+    by_words = widen.is_integer(p.w)
+    words = tiles((wgs, c.stages, c.rows, _DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
     grouped = p.group is not None
-    own = c.rows // c.splits
+    parts = c.splits * wgs
     scratch = {
-        "w_smem": weights,
-        "x_smem": tiles((c.stages, c.tokens, depth), p.x),
-        "out_smem": plgpu.SMEM((c.tokens, own), p.out),
-        "full": plgpu.Barrier(num_arrivals=2 + grouped, num_barriers=c.stages),
+        "w_smem": plgpu.RefUnion(packed, words) if by_words else packed,
+        "x_smem": plgpu.RefUnion(
+            tiles((wgs, c.stages, c.tokens, depth), p.x),
+            tiles((wgs, c.stages, c.tokens, depth // 2), jnp.dtype(jnp.uint32)),
+        ),
+        "out_smem": plgpu.SMEM((wgs, c.tokens, c.rows // parts), p.out),
+        "full": plgpu.Barrier(num_arrivals=2 + grouped, num_barriers=wgs * c.stages),
     }
     if grouped:
-        shape = (c.stages, p.groups(depth), c.rows)
+        shape = (wgs, c.stages, p.groups(depth), c.rows)
         scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
-    if c.splits > 1:
-        scratch["part_smem"] = plgpu.SMEM((c.rows, c.tokens), jnp.float32)
-        scratch["written"] = plgpu.ClusterBarrier(collective_axes="split")
+    if parts > 1:
+        scratch["part_smem"] = plgpu.SMEM((wgs, c.rows, c.tokens), jnp.float32)
+        scratch["written"] = (
+            plgpu.ClusterBarrier(collective_axes="split", num_arrivals=wgs)
+            if c.splits > 1
+            else plgpu.Barrier(num_arrivals=wgs)
+        )
 
     def body(x, w, *refs, w_smem, **memory):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
-        packed, units = (w_smem, w_smem) if unit == p.w else w_smem
-        block = _Block(
-            p, c, x=x, w=w, out=out, w_smem=packed, units=units, **named, **memory
+        packed, words = w_smem if by_words else (w_smem, None)
+        block = _Worker(
+            p, c, x=x, w=w, out=out, w_smem=packed, words=words, **named, **memory
         )
         block.run()
 
@@ -82,6 +90,8 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
         grid_names=("tile", "token_tile"),
         cluster=(c.splits,),
         cluster_names=("split",),
+        num_threads=wgs,
+        thread_name="wg",
         kernel_name="linear_few",
         compiler_params=compiler_params,
         interpret=interpret,
@@ -90,8 +100,8 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Block:
-    """One block: its references, and what it does."""
+class _Worker:
+    """One warpgroup: its references, and what it does."""
 
     p: Problem
     c: LinearFewConfig
@@ -99,10 +109,10 @@ class _Block:
     w: Any
     out: Any
     w_smem: Any
-    units: Any
     x_smem: Any
     out_smem: Any
     full: Any
+    words: Any = None
     masks: Any = None
     group_scale: Any = None
     scale: Any = None
@@ -110,6 +120,21 @@ class _Block:
     scale_smem: Any = None
     part_smem: Any = None
     written: Any = None
+
+    @property
+    def wg(self) -> Any:
+        """The warpgroup's position in its block."""
+        return lax.axis_index("wg")
+
+    @property
+    def parts(self) -> int:
+        """Workers that divide K."""
+        return self.c.splits * self.c.warpgroups
+
+    @property
+    def rank(self) -> Any:
+        """The worker's position among those that divide K."""
+        return lax.axis_index("split") * self.c.warpgroups + self.wg
 
     @property
     def row(self) -> Any:
@@ -122,121 +147,116 @@ class _Block:
         return lax.axis_index("token_tile") * self.c.tokens
 
     def run(self) -> None:
-        """Computes the block's part of K, and with its cluster a tile of the result."""
+        """Computes a part of K, and with the other workers a tile of the result."""
         p, c = self.p, self.c
-        steps = plgpu.cdiv(p.k, _depth(p, c))
-        each = plgpu.cdiv(steps, c.splits)
-        first = lax.axis_index("split") * each
-        count = jnp.clip(steps - first, 0, each) if steps % c.splits else each
+        steps = plgpu.cdiv(p.k, _depth(p))
+        each = plgpu.cdiv(steps, self.parts)
+        first = self.rank * each
+        count = jnp.clip(steps - first, 0, each) if steps % self.parts else each
         for i in range(min(c.stages, each)):
 
             @plgpu.when(i < count)
             def _(i=i):
                 self.start_copies(first + i, i)
 
-        converter = p.converter(self.masks)
-
-        def release(i):
-            @plgpu.when(i + c.stages < count)
-            def _():
-                # All threads have read the tile of weights.
-                plgpu.commit_smem()
-                self.start_copies(first + i + c.stages, lax.rem(i, np.int32(c.stages)))
-
-        def load(i):
-            slot = lax.rem(i, np.int32(c.stages))
-            plgpu.barrier_wait(self.full.at[slot])
-            load = converter.load_words if c.words else converter.load
-            return load(self.units.at[slot])
-
-        def finish(i, loaded):
-            wide = converter.finish(loaded)
-            if p.group is None:
-                return wide
-            slot = lax.rem(i, np.int32(c.stages))
-            return widen.scaled(wide, self.scale_smem.at[slot])
-
-        def multiply(acc, i, wide):
-            slot = lax.rem(i, np.int32(c.stages))
-            plgpu.wgmma(acc, wide, self.x_smem.at[slot].T)
-
         def accumulate(acc):
             @plgpu.loop(0, count)
             def _(i):
-                multiply(acc, i, finish(i, load(i)))
+                slot = lax.rem(i, np.int32(c.stages))
+                plgpu.barrier_wait(self.full.at[self.barrier(slot)])
+                weights = self.weights(slot)
+                tokens, words = (x.at[self.wg, slot] for x in self.x_smem)
+                if self.words is not None:
+                    widen.reorder_tokens(words, p.w)
+                # All warps have done that, and their parts of the product before.
+                plgpu.commit_smem()
+
+                @plgpu.when(jnp.logical_and(i > 0, i - 1 + c.stages < count))
+                def _():
+                    before = lax.rem(i - 1, np.int32(c.stages))
+                    self.start_copies(first + i - 1 + c.stages, before)
+
+                plgpu.wgmma(acc, weights, tokens.T)
                 plgpu.wgmma_wait(0)
-                release(i)
 
             return acc[...]
 
-        def accumulate_ahead(acc):
-            def step(i, wide):
-                multiply(acc, i, wide)
-                following = lax.optimization_barrier(load(i + 1))
-                plgpu.wgmma_wait(0)
-                release(i)
-                return finish(i + 1, following)
-
-            last = count - 1
-            wide = plgpu.loop(
-                0, last, init_carry=finish(jnp.int32(0), load(jnp.int32(0)))
-            )(step)
-            multiply(acc, jnp.int32(last), wide)
-            return acc[...]
-
-        if c.ahead:
-            accumulate = accumulate_ahead
         part = plgpu.run_scoped(accumulate, plgpu.ACC((c.rows, c.tokens)))
-        self.store(part if c.splits == 1 else self.combine(part))
+        self.store(part if self.parts == 1 else self.combine(part))
+
+    def barrier(self, slot) -> Any:
+        """The barrier of one of the worker's buffers."""
+        return self.wg * self.c.stages + slot
 
     def start_copies(self, step, slot) -> None:
         """Starts to load a step's weights and tokens, and scales of groups."""
         p, c = self.p, self.c
-        start = step * _depth(p, c)
-        depth = plgpu.ds(start, _depth(p, c))
+        start = step * _depth(p)
+        depth = plgpu.ds(start, _depth(p))
         rows = plgpu.ds(self.row, c.rows)
         tokens = plgpu.ds(self.token, c.tokens)
         copies: list[tuple[Any, Any, str | None]] = [
             (self.w.at[rows, depth], self.w_smem, "evict_first"),
-            (self.x.at[tokens, depth], self.x_smem, "evict_last"),
+            (self.x.at[tokens, depth], self.x_smem[0], "evict_last"),
         ]
         if p.group is not None:
             first = lax.div(start, np.int32(p.group))
-            groups = plgpu.ds(first, self.scale_smem.shape[1])
+            groups = plgpu.ds(first, self.scale_smem.shape[2])
             copies.append((self.group_scale.at[groups, rows], self.scale_smem, None))
         for source, target, hint in copies:
             plgpu.copy_gmem_to_smem(
                 source,
-                target.at[slot],
-                self.full.at[slot],
+                target.at[self.wg, slot],
+                self.full.at[self.barrier(slot)],
                 oob_mode=_ZEROS,
                 cache_hint=hint,
             )
 
+    def weights(self, slot) -> Any:
+        """Returns a tile of weights, of the type of x and multiplied by its scales."""
+        converter = self.p.converter(self.masks)
+        if self.words is None:
+            loaded = converter.load(self.w_smem.at[self.wg, slot])
+        else:
+            loaded = converter.load_words(self.words.at[self.wg, slot])
+        wide = converter.finish(loaded)
+        if self.p.group is None:
+            return wide
+        return widen.scaled(wide, self.scale_smem.at[self.wg, slot])
+
     def combine(self, part) -> Any:
-        """Returns the sums of all blocks for this one's part of the rows."""
+        """Returns the sums of all workers for this one's part of the rows."""
         c = self.c
-        self.part_smem[...] = part
+        self.part_smem[self.wg] = part
         plgpu.barrier_arrive(self.written)
         plgpu.barrier_wait(self.written)
-        own = c.rows // c.splits
-        rows = plgpu.ds(lax.axis_index("split") * own, own)
-        parts = [
-            plgpu.cluster_ref(self.part_smem.at[rows], {"split": i})[...]
-            for i in range(c.splits)
+        own = c.rows // self.parts
+        rows = plgpu.ds(self.rank * own, own)
+
+        def summand(split: int, wg: int) -> Any:
+            ref = self.part_smem.at[wg, rows]
+            return (plgpu.cluster_ref(ref, {"split": split}) if c.splits > 1 else ref)[
+                ...
+            ]
+
+        summands = [
+            summand(split, wg)
+            for split in range(c.splits)
+            for wg in range(c.warpgroups)
         ]
-        return functools.reduce(lax.add, parts)
+        return functools.reduce(lax.add, summands)
 
     def store(self, total) -> None:
         """Scales the sums (rows, tokens) and stores them."""
         p, c = self.p, self.c
         own = total.shape[0]
-        row = self.row + lax.axis_index("split") * own
+        row = self.row + self.rank * own
         rows = plgpu.ds(row, own)
         vectors = (p.load(ref, rows) for ref in (self.scale, self.bias))
-        self.out_smem.T[...] = p.finish(total, *vectors)
+        buffer = self.out_smem.at[self.wg]
+        buffer.T[...] = p.finish(total, *vectors)
         plgpu.commit_smem()
         target = self.out.at[plgpu.ds(self.token, c.tokens), rows]
         some = row < p.n if p.n % c.rows else None
-        plgpu.copy_smem_to_gmem(self.out_smem, target, some)
+        plgpu.copy_smem_to_gmem(buffer, target, some)
         plgpu.wait_smem_to_gmem(0)

@@ -74,7 +74,7 @@ class ScaledMatmulConfig:
     consumers: int = 2
     stages: int = 4
     cluster: Literal["m", "n"] | None = "n"
-    minor: Literal["m", "n"] = "m"
+    minor: Literal["m", "n"] = "n"
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
 

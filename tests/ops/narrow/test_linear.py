@@ -21,7 +21,8 @@ pytestmark = pytest.mark.sampled(2)
 
 BF16, F16 = jnp.bfloat16, jnp.float16
 INTEGERS, FLOATS = ["int8", "int4"], ["float8_e4m3fn", "float8_e5m2"]
-FEW = LinearFewConfig(tokens=8, stages=2)
+FEW = LinearFewConfig(tokens=16, stages=2)
+SPLIT = dataclasses.replace(FEW, splits=2, warpgroups=2)
 MANY = LinearManyConfig(tokens=64, stages=2, blocks=4)
 # Of the largest element of a result; scales of groups are rounded to 8 or 11 bits.
 ROUNDING = {"bfloat16": 2**-7, "float16": 2**-9, "float32": 1e-5}
@@ -109,24 +110,20 @@ def test_rows_that_tma_cannot_address(shape, w_type, transpose_w):
     check(shape, w_type, transpose_w=transpose_w)
 
 
-@pytest.mark.parametrize("w_type", INTEGERS)
-@pytest.mark.parametrize("group", [None, 32])
-@pytest.mark.parametrize(("ahead", "depth_bytes"), [(True, 64), (False, 128)])
-def test_conversion_by_words(w_type, group, ahead, depth_bytes):
-    c = dataclasses.replace(FEW, words=True, ahead=ahead, depth_bytes=depth_bytes)
-    check((9, 70, 400), w_type, F16, group, config=c)
-    check((9, 70, 400), w_type, BF16, group, config=c)
+@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("warpgroups", [1, 4])
+@pytest.mark.parametrize(("rows", "group"), [(64, None), (128, 64)])
+def test_splits_of_k(splits, warpgroups, rows, group):
+    c = dataclasses.replace(FEW, splits=splits, warpgroups=warpgroups, rows=rows)
+    check((9, 130, 640), group=group, config=c)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 4, 8])
-@pytest.mark.parametrize("rows", [64, 128])
-def test_splits_of_k(splits, rows):
-    c = dataclasses.replace(FEW, splits=splits, rows=rows)
-    check((9, 130, 640), config=c)
+def test_more_splits_than_steps():
+    check((9, 70, 96), config=dataclasses.replace(FEW, splits=4, warpgroups=2))
 
 
-@pytest.mark.parametrize("tokens", [8, 24, 64])
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("tokens", [16, 48, 64])
+@pytest.mark.parametrize("stages", [2, 3])
 def test_tiles_of_tokens_and_stages(tokens, stages):
     check((40, 64, 384), config=LinearFewConfig(tokens=tokens, stages=stages))
 
@@ -240,7 +237,7 @@ def test_a_batch_by_vmap():
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("config", [dataclasses.replace(FEW, splits=2), MANY])
+@pytest.mark.parametrize("config", [SPLIT, MANY])
 def test_there_is_no_race(config, asynchrony):
     x, w = random((70, 288), BF16), random((136, 288), "int4", 1)
     scale = scales(9, 136)
@@ -254,7 +251,7 @@ def test_there_is_no_race(config, asynchrony):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [dataclasses.replace(FEW, splits=2), MANY])
+@pytest.mark.parametrize("config", [SPLIT, MANY])
 @pytest.mark.parametrize("w_type", ["int8", "int4"])
 def test_the_emitted_module_computes_the_layer(config, w_type):
     check((9, 70, 288), w_type, config=config, executed=[Warpgroup])
@@ -367,20 +364,14 @@ def test_weights_of_the_type_of_x_have_no_scales(given):
         linear(X, W.astype(BF16), transpose_w=True, **given)
 
 
-def test_floats_are_not_converted_by_words():
-    what = "linear: floats are not converted by words"
-    w = W.astype(jnp.float8_e4m3fn)
-    with refuses(errors.ArgumentError, what, got="float8_e4m3fn"):
-        linear(X, w, transpose_w=True, config=dataclasses.replace(FEW, words=True))
-
-
 def test_an_unknown_activation():
     with refuses(errors.ArgumentError, "linear: unknown activation"):
         linear(X, W, transpose_w=True, activation="swoosh")
 
 
 @pytest.mark.parametrize(
-    "changes", [{"tokens": 12}, {"tokens": 256}, {"rows": 32}, {"splits": 3}]
+    "changes",
+    [{"tokens": 12}, {"tokens": 256}, {"rows": 32}, {"splits": 3}, {"warpgroups": 3}],
 )
 def test_tiles_for_few_tokens_fit_the_tensor_core(changes):
     with pytest.raises(errors.ArgumentError, match="LinearFewConfig"):

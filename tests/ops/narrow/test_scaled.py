@@ -157,7 +157,7 @@ def test_consumers_of_any_rows(consumers, tile_m):
     check((200, 64, 128), "rr", config=c)
 
 
-@pytest.mark.parametrize("changes", [{"minor": "n"}, {"strip": 1}, {"blocks": 2}])
+@pytest.mark.parametrize("changes", [{"minor": "m"}, {"strip": 1}, {"blocks": 2}])
 def test_the_order_of_tiles_covers_them_all(changes):
     check((300, 200, 64), config=config(**changes))
 
