@@ -17,14 +17,18 @@ import numpy as np
 from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu as upstream
 from jax.experimental.pallas.ops.gpu import transposed_ragged_dot_mgpu as transposed
 
-import pallas_gpu as plgpu
 from benchmarks import timing
 from pallas_gpu import ops
+from pallas_gpu.testing import do_bench
 
 M, K, N = 16384, 4096, 4096
 GROUPS = 16, 128
-DENSE = "dense, jnp.matmul"
-# The fastest of its tiles on an H200, by sizes of blocks of 64 and 128.
+DENSE, XLA = "dense, jnp.matmul", "lax.ragged_dot_general"
+OURS, GATHERED = "pallas_gpu", "pallas_gpu, rows gathered"
+# XLA multiplies all rows by the matrices of all groups.
+MOST_OF_XLA = 16
+# The order in which rows are gathered.
+ROWS = np.random.default_rng(0).permutation(M).astype(np.int32)
 UPSTREAM = {"block_k": 64, "max_concurrent_steps": 4, "grid_block_n": 8}
 
 
@@ -48,7 +52,7 @@ def sizes_of(groups: int, kind: str, m: int = M) -> np.ndarray:
     return np.diff(cuts, prepend=0, append=m).astype(np.int32)
 
 
-def candidates(what: str) -> dict[str, Callable[..., Any]]:
+def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
     """Returns functions of the two operands and the sizes."""
     dims = {"forward": FORWARD, "d lhs": D_LHS, "d rhs": D_RHS}[what]
 
@@ -70,15 +74,23 @@ def candidates(what: str) -> dict[str, Callable[..., Any]]:
 
     found = {
         DENSE: dense,
-        "lax.ragged_dot_general": functools.partial(
+        XLA: functools.partial(
             jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=dims
         ),
         "upstream, 128x128": functools.partial(upstreams, m=128, n=128),
         "upstream, 64x128": functools.partial(upstreams, m=64, n=128),
-        "pallas_gpu": functools.partial(
+        OURS: functools.partial(
             ops.ragged_dot_general, ragged_dot_dimension_numbers=dims
         ),
     }
+    if what == "forward":
+        rows = jnp.asarray(ROWS)
+        found[GATHERED] = functools.partial(ops.ragged_dot, rows=rows)
+        found[f"XLA's gather, {OURS}"] = lambda a, b, sizes: ops.ragged_dot(
+            a[rows], b, sizes
+        )
+    if groups > MOST_OF_XLA:
+        del found[XLA]
     return {name: jax.jit(f) for name, f in found.items()}
 
 
@@ -139,17 +151,19 @@ def _error_of_columns(got, a, b, group, start, end, _, columns=64):
 
 def measure(what: str, groups: int, rounds: int) -> Iterator[dict[str, Any]]:
     """Times the candidates with even and uneven groups; checks them before."""
-    functions = candidates(what)
+    functions = candidates(what, groups)
     a, b = operands(what, groups)
+    gathered = a[ROWS] if what == "forward" else a
     for kind in ("even", "uneven"):
         sizes = sizes_of(groups, kind)
         args = a, b, jnp.asarray(sizes)
         errors = {}
         for name, f in functions.items():
             if name != DENSE:
-                errors[name] = error(what, f(*args), a, b, sizes)
+                left = gathered if "gather" in name else a
+                errors[name] = error(what, f(*args), left, b, sizes)
                 assert errors[name] < 1e-2, f"{name}: relative error {errors[name]}"
-        times = plgpu.testing.do_bench(functions, *args, rounds=rounds)
+        times = do_bench(functions, *args, rounds=rounds)
         for name, milliseconds in times.items():
             yield {
                 "product": what,
