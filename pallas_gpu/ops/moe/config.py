@@ -9,9 +9,9 @@ from typing import Literal
 from pallas_gpu import arch, errors, expect
 
 CONSUMERS = 2
-# Registers per thread of the producer and of a consumer: (40 + 2 * 232) * 128 threads
-# use 64512 of an SM's 65536.
-REGISTERS = 40, 232
+# Registers per thread of the producer and of a consumer, by whether all threads of the
+# producer gather rows: (40 + 2 * 232) * 128 threads use 64512 of an SM's 65536.
+REGISTERS = {False: (40, 232), True: (72, 216)}
 
 
 @expect.arguments(
@@ -39,8 +39,7 @@ class RaggedDotConfig:
         gathered. Products over rows have no clusters.
       strip: columns of tiles that are visited together; their part of the matrices
         stays in the L2 cache.
-      blocks: number of blocks of products over rows; one per SM. For the others, whose
-        tiles differ in their work, the launch has as many as the GPU holds.
+      blocks: number of blocks; one per SM.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.

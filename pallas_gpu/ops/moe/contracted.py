@@ -112,12 +112,12 @@ def _body(
 
     @plgpu.when(wg == _PRODUCER)
     def _():
-        plgpu.set_max_registers(REGISTERS[0], action="decrease")
+        plgpu.set_max_registers(REGISTERS[problem.gathered][0], action="decrease")
         _produce(problem, groups(), Rows(a, *indices), b, ring)
 
     @plgpu.when(wg < CONSUMERS)
     def _():
-        plgpu.set_max_registers(REGISTERS[1], action="increase")
+        plgpu.set_max_registers(REGISTERS[problem.gathered][1], action="increase")
         _consume(problem, groups(), wg, out, ring, out_smem.at[wg], cleared)
 
 

@@ -3,8 +3,7 @@
 
 A block has three warpgroups. The last one copies tiles of both operands into a ring of
 SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
-the table of groups and tiles for itself, and finds the group of a tile in it. Blocks
-claim tiles one by one, as the last tile of a group may be less work. Loads may
+the table of groups and tiles for itself, and finds the group of a tile in it. Loads may
 reach into the rows of the next group; stores do not: the last tile of a group is stored
 from registers under a mask, all others go through SMEM by TMA. A warpgroup whose half
 of a tile has no rows does not multiply, so that the tensor core works for the other.
@@ -23,7 +22,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.epilogue import Epilogue
-from pallas_gpu.ops.moe.config import CONSUMERS, RaggedDotConfig
+from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
@@ -76,11 +75,12 @@ class Problem:
         return 2 if paired and self.columns % 2 == 0 else 1
 
     @property
-    def positions(self) -> int:
-        """The largest number of tiles that there can be, in tiles of clusters."""
+    def clusters(self) -> int:
+        """Clusters of the launch: no more than there can be work for."""
         groups = min(self.matrices, self.m)
         rows = groups + (self.m - groups) // self.config.block_m
-        return rows * (self.columns // self.cluster)
+        work = rows * (self.columns // self.cluster)
+        return min(max(self.config.blocks // self.cluster, 1), work)
 
     def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
         """Returns this block's tile (row, column) at a position of its cluster.
@@ -114,8 +114,8 @@ def make_kernel(problem: Problem, compiler_params, interpret):
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(p.positions,),
-        grid_names=("position",),
+        grid=(p.clusters,),
+        grid_names=("worker",),
         cluster=(p.cluster,),
         cluster_names=(_PAIR,),
         num_threads=CONSUMERS + 1,
@@ -145,39 +145,43 @@ def _body(
     wg = lax.axis_index("wg")
     source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
 
-    groups = Groups.of(
-        sizes,
-        offset,
-        problem.matrices,
-        problem.m,
-        problem.config.block_m,
-        tables.at[wg],
-    )
+    @plgpu.when(wg == _PRODUCER)
+    def _():
+        plgpu.set_max_registers(REGISTERS[problem.gathered][0], action="decrease")
+
+        def produce(tile, first_step):
+            _produce(problem, tile, first_step, source, b, ring)
+
+        _for_each_tile(problem, _groups(problem, sizes, offset, tables.at[wg]), produce)
+
+    @plgpu.when(wg < CONSUMERS)
+    def _():
+        plgpu.set_max_registers(REGISTERS[problem.gathered][1], action="increase")
+        groups = _groups(problem, sizes, offset, tables.at[wg])
+
+        def consume(tile, first_step):
+            own = out_smem.at[wg]
+            _consume(problem, tile, first_step, wg, scales, out, ring, own)
+
+        _for_each_tile(problem, groups, consume)
+        plgpu.wait_smem_to_gmem(0)
+        _clear(problem, groups, wg, out)
+
+
+def _groups(problem: Problem, sizes: Any, offset: Any, own_table: Any) -> Groups:
+    p = problem
+    return Groups.of(sizes, offset, p.matrices, p.m, p.config.block_m, own_table)
+
+
+def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
+    """Calls `visit(tile, first step)` for the tiles of this block."""
     rows = groups.tiles
-    number = lax.mul(rows, np.int32(problem.columns // problem.cluster))
+    positions = lax.mul(rows, np.int32(problem.columns // problem.cluster))
 
-    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg", cluster_axes=_PAIR)
+    @plgpu.nd_loop((positions,), collective_axes="worker")
     def _(info):
-        @plgpu.when(info.index[0] < number)
-        def _():
-            tile = Tile.at(problem, groups, info.index[0], rows)
-            first_step = lax.mul(info.local_index, np.int32(problem.steps))
-
-            @plgpu.when(wg == _PRODUCER)
-            def _():
-                _produce(problem, tile, first_step, source, b, ring)
-
-            @plgpu.when(wg < CONSUMERS)
-            def _():
-                _consume(
-                    problem, tile, first_step, wg, scales, out, ring, out_smem.at[wg]
-                )
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            _clear(problem, groups, info.index[0], wg, out)
-
-    plgpu.wait_smem_to_gmem(0)
+        tile = Tile.at(problem, groups, info.index[0], rows)
+        visit(tile, lax.mul(info.local_index, np.int32(problem.steps)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -321,7 +325,7 @@ def _store(problem, product, out, buffers, row, end, column) -> None:
             plgpu.store(out, (rows[:, None], columns[None, :]), part, mask=mask)
 
 
-def _clear(problem, groups, position, wg, out) -> None:
+def _clear(problem, groups, wg, out) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
     begin, end = groups.span
     height, width = _CLEARED
@@ -329,8 +333,8 @@ def _clear(problem, groups, position, wg, out) -> None:
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
     threads = CONSUMERS * problem.cluster
-    first = position * threads + lax.axis_index(_PAIR) * CONSUMERS + wg
-    step = threads * problem.positions
+    block = lax.axis_index("worker") * problem.cluster + lax.axis_index(_PAIR)
+    first, step = block * CONSUMERS + wg, threads * problem.clusters
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):
