@@ -128,7 +128,8 @@ def _relative(got: Any, expected: Any) -> Any:
 def _error_of_last_rows(got, a, b, group, start, end, transposed, rows=64):
     """Compares the last rows of a group, up to 64."""
     first = jnp.maximum(end - rows, 0)
-    inside = (first + jnp.arange(rows) >= start)[:, None]
+    row = first + jnp.arange(rows)
+    inside = ((row >= start) & (row < end))[:, None]
     x, part = (
         jax.lax.dynamic_slice_in_dim(y, first, rows).astype(jnp.float32)
         for y in (a, got)

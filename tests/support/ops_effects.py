@@ -213,7 +213,7 @@ EFFECTS: dict[str, str] = {
         dict.fromkeys(
             (
                 *("tile_m", "tile_n", "tile_k", "stages"),
-                *("epilogue_n", "cluster", "strip"),
+                *("epilogue_n", "strip"),
             ),
             "test_any_configuration",
         ),
@@ -226,6 +226,8 @@ EFFECTS: dict[str, str] = {
         NARROW,
         dict.fromkeys(("lhs_scale", "rhs_scale"), "test_products_of_narrow_floats"),
     ),
+    "ops.RaggedDotConfig.default.contracted": f"{RAGGED_DOT}::"
+    "test_the_default_configurations",
     "ops.RaggedDotConfig.default.gated": f"{GATHER}::test_fused_products_do_not_spill",
     **_seen("ragged_dot", RAGGED_DOT, _RAGGED),
     **_seen(

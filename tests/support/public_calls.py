@@ -449,7 +449,7 @@ GOOD: dict[str, Good] = {
     "ops.DecodeConfig": _top(),
     "ops.MatmulConfig": _top(),
     "ops.RaggedDotConfig": _top(),
-    "ops.RaggedDotConfig.default": _top(),
+    "ops.RaggedDotConfig.default": _top(groups=4),
     "ops.BlackwellMatmulConfig": _top(),
     "ops.SplitMatmulConfig": _top(),
     "ops.LinearFewConfig": _top(),

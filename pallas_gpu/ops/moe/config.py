@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from pallas_gpu import arch, errors, expect
 
 CONSUMERS = 2
+# Groups whose sums one warp computes, without scratch.
+_FEW_GROUPS = 32
 # Registers per thread of the producer and of a consumer, by whether all threads of the
 # producer gather rows: (40 + 2 * 232) * 128 threads use 64512 of an SM's 65536.
 REGISTERS = {False: (40, 232), True: (72, 216)}
@@ -20,7 +21,6 @@ REGISTERS = {False: (40, 232), True: (72, 216)}
     tile_k=expect.integer(),
     stages=expect.integer(),
     epilogue_n=expect.integer(),
-    cluster=expect.choice(None, "n"),
     strip=expect.integer(),
     blocks=expect.integer(),
 )
@@ -34,12 +34,10 @@ class RaggedDotConfig:
       tile_k: depth of one step.
       stages: SMEM buffers of the ring.
       epilogue_n: columns of a tile that are stored at once.
-      cluster: "n": two blocks with the same rows form a cluster, and each loads half of
-        the rows for both, where the number of tiles along N is even and rows are not
-        gathered. Products over rows have no clusters.
       strip: columns of tiles that are visited together; their part of the matrices
         stays in the L2 cache.
-      blocks: number of blocks; one per SM.
+      blocks: number of blocks of products over rows; one per SM. For the others, whose
+        tiles differ in their work, the launch has as many as the GPU holds.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -50,7 +48,6 @@ class RaggedDotConfig:
     tile_k: int = 64
     stages: int = 4
     epilogue_n: int = 32
-    cluster: Literal["n"] | None = None
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
 
@@ -92,17 +89,36 @@ class RaggedDotConfig:
     @classmethod
     @expect.arguments(
         lambda *_, **__: "RaggedDotConfig.default",
+        groups=expect.integer(1),
+        contracted=expect.boolean,
         gated=expect.boolean,
         narrow=expect.boolean,
     )
-    def default(cls, *, gated: bool = False, narrow: bool = False) -> RaggedDotConfig:
+    def default(
+        cls,
+        groups: int,
+        *,
+        contracted: bool = False,
+        gated: bool = False,
+        narrow: bool = False,
+    ) -> RaggedDotConfig:
         """Returns the fastest configuration of `benchmarks/ragged_dot.py`.
 
-        With a gate there are two accumulators, which share the registers. Narrow
-        operands have 8 bits: a step of the same size in bytes is twice as deep.
+        Args:
+          groups: number of groups. The table of more than a few takes SMEM from the
+            epilogue.
+          contracted: for a product over the rows of each group.
+          gated: for two products, whose accumulators share the registers.
+          narrow: for operands of 8 bits: a step of as many bytes is twice as deep.
         """
-        depth = 128 if narrow else 64
-        return cls(tile_n=128 if gated else 256, tile_k=depth)
+        is_small = groups <= _FEW_GROUPS
+        if contracted and not is_small:
+            return cls(tile_m=128, tile_n=128, stages=3, epilogue_n=64)
+        return cls(
+            tile_n=128 if gated else 256,
+            tile_k=128 if narrow else 64,
+            epilogue_n=64 if is_small else 32,
+        )
 
     @property
     def block_m(self) -> int:

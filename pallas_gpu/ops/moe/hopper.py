@@ -3,7 +3,8 @@
 
 A block has three warpgroups. The last one copies tiles of both operands into a ring of
 SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
-the table of groups and tiles for itself, and finds the group of a tile in it. Loads may
+the table of groups and tiles for itself, and finds the group of a tile in it. Blocks
+claim tiles one by one, as the last tile of a group may be less work. Loads may
 reach into the rows of the next group; stores do not: the last tile of a group is stored
 from registers under a mask, all others go through SMEM by TMA. A warpgroup whose half
 of a tile has no rows does not multiply, so that the tensor core works for the other.
@@ -22,13 +23,11 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm.epilogue import Epilogue
-from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
+from pallas_gpu.ops.moe.config import CONSUMERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
 
 _PRODUCER = CONSUMERS
-# The axis of the blocks of a cluster.
-_PAIR = "pair"
 # Rows and columns of zeros that a warpgroup stores at once.
 _CLEARED = 8, 512
 
@@ -69,34 +68,23 @@ class Problem:
         return plgpu.cdiv(self.k, self.config.tile_k)
 
     @property
-    def cluster(self) -> int:
-        """Blocks of a cluster; their tiles have the same rows."""
-        paired = self.config.cluster == "n" and not self.gathered
-        return 2 if paired and self.columns % 2 == 0 else 1
-
-    @property
-    def clusters(self) -> int:
-        """Clusters of the launch: no more than there can be work for."""
+    def positions(self) -> int:
+        """The largest number of tiles that there can be."""
         groups = min(self.matrices, self.m)
         rows = groups + (self.m - groups) // self.config.block_m
-        work = rows * (self.columns // self.cluster)
-        return min(max(self.config.blocks // self.cluster, 1), work)
+        return rows * self.columns
 
     def tile(self, linear: Any, rows: Any) -> tuple[Any, Any]:
-        """Returns this block's tile (row, column) at a position of its cluster.
+        """Returns the tile (row, column) at a position of the order.
 
         Columns are cut into strips; a strip is visited row by row.
         """
-        columns = self.columns // self.cluster
-        strip = min(self.config.strip // self.cluster or 1, columns)
+        strip = min(self.config.strip, self.columns)
         number = lax.div(linear, lax.mul(rows, np.int32(strip)))
         first = lax.mul(number, np.int32(strip))
-        width = lax.min(np.int32(strip), lax.sub(np.int32(columns), first))
+        width = lax.min(np.int32(strip), lax.sub(np.int32(self.columns), first))
         within = lax.sub(linear, lax.mul(first, rows))
-        column = lax.add(first, lax.rem(within, width))
-        if self.cluster > 1:
-            column = column * self.cluster + lax.axis_index(_PAIR)
-        return lax.div(within, width), column
+        return lax.div(within, width), lax.add(first, lax.rem(within, width))
 
 
 @functools.lru_cache(maxsize=64)
@@ -104,20 +92,12 @@ def make_kernel(problem: Problem, compiler_params, interpret):
     """Returns the kernel for a problem."""
     p, c = problem, problem.config
     shape = (c.tile_n, c.tile_k) if p.transposed else (c.tile_k, c.tile_n)
-    empty: Any = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
-    if p.cluster > 1:
-        # A buffer is empty when the consumers of both blocks have read it.
-        empty = plgpu.ClusterBarrier(
-            collective_axes=_PAIR, num_arrivals=CONSUMERS, num_barriers=c.stages
-        )
     matrices = [tiles((c.stages, *shape), p.dtype)] * (1 + p.epilogue.gated)
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out_dtype),
-        grid=(p.clusters,),
-        grid_names=("worker",),
-        cluster=(p.cluster,),
-        cluster_names=(_PAIR,),
+        grid=(p.positions,),
+        grid_names=("position",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
         kernel_name="ragged_dot",
@@ -131,7 +111,7 @@ def make_kernel(problem: Problem, compiler_params, interpret):
             "full": plgpu.Barrier(
                 num_arrivals=1 + len(matrices), num_barriers=c.stages
             ),
-            "empty": empty,
+            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
         },
     )
 
@@ -145,43 +125,39 @@ def _body(
     wg = lax.axis_index("wg")
     source, ring = Rows(a, *indices), (a_smem, b_smem, full, empty)
 
-    @plgpu.when(wg == _PRODUCER)
-    def _():
-        plgpu.set_max_registers(REGISTERS[problem.gathered][0], action="decrease")
-
-        def produce(tile, first_step):
-            _produce(problem, tile, first_step, source, b, ring)
-
-        _for_each_tile(problem, _groups(problem, sizes, offset, tables.at[wg]), produce)
-
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(REGISTERS[problem.gathered][1], action="increase")
-        groups = _groups(problem, sizes, offset, tables.at[wg])
-
-        def consume(tile, first_step):
-            own = out_smem.at[wg]
-            _consume(problem, tile, first_step, wg, scales, out, ring, own)
-
-        _for_each_tile(problem, groups, consume)
-        plgpu.wait_smem_to_gmem(0)
-        _clear(problem, groups, wg, out)
-
-
-def _groups(problem: Problem, sizes: Any, offset: Any, own_table: Any) -> Groups:
-    p = problem
-    return Groups.of(sizes, offset, p.matrices, p.m, p.config.block_m, own_table)
-
-
-def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:
-    """Calls `visit(tile, first step)` for the tiles of this block."""
+    groups = Groups.of(
+        sizes,
+        offset,
+        problem.matrices,
+        problem.m,
+        problem.config.block_m,
+        tables.at[wg],
+    )
     rows = groups.tiles
-    positions = lax.mul(rows, np.int32(problem.columns // problem.cluster))
+    number = lax.mul(rows, np.int32(problem.columns))
 
-    @plgpu.nd_loop((positions,), collective_axes="worker")
+    @plgpu.dynamic_scheduling_loop("position", thread_axis="wg")
     def _(info):
-        tile = Tile.at(problem, groups, info.index[0], rows)
-        visit(tile, lax.mul(info.local_index, np.int32(problem.steps)))
+        @plgpu.when(info.index[0] < number)
+        def _():
+            tile = Tile.at(problem, groups, info.index[0], rows)
+            first_step = lax.mul(info.local_index, np.int32(problem.steps))
+
+            @plgpu.when(wg == _PRODUCER)
+            def _():
+                _produce(problem, tile, first_step, source, b, ring)
+
+            @plgpu.when(wg < CONSUMERS)
+            def _():
+                _consume(
+                    problem, tile, first_step, wg, scales, out, ring, out_smem.at[wg]
+                )
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            _clear(problem, groups, info.index[0], wg, out)
+
+    plgpu.wait_smem_to_gmem(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,10 +187,24 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
     c = problem.config
     a_smem, b_smem, full, empty = ring
     rows, columns = a.part(tile.row, c.block_m), plgpu.ds(tile.column, c.tile_n)
-    shared: dict[str, Any] = {}
-    if problem.cluster > 1:
-        # Each block loads half of the rows for both; that half may be outside.
-        shared = {"collective_axes": _PAIR, "oob_mode": plgpu.OOBFillMode.ZEROS}
+
+    def copy_rows(depth, slot):
+        every = a.array.at[rows, depth]
+        if problem.gathered:
+            plgpu.copy_gmem_to_smem(every, a_smem.at[slot], full.at[slot])
+            return
+        # The second consumer may have no rows.
+        is_half = tile.row + c.tile_m >= tile.end
+
+        @plgpu.when(is_half)
+        def _():
+            half = a.array.at[plgpu.ds(tile.row, c.tile_m), depth]
+            buffer = a_smem.at[slot, plgpu.ds(0, c.tile_m)]
+            plgpu.copy_gmem_to_smem(half, buffer, full.at[slot])
+
+        @plgpu.when(jnp.logical_not(is_half))
+        def _():
+            plgpu.copy_gmem_to_smem(every, a_smem.at[slot], full.at[slot])
 
     @plgpu.loop(0, problem.steps)
     def _(ki):
@@ -227,8 +217,7 @@ def _produce(problem, tile, first_step, a, b, ring) -> None:
 
         depth = plgpu.ds(ki * c.tile_k, c.tile_k)
         part = (columns, depth) if problem.transposed else (depth, columns)
-        left = a.array.at[rows, depth]
-        plgpu.copy_gmem_to_smem(left, a_smem.at[slot], full.at[slot], **shared)
+        copy_rows(depth, slot)
         for matrices, buffers in zip(b, b_smem, strict=True):
             right = matrices.at[tile.matrix, *part]
             plgpu.copy_gmem_to_smem(right, buffers.at[slot], full.at[slot])
@@ -263,22 +252,33 @@ def _consume(problem, tile, first_step, wg, scales, out, ring, out_smem) -> None
                 plgpu.barrier_arrive(empty.at[before])
 
         for_each_step(multiply)
-        product, *gate = [acc[...] for acc in accumulators]
-        if scales:
-            product = product * _factors(problem, tile, row, *scales)
+        products = [acc[...] for acc in accumulators]
         last = lax.rem(first_step + problem.steps - 1, np.int32(c.stages))
         plgpu.barrier_arrive(empty.at[last])
-        return problem.epilogue.apply(product, gate=gate[0] if gate else None)
+        if scales:
+            products[0] = products[0] * _factors(problem, tile, row, *scales)
+        return _parts(problem, products)
 
     @plgpu.when(row < tile.end)
     def _():
         accumulators = [plgpu.ACC((c.tile_m, c.tile_n)) for _ in b_smem]
-        product = plgpu.run_scoped(accumulate, *accumulators).astype(out.dtype)
-        _store(problem, product, out, out_smem, row, tile.end, tile.column)
+        parts = plgpu.run_scoped(accumulate, *accumulators)
+        _store(problem, parts, out, out_smem, row, tile.end, tile.column)
 
     @plgpu.when(row >= tile.end)
     def _():
         for_each_step(lambda ki, slot: plgpu.barrier_arrive(empty.at[slot]))
+
+
+def _parts(problem, products) -> list[Any]:
+    """Returns the tile as it is stored, by parts: so it needs fewer registers."""
+    parts = []
+    for start in range(0, problem.config.tile_n, problem.config.epilogue_n):
+        columns = slice(start, start + problem.config.epilogue_n)
+        product, *gate = (x[:, columns] for x in products)
+        part = problem.epilogue.apply(product, gate=gate[0] if gate else None)
+        parts.append(part.astype(problem.out_dtype))
+    return parts
 
 
 def _factors(problem, tile, row, of_rows, of_columns) -> Any:
@@ -292,22 +292,22 @@ def _factors(problem, tile, row, of_rows, of_columns) -> Any:
     return left[:, None] * right[None, :]
 
 
-def _store(problem, product, out, buffers, row, end, column) -> None:
+def _store(problem, parts, out, buffers, row, end, column) -> None:
     """Stores a tile: by TMA if all its rows are the group's, else under a mask."""
     c = problem.config
     is_whole = row + c.tile_m <= end
 
     @plgpu.when(is_whole)
     def _():
-        parts = range(0, c.tile_n, c.epilogue_n)
-        for number, start in enumerate(parts):
+        for number, part in enumerate(parts):
             buffer = buffers.at[number % 2]
             # The copy before the last one has read this buffer; with an odd number of
             # parts a tile begins with the buffer that the tile before has ended with.
             repeated = number == 0 and len(parts) % 2 == 1
             plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            buffer[...] = product[:, start : start + c.epilogue_n]
+            buffer[...] = part
             plgpu.commit_smem()
+            start = number * c.epilogue_n
             target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
             # The last tile of a row may have parts outside.
             inside = column + start < problem.n
@@ -316,25 +316,23 @@ def _store(problem, product, out, buffers, row, end, column) -> None:
     @plgpu.when(jnp.logical_not(is_whole))
     def _():
         rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
-        for start in range(0, c.tile_n, c.epilogue_n):
+        for number, part in enumerate(parts):
+            start = number * c.epilogue_n
             columns = column + start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
             mask = (rows < end)[:, None]
             if problem.n % c.tile_n:
                 mask = mask & (columns < problem.n)[None, :]
-            part = product[:, start : start + c.epilogue_n]
             plgpu.store(out, (rows[:, None], columns[None, :]), part, mask=mask)
 
 
-def _clear(problem, groups, wg, out) -> None:
+def _clear(problem, groups, position, wg, out) -> None:
     """Stores zeros to the rows of no group, and to those of groups without a matrix."""
     begin, end = groups.span
     height, width = _CLEARED
     before = plgpu.cdiv(begin, height)
     after = plgpu.cdiv(np.int32(problem.m) - end, height)
     columns = plgpu.cdiv(problem.n, width)
-    threads = CONSUMERS * problem.cluster
-    block = lax.axis_index("worker") * problem.cluster + lax.axis_index(_PAIR)
-    first, step = block * CONSUMERS + wg, threads * problem.clusters
+    first, step = position * CONSUMERS + wg, CONSUMERS * problem.positions
 
     @plgpu.loop(first, (before + after) * columns, step=step)
     def _(part):

@@ -285,7 +285,7 @@ def _launch(
     if 0 in (m, n, k, number):
         return jnp.zeros((m, n), options.out_dtype)
     config = options.config or RaggedDotConfig.default(
-        gated=len(matrices) > 1, narrow=bool(scales)
+        sizes.shape[0], gated=len(matrices) > 1, narrow=bool(scales)
     )
     lhs = _padded(lhs, 1 if rows is None else config.tile_k)
     matrices = [_padded(x) for x in matrices]
@@ -313,7 +313,7 @@ def _contract(options: _Options, matrices: int, x, y, sizes, offset, rows) -> ja
     m, (height, n) = x.shape[1], y.shape
     if 0 in (height, m, n, matrices):
         return jnp.zeros((matrices, m, n), options.out_dtype)
-    config = options.config or RaggedDotConfig()
+    config = options.config or RaggedDotConfig.default(sizes.shape[0], contracted=True)
     x, y = _padded(x, 1 if rows is None else config.block_m), _padded(y)
     problem = contracted.Problem(
         height,

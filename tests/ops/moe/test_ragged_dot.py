@@ -86,7 +86,6 @@ def test_types_of_operands_and_result(dtype, out):
     [
         {"strip": 1},
         {"strip": 3},
-        {"cluster": "n"},
         {"stages": 4},
         {"tile_m": 128},
         {"tile_n": 96, "epilogue_n": 32},
@@ -278,16 +277,6 @@ def test_nothing_to_multiply(m, k, n, groups):
 # --- orders of events, and what the compiler makes of it ------------------------------
 
 
-@pytest.mark.parametrize("asynchrony", ["late", "random"])
-def test_clusters_have_no_race(asynchrony):
-    a, b = normal(160, 72), normal(len(ODD), 72, 136)
-    c = dataclasses.replace(SMALL, cluster="n", tile_n=32)
-    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=2)
-    got = ragged_dot(a, b, jnp.array(ODD), config=c, interpret=interpret)
-    expected = ragged.product(a, b, ODD)
-    np.testing.assert_allclose(got, expected, atol=ROUNDING["float16"])
-
-
 @pytest.mark.parametrize("dimension_numbers", [TRANSPOSED, CONTRACTED])
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
 def test_there_is_no_race(dimension_numbers, asynchrony):
@@ -318,13 +307,20 @@ def test_twenty_orders_of_events_give_one_result(dimension_numbers):
     )
 
 
+def test_the_default_configurations():
+    few, many = RaggedDotConfig.default(16), RaggedDotConfig.default(128)
+    assert few.epilogue_n > many.epilogue_n
+    assert RaggedDotConfig.default(128, contracted=True).tile_m > many.tile_m
+
+
 @pytest.mark.offline
+@pytest.mark.parametrize("groups", [16, 128])
 @pytest.mark.parametrize(
     ("dimension_numbers", "n"),
     [(numbers(1, 1, (0,)), 4096), (TRANSPOSED, 4096), (CONTRACTED, 4000)],
 )
-def test_products_stay_asynchronous_and_nothing_spills(dimension_numbers, n):
-    m, k, groups = 16384, 4096, 128
+def test_products_stay_asynchronous_and_nothing_spills(dimension_numbers, n, groups):
+    m, k = 16384, 4096
     shapes = {
         numbers(1, 1, (0,)): ((m, k), (groups, k, n)),
         TRANSPOSED: ((m, k), (groups, n, k)),
