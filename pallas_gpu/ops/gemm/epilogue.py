@@ -93,11 +93,13 @@ class Epilogue:
         """Returns the tile before the residual is added: what has to be differentiated.
 
         Args:
-          product: (rows, columns), float32; in registers, or an array of JAX.
+          product: (rows, columns), float32 or int32; in registers, or an array of JAX.
           bias: (columns,) or of the product's shape, float32.
           gate: the second product, like the first.
         """
         function = self.function()
+        product = product.astype(jnp.float32)
+        gate = None if gate is None else gate.astype(jnp.float32)
         if self.scale != 1.0:
             product = product * np.float32(self.scale)
             gate = None if gate is None else gate * np.float32(self.scale)

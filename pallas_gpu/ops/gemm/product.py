@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -105,7 +106,8 @@ def _forward(call: Call, a, b, gate, bias, residual):
     if e.activation is None and not e.gated:
         return product(call, *saved), (saved, None)
     # The derivative of the activation is a function of the product, which is stored.
-    plain = {"epilogue": PLAIN, "out_dtype": a.dtype, "residual_dtype": None}
+    stored = jnp.dtype(jnp.int32) if a.dtype == jnp.int8 else a.dtype
+    plain = {"epilogue": PLAIN, "out_dtype": stored, "residual_dtype": None}
     products = (
         call.other(a, b, **plain),
         None if gate is None else call.other(a, gate, **plain),
@@ -129,6 +131,12 @@ def _backward(call: Call, kept, d_out):
         products = (jnp.zeros(p.out_shape, a.dtype), None)
     _, pull = jax.vjp(functools.partial(_apply, call), *products, bias, residual)
     d_product, d_gated, d_bias, d_residual = pull(d_out)
+    if p.dtype == jnp.int8:
+        none = [
+            None if x is None else np.zeros(x.shape, jax.dtypes.float0)
+            for x in (a, b, gate)
+        ]
+        return *none, d_bias, d_residual
     d_b = _for_b(call, a, b, d_product)
     d_gate = None if gate is None else _for_b(call, a, gate, d_gated)
     d_a = _for_a(call, a, b, d_product)

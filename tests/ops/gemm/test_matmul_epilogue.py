@@ -200,6 +200,34 @@ def test_the_types_of_bias_residual_and_result():
     np.testing.assert_allclose(got, reference(a, b, arrays), atol=1e-5)
 
 
+@pytest.mark.parametrize("names", [("bias",), ("residual",), ("gate",)])
+def test_an_epilogue_of_int8_is_computed_in_float32(names):
+    a, b, arrays = operands(*names, m=20, n=24, k=32)
+    a, b = (jnp.round(8 * x).astype(jnp.int8) for x in (a, b))
+    if "gate" in arrays:
+        arrays["gate"] = jnp.round(2 * arrays["gate"]).astype(jnp.int8)
+    options = {"activation": "gelu", "scale": 0.01}
+    got = ops.matmul(a, b, **arrays, **options)
+    assert got.dtype == jnp.float32
+    np.testing.assert_allclose(got, reference(a, b, arrays, **options), atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", [None, "silu"])
+def test_the_derivative_for_a_bias_of_int8(activation):
+    a, b, arrays = operands("bias", m=20, n=24, k=32)
+    a, b = (jnp.round(2 * x).astype(jnp.int8) for x in (a, b))
+    bias = arrays["bias"].astype(jnp.float32)
+
+    def fused(bias):
+        return jnp.sum(ops.matmul(a, b, bias=bias, activation=activation, scale=0.1))
+
+    def plain(bias):
+        return jnp.sum(reference(a, b, {"bias": bias}, activation, scale=0.1))
+
+    got, expected = (jax.grad(f)(bias) for f in (fused, plain))
+    np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
 def test_an_epilogue_of_a_batch():
     a, b, arrays = operands("bias")
     batch, residual = jnp.stack([a, 2 * a]), normal(2, M, N, seed=5)
