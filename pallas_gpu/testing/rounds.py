@@ -116,7 +116,16 @@ def _flush_inputs() -> tuple[Callable[[Any], Any], Any]:
     # Twice the L2, read and not written: what is evicted later needs no write-back,
     # which would compete with the measured kernel.
     elements = 2 * register.attached_target().l2_bytes // 4
-    return jax.jit(jnp.sum), jnp.ones((elements,), jnp.float32)
+    with jax.default_device(_device()):
+        return jax.jit(jnp.sum), jnp.ones((elements,), jnp.float32)
+
+
+def _device() -> Any:
+    """Returns the GPU, which may not be JAX's default device; None without one."""
+    try:
+        return jax.devices("cuda")[0]
+    except RuntimeError:
+        return None
 
 
 def _l2_flush() -> Callable[[], Any]:

@@ -156,7 +156,8 @@ class Counter:
 
         for eqn in jaxpr.eqns if eqns is None else eqns:
             more, results = self._equation(eqn, [read(x) for x in eqn.invars])
-            work.add(more)
+            if more is not None:
+                work.add(more)
             for var, value in zip(eqn.outvars, results, strict=True):
                 known[var] = value
         return work, [read(x) for x in jaxpr.outvars]
@@ -167,11 +168,12 @@ class Counter:
         self._allocations += 1
         return Memory(self._allocations, _bytes(aval))
 
-    def _equation(self, eqn: Any, inputs: list[Any]) -> tuple[Work, list[Any]]:
+    def _equation(self, eqn: Any, inputs: list[Any]) -> tuple[Work | None, list[Any]]:
+        # No work for what costs nothing: most equations are scalar arithmetic.
         name = eqn.primitive.name
         unknown = [None] * len(eqn.outvars)
         if name == "axis_index":
-            return Work(), [self._positions.get(eqn.params["axis_name"])]
+            return None, [self._positions.get(eqn.params["axis_name"])]
         if name == "cond":
             return self._branch(eqn, inputs)
         if name == "while":
@@ -181,7 +183,7 @@ class Counter:
         if bodies := walk.bodies(eqn):
             return self._inline(eqn, bodies, inputs)
         if name in _SCALARS and _is_scalar(eqn):
-            return Work(), [_evaluated(eqn, inputs)]
+            return None, [_evaluated(eqn, inputs)]
         if (counted := _COUNTED.get(name)) is not None:
             return counted(self, eqn, inputs), unknown
         return _elementwise(eqn), unknown

@@ -109,3 +109,17 @@ def test_without_processes_nothing_is_compiled_offline(tmp_path: Path):
     report = tuned(tmp_path, processes=0)
     assert [row.outcome for row in report.rows] == ["measured", "measured"]
     assert "compile offline" not in report.steps
+
+
+@pytest.mark.gpu
+def test_a_kernel_is_tuned_on_a_gpu(tmp_path: Path):
+    decorate = plgpu.autotune(configs=[128, 256], processes=0, cache_dir=tmp_path)
+    with jax.default_device(jax.devices("cuda")[0]):
+        x = jnp.asarray(X)
+        report = decorate(plus_one).tune(x)
+        assert all(0 < row.milliseconds < 1 for row in report.rows)
+        again = decorate(plus_one)
+        np.testing.assert_array_equal(jax.jit(again)(x), X + 1)
+    (known,) = again.reports.values()
+    assert known.stored
+    assert known.card == jax.devices("cuda")[0].device_kind
