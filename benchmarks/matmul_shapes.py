@@ -7,6 +7,7 @@ python -m benchmarks.matmul_shapes [--only 1 16 others] [--rounds 15] [--json]
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -62,47 +63,65 @@ def problems(only: list[str]) -> list[tuple[str, str, tuple[Any, ...]]]:
     return [p for p in found if not only or p[0] in only]
 
 
-def arrays(shapes: tuple[Any, ...], seed: int) -> list[jax.Array]:
+def operands(shapes: tuple[Any, ...], seed: Any) -> list[jax.Array]:
     """Returns random normal operands."""
     *sizes, dtype = shapes
     keys = jax.random.split(jax.random.key(seed), len(sizes))
     return [jax.random.normal(k, s, dtype) for k, s in zip(keys, sizes, strict=True)]
 
 
-def candidates(shapes: tuple[Any, ...]) -> dict[str, Any]:
-    """Compiles both sides for a problem."""
-    *sizes, dtype = shapes
-    types = [jax.ShapeDtypeStruct(s, dtype) for s in sizes]
-    functions = {"cuBLAS": jnp.matmul, "ours": ops.matmul}
-    return {n: jax.jit(f).lower(*types).compile() for n, f in functions.items()}
+def relative_error(a: jax.Array, b: jax.Array, out: jax.Array) -> jax.Array:
+    """Returns the error at the first and the last rows, of their norm."""
+
+    def ends(x: jax.Array) -> jax.Array:
+        parts = [x[..., :CHECKED, :], x[..., -CHECKED:, :]]
+        return jnp.concatenate(parts, axis=-2).astype(jnp.float32)
+
+    expected = jnp.matmul(ends(a), b.astype(jnp.float32), precision="highest")
+    difference = ends(out) - expected
+    return jnp.linalg.norm(difference) / jnp.linalg.norm(expected)
 
 
-def relative_error(f: Any, a: jax.Array, b: jax.Array) -> float:
-    """Returns the error at the first and the last rows, of the norm."""
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What runs for a problem: nothing is compiled between measurements."""
 
-    def norm(rows: slice) -> Any:
-        expected = jnp.matmul(
-            a[..., rows, :].astype(jnp.float32),
-            b.astype(jnp.float32),
-            precision="highest",
-        )
-        error = out[..., rows, :].astype(jnp.float32) - expected
-        return jnp.linalg.norm(error) / jnp.linalg.norm(expected)
+    operands: Any
+    error: Any
+    sides: dict[str, Any]
 
-    out = f(a, b)
-    return max(float(norm(slice(CHECKED))), float(norm(slice(-CHECKED, None))))
+
+def compiled(shapes: tuple[Any, ...]) -> Compiled:
+    """Compiles what a problem needs."""
+    make = functools.partial(operands, shapes)
+    seed = jax.ShapeDtypeStruct((), jnp.uint32)
+    types = jax.eval_shape(make, seed)
+    out = jax.eval_shape(jnp.matmul, *types)
+    sides = {"cuBLAS": jnp.matmul, "ours": ops.matmul}
+
+    def build(f: Any, *arguments: Any) -> Any:
+        return jax.jit(f).lower(*arguments).compile()
+
+    return Compiled(
+        build(make, seed),
+        build(relative_error, *types, out),
+        {name: build(f, *types) for name, f in sides.items()},
+    )
 
 
 def measure(
-    problem: tuple[str, str, tuple[Any, ...]], compiled: Any, rounds: int
+    problem: tuple[str, str, tuple[Any, ...]], run: Compiled, rounds: int
 ) -> dict[str, Any]:
     """Checks both sides and times them."""
     group, name, shapes = problem
-    inputs = [arrays(shapes, seed) for seed in range(INPUTS)]
-    errors = {n: relative_error(f, *inputs[0]) for n, f in compiled.items()}
+    inputs = [run.operands(jnp.uint32(seed)) for seed in range(INPUTS)]
+    errors = {
+        side: float(run.error(*inputs[0], f(*inputs[0])))
+        for side, f in run.sides.items()
+    }
     for side, error in errors.items():
         assert error < 1e-2, f"{group}, {name}, {side}: relative error {error}"
-    times = timing.on_device(compiled, inputs, rounds=rounds, pause_seconds=0.02)
+    times = timing.on_device(run.sides, inputs, rounds=rounds, pause_seconds=0.01)
     a, b, dtype = shapes
     flops = 2 * math.prod(a) * b[-1]
     out = math.prod(a[:-1]) * b[-1]
@@ -129,10 +148,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     chosen = problems(options.only)
-    with ThreadPoolExecutor(12) as pool:
-        compiled = list(pool.map(lambda p: candidates(p[2]), chosen))
-    run = functools.partial(measure, rounds=options.rounds)
-    rows = [run(p, f) for p, f in zip(chosen, compiled, strict=True)]
+    with ThreadPoolExecutor(16) as pool:
+        ready = list(pool.map(lambda p: compiled(p[2]), chosen))
+    rows = [
+        measure(p, run, options.rounds) for p, run in zip(chosen, ready, strict=True)
+    ]
     ratios = [r["of cuBLAS"] for r in rows if r["tokens"] != "beside"]
     notes = (
         "bfloat16, random normal; device times, medians of "
