@@ -369,6 +369,12 @@ def test_an_unknown_activation():
         linear(X, W, transpose_w=True, activation="swoosh")
 
 
+def test_an_activation_that_fails():
+    what = "linear: activation is not an elementwise function"
+    with refuses(errors.ArgumentTypeError, what, got="missing 1 required"):
+        linear(X, W, transpose_w=True, activation=lambda x, y: x + y)
+
+
 @pytest.mark.parametrize(
     "changes",
     [{"tokens": 12}, {"tokens": 256}, {"rows": 32}, {"splits": 3}, {"warpgroups": 3}],
