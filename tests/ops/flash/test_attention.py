@@ -240,7 +240,7 @@ def test_there_is_no_race(changes, asynchrony):
     [
         (64, True, None),
         slow(128, False, None),
-        (128, True, AttentionConfig(block_kv=144, blocks=132)),
+        (128, True, AttentionConfig(block_kv=144)),
         slow(256, True, None),
     ],
 )
