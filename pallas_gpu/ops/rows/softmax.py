@@ -102,26 +102,33 @@ def _whole_rows(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
     y_ref[...] = y.astype(y_ref.dtype)
 
 
-def _rows_in_parts(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
-    """A first pass finds maximum and sum of a row, a second one writes it."""
+def _part(ref: Any, start: Any, size: int) -> Any:
+    return ref[0, plgpu.ds(start, size)].astype(jnp.float32)
 
-    def part(start: Any, size: int) -> Any:
-        return x_ref[0, plgpu.ds(start, size)].astype(jnp.float32)
+
+def _measured(r: Rows, x_ref: Any) -> tuple[Any, Any]:
+    """Returns the maximum of a row, and the sum of exponentials less it."""
 
     def measure(start: Any, size: int, carry: Any) -> Any:
         top, total = carry
-        x = part(start, size)
+        x = _part(x_ref, start, size)
         new_top = jnp.maximum(top, jnp.max(x))
         return new_top, total * jnp.exp(top - new_top) + jnp.sum(jnp.exp(x - new_top))
 
     # A finite start: infinity minus infinity, of a row of them, is NaN.
     lowest = jnp.float32(jnp.finfo(jnp.float32).min)
     top, total = r.over_parts(measure, (lowest, jnp.float32(0)))
+    return top, total
+
+
+def _rows_in_parts(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
+    """A first pass finds maximum and sum of a row, a second one writes it."""
+    top, total = _measured(r, x_ref)
     shift = top + jnp.log(total) if log else top
     factor = 1 / total
 
     def write(start: Any, size: int, carry: Any) -> Any:
-        shifted = part(start, size) - shift
+        shifted = _part(x_ref, start, size) - shift
         y = shifted if log else jnp.exp(shifted) * factor
         y_ref[0, plgpu.ds(start, size)] = y.astype(y_ref.dtype)
         return carry
@@ -131,53 +138,65 @@ def _rows_in_parts(r: Rows, log: bool, x_ref: Any, y_ref: Any) -> None:
 
 def _forward(x: jax.Array, log: bool, compiler_params: Any, interpret: Any) -> Any:
     y = _softmax(x, log, compiler_params, interpret)
-    return y, y
+    # A logarithm of 16 bits is too coarse to compute the probability from.
+    return y, x if log else y
 
 
 def _backward(
-    log: bool, compiler_params: Any, interpret: Any, y: jax.Array, d_y: jax.Array
+    log: bool, compiler_params: Any, interpret: Any, saved: jax.Array, d_y: jax.Array
 ) -> tuple[jax.Array]:
-    r = Rows(y.shape)
-
-    def derivative(y: Any, d_y: Any, total: Any) -> Any:
-        return d_y - jnp.exp(y) * total if log else y * (d_y - total)
-
-    def product(y: Any, d_y: Any) -> Any:
-        return d_y if log else y * d_y
-
-    def whole_rows(y_ref: Any, d_y_ref: Any, d_x_ref: Any) -> None:
-        y, d_y = (ref[...].astype(jnp.float32) for ref in (y_ref, d_y_ref))
-        total = lax.broadcast_in_dim(jnp.sum(product(y, d_y), -1), y.shape, (0,))
-        d_x_ref[...] = derivative(y, d_y, total).astype(d_x_ref.dtype)
-
-    def in_parts(y_ref: Any, d_y_ref: Any, d_x_ref: Any) -> None:
-        def parts(start: Any, size: int) -> Any:
-            at = 0, plgpu.ds(start, size)
-            return y_ref[at].astype(jnp.float32), d_y_ref[at].astype(jnp.float32)
-
-        def add(start: Any, size: int, total: Any) -> Any:
-            y, d_y = parts(start, size)
-            return total + jnp.sum(product(y, d_y))
-
-        total = r.over_parts(add, jnp.float32(0))
-
-        def write(start: Any, size: int, carry: Any) -> Any:
-            y, d_y = parts(start, size)
-            d_x = derivative(y, d_y, total)
-            d_x_ref[0, plgpu.ds(start, size)] = d_x.astype(d_x_ref.dtype)
-            return carry
-
-        r.over_parts(write, jnp.int32(0))
-
+    r = Rows(d_y.shape)
+    body = _d_whole_rows if r.columns <= _MOST_OF_TWO else _d_rows_in_parts
     (d_x,) = r.call(
-        whole_rows if r.columns <= _MOST_OF_TWO else in_parts,
-        [y, d_y],
-        [(r.columns, y.dtype)],
+        functools.partial(body, r, log),
+        [saved, d_y],
+        [(r.columns, d_y.dtype)],
         name="log_softmax_backward" if log else "softmax_backward",
         compiler_params=compiler_params,
         interpret=interpret,
     )
     return (d_x,)
+
+
+def _derivative(log: bool, p: Any, d_y: Any, total: Any) -> Any:
+    """Returns the derivative from probabilities and the sum of a row."""
+    return d_y - p * total if log else p * (d_y - total)
+
+
+def _d_whole_rows(
+    r: Rows, log: bool, saved_ref: Any, d_y_ref: Any, d_x_ref: Any
+) -> None:
+    del r
+    saved, d_y = (ref[...].astype(jnp.float32) for ref in (saved_ref, d_y_ref))
+    p = jax.nn.softmax(saved, axis=-1) if log else saved
+    total = jnp.sum(d_y if log else p * d_y, -1)
+    total = lax.broadcast_in_dim(total, d_y.shape, (0,))
+    d_x_ref[...] = _derivative(log, p, d_y, total).astype(d_x_ref.dtype)
+
+
+def _d_rows_in_parts(
+    r: Rows, log: bool, saved_ref: Any, d_y_ref: Any, d_x_ref: Any
+) -> None:
+    if log:
+        top, denominator = _measured(r, saved_ref)
+        factor = 1 / denominator
+
+    def parts(start: Any, size: int) -> tuple[Any, Any]:
+        saved, d_y = (_part(ref, start, size) for ref in (saved_ref, d_y_ref))
+        return jnp.exp(saved - top) * factor if log else saved, d_y
+
+    def add(start: Any, size: int, total: Any) -> Any:
+        p, d_y = parts(start, size)
+        return total + jnp.sum(d_y if log else p * d_y)
+
+    total = r.over_parts(add, jnp.float32(0))
+
+    def write(start: Any, size: int, carry: Any) -> Any:
+        d_x = _derivative(log, *parts(start, size), total)
+        d_x_ref[0, plgpu.ds(start, size)] = d_x.astype(d_x_ref.dtype)
+        return carry
+
+    r.over_parts(write, jnp.int32(0))
 
 
 _softmax.defvjp(_forward, _backward)

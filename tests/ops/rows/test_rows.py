@@ -89,6 +89,22 @@ def test_derivatives_of_softmax(operation, shape):
     check_derivatives(operation, OF_JAX[operation], normal(*shape))
 
 
+def test_the_derivative_of_log_softmax_has_the_precision_of_the_type():
+    x, d = (normal(4, 2000, dtype=jnp.bfloat16, seed=i) for i in (0, 1))
+
+    def gradient(function, x):
+        return jax.vjp(function, x)[1](d.astype(x.dtype))[0]
+
+    got, expected = (
+        np.asarray(gradient(*case), np.float64)
+        for case in (
+            (ops.log_softmax, x),
+            (jax.nn.log_softmax, x.astype(jnp.float32)),
+        )
+    )
+    assert np.linalg.norm(got - expected) < 2**-8 * np.linalg.norm(expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("operation", OF_JAX.keys())
 def test_softmax_of_rows_that_exceed_the_registers(operation):
