@@ -47,16 +47,18 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     part, stats = (p.dims, p.columns), (2, p.columns)
     scratch = copies.scratch(p)
     scratch["p_smem"] = tiles((c.consumers, p.columns, p.rows), p.dtype)
-    if c.consumers > 1:
+    if c.consumers > 1 and c.cluster == 1:
         scratch["others"] = plgpu.SMEM((c.consumers - 1, *part), jnp.float32)
         scratch["other_stats"] = plgpu.SMEM((c.consumers - 1, *stats), jnp.float32)
         scratch["others_full"] = plgpu.Barrier(num_arrivals=c.consumers - 1)
         scratch["others_empty"] = plgpu.Barrier()
     launch: dict[str, Any]
     if c.cluster > 1:
-        scratch["parts"] = plgpu.SMEM(part, jnp.float32)
-        scratch["stats"] = plgpu.SMEM(stats, jnp.float32)
-        scratch["meet"] = plgpu.ClusterBarrier(collective_axes=("split",))
+        scratch["parts"] = plgpu.SMEM((c.consumers, *part), jnp.float32)
+        scratch["stats"] = plgpu.SMEM((c.consumers, *stats), jnp.float32)
+        scratch["meet"] = plgpu.ClusterBarrier(
+            num_arrivals=c.consumers, collective_axes=("split",)
+        )
         launch = {"grid": (p.batch * p.units,), "grid_names": ("tile",)}
         launch |= {"cluster": (c.cluster,), "cluster_names": ("split",)}
     else:
@@ -406,27 +408,28 @@ class _Consumer:
     def visit_share(self, piece: Piece) -> None:
         """Computes a piece, then a part of the head's dimensions for all pieces."""
         p = self.p
+        at = self.index
+        state = self.reduce(piece)
+        self.parts[at], self.stats[at, _MAXIMUM], self.stats[at, _SUM] = state
+        plgpu.barrier_arrive(self.meet)
 
-        def then(*state):
-            self.parts[...], self.stats[_MAXIMUM], self.stats[_SUM] = state
-            plgpu.barrier_arrive(self.meet)
+        @plgpu.when(self.is_first)
+        def _():
             plgpu.barrier_wait(self.meet)
             size = plgpu.cdiv(p.dims, p.config.cluster)
             first = times(lax.axis_index("split"), size)
             # The last ones overlap: sizes are static.
             start = lax.min(first, np.int32(p.dims - size))
-            everywhere = []
-            for i in range(p.config.cluster):
+            parts = []
+            for cta, wg in np.ndindex(p.config.cluster, p.config.consumers):
                 part, stats = (
-                    plgpu.cluster_ref(ref, {"split": i})
+                    plgpu.cluster_ref(ref.at[wg], {"split": cta})
                     for ref in (self.parts, self.stats)
                 )
                 part = part[plgpu.ds(start, size)]
-                everywhere.append((part, stats[_MAXIMUM], stats[_SUM]))
-            state = _combined(everywhere)
-            self.store(piece.sequence, piece.unit, start, *state, first=first)
-
-        self.visit_piece(piece, then)
+                parts.append((part, stats[_MAXIMUM], stats[_SUM]))
+            total = _combined(parts)
+            self.store(piece.sequence, piece.unit, start, *total, first=first)
 
     def store(self, sequence, unit, start, result, maxima, sums, first=0) -> None:
         """Stores a tile's result.

@@ -424,7 +424,7 @@ def default_config(p: Problem, target: Any) -> DecodeConfig:
 def _stages(p: Problem, target: Any) -> int:
     """Returns how many blocks of K and V fit in SMEM beside the rest."""
     c, size = p.config, p.dtype.itemsize
-    parts = c.consumers - 1 + (c.cluster > 1)
+    parts = c.consumers - (c.cluster == 1)
     used = QUERIES * p.columns * p.dims * size
     used += c.consumers * p.columns * p.rows * size
     used += parts * (p.dims + 2) * p.columns * 4
