@@ -215,11 +215,13 @@ class _Consumer:
         """Returns what a piece's blocks add up to: result, maxima and sums."""
         p, mem = self.p, self.mem
         q_slot = divide(piece.number, QUERIES)[1]
+        factor = p.factor * self.scale(mem.k_scale, piece.unit)
         plgpu.barrier_wait(mem.q_full.at[q_slot])
 
         def over_blocks(acc):
             def step(block, state):
-                return self.step(acc, piece, q_slot, block, state)
+                scores = self.scores(piece, q_slot, block, factor)
+                return self.step(acc, piece, block, scores, state)
 
             maxima = jnp.full((p.columns,), _LOWEST, jnp.float32)
             sums = jnp.zeros((p.rows, p.columns), jnp.float32)
@@ -241,13 +243,13 @@ class _Consumer:
         def _():
             plgpu.barrier_arrive(ring.empty.at[ring.slot(piece, plus(block, -1))])
 
-    def step(self, acc: Any, piece: Piece, q_slot: Any, block: Any, state: Any) -> Any:
+    def step(self, acc: Any, piece: Piece, block: Any, scores: Any, state: Any) -> Any:
         """Adds a block to the result."""
         p = self.p
         maxima, sums = state
         row = times(plus(p.first_block(piece.length), block), p.config.block_kv)
         row = plus(row, times(self.index, p.rows))
-        scores = self.mask(self.scores(piece, q_slot, block), piece, row)
+        scores = self.mask(scores, piece, row)
         new = jnp.maximum(maxima, scores.max(axis=0))
         shrink = jnp.exp2(maxima - new)
         wide = jnp.exp2(scores - _over_rows(new, scores))
@@ -266,11 +268,10 @@ class _Consumer:
         plgpu.wgmma(acc, v.T, p_smem.T)
         return new, sums
 
-    def scores(self, piece: Piece, q_slot: Any, block: Any) -> Any:
+    def scores(self, piece: Piece, q_slot: Any, block: Any, factor: Any) -> Any:
         """Returns the scores of a block in units of log(2)."""
         p, k = self.p, self.mem.copied[0]
         slot = k.slot(piece, block)
-
         own = k.smem.at[slot, self.own_rows]
 
         def multiply(scores):
@@ -282,7 +283,7 @@ class _Consumer:
 
         scores = plgpu.run_scoped(multiply, plgpu.ACC((p.rows, p.columns)))
         plgpu.barrier_arrive(k.empty.at[slot])
-        scores = scores * (p.factor * self.scale(self.mem.k_scale, piece.unit))
+        scores = scores * factor
         if p.soft_cap is None:
             return scores
         cap = p.soft_cap * _LOG2_E
@@ -407,8 +408,7 @@ class _Consumer:
 
     def visit_share(self, piece: Piece) -> None:
         """Computes a piece, then a part of the head's dimensions for all pieces."""
-        p = self.p
-        at = self.index
+        p, at = self.p, self.index
         state = self.reduce(piece)
         self.parts[at], self.stats[at, _MAXIMUM], self.stats[at, _SUM] = state
         plgpu.barrier_arrive(self.meet)
