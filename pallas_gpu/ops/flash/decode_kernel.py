@@ -36,8 +36,9 @@ _LN_2, _LOG2_E = math.log(2), math.log2(math.e)
 _MASKED, _LOWEST = -(2.0**100), -(2.0**99)
 # Rows of the statistics of a part of a tile: maxima and sums of its columns.
 _MAXIMUM, _SUM = 0, 1
-# Registers of a thread for parts that are loaded at once, to wait for them once.
-_LOADED_REGISTERS = 128
+# Registers of a thread for parts that are loaded at once, to wait for them once, by the
+# number of warpgroups.
+_LOADED_REGISTERS = {2: 64, 3: 48, 5: 24}
 
 
 @functools.lru_cache(maxsize=64)
@@ -74,7 +75,7 @@ def make_kernel(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     return plgpu.kernel(
         functools.partial(_body, p),
         out_type=out,
-        num_threads=c.consumers * (2 if p.is_narrow else 1) + 1,
+        num_threads=p.warpgroups,
         thread_name="wg",
         kernel_name="decode_attention",
         interpret=interpret,
@@ -375,7 +376,8 @@ class _Consumer:
                 turn = self.turns.at[lax.axis_index("worker")]
                 plgpu.semaphore_wait(turn, minus(last, first), memory_scope="gpu")
 
-                together = _LOADED_REGISTERS * 128 // (p.dims * p.columns)
+                together = _LOADED_REGISTERS.get(p.warpgroups, 0)
+                together = together * 128 // (p.dims * p.columns)
                 together = min(max(together, 1), p.lanes)
 
                 def add(step, state):

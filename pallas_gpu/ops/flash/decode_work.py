@@ -63,6 +63,11 @@ class Problem:
         return self.config.block_kv // self.config.consumers
 
     @property
+    def warpgroups(self) -> int:
+        """Those that multiply, one that copies, and those that widen."""
+        return self.config.consumers * (2 if self.is_narrow else 1) + 1
+
+    @property
     def is_narrow(self) -> bool:
         """Whether the cache has to be widened for the tensor core."""
         return self.kv_dtype != self.dtype
@@ -401,35 +406,46 @@ class Lane:
 _OTHER_BYTES = 6 * 1024
 # Blocks in flight beyond which more do not help.
 _MOST_STAGES = 16
-# Registers of a thread that hold a result and scores, beside a second warpgroup's.
-_MOST_REGISTERS = 48
+# Registers of a thread for a result, scores and widened keys, beside a second consumer.
+_MOST_REGISTERS = 44
+# As many where two CTAs are to fit on an SM.
+_MOST_REGISTERS_OF_TWO = 24
 
 
 def default_config(p: Problem, target: Any) -> DecodeConfig:
-    """Returns the configuration of a problem, whose own one is not regarded."""
-    tiles = p.batch * p.units
-    config = DecodeConfig(workers=target.sm_count)
+    """Returns the configuration of a problem, whose own one is not regarded.
+
+    Where there are few tiles the CTAs of a cluster share each: they exchange results
+    faster than by GMEM. Two of them fit on an SM, so that a GPC has room for clusters
+    whatever the number of its SMs is.
+    """
     per_thread = (p.dims + 64) * p.columns // 128
-    if per_thread <= _MOST_REGISTERS // (2 if p.is_narrow else 1):
+    if p.is_narrow:
+        per_thread += p.dims // 4
+    tiles, sms = p.batch * p.units, target.sm_count
+    if per_thread <= _MOST_REGISTERS_OF_TWO and not p.is_narrow:
+        for cluster in (16, 8, 4, 2):
+            if sms * 3 // 4 <= tiles * cluster <= sms:
+                config = DecodeConfig(cluster=cluster, workers=sms)
+                stages = _stages(p, config, target.smem_bytes_per_sm // 2 - 1024)
+                if stages > 1:
+                    return dataclasses.replace(config, stages=stages)
+    config = DecodeConfig(workers=sms)
+    if per_thread <= _MOST_REGISTERS:
         config = dataclasses.replace(config, consumers=2, block_kv=128)
-    for cluster in (16, 8, 4, 2):
-        ctas = tiles * cluster
-        if target.sm_count * 3 // 4 <= ctas <= target.sm_count:
-            config = dataclasses.replace(config, cluster=cluster)
-            break
-    stages = _stages(dataclasses.replace(p, config=config), target)
+    stages = _stages(p, config, target.smem_bytes_per_block)
     return dataclasses.replace(config, stages=stages)
 
 
-def _stages(p: Problem, target: Any) -> int:
+def _stages(p: Problem, c: DecodeConfig, smem_bytes: int) -> int:
     """Returns how many blocks of K and V fit in SMEM beside the rest."""
-    c, size = p.config, p.dtype.itemsize
+    size = p.dtype.itemsize
+    rows = c.block_kv // c.consumers
     parts = c.consumers - (c.cluster == 1)
     used = QUERIES * p.columns * p.dims * size
-    used += c.consumers * p.columns * p.rows * size
+    used += c.consumers * p.columns * rows * size
     used += parts * (p.dims + 2) * p.columns * 4
     if p.is_narrow:
         used += WIDE_STAGES * c.block_kv * p.dims * size
     stage = 2 * c.block_kv * p.dims * p.kv_dtype.itemsize
-    left = target.smem_bytes_per_block - used - _OTHER_BYTES
-    return min(max(left // stage, 1), _MOST_STAGES)
+    return min(max((smem_bytes - used - _OTHER_BYTES) // stage, 1), _MOST_STAGES)
