@@ -18,7 +18,8 @@ from pallas_gpu.ops.flash.decode_config import DecodeConfig
 QUERIES = 2
 # Blocks that are in SMEM after they have been widened.
 WIDE_STAGES = 2
-# Rows of one product; its columns are multiples of 8, and at most so many in one tile.
+# Rows of one product; its columns are multiples of 8, and at most so many in one tile,
+# or half of that for heads of more than 128 dimensions.
 _ROWS = 64
 _COLUMNS, _MOST_COLUMNS = 8, 64
 
@@ -82,10 +83,10 @@ class Problem:
     @property
     def tile_heads(self) -> int:
         """Heads of Q of one tile."""
-        most = _MOST_COLUMNS // self.q_len
-        if self.group * _padded(self.q_len) <= _MOST_COLUMNS:
-            return self.group
-        return min(self.group, most // _COLUMNS * _COLUMNS)
+        most = _MOST_COLUMNS if self.dims <= 128 else _MOST_COLUMNS // 2
+        by_head = most // _padded(self.q_len)
+        by_query = most // self.q_len // _COLUMNS * _COLUMNS
+        return min(self.group, max(by_head, by_query))
 
     @property
     def heads_within(self) -> bool:
@@ -408,31 +409,28 @@ _OTHER_BYTES = 6 * 1024
 _MOST_STAGES = 16
 # Registers of a thread for a result, scores and widened keys, beside a second consumer.
 _MOST_REGISTERS = 44
-# As many where two CTAs are to fit on an SM.
-_MOST_REGISTERS_OF_TWO = 24
+# The largest cluster of every card (CUDA programming guide, "Thread Block Clusters").
+_CLUSTER = 8
+# Parts of a tile that one CTA combines: more take longer than they save.
+_MOST_PARTS = 32
 
 
 def default_config(p: Problem, target: Any) -> DecodeConfig:
     """Returns the configuration of a problem, whose own one is not regarded.
 
     Where there are few tiles the CTAs of a cluster share each: they exchange results
-    faster than by GMEM. Two of them fit on an SM, so that a GPC has room for clusters
-    whatever the number of its SMs is.
+    faster than by GMEM. No more than half of the SMs, because a GPC may have room for
+    one such cluster only.
     """
     per_thread = (p.dims + 64) * p.columns // 128
     if p.is_narrow:
         per_thread += p.dims // 4
     tiles, sms = p.batch * p.units, target.sm_count
-    if per_thread <= _MOST_REGISTERS_OF_TWO and not p.is_narrow:
-        for cluster in (16, 8, 4, 2):
-            if sms * 3 // 4 <= tiles * cluster <= sms:
-                config = DecodeConfig(cluster=cluster, workers=sms)
-                stages = _stages(p, config, target.smem_bytes_per_sm // 2 - 1024)
-                if stages > 1:
-                    return dataclasses.replace(config, stages=stages)
-    config = DecodeConfig(workers=sms)
+    config = DecodeConfig(workers=min(sms, _MOST_PARTS * tiles))
     if per_thread <= _MOST_REGISTERS:
         config = dataclasses.replace(config, consumers=2, block_kv=128)
+    if sms // 4 <= tiles * _CLUSTER <= sms // 2 and not p.is_narrow:
+        config = dataclasses.replace(config, cluster=_CLUSTER)
     stages = _stages(p, config, target.smem_bytes_per_block)
     return dataclasses.replace(config, stages=stages)
 

@@ -429,10 +429,10 @@ def test_nothing_spills(batch, cache, options):
 @pytest.mark.parametrize(
     ("sizes", "cluster", "ctas"),
     [
-        ({"batch": 1}, 16, 128),
+        ({"batch": 1}, 8, 64),
         ({"batch": 16}, 1, 128),
         ({"batch": 3}, 1, 128),
-        ({"batch": 1, "kv_heads": 1, "heads": 8}, 1, 132),
+        ({"batch": 1, "kv_heads": 1, "heads": 8}, 1, 32),
         ({"batch": 128, "kv_heads": 6, "heads": 6}, 1, 132),
     ],
 )
