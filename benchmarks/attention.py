@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.pallas.ops.gpu import attention_mgpu as upstream
 
 import pallas_gpu as plgpu
@@ -213,10 +212,10 @@ def _name(config: ops.AttentionConfig) -> str:
 
 def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
     """Returns several sets of (q, k, v, scaled q)."""
-    rng = np.random.default_rng(0)
+    keys = iter(jax.random.split(jax.random.key(0), 3 * INPUTS))
 
     def normal(dims: tuple[int, ...]) -> Any:
-        return jnp.asarray(rng.standard_normal(dims, np.float32), s.dtype)
+        return jax.random.normal(next(keys), dims, s.dtype)
 
     sets = [
         (normal(s.dims), normal(s.kv_dims), normal(s.kv_dims)) for _ in range(INPUTS)
