@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -78,7 +79,6 @@ def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
             jax.lax.ragged_dot_general, ragged_dot_dimension_numbers=dims
         ),
         "upstream, 128x128": functools.partial(upstreams, m=128, n=128),
-        "upstream, 64x128": functools.partial(upstreams, m=64, n=128),
         OURS: functools.partial(
             ops.ragged_dot_general, ragged_dot_dimension_numbers=dims
         ),
@@ -94,15 +94,40 @@ def candidates(what: str, groups: int) -> dict[str, Callable[..., Any]]:
     return {name: jax.jit(f) for name, f in found.items()}
 
 
-def operands(what: str, groups: int) -> tuple[Any, Any]:
-    """Returns random normal operands."""
-    shapes = {
+def compiled(problems: Sequence[tuple[str, int]]) -> dict[tuple[str, int], Any]:
+    """Returns the candidates of each problem, compiled by several threads."""
+    jobs = [
+        (problem, name, f)
+        for problem in problems
+        for name, f in candidates(*problem).items()
+    ]
+
+    def compile_one(job: Any) -> Any:
+        (what, groups), _, f = job
+        pair = (jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in shapes(what, groups))
+        return f.lower(*pair, jax.ShapeDtypeStruct((groups,), jnp.int32)).compile()
+
+    with ThreadPoolExecutor() as pool:
+        functions = list(pool.map(compile_one, jobs))
+    found: dict[tuple[str, int], Any] = {problem: {} for problem in problems}
+    for (problem, name, _), f in zip(jobs, functions, strict=True):
+        found[problem][name] = f
+    return found
+
+
+def shapes(what: str, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of the operands."""
+    return {
         "forward": ((M, K), (groups, K, N)),
         "d lhs": ((M, N), (groups, K, N)),
         "d rhs": ((M, K), (M, N)),
     }[what]
+
+
+def operands(what: str, groups: int) -> tuple[Any, Any]:
+    """Returns random normal operands."""
     keys = jax.random.split(jax.random.key(groups), 2)
-    pair = zip(keys, shapes, strict=True)
+    pair = zip(keys, shapes(what, groups), strict=True)
     a, b = (jax.random.normal(key, shape, jnp.bfloat16) for key, shape in pair)
     return a, b
 
@@ -150,9 +175,10 @@ def _error_of_columns(got, a, b, group, start, end, _, columns=64):
     return _relative(got[group, :columns], expected)
 
 
-def measure(what: str, groups: int, rounds: int) -> Iterator[dict[str, Any]]:
+def measure(
+    what: str, groups: int, functions: Any, rounds: int
+) -> Iterator[dict[str, Any]]:
     """Times the candidates with even and uneven groups; checks them before."""
-    functions = candidates(what, groups)
     a, b = operands(what, groups)
     gathered = a[ROWS] if what == "forward" else a
     for kind in ("even", "uneven"):
@@ -183,11 +209,11 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=25)
     options = parser.parse_args()
+    problems = [(what, n) for what in ("forward", "d lhs", "d rhs") for n in GROUPS]
     rows = [
         row
-        for what in ("forward", "d lhs", "d rhs")
-        for groups in GROUPS
-        for row in measure(what, groups, options.rounds)
+        for problem, functions in compiled(problems).items()
+        for row in measure(*problem, functions, options.rounds)
     ]
     notes = (
         f"bfloat16, random normal, M={M}, K={K}, N={N}; device times, medians of "
