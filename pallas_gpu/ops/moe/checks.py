@@ -70,7 +70,9 @@ def form(name: str, lhs: Any, rhs: Any, numbers: Any, group_offset: Any) -> Form
 def require_product(name: str, lhs: Any, rhs: Any, transposed: bool) -> None:
     """Raises ShapeError unless rows and matrices fit."""
     depth = 2 if transposed else 1
-    fits = lhs.ndim == 2 and rhs.ndim == 3 and lhs.shape[1] == rhs.shape[depth]
+    fits = (
+        len(lhs.shape) == 2 and len(rhs.shape) == 3 and lhs.shape[1] == rhs.shape[depth]
+    )
     if not fits:
         matrices = "(groups, N, K)" if transposed else "(groups, K, N)"
         raise errors.ShapeError(
@@ -89,7 +91,7 @@ def rows(name: str, rows: Any) -> jax.Array | None:
     """
     if rows is None:
         return None
-    if rows.ndim != 1:
+    if len(rows.shape) != 1:
         raise errors.ShapeError(
             f"{name}: rows are not one index for each row",
             expected="(M,)",
@@ -165,7 +167,7 @@ def require_no_scales(name: str, lhs: Any, lhs_scale: Any, rhs_scale: Any) -> No
 def require_rows(name: str, lhs: Any, rhs: Any, rows: Any) -> None:
     """Raises ShapeError unless both operands have the same rows."""
     height = (lhs if rows is None else rows).shape[:1]
-    if lhs.ndim != 2 or rhs.ndim != 2 or height != rhs.shape[:1]:
+    if len(lhs.shape) != 2 or len(rhs.shape) != 2 or height != rhs.shape[:1]:
         raise errors.ShapeError(
             f"{name}: the shapes do not form a product over rows",
             expected="(M, K) and (M, N)",
@@ -242,7 +244,7 @@ def sizes(
                 got=x.dtype,
                 hint=f"{what}.astype(jnp.int32)",
             )
-    number = group_sizes.shape[0] if group_sizes.ndim == 1 else -1
+    number = group_sizes.shape[0] if len(group_sizes.shape) == 1 else -1
     if number < matrices or (number > matrices and group_offset is None):
         raise errors.ShapeError(
             f"{name}: group_sizes has not one size for each group",

@@ -219,7 +219,7 @@ def ragged_dot_general(
     form = checks.form(name, lhs, rhs, ragged_dot_dimension_numbers, group_offset)
     if form.contracted:
         checks.require_rows(name, lhs, rhs, rows)
-        matrices = group_sizes.shape[0] if group_sizes.ndim == 1 else 0
+        matrices = group_sizes.shape[0] if len(group_sizes.shape) == 1 else 0
     else:
         checks.require_product(name, lhs, rhs, form.transposed)
         matrices = rhs.shape[0]
