@@ -71,13 +71,15 @@ Function = Callable[..., Any]
 
 
 # --- candidates -----------------------------------------------------------------------
-# The arguments are (q, k, v, dO); the results the output and the three derivatives.
+# The arguments are (q, k, v, dO) in bfloat16 and in float16, which upstream's kernels
+# take; the results are the output and the three derivatives.
 
 
-def with_backward(f: Function) -> Function:
+def with_backward(f: Function, takes_halves: bool = False) -> Function:
     """Returns the function that also computes derivatives."""
 
-    def both(q, k, v, do):
+    def both(*operands):
+        q, k, v, do = operands[4:] if takes_halves else operands[:4]
         out, vjp = jax.vjp(f, q, k, v)
         return out, *vjp(do)
 
@@ -122,23 +124,22 @@ def contest(s: Shape) -> dict[str, Function]:
         "pallas_gpu": ours(s),
         "pallas_gpu, deterministic": ours(s, deterministic=True),
     }
-    return {name: with_backward(f) for name, f in candidates.items()}
+    return {
+        name: with_backward(f, name.startswith("upstream"))
+        for name, f in candidates.items()
+    }
 
 
 # --- measurement ----------------------------------------------------------------------
 
 
 def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
-    """Returns several sets of (q, k, v, dO)."""
+    """Returns several sets of (q, k, v, dO), and of the same in float16."""
     shapes = s.q, s.kv, s.kv, s.q
     keys = jax.random.split(jax.random.key(0), (INPUTS, len(shapes)))
-    return [
-        tuple(
-            jax.random.normal(k, x, jnp.bfloat16)
-            for k, x in zip(row, shapes, strict=True)
-        )
-        for row in keys
-    ]
+    pairs = [zip(row, shapes, strict=True) for row in keys]
+    sets = [[jax.random.normal(k, x, jnp.bfloat16) for k, x in p] for p in pairs]
+    return [(*x, *(part.astype(jnp.float16) for part in x)) for x in sets]
 
 
 @functools.partial(jax.jit, static_argnums=(4,))
@@ -177,7 +178,7 @@ def reference(q: Any, k: Any, v: Any, do: Any, causal: bool) -> Any:
 def expected(s: Shape, inputs: tuple[Any, ...]) -> Any:
     """Returns the reference of the last head of K and V of the last sequence."""
     group = s.q[2] // s.kv[2]
-    q, k, v, do = (x[-1].astype(jnp.float32) for x in inputs)
+    q, k, v, do = (x[-1].astype(jnp.float32) for x in inputs[:4])
     return reference(q[:, -group:], k[:, -1], v[:, -1], do[:, -group:], s.causal)
 
 
@@ -264,9 +265,10 @@ def main() -> None:
         for n, s in SHAPES.items()
     )
     notes = (
-        f"bfloat16, random normal, (batch, length, heads, head_dim) {shapes}; device "
-        f"times of forward and backward, medians of {options.rounds} rounds of one "
-        f"call of each in a shuffled order; TFLOP/s of {PASSES} times the forward "
+        "bfloat16 (upstream: float16), random normal, (batch, length, heads, head_dim) "
+        f"{shapes}; device times of forward and backward, medians of {options.rounds} "
+        "rounds of one call of each in a shuffled order; TFLOP/s of "
+        f"{PASSES} times the forward "
         "pass's operations; relative errors of one head of K and V against float32. "
         "Products with the scale before upstream's kernels are counted, too."
     )

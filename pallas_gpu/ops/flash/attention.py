@@ -90,8 +90,8 @@ def attention(
     """Computes `softmax(sm_scale * q @ k.T + bias) @ v` for each head.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`, and on
-    Hopper with `jax.grad`: q, k and v have derivatives, also through logsumexp, except
-    with bias, ALiBi, segment ids and lengths.
+    Hopper with `jax.grad`: q, k and v have derivatives, also through logsumexp, but not
+    with a bias or packed sequences.
 
     The kernel is that of the configuration; without one, that of the target in
     `compiler_params`, or else of the attached GPU. Blackwell's takes `causal` and

@@ -57,7 +57,19 @@ def operands(s: Shape, dtype=jnp.float16, seed=0):
     return [*arrays, jnp.asarray(sums, jnp.float32)]
 
 
-def reference(q, k, v, *, causal=False, sm_scale=None, window=None, soft_cap=None):
+def reference(
+    q,
+    k,
+    v,
+    *,
+    causal=False,
+    sm_scale=None,
+    window=None,
+    soft_cap=None,
+    alibi_slopes=None,
+    ids=None,
+    lengths=None,
+):
     """Returns the result and logsumexp in float32, by plain JAX."""
     k, v = (jnp.repeat(x, q.shape[2] // k.shape[2], axis=2) for x in (k, v))
     precise = functools.partial(jnp.einsum, precision="highest")
@@ -65,17 +77,24 @@ def reference(q, k, v, *, causal=False, sm_scale=None, window=None, soft_cap=Non
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     row, column = np.ogrid[: q.shape[1], : k.shape[1]]
-    seen = np.ones(scores.shape[2:], bool)
+    if alibi_slopes is not None:
+        scores -= alibi_slopes[:, None, None] * np.abs(row - column)
+    seen = np.ones((q.shape[0], 1, *scores.shape[2:]), bool)
     if causal:
         seen &= column <= row
     if window is not None:
         seen &= (column >= row - window[0]) & (column <= row + window[1])
     # Rows that see nothing: zeros, without NaNs in the derivatives.
-    some = seen.any(axis=1)[:, None]
+    if ids is not None:
+        seen &= (ids[0][:, :, None] == ids[1][:, None, :])[:, None]
+    if lengths is not None:
+        of_q, of_kv = (x[:, None, None, None] for x in lengths)
+        seen &= (row < of_q) & (column < of_kv)
+    some = seen.any(axis=3, keepdims=True)
     scores = jnp.where(seen | ~some, scores, -jnp.inf)
     lse = jax.nn.logsumexp(scores, axis=3)
     p = jnp.where(some, jnp.exp(scores - lse[..., None]), 0)
-    lse = jnp.where(some[:, 0], lse, -jnp.inf)
+    lse = jnp.where(some[..., 0], lse, -jnp.inf)
     return precise("bhqk,bkhd->bqhd", p, v), lse
 
 
@@ -179,6 +198,33 @@ def test_a_soft_cap_is_in_the_chain_rule(head_dim):
     check(Shape(head_dim=head_dim), causal=True, soft_cap=1.5)
 
 
+def test_alibi():
+    check(Shape(heads=2, kv_heads=2), alibi_slopes=jnp.asarray([0.5, 0.03]))
+
+
+@pytest.mark.parametrize("deterministic", [False, slow(True)])
+def test_segments(deterministic):
+    s = Shape(200, 200, batch=2)
+    rng = np.random.default_rng(1)
+    ids = np.sort(rng.integers(0, 3, (2, 200)), axis=1).astype(np.int32)
+    args = operands(s)
+    options = {"causal": True, "with_sums": True}
+    given = {"q_segment_ids": ids, "kv_segment_ids": ids}
+    got = derivatives(QUICK, *args, deterministic=deterministic, **given, **options)
+    assert_close(got, expected(args, ids=(ids, ids), **options), BOUNDS["float16"])
+
+
+@pytest.mark.parametrize("deterministic", [False, slow(True)])
+def test_lengths_of_each_sequence(deterministic):
+    s = Shape(130, 150, batch=3)
+    lengths = np.array([[130, 20, 0], [70, 150, 3]], np.int32)
+    given = {"q_lengths": lengths[0], "kv_lengths": lengths[1]}
+    args = operands(s)
+    got = derivatives(QUICK, *args, deterministic=deterministic, causal=True, **given)
+    wanted = expected(args, causal=True, lengths=lengths)
+    assert_close(got, wanted, BOUNDS["float16"])
+
+
 @pytest.mark.parametrize("sm_scale", [0.75, slow(1e-3)])
 def test_the_scale_of_the_scores(sm_scale):
     check(Shape(), causal=True, sm_scale=sm_scale)
@@ -204,9 +250,9 @@ def test_configurations(config):
 
 
 def test_the_default_configuration():
-    """Narrow heads leave registers for more rows of Q."""
+    """Narrow heads leave SMEM for more stages."""
     default = AttentionBackwardConfig.default
-    assert default(64).block_q > default(128).block_q
+    assert default(64).stages > default(128).stages
     config = default(16, deterministic=True)
     args = operands(Shape(64, 64))
     got = derivatives(QUICK, *args, backward_config=config)
@@ -286,7 +332,7 @@ def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, determi
         return vjp(do)
 
     _, *reports = plgpu.offline.compile(f, x, x, x, x)
-    assert len(reports) == 1 + deterministic
+    assert len(reports) == 2 + deterministic
     for report in reports:
         # ptxas remarks where it has to wait for a product by itself.
         assert report.resources.remarks == ()
@@ -304,8 +350,23 @@ def test_other_operands_have_no_derivatives():
 
     with pytest.raises(errors.DifferentiationError) as caught:
         jax.grad(loss)(jnp.ones((1,), jnp.float32))
-    assert caught.value.what == "attention: slopes has no derivative"
+    assert caught.value.what == "attention: alibi_slopes has no derivative"
     assert "stop_gradient" in caught.value.hint
+
+
+def test_a_bias_has_no_derivatives_beside_it():
+    q, k, v, *_ = operands(Shape(64, 64))
+    bias = jnp.zeros((1, 1, 64, 64), jnp.float32)
+
+    def loss(q, bias):
+        return jnp.sum(attention(q, k, v, bias=bias, interpret=QUICK))
+
+    with pytest.raises(errors.UnsupportedError) as caught:
+        jax.grad(loss)(q, bias)
+    assert caught.value.what == "attention: no derivatives with this option"
+    assert caught.value.got == "bias"
+    with pytest.raises(errors.DifferentiationError, match="bias has no derivative"):
+        jax.grad(loss, argnums=1)(q, bias)
 
 
 def test_the_tiles_fit_in_registers():

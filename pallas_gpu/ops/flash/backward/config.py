@@ -73,8 +73,11 @@ class AttentionBackwardConfig:
         cls, head_dim: int, *, deterministic: bool = False
     ) -> AttentionBackwardConfig:
         """Returns the fastest configuration of `benchmarks/attention_backward.py`."""
-        block_q = CONSUMERS * ROWS if head_dim <= 64 else ROWS
-        return cls(block_q=block_q, deterministic=deterministic)
+        if head_dim < 64 and head_dim % 32:
+            # Parts of rows of dQ would be too narrow for a swizzle.
+            return cls(block_q=CONSUMERS * ROWS, deterministic=deterministic)
+        stages = 4 if head_dim <= 64 else 2
+        return cls(stages=stages, deterministic=deterministic)
 
 
 def padded_dims(block_q: int, head_dim: int, v_dim: int) -> tuple[int, int]:

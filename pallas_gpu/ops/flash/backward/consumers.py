@@ -22,7 +22,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
-from pallas_gpu.ops.flash.masks import Lengths
+from pallas_gpu.ops.flash.masks import Blocks, Lengths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +43,8 @@ class Memory:
     do_smem: Any
     lse_smem: Any
     delta_smem: Any
-    kv_full: Any
+    k_full: Any
+    v_full: Any
     q_full: Any
     do_full: Any
     q_empty: Any
@@ -57,11 +58,20 @@ class Memory:
     ds_full: Any = None
     dq: Any = None
     slopes: Any = None
+    of_segments: Any = None
+    q_ids: Any = None
+    kv_ids: Any = None
+    q_lengths: Any = None
+    kv_lengths: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Consumer:
-    """A consumer warpgroup: its number, and the block's tile of K and V."""
+    """A consumer warpgroup: its number, and the block's tile of K and V.
+
+    Attributes:
+      blocks: the tiles of Q that it visits.
+    """
 
     p: BackwardProblem
     mem: Memory
@@ -69,6 +79,7 @@ class Consumer:
     batch: Any
     kv_head: Any
     kv_start: Any
+    blocks: Blocks
 
     def run(self) -> None:
         """Computes and stores its derivatives."""
@@ -92,13 +103,19 @@ class Consumer:
         return lax.rem(position, np.int32(self.p.config.stages))
 
     def for_each_tile(self, step: Any) -> None:
-        """Calls `step(position, head, tile, masked)` for the tiles of Q.
+        """Calls `step(position, head, tile, masked, last=False)` for the tiles of Q.
 
         The last tile comes first, and heads before tiles: blocks that differ in their
         first tile visit the others at the same time, and share them in the L2 cache.
         """
-        p = self.p
-        blocks = p.tiles_of_q(self.kv_start)
+        p, blocks = self.p, self.blocks
+        last = jnp.int32(masks.plus(self.total, -1))
+
+        def one(position, masked, **options):
+            member, tile = p.visited(blocks, position)
+            head = masks.plus(masks.times(self.kv_head, p.group), member)
+            step(position, head, tile, masked, **options)
+
         for first, end, masked in (
             (blocks.end_whole, blocks.end, True),
             (blocks.first_whole, blocks.end_whole, False),
@@ -106,14 +123,19 @@ class Consumer:
         ):
             if first is end:
                 continue
-
-            def one(position, masked=masked):
-                member, tile = p.visited(blocks, position)
-                head = masks.plus(masks.times(self.kv_head, p.group), member)
-                step(position, head, tile, masked)
-
             past = [masks.minus(blocks.end, x) for x in (end, first)]
-            plgpu.loop(*(masks.times(x, p.group) for x in past))(one)
+            bounds = [
+                jnp.minimum(jnp.int32(masks.times(x, p.group)), last) for x in past
+            ]
+            # With constant bounds ptxas runs out of registers.
+            of_part = functools.partial(one, masked=masked)
+            plgpu.loop(*lax.optimization_barrier(bounds))(of_part)
+        one(last, p.hides, last=True)
+
+    @property
+    def total(self) -> Any:
+        """The number of tiles it visits, one at least."""
+        return self.p.total(self.blocks)
 
     # --- products ---------------------------------------------------------------------
 
@@ -148,7 +170,7 @@ class Consumer:
             rows = plgpu.ds(masks.times(self.wg, ROWS), ROWS)
             plgpu.wgmma(dq, ds.at[:, rows].T, k)
 
-    def add_to_dq(self, part, buffer, head, tile, piece: int = 0) -> None:
+    def add_to_dq(self, part, buffer, head, tile, piece: int = 0, some=None) -> None:
         """Starts the addition of its part to dQ in GMEM, through SMEM."""
         p = self.p
         number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
@@ -160,7 +182,9 @@ class Consumer:
             column = masks.times(number, columns)
         else:
             row = masks.plus(row, masks.times(number, rows))
-        some = row < p.q_len if p.q_len % p.config.block_q else None
+        if p.q_len % p.config.block_q:
+            inside = lax.lt(row, np.int32(p.q_len))
+            some = inside if some is None else some & inside
         area = self.batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
         plgpu.copy_smem_to_gmem(buffer, self.mem.dq.at[area], some, reduction_op="add")
 
@@ -175,7 +199,7 @@ class Consumer:
         p, capped = self.p, None
         row = masks.plus(self.kv_start, self.row)
         column = masks.times(tile, p.config.block_q)
-        lengths = Lengths(p.kv_len, p.q_len)
+        lengths = Lengths(*reversed(p.lengths(self.mem, self.batch)))
         mask = p.mask.transposed
         if p.scores.modifies:
             distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
@@ -184,15 +208,31 @@ class Consumer:
                 scores, distance, None, slope, keeps_capped=True
             )
         if masked:
-            tail = p.kv_len % p.block_kv != 0
-            hidden = p.scores.hidden
-            scores = mask.hide(scores, hidden, lengths, row, column, hides_rows=tail)
+            place = p.scores.hidden, lengths, row, column
+            ids = self.ids(row, column) if mask.segments else None
+            scores = mask.hide(scores, *place, ids, hides_rows=p.has_tail)
         lse = self.of_columns(self.mem.lse_smem, position)
         wide = jnp.exp2(scores * p.scores.factor - lse)
         narrow = wide.astype(p.dtype)
         if capped is None:
             return narrow, narrow
         return narrow, (wide * (1 - capped * capped)).astype(p.dtype)
+
+    def ids(self, row, column) -> tuple[Any, Any]:
+        """Returns the segments of rows of K and V, and of Q."""
+        mem, layout = self.mem, plgpu.Layout.WGMMA
+        sizes = ROWS, self.p.config.block_q
+        return tuple(  # type: ignore[return-value]
+            plgpu.load(
+                ids.at[self.batch, plgpu.ds(start, size)],
+                layout=layout.reduce(axis),
+                optimized=False,
+            )
+            for ids, start, size, axis in (
+                (mem.kv_ids, row, sizes[0], 1),
+                (mem.q_ids, column, sizes[1], 0),
+            )
+        )
 
     def slope(self, head) -> Any:
         """Returns that of ALiBi of a head of Q, if there is one."""
@@ -233,9 +273,16 @@ class Narrow(Consumer):
         p, mem = self.p, self.mem
 
         def over_tiles(dk, dv, scores, dp):
-            plgpu.barrier_wait(mem.kv_full)
+            plgpu.barrier_wait(mem.k_full)
             self.start_scores(scores, jnp.int32(0))
+            plgpu.barrier_wait(mem.v_full)
             self.start_dp(dp, jnp.int32(0))
+            if not p.config.deterministic:
+                self.shared(jnp.int32(1))[...] = jnp.zeros(
+                    (ROWS, p.config.block_q), p.dtype
+                )
+                plgpu.commit_smem()
+                plgpu.barrier_arrive(mem.ds_full)
             plgpu.wgmma_accumulator_load(scores, wait_n=1)
             self.for_each_tile(functools.partial(self.step, dk, dv, scores, dp))
             return dk[...], dv[...]
@@ -243,14 +290,18 @@ class Narrow(Consumer):
         accumulators = [plgpu.ACC((ROWS, n)) for n in (p.head_dim, p.v_head_dim)]
         accumulators += [self.scores_type, self.scores_type]
         dk, dv = plgpu.run_scoped(over_tiles, *accumulators)
-        # The other consumer's last products read K, and Q of a slot.
-        plgpu.barrier_arrive_and_wait(mem.together)
         self.store(dv, mem.v_smem, mem.dv)
+        if not p.config.deterministic:
+            self.finish_dq()
+        # The other consumer's last product reads K.
+        plgpu.barrier_arrive_and_wait(mem.together)
         self.store(dk * p.scores.sm_scale, mem.k_smem, mem.dk)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    def step(self, dk, dv, scores, dp, position, head, tile, masked) -> None:
-        """Adds a tile of Q to dK, dV and dQ.
+    def step(
+        self, dk, dv, scores, dp, position, head, tile, masked, last=False
+    ) -> None:
+        """Adds a tile of Q to dK and dV, and the one before it to dQ.
 
         It finds the scores complete and dP under way, and leaves those of the next tile
         so: ptxas follows no more than that around a loop.
@@ -263,33 +314,71 @@ class Narrow(Consumer):
         probabilities, factors = lax.optimization_barrier(found)
         values = dp[...]
         plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
+
         ds = self.derivatives(factors, values, position)
         plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
-        if p.config.deterministic:
+        if not p.config.deterministic:
+            self.visit_dq(ds, scores, position, slot, last)
+        elif not last:
             self.restart(self.start_scores, scores, following)
             plgpu.wgmma_wait(1)
             self.release(slot)
-        else:
-            self.visit_dq(ds, scores, position, head, tile)
-        self.restart(self.start_dp, dp, following)
-        plgpu.wgmma_accumulator_load(scores, wait_n=1)
+        if not last:
+            self.restart(self.start_dp, dp, following)
+            plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
-    def visit_dq(self, ds, scores, position, head, tile) -> None:
-        """Adds its part of dQ, and starts the next scores."""
-        mem = self.mem
-        buffer = mem.ds_smem.at[lax.rem(position, np.int32(2))]
-        buffer[self.own] = ds
+    # --- dQ ---------------------------------------------------------------------------
+    # It needs the dS of the other consumer. Each step adds the tile before its own, so
+    # that it seldom waits. The first one adds nothing; its dS are zeros.
+
+    def shared(self, position) -> Any:
+        """Its rows of the buffer of a step's dS."""
+        return self.buffer(position).at[self.own]
+
+    def buffer(self, position) -> Any:
+        """The buffer of a step's dS."""
+        return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
+
+    def visit_dq(self, ds, scores, position, slot, last) -> None:
+        """Adds the tile before its own to dQ, and starts the next scores."""
+        p, mem = self.p, self.mem
+        following = masks.plus(position, 1)
+        # dS of the step before are there, and those before them are not read any more.
+        plgpu.barrier_wait(mem.ds_full)
+        self.shared(position)[...] = ds
         plgpu.commit_smem()
-        plgpu.barrier_arrive_and_wait(mem.together)
 
-        def part_of_dq(dq):
-            self.start_dq(dq, buffer)
+        def compute(dq):
+            self.start_dq(dq, self.buffer(following))
             # The left operands of dK and dV are registers: they are free now.
             plgpu.wgmma_wait(1)
-            self.restart(self.start_scores, scores, masks.plus(position, 1))
+            if last:
+                return dq[...]
+            self.restart(self.start_scores, scores, following)
             return plgpu.wgmma_accumulator_load(dq, wait_n=1)
 
-        part = plgpu.run_scoped(part_of_dq, plgpu.ACC(self.p.dq_part))
-        self.release(self.slot(position))
+        part = plgpu.run_scoped(compute, plgpu.ACC(p.dq_part))
+        plgpu.barrier_arrive(mem.ds_full)
+        self.release(slot)
+        self.add_before(part, position)
+
+    def add_before(self, part, position) -> None:
+        """Starts the addition of the tile before the one at a position."""
+        p, mem = self.p, self.mem
+        member, tile = p.visited(self.blocks, masks.plus(position, -1))
+        head = masks.plus(masks.times(self.kv_head, p.group), member)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        self.add_to_dq(part, mem.dq_smem.at[self.wg], head, tile)
+        buffer, some = mem.dq_smem.at[self.wg], lax.gt(position, np.int32(0))
+        self.add_to_dq(part, buffer, head, tile, some=some)
+
+    def finish_dq(self) -> None:
+        """Adds the last tile to dQ."""
+        total = jnp.asarray(self.total, jnp.int32)
+
+        def last(dq):
+            plgpu.barrier_wait(self.mem.ds_full)
+            self.start_dq(dq, self.buffer(masks.plus(total, 1)))
+            return dq[...]
+
+        part = plgpu.run_scoped(last, plgpu.ACC(self.p.dq_part))
+        self.add_before(part, total)

@@ -54,7 +54,7 @@ def _forward(
     compiler_params: Any,
     interpret: Any,
 ) -> Any:
-    _check(p, x)
+    _check_operands(x)
     values = jax.tree.map(lambda primal: primal.value, x, is_leaf=_is_primal)
     backward_problem(p, config)
     with_sums = dataclasses.replace(p, logsumexp=True)
@@ -135,8 +135,7 @@ def _check_options(p: Problem[Any]) -> None:
     options = {
         "a kernel for Blackwell": isinstance(p.config, BlackwellAttentionConfig),
         "bias": p.scores.bias,
-        "segment ids": p.mask.segments,
-        "lengths of sequences": p.mask.ragged,
+        "packed sequences": p.packed,
     }
     found = [name for name, is_given in options.items() if is_given]
     if found:
@@ -148,12 +147,12 @@ def _check_options(p: Problem[Any]) -> None:
         )
 
 
-def _check(p: Problem[Any], x: Operands) -> None:
+def _check_operands(x: Operands) -> None:
     """Raises DifferentiationError where a derivative is asked for that there is not."""
-    del p
     for name, primal in x._asdict().items():
         if name in ("q", "k", "v") or primal is None or not primal.perturbed:
             continue
+        name = "alibi_slopes" if name == "slopes" else name
         raise errors.DifferentiationError(
             f"attention: {name} has no derivative",
             expected="derivatives of q, k and v",

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from pallas_gpu.ops.flash.backward import hopper, queries
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward import hopper, queries, rows
 from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.problem import Operands
 
@@ -29,34 +30,31 @@ def of_operands(
       results: the forward pass's, out and logsumexp (batch, heads, q_len).
       cotangents: of the results; None is zero.
     """
-    q = x.q
-    statistics = _statistics(p, results, cotangents)
+    (out, lse), (do, dlse) = results, cotangents
+    do = do.astype(x.q.dtype)
+    of_rows = rows.make_kernel(p, dlse is not None, compiler_params, interpret)
+    sums = [lse] if dlse is None else [lse, dlse]
+    lse, delta, *zeros = of_rows(out, do, *sums)
+    arrays = x._asdict() | {"do": do, "lse": lse, "delta": delta}
+    tile = p.block_kv, p.config.block_q
+    if p.mask.segments:
+        sizes = p.padded_q_len, plgpu.align_to(p.kv_len, p.block_kv)
+        ids = [_padded(x.q_ids, sizes[0]), _padded(x.kv_ids, sizes[1])]
+        arrays |= {"q_ids": ids[0], "kv_ids": ids[1]}
+        arrays["of_segments"] = masks.segment_blocks(x.kv_ids, x.q_ids, *tile)
     kernel = hopper.make_kernel(p, compiler_params, interpret)
-    inputs = [q, x.k, x.v, cotangents[0].astype(q.dtype), *statistics]
-    if p.scores.alibi:
-        inputs.append(x.slopes)
+    inputs = [arrays[name] for name in p.inputs]
     if p.config.deterministic:
         of_queries = queries.make_kernel(p, compiler_params, interpret)
-        return of_queries(*inputs), *kernel(*inputs)
-    total = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
+        results = kernel(*inputs)
+        if p.mask.segments:
+            tile = queries.BLOCK_Q, queries.BLOCK_KV
+            arrays["of_segments"] = masks.segment_blocks(x.q_ids, x.kv_ids, *tile)
+        return of_queries(*(arrays[name] for name in p.inputs)), *results
+    total = jax.new_ref(zeros[0])
     dk, dv = kernel(*inputs, total)
-    return (total[...] * p.scores.sm_scale).astype(q.dtype), dk, dv
+    return (total[...] * p.scores.sm_scale).astype(x.q.dtype), dk, dv
 
 
-def _statistics(
-    p: BackwardProblem, results: Any, cotangents: Any
-) -> tuple[jax.Array, jax.Array]:
-    """Returns (batch, heads, padded_q_len): base-2 logsumexp, and dO . O less dlse.
-
-    Where a row has no probabilities, beyond the last one or with nothing to see, the
-    logarithm is infinite: its exponentials become 0.
-    """
-    (out, lse), (do, dlse) = results, cotangents
-    products = out.astype(jnp.float32) * do.astype(jnp.float32)
-    delta = jnp.swapaxes(jnp.sum(products, axis=3), 1, 2)
-    if dlse is not None:
-        delta = delta - dlse
-    lse = jnp.where(lse == -math.inf, math.inf, lse * math.log2(math.e))
-    padding = [(0, 0), (0, 0), (0, p.padded_q_len - p.q_len)]
-    lse = jnp.pad(lse, padding, constant_values=math.inf)
-    return lse, jnp.pad(delta, padding)
+def _padded(ids: jax.Array, length: int) -> jax.Array:
+    return jnp.pad(ids, ((0, 0), (0, length - ids.shape[1])))

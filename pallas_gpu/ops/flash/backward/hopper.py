@@ -27,6 +27,7 @@ from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
 from pallas_gpu.ops.flash.backward.problem import COMPILER_PARAMS, BackwardProblem
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
+from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.tiles import tiles
 
 
@@ -46,7 +47,8 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         "v_smem": tiles((p.block_kv, p.v_head_dim), p.dtype),
         "lse_smem": statistic,
         "delta_smem": statistic,
-        "kv_full": plgpu.Barrier(num_arrivals=2),
+        "k_full": plgpu.Barrier(),
+        "v_full": plgpu.Barrier(),
         "q_full": full,
         "do_full": full,
         "q_empty": empty,
@@ -55,9 +57,11 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     }
     if p.wide or not c.deterministic:
         scratch["ds_smem"] = tiles((2, p.block_kv, c.block_q), p.dtype)
+        # Wide heads: one consumer has all of dS.
+        arrivals = 1 if p.wide else CONSUMERS
+        scratch["ds_full"] = plgpu.Barrier(num_arrivals=arrivals)
     if p.wide:
         scratch["p_full"] = plgpu.Barrier()
-        scratch["ds_full"] = plgpu.Barrier()
     scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     rows = p.batch, p.kv_len, p.kv_heads
@@ -96,36 +100,31 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
             scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
     tile = p.tile(lax.axis_index("block"))
+    blocks = p.tiles_of_q(mem, tile[0], tile[2])
     producer_registers, consumer_registers = REGISTERS
 
     @plgpu.when(wg == CONSUMERS)
     def _():
         plgpu.set_max_registers(producer_registers, action="decrease")
-        _produce(p, mem, tile)
+        _produce(p, mem, tile, blocks)
 
     @plgpu.when(wg < CONSUMERS)
     def _():
         plgpu.set_max_registers(consumer_registers, action="increase")
         if not p.wide:
-            Narrow(p, mem, wg, *tile).run()
+            Narrow(p, mem, wg, *tile, blocks).run()
             return
         for i, role in enumerate((WithV, WithK)):
-            plgpu.when(wg == i)(role(p, mem, i, *tile).run)
+            plgpu.when(wg == i)(role(p, mem, i, *tile, blocks).run)
 
 
-def _produce(p: BackwardProblem, mem: Memory, tile: Any) -> None:
-    """Copies the rows of K and V, then tiles of Q and dO in the order of their use.
-
-    One more tile than there are steps: each step starts products of the next.
-    """
+def _produce(p: BackwardProblem, mem: Memory, tile: Any, blocks: Blocks) -> None:
+    """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
     batch, kv_head, kv_start = tile
     rows = plgpu.ds(kv_start, p.block_kv)
-    plgpu.copy_gmem_to_smem(mem.k.at[batch, rows, kv_head], mem.k_smem, mem.kv_full)
-    plgpu.copy_gmem_to_smem(mem.v.at[batch, rows, kv_head], mem.v_smem, mem.kv_full)
-    blocks = p.tiles_of_q(kv_start)
-    each = masks.minus(blocks.end, blocks.first)
-    total = masks.times(each, p.group)
+    plgpu.copy_gmem_to_smem(mem.k.at[batch, rows, kv_head], mem.k_smem, mem.k_full)
+    total = p.total(blocks)
 
     def copy(position, sources, rings, full, empty):
         slot = lax.rem(position, np.int32(c.stages))
@@ -134,9 +133,7 @@ def _produce(p: BackwardProblem, mem: Memory, tile: Any) -> None:
         def _():
             plgpu.barrier_wait(empty.at[slot])
 
-        # The tile that is one too many is some tile.
         member, tile = p.visited(blocks, position)
-        tile = masks.maximum(masks.minimum(tile, p.q_tiles - 1), 0)
         head = masks.plus(masks.times(kv_head, p.group), member)
         rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
         parts = (batch, rows, head), (batch, head, rows)
@@ -151,7 +148,12 @@ def _produce(p: BackwardProblem, mem: Memory, tile: Any) -> None:
         rings = mem.do_smem, mem.delta_smem
         copy(position, (mem.do, mem.delta), rings, mem.do_full, mem.do_empty)
 
-    @plgpu.loop(0, masks.plus(total, 1))
+    # In the order of the first products.
+    copy_q(jnp.int32(0))
+    plgpu.copy_gmem_to_smem(mem.v.at[batch, rows, kv_head], mem.v_smem, mem.v_full)
+    copy_do(jnp.int32(0))
+
+    @plgpu.loop(1, total)
     def _(step):
         copy_q(step)
         copy_do(step)

@@ -49,8 +49,14 @@ class BackwardProblem:
 
         lse and delta are (batch, heads, padded_q_len); see `gradients`.
         """
-        slopes = ("slopes",) if self.scores.alibi else ()
-        return "q", "k", "v", "do", "lse", "delta", *slopes
+        names = ["q", "k", "v", "do", "lse", "delta"]
+        if self.scores.alibi:
+            names.append("slopes")
+        if self.mask.segments:
+            names += ["of_segments", "q_ids", "kv_ids"]
+        if self.mask.ragged:
+            names += ["q_lengths", "kv_lengths"]
+        return tuple(names)
 
     @property
     def wide(self) -> bool:
@@ -119,26 +125,58 @@ class BackwardProblem:
         batch, head = divide(pair, self.kv_heads)
         return batch, head, masks.times(tile, self.block_kv)
 
-    def tiles_of_q(self, kv_start: Any) -> Blocks:
+    @property
+    def has_tail(self) -> bool:
+        """Whether a tile of K and V may have rows that do not exist."""
+        return self.mask.ragged or self.kv_len % self.block_kv != 0
+
+    def lengths(self, mem: Any, batch: Any) -> Lengths:
+        """Returns those of a sequence; rows are those of Q."""
+        if self.mask.ragged:
+            return Lengths(mem.q_lengths[batch], mem.kv_lengths[batch])
+        return Lengths(self.q_len, self.kv_len)
+
+    def tiles_of_q(self, mem: Any, batch: Any, kv_start: Any) -> Blocks:
         """Returns the tiles of Q that see a tile of K and V.
 
         Rows of Q beyond the last need no mask: their sum of exponentials is infinite.
         """
-        lengths = Lengths(self.kv_len, self.q_len)
-        transposed = self.mask.transposed
-        tail = self.kv_len % self.block_kv != 0
+        size, transposed = self.block_kv, self.mask.transposed
         found = transposed.blocks(
-            lengths, kv_start, self.block_kv, self.config.block_q, only_inside=tail
+            Lengths(*reversed(self.lengths(mem, batch))),
+            kv_start,
+            size,
+            self.config.block_q,
+            only_inside=self.has_tail,
         )
-        if transposed.right is not None or tail:
+        if self.mask.segments:
+            row = mem.of_segments.at[batch, lax.div(kv_start, np.int32(size))]
+            return found.within(blocks_of(row))
+        if transposed.right is not None or self.has_tail:
             return found
         return found._replace(end_whole=found.end)
+
+    @property
+    def hides(self) -> bool:
+        """Whether there may be anything to mask."""
+        return self.mask != Mask() or self.has_tail
+
+    def total(self, blocks: Blocks) -> Any:
+        """The number of steps of a block: one at least, which may mask everything."""
+        each = masks.minus(blocks.end, blocks.first)
+        return masks.maximum(masks.times(each, self.group), 1)
 
     def visited(self, blocks: Blocks, position: Any) -> tuple[Any, Any]:
         """Returns the head of Q in its group, and the tile, that a step visits."""
         past, member = divide(position, self.group)
-        return member, masks.minus(masks.plus(blocks.end, -1), past)
+        tile = masks.minus(masks.plus(blocks.end, -1), past)
+        return member, masks.maximum(masks.minimum(tile, self.q_tiles - 1), 0)
 
 
 def divide(a: Any, b: int) -> tuple[Any, Any]:
     return lax.div(a, np.int32(b)), lax.rem(a, np.int32(b))
+
+
+def blocks_of(row: Any) -> Blocks:
+    """Returns those that `masks.segment_blocks` has found for a tile."""
+    return Blocks(*(row[i] for i in range(len(Blocks._fields))))

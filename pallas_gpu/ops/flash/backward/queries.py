@@ -25,12 +25,12 @@ from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import (
     COMPILER_PARAMS,
     BackwardProblem,
+    blocks_of,
     divide,
 )
-from pallas_gpu.ops.flash.masks import Lengths
 from pallas_gpu.ops.tiles import tiles
 
-_BLOCK_Q, _BLOCK_KV = CONSUMERS * ROWS, 64
+BLOCK_Q, BLOCK_KV = CONSUMERS * ROWS, 64
 
 
 @functools.lru_cache(maxsize=64)
@@ -41,10 +41,10 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     full = plgpu.Barrier(num_barriers=stages)
     empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
     scratch = {
-        "q_smem": tiles((_BLOCK_Q, p.head_dim), p.dtype),
-        "do_smem": tiles((_BLOCK_Q, p.v_head_dim), p.dtype),
-        "k_smem": tiles((stages, _BLOCK_KV, p.head_dim), p.dtype),
-        "v_smem": tiles((stages, _BLOCK_KV, p.v_head_dim), p.dtype),
+        "q_smem": tiles((BLOCK_Q, p.head_dim), p.dtype),
+        "do_smem": tiles((BLOCK_Q, p.v_head_dim), p.dtype),
+        "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
+        "v_smem": tiles((stages, BLOCK_KV, p.v_head_dim), p.dtype),
         "q_full": plgpu.Barrier(num_arrivals=2),
         "k_full": full,
         "v_full": full,
@@ -55,7 +55,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     return plgpu.kernel(
         functools.partial(_body, p, stages),
         out_type=jax.ShapeDtypeStruct(shape, p.dtype),
-        grid=(p.batch * p.heads * plgpu.cdiv(p.q_len, _BLOCK_Q),),
+        grid=(p.batch * p.heads * plgpu.cdiv(p.q_len, BLOCK_Q),),
         grid_names=("block",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
@@ -87,18 +87,26 @@ class _Memory:
     k_empty: Any
     v_empty: Any
     slopes: Any = None
+    of_segments: Any = None
+    q_ids: Any = None
+    kv_ids: Any = None
+    q_lengths: Any = None
+    kv_lengths: Any = None
 
 
 def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
     *inputs, dq = refs
     mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
-    q_tiles = plgpu.cdiv(p.q_len, _BLOCK_Q)
+    q_tiles = plgpu.cdiv(p.q_len, BLOCK_Q)
     pair, tile = divide(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
     tile = masks.minus(q_tiles - 1, tile)
-    place = *divide(pair, p.heads), masks.times(tile, _BLOCK_Q)
-    blocks = p.mask.blocks(Lengths(p.q_len, p.kv_len), place[2], _BLOCK_Q, _BLOCK_KV)
+    place = *divide(pair, p.heads), masks.times(tile, BLOCK_Q)
+    lengths = p.lengths(mem, place[0])
+    blocks = p.mask.blocks(lengths, place[2], BLOCK_Q, BLOCK_KV)
+    if p.mask.segments:
+        blocks = blocks.within(blocks_of(mem.of_segments.at[place[0], tile]))
     producer_registers, consumer_registers = REGISTERS
 
     @plgpu.when(wg == CONSUMERS)
@@ -117,7 +125,7 @@ def _produce(
 ) -> None:
     batch, head, q_start = place
     kv_head = lax.div(head, np.int32(p.group))
-    part = batch, plgpu.ds(q_start, _BLOCK_Q), head
+    part = batch, plgpu.ds(q_start, BLOCK_Q), head
     plgpu.copy_gmem_to_smem(mem.q.at[part], mem.q_smem, mem.q_full)
     plgpu.copy_gmem_to_smem(mem.do.at[part], mem.do_smem, mem.q_full)
 
@@ -125,7 +133,7 @@ def _produce(
     def _(block):
         position = masks.minus(block, blocks.first)
         slot = lax.rem(position, np.int32(stages))
-        part = batch, plgpu.ds(masks.times(block, _BLOCK_KV), _BLOCK_KV), kv_head
+        part = batch, plgpu.ds(masks.times(block, BLOCK_KV), BLOCK_KV), kv_head
         for source, ring, full, empty in (
             (mem.k, mem.k_smem, mem.k_full, mem.k_empty),
             (mem.v, mem.v_smem, mem.v_full, mem.v_empty),
@@ -184,7 +192,7 @@ class _Consumer:
         buffer = mem.q_smem.at[self.own]
         buffer[...] = (dq * p.scores.sm_scale).astype(p.dtype)
         plgpu.commit_smem()
-        some = self.row < p.q_len if p.q_len % _BLOCK_Q else None
+        some = self.row < p.q_len if p.q_len % BLOCK_Q else None
         target = mem.dq.at[self.batch, plgpu.ds(self.row, ROWS), self.head]
         plgpu.copy_smem_to_gmem(buffer, target, some)
         plgpu.wait_smem_to_gmem(0)
@@ -195,7 +203,7 @@ class _Consumer:
         layout = plgpu.Layout.WGMMA.reduce(1)
         part = ref.at[self.batch, self.head, rows]
         values = plgpu.load(part, layout=layout, optimized=False)
-        return lax.broadcast_in_dim(values, (ROWS, _BLOCK_KV), (0,))
+        return lax.broadcast_in_dim(values, (ROWS, BLOCK_KV), (0,))
 
     def step(self, dq, position, block, masked, lse, delta) -> None:
         """Adds a block of K and V to dQ."""
@@ -212,7 +220,7 @@ class _Consumer:
             ds = factors.astype(jnp.float32) * (dp[...] - delta)
             return ds.astype(p.dtype)
 
-        tile = plgpu.ACC((ROWS, _BLOCK_KV))
+        tile = plgpu.ACC((ROWS, BLOCK_KV))
         ds = plgpu.run_scoped(derivatives, tile, tile)
         plgpu.barrier_arrive(mem.v_empty.at[slot])
         plgpu.wgmma(dq, ds, mem.k_smem.at[slot])
@@ -222,8 +230,8 @@ class _Consumer:
     def factors(self, scores, block, masked, lse) -> Any:
         """Returns the probabilities of a tile, times the derivative of a soft cap."""
         p, capped = self.p, None
-        column = masks.times(block, _BLOCK_KV)
-        lengths = Lengths(p.q_len, p.kv_len)
+        column = masks.times(block, BLOCK_KV)
+        lengths = p.lengths(self.mem, self.batch)
         if p.scores.modifies:
             distance = masks.plus(masks.minus(self.row, column), p.mask.shift(lengths))
             slope = None
@@ -233,10 +241,21 @@ class _Consumer:
                 scores, distance, None, slope, keeps_capped=True
             )
         if masked:
-            hidden = p.scores.hidden
-            scores = p.mask.hide(scores, hidden, lengths, self.row, column)
+            place = p.scores.hidden, lengths, self.row, column
+            ids = self.ids(column) if p.mask.segments else None
+            scores = p.mask.hide(scores, *place, ids)
         probabilities = jnp.exp2(scores * p.scores.factor - lse)
         if capped is not None:
             probabilities = probabilities * (1 - capped * capped)
         # Rounded, as the other kernel's are.
         return probabilities.astype(p.dtype)
+
+    def ids(self, column) -> tuple[Any, Any]:
+        """Returns the segments of its rows of Q, and of those of K and V."""
+        layout, mem = plgpu.Layout.WGMMA, self.mem
+        of_rows = mem.q_ids.at[self.batch, plgpu.ds(self.row, ROWS)]
+        of_columns = mem.kv_ids.at[self.batch, plgpu.ds(column, BLOCK_KV)]
+        return (
+            plgpu.load(of_rows, layout=layout.reduce(1), optimized=False),
+            plgpu.load(of_columns, layout=layout.reduce(0), optimized=False),
+        )

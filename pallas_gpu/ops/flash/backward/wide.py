@@ -29,7 +29,7 @@ class _Wide(Consumer):
         """The buffer of a step's probabilities, and of its dS."""
         return self.mem.ds_smem.at[lax.rem(position, np.int32(2))]
 
-    def visit_dq(self, ds, slots, head, tile, restart) -> None:
+    def visit_dq(self, ds, slots, head, tile, restart, last) -> None:
         """Adds its part of dQ in two pieces, and calls `restart` meanwhile.
 
         Args:
@@ -39,7 +39,7 @@ class _Wide(Consumer):
 
         def compute(dq, piece):
             self.start_dq(dq, ds, piece)
-            if piece == 0:
+            if piece == 0 or last:
                 return dq[...]
             restart()
             return plgpu.wgmma_accumulator_load(dq, wait_n=1)
@@ -59,7 +59,7 @@ class WithV(_Wide):
         p, mem = self.p, self.mem
 
         def over_tiles(dv, scores):
-            plgpu.barrier_wait(mem.kv_full)
+            plgpu.barrier_wait(mem.k_full)
             self.start_scores(scores, jnp.int32(0))
             self.for_each_tile(functools.partial(self.step, dv, scores))
             return dv[...]
@@ -69,9 +69,9 @@ class WithV(_Wide):
         # The other consumer's last product reads V.
         plgpu.barrier_arrive_and_wait(mem.together)
         self.store(dv, mem.v_smem, mem.dv)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    def step(self, dv, scores, position, head, tile, masked) -> None:
+    def step(self, dv, scores, position, head, tile, masked, last=False) -> None:
         """Adds a tile of Q to dV and dQ; starts the scores of the next one."""
         p, mem = self.p, self.mem
         found = self.probabilities(scores[...], position, head, tile, masked)
@@ -84,16 +84,18 @@ class WithV(_Wide):
         plgpu.wgmma(dv, probabilities, mem.do_smem.at[slot])
 
         def restart():
+            if last:
+                return
             self.restart(self.start_scores, scores, masks.plus(position, 1))
 
         if p.config.deterministic:
             restart()
             plgpu.barrier_wait(mem.ds_full)
-            plgpu.wgmma_wait(1)
+            plgpu.wgmma_wait(0 if last else 1)
         else:
             # The other consumer has read dO before.
             plgpu.barrier_wait(mem.ds_full)
-            self.visit_dq(buffer, mem.do_dq.at[slot], head, tile, restart)
+            self.visit_dq(buffer, mem.do_dq.at[slot], head, tile, restart, last)
         plgpu.barrier_arrive(mem.do_empty.at[slot])
 
 
@@ -105,7 +107,8 @@ class WithK(_Wide):
         p, mem = self.p, self.mem
 
         def over_tiles(dk, dp):
-            plgpu.barrier_wait(mem.kv_full)
+            plgpu.barrier_wait(mem.k_full)
+            plgpu.barrier_wait(mem.v_full)
             # The slots of Q that it uses have been waited for, too.
             plgpu.barrier_wait(mem.q_full.at[0])
             self.start_dp(dp, jnp.int32(0))
@@ -117,9 +120,9 @@ class WithK(_Wide):
         # The other consumer's last product reads K.
         plgpu.barrier_arrive_and_wait(mem.together)
         self.store(dk * p.scores.sm_scale, mem.k_smem, mem.dk)
-        plgpu.wait_smem_to_gmem(0)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-    def step(self, dk, dp, position, head, tile, masked) -> None:
+    def step(self, dk, dp, position, head, tile, masked, last=False) -> None:
         """Adds a tile of Q to dK and dQ; starts dP of the next one."""
         del masked
         p, mem = self.p, self.mem
@@ -135,13 +138,15 @@ class WithK(_Wide):
         plgpu.wgmma(dk, ds, mem.q_smem.at[slot])
 
         def restart():
+            if last:
+                return
             following = masks.plus(position, 1)
             plgpu.barrier_wait(mem.q_full.at[self.slot(following)])
             self.restart(self.start_dp, dp, following)
 
         if p.config.deterministic:
             restart()
-            plgpu.wgmma_wait(1)
+            plgpu.wgmma_wait(0 if last else 1)
         else:
-            self.visit_dq(buffer, mem.q_dq.at[slot], head, tile, restart)
+            self.visit_dq(buffer, mem.q_dq.at[slot], head, tile, restart, last)
         plgpu.barrier_arrive(mem.q_empty.at[slot])

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention's derivatives: two numbers for each row of Q, and a dQ of zeros."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash.backward.config import ROWS
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, divide
+from pallas_gpu.ops.tiles import tiles
+
+_ROW = plgpu.Layout.WGMMA_ROW
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(
+    p: BackwardProblem, has_dlse: bool, compiler_params: Any, interpret: Any
+) -> Any:
+    """Returns the function of out, dO, logsumexp and, if there is one, its cotangent.
+
+    It returns logsumexp in base 2 and D = dO . O less the cotangent of logsumexp, both
+    (batch, heads, padded_q_len), and zeros for dQ unless that is deterministic. Where a
+    row has no probabilities, beyond the last one or with nothing to see, the logarithm
+    is infinite: its exponentials become 0.
+    """
+    numbers = jax.ShapeDtypeStruct((p.batch, p.heads, p.padded_q_len), jnp.float32)
+    shape = p.batch, p.q_len, p.heads, p.head_dim
+    zeros = jax.ShapeDtypeStruct(shape, jnp.float32)
+    tile = tiles((ROWS, p.v_head_dim), p.dtype)
+    return plgpu.kernel(
+        functools.partial(_body, p, has_dlse),
+        out_type=[numbers, numbers] + [zeros] * (not p.config.deterministic),
+        grid=(p.batch * p.heads * (p.padded_q_len // ROWS),),
+        grid_names=("block",),
+        kernel_name="attention_backward_rows",
+        interpret=interpret,
+        compiler_params=compiler_params,
+        scratch_types=[tile, tile, plgpu.Barrier(num_arrivals=2)],
+    )
+
+
+def _body(p: BackwardProblem, has_dlse: bool, out: Any, do: Any, *refs: Any) -> None:
+    dlse = refs[1] if has_dlse else None
+    lse, (*results, out_smem, do_smem, full) = refs[0], refs[1 + has_dlse :]
+    new_lse, delta, *zeros = results
+    # Neighbours have the same rows of neighbouring heads, which are adjacent in GMEM.
+    place, head = divide(lax.axis_index("block"), p.heads)
+    batch, tile = divide(place, p.padded_q_len // ROWS)
+    start = masks.times(tile, ROWS)
+    rows = plgpu.ds(start, ROWS)
+    outside = plgpu.OOBFillMode.ZEROS
+    for source, smem in ((out, out_smem), (do, do_smem)):
+        part = source.at[batch, rows, head]
+        plgpu.copy_gmem_to_smem(part, smem, full, oob_mode=outside)
+    row = plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=_ROW)
+    inside = row < masks.minus(p.q_len, start) if p.padded_q_len > p.q_len else None
+    if zeros:
+        _store_zeros(p, zeros[0], (batch, rows, head), masks.minus(p.q_len, start))
+
+    def load(ref):
+        at = batch, head, rows
+        return plgpu.load(ref, at, mask=inside, layout=_ROW, optimized=False)
+
+    sums = load(lse)
+    seen = sums > -math.inf
+    seen = seen if inside is None else seen & inside
+    plgpu.barrier_wait(full)
+    products = [
+        plgpu.load(smem, layout=plgpu.Layout.WGMMA).astype(jnp.float32)
+        for smem in (out_smem, do_smem)
+    ]
+    d = jnp.sum(products[0] * products[1], axis=1)
+    d = d if dlse is None else d - load(dlse)
+    new_lse[batch, head, rows] = jnp.where(seen, sums * math.log2(math.e), math.inf)
+    delta[batch, head, rows] = jnp.where(seen, d, 0.0)
+
+
+def _store_zeros(p: BackwardProblem, ref: Any, at: Any, count: Any) -> None:
+    """Stores zeros to the first rows, as many as there are, of a tile of dQ."""
+    shape = ROWS, p.head_dim
+    zeros = jnp.zeros(shape, jnp.float32)
+    if p.q_len % ROWS == 0 and p.padded_q_len == p.q_len:
+        ref[at] = zeros
+        return
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 0)
+    plgpu.store(ref, at, zeros, mask=lax.lt(row, jnp.broadcast_to(count, shape)))
