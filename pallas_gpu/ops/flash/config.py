@@ -90,15 +90,15 @@ class AttentionConfig:
     )
     def default(cls, head_dim: int, *, causal: bool = False) -> AttentionConfig:
         """Returns the fastest configuration of `benchmarks/attention.py`."""
+        # A block for each SM: it begins a tile while it ends the one before, and each
+        # has the same share of the work.
+        sms = arch.SM_90A.sm_count
         if head_dim <= 64:
-            return cls(consumers=3, stages=4)
+            return cls(consumers=3, stages=3, blocks=sms)
         if head_dim > 128:
-            return cls(block_kv=64)
-        if causal:
-            return cls()
-        # Without a mask all tiles take the same time: a block for each SM shares them
-        # evenly, and the copies for a tile overlap with the end of the one before.
-        return cls(blocks=arch.SM_90A.sm_count, heads_together=1)
+            # SMEM does not hold rows of Q for two tiles.
+            return cls(block_kv=80, heads_together=8 if causal else 2)
+        return cls(blocks=sms, heads_together=8 if causal else 1)
 
     @property
     def block_q(self) -> int:
