@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measured configurations of products, which are faster than the estimated ones."""
+"""Measured configurations of products, preferred to those of the cost model."""
 
 from __future__ import annotations
 
