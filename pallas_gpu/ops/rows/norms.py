@@ -324,22 +324,31 @@ def _sums_over_rows(r: Rows, norm: _Norm, x, d_y, mean, factor) -> tuple[Any, An
     groups = plgpu.cdiv(r.count, _SUM_ROWS)
     blocks = min(groups, _SUM_BLOCKS)
 
+    exact = r.count % (_SUM_ROWS * blocks) == 0 and r.columns % _SUM_COLUMNS == 0
+    shape = _SUM_ROWS, _SUM_COLUMNS
+
     def body(x_ref, d_y_ref, mean_ref, factor_ref, d_scale_ref, d_bias_ref) -> None:
-        column = plgpu.program_id(1) * _SUM_COLUMNS + jnp.arange(_SUM_COLUMNS)
-        shape = _SUM_ROWS, _SUM_COLUMNS
+        first = plgpu.program_id(1) * _SUM_COLUMNS
+        column = first + jnp.arange(_SUM_COLUMNS)
 
         def group(i: Any, totals: Any) -> Any:
-            number = i * blocks + plgpu.program_id(0)
-            row = number * _SUM_ROWS + jnp.arange(_SUM_ROWS)
-            inside = row < r.count
-            mask = inside[:, None] & (column < r.columns)[None, :]
+            start = (i * blocks + plgpu.program_id(0)) * _SUM_ROWS
+            row = start + jnp.arange(_SUM_ROWS)
+            inside = None if exact else row < r.count
+            mask = None
+            if inside is not None:
+                mask = inside[:, None] & (column < r.columns)[None, :]
 
             def load(ref: Any) -> Any:
-                x = plgpu.load(ref, (row[:, None], column[None, :]), mask=mask, other=0)
-                return x.astype(jnp.float32)
+                if exact:
+                    at = plgpu.ds(start, _SUM_ROWS), plgpu.ds(first, _SUM_COLUMNS)
+                    return ref[at].astype(jnp.float32)
+                at = row[:, None], column[None, :]
+                return plgpu.load(ref, at, mask=mask, other=0).astype(jnp.float32)
 
             def of_rows(ref: Any) -> Any:
-                of_row = plgpu.load(ref, (row, 0), mask=inside, other=0)
+                other = None if inside is None else 0
+                of_row = plgpu.load(ref, (row, 0), mask=inside, other=other)
                 return lax.broadcast_in_dim(of_row, shape, (0,))
 
             d, x = load(d_y_ref), load(x_ref)

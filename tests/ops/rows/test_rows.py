@@ -149,7 +149,8 @@ def test_the_epsilon_of_norms():
         np.testing.assert_allclose(got, np.full((2, 8), expected), atol=1e-6)
 
 
-@pytest.mark.parametrize("shape", [(6, 100), (5,), (33, 130)])
+# The last one consists of whole blocks.
+@pytest.mark.parametrize("shape", [(6, 100), (5,), (33, 130), (64, 256)])
 def test_derivatives_of_norms(shape):
     x = normal(*shape)
     scale, bias = normal(shape[-1], seed=1), normal(shape[-1], seed=2)
