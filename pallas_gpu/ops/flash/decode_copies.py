@@ -139,6 +139,8 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
     head, first_head = p.head(piece.unit)
     _copy_queries(p, mem, piece, head, first_head)
     start = p.first_block(piece.length)
+    # Unless other tiles read the same rows, nothing reads them again in this launch.
+    hint = "evict_first" if p.tiles_of_head == 1 else None
 
     @plgpu.loop(piece.first, piece.last)
     def _(block):
@@ -151,6 +153,7 @@ def produce(p: Problem, mem: Memory, piece: Piece) -> None:
                     _part(p, mem, which, outer, source, head),
                     ring.smem.at[slot, rows],
                     ring.full.at[slot],
+                    cache_hint=hint,
                 )
 
 

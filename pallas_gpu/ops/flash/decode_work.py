@@ -409,8 +409,8 @@ _OTHER_BYTES = 6 * 1024
 _MOST_STAGES = 16
 # Registers of a thread for a result, scores and widened keys, beside a second consumer.
 _MOST_REGISTERS = 44
-# The largest cluster of every card (CUDA programming guide, "Thread Block Clusters").
-_CLUSTER = 8
+# Every card has clusters of 8 (CUDA programming guide, "Thread Block Clusters").
+_CLUSTERS = 8, 4
 # Parts of a tile that one CTA combines: more take longer than they save.
 _MOST_PARTS = 32
 
@@ -429,8 +429,10 @@ def default_config(p: Problem, target: Any) -> DecodeConfig:
     config = DecodeConfig(workers=min(sms, _MOST_PARTS * tiles))
     if per_thread <= _MOST_REGISTERS:
         config = dataclasses.replace(config, consumers=2, block_kv=128)
-    if sms // 4 <= tiles * _CLUSTER <= sms // 2 and not p.is_narrow:
-        config = dataclasses.replace(config, cluster=_CLUSTER)
+    for cluster in _CLUSTERS:
+        if sms // 4 <= tiles * cluster <= sms // 2 and not p.is_narrow:
+            config = dataclasses.replace(config, cluster=cluster)
+            break
     stages = _stages(p, config, target.smem_bytes_per_block)
     return dataclasses.replace(config, stages=stages)
 
