@@ -151,7 +151,8 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
     sums = _factors(p) * c.own_n * c.tile_m // 128
     registers = (c.warpgroups + 1) * 128 * (sums + _OTHER_REGISTERS)
     space = smem_bytes(p, c, c.stages) + _RESERVED_BYTES
-    on_sm = max(1, min(_SM_BYTES // space, 65536 // registers))
+    most = plgpu.cdiv(min(c.blocks, blocks), _SMS)
+    on_sm = max(1, min(_SM_BYTES // space, 65536 // registers, most))
     # SMs of a cluster are neighbours: a part of the device stays without.
     sms = _SMS if c.split <= 2 else _SMS * 7 // 8 if c.split == 4 else _SMS * 3 // 4
     waves = plgpu.cdiv(blocks, sms * on_sm)
@@ -172,6 +173,12 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     if c.clusters > 1:
         exchange += 2.0 + 0.1 * c.clusters
-    from_memory = min(_BYTES_PER_US, min(blocks, _SMS) * _SM_BYTES_PER_US)
-    busy = max(on_one * steps * step, p.bytes / from_memory)
+    # Blocks that are left when all SMs have been busy have an SM to themselves.
+    whole, rest = divmod(blocks, sms * on_sm)
+    bytes_of_b = columns * depth * steps
+    memory = whole * sms * on_sm * bytes_of_b / _BYTES_PER_US + max(
+        rest * bytes_of_b / _BYTES_PER_US,
+        plgpu.cdiv(rest, _SMS) * bytes_of_b / _SM_BYTES_PER_US,
+    )
+    busy = max(on_one * steps * step, memory, p.bytes / _BYTES_PER_US)
     return FIXED_US + busy + waves * exchange
