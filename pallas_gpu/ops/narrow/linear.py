@@ -31,7 +31,7 @@ _GROUPS = (32, 64, 128)
 # TMA: rows are multiples of 16 bytes.
 _ROW_BITS = 128
 # Above, the weights of a tile are worth being read by fewer blocks.
-_FEW = 64
+_FEW = 32
 _SMS = arch.SM_90A.sm_count
 
 
@@ -203,6 +203,8 @@ def _linear(call: _Call, x, w, w_scale, bias):
         if name in problem.operands:
             given[name] = _padded(given[name], 0, columns)
     operands = [given[name] for name in problem.operands]
+    if family is mixed_few and widen.is_integer(w.dtype):
+        x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 
 
@@ -259,10 +261,16 @@ def default_config(p: Problem) -> Config:
         paired = p.n > 128 and tokens == 256
         return LinearManyConfig(tokens=tokens, paired=paired)
     tokens = plgpu.align_to(p.tokens, 16)
-    # Blocks that share an SM hide each other's waits.
-    wanted = 2 * _SMS / plgpu.cdiv(p.n, 64)
+    tiles = plgpu.cdiv(p.n, 64)
+    if tiles >= 2 * _SMS:
+        return LinearFewConfig(tokens=tokens, stages=3)
+    # Four warpgroups have 128 registers a thread, which scales of groups exceed.
+    warpgroups = 4 if tokens == 16 and p.group is None else 2
+    wanted = 3 * _SMS / (tiles * warpgroups)
     splits = next((s for s in (1, 2, 4) if s >= wanted), 8)
-    return LinearFewConfig(tokens=tokens, splits=splits)
+    return LinearFewConfig(
+        tokens=tokens, stages=3, splits=splits, warpgroups=warpgroups
+    )
 
 
 # --- checks ---------------------------------------------------------------------------

@@ -4,11 +4,10 @@
 The product is computed transposed: the rows of a tile of weights are the rows of the
 tensor core's instruction, and the tokens its columns, of which 16 suffice. Several
 warpgroups share an SM, each with a ring of SMEM buffers of its own: it waits for tiles
-of weights and tokens, converts the weights to 16 bits in registers, brings the tokens
-in the order that suits the conversion, and multiplies; a buffer is filled again one
-step later, when all warps have read it. The warpgroups of a block and the blocks of a
-cluster divide K; each adds up a part of the rows for all of them, through distributed
-SMEM.
+of weights and tokens, converts the weights to 16 bits in registers, and multiplies; a
+buffer is filled again one step later, when all warps have read it. The warpgroups of a
+block and the blocks of a cluster divide K; each adds up a part of the rows for all of
+them, through distributed SMEM.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ def columns(p: Problem, config: LinearFewConfig) -> int:
 def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret):
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
+    Beside integers, x is in the order of `widen.reordered`.
     `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
     """
     c, depth, wgs = config, _depth(p), config.warpgroups
@@ -56,10 +56,7 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
     parts = c.splits * wgs
     scratch = {
         "w_smem": plgpu.RefUnion(packed, words) if by_words else packed,
-        "x_smem": plgpu.RefUnion(
-            tiles((wgs, c.stages, c.tokens, depth), p.x),
-            tiles((wgs, c.stages, c.tokens, depth // 2), jnp.dtype(jnp.uint32)),
-        ),
+        "x_smem": tiles((wgs, c.stages, c.tokens, depth), p.x),
         "out_smem": plgpu.SMEM((wgs, c.tokens, c.rows // parts), p.out),
         "full": plgpu.Barrier(num_arrivals=2 + grouped, num_barriers=wgs * c.stages),
     }
@@ -165,9 +162,6 @@ class _Worker:
                 slot = lax.rem(i, np.int32(c.stages))
                 plgpu.barrier_wait(self.full.at[self.barrier(slot)])
                 weights = self.weights(slot)
-                tokens, words = (x.at[self.wg, slot] for x in self.x_smem)
-                if self.words is not None:
-                    widen.reorder_tokens(words, p.w)
                 # All warps have done that, and their parts of the product before.
                 plgpu.commit_smem()
 
@@ -176,7 +170,7 @@ class _Worker:
                     before = lax.rem(i - 1, np.int32(c.stages))
                     self.start_copies(first + i - 1 + c.stages, before)
 
-                plgpu.wgmma(acc, weights, tokens.T)
+                plgpu.wgmma(acc, weights, self.x_smem.at[self.wg, slot].T)
                 plgpu.wgmma_wait(0)
 
             return acc[...]
@@ -197,7 +191,7 @@ class _Worker:
         tokens = plgpu.ds(self.token, c.tokens)
         copies: list[tuple[Any, Any, str | None]] = [
             (self.w.at[rows, depth], self.w_smem, "evict_first"),
-            (self.x.at[tokens, depth], self.x_smem[0], "evict_last"),
+            (self.x.at[tokens, depth], self.x_smem, "evict_last"),
         ]
         if p.group is not None:
             first = lax.div(start, np.int32(p.group))

@@ -7,7 +7,7 @@ as the tensor core's operands in registers hold them.
 
 Neighbours of a row lie in a unit of 16 or 8 bits. The elements of 32 bits at a time
 become pairs with fewer instructions, but in another order along the row: tokens are
-brought in the same order by `reorder_tokens`.
+brought in the same order by `reordered`.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Converter:
         return self._masked(found | found << np.uint32(16 - bits(self.stored)))
 
     def load_words(self, words: Any) -> Any:
-        """Loads (rows, words) of uint32 from SMEM; see `reorder_tokens`."""
+        """Loads (rows, words) of uint32 from SMEM; see `reordered`."""
         found = plgpu.load(words, layout=_WORDS, optimized=False)
         rows, count = found.shape
         pairs = 16 // bits(self.stored)
@@ -138,35 +138,12 @@ class Converter:
         return exact.reshape(rows, 2 * count)
 
 
-def reorder_tokens(tokens: Any, stored: Any) -> None:
-    """Brings tokens in SMEM in the order of `load_words`, where they are.
-
-    Each thread reads and writes blocks of its own.
-
-    Args:
-      tokens: SMEM reference (16 n, K / 2) of uint32: two elements each.
-      stored: type of the weights.
-    """
-    # Of a word's elements, pair i consists of i and i + pairs; a lane has a word.
+def reordered(x: jax.Array, stored: Any) -> jax.Array:
+    """Returns (tokens, K) in the order of `load_words`; K is whole words of lanes."""
     pairs = 16 // bits(stored)
-    words = _LANES * pairs
-    # Here a lane has a block: of the row's eight, and of the warp's four rows.
-    layout = plgpu.TiledLayout(
-        plgpu.Tiling(((16, 8 * words), (4, 8 * words), (1, words), (4,))),
-        warp_dims=(-7,),
-        lane_dims=(-5, -4),
-        vector_dim=-1,
-    )
-    x = plgpu.load(tokens, layout=layout, optimized=False)
-    rows, count = x.shape
-    split = x.reshape(rows, count // words, _LANES, 2, pairs // 2)
-    first, second = split[..., 0, :], split[..., 1, :]
-    half = np.uint32(16)
-    even = first & np.uint32(0xFFFF) | second << half
-    odd = first >> half | second & np.uint32(0xFFFF0000)
-    joined = lax.concatenate([y[..., None] for y in (even, odd)], 4)
-    ordered = joined.transpose(0, 1, 3, 4, 2).reshape(rows, count)
-    tokens[...] = plgpu.layout_cast(ordered, layout)
+    # Of a word's elements, pair i consists of i and i + pairs; a lane has a word.
+    split = x.reshape(x.shape[0], -1, _LANES, 2, pairs)
+    return split.transpose(0, 1, 4, 2, 3).reshape(x.shape)
 
 
 def scaled(weights: jax.Array, scales: Any) -> jax.Array:
