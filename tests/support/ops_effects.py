@@ -18,8 +18,6 @@ STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
 ATTENTION_BACKWARD = "tests/ops/flash/test_attention_backward.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
-ANY_MATMUL = "tests/ops/gemm/test_matmul_any.py"
-EPILOGUES = "tests/ops/gemm/test_epilogues.py"
 ROWS = "tests/ops/rows/test_rows.py"
 
 
@@ -265,14 +263,6 @@ EFFECTS: dict[str, str] = {
     "ops.matmul.compiler_params": f"{BLACKWELL_MATMUL}::"
     "test_the_target_chooses_the_kernel",
     "ops.matmul.interpret": MATMUL,
-    **{
-        f"ops.matmul.transpose_{x}": f"{ANY_MATMUL}::test_operands_may_be_transposed"
-        for x in "ab"
-    },
-    **{
-        f"ops.matmul.{name}": EPILOGUES
-        for name in ("activation", "bias", "gate", "residual", "scale")
-    },
     **{
         f"ops.{name}.{which}": ROWS
         for name in (

@@ -38,7 +38,66 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 @functools.lru_cache(maxsize=256)
 def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
-    c = config
+
+    def memory(a, b, *refs, **scratch) -> Memory:
+        *others, out = refs
+        named = dict(zip(p.epilogue.operands, others, strict=True))
+        return Memory(a=a, b=b, out=out, **named, **scratch)
+
+    return launch(
+        Schedule(p, config),
+        Consumer,
+        memory,
+        jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+        kernel_name="matmul",
+        compiler_params=compiler_params,
+        interpret=interpret,
+    )
+
+
+def launch(
+    schedule: Schedule, consumer: Any, memory: Any, out_type: Any, **options: Any
+) -> Any:
+    """Returns a kernel of products, whose tiles a consumer finishes.
+
+    Args:
+      schedule: the tiles.
+      consumer: `Consumer`, or a class of its own `store`.
+      memory: returns a `Memory` from the references of the operands and results and,
+        by name, of the scratch.
+      out_type: of the results.
+      **options: name and parameters, for `plgpu.kernel`.
+    """
+
+    def body(*refs, **scratch) -> None:
+        mem, wg = memory(*refs, **scratch), lax.axis_index("wg")
+
+        @plgpu.when(wg == _PRODUCER)
+        def _():
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+            produce(schedule, mem)
+
+        @plgpu.when(wg < CONSUMERS)
+        def _():
+            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+            schedule.for_each_tile(consumer(schedule, mem, wg).visit)
+            plgpu.wait_smem_to_gmem(0)
+
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        cluster=(schedule.config.cluster_size,),
+        cluster_names=("pair",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        scratch_types=_scratch(schedule.problem, schedule.config),
+        **options,
+    )
+
+
+def _scratch(p: Problem, c: MatmulConfig) -> dict[str, Any]:
     part = (CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
     a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)
     b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
@@ -61,25 +120,11 @@ def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) ->
     if p.epilogue.residual:
         scratch["residual_smem"] = tiles(part, p.residual_dtype)
         scratch["residual_full"] = plgpu.Barrier(num_barriers=2 * CONSUMERS)
-    schedule = _Schedule(p, c)
-    return plgpu.kernel(
-        functools.partial(_body, schedule),
-        out_type=jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(c.cluster_size,),
-        cluster_names=("pair",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="matmul",
-        compiler_params=compiler_params,
-        interpret=interpret,
-        scratch_types=scratch,
-    )
+    return scratch
 
 
 @dataclasses.dataclass(frozen=True)
-class _Schedule:
+class Schedule:
     """Which tiles a cluster computes, and in which order."""
 
     problem: Problem
@@ -144,7 +189,7 @@ class _Schedule:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory:
+class Memory:
     """The references of a block."""
 
     a: Any
@@ -163,25 +208,8 @@ class _Memory:
     residual_full: Any = None
 
 
-def _body(schedule: _Schedule, a, b, *refs, **scratch) -> None:
-    *others, out = refs
-    named = dict(zip(schedule.problem.epilogue.operands, others, strict=True))
-    mem = _Memory(a=a, b=b, out=out, **named, **scratch)
-    wg = lax.axis_index("wg")
-
-    @plgpu.when(wg == _PRODUCER)
-    def _():
-        plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-        _produce(schedule, mem)
-
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
-        schedule.for_each_tile(_Consumer(schedule, mem, wg).visit)
-        plgpu.wait_smem_to_gmem(0)
-
-
-def _produce(schedule: _Schedule, mem: _Memory) -> None:
+def produce(schedule: Schedule, mem: Memory) -> None:
+    """Copies the operands of a block's tiles, step by step."""
     p, c = schedule.problem, schedule.config
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
     factors = [
@@ -222,11 +250,11 @@ def _produce(schedule: _Schedule, mem: _Memory) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer:
+class Consumer:
     """What one consumer warpgroup does."""
 
-    schedule: _Schedule
-    mem: _Memory
+    schedule: Schedule
+    mem: Memory
     wg: Any
 
     def visit(self, batch, row, column, first_step) -> None:

@@ -19,7 +19,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops.gemm import hopper
-from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
+from pallas_gpu.ops.gemm.config import MatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 
 # A consumer's tile and its exponentials fit in the registers.
@@ -30,13 +30,13 @@ LOWEST = float(jnp.finfo(jnp.float32).min)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory(hopper._Memory):
+class _Memory(hopper.Memory):
     labels: Any = None
     factors: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
-class _Reduced(hopper._Consumer):
+class _Reduced(hopper.Consumer):
     """A consumer that stores what its tiles' rows are reduced to."""
 
     mem: _Memory
@@ -88,58 +88,23 @@ class _Derivative(_Reduced):
         super().store([d], batch, row, column)
 
 
-def _call(
-    p: Problem, consumer: Any, operands: int, out_type: Any, compiler_params, interpret
-) -> Any:
+def _call(p: Problem, consumer: Any, out_type: Any, compiler_params, interpret) -> Any:
     """Returns a kernel of a product whose consumers are of another class."""
-    c = CONFIG
-    schedule = hopper._Schedule(p, c)
-    b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
+    several = isinstance(out_type, tuple)
 
-    def body(a, b, *refs, **scratch) -> None:
-        labels, *factors = refs[:operands]
-        out = refs[operands:]
-        mem = _Memory(
-            a=a,
-            b=b,
-            out=out if len(out) > 1 else out[0],
-            labels=labels,
-            factors=factors,
-            **scratch,
-        )
-        wg = lax.axis_index("wg")
+    def memory(a, b, labels, *refs, **scratch) -> _Memory:
+        factors, out = ((), refs) if several else (refs[:-1], refs[-1])
+        named = {"labels": labels, "factors": factors}
+        return _Memory(a=a, b=b, out=out, **named, **scratch)
 
-        @plgpu.when(wg == CONSUMERS)
-        def _():
-            plgpu.set_max_registers(40, action="decrease")
-            hopper._produce(schedule, mem)
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            plgpu.set_max_registers(232, action="increase")
-            schedule.for_each_tile(consumer(schedule, mem, wg).visit)
-            plgpu.wait_smem_to_gmem(0)
-
-    part = (CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
-    return plgpu.kernel(
-        body,
-        out_type=out_type,
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(1,),
-        cluster_names=("pair",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
+    return hopper.launch(
+        hopper.Schedule(p, CONFIG),
+        consumer,
+        memory,
+        out_type,
         kernel_name=consumer.__name__.strip("_").lower(),
         compiler_params=compiler_params,
         interpret=interpret,
-        scratch_types={
-            "a_smem": hopper.tiles((c.stages, c.block_m, c.tile_k), p.dtype),
-            "b_smem": hopper.tiles((c.stages, *b_tile), p.dtype),
-            "out_smem": hopper.tiles(part, p.out_dtype),
-            "full": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            "empty": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages),
-        },
     )
 
 
@@ -158,7 +123,7 @@ def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """
     shape = plgpu.cdiv(p.n, CONFIG.tile_n), padded_rows(p.m)
     out = (jax.ShapeDtypeStruct(shape, jnp.float32),) * 3
-    return _call(p, _Statistics, 1, out, compiler_params, interpret)
+    return _call(p, _Statistics, out, compiler_params, interpret)
 
 
 @functools.lru_cache(maxsize=64)
@@ -169,4 +134,4 @@ def derivative(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     column of the label.
     """
     out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
-    return _call(p, _Derivative, 4, out, compiler_params, interpret)
+    return _call(p, _Derivative, out, compiler_params, interpret)
