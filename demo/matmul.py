@@ -27,7 +27,7 @@ def matmul_job(m: int = 512, n: int = 512, k: int = 256) -> Job:
     return Job(
         "matmul",
         "tensor cores, a producer and two consumers, clusters of two",
-        ops.matmul,
+        functools.partial(ops.matmul, config=ops.MatmulConfig()),
         (a, b),
         reference,
         # The result is rounded to float16, with an error of half a unit in the last

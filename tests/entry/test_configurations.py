@@ -105,7 +105,7 @@ def test_jax_can_check_loops_branches_scopes_and_warps():
 @pytest.fixture
 def compiled_calls(monkeypatch):
     """Eager calls are compiled, as on a GPU; the program calls the emulator."""
-    monkeypatch.setattr(call, "_platform", lambda _: "gpu")
+    monkeypatch.setattr(call, "platform_of", lambda _: "gpu")
 
 
 def logarithm(x, o):

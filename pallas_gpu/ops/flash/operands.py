@@ -96,12 +96,12 @@ def bounds(window: Any) -> tuple[int | None, int | None]:
     """Returns the columns to the left and to the right that a row sees."""
     sides = window if isinstance(window, tuple | list) else (window, window)
     fit = len(sides) == 2 and all(
-        n is None or (isinstance(n, int | np.integer) and n >= 0) for n in sides
+        n is None or (isinstance(n, int | np.integer) and 0 <= n < 2**30) for n in sides
     )
     if not fit or any(isinstance(n, bool) for n in sides):
         raise errors.ArgumentError(
             "attention: invalid value of window",
-            expected="(left, right), or one integer for both; 0 or more, or None",
+            expected="(left, right), or one integer for both; 0 to 2**30 - 1, or None",
             got=window,
             hint="None is without a bound; (1023, 0) sees 1024 columns",
         )

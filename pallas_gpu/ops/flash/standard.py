@@ -11,7 +11,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, require_arrays
 
 _ARRAY = expect.optional(expect.arrays)
 
@@ -90,6 +90,8 @@ def dot_product_attention(
     Example:
       >>> out = ops.dot_product_attention(query, key, value, is_causal=True)
     """
+    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
+    require_arrays("dot_product_attention", **arrays)
     del implementation
     batched = _check_ranks(query, key, value)
     if not batched:

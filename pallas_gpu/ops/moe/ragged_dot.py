@@ -284,9 +284,7 @@ def _launch(
     n = matrices[0].shape[width]
     if 0 in (m, n, k, number):
         return jnp.zeros((m, n), options.out_dtype)
-    config = options.config or RaggedDotConfig.default(
-        sizes.shape[0], gated=len(matrices) > 1, narrow=bool(scales)
-    )
+    config = _config(options, sizes, gated=len(matrices) > 1, narrow=bool(scales))
     lhs = _padded(lhs, 1 if rows is None else config.tile_k)
     matrices = [_padded(x) for x in matrices]
     problem = hopper.Problem(
@@ -307,13 +305,24 @@ def _launch(
     return f(sizes, offset, *_present(rows), lhs, *matrices, *scales)[:, :n]
 
 
+def _config(options: _Options, sizes: Any, **kind: bool) -> RaggedDotConfig:
+    """Returns the configuration; by default one whose epilogue fits in SMEM."""
+    if options.config is not None:
+        return options.config
+    config = RaggedDotConfig.default(sizes.shape[0], **kind)
+    if jnp.dtype(options.out_dtype).itemsize > 2:
+        # Parts of as many bytes as those of 16-bit types.
+        return dataclasses.replace(config, epilogue_n=max(16, config.epilogue_n // 2))
+    return config
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _contract(options: _Options, matrices: int, x, y, sizes, offset, rows) -> jax.Array:
     """Returns `x.T @ y` over the rows of each group that has a matrix."""
     m, (height, n) = x.shape[1], y.shape
     if 0 in (height, m, n, matrices):
         return jnp.zeros((matrices, m, n), options.out_dtype)
-    config = options.config or RaggedDotConfig.default(sizes.shape[0], contracted=True)
+    config = _config(options, sizes, contracted=True)
     x, y = _padded(x, 1 if rows is None else config.block_m), _padded(y)
     problem = contracted.Problem(
         height,

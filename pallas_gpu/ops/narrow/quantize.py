@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.rules import require_arrays
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -49,6 +50,7 @@ def quantize(
       >>> values, scale = quantize(w, jnp.int4, group=64)
       >>> y = linear(x, values, w_scale=scale)
     """
+    require_arrays("quantize", w=w)
     if len(w.shape) != 2 or not jnp.issubdtype(w.dtype, jnp.floating):
         kind = errors.ShapeError if len(w.shape) != 2 else errors.DTypeError
         raise kind(
@@ -61,7 +63,7 @@ def quantize(
     wide = jnp.asarray(w, jnp.float32)
     wide = wide if axis % 2 == 0 else wide.T
     depth, others = wide.shape
-    size = depth if group is None else group
+    size = depth if group is None else min(group, max(depth, 1))
     groups = plgpu.cdiv(depth, size) if depth else 0
     padded = jnp.pad(wide, ((0, groups * size - depth), (0, 0)))
     split = padded.reshape(groups, size, others)
