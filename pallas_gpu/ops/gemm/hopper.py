@@ -23,15 +23,15 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
 from pallas_gpu.ops.gemm.epilogue import load_columns
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.tiles import tiles
 
-_PRODUCER = CONSUMERS
-# Registers per thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
-_PRODUCER_REGISTERS = 40
-_CONSUMER_REGISTERS = 232
+# Registers per thread of the producer and of a consumer; (2 * 232 + 40) * 128 threads
+# use 64512 of an SM's 65536.
+_REGISTERS = 40, 232
 _ZEROS = plgpu.OOBFillMode.ZEROS
 
 
@@ -72,16 +72,11 @@ def launch(
     def body(*refs, **scratch) -> None:
         mem, wg = memory(*refs, **scratch), lax.axis_index("wg")
 
-        @plgpu.when(wg == _PRODUCER)
-        def _():
-            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
-            produce(schedule, mem)
-
-        @plgpu.when(wg < CONSUMERS)
-        def _():
-            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+        def consume() -> None:
             schedule.for_each_tile(consumer(schedule, mem, wg).visit)
             plgpu.wait_smem_to_gmem(0)
+
+        roles.split(wg, CONSUMERS, _REGISTERS, lambda: produce(schedule, mem), consume)
 
     return plgpu.kernel(
         body,

@@ -102,7 +102,7 @@ class RaggedDotConfig:
         gated: bool = False,
         narrow: bool = False,
     ) -> RaggedDotConfig:
-        """Returns the fastest configuration of `benchmarks/ragged_dot.py`.
+        """Returns the configuration that `benchmarks/ragged_dot.py` measures.
 
         Args:
           groups: number of groups. The table of more than a few takes SMEM from the

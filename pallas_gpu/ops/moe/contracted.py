@@ -21,11 +21,10 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.moe.config import CONSUMERS, REGISTERS, RaggedDotConfig
 from pallas_gpu.ops.moe.groups import Groups, Rows, table
 from pallas_gpu.ops.tiles import tiles
-
-_PRODUCER = CONSUMERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,15 +109,13 @@ def _body(
         own = tables.at[wg]
         return Groups.of(sizes, offset, p.matrices, p.rows, p.config.tile_k, own)
 
-    @plgpu.when(wg == _PRODUCER)
-    def _():
-        plgpu.set_max_registers(REGISTERS[problem.gathered][0], action="decrease")
+    def produce() -> None:
         _produce(problem, groups(), Rows(a, *indices), b, ring)
 
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(REGISTERS[problem.gathered][1], action="increase")
+    def consume() -> None:
         _consume(problem, groups(), wg, out, ring, out_smem.at[wg], cleared)
+
+    roles.split(wg, CONSUMERS, REGISTERS[problem.gathered], produce, consume)
 
 
 def _for_each_tile(problem: Problem, groups: Groups, visit: Any) -> None:

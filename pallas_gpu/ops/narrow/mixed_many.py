@@ -21,15 +21,15 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.narrow.mixed import LinearManyConfig, Problem
 from pallas_gpu.ops.tiles import tiles
 
 _CONSUMERS = 2
-_PRODUCER = _CONSUMERS
-# Registers per thread: (2 * 232 + 40) * 128 threads use 64512 of an SM's 65536.
-_PRODUCER_REGISTERS = 40
-_CONSUMER_REGISTERS = 232
+# Registers per thread of the producer and of a consumer; (2 * 232 + 40) * 128 threads
+# use 64512 of an SM's 65536.
+_REGISTERS = 40, 232
 # Rows of weights of a consumer and of a block; tokens that are stored at once.
 _ROWS = 64
 _TILE = _CONSUMERS * _ROWS
@@ -168,16 +168,14 @@ class _Block:
         """Divides the work among the warpgroups."""
         wg = lax.axis_index("wg")
 
-        @plgpu.when(wg == _PRODUCER)
-        def _():
-            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+        def produce() -> None:
             self.schedule.for_each(self.produce)
 
-        @plgpu.when(wg < _CONSUMERS)
-        def _():
-            plgpu.set_max_registers(_CONSUMER_REGISTERS, action="increase")
+        def consume() -> None:
             self.schedule.for_each(functools.partial(self.consume, wg))
             plgpu.wait_smem_to_gmem(0)
+
+        roles.split(wg, _CONSUMERS, _REGISTERS, produce, consume)
 
     def produce(self, row, token, first) -> None:
         """Loads the steps of a tile."""

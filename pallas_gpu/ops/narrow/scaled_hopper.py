@@ -26,6 +26,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.rules import is_axis
 from pallas_gpu.ops.tiles import tiles
 
@@ -290,18 +291,15 @@ class _Memory:
 def _body(mem: _Memory) -> None:
     wg = lax.axis_index("wg")
     consumers = mem.schedule.config.consumers
-    producer_registers, consumer_registers = _REGISTERS[consumers]
 
-    @plgpu.when(wg == consumers)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
+    def produce() -> None:
         _for_each_tile(mem.schedule, functools.partial(_produce, mem))
 
-    @plgpu.when(wg < consumers)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
+    def consume() -> None:
         _for_each_tile(mem.schedule, functools.partial(_consume, mem, wg))
         plgpu.wait_smem_to_gmem(0)
+
+    roles.split(wg, consumers, _REGISTERS[consumers], produce, consume)
 
 
 def _for_each_tile(schedule: Schedule, visit: Any) -> None:

@@ -172,7 +172,10 @@ def _backward(options: _Options, saved: Any, d: Any) -> Any:
             options, x, part, count, _padded(labels - start, -1), d_top, d_label,
             _padded(logsumexp, 0.0),
         )  # fmt: skip
-        common = {"compiler_params": None, "interpret": options.interpret}
+        common = {
+            "compiler_params": options.compiler_params,
+            "interpret": options.interpret,
+        }
         d_x = matmul(
             d_logits, part, transpose_b=not options.transpose_w, residual=d_x,
             out_dtype=jnp.float32, **common,

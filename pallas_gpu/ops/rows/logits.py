@@ -88,7 +88,9 @@ class _Derivative(_Reduced):
         super().store([d], batch, row, column)
 
 
-def _call(p: Problem, consumer: Any, out_type: Any, compiler_params, interpret) -> Any:
+def _call(
+    p: Problem, consumer: Any, out_type: Any, name: str, compiler_params, interpret
+) -> Any:
     """Returns a kernel of a product whose consumers are of another class."""
     several = isinstance(out_type, tuple)
 
@@ -102,7 +104,7 @@ def _call(p: Problem, consumer: Any, out_type: Any, compiler_params, interpret) 
         consumer,
         memory,
         out_type,
-        kernel_name=consumer.__name__.strip("_").lower(),
+        kernel_name=name,
         compiler_params=compiler_params,
         interpret=interpret,
     )
@@ -123,7 +125,8 @@ def statistics(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     """
     shape = plgpu.cdiv(p.n, CONFIG.tile_n), padded_rows(p.m)
     out = (jax.ShapeDtypeStruct(shape, jnp.float32),) * 3
-    return _call(p, _Statistics, out, compiler_params, interpret)
+    name = "linear_cross_entropy"
+    return _call(p, _Statistics, out, name, compiler_params, interpret)
 
 
 @functools.lru_cache(maxsize=64)
@@ -134,4 +137,5 @@ def derivative(p: Problem, compiler_params: Any, interpret: Any) -> Any:
     column of the label.
     """
     out = jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)
-    return _call(p, _Derivative, out, compiler_params, interpret)
+    name = "linear_cross_entropy_backward"
+    return _call(p, _Derivative, out, name, compiler_params, interpret)

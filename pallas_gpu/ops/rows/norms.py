@@ -164,7 +164,7 @@ def _norm(x: jax.Array, columns: tuple[jax.Array, ...], norm: _Norm) -> jax.Arra
 def _whole_rows(r: Rows, norm: _Norm, x_ref: Any, *refs: Any) -> None:
     del r
     *columns, y_ref = refs
-    y, _ = _normalized(norm, x_ref[...].astype(jnp.float32))
+    y, *_ = _normalized(norm, x_ref[...].astype(jnp.float32))
     scale, bias = _scale_and_bias(norm, columns)
     if scale is not None:
         y = y * _to_rows(scale[...].astype(jnp.float32), y.shape)
@@ -209,12 +209,14 @@ def _mean(x: Any) -> Any:
     return lax.broadcast_in_dim(jnp.sum(x, -1) / x.shape[-1], x.shape, (0,))
 
 
-def _normalized(norm: _Norm, x: Any) -> tuple[Any, Any]:
-    """Returns normalized rows, and the factor that normalized each of them."""
+def _normalized(norm: _Norm, x: Any) -> tuple[Any, Any, Any]:
+    """Returns normalized rows, the factor of each, and its mean if that counts."""
+    mean = None
     if norm.centred:
-        x = x - _mean(x)
+        mean = _mean(x)
+        x = x - mean
     factor = lax.rsqrt(_mean(x * x) + norm.epsilon)
-    return x * factor, factor
+    return x * factor, factor, mean
 
 
 def _moments(r: Rows, norm: _Norm, x_ref: Any) -> tuple[Any, Any]:
@@ -251,10 +253,11 @@ def _backward(norm: _Norm, saved: Any, d_y: jax.Array) -> Any:
     r = Rows(x.shape)
     scale = columns[:1] if norm.has_scale else ()
     body = _d_whole_rows if r.columns <= _MOST_BACKWARD else _d_rows_in_parts
-    d_x, mean, factor = r.call(
+    number = 2 if norm.centred else 1
+    d_x, *moments = r.call(
         functools.partial(body, r, norm),
         [x, d_y],
-        [(r.columns, x.dtype), (1, jnp.float32), (1, jnp.float32)],
+        [(r.columns, x.dtype), *[(1, jnp.float32)] * number],
         shared=scale,
         name=f"{norm.name}_backward",
         compiler_params=norm.compiler_params,
@@ -262,18 +265,23 @@ def _backward(norm: _Norm, saved: Any, d_y: jax.Array) -> Any:
     )
     if not columns:
         return d_x, ()
-    d_scale, d_bias = _sums_over_rows(r, norm, x, d_y, mean, factor)
-    sums = ([d_scale] if norm.has_scale else []) + ([d_bias] if norm.has_bias else [])
+    sums = _sums_over_rows(r, norm, x, d_y, moments)
     return d_x, tuple(d.astype(c.dtype) for d, c in zip(sums, columns, strict=True))
+
+
+def _d_refs(norm: _Norm, refs: Any) -> tuple[Any, Any, Any]:
+    """Returns the scale, if any, the derivative, and factor and mean, if it counts."""
+    number = 1 if norm.has_scale else 0
+    return refs[:number], refs[number], refs[number + 1 :]
 
 
 def _d_whole_rows(r: Rows, norm: _Norm, x_ref: Any, d_y_ref: Any, *refs: Any) -> None:
     del r
-    *scale, d_x_ref, mean_ref, factor_ref = refs
-    x = x_ref[...].astype(jnp.float32)
-    mean_ref[:, 0] = jnp.sum(x, -1) / x.shape[-1]
-    y, factor = _normalized(norm, x)
-    factor_ref[:, 0] = jnp.max(factor, -1)
+    scale, d_x_ref, moments = _d_refs(norm, refs)
+    y, *found = _normalized(norm, x_ref[...].astype(jnp.float32))
+    factor, _ = found
+    for ref, moment in zip(moments, found, strict=False):
+        ref[:, 0] = jnp.max(moment, -1)
     d = d_y_ref[...].astype(jnp.float32)
     if scale:
         d = d * _to_rows(scale[0][...].astype(jnp.float32), d.shape)
@@ -286,9 +294,10 @@ def _d_whole_rows(r: Rows, norm: _Norm, x_ref: Any, d_y_ref: Any, *refs: Any) ->
 def _d_rows_in_parts(
     r: Rows, norm: _Norm, x_ref: Any, d_y_ref: Any, *refs: Any
 ) -> None:
-    *scale, d_x_ref, mean_ref, factor_ref = refs
+    scale, d_x_ref, moments = _d_refs(norm, refs)
     mean, factor = _moments(r, norm, x_ref)
-    mean_ref[0, 0], factor_ref[0, 0] = mean, factor
+    for ref, moment in zip(moments, (factor, mean), strict=False):
+        ref[0, 0] = moment
 
     def parts(start: Any, size: int) -> Any:
         at = plgpu.ds(start, size)
@@ -315,66 +324,68 @@ def _d_rows_in_parts(
     r.over_parts(write, jnp.int32(0))
 
 
-def _sums_over_rows(r: Rows, norm: _Norm, x, d_y, mean, factor) -> tuple[Any, Any]:
-    """Returns the derivatives of scale and bias: sums over rows.
+def _sums_over_rows(r: Rows, norm: _Norm, x, d_y, moments) -> list[jax.Array]:
+    """Returns the derivatives of scale and bias, where given: sums over rows.
 
     A block adds some columns of every `blocks`-th group of rows; the blocks' sums are
     few, and added outside.
     """
     groups = plgpu.cdiv(r.count, _SUM_ROWS)
     blocks = min(groups, _SUM_BLOCKS)
-
     exact = r.count % (_SUM_ROWS * blocks) == 0 and r.columns % _SUM_COLUMNS == 0
     shape = _SUM_ROWS, _SUM_COLUMNS
+    number = norm.has_scale + norm.has_bias
 
-    def body(x_ref, d_y_ref, mean_ref, factor_ref, d_scale_ref, d_bias_ref) -> None:
+    def body(x_ref, d_y_ref, *refs) -> None:
+        moment_refs, sum_refs = refs[: len(moments)], refs[len(moments) :]
         first = plgpu.program_id(1) * _SUM_COLUMNS
         column = first + jnp.arange(_SUM_COLUMNS)
 
         def group(i: Any, totals: Any) -> Any:
             start = (i * blocks + plgpu.program_id(0)) * _SUM_ROWS
             row = start + jnp.arange(_SUM_ROWS)
-            inside = None if exact else row < r.count
-            mask = None
-            if inside is not None:
-                mask = inside[:, None] & (column < r.columns)[None, :]
 
             def load(ref: Any) -> Any:
                 if exact:
                     at = plgpu.ds(start, _SUM_ROWS), plgpu.ds(first, _SUM_COLUMNS)
                     return ref[at].astype(jnp.float32)
                 at = row[:, None], column[None, :]
+                mask = (row < r.count)[:, None] & (column < r.columns)[None, :]
                 return plgpu.load(ref, at, mask=mask, other=0).astype(jnp.float32)
 
             def of_rows(ref: Any) -> Any:
-                other = None if inside is None else 0
-                of_row = plgpu.load(ref, (row, 0), mask=inside, other=other)
+                masked = {} if exact else {"mask": row < r.count, "other": 0}
+                of_row = plgpu.load(ref, (row, 0), **masked)
                 return lax.broadcast_in_dim(of_row, shape, (0,))
 
-            d, x = load(d_y_ref), load(x_ref)
-            y = (x - of_rows(mean_ref) if norm.centred else x) * of_rows(factor_ref)
-            return totals[0] + d * y, totals[1] + d
+            d = load(d_y_ref)
+            terms = []
+            if norm.has_scale:
+                factor, *mean = map(of_rows, moment_refs)
+                y = load(x_ref)
+                terms.append(d * (y - mean[0] if mean else y) * factor)
+            if norm.has_bias:
+                terms.append(d)
+            return tuple(map(lax.add, totals, terms))
 
-        zeros = jnp.zeros(shape, jnp.float32)
-        d_scale, d_bias = lax.fori_loop(
-            0, plgpu.cdiv(groups, blocks), group, (zeros, zeros)
-        )
+        zeros = (jnp.zeros(shape, jnp.float32),) * number
+        totals = lax.fori_loop(0, plgpu.cdiv(groups, blocks), group, zeros)
         at, mask = (plgpu.program_id(0), column), column < r.columns
-        plgpu.store(d_scale_ref, at, d_scale.sum(0), mask=mask)
-        plgpu.store(d_bias_ref, at, d_bias.sum(0), mask=mask)
+        for ref, total in zip(sum_refs, totals, strict=True):
+            plgpu.store(ref, at, total.sum(0), mask=mask)
 
     whole = plgpu.BlockSpec(memory_space=plgpu.GMEM)
     sums = plgpu.pallas_call(
         body,
-        out_shape=[jax.ShapeDtypeStruct((blocks, r.columns), jnp.float32)] * 2,
+        out_shape=[jax.ShapeDtypeStruct((blocks, r.columns), jnp.float32)] * number,
         grid=(blocks, plgpu.cdiv(r.columns, _SUM_COLUMNS)),
-        in_specs=[whole] * 4,
-        out_specs=[whole] * 2,
+        in_specs=[whole] * (2 + len(moments)),
+        out_specs=[whole] * number,
         name=f"{norm.name}_sums",
         compiler_params=norm.compiler_params,
         interpret=norm.interpret,
-    )(*map(r.matrix, (x, d_y, mean, factor)))
-    return sums[0].sum(0), sums[1].sum(0)
+    )(*map(r.matrix, (x, d_y, *moments)))
+    return [partial.sum(0) for partial in sums]
 
 
 _norm.defvjp(_forward, _backward)

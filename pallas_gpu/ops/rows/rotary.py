@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -15,9 +14,6 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
-
-# Elements of a block: 32 a thread.
-_BLOCK = 4096
 
 
 @expect.arguments(
@@ -115,8 +111,8 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, options: Any) -> jax.A
     interleaved, compiler_params, interpret = options
     *_, heads, head_dim = x.shape
     tokens, pairs = cos.shape
-    some_heads = math.gcd(heads, _power_of_two(_BLOCK // head_dim))
-    some_tokens = math.gcd(tokens, _power_of_two(_BLOCK // (some_heads * head_dim)))
+    some_heads = rows.together(heads, head_dim)
+    some_tokens = rows.together(tokens, some_heads * head_dim)
     halves: Any = (slice(0, None, 2), slice(1, None, 2))
     if not interleaved:
         halves = (slice(0, pairs), slice(pairs, head_dim))
@@ -149,11 +145,6 @@ def _rotate(x: jax.Array, cos: jax.Array, sin: jax.Array, options: Any) -> jax.A
         interpret=interpret,
     )(x.reshape(tokens, heads, head_dim), cos, sin)
     return y.reshape(x.shape)
-
-
-def _power_of_two(most: int) -> int:
-    """Returns the largest power of two up to a number, at least 1."""
-    return 1 << (max(most, 1).bit_length() - 1)
 
 
 def _forward(x, cos, sin, options):

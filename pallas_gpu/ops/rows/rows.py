@@ -41,9 +41,8 @@ class Rows:
 
     @property
     def together(self) -> int:
-        """Rows of one block: a power of two that divides their number."""
-        most = max(1, _BLOCK // self.columns)
-        return math.gcd(self.count, 1 << (most.bit_length() - 1))
+        """Rows of one block."""
+        return together(self.count, self.columns)
 
     def matrix(self, x: jax.Array) -> jax.Array:
         """Returns the array as a matrix; its last axis may have another size."""
@@ -102,6 +101,15 @@ class Rows:
             0, whole, lambda i, carry: step(i * _BLOCK, _BLOCK, carry), carry
         )
         return step(whole * _BLOCK, rest, carry) if rest else carry
+
+
+def together(count: int, elements: int) -> int:
+    """Returns how many items of so many elements form a block.
+
+    It is a power of two that divides their number.
+    """
+    most = max(1, _BLOCK // elements)
+    return math.gcd(count, 1 << (most.bit_length() - 1))
 
 
 def params(

@@ -72,7 +72,7 @@ class AttentionBackwardConfig:
     def default(
         cls, head_dim: int, *, deterministic: bool = False
     ) -> AttentionBackwardConfig:
-        """Returns the fastest configuration of `benchmarks/attention_backward.py`."""
+        """Returns what `benchmarks/attention_backward.py` measures."""
         if head_dim < 64 and head_dim % 32:
             # Parts of rows of dQ would be too narrow for a swizzle.
             return cls(block_q=CONSUMERS * ROWS, deterministic=deterministic)

@@ -22,6 +22,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
@@ -101,21 +102,16 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
     tile = p.tile(lax.axis_index("block"))
     blocks = p.tiles_of_q(mem, tile[0], tile[2])
-    producer_registers, consumer_registers = REGISTERS
 
-    @plgpu.when(wg == CONSUMERS)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
-        _produce(p, mem, tile, blocks)
-
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
+    def consume() -> None:
         if not p.wide:
             Narrow(p, mem, wg, *tile, blocks).run()
             return
         for i, role in enumerate((WithV, WithK)):
             plgpu.when(wg == i)(role(p, mem, i, *tile, blocks).run)
+
+    produce = functools.partial(_produce, p, mem, tile, blocks)
+    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
 def _produce(p: BackwardProblem, mem: Memory, tile: Any, blocks: Blocks) -> None:

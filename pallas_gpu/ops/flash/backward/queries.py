@@ -20,6 +20,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import (
@@ -107,17 +108,14 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     blocks = p.mask.blocks(lengths, place[2], BLOCK_Q, BLOCK_KV)
     if p.mask.segments:
         blocks = blocks.within(blocks_of(mem.of_segments.at[place[0], tile]))
-    producer_registers, consumer_registers = REGISTERS
 
-    @plgpu.when(wg == CONSUMERS)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
+    def produce() -> None:
         _produce(p, mem, stages, place, blocks)
 
-    @plgpu.when(wg < CONSUMERS)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
+    def consume() -> None:
         _Consumer(p, mem, stages, wg, *place).run(blocks)
+
+    roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
 def _produce(

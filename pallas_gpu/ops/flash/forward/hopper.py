@@ -25,6 +25,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
@@ -143,16 +144,11 @@ def _bias_ring(p: Problem[AttentionConfig]) -> Any:
 
 def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
     wg = lax.axis_index("wg")
-    producer_registers, consumer_registers = REGISTERS[p.config.consumers]
 
-    @plgpu.when(wg == p.config.consumers)
-    def _():
-        plgpu.set_max_registers(producer_registers, action="decrease")
+    def produce() -> None:
         Work(p, mem).for_each(functools.partial(_produce, p, mem), jnp.int32(0))
 
-    @plgpu.when(wg < p.config.consumers)
-    def _():
-        plgpu.set_max_registers(consumer_registers, action="increase")
+    def consume() -> None:
         consumer = Consumer(p, mem, wg)
         consumer.open_turns()
         if p.persistent:
@@ -160,6 +156,9 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
         else:
             consumer.visit(*Work(p, mem).at(lax.axis_index("worker")))
         plgpu.wait_smem_to_gmem(0)
+
+    consumers = p.config.consumers
+    roles.split(wg, consumers, REGISTERS[consumers], produce, consume)
 
 
 def _produce(
