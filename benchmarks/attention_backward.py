@@ -7,7 +7,6 @@ python -m benchmarks.attention_backward [--json] [--shape NAME ...] [--rounds N]
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping
@@ -19,40 +18,13 @@ import numpy as np
 from jax.experimental.pallas.ops.gpu import attention_mgpu as upstream
 
 from benchmarks import timing
+from benchmarks.attention import Shape
 from pallas_gpu import ops
 
 INPUTS = 2
 LARGEST_ERROR = 1.5e-2
 # Products of the backward pass are 2.5 times those of the forward pass.
 PASSES = 3.5
-
-
-@dataclasses.dataclass(frozen=True)
-class Shape:
-    """One problem."""
-
-    batch: int
-    length: int
-    heads: int
-    head_dim: int
-    causal: bool = False
-    kv_heads: int = 0
-
-    @property
-    def q(self) -> tuple[int, int, int, int]:
-        """Shape of Q and of the result."""
-        return self.batch, self.length, self.heads, self.head_dim
-
-    @property
-    def kv(self) -> tuple[int, int, int, int]:
-        """Shape of K and V."""
-        return self.batch, self.length, self.kv_heads or self.heads, self.head_dim
-
-    @property
-    def flops(self) -> float:
-        """Operations of all products; a causal mask halves them."""
-        products = 4 * self.batch * self.heads * self.length**2 * self.head_dim
-        return PASSES * (products / 2 if self.causal else products)
 
 
 SHAPES = {
@@ -135,7 +107,7 @@ def contest(s: Shape) -> dict[str, Function]:
 
 def make_inputs(s: Shape) -> list[tuple[Any, ...]]:
     """Returns several sets of (q, k, v, dO), and of the same in float16."""
-    shapes = s.q, s.kv, s.kv, s.q
+    shapes = s.dims, s.kv_dims, s.kv_dims, s.dims
     keys = jax.random.split(jax.random.key(0), (INPUTS, len(shapes)))
     pairs = [zip(row, shapes, strict=True) for row in keys]
     sets = [[jax.random.normal(k, x, jnp.bfloat16) for k, x in p] for p in pairs]
@@ -177,14 +149,14 @@ def reference(q: Any, k: Any, v: Any, do: Any, causal: bool) -> Any:
 
 def expected(s: Shape, inputs: tuple[Any, ...]) -> Any:
     """Returns the reference of the last head of K and V of the last sequence."""
-    group = s.q[2] // s.kv[2]
+    group = s.dims[2] // s.kv_dims[2]
     q, k, v, do = (x[-1].astype(jnp.float32) for x in inputs[:4])
     return reference(q[:, -group:], k[:, -1], v[:, -1], do[:, -group:], s.causal)
 
 
 def relative_errors(s: Shape, results: Any, wanted: Any) -> list[float]:
     """Returns the relative errors of out, dQ, dK and dV."""
-    group = s.q[2] // s.kv[2]
+    group = s.dims[2] // s.kv_dims[2]
     parts = [slice(-group, None), slice(-group, None), -1, -1]
     errors = []
     for result, part, want in zip(results, parts, wanted, strict=True):
@@ -228,7 +200,7 @@ def rows_of(
             "shape": label,
             "kernels": name,
             "µs": times[name] * 1e6,
-            "TFLOP/s": s.flops / times[name] / 1e12,
+            "TFLOP/s": PASSES * s.flops / times[name] / 1e12,
             "error of out": errors[0],
             "of derivatives": max(errors[1:]),
         }
@@ -261,7 +233,7 @@ def main() -> None:
         rows += found
         failures += failed
     shapes = "; ".join(
-        f"{n}: {s.q}" + (f", {s.kv_heads} kv heads" if s.kv_heads else "")
+        f"{n}: {s.dims}" + (f", {s.kv_heads} kv heads" if s.kv_heads else "")
         for n, s in SHAPES.items()
     )
     notes = (

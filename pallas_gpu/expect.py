@@ -17,7 +17,7 @@ import functools
 import inspect
 import operator
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -418,3 +418,26 @@ def function(value: Any, what: str) -> Callable[..., Any]:
     raise wrong_type(
         what, "a function", "a function", value, "pass the function itself"
     )
+
+
+def signature_mismatch(
+    f: Callable[..., Any], args: Sequence[Any], named: Mapping[str, Any], of: str
+) -> tuple[str, str] | None:
+    """Returns what a function should take and what it takes; None if that fits.
+
+    Args:
+      f: the function, which has raised a TypeError.
+      args, named: what was passed.
+      of: what the arguments are, e.g. "references".
+    """
+    try:
+        signature = inspect.signature(f)
+    except (TypeError, ValueError):  # a builtin without a signature
+        return None
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        by_name = f", and {sorted(named)} by name" if named else ""
+        found = f"{getattr(f, '__name__', 'function')}{signature}: {error}"
+        return f"{len(args)} positional {of}{by_name}", found
+    return None

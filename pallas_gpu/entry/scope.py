@@ -15,7 +15,7 @@ from typing import Any
 
 import jax
 
-from pallas_gpu import _jax, errors
+from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import Mesh
 
 _MESH: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
@@ -112,18 +112,12 @@ def _require_signature(
     who: str, body: Callable[..., Any], refs: Any, named_refs: Any
 ) -> None:
     """Raises ArgumentTypeError for a body that references cannot be passed to."""
-    try:
-        signature = inspect.signature(body)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return
-    try:
-        signature.bind(*refs, **named_refs)
-    except TypeError as error:
-        named = f", and {sorted(named_refs)} by name" if named_refs else ""
+    mismatch = expect.signature_mismatch(body, refs, named_refs, "references")
+    if mismatch is not None:
         raise errors.ArgumentTypeError(
             f"{who}: the body's signature does not match its references",
-            expected=f"a body with {len(refs)} positional references{named}",
-            got=f"{getattr(body, '__name__', 'body')}{signature}: {error}",
+            expected=f"a body with {mismatch[0]}",
+            got=mismatch[1],
             hint="the order is inputs, outputs, scratch; the body of a pipeline takes "
             "the indices first and a carry last",
             where=location(body),

@@ -40,3 +40,36 @@ def require_arrays(what: str, **given: Any) -> None:
                 got=expect.shown(x),
                 hint="for shapes alone, wrap the call in jax.eval_shape",
             )
+
+
+def require_tile(what: str, m: int, n: int, k: int) -> None:
+    """Checks a tile of a product of 16-bit types by wgmma.
+
+    wgmma: M is a multiple of 64, N at most 256, K a multiple of 16; TMA's 16-byte rows
+    and the swizzle need N in multiples of 16.
+
+    Raises:
+      ArgumentError: the tensor core does not support it.
+    """
+    if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
+        raise errors.ArgumentError(
+            f"{what}: the tensor core does not support this tile",
+            expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k of 16",
+            got=f"tile_m={m}, tile_n={n}, tile_k={k}",
+            hint=f"start from {what}()",
+        )
+
+
+def require_stages(what: str, stages: int) -> None:
+    """Checks the buffers of a ring: one is released when the next product has started.
+
+    Raises:
+      ArgumentError: there are fewer than two.
+    """
+    if stages < 2:
+        raise errors.ArgumentError(
+            f"{what}: there are too few stages",
+            expected="stages of 2 or more",
+            got=stages,
+            hint="four hide the latency of copies on an H200",
+        )

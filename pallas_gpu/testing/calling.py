@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -24,18 +23,12 @@ def call(who: str, f: Callable[..., Any], *args: Any, **named: Any) -> Any:
 
 
 def _require_signature(who: str, f: Callable[..., Any], args: Any, named: Any) -> None:
-    try:
-        signature = inspect.signature(f)
-    except (TypeError, ValueError):  # a builtin without a signature
-        return
-    try:
-        signature.bind(*args, **named)
-    except TypeError as error:
-        by_name = f", and {sorted(named)} by name" if named else ""
+    mismatch = expect.signature_mismatch(f, args, named, "arguments")
+    if mismatch is not None:
         raise errors.ArgumentTypeError(
             f"{who}: the function's signature does not match its arguments",
-            expected=f"a function of {len(args)} positional arguments{by_name}",
-            got=f"{getattr(f, '__name__', 'function')}{signature}: {error}",
+            expected=f"a function of {mismatch[0]}",
+            got=mismatch[1],
             hint="pass a function of these arguments",
         ) from None
 

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.rules import is_axis, require_stages, require_tile
 
 CONSUMERS = 2
 
@@ -57,16 +57,7 @@ class MatmulConfig:
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
-        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
-        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
-        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "MatmulConfig: the tensor core does not support this tile",
-                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
-                "of 16",
-                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
-                hint="start from MatmulConfig()",
-            )
+        require_tile("MatmulConfig", m, n, k)
         parts = self.epilogue_m, self.epilogue_n
         if min(parts) < 1 or m % parts[0] or n % parts[1] or parts[0] % 64:
             raise errors.ArgumentError(
@@ -90,14 +81,7 @@ class MatmulConfig:
                 got=f"minor={self.minor!r}, strip={self.strip}",
                 hint="strip is a number of tiles, e.g. 8",
             )
-        if self.stages < 2:
-            # A buffer is released when the product after its own has started.
-            raise errors.ArgumentError(
-                "MatmulConfig: there are too few stages",
-                expected="stages of 2 or more",
-                got=self.stages,
-                hint="four hide the latency of copies on an H200",
-            )
+        require_stages("MatmulConfig", self.stages)
         if self.blocks < self.cluster_size:
             raise errors.ArgumentError(
                 "MatmulConfig: there are fewer blocks than in a cluster",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 
 from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.rules import require_stages, require_tile
 
 CONSUMERS = 2
 # Groups whose sums one warp computes, without scratch.
@@ -53,16 +54,7 @@ class RaggedDotConfig:
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k
-        # wgmma: M is a multiple of 64, N at most 256, K a multiple of 16 for 16-bit
-        # types; TMA's 16-byte rows and the swizzle need N in multiples of 16.
-        if m < 1 or m % 64 or not 16 <= n <= 256 or n % 16 or k < 16 or k % 16:
-            raise errors.ArgumentError(
-                "RaggedDotConfig: the tensor core does not support this tile",
-                expected="tile_m a multiple of 64, tile_n of 16 up to 256, tile_k "
-                "of 16",
-                got=f"tile_m={m}, tile_n={n}, tile_k={k}",
-                hint="start from RaggedDotConfig()",
-            )
+        require_tile("RaggedDotConfig", m, n, k)
         if self.epilogue_n < 16 or self.epilogue_n % 16 or n % self.epilogue_n:
             raise errors.ArgumentError(
                 "RaggedDotConfig: the epilogue's parts do not divide the tile",
@@ -70,14 +62,7 @@ class RaggedDotConfig:
                 got=f"epilogue_n={self.epilogue_n}",
                 hint="32 fits most tiles",
             )
-        if self.stages < 2:
-            # A buffer is released when the product after its own has started.
-            raise errors.ArgumentError(
-                "RaggedDotConfig: there are too few stages",
-                expected="stages of 2 or more",
-                got=self.stages,
-                hint="four hide the latency of copies on an H200",
-            )
+        require_stages("RaggedDotConfig", self.stages)
         if self.strip < 1 or self.blocks < 1:
             raise errors.ArgumentError(
                 "RaggedDotConfig: there is no strip or no block",

@@ -122,6 +122,18 @@ def test_approximate_exponentials_are_the_default():
     assert lowered() != lowered(compiler_params=exact)
 
 
+def test_compiler_parameters_reach_every_kernel_of_the_derivatives():
+    lane = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
+    x, w, labels = operands(*CASES[0])
+
+    def loss(x, w):
+        return ops.linear_cross_entropy(x, w, labels, compiler_params=lane).sum()
+
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss, (0, 1)))(x, w))
+    kernels = jaxpr.count("pallas_gpu_kernel[")
+    assert kernels == jaxpr.count("lowering_semantics=<LoweringSemantics.Lane") == 4
+
+
 @pytest.mark.offline
 def test_nothing_spills():
     x = jax.ShapeDtypeStruct((512, 1024), jnp.bfloat16)

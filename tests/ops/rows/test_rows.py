@@ -289,3 +289,15 @@ WRONG = [
 def test_refusals(operation, args, options, error, message):
     with pytest.raises(error, match=message):
         operation(*args, **options)
+
+
+@pytest.mark.parametrize(
+    "operation", [ops.softmax, ops.rms_norm, lambda x: ops.top_k(x, 1)]
+)
+def test_a_shape_is_not_an_array(operation):
+    with pytest.raises(errors.ArgumentTypeError) as caught:
+        operation(jax.ShapeDtypeStruct((2, 8), jnp.float32))
+    text = str(caught.value)
+    assert "x is not an array" in text
+    assert "an array of JAX or NumPy" in text
+    assert "jax.eval_shape" in text
