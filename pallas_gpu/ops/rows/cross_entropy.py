@@ -73,8 +73,8 @@ def linear_cross_entropy(
 ) -> Any:
     """Computes `logsumexp(x @ w) - (x @ w)[label]` for each row, without the logits.
 
-    Since: sm_90a; on Hopper alone. Issued by: the host; composes with `jax.jit` and
-    `jax.grad` (reverse mode).
+    Since: sm_90a; on Hopper alone. Issued by: the host; composes with `jax.jit`,
+    `jax.vmap` and `jax.grad` (reverse mode).
 
     The forward pass keeps three numbers for each row and 128 classes. The backward
     pass multiplies again, some classes at a time, whose derivatives take 256 MiB at

@@ -96,6 +96,20 @@ def test_leading_dimensions():
     np.testing.assert_allclose(got, expected, atol=1e-5)
 
 
+def test_under_vmap():
+    x, w, labels = operands(10, 64, 90, False)
+    x, labels = x.reshape(2, 5, 64), labels.reshape(2, 5)
+
+    def loss(x, labels):
+        return ops.linear_cross_entropy(x, w, labels).sum()
+
+    losses, derivatives = jax.vmap(jax.value_and_grad(loss))(x, labels)
+    for i in range(2):
+        expected = jax.value_and_grad(loss)(x[i], labels[i])
+        np.testing.assert_array_equal(losses[i], expected[0])
+        np.testing.assert_array_equal(derivatives[i], expected[1])
+
+
 def test_many_schedules_have_one_result():
     x, w, labels = operands(130, 64, 300, False)
     results = [
