@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, arch, compiler, errors, expect
-from pallas_gpu.entry import call, scope
+from pallas_gpu.entry import assumed_target, call, scope
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import register
 from pallas_gpu.runtime.ptx_stats import instruction_counts
@@ -19,7 +19,14 @@ from pallas_gpu.runtime.resources_report import Resources
 from pallas_gpu.types import values
 from pallas_gpu.walk import walk
 
-__all__ = ["KernelReport", "LoweredReport", "Resources", "compile", "lower"]
+__all__ = [
+    "KernelReport",
+    "LoweredReport",
+    "Resources",
+    "compile",
+    "current_target",
+    "lower",
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +96,8 @@ def compile(
     Args:
       fn: a function of arrays, jitted or not, that calls kernels.
       *args: arrays or `jax.ShapeDtypeStruct`s: only shapes and dtypes are used.
-      target: `"sm_90a"` or `"sm_100a"`.
+      target: `"sm_90a"` or `"sm_100a"`. Functions that have a kernel for each target,
+        as those of `ops`, choose the one for it.
 
     Returns:
       One report per kernel, in program order.
@@ -105,7 +113,7 @@ def compile(
       >>> print(report.resources)
     """
     chosen = arch.target(target)
-    return [_compile(params, chosen) for params in _kernels(fn, args)]
+    return [_compile(params, chosen) for params in _kernels(fn, args, chosen)]
 
 
 @expect.arguments(fn=expect.function, args=_operand, target=expect.anything)
@@ -128,7 +136,7 @@ def lower(
     """
     chosen = arch.target(target)
     reports = []
-    for params in _kernels(fn, args):
+    for params in _kernels(fn, args, chosen):
         lowered = compiler.lower(params, chosen, register.observe)
         reports.append(
             LoweredReport(
@@ -136,6 +144,24 @@ def lower(
             )
         )
     return reports
+
+
+def current_target() -> str | None:
+    """Returns the target of the `compile` or `lower` that traces the calling function.
+
+    A function that has a kernel for each target chooses by it. JAX traces a jitted one
+    again for another target.
+
+    Issued by: the host, outside of kernels.
+
+    Returns:
+      Its name, e.g. `"sm_100a"`; None if nothing is compiled offline.
+
+    Example:
+      >>> pallas_gpu.offline.current_target() is None
+      True
+    """
+    return assumed_target.assumed_target()
 
 
 def _compile(params: call.CallParams, target: arch.Target) -> KernelReport:
@@ -175,8 +201,10 @@ def launches(closed: _jax.ClosedJaxpr) -> Iterator[call.CallParams]:
             yield from launches(expanded)
 
 
-def _kernels(fn: Callable[..., Any], args: Any) -> list[call.CallParams]:
-    with jax.disable_jit(False):
+def _kernels(
+    fn: Callable[..., Any], args: Any, target: arch.Target
+) -> list[call.CallParams]:
+    with jax.disable_jit(False), assumed_target.assuming(target):
         closed = jax.make_jaxpr(functools.partial(scope.call, "offline", fn))(*args)
     found = list(launches(closed))
     if not found:

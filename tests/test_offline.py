@@ -97,3 +97,52 @@ def test_a_kernel_with_a_name_beyond_ascii_compiles():
     (report,) = plgpu.offline.compile(scaled(2.0, "été"), X)
     assert report.name == "été"
     assert ".entry _t__mosaic_gpu_kernel" in report.ptx
+
+
+# --- the target decides what is traced ------------------------------------------------
+
+HALF = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+HEADS = jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)
+CHOOSING = {
+    "matmul": (plgpu.ops.matmul, HALF, HALF),
+    "jitted": (jax.jit(plgpu.ops.matmul), HALF, HALF),
+    "attention": (plgpu.ops.attention, HEADS, HEADS, HEADS),
+}
+
+
+@pytest.mark.parametrize("call", CHOOSING.values(), ids=CHOOSING)
+def test_ready_kernels_are_those_of_the_target(call):
+    for target, own in (("sm_90a", "wgmma"), ("sm_100a", "tcgen05"), ("sm_90a", "wgm")):
+        reports = plgpu.offline.lower(*call, target=target)
+        assert own in reports[0].jaxpr, target
+        assert {r.target for r in reports} == {target}
+
+
+def test_a_kernel_without_a_target_may_use_what_the_target_has():
+    def body(out, acc):
+        out[...] = plgpu.async_load_tmem(acc)
+
+    def f():
+        scratch = [plgpu.TMEM((128, 128), jnp.float32)]
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct((128, 128), jnp.float32),
+            scratch_types=scratch,
+        )()
+
+    (report,) = plgpu.offline.lower(f, target="sm_100a")
+    assert "tcgen05" in report.mlir
+    with pytest.raises(plgpu.errors.TargetError, match="sm_90a"):
+        plgpu.offline.lower(f, target="sm_90a")
+
+
+def test_functions_can_ask_for_the_target():
+    seen = []
+
+    def choosing(x):
+        seen.append(plgpu.offline.current_target())
+        return scaled(2.0, "double")(x)
+
+    plgpu.offline.lower(choosing, X, target="sm_100a")
+    choosing(jnp.ones(X.shape))
+    assert seen == ["sm_100a", None]

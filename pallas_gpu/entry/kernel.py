@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, resources, types
 from pallas_gpu.entry import (
+    assumed_target,
     call,
     captured,
     check,
@@ -407,7 +408,7 @@ def _require_resources(
     body: Callable[..., None],
 ) -> None:
     """Refuses kernels that exceed the target's resources, also in the emulator."""
-    target = arch.target(compiler_params.target or arch.DEFAULT_TARGET)
+    target = assumed_target.target_of(compiler_params.target)
     with scope.locating(body):
         _require_cluster(mesh, target, name)
         check.require_features(traced.jaxpr, target)

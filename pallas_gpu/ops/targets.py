@@ -12,12 +12,15 @@ from pallas_gpu import arch, errors
 
 
 def chosen(compiler_params: plgpu.CompilerParams | None) -> arch.GpuTarget:
-    """Returns the target of the parameters, else that of the attached GPU.
+    """Returns the target of the parameters, else that of an offline compilation.
 
-    Without a supported GPU it is the default of all kernels.
+    Elsewhere it is that of the attached GPU; without a supported GPU it is the default
+    of all kernels.
     """
     if compiler_params is not None and compiler_params.target is not None:
         return arch.target(compiler_params.target)
+    if (offline := plgpu.offline.current_target()) is not None:
+        return arch.target(offline)
     return _attached()
 
 

@@ -195,6 +195,7 @@ GOOD: dict[str, Good] = {
     # Without a kernel to compile, which would need the CUDA wheels.
     "offline.compile": _top(fn=lambda x: x, args=(OUT,)),
     "offline.lower": _top(fn=lambda x: kernel(nothing)(x), args=(OUT,)),
+    "offline.current_target": _top(),
     # Measurement, with a timer of a device that has no kernels but one
     "testing.do_bench": _top(
         f=nothing,

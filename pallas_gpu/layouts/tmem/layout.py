@@ -206,8 +206,13 @@ class TmemLayout(Drawable):
         PTX ISA, tcgen05 "Scale factor A", "Scale factor B"; as written by
         `tcgen05.cp.32x128b` with `.warpx4`.
 
+        Tiles of 128 rows by 4 scales take 4 columns; those along the rows are next to
+        each other.
+
           >>> TmemLayout.scales().place((128, 8), 40, 5)
           TmemPlace(lanes=(8, 40, 72, 104), column=5, position=1)
+          >>> TmemLayout.scales().place((256, 8), 168, 5)
+          TmemPlace(lanes=(8, 40, 72, 104), column=13, position=1)
         """
         return cls(TmemKind.SCALES, _FIXED_PACKING[TmemKind.SCALES])
 
@@ -401,7 +406,9 @@ def _places(tiled: TiledLayout, shape: tuple[int, ...]) -> TmemPlaces:
     """Distributes the digits of each coordinate over lanes, columns and positions."""
     dims = tiled.tiling.dims
     grid = zip(tiled.tiling.grid(shape), tiled.base_tile_shape, strict=True)
-    outer = [TiledDim(i - 2, n, s) for i, (n, s) in enumerate(grid)]
+    # Tiles along the rows are neighbours: one instruction reads the scales of all its
+    # rows or columns. Other kinds have one tile of rows.
+    outer = [TiledDim(i - 2, n, s) for i, (n, s) in enumerate(grid)][::-1]
     coordinates = np.indices(shape)
 
     def number(chosen: Sequence[TiledDim]) -> np.ndarray:

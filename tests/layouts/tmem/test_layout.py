@@ -138,7 +138,7 @@ def test_the_worked_examples_hold():
     runner = doctest.DocTestRunner()
     for example in examples:
         runner.run(example)
-    assert runner.summarize(verbose=False) == (0, 7)
+    assert runner.summarize(verbose=False) == (0, 8)
 
 
 @pytest.mark.parametrize(
@@ -205,3 +205,15 @@ def test_tiles_of_registers_are_no_layout_of_tmem():
     wgmma = TiledLayout(Tiling(((64, 8), (16, 8), (8, 8), (2,))), (-7,), (-3, -2), -1)
     with pytest.raises(LayoutError, match="do not describe a layout of TMEM"):
         TmemLayout.from_tiled(wgmma)
+
+
+@pytest.mark.parametrize("rows", [128, 256, 384])
+def test_scales_of_all_rows_are_next_to_each_other(rows):
+    """PTX ISA: the scales of an instruction's rows are in consecutive columns."""
+    k = 12
+    found = TmemLayout.scales().places((rows, k))
+    row, scale = np.indices((rows, k))
+    tile = scale // 4 * (rows // 128) + row // 128
+    assert np.array_equal(found.columns, 4 * tile + row % 128 // 32)
+    assert np.array_equal(found.lanes[..., 0], row % 32)
+    assert np.array_equal(found.positions, scale % 4)

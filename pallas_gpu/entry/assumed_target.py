@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The target that kernels are compiled for offline, while they are traced.
+
+It is a part of JAX's cache keys: a function is traced again for another target.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from pallas_gpu import arch
+
+_NAME = jax.make_user_context(None)
+
+
+def assumed_target() -> str | None:
+    """Returns the target of the offline compilation in progress, if there is one."""
+    return _NAME.value
+
+
+@contextlib.contextmanager
+def assuming(target: arch.Target) -> Iterator[None]:
+    """Kernels that are traced inside are compiled offline for this target."""
+    with _NAME(target.name):
+        yield
+
+
+def target_of(declared: str | None) -> arch.GpuTarget:
+    """Returns the target that a kernel is traced for, without the attached GPU.
+
+    Args:
+      declared: the target in its compiler parameters.
+    """
+    return arch.target(declared or assumed_target() or arch.DEFAULT_TARGET)
