@@ -37,7 +37,9 @@ def agreed(kernel: Any, operands: Sequence[Any]) -> tuple[Any, ...]:
     target = _common(operands) or _of_broadcasts(operands)
     if target is None:
         return tuple(operands)
-    return tuple(_in_layout(kernel, x, target) for x in operands)
+    # Beside an array whose layout nobody has chosen, what a broadcast repeats converts.
+    converts = _is_default_layout(target)
+    return tuple(_in_layout(kernel, x, target, converts) for x in operands)
 
 
 def in_layout(
@@ -143,7 +145,11 @@ def _of_broadcasts(operands: Sequence[Any]) -> Placement | None:
 
 
 def _is_default(x: regs.RegisterArray) -> bool:
-    return any(x.layout == default_placement(x.shape, bits) for bits in _WIDTHS)
+    return _is_default_layout(x.layout)
+
+
+def _is_default_layout(layout: Placement) -> bool:
+    return any(layout == default_placement(layout.shape, bits) for bits in _WIDTHS)
 
 
 def _in_layout(

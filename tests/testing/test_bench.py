@@ -11,6 +11,7 @@ import pytest
 
 from pallas_gpu import errors, testing
 from pallas_gpu.testing.rounds import Rounds
+from tests.support import everywhere
 from tests.support.fake_device import FakeDevice
 
 QUICK = {"flush_l2": False, "pause_seconds": 0}
@@ -130,7 +131,7 @@ def test_arguments_given_twice_are_refused(device):
 
 @pytest.mark.parametrize("call", [testing.do_bench, testing.kernel_times])
 def test_without_a_gpu_and_a_timer_there_is_nothing_to_measure(call):
-    if jax.default_backend() == "gpu":
+    if everywhere.has_gpu():
         pytest.skip("there is a GPU")
     with pytest.raises(errors.NoGpuError, match="measured on a GPU") as caught:
         call(lambda: 0)

@@ -274,3 +274,27 @@ def test_scales_are_copied_and_widened():
         (jnp.asarray(scales),),
         [scales, 2.0 ** (bits.astype(np.float32) - 127)],
     )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_what_a_broadcast_repeats_follows_a_default_layout(axis):
+    def body(x_gmem, y_gmem, o_gmem, x_smem):
+        x_smem[...] = x_gmem[...]
+        scale = plgpu.load(
+            y_gmem, layout=plgpu.Layout.WGMMA.reduce(1 - axis), optimized=False
+        )
+        wide = lax.broadcast_in_dim(scale, SHAPE, (axis,))
+        o_gmem[...] = x_smem[...] * wide
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(SHAPE, jnp.float32),
+            scratch_types=[plgpu.SMEM(SHAPE, jnp.float32)],
+            interpret=interpret,
+        )
+
+    x = numbers(jnp.float32)
+    y = numbers(jnp.float32, seed=1)[0]
+    expected = x * (y[:, None] if axis == 0 else y)
+    everywhere.check(make, [x, y], expected)

@@ -152,15 +152,11 @@ def check(
 
         return f
 
-    semantics = BOTH if executed else ()
-    if everywhere.has_gpu():
-        semantics = BOTH
     everywhere.check(
         make,
         list(arrays.values()),
         expected,
         atol=ROUNDING[dtype],
-        semantics=semantics,
         executed=executed,
     )
 
@@ -232,8 +228,7 @@ def test_two_warpgroups_share_a_block(changes, options):
         **{"block_kv": 128, "consumers": 2, "stages": 1, "workers": 3} | changes
     )
     s = Shape(2, 1, 300, 4, 2, lengths=(300, 129))
-    executed = (Warpgroup,) if changes and not options else ()
-    check(s, c, executed=executed, **options)
+    check(s, c, executed=() if options else BOTH, **options)
 
 
 # --- masks ----------------------------------------------------------------------------
