@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -95,29 +96,55 @@ class Assembly:
 
     def problem(self) -> Problem:
         """The problem with the costs computed so far."""
-        problem = Problem()
-        for variable, labels in zip(self.network.variables, self.labels, strict=True):
-            key = self._keys[variable.index]
-            costs = [self.costs.operation(variable, n) for n in labels.source]
-            liking = preferences(len(costs), key)
-            problem.add_variable(np.array(costs, dtype=np.int64) + liking, key)
-        for array in self.arrays:
-            problem.add_variable(self._array_costs(array), array.key)
+        problem = self._settled.copy()
+        for variable in self.network.variables:
+            if _accesses_gmem(variable):
+                settled = problem.costs[variable.index]
+                total = settled + self._operation_costs(variable)
+                problem.costs[variable.index] = np.minimum(total, INFEASIBLE)
         for edge in self._edges:
-            self._add_edge(problem, edge)
-        for move in self.network.moves:
-            a, b = move.operand.index, move.result.index
-            given, made = self.labels[a].source, self.labels[b].source
-            problem.add_table(a, b, self.costs.moves(move, given, made))
+            if not edge.rigid:
+                made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
+                table = self.costs.relayouts(made, taken, edge)
+                self._add_edge(problem, edge, table)
         for variable, use in self._accesses():
             array = self.network.array(use.part)
             table = self._access_costs(variable, use, array)
             problem.add_table(variable.index, self.array_variable(array), table)
+        return problem
+
+    @functools.cached_property
+    def _settled(self) -> Problem:
+        """The part of the problem whose costs are exact from the start."""
+        problem = Problem()
+        for variable in self.network.variables:
+            key = self._keys[variable.index]
+            costs = preferences(len(self.labels[variable.index].source), key)
+            if not _accesses_gmem(variable):
+                costs = costs + self._operation_costs(variable)
+            problem.add_variable(costs, key)
+        for array in self.arrays:
+            problem.add_variable(self._array_costs(array), array.key)
+        for edge in self._edges:
+            if edge.rigid:
+                made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
+                same = np.equal.outer(np.array(made), np.array(taken))
+                table = np.where(same, 0, INFEASIBLE).astype(np.int64)
+                self._add_edge(problem, edge, table)
+        for move in self.network.moves:
+            a, b = move.operand.index, move.result.index
+            given, made = self.labels[a].source, self.labels[b].source
+            problem.add_table(a, b, self.costs.moves(move, given, made))
         for variable, use in self._transfers():
             array = self.network.array(use.part)
             table = self._transfer_costs(variable, use, array)
             problem.add_table(variable.index, self.array_variable(array), table)
         return problem
+
+    def _operation_costs(self, variable: Variable) -> np.ndarray:
+        numbers = self.labels[variable.index].source
+        costs = [self.costs.operation(variable, number) for number in numbers]
+        return np.array(costs, dtype=np.int64)
 
     def _array_costs(self, array: Array) -> np.ndarray:
         storages = self.storages[array.index]
@@ -132,14 +159,8 @@ class Assembly:
                     costs[i] += self.costs.copy(use, storage)
         return costs
 
-    def _add_edge(self, problem: Problem, edge: Edge) -> None:
+    def _add_edge(self, problem: Problem, edge: Edge, table: np.ndarray) -> None:
         a, b = edge.producer.variable.index, edge.consumer.variable.index
-        made, taken = self.numbers(edge.producer), self.numbers(edge.consumer)
-        if edge.rigid:
-            same = np.equal.outer(np.array(made), np.array(taken))
-            table = np.where(same, 0, INFEASIBLE).astype(np.int64)
-        else:
-            table = self.costs.relayouts(made, taken, edge)
         alike = self.labels[a] == self.labels[b]
         uniform = self.labels[a].source == self.labels[a].target
         problem.add_table(a, b, table, mergeable=alike and uniform)
@@ -207,10 +228,10 @@ class Assembly:
 
     def solve(self) -> Solution:
         """The assignment of least cost; infeasible if there is none."""
-        entries = 0
+        entries, series = 0, solver.Series()
         while True:
             problem = self.problem()
-            solution = solver.solve(problem)
+            solution = series.solve(problem)
             entries += solution.entries
             if not solution.feasible and not solution.exact:
                 solution = solver.solve(problem, solver.TABLE_LIMIT << 6)
@@ -236,6 +257,11 @@ class Assembly:
                 for storage in self.storages[self.network.array(use.part).index]
                 for number in self.labels[variable.index].source
             )
+
+
+def _accesses_gmem(variable: Variable) -> bool:
+    """Whether the variable's own costs may be bounds."""
+    return variable.access is not None and variable.access.part.space is types.GMEM
 
 
 def _storages(array: Array) -> list[Storage]:

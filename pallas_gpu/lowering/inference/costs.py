@@ -14,6 +14,7 @@ preferences rarely tie.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -75,6 +76,7 @@ class Costs:
         self._known: dict[Key, int] = {}
         self._bounds: dict[Key, int] = {}
         self._tables: dict[tuple, np.ndarray] = {}
+        self._tables_of: dict[Key, list[tuple]] = {}
         self._alignments: dict[tuple[Use, SmemLayout], int] = {}
 
     def room_bytes(self, in_warp: bool) -> int:
@@ -90,8 +92,8 @@ class Costs:
         fresh = [key for key in keys if key not in self._known]
         for key in fresh:
             self._known[key] = self._exact(key)
-        if fresh:
-            self._tables.clear()
+            for table in self._tables_of.pop(key, ()):
+                self._tables.pop(table, None)
         return bool(fresh)
 
     def cost(self, key: Key) -> int:
@@ -124,10 +126,13 @@ class Costs:
         table_key = src, dst, edge.bits, weight, edge.consumer.variable.in_warp
         table = self._tables.get(table_key)
         if table is None:
-            keys = ((self.relayout_key(a, b, edge) for b in dst) for a in src)
+            keys = [[self.relayout_key(a, b, edge) for b in dst] for a in src]
             rows = [
                 [0 if k is None else self.times(k, weight) for k in r] for r in keys
             ]
+            for key in itertools.chain.from_iterable(keys):
+                if key is not None and key not in self._known:
+                    self._tables_of.setdefault(key, []).append(table_key)
             table = np.array(rows, dtype=np.int64).reshape(len(src), len(dst))
             self._tables[table_key] = table
         return table

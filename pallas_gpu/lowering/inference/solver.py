@@ -12,6 +12,10 @@ smallest table is decided early: it is assigned the label of a neighbour it may 
 merged with, or else the label of least cost on its own. The result is then marked as
 not exact.
 
+A kernel's problem is solved several times, each time with more exact costs. A `Series`
+records the operations on tables of a run, and repeats those whose operands have
+changed, as long as the early decisions are the same.
+
 Variables have a key that does not depend on their order in the problem, and costs are
 integers, so that neither the order nor rounding changes the answer.
 """
@@ -19,7 +23,11 @@ integers, so that neither the order nor rounding changes the answer.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import heapq
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,6 +54,13 @@ class Problem:
         self.keys: list[int] = []
         self.tables: dict[tuple[int, int], np.ndarray] = {}
         self.mergeable: set[tuple[int, int]] = set()
+
+    def copy(self) -> Problem:
+        """A copy that can be added to; it shares the tables."""
+        copy = Problem()
+        copy.costs, copy.keys = list(self.costs), list(self.keys)
+        copy.tables, copy.mergeable = dict(self.tables), set(self.mergeable)
+        return copy
 
     def add_variable(self, costs: np.ndarray, key: int = 0) -> int:
         """Adds a variable with one label per cost; returns its index."""
@@ -94,15 +109,30 @@ class Solution:
 
 def solve(problem: Problem, table_limit: int = TABLE_LIMIT) -> Solution:
     """Finds the cheapest labels; the same for every order of variables and tables."""
-    elimination = _Elimination(problem, table_limit)
-    elimination.run()
-    labels = elimination.labels()
-    return Solution(
-        tuple(labels),
-        evaluate(problem, labels),
-        elimination.exact,
-        elimination.entries,
-    )
+    return Series(table_limit).solve(problem)
+
+
+class Series:
+    """Solves problems one after the other that differ in their costs only.
+
+    Args:
+      table_limit: see the module.
+    """
+
+    def __init__(self, table_limit: int = TABLE_LIMIT) -> None:
+        self._limit = table_limit
+        self._run: _Elimination | None = None
+
+    def solve(self, problem: Problem) -> Solution:
+        """As the function `solve`."""
+        run = self._run
+        if run is None or not run.repeat(problem):
+            run = self._run = _Elimination(problem, self._limit)
+            run.run()
+        labels = run.labels()
+        cost = evaluate(problem, labels)
+        entries, run.entries = run.entries, 0
+        return Solution(tuple(labels), cost, run.exact, entries)
 
 
 def evaluate(problem: Problem, labels: list[int]) -> int:
@@ -120,20 +150,23 @@ class _Elimination:
         self._problem = problem
         self._sizes = [len(costs) for costs in problem.costs]
         count = len(self._sizes)
-        self._factors: list[dict[Variables, np.ndarray]] = [{} for _ in range(count)]
+        # Of the factors' tables, the positions in `_values`.
+        self._factors: list[dict[Variables, int]] = [{} for _ in range(count)]
+        self._values: list[Any] = [*problem.costs, *problem.tables.values()]
+        self._tape: list[_Operation] = []
         self._neighbours: list[set[int]] = [set() for _ in range(count)]
         # Exact integers: a sum of logarithms would depend on the order of its parts.
         self._table_sizes = list(self._sizes)
         self._alive = [True] * count
         self._merges: list[set[int]] = [set() for _ in range(count)]
-        self._steps: list[tuple[int, Variables, np.ndarray]] = []
+        self._steps: list[tuple[int, Variables, int]] = []
         self._queue: list[tuple[int, int, int]] = []
         self.exact = True
         self.entries = 0
-        for variable, costs in enumerate(problem.costs):
-            self._factors[variable][(variable,)] = costs
-        for (a, b), table in problem.tables.items():
-            self._add((a, b), table)
+        for variable in range(count):
+            self._factors[variable][(variable,)] = variable
+        for table, pair in enumerate(problem.tables, count):
+            self._add(pair, table)
         for a, b in problem.mergeable:
             self._merges[a].add(b)
             self._merges[b].add(a)
@@ -158,8 +191,44 @@ class _Elimination:
     def labels(self) -> list[int]:
         result = [0] * len(self._sizes)
         for variable, variables, best in reversed(self._steps):
-            result[variable] = int(best[tuple(result[v] for v in variables)])
+            table = self._values[best]
+            result[variable] = int(table[tuple(result[v] for v in variables)])
         return result
+
+    # --- what was computed ------------------------------------------------------------
+
+    def _compute(
+        self, function: Callable[..., Any], *operands: int, decides: bool = False
+    ) -> int:
+        """Computes a value from others, by their positions; returns its position."""
+        self._values.append(function(*(self._values[i] for i in operands)))
+        result = len(self._values) - 1
+        self._tape.append(_Operation(function, operands, result, decides))
+        return result
+
+    def repeat(self, problem: Problem) -> bool:
+        """Computes what changes with the costs; False if a decision does.
+
+        The problem has the same variables and pairs. After False the run is invalid.
+        """
+        values, changed = self._values, bytearray(len(self._values))
+        for i, value in enumerate((*problem.costs, *problem.tables.values())):
+            if value is not values[i]:
+                changed[i] = not np.array_equal(value, values[i])
+                values[i] = value
+        for function, operands, result, decides in self._tape:
+            if not any(changed[i] for i in operands):
+                continue
+            value, last = function(*(values[i] for i in operands)), values[result]
+            if decides:
+                if value != last:
+                    return False
+                continue
+            pair = isinstance(value, tuple)
+            changed[result] = pair or not np.array_equal(value, last)
+            values[result] = value
+        self._problem = problem
+        return True
 
     # --- the graph --------------------------------------------------------------------
 
@@ -174,7 +243,7 @@ class _Elimination:
             self._table_sizes[a] *= self._sizes[b]
             self._table_sizes[b] *= self._sizes[a]
 
-    def _remove(self, variable: int) -> list[tuple[Variables, np.ndarray]]:
+    def _remove(self, variable: int) -> list[tuple[Variables, int]]:
         """Takes a variable out of the graph; returns the factors that mention it."""
         factors = list(self._factors[variable].items())
         for variables, _ in factors:
@@ -188,13 +257,13 @@ class _Elimination:
         self._alive[variable] = False
         return factors
 
-    def _add(self, variables: Variables, table: np.ndarray) -> None:
+    def _add(self, variables: Variables, table: int) -> None:
         """Adds a factor with an axis per variable, ascending."""
         for i, a in enumerate(variables):
             for b in variables[i + 1 :]:
                 self._connect(a, b)
         old = self._factors[variables[0]].get(variables) if variables else None
-        new = table if old is None else np.minimum(old + table, INFEASIBLE)
+        new = table if old is None else self._compute(_sum, old, table)
         for variable in variables:
             self._factors[variable][variables] = new
 
@@ -207,30 +276,44 @@ class _Elimination:
             return
         factors = self._remove(variable)
         order = (*neighbours, variable)
+        add_up = functools.partial(self._add_up, order, [names for names, _ in factors])
+        result = self._compute(add_up, *(table for _, table in factors))
+        best = self._compute(operator.itemgetter(0), result)
+        self._steps.append((variable, neighbours, best))
+        if neighbours:
+            self._add(neighbours, self._compute(operator.itemgetter(1), result))
+        for other in neighbours:
+            self._enqueue(other)
+
+    def _add_up(
+        self, order: Variables, names: list[Variables], *tables: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The best labels of the last variable in `order`, and their costs."""
         total = np.zeros([self._sizes[v] for v in order], dtype=np.int64)
-        for count, (variables, table) in enumerate(factors, 2):
+        for count, (variables, table) in enumerate(zip(names, tables, strict=True), 2):
             total += _broadcast(variables, table, order)
             if count % _SAFE_SUMS == 0:
                 np.minimum(total, INFEASIBLE, out=total)
         np.minimum(total, INFEASIBLE, out=total)
         self.entries += total.size
-        best = total.argmin(axis=-1)
-        self._steps.append((variable, neighbours, best.astype(np.uint8)))
-        if neighbours:
-            self._add(neighbours, total.min(axis=-1))
-        for other in neighbours:
-            self._enqueue(other)
+        return total.argmin(axis=-1).astype(np.uint8), total.min(axis=-1)
 
     def _fix(self, variable: int, label: int) -> None:
         neighbours = sorted(self._neighbours[variable])
         for variables, table in self._remove(variable):
             rest = tuple(v for v in variables if v != variable)
+            self.entries += self._values[table].size
             if rest:
-                self._add(rest, table.take(label, axis=variables.index(variable)))
-            self.entries += table.size
-        self._steps.append((variable, (), np.array(label)))
+                axis = variables.index(variable)
+                take = operator.methodcaller("take", label, axis=axis)
+                self._add(rest, self._compute(take, table))
+        self._steps.append((variable, (), self._constant(np.array(label))))
         for other in neighbours:
             self._enqueue(other)
+
+    def _constant(self, value: Any) -> int:
+        self._values.append(value)
+        return len(self._values) - 1
 
     def _decide_early(self, variable: int) -> None:
         target = self._merge_target(variable)
@@ -244,40 +327,80 @@ class _Elimination:
                 self._merges[target].add(other)
         touched = self._neighbours[variable] | {target}
         for variables, table in self._remove(variable):
-            self.entries += table.size
-            self._add(*_renamed(variables, table, variable, target))
+            self.entries += self._values[table].size
+            names, transposed = _renamed(variables, variable, target)
+            self._add(names, self._compute(transposed, table))
         same = np.arange(self._sizes[variable])
-        self._steps.append((variable, (target,), same))
+        self._steps.append((variable, (target,), self._constant(same)))
         for other in sorted(touched):
             self._enqueue(other)
 
     def _merge_target(self, variable: int) -> int | None:
         """The neighbour from which it is most expensive to differ."""
-        ranked = []
+        others, operands = [], []
         for other in self._merges[variable]:
             variables = (min(variable, other), max(variable, other))
             table = self._factors[variable].get(variables)
-            if not self._alive[other] or table is None:
-                continue
-            alone = self._costs(variable) + self._costs(other)
-            if (np.minimum(alone, INFEASIBLE) + np.diagonal(table)).min() >= INFEASIBLE:
-                continue
-            finite = np.minimum(table, INFEASIBLE >> 20)
-            weight = int(finite.sum())
-            ranked.append((-weight, self._problem.keys[other], other))
-        return min(ranked)[2] if ranked else None
+            if self._alive[other] and table is not None:
+                others.append((self._problem.keys[other], other))
+                operands += [self._costs(variable), self._costs(other), table]
+        choose = functools.partial(_dearest, others)
+        return self._values[self._compute(choose, *operands, decides=True)]
 
-    def _costs(self, variable: int) -> np.ndarray:
+    def _costs(self, variable: int) -> int:
         return self._factors[variable][(variable,)]
 
     def _best_alone(self, variable: int) -> int:
         """The label with the least cost if all neighbours comply."""
-        total = np.zeros(self._sizes[variable], dtype=np.int64)
-        for variables, table in self._factors[variable].items():
-            axes = tuple(i for i, v in enumerate(variables) if v != variable)
-            total = np.minimum(total + table.min(axis=axes), INFEASIBLE)
-            self.entries += table.size
-        return int(total.argmin())
+        factors = self._factors[variable]
+        self.entries += sum(self._values[table].size for table in factors.values())
+        choose = functools.partial(_cheapest, variable, list(factors))
+        return self._values[self._compute(choose, *factors.values(), decides=True)]
+
+
+class _Operation(NamedTuple):
+    """An operation on tables: a function, the positions of its operands and result.
+
+    Attributes:
+      decides: whether the result is a decision, on which later operations depend.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[int, ...]
+    result: int
+    decides: bool
+
+
+def _sum(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return np.minimum(a + b, INFEASIBLE)
+
+
+def _dearest(others: list[tuple[int, int]], *tables: np.ndarray) -> int | None:
+    """The neighbour from which it is most expensive to differ.
+
+    Args:
+      others: the key and the variable of each neighbour.
+      tables: for each the costs of the variable and of the neighbour, and their table.
+    """
+    ranked = []
+    for (key, other), mine, theirs, table in zip(
+        others, tables[::3], tables[1::3], tables[2::3], strict=True
+    ):
+        alone = np.minimum(mine + theirs, INFEASIBLE)
+        if (alone + np.diagonal(table)).min() >= INFEASIBLE:
+            continue
+        weight = int(np.minimum(table, INFEASIBLE >> 20).sum())
+        ranked.append((-weight, key, other))
+    return min(ranked)[2] if ranked else None
+
+
+def _cheapest(variable: int, names: list[Variables], *tables: np.ndarray) -> int:
+    """The label of a variable with the least cost if all neighbours comply."""
+    total = np.zeros((), dtype=np.int64)
+    for variables, table in zip(names, tables, strict=True):
+        axes = tuple(i for i, v in enumerate(variables) if v != variable)
+        total = np.minimum(total + table.min(axis=axes), INFEASIBLE)
+    return int(total.argmin())
 
 
 def _broadcast(variables: Variables, table: np.ndarray, order: Variables) -> np.ndarray:
@@ -302,17 +425,22 @@ def _broadcast(variables: Variables, table: np.ndarray, order: Variables) -> np.
 
 
 def _renamed(
-    variables: Variables, table: np.ndarray, old: int, new: int
-) -> tuple[Variables, np.ndarray]:
-    """The factor after `old` became another name of `new`."""
+    variables: Variables, old: int, new: int
+) -> tuple[Variables, Callable[[np.ndarray], np.ndarray]]:
+    """The variables and the table of a factor after `old` became a name of `new`."""
     if new in variables:
         a, b = variables.index(old), variables.index(new)
-        table = np.diagonal(table, axis1=a, axis2=b)  # its axis goes to the end
         names = [v for v in variables if v not in (old, new)] + [new]
     else:
         names = [new if v == old else v for v in variables]
     order = sorted(range(len(names)), key=names.__getitem__)
-    return tuple(names[i] for i in order), table.transpose(order)
+
+    def renamed(table: np.ndarray) -> np.ndarray:
+        if new in variables:
+            table = np.diagonal(table, axis1=a, axis2=b)  # its axis goes to the end
+        return table.transpose(order)
+
+    return tuple(names[i] for i in order), renamed
 
 
 # --- why there is no solution ---------------------------------------------------------

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import random
 
@@ -89,6 +90,25 @@ def test_without_variables_to_merge_one_is_decided_alone():
     solution = solver.solve(problem, table_limit=64)
     assert not solution.exact
     assert solution.feasible
+
+
+@pytest.mark.parametrize("limit", [1 << 14, 1 << 8])
+def test_a_series_solves_each_problem_as_if_it_were_the_first(limit: int):
+    """Whether it repeats the last run, or decides something else early."""
+    rng = np.random.default_rng(0)
+    problem, series, works = chain(30, 4, extra=30), solver.Series(limit), []
+    for _ in range(30):
+        alone, next_one = solver.solve(problem, limit), series.solve(problem)
+        works.append((next_one.entries, alone.entries))
+        assert next_one == dataclasses.replace(alone, entries=next_one.entries)
+        problem = problem.copy()
+        for pair in rng.choice(list(problem.tables), 2):
+            a, b = map(int, pair)
+            problem.tables[a, b] = problem.tables[a, b] + rng.integers(0, 3, (4, 4))
+        variable = rng.integers(len(problem.costs))
+        problem.costs[variable] = problem.costs[variable] + rng.integers(0, 3, 4)
+    assert any(again < alone for again, alone in works)
+    assert limit == 1 << 14 or any(again == alone for again, alone in works[1:])
 
 
 @pytest.mark.parametrize("limit", [1 << 14, 1 << 8])
