@@ -20,6 +20,8 @@ from pallas_gpu.primitives.tensor_cores.wgmma import check_storage, wgmma, wgmma
 
 # PTX ISA, wgmma.mma_async: N is at most 256 an instruction.
 _MAX_COLUMNS = 256
+# Bytes of an element: the layout of a left operand in registers.
+_LEFT_LAYOUTS = {1: Layout.WGMMA_8BIT, 2: Layout.WGMMA, 4: Layout.WGMMA_32BIT}
 # One instruction consumes 32 bytes of K.
 _K_BYTES = 32
 # Registers of a warpgroup that an accumulator may take: 256 for each thread.
@@ -195,10 +197,7 @@ def _is_stored(operand: Matrix, kernel: Kernel) -> bool:
 
 
 def _in_registers(a: Matrix, kernel: Kernel) -> Any:
-    bits = a.dtype.itemsize * 8
-    return in_layout(
-        a.value(), Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT, kernel
-    )
+    return in_layout(a.value(), _LEFT_LAYOUTS[a.dtype.itemsize], kernel)
 
 
 def in_layout(x: Any, layout: Any, kernel: Kernel) -> Any:

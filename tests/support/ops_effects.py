@@ -50,6 +50,8 @@ EFFECTS: dict[str, str] = {
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+            "transposed": "test_a_gate_needs_both_products_at_once",
+            "parts": "test_every_part_of_k_has_a_step",
         },
     ),
     **_seen(

@@ -42,6 +42,8 @@ WGMMA_ACC_32BIT = _tiled(
 )
 # The A fragment of wgmma with 8-bit elements: four adjacent elements per register.
 WGMMA_8BIT = _tiled((64, 16), (16, 16), (8, 16), (4,), warp=(-7,), lane=(-3, -2))
+# The A fragment of wgmma with 32-bit elements: one element per register.
+WGMMA_32BIT = _tiled((64, 4), (16, 4), (8, 4), (1,), warp=(-7,), lane=(-3, -2))
 # 8-bit data such that widening to 16 bits yields WGMMA after one exchange of lanes.
 WGMMA_UPCAST_2X = _tiled(
     (64, 16), (16, 16), (8, 16), (8,), (4,), warp=(-8,), lane=(-4, -2, -3)
@@ -268,6 +270,7 @@ class Layout(Drawable, enum.Enum):
     WGMMA_ROW = enum.auto()
     WGMMA_COL = enum.auto()
     WGMMA_8BIT = enum.auto()
+    WGMMA_32BIT = enum.auto()
     WGMMA_UPCAST_2X = enum.auto()
     WGMMA_UPCAST_4X = enum.auto()
     WGMMA_TRANSPOSED = enum.auto()

@@ -52,7 +52,17 @@ _TYPES: dict[np.dtype, tuple[str, tuple[np.dtype, ...]]] = {
     dtypes.U8: ("u8", (dtypes.I32,)),
 }
 _MIXABLE = ({dtypes.F8_E4M3, dtypes.F8_E5M2}, {dtypes.I8, dtypes.U8})
+_LEFT_LAYOUTS = {8: Layout.WGMMA_8BIT, 16: Layout.WGMMA, 32: Layout.WGMMA_32BIT}
 _ACCUMULATORS = {dtypes.F32: "f32", dtypes.F16: "f16", dtypes.I32: "s32"}
+
+
+def left_layout(bits: int) -> Layout:
+    """Returns the layout of a left operand in registers: the A fragment of wgmma.
+
+    Args:
+      bits: of an element, 8, 16 or 32.
+    """
+    return _LEFT_LAYOUTS[bits]
 
 
 def zeros(shape: Sequence[int], dtype: np.dtype = dtypes.F32) -> RegisterArray:
@@ -76,8 +86,7 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
 
     Args:
       acc: (M, N) in Layout.WGMMA; float32, float16 or int32.
-      a: (M, K) in SMEM, tiled and swizzled, or in registers: 16-bit elements in
-        Layout.WGMMA, 8-bit elements in Layout.WGMMA_8BIT.
+      a: (M, K) in SMEM, tiled and swizzled, or in registers, in `left_layout`.
       b: (K, N) in SMEM.
 
     Raises:
@@ -359,24 +368,19 @@ def _a_fragments(a: RegisterArray) -> list[ir.Value]:
     of the step's K, then both rows in the upper half.
     """
     bits = dtypes.bits(a.dtype)
-    if bits not in (8, 16):
-        raise errors.DTypeError(
-            "wgmma reads a left operand of this dtype only from SMEM",
-            expected="16-bit or 8-bit elements for an operand in registers",
-            got=a.dtype,
-            hint="store it to SMEM, or convert it",
-        )
-    layout = Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT
-    _check_layout(a, "The left operand", layout)
+    _check_layout(a, "The left operand", left_layout(bits))
     k_step = K_STEP_BYTES * 8 // bits
     half = k_step // 2
     pieces = zip(_linear(a).origins, words.to_words(a.values), strict=True)
+    i32 = ir.IntegerType.get_signless(32)
     keyed = [
         ((m // M_ROWS, k // k_step, k % k_step // half, m % M_ROWS), register)
         for (m, k), register in pieces
     ]
     keyed.sort(key=lambda item: item[0])
-    return [word for _, register in keyed for word in register]
+    found = [word for _, register in keyed for word in register]
+    # The operand is of registers without a type, also for tf32.
+    return found if bits < 32 else [llvm.bitcast(i32, word) for word in found]
 
 
 # --- the assembly ---------------------------------------------------------------------

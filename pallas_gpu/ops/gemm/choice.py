@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from types import ModuleType
 from typing import Any
+
+import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors
@@ -42,11 +45,53 @@ def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> An
         return BlackwellMatmulConfig()
     if (known := table.lookup(problem)) is not None:
         return known
+    if problem.turns_a or problem.transposed.turns_a:
+        return heuristic.choose(problem)
     divided, plain = few_heuristic.choose(problem), heuristic.choose(problem)
     if divided is None:
         return plain
     estimate = heuristic.cost(problem, plain) + few_heuristic.FIXED_US
     return divided if few_heuristic.cost(problem, divided) <= estimate else plain
+
+
+def turned(
+    p: Problem, config: Any, compiler_params: plgpu.CompilerParams | None
+) -> str:
+    """Returns which operands, of "a" and "b", XLA transposes before the kernel.
+
+    The tensor core reads types other than 16-bit ones along K alone. Hopper's kernel
+    transposes one float32 operand on its way to the tensor core, its left one.
+
+    Args:
+      p: the problem as the caller states it.
+      config: a configuration, or None.
+      compiler_params: see `choose`.
+    """
+    if p.dtype.itemsize == 2:
+        return ""
+    all_of = ("a" if p.transpose_a else "") + ("" if p.transpose_b else "b")
+    if p.dtype != jnp.float32 or p.epilogue.gated or not all_of:
+        return all_of
+    # With both stored so, A is the one that is copied.
+    kept = all_of[-1]
+    if config is not None:
+        is_left = isinstance(config, MatmulConfig) and (
+            config.transposed == (kept == "b")
+        )
+        return all_of.replace(kept, "") if is_left else all_of
+    if targets.chosen(compiler_params).has(arch.Feature.TCGEN05):
+        return all_of
+    copied = dataclasses.replace(p, transpose_a=False, transpose_b=True)
+    p = dataclasses.replace(copied, transpose_a=kept == "a", transpose_b=kept != "b")
+    is_faster = _cost(p, choose(p, compiler_params)) < heuristic.copy_us(p, kept) + (
+        _cost(copied, choose(copied, compiler_params))
+    )
+    return all_of.replace(kept, "") if is_faster else all_of
+
+
+def _cost(p: Problem, config: Any) -> float:
+    family = few_heuristic if isinstance(config, SplitMatmulConfig) else heuristic
+    return family.cost(p, config)
 
 
 def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> None:
@@ -69,7 +114,10 @@ def check_target(config: Any, compiler_params: plgpu.CompilerParams | None) -> N
 
 def columns(config: Any) -> int:
     """Returns of what N has to be a multiple, if no tile is to exceed a bias."""
-    return 1 if isinstance(config, BlackwellMatmulConfig) else config.cluster_tile[1]
+    if isinstance(config, BlackwellMatmulConfig):
+        return 1
+    is_transposed = isinstance(config, MatmulConfig) and config.transposed
+    return config.cluster_tile[0 if is_transposed else 1]
 
 
 def make_kernel(

@@ -23,6 +23,8 @@ CONSUMERS = 2
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
+    transposed=expect.boolean,
+    parts=expect.integer(1),
 )
 @dataclasses.dataclass(frozen=True)
 class MatmulConfig:
@@ -39,6 +41,10 @@ class MatmulConfig:
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
+      transposed: the tensor core computes the transposed product: rows above are then
+        columns of the result, and columns are its rows; A and B change places, too.
+      parts: parts of K that are multiplied by different blocks, for few tiles of a long
+        K. XLA adds the products and applies the epilogue.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -54,6 +60,8 @@ class MatmulConfig:
     minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_90A.sm_count
+    transposed: bool = False
+    parts: int = 1
 
     def __post_init__(self):
         m, n, k = self.tile_m, self.tile_n, self.tile_k

@@ -22,6 +22,9 @@ _TILES = [
     *((128, n) for n in (32, 64, 96, 128, 160, 192)),
 ]
 _BARRIER_BYTES = 1024
+_MEMORY_BYTES_PER_US = 4.27e6
+# Of an SM: 128 bytes a cycle at 1.98 GHz.
+_SMEM_BYTES_PER_US = 253e3
 
 
 @functools.lru_cache(maxsize=4096)
@@ -30,9 +33,22 @@ def choose(p: Problem) -> MatmulConfig:
     return min(candidates(p), key=lambda c: cost(p, c))
 
 
+def copy_us(p: Problem, name: str) -> float:
+    """Estimates the time of a transposed copy of operand "a" or "b"."""
+    elems = p.k * (p.m if name == "a" else p.n)
+    elems *= 1 if (p.shared_a if name == "a" else p.shared_b) else p.batch
+    return 2 + 2 * elems * p.dtype.itemsize / _MEMORY_BYTES_PER_US
+
+
 def candidates(p: Problem) -> list[MatmulConfig]:
     """Returns the configurations that suit a problem, in no order."""
+    if p.transposed.turns_a:
+        found = candidates(p.transposed)
+        return [dataclasses.replace(c, transposed=True) for c in found]
     tiles = _TILES
+    if p.turns_a:
+        # Rows of A are in registers, too; with 128 of them products wait for loads.
+        tiles = [(m, n) for m, n in tiles if m == 64]
     if p.epilogue.gated:
         # Two accumulators, and two tiles of B.
         tiles = [(m, n) for m, n in tiles if m * n <= 64 * 128]
@@ -55,10 +71,12 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     """Estimates the time of a product in microseconds.
 
     The slowest block computes `waves` tiles. A step of a tile takes as long as its
-    products, or as its copies from the L2. The numbers are fitted by hand to 75
-    measurements on an H200 (bfloat16, 256 to 4096 rows): estimates lie from 4 % below
-    to 17 % above them.
+    products, as its copies from the L2, or as the accesses to its SMEM, which TMA
+    fills and the tensor core reads. The numbers are fitted by hand to 250
+    measurements on an H200 (bfloat16, 256 to 8192 rows).
     """
+    if c.transposed:
+        return cost(p.transposed, dataclasses.replace(c, transposed=False))
     m, n = c.cluster_tile
     tiles = p.batch * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
     waves = plgpu.cdiv(tiles, _SMS // c.cluster_size)
@@ -67,9 +85,12 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     # FLOP per microsecond and SM; tf32 has half the rate of 16-bit types.
     rate = 860e6 / _SMS * 2 / item * min(1.0, c.tile_n * factors / 64)
     products = 2 * c.block_m * c.tile_n * c.tile_k * factors / rate
-    if c.tile_m == 64:
-        # Each instruction reads all of B's columns for half as many rows.
-        products *= 1.02
+    if c.tile_m == 64 and c.tile_n * item % 128 and not p.transpose_b:
+        # Rows of B are those of a narrower swizzle.
+        products *= 1.04
+    if c.tile_n == 256:
+        # The fewest reads of SMEM: less power.
+        products *= 0.99
     shared = 1 if c.cluster is None else 2
     rows = c.block_m / (shared if c.cluster == "n" else 1)
     columns = c.tile_n * factors / (shared if c.cluster == "m" else 1)
@@ -77,10 +98,17 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     # cluster loads its own wide rows of B.
     bandwidth = 60e3 if c.cluster == "n" and c.tile_m == 64 else 78e3
     copies = (rows + columns) * c.tile_k * item / bandwidth
+    # Each instruction reads 64 rows of A, unless they are in registers, and all
+    # columns of B.
+    read = CONSUMERS * c.tile_m // 64 * (c.tile_n + (0 if p.turns_a else 64)) * factors
+    filled = c.block_m + c.tile_n * factors
+    if p.turns_a:
+        filled += c.block_m
+    accesses = (read + filled) * c.tile_k * item / _SMEM_BYTES_PER_US
     # Of two that are limited by products the one that copies less takes less power.
-    step = max(products, copies) + 0.03 * copies
+    step = max(products, copies, accesses) + 0.015 * copies
     store = 0.3 + c.block_m * c.tile_n * p.out_dtype.itemsize / 60e3
-    memory = p.bytes / 4.27e6
+    memory = p.bytes / _MEMORY_BYTES_PER_US
     launch = 2 if c.cluster is None else 3
     return launch + max(waves * (plgpu.cdiv(p.k, c.tile_k) * step + store), memory)
 

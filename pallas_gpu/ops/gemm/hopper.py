@@ -23,9 +23,10 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import errors
 from pallas_gpu.ops import roles
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
-from pallas_gpu.ops.gemm.epilogue import load_columns
+from pallas_gpu.ops.gemm.epilogue import PLAIN, load_columns
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.tiles import tiles
 
@@ -39,19 +40,83 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 def make_kernel(p: Problem, config: MatmulConfig, compiler_params, interpret) -> Any:
     """Returns the kernel: a function of A, B and the operands of the epilogue."""
 
+    of_kernel = p if config.parts == 1 else _divided(p, config)
+
     def memory(a, b, *refs, **scratch) -> Memory:
         *others, out = refs
-        named = dict(zip(p.epilogue.operands, others, strict=True))
+        named = dict(zip(of_kernel.epilogue.operands, others, strict=True))
+        if config.transposed:
+            a, b = b, a
         return Memory(a=a, b=b, out=out, **named, **scratch)
 
-    return launch(
-        Schedule(p, config),
-        Consumer,
+    if config.transposed or config.parts > 1:
+        _require_no_gate(p)
+    kernel = launch(
+        Schedule(of_kernel.transposed if config.transposed else of_kernel, config),
+        TransposedConsumer if config.transposed else Consumer,
         memory,
-        jax.ShapeDtypeStruct(p.out_shape, p.out_dtype),
+        jax.ShapeDtypeStruct(of_kernel.out_shape, of_kernel.out_dtype),
         kernel_name="matmul",
         compiler_params=compiler_params,
         interpret=interpret,
+    )
+    if config.parts == 1:
+        return kernel
+
+    def added(a: jax.Array, b: jax.Array, *others: jax.Array) -> jax.Array:
+        products = kernel(a, b).reshape(p.batch, config.parts, p.m, p.n)
+        total = products.sum(axis=1, dtype=products.dtype)
+        if not p.epilogue.is_identity:
+            named = dict(zip(p.epilogue.operands, others, strict=True))
+            if "bias" in named:
+                named["bias"] = named["bias"][: p.n].astype(jnp.float32)
+            total = p.epilogue.apply(total, **named)
+        return total.astype(p.out_dtype)
+
+    return added
+
+
+def _divided(p: Problem, c: MatmulConfig) -> Problem:
+    """Returns the problem of which each part of K is a product."""
+    steps = plgpu.cdiv(p.k, c.tile_k)
+    most = plgpu.cdiv(steps, plgpu.cdiv(steps, c.parts))
+    if c.parts > most:
+        raise errors.ArgumentError(
+            "matmul: a block has no part of K",
+            expected=f"at most {most} parts of K={p.k} in steps of {c.tile_k}",
+            got=f"parts={c.parts}",
+            hint="omit config",
+        )
+    is_integer = p.dtype == jnp.int8
+    return dataclasses.replace(
+        p,
+        batch=p.batch * c.parts,
+        out_dtype=jnp.dtype(jnp.int32 if is_integer else jnp.float32),
+        epilogue=PLAIN,
+        residual_dtype=None,
+    )
+
+
+def as_tf32(x: Any) -> Any:
+    """Returns float32 rounded to the nearest tf32, of which 13 bits are not read.
+
+    A selection instead of the minimum, which keeps NaN, would make ptxas serialise the
+    products that read the result.
+    """
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
+    size, sign = bits & np.uint32(0x7FFFFFFF), bits & np.uint32(0x80000000)
+    rounded = jnp.minimum(size + np.uint32(0x1000), np.uint32(0x7FFFFFFF))
+    return lax.bitcast_convert_type(rounded | sign, jnp.float32)
+
+
+def _require_no_gate(p: Problem) -> None:
+    if not p.epilogue.gated:
+        return
+    raise errors.ArgumentError(
+        "matmul: the configuration has no gate",
+        expected="MatmulConfig(transposed=False, parts=1) beside a gate",
+        got="transposed or parts",
+        hint="omit config",
     )
 
 
@@ -93,7 +158,8 @@ def launch(
 
 
 def _scratch(p: Problem, c: MatmulConfig) -> dict[str, Any]:
-    part = (CONSUMERS, 2, c.epilogue_m, c.epilogue_n)
+    sides = (c.epilogue_m, c.epilogue_n)
+    part = (CONSUMERS, 2, *(reversed(sides) if c.transposed else sides))
     a_tile = (c.tile_k, c.block_m) if p.transpose_a else (c.block_m, c.tile_k)
     b_tile = (c.tile_n, c.tile_k) if p.transpose_b else (c.tile_k, c.tile_n)
     factors = 3 if p.epilogue.gated else 2
@@ -144,7 +210,8 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return plgpu.cdiv(self.problem.k, self.config.tile_k)
+        c = self.config
+        return plgpu.cdiv(plgpu.cdiv(self.problem.k, c.tile_k), c.parts)
 
     def tile(self, linear: Any) -> tuple[Any, Any, Any]:
         """Returns this block's tile (batch, row, column) for a cluster's position."""
@@ -206,6 +273,7 @@ class Memory:
 def produce(schedule: Schedule, mem: Memory) -> None:
     """Copies the operands of a block's tiles, step by step."""
     p, c = schedule.problem, schedule.config
+    parts = np.int32(c.parts)
     share_a, share_b = (("pair",) if c.cluster == d else () for d in ("n", "m"))
     factors = [
         (mem.a, mem.a_smem, p.shared_a, share_a),
@@ -216,6 +284,10 @@ def produce(schedule: Schedule, mem: Memory) -> None:
 
     def visit(batch, row, column, first_step):
         rows, columns = plgpu.ds(row, c.block_m), plgpu.ds(column, c.tile_n)
+        start = 0
+        if c.parts > 1:
+            batch, part = lax.div(batch, parts), lax.rem(batch, parts)
+            start = part * schedule.steps
 
         @plgpu.loop(0, schedule.steps)
         def _(ki):
@@ -226,7 +298,7 @@ def produce(schedule: Schedule, mem: Memory) -> None:
             def _():
                 plgpu.barrier_wait(mem.empty.at[slot])
 
-            depth = plgpu.ds(ki * c.tile_k, c.tile_k)
+            depth = plgpu.ds((start + ki) * c.tile_k, c.tile_k)
             of_a = (depth, rows) if p.transpose_a else (rows, depth)
             of_b = (columns, depth) if p.transpose_b else (depth, columns)
             for (source, buffers, shared, axes), window in zip(
@@ -270,6 +342,8 @@ class Consumer:
     def accumulate(self, first_step, acc, gate_acc=None) -> list[Any]:
         """Returns the product of its rows with B, and with the gate."""
         mem, p, c = self.mem, self.schedule.problem, self.schedule.config
+        if p.turns_a:
+            return [self.accumulate_turned(first_step, acc)]
         slot_of = self.schedule.slot
         own_rows = plgpu.ds(self.wg * c.tile_m, c.tile_m)
 
@@ -299,6 +373,38 @@ class Consumer:
         last = slot_of(first_step + self.schedule.steps - 1)
         plgpu.barrier_arrive(mem.empty.at[last])
         return products
+
+    def accumulate_turned(self, first_step, acc) -> Any:
+        """Returns the product where the tensor core cannot read A as it is stored.
+
+        It is transposed on the way to registers. The next step's rows are loaded while
+        the tensor core multiplies; only then may instructions write its operand, else
+        ptxas serialises them.
+        """
+        mem, c = self.mem, self.schedule.config
+        slot_of = self.schedule.slot
+        own = plgpu.ds(self.wg * c.tile_m, c.tile_m)
+
+        def load(step):
+            plgpu.barrier_wait(mem.full.at[slot_of(step)])
+            rows = mem.a_smem.at[slot_of(step), :, own].T
+            return plgpu.load(rows, layout=plgpu.Layout.WGMMA_32BIT, optimized=False)
+
+        last = first_step + self.schedule.steps - 1
+
+        @plgpu.loop(first_step, last, init_carry=as_tf32(load(first_step)))
+        def final(step, rows):
+            b = mem.b_smem.at[slot_of(step)]
+            plgpu.wgmma(acc, rows, b.T)
+            following = lax.optimization_barrier(load(step + 1))
+            plgpu.wgmma_wait(0)
+            plgpu.barrier_arrive(mem.empty.at[slot_of(step)])
+            return as_tf32(lax.optimization_barrier(following))
+
+        plgpu.wgmma(acc, final, mem.b_smem.at[slot_of(last)].T)
+        product = acc[...]
+        plgpu.barrier_arrive(mem.empty.at[slot_of(last)])
+        return product
 
     @property
     def parts(self) -> list[tuple[int, int]]:
@@ -334,7 +440,16 @@ class Consumer:
         if self.mem.residual is None:
             return None
         plgpu.barrier_wait(self.mem.residual_full.at[self.wg * 2 + part % 2])
-        return self.mem.residual_smem[self.wg, part % 2]
+        return self.stored(self.mem.residual_smem.at[self.wg, part % 2])[...]
+
+    def stored(self, part: Any) -> Any:
+        """Returns the reference to a part in SMEM as the accumulator has it."""
+        return part
+
+    def load_bias(self, row: Any, column: Any) -> Any:
+        """Returns the bias of the part that begins there."""
+        del row
+        return load_columns(self.mem.bias, column, self.schedule.config.epilogue_n)
 
     def store(self, products, batch, row, column) -> None:
         """Stores a tile part by part; the copies overlap with what comes after."""
@@ -342,9 +457,9 @@ class Consumer:
         epilogue = self.schedule.problem.epilogue
         for part, (i, j) in enumerate(self.parts):
             tiles = [x[i : i + c.epilogue_m, j : j + c.epilogue_n] for x in products]
-            bias = mem.bias
-            if bias is not None:
-                bias = load_columns(bias, column + j, c.epilogue_n)
+            bias = None
+            if mem.bias is not None:
+                bias = self.load_bias(row + i, column + j)
             if not epilogue.is_identity:
                 product, gate = tiles if epilogue.gated else (tiles[0], None)
                 residual = self.load_residual(part)
@@ -356,10 +471,33 @@ class Consumer:
             # parts a tile begins with the buffer that the tile before has ended with.
             repeated = part == 0 and len(self.parts) % 2 == 1
             plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            buffer[...] = tiles[0].astype(mem.out.dtype)
+            self.stored(buffer)[...] = tiles[0].astype(mem.out.dtype)
             plgpu.commit_smem()
             index, is_inside = self.window(part, batch, row, column)
             plgpu.copy_smem_to_gmem(buffer, mem.out.at[index], is_inside)
             if part + 2 < len(self.parts):
                 # All threads have read its buffer before `commit_smem`.
                 self.prefetch_residual(part + 2, batch, row, column)
+
+
+@dataclasses.dataclass(frozen=True)
+class TransposedConsumer(Consumer):
+    """A consumer whose accumulator is a part of the transposed result."""
+
+    def window(self, part: int, batch, row, column) -> tuple[Any, Any]:
+        """Returns the index of a part in the result, and whether it begins inside."""
+        (batch, rows, columns), is_inside = super().window(part, batch, row, column)
+        return (batch, columns, rows), is_inside
+
+    def stored(self, part: Any) -> Any:
+        """Returns the reference to a part in SMEM as the accumulator has it."""
+        return part.T
+
+    def load_bias(self, row: Any, column: Any) -> Any:
+        """Returns the bias of the part that begins there."""
+        del column
+        c = self.schedule.config
+        rows = load_columns(
+            self.mem.bias, row, c.epilogue_m, layout=plgpu.Layout.WGMMA_ROW
+        )
+        return lax.broadcast_in_dim(rows, (c.epilogue_m, c.epilogue_n), (0,))

@@ -73,12 +73,13 @@ def matmul(
 
     Sizes are any from 1. Types of 16 bits are read transposed where they are; float32
     and int8, which the tensor core reads along K alone, are copied first if K is not
-    the last dimension. So are arrays whose rows are not multiples of 16 bytes. On
-    Blackwell all these are copies, and XLA applies the epilogue.
+    the last dimension, but for one float32 operand of many rows, which is transposed on
+    its way to the tensor core. So are arrays whose rows are not multiples of 16 bytes.
+    On Blackwell all these are copies, and XLA applies the epilogue.
 
     float32 is multiplied as tf32 (10 bits of mantissa), as by `jnp.matmul` on a GPU by
-    default; use that with `precision="highest"` for more. An operand that is copied is
-    rounded to them, another one truncated by the tensor core.
+    default; use that with `precision="highest"` for more. An operand that is copied or
+    transposed is rounded to them, another one truncated by the tensor core.
 
     The derivative consists of products by the same kernels: of the operands' type, to
     which the derivative of the result is rounded. With an activation or a gate, the

@@ -56,6 +56,24 @@ class Problem:
         return self.batch, self.m, self.n
 
     @property
+    def transposed(self) -> Problem:
+        """The problem whose result is the transposed one: B^T A^T."""
+        return dataclasses.replace(
+            self,
+            m=self.n,
+            n=self.m,
+            shared_a=self.shared_b,
+            shared_b=self.shared_a,
+            transpose_a=not self.transpose_b,
+            transpose_b=not self.transpose_a,
+        )
+
+    @property
+    def turns_a(self) -> bool:
+        """Whether A is transposed on its way to the tensor core, float32 alone."""
+        return self.transpose_a and self.dtype == jnp.float32
+
+    @property
     def flops(self) -> int:
         """Multiplications and additions."""
         factors = 2 if self.epilogue.gated else 1

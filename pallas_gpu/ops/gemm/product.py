@@ -40,13 +40,14 @@ class Call:
     def run(self, a: jax.Array, b: jax.Array, **others: jax.Array | None) -> jax.Array:
         """Prepares the operands and runs the kernel."""
         p = self.problem
-        if p.dtype.itemsize != 2:
-            # The tensor core reads other types along K alone.
-            a = _turned(a) if p.transpose_a else a
-            b = b if p.transpose_b else _turned(b)
-            if (gate := others.get("gate")) is not None and not p.transpose_b:
+        given, params = self.config, self.compiler_params
+        turned = choice.turned(p, given, params)
+        if "a" in turned:
+            a, p = _turned(a), dataclasses.replace(p, transpose_a=False)
+        if "b" in turned:
+            b, p = _turned(b), dataclasses.replace(p, transpose_b=True)
+            if (gate := others.get("gate")) is not None:
                 others["gate"] = _turned(gate)
-            p = dataclasses.replace(p, transpose_a=False, transpose_b=True)
         # Threads would store such rows element by element; a copy is faster.
         n, dtypes = p.n, (p.dtype, p.out_dtype, p.residual_dtype or p.dtype)
         multiple = _TMA_BYTES // min(x.itemsize for x in dtypes)
@@ -55,10 +56,10 @@ class Call:
             others["residual"] = _padded(residual, multiple)
         if (gate := others.get("gate")) is not None:
             others["gate"] = _addressable(gate)
-        config = self.config or choice.choose(p, self.compiler_params)
+        config = given or choice.choose(p, params)
         if (bias := others.get("bias")) is not None and n % choice.columns(config):
             others["bias"] = padded_columns(bias, _COLUMNS)
-        f = choice.make_kernel(p, config, self.compiler_params, self.interpret)
+        f = choice.make_kernel(p, config, params, self.interpret)
         extra = [others[name] for name in p.epilogue.operands]
         out = f(_addressable(a), _addressable(b), *extra)
         return out if p.n == n else out[:, :, :n]

@@ -62,7 +62,8 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
     Args:
       acc: accumulator (M, N), or a part of its columns.
       a: (M, K) SMEM reference, or an array in registers (16-bit types in
-        `Layout.WGMMA`, 8-bit types in `Layout.WGMMA_8BIT`).
+        `Layout.WGMMA`, 8-bit types in `Layout.WGMMA_8BIT`, float32 in
+        `Layout.WGMMA_32BIT`).
       b: (K, N) SMEM reference. SMEM operands need TilingTransform((8, swizzle width))
         and a SwizzleTransform of 32, 64 or 128 bytes; Warpgroup semantics infers them
         for arrays declared without. A reference stored transposed is passed as `ref.T`;
@@ -85,8 +86,6 @@ def wgmma(acc: types.Ref, a: types.Ref | jax.Array, b: types.Ref) -> None:
         a = values.array(a, f"{who}: a")
     _check_types(acc, a, b)
     _check_shapes(acc, a, b)
-    if not a_is_ref:
-        _check_register_type(a)
     for name, operand in (("a", a), ("b", b)) if a_is_ref else (("b", b),):
         check_storage(operand, name)
     ops.bind(
@@ -139,18 +138,6 @@ def _check_types(acc: Any, a: Any, b: Any) -> None:
             hint="declare the accumulator with that type: plgpu.ACC(shape, dtype)",
             where=_jax.where_now(),
         )
-
-
-def _check_register_type(a: Any) -> None:
-    if jnp.dtype(a.dtype).itemsize <= 2:
-        return
-    raise errors.DTypeError(
-        f"wgmma: {jnp.dtype(a.dtype).name} is supported in SMEM only",
-        expected="16-bit or 8-bit elements for an operand in registers",
-        got=f"a, {jnp.dtype(a.dtype).name}{list(a.shape)} in registers",
-        hint="store it to SMEM, call commit_smem() and pass the reference",
-        where=_jax.where_now(),
-    )
 
 
 def _check_shapes(acc: Any, a: Any, b: Any) -> None:

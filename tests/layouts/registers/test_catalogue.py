@@ -24,6 +24,16 @@ def test_wgmma_is_the_d_fragment_of_the_ptx_isa():
             assert coordinates[t, r].tolist() == [[row, column], [row, column + 1]]
 
 
+def test_wgmma_32bit_is_the_a_fragment_of_the_ptx_isa():
+    coordinates = catalogue.WGMMA_32BIT.linear((64, 16)).all_coordinates()
+    for t in range(128):
+        warp, lane = divmod(t, 32)
+        registers = [(8 * i, 4 * j) for i in range(2) for j in range(4)]
+        for r, (down, right) in enumerate(registers):
+            row = 16 * warp + lane // 4 + down
+            assert coordinates[t, r].tolist() == [[row, right + lane % 4]]
+
+
 def test_mma_fragments_multiply_to_the_accumulator():
     """Lane g*4+i holds A rows g, B columns g, and K pairs i (PTX ISA, mma.m16n8k16)."""
     a = catalogue.mma_lhs(16).linear((64, 16)).all_coordinates()

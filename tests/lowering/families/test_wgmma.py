@@ -87,7 +87,8 @@ CASES = [
         for t in ("float16", "bfloat16")
         for bt in (False, True)
     ),
-    *(dataclasses.replace(c, registers=True) for c in K_MINOR[1:]),
+    *(dataclasses.replace(c, registers=True) for c in K_MINOR),
+    case("float32", at=True, bt=True, registers=True),
 ]
 # One of each kind of instruction.
 COMPILED = [
@@ -95,11 +96,17 @@ COMPILED = [
     case("bfloat16", at=True, bt=True, swizzle=64),
     case("float16", acc="float16", registers=True),
     case("float32", bt=True),
+    case("float32", bt=True, registers=True),
     case("float8_e4m3fn", "float8_e5m2", bt=True),
     case("float8_e5m2", "float8_e4m3fn", acc="float16", bt=True),
     case("float8_e4m3fn", bt=True, registers=True),
     case("int8", acc="int32", bt=True, registers=True),
 ]
+LEFT_LAYOUTS = {
+    1: plgpu.Layout.WGMMA_8BIT,
+    2: plgpu.Layout.WGMMA,
+    4: plgpu.Layout.WGMMA_32BIT,
+}
 PTX_NAMES = {
     "float16": "f16", "bfloat16": "bf16", "float32": "tf32", "int8": "s8",
     "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2", "int32": "s32",
@@ -165,8 +172,7 @@ def product(c: Case):
     def body(sa, sb, o):
         left = sa.T if c.at else sa
         if c.registers:
-            narrow = jnp.dtype(c.a).itemsize == 1
-            layout = plgpu.Layout.WGMMA_8BIT if narrow else plgpu.Layout.WGMMA
+            layout = LEFT_LAYOUTS[jnp.dtype(c.a).itemsize]
             left = plgpu.load(left, layout=layout, optimized=False)
 
         def scope(acc):

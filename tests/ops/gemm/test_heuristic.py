@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu import arch
+from pallas_gpu.ops import MatmulConfig
 from pallas_gpu.ops.gemm import choice, heuristic, table
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
@@ -90,6 +92,24 @@ def test_more_rows_are_not_estimated_to_be_faster():
 def test_what_was_measured_is_chosen():
     p = problem(8192, 8192, 8192)
     assert table.lookup(p) == choice.choose(p, None) != heuristic.choose(p)
+
+
+def test_float32_is_transposed_by_xla_where_it_has_no_other_way():
+    p = problem(2048, 2048, 2048, "float32")
+    for transpose_a, transpose_b, turned in (
+        (False, True, ""),
+        (False, False, ""),
+        (True, True, ""),
+        (True, False, "a"),
+    ):
+        stored = dataclasses.replace(
+            p, transpose_a=transpose_a, transpose_b=transpose_b
+        )
+        assert choice.turned(stored, None, None) == turned
+    assert choice.turned(p, MatmulConfig(), None) == "b"
+    assert choice.turned(p, MatmulConfig(transposed=True), None) == ""
+    gated = dataclasses.replace(p, epilogue=EPILOGUES[3])
+    assert choice.turned(gated, None, None) == "b"
 
 
 def test_the_table_is_for_products_like_those_measured():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors
+from pallas_gpu import errors, offline
 from pallas_gpu.ops.gemm.matmul import MatmulConfig, matmul
-from tests.support import matmuls
+from tests.support import everywhere, matmuls
 from tests.support.matmuls import ROUNDING, operands, reference
 from tests.support.semantics import Warpgroup
 
@@ -103,6 +104,63 @@ def test_types_of_operands_and_result(dtype, out):
     check((128, 64, 64), config(epilogue_n=32), jnp.dtype(dtype), out)
 
 
+@pytest.mark.parametrize("cluster", [None, "m", "n"])
+@pytest.mark.parametrize("shape", [(64, 256, 64), (72, 136, 136)])
+def test_the_tensor_core_computes_the_transposed_product(cluster, shape):
+    check(shape, config(cluster=cluster, transposed=True, epilogue_n=32))
+
+
+@pytest.mark.parametrize(
+    ("parts", "transposed", "shape"),
+    [
+        (2, False, (128, 64, 128)),
+        (3, False, (72, 72, 264)),  # the last part is shorter
+        (2, True, (64, 136, 192)),
+    ],
+)
+def test_parts_of_k_are_added(parts, transposed, shape):
+    check(shape, config(parts=parts, transposed=transposed, blocks=4))
+
+
+def test_parts_of_k_of_a_batch():
+    a, b = operands(40, 24, 192, batch=(2,))
+    got = matmul(a, b, config=config(parts=3, blocks=4))
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32), reference(a, b), atol=ROUNDING["float16"]
+    )
+
+
+TF32 = dataclasses.replace(SMALL, tile_k=32, epilogue_n=32)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((72, 136, 104), {"transposed": True}),
+        ((64, 128, 64), {"transposed": True, "cluster": "m", "tile_m": 128}),
+        ((136, 72, 40), {}),
+    ],
+)
+def test_a_float32_operand_is_transposed_on_its_way_to_the_tensor_core(shape, options):
+    c = dataclasses.replace(TF32, **options)
+    a, b = operands(*shape, jnp.float32)
+    stored = c.transposed, not c.transposed
+    arrays = [a if stored[0] else a.T, b.T if stored[1] else b]
+
+    def make(interpret):
+        return lambda x, y: matmul(
+            x,
+            y,
+            transpose_a=not stored[0],
+            transpose_b=stored[1],
+            config=c,
+            interpret=interpret,
+        )
+
+    expected = np.asarray(a, np.float64) @ np.asarray(b, np.float64)
+    everywhere.check(make, arrays, expected, atol=0.06, executed=[Warpgroup])
+
+
 def test_vmap_makes_a_batch_of_products():
     a, b = operands(128, 64, 64, batch=(3,))
     got = jax.vmap(lambda x, y: matmul(x, y, config=SMALL))(a, b)
@@ -140,12 +198,51 @@ def test_a_hundred_orders_of_events_give_one_result():
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
 @pytest.mark.parametrize("cluster", [None, "n", "m"])
-def test_there_is_no_race(cluster, asynchrony):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_there_is_no_race(cluster, asynchrony, transposed):
     shape = (512, 256, 256)
     options = {"asynchrony": asynchrony, "detect_races": True, "seed": 3}
-    got = emulated(shape, config(cluster=cluster), **options)
+    c = config(cluster=cluster, transposed=transposed)
+    got = emulated(shape, c, **options)
     expected = reference(*operands(*shape))
     np.testing.assert_allclose(got.astype(np.float32), expected, atol=2**-5)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_transposing_in_registers_has_no_race(asynchrony):
+    shape = (64, 128, 160)
+    a, b = operands(*shape, jnp.float32)
+    interpret = plgpu.InterpretParams(asynchrony=asynchrony, seed=3, schedules=3)
+    c = dataclasses.replace(TF32, transposed=True)
+    got = matmul(a, b, config=c, interpret=interpret)
+    np.testing.assert_allclose(got, reference(a, b), atol=0.06)
+
+
+@pytest.mark.parametrize("changes", [{"transposed": True}, {"parts": 2}])
+def test_a_gate_needs_both_products_at_once(changes):
+    a, b = operands(64, 64, 128)
+    with pytest.raises(errors.ArgumentError, match="has no gate") as caught:
+        matmul(a, b, gate=b, config=config(**changes))
+    assert caught.value.expected and caught.value.hint
+
+
+def test_every_part_of_k_has_a_step():
+    a, b = operands(64, 64, 320)
+    with pytest.raises(errors.ArgumentError, match="no part of K") as caught:
+        matmul(a, b, config=config(parts=4))
+    assert "at most 3 parts of K=320 in steps of 64" in str(caught.value)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("cluster", [None, "m"])
+def test_transposing_in_registers_compiles_without_spills(cluster):
+    a = jax.ShapeDtypeStruct((512, 512), jnp.float32)
+    tile = {"tile_m": 64, "tile_n": 256, "tile_k": 32, "epilogue_n": 32}
+    c = MatmulConfig(**tile, cluster=cluster, transposed=True)
+    (report,) = offline.compile(functools.partial(matmul, config=c), a, a)
+    assert report.resources.spill_store_bytes == 0
+    # ptxas has not serialised the products.
+    assert "C7513" not in str(report.resources)
 
 
 # --- refusals -------------------------------------------------------------------------

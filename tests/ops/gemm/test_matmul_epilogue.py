@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import jax
@@ -105,6 +106,18 @@ def test_an_epilogue_is_applied_to_the_sums(names, options):
         expected,
         atol=rounding(expected),
         executed=[Warpgroup],
+    )
+
+
+@pytest.mark.parametrize("changes", [{"transposed": True}, {"parts": 3, "tile_k": 16}])
+def test_an_epilogue_of_a_transposed_or_divided_product(changes):
+    a, b, arrays = operands("bias", "residual")
+    options = {"activation": "gelu", "scale": 0.5}
+    expected = reference(a, b, arrays, **options)
+    c = dataclasses.replace(SMALL, **changes)
+    got = ops.matmul(a, b, **arrays, **options, config=c)
+    np.testing.assert_allclose(
+        got.astype(jnp.float32), expected, atol=rounding(expected)
     )
 
 

@@ -148,20 +148,6 @@ def test_the_accumulator_has_a_type_of_the_operands(dtype, acc, expected):
         attempt(multiply, *operands, acc=plgpu.ACC((64, 64), acc))
 
 
-def test_float32_is_multiplied_from_smem_only():
-    def multiply(acc, sa, sb, x):
-        plgpu.wgmma(acc, x[:, 0:32], sb.T)  # HERE
-
-    with refused(
-        errors.DTypeError,
-        "wgmma: float32 is supported in SMEM only",
-        expected="16-bit or 8-bit",
-        got="a, float32[64, 32] in registers",
-        hint="commit_smem()",
-    ):
-        attempt(multiply, b=tiles((64, 32), F32))
-
-
 # --- shapes ---------------------------------------------------------------------------
 
 

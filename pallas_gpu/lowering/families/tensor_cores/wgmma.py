@@ -126,8 +126,7 @@ def _wgmma_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     def in_registers(a: Any) -> Any:
         if not isinstance(a, regs.Deferred):
             return a
-        bits = dtypes.bits(a.dtype)
-        return a.materialize(Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT)
+        return a.materialize(wgmma.left_layout(dtypes.bits(a.dtype)))
 
     return _accumulate(ctx, invals, in_registers, wgmma.mma)
 
@@ -195,8 +194,7 @@ def _infer_wgmma(network: Network, op: ir.Operation, key: int) -> None:
     network.produce(op.results[0], accumulator)
     if is_vector(op.operands[1]):
         _, bits = network.vector_type(op.operands[1].type)
-        name = Layout.WGMMA if bits == 16 else Layout.WGMMA_8BIT
-        left = _operand_layout(network, op, 1, name)
+        left = _operand_layout(network, op, 1, wgmma.left_layout(bits))
         variable = network.variable(
             op, op.operands[1].type, key, role="left operand", fixed=left
         )
