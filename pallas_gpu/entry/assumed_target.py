@@ -7,6 +7,7 @@ It is a part of JAX's cache keys: a function is traced again for another target.
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Iterator
 
 import jax
@@ -14,6 +15,10 @@ import jax
 from pallas_gpu import arch
 
 _NAME = jax.make_user_context(None)
+# That of the kernel whose body is being traced.
+_OF_KERNEL: contextvars.ContextVar[arch.GpuTarget] = contextvars.ContextVar(
+    "pallas_gpu_target"
+)
 
 
 def assumed_target() -> str | None:
@@ -35,3 +40,21 @@ def target_of(declared: str | None) -> arch.GpuTarget:
       declared: the target in its compiler parameters.
     """
     return arch.target(declared or assumed_target() or arch.DEFAULT_TARGET)
+
+
+@contextlib.contextmanager
+def tracing_for(target: arch.GpuTarget) -> Iterator[None]:
+    """Sets the target of the kernel while its body is traced."""
+    token = _OF_KERNEL.set(target)
+    try:
+        yield
+    finally:
+        _OF_KERNEL.reset(token)
+
+
+def of_kernel() -> arch.GpuTarget:
+    """Returns the target that the kernel is traced for.
+
+    It may be launched on another one if its compiler parameters have none.
+    """
+    return _OF_KERNEL.get(arch.DEFAULT_TARGET)

@@ -355,10 +355,12 @@ def launch_body(
     key = (tuple(in_avals), in_tree, same, _jax.trace_context())
     before, traced = cache.get(key, (None, None))
     if traced is None or before != seen:
-        traced = trace.trace_body(
-            _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
-            mesh, name, aliases, sources,
-        )  # fmt: skip
+        target = assumed_target.target_of(compiler_params.target)
+        with assumed_target.tracing_for(target):
+            traced = trace.trace_body(
+                _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
+                mesh, name, aliases, sources,
+            )  # fmt: skip
         _require_resources(traced, mesh, compiler_params, name, body)
         if not traced.captured:
             if len(cache) >= _KEPT_TRACES:

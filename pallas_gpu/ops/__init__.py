@@ -22,11 +22,17 @@ from pallas_gpu.ops.gemm.matmul import (
 from pallas_gpu.ops.moe import ragged_dot as _ragged_dot
 from pallas_gpu.ops.moe.config import RaggedDotConfig
 from pallas_gpu.ops.moe.ragged_dot import ragged_dot, ragged_dot_general
+from pallas_gpu.ops.narrow import block_scaled_blackwell as _block_scaled
 from pallas_gpu.ops.narrow import linear as _linear
 from pallas_gpu.ops.narrow import scaled as _scaled
+from pallas_gpu.ops.narrow.block_scaled import (
+    BlockScaledMatmulConfig,
+    block_scaled_matmul,
+)
 from pallas_gpu.ops.narrow.linear import linear
 from pallas_gpu.ops.narrow.mixed import LinearFewConfig, LinearManyConfig
 from pallas_gpu.ops.narrow.quantize import quantize
+from pallas_gpu.ops.narrow.quantize_blocks import quantize_blocks
 from pallas_gpu.ops.narrow.scaled import scaled_matmul
 from pallas_gpu.ops.narrow.scaled_hopper import ScaledMatmulConfig
 from pallas_gpu.ops.rows.cross_entropy import linear_cross_entropy
@@ -40,6 +46,7 @@ __all__ = [
     "AttentionConfig",
     "BlackwellAttentionConfig",
     "BlackwellMatmulConfig",
+    "BlockScaledMatmulConfig",
     "DecodeConfig",
     "LinearFewConfig",
     "LinearManyConfig",
@@ -48,6 +55,7 @@ __all__ = [
     "ScaledMatmulConfig",
     "SplitMatmulConfig",
     "attention",
+    "block_scaled_matmul",
     "clear_cache",
     "decode_attention",
     "dot_product_attention",
@@ -57,6 +65,7 @@ __all__ = [
     "log_softmax",
     "matmul",
     "quantize",
+    "quantize_blocks",
     "ragged_dot",
     "ragged_dot_general",
     "rms_norm",
@@ -69,6 +78,7 @@ __all__ = [
 
 def clear_cache() -> None:
     """Forgets traced kernels; for measurements of tracing."""
+    _block_scaled.make_kernel.cache_clear()
     _linear.clear_cache()
     _matmul.clear_cache()
     _ragged_dot.clear_cache()

@@ -3,20 +3,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_gpu import _jax, errors, expect, types
-from pallas_gpu.entry import check, scope
+from pallas_gpu import _jax, arch, errors, expect, types
+from pallas_gpu.entry import assumed_target, check, control, scope
 from pallas_gpu.entry.control import loop, while_loop
 from pallas_gpu.entry.scoped import scoped
 from pallas_gpu.pipeline.loops import NDLoopInfo, unravel
 from pallas_gpu.primitives import mbarrier
-from pallas_gpu.primitives.grids import scheduling
+from pallas_gpu.primitives.grids import launch_control, scheduling
 from pallas_gpu.types import values
 
 _WHO = "dynamic_scheduling_loop"
@@ -44,10 +45,11 @@ def dynamic_scheduling_loop(
     the next one that none has claimed: clusters whose work is short take more of it.
     Only these clusters exist, so that what is written for each position is in the loop.
 
-    PTX: atom.relaxed.gpu.global.add, one in each step, by one thread of the cluster.
-    Since: sm_90. Issued by all warpgroups of all CTAs of a cluster. The counter starts
-    at zero in each call. Under `vmap` the launch starts all clusters; each then has its
-    own position alone.
+    PTX: clusterlaunchcontrol.try_cancel.async on sm_100a, by which a cluster takes over
+    the work of one that has not started; elsewhere atom.relaxed.gpu.global.add, of a
+    counter that starts at zero in each call. One in each step, by one thread of the
+    cluster. Since: sm_90. Issued by all warpgroups of all CTAs of a cluster. Under
+    `vmap` the launch starts all clusters; each then has its own position alone.
 
     Args:
       grid_names: names of all axes of the grid, most significant first.
@@ -82,8 +84,10 @@ def dynamic_scheduling_loop(
         if clustered
         else types.Barrier(num_arrivals=mesh.warpgroups, num_barriers=_SLOTS)
     )
+    cancels = assumed_target.of_kernel().has(arch.Feature.CLUSTER_LAUNCH_CONTROL)
+    source: _Source = (_Launch if cancels else _Counter)(mesh, grid_names)
     declarations = (
-        types.SMEM((_SLOTS,), jnp.int32),
+        source.memory,
         types.Barrier(num_barriers=_SLOTS),
         free,
     )
@@ -91,7 +95,9 @@ def dynamic_scheduling_loop(
     def run(body: Callable[..., Any]) -> Any:
         expect.function(body, f"{_WHO}: the body")
         return scoped(
-            lambda *memory: _all_steps(mesh, grid_names, memory, body, init_carry),
+            lambda *memory: _all_steps(
+                mesh, grid_names, source, memory, body, init_carry
+            ),
             declarations,
             {},
             thread_axis or (),
@@ -104,54 +110,128 @@ def dynamic_scheduling_loop(
 def _all_steps(
     mesh: types.Mesh,
     grid_names: Sequence[str],
+    source: _Source,
     memory: Sequence[Any],
     body: Callable[..., Any],
     init_carry: Any,
 ) -> Any:
     positions, full, free = memory
-    sizes = [lax.axis_size(name) for name in grid_names]
-    claims = _claims(mesh)
-    wait = mbarrier.barrier_wait
-    if math.prod(mesh.cluster) > 1:
-        wait = mbarrier.wait_for_cluster
+    clustered = math.prod(mesh.cluster) > 1
+    own = tuple(lax.axis_index(name) for name in grid_names)
 
     def step(state: Any) -> Any:
-        position, number, carry = state
+        _, index, number, carry = state
         slot = lax.rem(number, jnp.int32(_SLOTS))
+        place = positions.at[slot], full.at[slot]
         mbarrier.barrier_wait(free.at[slot])
-        following = scheduling.claim(claims)
-        if mesh.warpgroups > 1:
-            scheduling.publish(following, positions.at[slot], full.at[slot], claims)
-        info = NDLoopInfo(unravel(position, sizes), number, None)
+        finish = source.start(*place)
+        info = NDLoopInfo(index, number, None)
         named = {} if init_carry is None else {"carry": carry}
         carry = scope.call(_WHO, body, info, **named)
-        if mesh.warpgroups == 1:
-            # Nobody waits for it before, and by now the counter has answered.
-            scheduling.publish(following, positions.at[slot], full.at[slot], claims)
-        wait(full.at[slot])
-        position = positions[slot]
+        finish()
+        if clustered and source.by_threads:
+            mbarrier.wait_for_cluster(full.at[slot])
+        else:
+            mbarrier.barrier_wait(full.at[slot])
+        more, index = source.read(positions.at[slot])
         mbarrier.barrier_arrive(free.at[slot])
-        return position, number + 1, carry
+        return more, index, number + 1, carry
 
     for slot in range(_SLOTS):
         # Also says that this CTA has left earlier scopes, which may use that SMEM.
         mbarrier.barrier_arrive(free.at[slot])
-    own = jnp.int32(0)
-    for name, size in zip(grid_names, sizes, strict=True):
-        own = own * size + lax.axis_index(name)
     with _jax.trace_without_ref_rules():
-        end = math.prod(sizes)
-        first = own, jnp.int32(0), init_carry
-        _, _, carry = while_loop(lambda state: state[0] < end, step, first)
+        first = jnp.bool_(True), own, jnp.int32(0), init_carry
+        *_, carry = while_loop(lambda state: state[0], step, first)
         loop(0, _SLOTS)(lambda slot: mbarrier.barrier_wait(free.at[slot]))
     return carry
 
 
+class _Source(Protocol):
+    """Where a cluster's next position comes from.
+
+    Attributes:
+      memory: declares SMEM for the positions of all slots.
+      by_threads: whether threads of the cluster write it there.
+    """
+
+    @property
+    def memory(self) -> Any: ...
+    @property
+    def by_threads(self) -> bool: ...
+
+    def start(self, place: Any, full: Any) -> Callable[[], None]:
+        """Asks for a position; what it returns is called after the step's work."""
+
+    def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        """Returns whether there is a position, and its indices."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Counter:
+    """A counter in GMEM; the launch starts as many clusters as the GPU holds."""
+
+    mesh: types.Mesh
+    grid_names: Sequence[str]
+
+    by_threads = True
+
+    @property
+    def memory(self) -> Any:
+        return types.SMEM((_SLOTS,), jnp.int32)
+
+    def start(self, place: Any, full: Any) -> Callable[[], None]:
+        claims = _claims(self.mesh)
+        following = scheduling.claim(claims)
+        if self.mesh.warpgroups > 1:
+            scheduling.publish(following, place, full, claims)
+            return lambda: None
+        # Nobody waits for it before, and by then the counter has answered.
+        return lambda: scheduling.publish(following, place, full, claims)
+
+    def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        sizes = [lax.axis_size(name) for name in self.grid_names]
+        position = place[...]
+        return position < math.prod(sizes), tuple(unravel(position, sizes))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Launch:
+    """Cluster launch control: work of clusters that have not started."""
+
+    mesh: types.Mesh
+    grid_names: Sequence[str]
+
+    by_threads = False
+
+    @property
+    def memory(self) -> Any:
+        return launch_control.TryClusterCancelResult(_SLOTS)
+
+    def start(self, place: Any, full: Any) -> Callable[[], None]:
+        @control.when(_is_last_warpgroup(self.mesh))
+        def _() -> None:
+            axes = tuple(self.mesh.cluster_names)
+            launch_control.request(place, full, axes, until_refused=True)
+
+        return lambda: None
+
+    def read(self, place: Any) -> tuple[Any, tuple[Any, ...]]:
+        index, granted = launch_control.query_cluster_cancel(
+            place, tuple(self.grid_names)
+        )
+        return granted, index
+
+
+def _is_last_warpgroup(mesh: types.Mesh) -> Any:
+    if mesh.thread_name is None:
+        return jnp.bool_(True)
+    return lax.axis_index(mesh.thread_name) == mesh.warpgroups - 1
+
+
 def _claims(mesh: types.Mesh) -> Any:
     """Whether this warpgroup claims: the last one of the cluster's first CTA."""
-    claims = jnp.bool_(True)
-    if mesh.thread_name is not None:
-        claims = lax.axis_index(mesh.thread_name) == mesh.warpgroups - 1
+    claims = _is_last_warpgroup(mesh)
     for name in mesh.cluster_names:
         claims = claims & (lax.axis_index(name) == 0)
     return claims

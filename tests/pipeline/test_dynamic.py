@@ -17,9 +17,14 @@ GRID = (3, 4)
 NUMBERS = np.arange(12, dtype=np.int32).reshape(GRID)
 
 
-def mesh(threads=1, ctas=1):
+# Clusters take over work by a counter, and by cluster launch control.
+TARGETS = pytest.mark.parametrize("target", ["sm_90a", "sm_100a"])
+
+
+def mesh(threads=1, ctas=1, target="sm_90a"):
     """The options of a kernel and of the loop for its warpgroups and clusters."""
     launch = {"grid": GRID, "grid_names": ("i", "j")}
+    launch["compiler_params"] = plgpu.CompilerParams(target=target)
     axes = {}
     if threads > 1:
         launch |= {"num_threads": threads, "thread_name": "wg"}
@@ -30,9 +35,9 @@ def mesh(threads=1, ctas=1):
     return launch, axes
 
 
-def positions(threads=1, ctas=1):
+def positions(threads=1, ctas=1, target="sm_90a"):
     """A kernel: each warpgroup of each CTA stores each position's number."""
-    launch, axes = mesh(threads, ctas)
+    launch, axes = mesh(threads, ctas, target)
 
     def body(o_ref):
         c = lax.axis_index("c") if ctas > 1 else 0
@@ -49,13 +54,35 @@ def positions(threads=1, ctas=1):
     )
 
 
+@TARGETS
 @pytest.mark.parametrize(("threads", "ctas"), [(1, 1), (3, 1), (1, 2), (2, 2)])
-def test_all_warpgroups_of_a_cluster_get_each_position(threads, ctas):
+def test_all_warpgroups_of_a_cluster_get_each_position(threads, ctas, target):
     expected = np.broadcast_to(NUMBERS[..., None, None], (*GRID, ctas, threads))
-    everywhere.check(positions(threads, ctas), [], expected)
+    make = positions(threads, ctas, target)
+    everywhere.check(make, [], expected, on_gpu=target == "sm_90a")
 
 
-def counted(interpret):
+@TARGETS
+def test_no_schedule_has_a_race(target):
+    expected = np.broadcast_to(NUMBERS[..., None, None], (*GRID, 2, 2))
+    params = plgpu.InterpretParams(schedules=8)
+    got = positions(2, 2, target)(params)()
+    np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("threads", "ctas"), [(1, 1), (2, 2)])
+def test_blackwell_takes_over_the_work_of_other_clusters(threads, ctas):
+    kernel = positions(threads, ctas, "sm_100a")(None)
+    (report,) = plgpu.offline.compile(kernel, target="sm_100a")
+    assert report.ptx.count("clusterlaunchcontrol.try_cancel.async") == 1
+    assert ("multicast::cluster::all.b128" in report.ptx) == (ctas > 1)
+    assert "clusterlaunchcontrol.query_cancel.is_canceled" in report.ptx
+    assert "atom." not in report.ptx
+    assert report.resources.spill_store_bytes == 0
+
+
+def counted(interpret, target="sm_90a"):
     """For each position who took it, in which step, of a kernel with a carry."""
 
     def body(who_ref, step_ref, steps_ref):
@@ -76,7 +103,7 @@ def counted(interpret):
             jax.ShapeDtypeStruct((12,), jnp.int32),
         ],
         interpret=interpret,
-        **mesh()[0],
+        **mesh(target=target)[0],
     )()
 
 
@@ -100,6 +127,19 @@ def test_schedules_differ_in_who_takes_what_and_in_how_many_there_are():
         launched.add(len(clusters))
     assert len(assignments) > 4
     assert len(launched) > 2
+
+
+def test_clusters_that_have_not_started_lose_their_work():
+    taken = set()
+    for seed in range(4):
+        params = plgpu.InterpretParams(seed=seed, partial_results=True)
+        who, step, steps = map(np.asarray, counted(params, "sm_100a"))
+        for cluster in set(who.flat):
+            own = np.flatnonzero(who == cluster)
+            assert who.flat[cluster] == cluster
+            assert sorted(step.flat[own]) == [*range(steps[cluster])]
+        taken.add(who.tobytes())
+    assert len(taken) > 2
 
 
 def test_a_store_outside_the_loop_is_missing_for_ctas_that_are_not_launched():
@@ -236,8 +276,9 @@ def test_a_second_loop_would_find_no_positions():
             plgpu.dynamic_scheduling_loop(("i", "j"))(lambda info: None)  # HERE
 
     says = "dynamic_scheduling_loop: the positions of the grid are taken more than once"
-    with refused(errors.UnsupportedError, says, got="a second one"):
-        run(body)
+    for target in ("sm_90a", "sm_100a"):
+        with refused(errors.UnsupportedError, says, got="a second one"):
+            run(body, compiler_params=plgpu.CompilerParams(target=target))
 
 
 def test_a_loop_within_a_loop_would_find_no_positions():

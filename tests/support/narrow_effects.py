@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 LINEAR = "tests/ops/narrow/test_linear.py"
+BLOCK_SCALED = "tests/ops/narrow/test_block_scaled.py"
 SCALED = "tests/ops/narrow/test_scaled.py"
 
 
@@ -13,6 +14,38 @@ def _seen(what: str, file: str, tests: dict[str, str]) -> dict[str, str]:
 
 
 EFFECTS: dict[str, str] = {
+    **_seen(
+        "BlockScaledMatmulConfig",
+        BLOCK_SCALED,
+        {
+            "tile_n": "test_tiles_of_256_columns_have_one_accumulator",
+            "tile_k": "test_steps_of_any_depth",
+            "stages": "test_steps_of_any_depth",
+            "minor": "test_the_order_of_tiles_covers_them_all",
+            "strip": "test_the_order_of_tiles_covers_them_all",
+            "blocks": "test_several_tiles_in_each_block",
+        },
+    ),
+    **_seen(
+        "block_scaled_matmul",
+        BLOCK_SCALED,
+        {
+            "preferred_element_type": "test_types_of_the_result",
+            "scale": "test_the_result_is_multiplied_by_a_factor",
+            "config": "test_the_order_of_tiles_covers_them_all",
+            "compiler_params": "test_other_targets_have_no_such_product",
+            "interpret": "test_no_schedule_has_a_race",
+        },
+    ),
+    **_seen(
+        "quantize_blocks",
+        BLOCK_SCALED,
+        {
+            "dtype": "test_rounding_to_blocks",
+            "scale_dtype": "test_rounding_to_blocks",
+            "block": "test_rounding_to_blocks",
+        },
+    ),
     **_seen(
         "ScaledMatmulConfig",
         SCALED,

@@ -173,6 +173,8 @@ _ragged_numbers = jax.lax.RaggedDotDimensionNumbers(
     (((1,), (1,)), ((), ())), (0,), (0,)
 )
 _bytes = jnp.zeros((32, 32), jnp.int8)
+_floats8 = jnp.zeros((32, 32), jnp.float8_e4m3fn)
+_scales8 = jnp.ones((32, 1), jnp.float8_e8m0fnu)
 _heads = jnp.zeros((1, 128, 1, 64), F16)
 _run = lambda decorate, _: decorate(nothing)  # noqa: E731
 _loop = lambda decorate, _: decorate(same)  # noqa: E731
@@ -428,6 +430,10 @@ GOOD: dict[str, Good] = {
     "ops.linear": _top(x=_halves, w=_halves),
     "ops.quantize": _top(w=_halves),
     "ops.scaled_matmul": _top(a=_bytes, b=_bytes),
+    "ops.block_scaled_matmul": _top(
+        lhs=_floats8, rhs=_floats8, lhs_scales=_scales8, rhs_scales=_scales8
+    ),
+    "ops.quantize_blocks": _top(x=_halves),
     "ops.attention": _top(q=_heads, k=_heads, v=_heads),
     "ops.dot_product_attention": _top(query=_heads, key=_heads, value=_heads),
     "ops.ragged_dot": _top(lhs=_halves, rhs=_matrices, group_sizes=_sizes),
@@ -452,6 +458,7 @@ GOOD: dict[str, Good] = {
     "ops.RaggedDotConfig": _top(),
     "ops.RaggedDotConfig.default": _top(groups=4),
     "ops.BlackwellMatmulConfig": _top(),
+    "ops.BlockScaledMatmulConfig": _top(),
     "ops.SplitMatmulConfig": _top(),
     "ops.LinearFewConfig": _top(),
     "ops.LinearManyConfig": _top(),

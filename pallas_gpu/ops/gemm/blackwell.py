@@ -24,7 +24,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -137,20 +137,51 @@ class BlackwellMatmulConfig:
         return math.gcd(self.tile_n, 128 // jnp.dtype(out_dtype).itemsize)
 
 
+class Tiling(Protocol):
+    """What a schedule reads of a configuration, see `BlackwellMatmulConfig`."""
+
+    @property
+    def ctas(self) -> int: ...
+    @property
+    def step(self) -> tuple[int, int, int]: ...
+    @property
+    def minor(self) -> Literal["m", "n"]: ...
+    @property
+    def strip(self) -> int: ...
+    @property
+    def blocks(self) -> int: ...
+
+
 @dataclasses.dataclass(frozen=True)
-class _Schedule:
-    """Which tiles a block computes, and in which order."""
+class Schedule:
+    """Which tiles a block computes, and in which order.
+
+    Attributes:
+      m, n, k: sizes; the last tiles may reach over the edge.
+      config: tile sizes and order.
+      stages: SMEM buffers of the ring.
+      accumulators: in TMEM.
+      part_n: columns that the epilogue stores at once.
+    """
 
     m: int
     n: int
     k: int
-    config: BlackwellMatmulConfig
+    config: Tiling
+    stages: int
+    accumulators: int
+    part_n: int
+
+    @property
+    def tile_n(self) -> int:
+        """Columns of a tile."""
+        return self.config.step[1]
 
     @property
     def plane(self) -> tuple[int, int]:
         """Tiles along M and N."""
         tile_m, tile_n, _ = self.config.step
-        return self.m // tile_m, self.n // tile_n
+        return plgpu.cdiv(self.m, tile_m), plgpu.cdiv(self.n, tile_n)
 
     @property
     def clusters(self) -> int:
@@ -160,7 +191,7 @@ class _Schedule:
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return self.k // self.config.tile_k
+        return plgpu.cdiv(self.k, self.config.step[2])
 
     def for_each_tile(self, visit: Any) -> None:
         """Calls `visit(rows, columns, number)` for the tiles of this cluster."""
@@ -184,7 +215,20 @@ class _Schedule:
         @plgpu.loop(0, self.steps)
         def _(ki):
             step = first + ki
-            visit(ki, lax.rem(step, np.int32(self.config.stages)), step)
+            visit(ki, lax.rem(step, np.int32(self.stages)), step)
+
+    def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
+        """Returns the part of TMEM, and its index, for a tile of the block."""
+        which = lax.rem(number, np.int32(self.accumulators))
+        return acc.at[:, plgpu.ds(which * self.tile_n, self.tile_n)], which
+
+    def starts_inside(self, row: Any, column: Any) -> Any:
+        """Whether a part has elements of the result; None if all have."""
+        tile_m, tile_n, _ = self.config.step
+        rows, columns = self.plane[0] * tile_m, self.plane[1] * tile_n
+        if rows - self.m < _BLOCK_M and columns - self.n < self.part_n:
+            return None
+        return jnp.logical_and(row < self.m, column < self.n)
 
 
 @functools.lru_cache(maxsize=64)
@@ -193,7 +237,7 @@ def make_kernel(
 ):
     """Returns the kernel for a problem that the tiles divide."""
     c = config
-    schedule = _Schedule(m, n, k, c)
+    schedule = Schedule(m, n, k, c, c.stages, _ACCUMULATORS, c.part_n(out_dtype))
     compiler_params = compiler_params or plgpu.CompilerParams()
     return plgpu.kernel(
         functools.partial(_body, schedule),
@@ -217,21 +261,22 @@ def make_kernel(
                 collective=c.collective,
             ),
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
-            "free": _done(c.stages),
-            "computed": _done(_ACCUMULATORS),
+            "free": done(c.stages),
+            "computed": done(_ACCUMULATORS),
             "read": _read(c),
         },
     )
 
 
-def _done(number: int) -> Any:
+def done(number: int) -> Any:
+    """Barriers on which products arrive."""
     return plgpu.Barrier(num_barriers=number, orders_tensor_core=True)
 
 
 def _read(c: BlackwellMatmulConfig) -> Any:
     """Barriers of the one that multiplies: both blocks must have read their rows."""
     if not c.collective:
-        return _done(_ACCUMULATORS)
+        return done(_ACCUMULATORS)
     return plgpu.ClusterBarrier(
         collective_axes=_PAIR,
         num_barriers=_ACCUMULATORS,
@@ -263,7 +308,7 @@ def _body(
 
     @plgpu.when(wg == _EPILOGUE)
     def _():
-        _store(schedule, out, out_smem, acc, computed, read)
+        store(schedule, out, out_smem, acc, computed, read)
 
 
 def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
@@ -299,10 +344,9 @@ def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> No
     axis = _PAIR if schedule.config.collective else None
 
     def visit_tile(rows, columns, number):
-        which = lax.rem(number, np.int32(_ACCUMULATORS))
-        tile = _accumulator(schedule, acc, which)
+        tile, which = schedule.accumulator(acc, number)
 
-        @plgpu.when(number >= _ACCUMULATORS)
+        @plgpu.when(number >= schedule.accumulators)
         def _():
             plgpu.barrier_wait(read.at[which])
 
@@ -323,17 +367,19 @@ def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> No
     schedule.for_each_tile(visit_tile)
 
 
-def _store(schedule, out, buffers, acc, computed, read) -> None:
-    """Stores tiles part by part; the copies overlap with what comes after."""
-    c = schedule.config
-    width = c.part_n(out.dtype)
-    parts = c.tile_n // width
+def store(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> None:
+    """Stores tiles part by part; the copies overlap with what comes after.
+
+    Args:
+      scale: reference to a factor of the result.
+    """
+    width = schedule.part_n
+    parts = schedule.tile_n // width
 
     def visit_tile(rows, columns, number):
-        which = lax.rem(number, np.int32(_ACCUMULATORS))
-        tile = _accumulator(schedule, acc, which)
+        tile, which = schedule.accumulator(acc, number)
         first = rows.start
-        if c.collective:
+        if schedule.config.ctas > 1:
             first += lax.axis_index(_PAIR) * _BLOCK_M
         own = plgpu.ds(first, _BLOCK_M)
         plgpu.barrier_wait(computed.at[which])
@@ -349,15 +395,14 @@ def _store(schedule, out, buffers, acc, computed, read) -> None:
             # parts a tile begins with the buffer that the tile before has ended with.
             repeated = part == 0 and parts % 2 == 1
             plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+            if scale is not None:
+                value = value * scale[0]
             buffer[...] = value.astype(out.dtype)
             plgpu.commit_smem()
-            target = out.at[own, plgpu.ds(columns.start + start, width)]
-            plgpu.copy_smem_to_gmem(buffer, target)
+            column = columns.start + start
+            target = out.at[own, plgpu.ds(column, width)]
+            inside = schedule.starts_inside(first, column)
+            plgpu.copy_smem_to_gmem(buffer, target, inside)
 
     schedule.for_each_tile(visit_tile)
     plgpu.wait_smem_to_gmem(0)
-
-
-def _accumulator(schedule, acc, which) -> Any:
-    width = schedule.config.tile_n
-    return acc.at[:, plgpu.ds(which * width, width)]

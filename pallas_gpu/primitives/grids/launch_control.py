@@ -104,12 +104,33 @@ def try_cluster_cancel(
       >>> plgpu.barrier_wait(barrier)
       >>> (i, j), ok = plgpu.query_cluster_cancel(answer_smem, ("i", "j"))
     """
+    request(result_ref, barrier, tuple(collective_axes), until_refused=False)
+
+
+def request(
+    result_ref: types.Ref,
+    barrier: types.Ref,
+    collective_axes: tuple[str, ...],
+    *,
+    until_refused: bool,
+) -> None:
+    """As `try_cluster_cancel`.
+
+    Args:
+      until_refused: whether it is repeated until there is no work: after it nobody may
+        make another request.
+    """
     who = "try_cluster_cancel"
     operands = {
         "result": _answer(result_ref, who),
         "barrier": ops.one_barrier(barrier, who),
     }
-    ops.bind(try_cluster_cancel_p, operands, collective_axes=tuple(collective_axes))
+    ops.bind(
+        try_cluster_cancel_p,
+        operands,
+        collective_axes=collective_axes,
+        until_refused=until_refused,
+    )
 
 
 @expect.arguments(result_ref=expect.anything, grid_names=expect.names)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from pallas_gpu import _jax, errors
+from pallas_gpu.primitives.grids.launch_control import try_cluster_cancel_p
 from pallas_gpu.primitives.grids.scheduling import claim_p
 from pallas_gpu.walk import walk
 
@@ -14,9 +15,9 @@ def check_claims(jaxpr: _jax.Jaxpr) -> None:
     """Raises UnsupportedError unless the positions of the grid are claimed once.
 
     A launch has one counter: the first loop takes all positions, and a later one would
-    only see each cluster's own.
+    only see each cluster's own. Neither may work be requested that there is none of.
     """
-    claims = [site for site in walk(jaxpr) if site.eqn.primitive is claim_p]
+    claims = [site for site in walk(jaxpr) if _takes_all(site.eqn)]
     for i, site in enumerate(claims):
         loops = [s for s in site.enclosing if s.eqn.primitive.name in _LOOPS]
         if i == 0 and len(loops) == 1:
@@ -29,3 +30,9 @@ def check_claims(jaxpr: _jax.Jaxpr) -> None:
             hint="do all work of a position in one loop, or use plgpu.nd_loop",
             where=site.where,
         )
+
+
+def _takes_all(eqn: _jax.JaxprEqn) -> bool:
+    if eqn.primitive is try_cluster_cancel_p:
+        return eqn.params["until_refused"]
+    return eqn.primitive is claim_p

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products of narrow floats with scales of blocks: checks and arguments."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.narrow import block_scaled_blackwell as blackwell
+from pallas_gpu.ops.narrow.block_scaled_blackwell import (
+    BlockScaledMatmulConfig,
+    Problem,
+    Shapes,
+)
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, require_arrays
+
+_WHO = "block_scaled_matmul"
+E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
+E2M1 = jnp.dtype(jnp.float4_e2m1fn)
+_FLOAT8 = E4M3, jnp.dtype(jnp.float8_e5m2)
+# By bits of an element: the types of scales, and the elements of a block.
+ADMITTED = {8: ((E8M0, 32),), 4: ((E8M0, 32), (E8M0, 16), (E4M3, 16))}
+_RESULTS = tuple(map(jnp.dtype, (jnp.float32, jnp.bfloat16, jnp.float16)))
+# TMA: rows are multiples of 16 bytes.
+_ROW_BITS = 128
+
+
+@expect.arguments(
+    lhs=expect.arrays,
+    rhs=expect.arrays,
+    lhs_scales=expect.arrays,
+    rhs_scales=expect.arrays,
+    preferred_element_type=expect.anything,
+    scale=expect.optional(expect.arrays),
+    config=expect.optional(
+        expect.instance(BlockScaledMatmulConfig, written="BlockScaledMatmulConfig(...)")
+    ),
+    compiler_params=PARAMS,
+    interpret=INTERPRET,
+)
+def block_scaled_matmul(
+    lhs: Any,
+    rhs: Any,
+    lhs_scales: Any,
+    rhs_scales: Any,
+    preferred_element_type: Any = jnp.float32,
+    *,
+    scale: Any = None,
+    config: BlockScaledMatmulConfig | None = None,
+    compiler_params: plgpu.CompilerParams | None = None,
+    interpret: Any = None,
+) -> jax.Array:
+    """Computes `jax.nn.scaled_matmul`: a product whose blocks along K have scales.
+
+    Since: sm_100a. Issued by: the host; composes with `jax.jit` and `jax.vmap`.
+
+    The result is `scale * (lhs * lhs_scales) @ (rhs * rhs_scales).T`, where each scale
+    is that of a block of elements along K, of any sizes. The tensor core multiplies by
+    the scales, and accumulates in float32. `quantize_blocks` makes such operands.
+
+    XLA brings the scales into the order in which the tensor core reads them, and pads
+    rows of a number of bytes that is not a multiple of 16.
+
+    Args:
+      lhs: (M, K) or (batch, M, K): float8_e4m3fn, float8_e5m2 or float4_e2m1fn.
+      rhs: (N, K) or (batch, N, K): float4_e2m1fn if lhs is, or any of the two float8
+        types.
+      lhs_scales, rhs_scales: (..., M, K / block) and (..., N, K / block), of one type:
+        float8_e8m0fnu for blocks of 32 (mxf8, mxf4), for float4_e2m1fn also of 16; or
+        float8_e4m3fn for its blocks of 16 (nvf4).
+      preferred_element_type: float32, bfloat16 or float16: the type of the result.
+      scale: factor of the result, a float32 array of one element; None: 1.
+      config: tile sizes and schedule.
+      compiler_params, interpret: see `kernel`.
+
+    Returns:
+      (M, N) or (batch, M, N).
+
+    Raises:
+      ShapeError, DTypeError: operands that do not match each other.
+      ArgumentError: a configuration that does not suit the blocks.
+      TargetError: another target is given in `compiler_params`.
+      UnsupportedError: the derivative is wanted: that of rounding is zero, so a model
+        says itself what takes its place, by `jax.custom_vjp`.
+
+    Example:
+      >>> a, a_scales = quantize_blocks(x, jnp.float8_e4m3fn)
+      >>> y = block_scaled_matmul(a, b, a_scales, b_scales, jnp.bfloat16)
+    """
+    require_arrays(_WHO, scale=scale)
+    (m, n, k), batch = _sizes(lhs, rhs)
+    out = _out_dtype(preferred_element_type)
+    block = _block(lhs, rhs, lhs_scales, rhs_scales)
+    _check_target(compiler_params)
+    _check_factor(scale)
+    problem = Problem(
+        m,
+        n,
+        k,
+        jnp.dtype(lhs.dtype),
+        jnp.dtype(rhs.dtype),
+        jnp.dtype(lhs_scales.dtype),
+        out,
+        block,
+        scale is not None,
+    )
+    config = config or BlockScaledMatmulConfig()
+    Shapes(problem, config).check()
+    factor = () if scale is None else (jnp.reshape(scale, 1),)
+    if 0 in (*batch, m, n, k):
+        return jnp.zeros((*batch, m, n), out)
+    run = functools.partial(_run, problem, config, compiler_params, interpret)
+    operands = lhs, rhs, lhs_scales, rhs_scales
+    return _without_derivative(run, *operands, *factor)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _without_derivative(run, *operands):
+    return run(*operands)
+
+
+@_without_derivative.defjvp
+def _refuse(run, primals, tangents):
+    del run, primals, tangents
+    raise errors.UnsupportedError(
+        f"{_WHO}: there is no derivative",
+        expected="a call that is not differentiated",
+        got="jax.grad, jax.jvp or jax.vjp of it",
+        hint="wrap the rounding and the product in a jax.custom_vjp",
+    )
+
+
+def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array:
+    kernel = blackwell.make_kernel(p, config, compiler_params, interpret)
+    shapes = Shapes(p, config)
+    tiles_m, tiles_n = shapes.schedule.plane
+    columns = shapes.schedule.steps * shapes.groups * blackwell.GROUP
+    rows = tiles_m * blackwell.ROWS, tiles_n * config.tile_n
+
+    def product(a, b, a_scales, b_scales, *factor):
+        held = (
+            blackwell.tiled_scales(x, size, columns)
+            for x, size in zip((a_scales, b_scales), rows, strict=True)
+        )
+        return kernel(*map(_aligned, (a, b)), *held, *factor)
+
+    if operands[0].ndim == 2:
+        return product(*operands)
+    axes = (0, 0, 0, 0, *[None] * (len(operands) - 4))
+    return jax.vmap(product, axes)(*operands)
+
+
+def _aligned(x: jax.Array) -> jax.Array:
+    """Pads the rows to what TMA copies; K of the kernel's loop stays the same."""
+    step = _ROW_BITS // jnp.finfo(x.dtype).bits
+    rest = plgpu.align_to(x.shape[1], step) - x.shape[1]
+    return jnp.pad(x, ((0, 0), (0, rest))) if rest else x
+
+
+# --- checks ---------------------------------------------------------------------------
+
+
+def _sizes(lhs: Any, rhs: Any) -> tuple[tuple[int, int, int], tuple[int, ...]]:
+    """Returns M, N and K, and the leading dimensions."""
+    shapes = tuple(lhs.shape), tuple(rhs.shape)
+    ranks = len(shapes[0]) == len(shapes[1]) and len(shapes[0]) in (2, 3)
+    if (
+        not ranks
+        or shapes[0][-1] != shapes[1][-1]
+        or (shapes[0][:-2] != shapes[1][:-2])
+    ):
+        raise errors.ShapeError(
+            f"{_WHO}: the shapes do not form a product",
+            expected="(M, K) and (N, K), or (batch, M, K) and (batch, N, K)",
+            got=f"{shapes[0]} and {shapes[1]}",
+            hint="K is the last dimension of both",
+        )
+    return (shapes[0][-2], shapes[1][-2], shapes[0][-1]), shapes[0][:-2]
+
+
+def _block(lhs: Any, rhs: Any, lhs_scales: Any, rhs_scales: Any) -> int:
+    """Returns the elements of a block."""
+    types = [jnp.dtype(x.dtype) for x in (lhs, rhs)]
+    is_float8 = all(t in _FLOAT8 for t in types)
+    if not is_float8 and types != [E2M1, E2M1]:
+        raise errors.DTypeError(
+            f"{_WHO}: these element types are not supported",
+            expected="float8_e4m3fn or float8_e5m2 for each operand, or float4_e2m1fn "
+            "for both",
+            got=f"{types[0].name} and {types[1].name}",
+            hint="quantize the operands with ops.quantize_blocks",
+        )
+    admitted = ADMITTED[8 if is_float8 else 4]
+    held = [jnp.dtype(x.dtype) for x in (lhs_scales, rhs_scales)]
+    if held[0] != held[1] or held[0] not in {t for t, _ in admitted}:
+        raise errors.DTypeError(
+            f"{_WHO}: the tensor core does not support these types of scales",
+            expected=_written(admitted) + f" for {types[0].name}, for both operands",
+            got=f"{held[0].name} and {held[1].name}",
+            hint="scales of float32 are those of ops.scaled_matmul",
+        )
+    k = lhs.shape[-1]
+    for block in (b for t, b in admitted if t == held[0]):
+        wanted = [(*x.shape[:-1], k // block) for x in (lhs, rhs)]
+        given = [tuple(x.shape) for x in (lhs_scales, rhs_scales)]
+        if k % block == 0 and given == wanted:
+            return block
+    raise errors.ShapeError(
+        f"{_WHO}: the shapes of the scales do not match the operands",
+        expected=f"(..., M, K / block) and (..., N, K / block) with a K that is a "
+        f"multiple of the block: {_written(admitted)}",
+        got=f"{tuple(lhs_scales.shape)} and {tuple(rhs_scales.shape)} for "
+        f"{tuple(lhs.shape)} and {tuple(rhs.shape)}",
+        hint="pad K with zeros, and the scales with ones",
+    )
+
+
+def _written(admitted: Any) -> str:
+    return " or ".join(f"{t.name} for each {block} elements" for t, block in admitted)
+
+
+def _check_target(compiler_params: plgpu.CompilerParams | None) -> None:
+    given = None if compiler_params is None else compiler_params.target
+    target = given or plgpu.offline.current_target()
+    if target is None or arch.target(target).has(arch.Feature.TCGEN05):
+        return
+    raise errors.TargetError(
+        f"{_WHO}: the tensor core of this target does not scale blocks",
+        expected=arch.SM_100A.name,
+        got=target,
+        hint="ops.scaled_matmul has scales of blocks of 128 for sm_90a",
+    )
+
+
+def _check_factor(scale: Any) -> None:
+    if scale is None:
+        return
+    is_float = jnp.dtype(scale.dtype) == jnp.float32
+    if scale.size != 1 or not is_float:
+        raise (errors.ShapeError if is_float else errors.DTypeError)(
+            f"{_WHO}: scale is not one factor",
+            expected="a float32 array of one element",
+            got=expect.shown(scale),
+            hint="jnp.float32(x)",
+        )
+
+
+def _out_dtype(dtype: Any) -> jnp.dtype:
+    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
+    try:
+        found = None if is_array else jnp.dtype(dtype)
+    except (TypeError, ValueError):
+        found = None
+    if found in _RESULTS:
+        return found  # type: ignore[return-value]
+    raise errors.DTypeError(
+        f"{_WHO}: the result cannot have this type",
+        expected=", ".join(x.name for x in _RESULTS),
+        got=expect.shown(dtype),
+        hint="convert the result",
+    )

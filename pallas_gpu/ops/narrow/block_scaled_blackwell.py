@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A product with scales of blocks along K, for Blackwell: the tensor core scales.
+
+The schedule is that of `gemm/blackwell.py`: a warp fills a ring of SMEM buffers by TMA,
+another one multiplies, and a warpgroup stores the tiles. A buffer also has the scales
+of its step, which the second warp copies to TMEM before the product that reads them.
+Copies and products of a thread are in order, so that TMEM has one set of scales.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors, expect
+from pallas_gpu.ops.gemm import blackwell
+from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.tiles import tiles
+
+# Rows of A of a block; scales lie in tiles of so many rows by four scales.
+ROWS = 128
+GROUP = 4
+# Of a tile of scales in memory.
+SCALE_TILE = (32, 16)
+_ISSUERS, _EPILOGUE = 0, 1
+_TMA_WARP, _MMA_WARP = 0, 1
+# TMEM: columns that there are, and those of a tile of scales.
+_COLUMNS, _SCALE_COLUMNS = 512, 4
+# Bytes of a row of the widest swizzle, and those that the epilogue stores of a row.
+_STEP_BYTES, _PART_BYTES = 128, 64
+# SMEM for barriers, and for what the compiler aligns.
+_SMALL_BYTES = 2048
+_ZEROS = plgpu.OOBFillMode.ZEROS
+
+
+@expect.arguments(
+    tile_n=expect.integer(),
+    tile_k=expect.optional(expect.integer()),
+    stages=expect.optional(expect.integer()),
+    minor=expect.anything,
+    strip=expect.integer(),
+    blocks=expect.integer(),
+)
+@dataclasses.dataclass(frozen=True)
+class BlockScaledMatmulConfig:
+    """Tile sizes and schedule of `block_scaled_matmul`; a tile has 128 rows.
+
+    Attributes:
+      tile_n: columns of a tile, 128 or 256. Two accumulators of 256 columns would leave
+        no TMEM for scales: there is one, and 128 columns have two.
+      tile_k: depth of one step; None: 128 bytes of a row.
+      stages: SMEM buffers of the ring; None: as many as there is SMEM for.
+      minor: dimension of the output that the order of tiles cuts into strips.
+      strip: width of a strip in tiles.
+      blocks: number of blocks; one per SM.
+
+    Raises:
+      ArgumentError: sizes that do not match each other or the tensor core.
+    """
+
+    tile_n: int = 256
+    tile_k: int | None = None
+    stages: int | None = None
+    minor: Literal["m", "n"] = "m"
+    strip: int = 8
+    blocks: int = arch.SM_100A.sm_count
+
+    def __post_init__(self):
+        k = self.tile_k
+        if self.tile_n not in (ROWS, 2 * ROWS) or (
+            k is not None and (k < 64 or k % 64)
+        ):
+            raise errors.ArgumentError(
+                "BlockScaledMatmulConfig: this tile is not supported",
+                expected="tile_n 128 or 256, tile_k a multiple of 64",
+                got=f"tile_n={self.tile_n}, tile_k={k}",
+                hint="start from BlockScaledMatmulConfig()",
+            )
+        if not is_axis(self.minor) or self.strip < 1:
+            raise errors.ArgumentError(
+                "BlockScaledMatmulConfig: invalid order of tiles",
+                expected="minor 'm' or 'n' and a positive strip",
+                got=f"minor={self.minor!r}, strip={self.strip}",
+                hint="strip is a number of tiles, e.g. 8",
+            )
+        if (self.stages is not None and self.stages < 1) or self.blocks < 1:
+            raise errors.ArgumentError(
+                "BlockScaledMatmulConfig: there are no stages or no blocks",
+                expected="one or more stages and blocks",
+                got=f"stages={self.stages}, blocks={self.blocks}",
+                hint="start from BlockScaledMatmulConfig()",
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a kernel computes.
+
+    Attributes:
+      m, n, k: sizes.
+      a, b, scale, out: element types; a and b have as many bits.
+      block: elements along K that share a scale.
+      factored: whether the result is multiplied by a factor.
+    """
+
+    m: int
+    n: int
+    k: int
+    a: jnp.dtype
+    b: jnp.dtype
+    scale: jnp.dtype
+    out: jnp.dtype
+    block: int
+    factored: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Shapes:
+    """Sizes of a tile, as `blackwell.Schedule` reads them, and of its scales."""
+
+    p: Problem
+    config: BlockScaledMatmulConfig
+
+    ctas = 1
+
+    @property
+    def minor(self) -> Literal["m", "n"]:
+        """See `BlockScaledMatmulConfig`."""
+        return self.config.minor
+
+    @property
+    def strip(self) -> int:
+        """See `BlockScaledMatmulConfig`."""
+        return self.config.strip
+
+    @property
+    def blocks(self) -> int:
+        """See `BlockScaledMatmulConfig`."""
+        return self.config.blocks
+
+    @property
+    def bits(self) -> int:
+        """Of an element of A or B."""
+        return jnp.finfo(self.p.a).bits
+
+    @property
+    def tile_k(self) -> int:
+        """Depth of a step."""
+        return self.config.tile_k or _STEP_BYTES * 8 // self.bits
+
+    @property
+    def step(self) -> tuple[int, int, int]:
+        """A tile, and the depth of a step."""
+        return ROWS, self.config.tile_n, self.tile_k
+
+    @property
+    def groups(self) -> int:
+        """Tiles of scales along K in a step."""
+        return self.tile_k // (self.p.block * GROUP)
+
+    @property
+    def across(self) -> int:
+        """Tiles of scales along the columns of a tile."""
+        return self.config.tile_n // ROWS
+
+    @property
+    def part_n(self) -> int:
+        """Columns that the epilogue stores at once."""
+        return _PART_BYTES // self.p.out.itemsize
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators that TMEM has space for beside the scales."""
+        scales = (1 + self.across) * self.groups * _SCALE_COLUMNS
+        return min(2, (_COLUMNS - scales) // self.config.tile_n)
+
+    @property
+    def stages(self) -> int:
+        """Buffers of the ring."""
+        if self.config.stages is not None:
+            return self.config.stages
+        rows = ROWS + self.config.tile_n
+        one = rows * (self.tile_k * self.bits // 8 + self.groups * GROUP)
+        stored = 2 * ROWS * _PART_BYTES
+        free = arch.SM_100A.smem_bytes_per_block - stored - _SMALL_BYTES
+        return max(1, min(8, free // one))
+
+    @property
+    def schedule(self) -> blackwell.Schedule:
+        """Which tiles a block computes."""
+        p = self.p
+        return blackwell.Schedule(
+            p.m, p.n, p.k, self, self.stages, self.accumulators, self.part_n
+        )
+
+    def check(self) -> None:
+        """Checks a step against the blocks.
+
+        Raises:
+          ArgumentError: the scales of a step do not fill whole tiles.
+        """
+        if self.tile_k % (self.p.block * GROUP):
+            raise errors.ArgumentError(
+                "block_scaled_matmul: tile_k is not a multiple of four blocks",
+                expected=f"a multiple of {self.p.block * GROUP}",
+                got=f"tile_k={self.tile_k}",
+                hint="omit tile_k",
+            )
+
+
+@functools.lru_cache(maxsize=64)
+def make_kernel(
+    p: Problem, config: BlockScaledMatmulConfig, compiler_params, interpret
+):
+    """Returns the function of A (M, K), B (N, K), their scales, and the factor, if any.
+
+    The scales are (rows / 128, scales / 4, 32, 16), for all rows and steps of all tiles
+    (`tiled_scales`); the factor is (1,).
+    """
+    shapes = Shapes(p, config)
+    shapes.check()
+    compiler_params = compiler_params or plgpu.CompilerParams()
+    stages, across, groups = shapes.stages, shapes.across, shapes.groups
+    schedule = shapes.schedule
+
+    def in_tmem(rows: int) -> Any:
+        shape = rows * ROWS, groups * GROUP
+        return plgpu.TMEM(shape, p.scale, layout=plgpu.layouts.TmemLayout.scales())
+
+    def body(a, b, a_scales, b_scales, *refs, **memory):
+        *factor, out = refs
+        sources = a, b, a_scales, b_scales
+        _body(shapes, sources, factor[0] if factor else None, out, **memory)
+
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out),
+        grid=(schedule.clusters,),
+        grid_names=("worker",),
+        num_threads=2,
+        thread_name="wg",
+        kernel_name="block_scaled_matmul",
+        compiler_params=dataclasses.replace(compiler_params, target=blackwell.TARGET),
+        interpret=interpret,
+        scratch_types={
+            "a_smem": tiles((stages, ROWS, shapes.tile_k), p.a),
+            "b_smem": tiles((stages, config.tile_n, shapes.tile_k), p.b),
+            "a_scale_smem": plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
+            "b_scale_smem": plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
+            "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
+            "acc": plgpu.TMEM((ROWS, shapes.accumulators * config.tile_n), jnp.float32),
+            "a_scale": in_tmem(1),
+            "b_scale": in_tmem(across),
+            "loaded": plgpu.Barrier(num_arrivals=4, num_barriers=stages),
+            "free": blackwell.done(stages),
+            "computed": blackwell.done(shapes.accumulators),
+            "read": blackwell.done(shapes.accumulators),
+        },
+    )
+
+
+def _body(
+    shapes: Shapes, sources, factor, out, *, a_smem, b_smem, a_scale_smem, b_scale_smem,
+    out_smem, acc, a_scale, b_scale, loaded, free, computed, read,
+) -> None:  # fmt: skip
+    wg, schedule = lax.axis_index("wg"), shapes.schedule
+    buffers = a_smem, b_smem, a_scale_smem, b_scale_smem
+
+    @plgpu.when(wg == _ISSUERS)
+    def _():
+        @plgpu.warp_map
+        def _(warp):
+            @plgpu.when(warp == _TMA_WARP)
+            def _():
+                _load(shapes, sources, buffers, loaded, free)
+
+            @plgpu.when(warp == _MMA_WARP)
+            def _():
+                scales = a_scale, b_scale
+                _multiply(schedule, buffers, acc, scales, loaded, free, computed, read)
+
+    @plgpu.when(wg == _EPILOGUE)
+    def _():
+        blackwell.store(schedule, out, out_smem, acc, computed, read, factor)
+
+
+def _load(shapes: Shapes, sources, buffers, loaded, free) -> None:
+    schedule, groups, across = shapes.schedule, shapes.groups, shapes.across
+    a, b, a_scales, b_scales = sources
+
+    def visit_tile(rows, columns, number):
+        # Of tiles of scales: `columns` starts at a multiple of whole ones.
+        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), 1)
+        tile_columns = plgpu.ds(lax.div(columns.start, ROWS), across)
+
+        def visit_step(ki, slot, step):
+            @plgpu.when(step >= schedule.stages)
+            def _():
+                plgpu.barrier_wait(free.at[slot])
+
+            depth = plgpu.ds(ki * shapes.tile_k, shapes.tile_k)
+            along = plgpu.ds(ki * groups, groups)
+            parts = (
+                a.at[rows, depth],
+                b.at[columns, depth],
+                a_scales.at[tile_rows, along],
+                b_scales.at[tile_columns, along],
+            )
+            for source, buffer in zip(parts, buffers, strict=True):
+                plgpu.copy_gmem_to_smem(
+                    source, buffer.at[slot], loaded.at[slot], oob_mode=_ZEROS
+                )
+
+        schedule.for_each_step(number, visit_step)
+
+    schedule.for_each_tile(visit_tile)
+
+
+def _multiply(schedule, buffers, acc, scales, loaded, free, computed, read) -> None:
+    a_smem, b_smem, *scale_buffers = buffers
+
+    def visit_tile(rows, columns, number):
+        tile, which = schedule.accumulator(acc, number)
+
+        @plgpu.when(number >= schedule.accumulators)
+        def _():
+            plgpu.barrier_wait(read.at[which])
+
+        def visit_step(ki, slot, step):
+            plgpu.barrier_wait(loaded.at[slot])
+            for buffer, scale in zip(scale_buffers, scales, strict=True):
+                plgpu.async_copy_scales_to_tmem(buffer.at[slot], scale)
+            plgpu.tcgen05_mma(
+                tile,
+                a_smem.at[slot],
+                b_smem.at[slot].T,
+                free.at[slot],
+                a_scale=scales[0],
+                b_scale=scales[1],
+                accumulate=ki > 0,
+            )
+
+        schedule.for_each_step(number, visit_step)
+        plgpu.tcgen05_commit_arrive(computed.at[which])
+
+    schedule.for_each_tile(visit_tile)
+
+
+def tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:
+    """Returns scales as the kernel reads them, padded by ones.
+
+    Args:
+      scales: (any, any): of rows by blocks.
+      rows, columns: what they are padded to: multiples of 128 and 4.
+    """
+    widths = [
+        (0, size - x) for size, x in zip((rows, columns), scales.shape, strict=True)
+    ]
+    one = jnp.ones((), scales.dtype)
+    if any(high for _, high in widths):
+        scales = jnp.pad(scales, widths, constant_values=one)
+    split = scales.reshape(rows // ROWS, 4, 32, columns // GROUP, GROUP)
+    shape = rows // ROWS, columns // GROUP, *SCALE_TILE
+    return split.transpose(0, 3, 2, 1, 4).reshape(shape)
