@@ -81,6 +81,7 @@ EFFECTS: dict[str, str] = {
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_a_number_of_tiles_that_the_blocks_do_not_divide",
+            "dynamic": "test_a_product_of_large_matrices_compiles_without_spills",
         },
     ),
     **_seen(

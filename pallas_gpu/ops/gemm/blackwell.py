@@ -10,7 +10,8 @@ With `collective`, two blocks multiply a tile of twice the rows together: each l
 rows of A and half of the columns of B, one of them issues the products, and each stores
 its rows.
 
-Each of the three runs its own loop over the block's tiles; they meet only at barriers:
+Each of the three runs its own loop over the block's tiles (with `dynamic` the three are
+warpgroups, and learn in one loop which tile is next); they meet only at barriers:
 
     barrier    completes when                                  releases
     loaded     a buffer of the ring has been filled by TMA     the MMA warp
@@ -38,8 +39,9 @@ from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
 
-# The warpgroups of a block, and the warps of the first one.
-_ISSUERS, _EPILOGUE = 0, 1
+# The warpgroups of a block, and the warps of the first one. With dynamic scheduling the
+# first one multiplies, and the third one loads.
+_ISSUERS, _EPILOGUE, _LOADER = 0, 1, 2
 _TMA_WARP, _MMA_WARP = 0, 1
 # The axis of the blocks that share a tile; the first one multiplies.
 _PAIR = "pair"
@@ -56,6 +58,7 @@ _BLOCK_M = 128
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
+    dynamic=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True)
 class BlackwellMatmulConfig:
@@ -71,6 +74,8 @@ class BlackwellMatmulConfig:
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
+      dynamic: whether blocks take the next tile when they are free, by cluster launch
+        control, instead of every `blocks`-th one. Then the roles are warpgroups.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -84,6 +89,7 @@ class BlackwellMatmulConfig:
     minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_100A.sm_count
+    dynamic: bool = False
 
     def __post_init__(self):
         n, k = self.tile_n, self.tile_k
@@ -150,6 +156,8 @@ class Tiling(Protocol):
     def strip(self) -> int: ...
     @property
     def blocks(self) -> int: ...
+    @property
+    def dynamic(self) -> bool: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,17 +201,86 @@ class Schedule:
         """Steps along K of one tile."""
         return plgpu.cdiv(self.k, self.config.step[2])
 
-    def for_each_tile(self, visit: Any) -> None:
-        """Calls `visit(rows, columns, number)` for the tiles of this cluster."""
+    @property
+    def launch(self) -> dict[str, Any]:
+        """The grid, cluster and warpgroups of the launch."""
+        c = self.config
+        options = {
+            "grid": (math.prod(self.plane) if c.dynamic else self.clusters,),
+            "grid_names": ("worker",),
+            "num_threads": 3 if c.dynamic else 2,
+            "thread_name": "wg",
+        }
+        if c.ctas > 1:
+            options |= {"cluster": (c.ctas,), "cluster_names": (_PAIR,)}
+        return options
+
+    def tile(self, info: Any) -> tuple[Any, Any, Any]:
+        """Returns the rows and columns of a tile, and its number in this cluster."""
         c = self.config
         tile_m, tile_n = c.step[:2]
+        minor = 0 if c.minor == "m" else 1
+        mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
+        rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
+        return rows, columns, info.local_index
 
-        @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
+    def run(self, load: Any, multiply: Any, store: Any) -> None:
+        """Runs the roles: each is called with what `tile` returns, for each tile."""
+        wg = lax.axis_index("wg")
+        first = True if self.config.ctas == 1 else lax.axis_index(_PAIR) == 0
+        if self.config.dynamic:
+            self._run_together(wg, load, multiply, store, first)
+        else:
+            self._run_apart(wg, load, multiply, store, first)
+
+        @plgpu.when(wg == _EPILOGUE)
+        def _():
+            plgpu.wait_smem_to_gmem(0)
+
+    def _run_apart(self, wg, load, multiply, store, first) -> None:
+        """Each role has its own loop; two of them are warps of a warpgroup."""
+
+        def for_each_tile(visit):
+            @plgpu.nd_loop((math.prod(self.plane),), collective_axes="worker")
+            def _(info):
+                visit(*self.tile(info))
+
+        @plgpu.when(wg == _ISSUERS)
+        def _():
+            @plgpu.warp_map
+            def _(warp):
+                @plgpu.when(warp == _TMA_WARP)
+                def _():
+                    for_each_tile(load)
+
+                @plgpu.when(jnp.logical_and(warp == _MMA_WARP, first))
+                def _():
+                    for_each_tile(multiply)
+
+        @plgpu.when(wg == _EPILOGUE)
+        def _():
+            for_each_tile(store)
+
+    def _run_together(self, wg, load, multiply, store, first) -> None:
+        """The roles are warpgroups: only these learn which tile is next."""
+        cluster = self.launch.get("cluster_names", ())
+
+        @plgpu.dynamic_scheduling_loop("worker", thread_axis="wg", cluster_axes=cluster)
         def _(info):
-            minor = 0 if c.minor == "m" else 1
-            mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
-            rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
-            visit(rows, columns, info.local_index)
+            tile = self.tile(info)
+
+            @plgpu.when(jnp.logical_and(wg == _ISSUERS, first))
+            def _():
+                multiply(*tile)
+
+            @plgpu.when(wg == _EPILOGUE)
+            def _():
+                store(*tile)
+
+            # The last warpgroup requests the next tile, which it needs first.
+            @plgpu.when(wg == _LOADER)
+            def _():
+                load(*tile)
 
     def for_each_step(self, number: Any, visit: Any) -> None:
         """Calls `visit(ki, slot, step)` for the steps along K of a tile.
@@ -242,12 +319,7 @@ def make_kernel(
     return plgpu.kernel(
         functools.partial(_body, schedule),
         out_type=jax.ShapeDtypeStruct((m, n), out_dtype),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        cluster=(c.ctas,),
-        cluster_names=(_PAIR,),
-        num_threads=2,
-        thread_name="wg",
+        **schedule.launch,
         kernel_name="matmul",
         compiler_params=dataclasses.replace(compiler_params, target=TARGET),
         interpret=interpret,
@@ -288,30 +360,14 @@ def _read(c: BlackwellMatmulConfig) -> Any:
 def _body(
     schedule, a, b, out, *, a_smem, b_smem, out_smem, acc, loaded, free, computed, read
 ) -> None:
-    wg = lax.axis_index("wg")
-
-    @plgpu.when(wg == _ISSUERS)
-    def _():
-        @plgpu.warp_map
-        def _(warp):
-            @plgpu.when(warp == _TMA_WARP)
-            def _():
-                _load(schedule, a, b, a_smem, b_smem, loaded, free)
-
-            multiplies = warp == _MMA_WARP
-            if schedule.config.collective:
-                multiplies &= lax.axis_index(_PAIR) == 0
-
-            @plgpu.when(multiplies)
-            def _():
-                _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read)
-
-    @plgpu.when(wg == _EPILOGUE)
-    def _():
-        store(schedule, out, out_smem, acc, computed, read)
+    schedule.run(
+        _loads(schedule, a, b, a_smem, b_smem, loaded, free),
+        _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read),
+        stores(schedule, out, out_smem, acc, computed, read),
+    )
 
 
-def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
+def _loads(schedule, a, b, a_smem, b_smem, loaded, free) -> Any:
     c = schedule.config
     axes = _PAIR if c.collective else None
 
@@ -337,10 +393,10 @@ def _load(schedule, a, b, a_smem, b_smem, loaded, free) -> None:
 
         schedule.for_each_step(number, visit_step)
 
-    schedule.for_each_tile(visit_tile)
+    return visit_tile
 
 
-def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> None:
+def _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> Any:
     axis = _PAIR if schedule.config.collective else None
 
     def visit_tile(rows, columns, number):
@@ -364,11 +420,11 @@ def _multiply(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> No
         schedule.for_each_step(number, visit_step)
         plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
 
-    schedule.for_each_tile(visit_tile)
+    return visit_tile
 
 
-def store(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> None:
-    """Stores tiles part by part; the copies overlap with what comes after.
+def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> Any:
+    """Returns what stores a tile part by part; the copies overlap with what follows.
 
     Args:
       scale: reference to a factor of the result.
@@ -404,5 +460,4 @@ def store(schedule: Schedule, out, buffers, acc, computed, read, scale=None) -> 
             inside = schedule.starts_inside(first, column)
             plgpu.copy_smem_to_gmem(buffer, target, inside)
 
-    schedule.for_each_tile(visit_tile)
-    plgpu.wait_smem_to_gmem(0)
+    return visit_tile

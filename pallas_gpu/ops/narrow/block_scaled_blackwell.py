@@ -28,8 +28,6 @@ ROWS = 128
 GROUP = 4
 # Of a tile of scales in memory.
 SCALE_TILE = (32, 16)
-_ISSUERS, _EPILOGUE = 0, 1
-_TMA_WARP, _MMA_WARP = 0, 1
 # TMEM: columns that there are, and those of a tile of scales.
 _COLUMNS, _SCALE_COLUMNS = 512, 4
 # Bytes of a row of the widest swizzle, and those that the epilogue stores of a row.
@@ -46,6 +44,7 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
+    dynamic=expect.boolean,
 )
 @dataclasses.dataclass(frozen=True)
 class BlockScaledMatmulConfig:
@@ -59,6 +58,7 @@ class BlockScaledMatmulConfig:
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
+      dynamic: see `BlackwellMatmulConfig`.
 
     Raises:
       ArgumentError: sizes that do not match each other or the tensor core.
@@ -70,6 +70,7 @@ class BlockScaledMatmulConfig:
     minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_100A.sm_count
+    dynamic: bool = False
 
     def __post_init__(self):
         k = self.tile_k
@@ -143,6 +144,11 @@ class Shapes:
     def blocks(self) -> int:
         """See `BlockScaledMatmulConfig`."""
         return self.config.blocks
+
+    @property
+    def dynamic(self) -> bool:
+        """See `BlackwellMatmulConfig`."""
+        return self.config.dynamic
 
     @property
     def bits(self) -> int:
@@ -241,10 +247,7 @@ def make_kernel(
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((p.m, p.n), p.out),
-        grid=(schedule.clusters,),
-        grid_names=("worker",),
-        num_threads=2,
-        thread_name="wg",
+        **schedule.launch,
         kernel_name="block_scaled_matmul",
         compiler_params=dataclasses.replace(compiler_params, target=blackwell.TARGET),
         interpret=interpret,
@@ -269,28 +272,16 @@ def _body(
     shapes: Shapes, sources, factor, out, *, a_smem, b_smem, a_scale_smem, b_scale_smem,
     out_smem, acc, a_scale, b_scale, loaded, free, computed, read,
 ) -> None:  # fmt: skip
-    wg, schedule = lax.axis_index("wg"), shapes.schedule
-    buffers = a_smem, b_smem, a_scale_smem, b_scale_smem
-
-    @plgpu.when(wg == _ISSUERS)
-    def _():
-        @plgpu.warp_map
-        def _(warp):
-            @plgpu.when(warp == _TMA_WARP)
-            def _():
-                _load(shapes, sources, buffers, loaded, free)
-
-            @plgpu.when(warp == _MMA_WARP)
-            def _():
-                scales = a_scale, b_scale
-                _multiply(schedule, buffers, acc, scales, loaded, free, computed, read)
-
-    @plgpu.when(wg == _EPILOGUE)
-    def _():
-        blackwell.store(schedule, out, out_smem, acc, computed, read, factor)
+    schedule, buffers = shapes.schedule, (a_smem, b_smem, a_scale_smem, b_scale_smem)
+    scales = a_scale, b_scale
+    schedule.run(
+        _loads(shapes, sources, buffers, loaded, free),
+        _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read),
+        blackwell.stores(schedule, out, out_smem, acc, computed, read, factor),
+    )
 
 
-def _load(shapes: Shapes, sources, buffers, loaded, free) -> None:
+def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
     schedule, groups, across = shapes.schedule, shapes.groups, shapes.across
     a, b, a_scales, b_scales = sources
 
@@ -319,10 +310,10 @@ def _load(shapes: Shapes, sources, buffers, loaded, free) -> None:
 
         schedule.for_each_step(number, visit_step)
 
-    schedule.for_each_tile(visit_tile)
+    return visit_tile
 
 
-def _multiply(schedule, buffers, acc, scales, loaded, free, computed, read) -> None:
+def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) -> Any:
     a_smem, b_smem, *scale_buffers = buffers
 
     def visit_tile(rows, columns, number):
@@ -349,7 +340,7 @@ def _multiply(schedule, buffers, acc, scales, loaded, free, computed, read) -> N
         schedule.for_each_step(number, visit_step)
         plgpu.tcgen05_commit_arrive(computed.at[which])
 
-    schedule.for_each_tile(visit_tile)
+    return visit_tile
 
 
 def tiled_scales(scales: jax.Array, rows: int, columns: int) -> jax.Array:

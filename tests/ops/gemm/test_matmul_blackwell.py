@@ -21,6 +21,7 @@ from tests.support.matmuls import operands, reference
 SMALL = BlackwellMatmulConfig(tile_n=64, tile_k=64, stages=2, blocks=2, strip=2)
 # A block of a pair has half of B's columns.
 PAIRS = BlackwellMatmulConfig(collective=True, stages=6)
+DYNAMIC = dataclasses.replace(PAIRS, dynamic=True)
 BLACKWELL = plgpu.CompilerParams(target="sm_100a")
 
 
@@ -106,20 +107,27 @@ def test_pairs_of_blocks_share_tiles(shape, changes):
     check(shape, config(collective=True, **changes))
 
 
+@pytest.mark.parametrize("collective", [False, True])
+def test_blocks_take_the_next_tile_when_they_are_free(collective):
+    check((512, 192, 128), config(dynamic=True, collective=collective))
+
+
 def test_pairs_store_float32():
     check((512, 128, 64), config(collective=True), jnp.bfloat16, "float32")
 
 
-@pytest.mark.parametrize("collective", [False, True])
+@pytest.mark.parametrize(
+    ("collective", "dynamic"), [(False, False), (True, False), (True, True)]
+)
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-def test_no_schedule_has_a_race(asynchrony, collective):
+def test_no_schedule_has_a_race(asynchrony, collective, dynamic):
     # Three tiles for each block, or pair, which has two accumulators.
     shape = (512, 192, 192)
     a, b = operands(*shape)
     # A result that depends on the schedule is an error.
     options = {"asynchrony": asynchrony, "detect_races": True, "schedules": 12}
     interpret = plgpu.InterpretParams(**options)
-    c = config(stages=3, blocks=4, collective=collective)
+    c = config(stages=3, blocks=4, collective=collective, dynamic=dynamic)
     got = matmul(a, b, config=c, interpret=interpret)
     expected = reference(a, b)
     np.testing.assert_allclose(np.asarray(got, np.float32), expected, atol=2**-5)
@@ -131,7 +139,9 @@ def test_no_schedule_has_a_race(asynchrony, collective):
 @pytest.mark.offline
 @pytest.mark.parametrize("out", ["bfloat16", "float32"])
 @pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
-@pytest.mark.parametrize("c", [BlackwellMatmulConfig(), PAIRS], ids=["one", "pairs"])
+@pytest.mark.parametrize(
+    "c", [BlackwellMatmulConfig(), PAIRS, DYNAMIC], ids=["one", "pairs", "dynamic"]
+)
 def test_a_product_of_large_matrices_compiles_without_spills(c, semantics, out):
     params = dataclasses.replace(BLACKWELL, lowering_semantics=semantics)
     x = jax.ShapeDtypeStruct((4096, 4096), jnp.bfloat16)
@@ -145,6 +155,8 @@ def test_a_product_of_large_matrices_compiles_without_spills(c, semantics, out):
     assert report.instruction_counts["tcgen05.mma"] == 4
     assert report.instruction_counts["tcgen05.commit"] == 2
     assert f"tcgen05.mma.cta_group::{c.ctas}.kind::f16" in report.ptx
+    requests = report.ptx.count("clusterlaunchcontrol.try_cancel.async")
+    assert requests == int(c.dynamic)
 
 
 # --- the choice of the kernel ---------------------------------------------------------

@@ -120,6 +120,10 @@ def test_the_order_of_tiles_covers_them_all(minor, strip):
     check((512, 256, 128), MXF8, c, executed=())
 
 
+def test_blocks_take_the_next_tile_when_they_are_free():
+    check((256, 384, 256), MXF8, config(dynamic=True))
+
+
 def test_leading_dimensions_are_a_batch():
     given = operands((130, 64, 64), MXF8, batch=(2,))
     got = block_scaled_matmul(*given, config=SMALL)
