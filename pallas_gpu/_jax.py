@@ -12,7 +12,7 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax._src import callback as _callback
@@ -289,6 +289,35 @@ def is_export(ctx: Any) -> bool:
 def is_tracer(x: Any) -> bool:
     """True for a value that is being traced."""
     return isinstance(x, jax.core.Tracer)
+
+
+def known_value(x: Any) -> Any:
+    """Returns what a traced value stands for: a constant, or the outermost tracer."""
+    return x.full_lower() if is_tracer(x) else x
+
+
+class Producer(NamedTuple):
+    """The equation that a value has been traced from.
+
+    Attributes:
+      primitive, params: of the equation.
+      operands: values in the same trace.
+      position: of the value among the results.
+    """
+
+    primitive: Any
+    params: dict[str, Any]
+    operands: tuple[Any, ...]
+    position: int
+
+
+def producer(x: Any) -> Producer | None:
+    """Returns the equation of a value that is being traced; None for an argument."""
+    made = getattr(x, "parent", None)
+    if made is None:
+        return None
+    position = next(i for i, var in enumerate(made.outvars) if var is x.val)
+    return Producer(made.primitive, made.params, tuple(made.in_tracers), position)
 
 
 def outside_of_traces() -> contextlib.AbstractContextManager[None]:

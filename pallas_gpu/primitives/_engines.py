@@ -17,9 +17,10 @@ import pallas_gpu.layouts as layouts
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy, plan_threads
 from pallas_gpu.layouts.gmem.tma_order import paired_axes
-from pallas_gpu.layouts.gmem.tma_start import require_start
+from pallas_gpu.layouts.gmem.tma_start import require_start, starts_aligned
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
+from pallas_gpu.primitives import _multiples
 from pallas_gpu.primitives import _operands as ops
 
 Engine = types.AsyncCopyImplementation
@@ -101,8 +102,11 @@ def _threads_carry(gmem: Any, smem: Any, who: str, *, store: bool) -> bool:
     except (errors.LayoutError, errors.UnsupportedError):
         return _for_threads(avals[1], windows, store)
     except errors.PallasGpuError:
-        pass  # whoever carries it: the check of the complete kernel refuses the copy
-    return False
+        return False  # the check of the complete kernel refuses it, whoever carries it
+    # Where TMA cannot start, the hardware stops the whole launch.
+    if starts_aligned(windows[0], bits, _multiples.start_divisor):
+        return False
+    return _for_threads(avals[1], windows, store)
 
 
 def _static(ref: Any) -> Any:

@@ -87,9 +87,10 @@ def copy_gmem_to_smem(
     in bounds.
 
     Args:
-      src: GMEM reference or a part of one. A dynamic start is a multiple of 16 bytes
-        unless cp.async carries the copy. `x.at[rows]`, with an array of indices, is
-        the rows in that order: each is a copy of its own.
+      src: GMEM reference or a part of one. TMA carries what is known to start at a
+        multiple of 16 bytes: write a dynamic start as a product, or promise it with
+        `multiple_of`. `x.at[rows]`, with an array of indices, is the rows in that
+        order: each is a copy of its own.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier. None: cp.async carries the copy, and `wait_gmem_to_smem`
         waits for it.
@@ -114,7 +115,8 @@ def copy_gmem_to_smem(
         once, "evict_last" for what others read again, "evict_normal". A hint for copies
         by TMA. PTX: .L2::cache_hint. Since: sm_90.
       implementation: what carries the copy. None (default): TMA if it can address both
-        sides, and cp.async if not, or without a barrier.
+        sides, and cp.async if not, or without a barrier. With TMA, and in a multicast,
+        a dynamic start is the author's promise, which the emulator checks.
 
     Raises:
       MemorySpaceError: an operand is in another space, or TMA has no barrier.
@@ -196,8 +198,9 @@ def copy_smem_to_gmem(
     Args:
       src: SMEM reference or a part of one.
       dst: GMEM reference of the same shape and dtype, or a part of one that starts in
-        the array. A dynamic start is a multiple of 16 bytes. `out.at[rows]`, with an
-        array of different indices, is these rows.
+        the array. TMA carries what is known to start at a multiple of 16 bytes, as for
+        `copy_gmem_to_smem`; with a reduction that is the author's promise.
+        `out.at[rows]`, with an array of different indices, is these rows.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,

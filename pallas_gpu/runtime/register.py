@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call
+from pallas_gpu.entry import call, trial
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import custom_call, dumps
 from pallas_gpu.runtime import offline_compiler as offline
@@ -133,3 +133,4 @@ def _cuda_rule(ctx: Any, *args: Any, **params: Any) -> Any:
 
 
 _jax.mlir.register_lowering(call.kernel_p, _cuda_rule, platform="cuda")
+trial.register_compiler(compiler.lower)

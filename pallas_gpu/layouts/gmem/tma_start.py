@@ -8,6 +8,9 @@ before the array.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from pallas_gpu.errors import LayoutError, OutOfBoundsError
 from pallas_gpu.layouts.gmem.tma_view import INNER_BOX_BYTES
 from pallas_gpu.layouts.window import Window
@@ -52,6 +55,21 @@ def require_start(window: Window, element_bits: int, what: str, *, store: bool) 
         "bytes too far",
         hint="start at a multiple, or copy without TMA: load and store",
     )
+
+
+def starts_aligned(
+    window: Window, element_bits: int, divisor: Callable[[Any], int]
+) -> bool:
+    """Returns whether a slice is known to start at a multiple of 16 bytes.
+
+    Args:
+      window: the slice of an array in GMEM.
+      element_bits: width of an element.
+      divisor: a known divisor of a start.
+    """
+    pairs = zip(window.starts, window.array_strides, strict=True)
+    unit_bits = 8 * INNER_BOX_BYTES
+    return all(divisor(x) * n * element_bits % unit_bits == 0 for x, n in pairs)
 
 
 def _text(window: Window) -> str:

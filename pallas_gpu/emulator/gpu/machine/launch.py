@@ -21,7 +21,7 @@ from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.entry import call, expand
+from pallas_gpu.entry import call, expand, trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
@@ -43,8 +43,10 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
     Raises:
       KernelError and its subclasses: a mistake that the run found.
       OutOfResources: a block exceeds the target's resources.
+      LayoutError: the compiler has no code for the kernel.
       NotModelledError: the emulator does not model an operation.
     """
+    trial.require_code(params, _target(params))
     interpret = params.interpret
     if not isinstance(interpret, types.InterpretParams):
         interpret = types.InterpretParams()
@@ -60,14 +62,17 @@ def run_kernel(params: call.CallParams, arrays: Sequence[Any]) -> list[np.ndarra
 def _run_once(
     params: call.CallParams, arrays: Sequence[Any], interpret: types.InterpretParams
 ) -> list[np.ndarray]:
-    target = arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
-    machine = Machine(interpret, target)
+    machine = Machine(interpret, _target(params))
     launch = Launch(params, machine.devices[0], arrays)
     # Index arithmetic wraps as on the GPU, also where numpy would warn.
     with np.errstate(all="ignore"):
         machine.run([launch.pool()])
     launch.finish()
     return [array.data for array in launch.outputs]
+
+
+def _target(params: call.CallParams) -> Any:
+    return arch.target(params.compiler_params.target or arch.DEFAULT_TARGET)
 
 
 class Launch:

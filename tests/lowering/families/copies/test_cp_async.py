@@ -169,6 +169,55 @@ def test_a_dynamic_start_anywhere_is_for_cp_async():
     everywhere.check(make, [x, at], x[5:13, 3:35])
 
 
+@pytest.mark.parametrize("column", [3, 4])
+def test_a_start_that_may_lie_anywhere_is_copied_by_threads(column):
+    """TMA stops the launch where it cannot address a start."""
+    x, at = array((16, 64), BF16), np.array([5, column], np.int32)
+
+    def body(x, at, o, tile, full):
+        part = plgpu.ds(at[0], 8), plgpu.ds(at[1] * 3 - 8, 32)
+        plgpu.copy_gmem_to_smem(x.at[part], tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, o.at[:, plgpu.ds(at[1], 32)])
+        plgpu.wait_smem_to_gmem(0)
+
+    out = jax.ShapeDtypeStruct((8, 64), BF16)
+    kernels = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    start = column * 3 - 8
+
+    def make(interpret=None):
+        if interpret is not None:
+            interpret = plgpu.InterpretParams(seed=1, partial_results=True)
+        return lambda x, at: kernels(interpret)(x, at)[:, column : column + 32]
+
+    everywhere.check(make, [x, at], x[5:13, start : start + 32])
+
+
+@pytest.mark.parametrize(
+    ("start", "by_tma"),
+    [
+        (lambda i: i * 8, True),
+        (lambda i: plgpu.multiple_of(i, 8), True),
+        (lambda i: i // 64 * 64 + 8, True),
+        (lambda i: i * 4, False),
+        (lambda i: i, False),
+    ],
+)
+def test_tma_carries_what_is_known_to_start_at_16_bytes(start, by_tma):
+    def body(x, at, o, tile, full):
+        part = plgpu.ds(start(at[0]), 32)
+        plgpu.copy_gmem_to_smem(x.at[:, part], tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, o.at[:, part])
+        plgpu.wait_smem_to_gmem(0)
+
+    out = jax.ShapeDtypeStruct((8, 64), BF16)
+    make = kernel(body, out, plgpu.SMEM((8, 32), BF16), plgpu.Barrier())
+    text = str(jax.make_jaxpr(make())(array((8, 64), BF16), np.zeros(1, np.int32)))
+    assert ("copy_gmem_to_smem[" in text) == by_tma
+    assert ("copy_smem_to_gmem[" in text) == by_tma
+
+
 def test_a_transposed_reference_is_copied():
     x = array((16, 24), F32)
 

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that the compiler may refuse for what the emulator does not see: layouts.
+
+Whether data goes through SMEM, and whether a thread has whole words, depends on them.
+What matters is that the emulator refuses what the compiler does.
+"""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import arch, errors
+from tests.support import acceptance
+
+Warpgroup = plgpu.LoweringSemantics.Warpgroup
+SMEM_BYTES = arch.SM_90A.smem_bytes_per_block
+EXAMPLES = hypothesis.settings(
+    max_examples=10, deadline=None, derandomize=True, database=None
+)
+# Only a run shows that a start known at run time is wrong.
+AT_RUN_TIME = errors.LayoutError, errors.OutOfBoundsError
+
+
+def require_agreement(function, *args):
+    """The compiler refuses a kernel if and only if the emulator does."""
+    verdict = acceptance.judge(function, args, execute=False)
+    for error in verdict.refusals:
+        assert error.where and error.got is not None, error
+    if verdict.traced is None:
+        refused = verdict.lowered[Warpgroup]
+        assert (verdict.emulated is None) == (refused is None), verdict
+        assert refused is None or str(refused) == str(verdict.emulated)
+    return verdict
+
+
+# --- little SMEM is left --------------------------------------------------------------
+
+
+MOVES = {
+    "roll": lambda x: jnp.roll(x, 3, -1),
+    "cumsum": lambda x: jnp.cumsum(x, 0),
+    "argmax": lambda x: jnp.argmax(x, -1),
+    "argmax of all": jnp.argmax,
+    "sum of all": jnp.sum,
+    "sum of columns": lambda x: jnp.sum(x, 0),
+    "sum of rows": lambda x: jnp.sum(x, -1),
+    "transposed": lambda x: x.T,
+    "in one axis": lambda x: x.reshape(-1),
+    "twice": lambda x: jnp.concatenate([x, x], -1),
+    "inner part": lambda x: x[..., 1:-1],
+    "reversed": lambda x: x[::-1],
+    "less the mean": lambda x: x - jnp.sum(x, 0, keepdims=True),
+    "chosen": lambda x: jnp.take_along_axis(x, jnp.zeros_like(x, jnp.int32), -1),
+    "elementwise": lambda x: x * 2,
+}
+SHAPES = [(128,), (64, 8), (129,), (33, 40), (5, 7), (1, 300), (8,)]
+
+
+def nearly_full(move, shape, dtype, left_bytes, warpgroups=1):
+    """A kernel whose arrays leave few bytes of SMEM."""
+    out = jax.eval_shape(move, jax.ShapeDtypeStruct(shape, dtype))
+
+    def body(x, o, filling):
+        index = lax.axis_index("wg") if warpgroups > 1 else 0
+        o[index] = move(x[...])
+
+    threads = {"num_threads": warpgroups, "thread_name": "wg"} if warpgroups > 1 else {}
+    return plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((warpgroups, *out.shape), out.dtype),
+        scratch_types=[plgpu.SMEM((SMEM_BYTES - left_bytes,), jnp.int8)],
+        **threads,
+    )
+
+
+@EXAMPLES
+@hypothesis.given(
+    st.sampled_from(sorted(MOVES)),
+    st.sampled_from(SHAPES),
+    st.sampled_from([jnp.float32, jnp.int8, jnp.bfloat16]),
+    st.sampled_from([0, 16, 64, 128, 256, 512, 1024, 2048]),
+    st.sampled_from([1, 1, 2]),
+)
+def test_what_moves_between_threads_needs_smem(name, shape, dtype, left, warpgroups):
+    x = (np.arange(math.prod(shape)) % 7).reshape(shape).astype(jnp.dtype(dtype))
+    require_agreement(nearly_full(MOVES[name], shape, dtype, left, warpgroups), x)
+
+
+@pytest.mark.parametrize("name", ["roll", "cumsum"])
+def test_the_emulator_refuses_what_has_no_room(name):
+    x = np.zeros((64, 8), np.float32)
+    full = nearly_full(MOVES[name], x.shape, x.dtype, 0)
+    assert require_agreement(full, x).emulated is not None
+    # Again: the answer is kept.
+    with pytest.raises(errors.PallasGpuError):
+        full(x)
+    roomy = nearly_full(MOVES[name], x.shape, x.dtype, 1024)
+    assert not require_agreement(roomy, x).refusals
+
+
+# --- starts that are known at run time ------------------------------------------------
+
+STARTS = {
+    "as it is": lambda i: i,
+    "times 2": lambda i: i * 2,
+    "times 4": lambda i: i * 4,
+    "times 8": lambda i: i * 8,
+    "promised": lambda i: plgpu.multiple_of(i * 8, 4),
+    "sum": lambda i: i * 4 + 2,
+    "chosen": lambda i: jnp.where(i > 0, i * 4, 8),
+}
+
+
+@EXAMPLES
+@hypothesis.given(
+    st.sampled_from(sorted(STARTS)),
+    st.sampled_from([jnp.int8, jnp.bfloat16, jnp.float32]),
+    st.sampled_from([8, 64, 128]),
+    st.sampled_from([1, 2]),
+)
+def test_words_of_narrow_elements(name, dtype, n, rank):
+    def body(at, o, inbox, full):
+        c = lax.axis_index("c")
+        part = plgpu.ds(STARTS[name](at[0]), n)
+        ref = inbox.at[part] if rank == 1 else inbox.at[:, part]
+        plgpu.async_store_smem(
+            jnp.ones(ref.shape, dtype), ref, full, cluster_idx=1 - c, cluster_dim="c"
+        )
+        plgpu.barrier_wait(full)
+        o[c] = at[0]
+
+    shape = (256,) if rank == 1 else (4, 256)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((2,), jnp.int32),
+        scratch_types=[plgpu.SMEM(shape, dtype), plgpu.Barrier()],
+        cluster=(2,),
+        cluster_names=("c",),
+    )
+    require_agreement(kernel, np.array([8], np.int32))
+
+
+@EXAMPLES
+@hypothesis.given(
+    st.sampled_from(sorted(STARTS)),
+    st.sampled_from([jnp.int8, jnp.bfloat16, jnp.float32]),
+    st.sampled_from([5, 8, 32, 64]),
+    st.booleans(),
+    st.sampled_from([(), (plgpu.TilingTransform((8, 32)),)]),
+    st.integers(0, 9),
+)
+def test_copies_from_any_start(name, dtype, n, store, transforms, i):
+    def body(x, at, o, tile, full):
+        part = plgpu.ds(STARTS[name](at[0]), n)
+        if store:
+            tile[...] = x[:, :n]
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(tile, o.at[:, part])
+            plgpu.wait_smem_to_gmem(0)
+        else:
+            plgpu.copy_gmem_to_smem(x.at[:, part], tile, full)
+            plgpu.barrier_wait(full)
+            o[:, :n] = tile[...]
+
+    tile = plgpu.SMEM((8, n), dtype, transforms=transforms)
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((8, 256), dtype),
+        scratch_types=[tile, plgpu.Barrier()],
+        interpret=plgpu.InterpretParams(partial_results=True),
+    )
+    x = (np.arange(2048) % 97).reshape(8, 256).astype(jnp.dtype(dtype))
+    require_agreement(kernel, x, np.array([i], np.int32))
