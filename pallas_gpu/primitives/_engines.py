@@ -20,8 +20,8 @@ from pallas_gpu.layouts.gmem.tma_order import paired_axes
 from pallas_gpu.layouts.gmem.tma_start import require_start, starts_aligned
 from pallas_gpu.layouts.smem.window import contiguous_layout, require_copy_start
 from pallas_gpu.layouts.window import Window
-from pallas_gpu.primitives import _multiples
 from pallas_gpu.primitives import _operands as ops
+from pallas_gpu.primitives.copies import multiples
 
 Engine = types.AsyncCopyImplementation
 
@@ -104,7 +104,7 @@ def _threads_carry(gmem: Any, smem: Any, who: str, *, store: bool) -> bool:
     except errors.PallasGpuError:
         return False  # the check of the complete kernel refuses it, whoever carries it
     # Where TMA cannot start, the hardware stops the whole launch.
-    if starts_aligned(windows[0], bits, _multiples.start_divisor):
+    if starts_aligned(windows[0], bits, multiples.start_divisor):
         return False
     return _for_threads(avals[1], windows, store)
 

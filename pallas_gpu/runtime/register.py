@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, compiler, types
-from pallas_gpu.entry import call, trial
+from pallas_gpu.entry import call
+from pallas_gpu.entry.memory import trial
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.runtime import custom_call, dumps
 from pallas_gpu.runtime import offline_compiler as offline

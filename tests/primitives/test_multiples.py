@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.primitives import _multiples
+from pallas_gpu.primitives.copies import multiples
 
 CASES = {
     "product": (lambda i: i * 48, 48),
@@ -36,7 +36,7 @@ def test_the_divisor_of_an_index(case):
     found = []
 
     def traced(i):
-        found.append(_multiples.divisor(function(i)))
+        found.append(multiples.divisor(function(i)))
         return i
 
     jax.make_jaxpr(traced)(jnp.int32(3))
@@ -50,7 +50,7 @@ def test_values_of_outer_traces_are_known():
         outer = i * 32
 
         def step(k, carry):
-            found.append(_multiples.divisor(outer + 8 * k))
+            found.append(multiples.divisor(outer + 8 * k))
             return carry
 
         return lax.fori_loop(0, 3, step, i)
@@ -64,11 +64,11 @@ def test_a_long_computation_ends():
         x = i * 4
         for _ in range(200):
             x = x + x
-        assert _multiples.divisor(x) == 1
+        assert multiples.divisor(x) == 1
         return i
 
     jax.make_jaxpr(traced)(3)
 
 
 def test_a_number():
-    assert (_multiples.divisor(-12), _multiples.divisor(0)) == (12, 0)
+    assert (multiples.divisor(-12), multiples.divisor(0)) == (12, 0)

@@ -21,7 +21,8 @@ from pallas_gpu.emulator.gpu.gmem import GlobalArray
 from pallas_gpu.emulator.gpu.machine import schedules
 from pallas_gpu.emulator.gpu.machine.cta import Cluster, Cta
 from pallas_gpu.emulator.gpu.machine.device import Device, Machine
-from pallas_gpu.entry import call, expand, trial
+from pallas_gpu.entry import call, expand
+from pallas_gpu.entry.memory import trial
 from pallas_gpu.entry.memory.unions import inferred_members
 from pallas_gpu.entry.memory.workspace import WorkArray
 from pallas_gpu.primitives import _indices
