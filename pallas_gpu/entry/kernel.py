@@ -304,7 +304,7 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(scratch, dict):
         expect.names(tuple(scratch), "scratch_types: a key")
         return (), scratch
-    return (scratch,) if is_declaration(scratch) else tuple(scratch), {}
+    return (scratch,) if is_declaration(scratch) else tuple(scratch or ()), {}
 
 
 def _refuse_semantics(params: types.CompilerParams, name: str) -> None:

@@ -16,8 +16,8 @@ from pallas_gpu.primitives.scoped import get_global_p, run_scoped_p
 
 
 def is_declaration(x: Any) -> bool:
-    """True for what ends a pytree of declarations: None is a mistake, not a tree."""
-    return x is None or hasattr(x, "to_ref")
+    """True for a leaf of a pytree of declarations; None is an empty one, as in JAX."""
+    return hasattr(x, "to_ref")
 
 
 @expect.arguments(

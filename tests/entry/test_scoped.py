@@ -97,3 +97,19 @@ def test_a_scope_declares_memory():
 def test_a_scope_is_part_of_a_kernel():
     with refused(errors.KernelError, "run_scoped is called outside a kernel"):
         plgpu.run_scoped(lambda tile: None, TILE)  # HERE
+
+
+def test_none_declares_nothing():
+    def body(x, o, unused, tile):
+        assert unused is None
+
+        def scope(trees, named):
+            assert trees[0] is None
+            assert named is None
+            trees[1][...] = tile[...] = x[...]
+            o[...] = trees[1][...] + tile[...]
+
+        plgpu.run_scoped(scope, [None, TILE], named=None)
+
+    got = run(body, scratch_types=[None, TILE])
+    np.testing.assert_array_equal(got, numbers() * 2)

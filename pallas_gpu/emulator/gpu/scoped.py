@@ -104,12 +104,15 @@ class Scopes:
       left_at: the time of each warpgroup when it last left a scope.
       lasting: the scope around the whole body, once it is left: its memory exists until
         the cluster ends.
+      read: arrays in SMEM of scopes that have ended, which copies may still read; the
+        next scope may use their memory.
     """
 
     open: dict[ScopeKey, Scope] = dataclasses.field(default_factory=dict)
     left: dict[Any, int] = dataclasses.field(default_factory=dict)
     left_at: ordering.Clock = dataclasses.field(default_factory=dict)
     lasting: Scope | None = None
+    read: list[SharedArray] = dataclasses.field(default_factory=list)
 
 
 _SCOPES: Key[Cta, Scopes] = Key("scopes", lambda cta: Scopes())
@@ -163,6 +166,8 @@ def _enter(
             lambda: f"{scope.entered} of {scope.members} warpgroups have entered",
         )
         ordering.join(wg.clock, scope.clock)
+    if scope.arrays:
+        _require_read(wg)
     return scope, [scope.referent(i) for i in range(len(declared))]
 
 
@@ -171,6 +176,8 @@ def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Declared]) -> Scope:
     scopes = scopes_of(cta)
     scope = scopes.open.get(key)
     if scope is None:
+        if not scopes.open and not scopes.left:
+            cta.at_end.append(functools.partial(_require_read, cta.warpgroups[0]))
         members = len(cta.warpgroups) if key[1] is None else 1
         scope = Scope(key, declared, {}, {}, {}, members)
         _allocate(cta, scope)
@@ -181,9 +188,11 @@ def scope_of(cta: Cta, key: ScopeKey, declared: Sequence[Declared]) -> Scope:
 def _leave(wg: Warpgroup, scope: Scope) -> None:
     """Leaves a scope; the last one frees it.
 
+    Asynchronous work may read SMEM until another scope begins, or the kernel ends.
+
     Raises:
       BarrierError: a copy or a barrier's phase is unfinished.
-      KernelError: asynchronous work may still read the memory.
+      KernelError: asynchronous work may still read TMEM, or another CTA the memory.
     """
     scopes = scopes_of(wg.cta)
     scope.left += 1
@@ -196,7 +205,10 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
     if scope.key[0] is wg.cta.cluster.lasting:
         scopes.lasting = scope
     for array in scope.arrays.values():
-        _require_quiet(wg, array)
+        later = isinstance(array, SharedArray)
+        _require_unused(wg, array, by_reads=not later)
+        if later:
+            scopes.read.append(array)
         if scopes.lasting is not scope:
             _require_no_guests(wg, array)
     for barriers in scope.barriers.values():
@@ -296,12 +308,25 @@ def _require_no_guests(wg: Warpgroup, memory: SharedArray | TensorArray) -> None
         )
 
 
-def _require_quiet(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
+def _require_read(wg: Warpgroup) -> None:
+    """Raises KernelError if the memory of a scope that has ended is still read."""
+    scopes = scopes_of(wg.cta)
+    for array in scopes.read:
+        _require_unused(wg, array, by_reads=True)
+    scopes.read.clear()
+
+
+def _require_unused(
+    wg: Warpgroup, memory: SharedArray | TensorArray, *, by_reads: bool
+) -> None:
+    """Raises an error if asynchronous work still writes, or also reads, an array."""
     clocks = [t.clock for t in (wg, *wg.cta.warpgroups)]
     for record in memory.history.live():
         if record.hint == WAIT_LOAD and not scopes_of(wg.cta).open:
             continue  # the end of the kernel waits for loads from TMEM
         if not record.by_copy or any(record.known_to(clock) for clock in clocks):
+            continue
+        if not record.writes and not by_reads:
             continue
         if record.writes:
             raise errors.BarrierError(
@@ -315,7 +340,7 @@ def _require_quiet(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
             )
         raise errors.KernelError(
             f"{memory.name} is freed while {record.what} may still read it",
-            expected="a wait for it before the kernel or the scope ends",
+            expected="a wait for it before the kernel ends or another scope begins",
             got=f"{record.what} reads elements {ordering.box_text(record.box)}",
             hint=record.hint,
             where=record.where,

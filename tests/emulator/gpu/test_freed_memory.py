@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""SMEM of a scope that has ended may be read until something may replace it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+
+F32 = jnp.float32
+TILE = plgpu.SMEM((128,), F32)
+
+
+def run(body, **options):
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((2, 128), F32),
+        interpret=plgpu.InterpretParams(schedules=5),
+        **options,
+    )
+    return kernel(jnp.arange(256, dtype=F32).reshape(2, 128))
+
+
+def store(x, o, row):
+    def scope(tile):
+        tile[...] = x[row] + 1
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(tile, o.at[row])
+
+    return scope
+
+
+def test_a_wait_may_follow_the_scope():
+    def body(x, o):
+        plgpu.run_scoped(store(x, o, 0), TILE)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        plgpu.run_scoped(store(x, o, 1), TILE)
+        plgpu.wait_smem_to_gmem(0)
+
+    np.testing.assert_array_equal(run(body), np.arange(256).reshape(2, 128) + 1)
+
+
+def test_all_warpgroups_wait_before_the_next_scope():
+    def body(x, o):
+        wg = lax.axis_index("wg")
+
+        def scope(row):
+            def inside(tiles):
+                @plgpu.when(wg == row)
+                def _():
+                    store(x, o, row)(tiles.at[row])
+
+            return inside
+
+        tiles = plgpu.SMEM((2, 128), F32)
+        for row in range(2):
+            plgpu.run_scoped(scope(row), tiles, collective_axes="wg")
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    got = run(body, num_threads=2, thread_name="wg")
+    np.testing.assert_array_equal(got, np.arange(256).reshape(2, 128) + 1)
+
+
+def test_a_wait_may_follow_the_only_scope():
+    def body(x, o):
+        def scope(tile):
+            for row in range(2):
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                store(x, o, row)(tile)
+
+        plgpu.run_scoped(scope, TILE)
+        plgpu.wait_smem_to_gmem(0)
+
+    np.testing.assert_array_equal(run(body), np.arange(256).reshape(2, 128) + 1)
+
+
+def test_the_next_scope_may_have_the_same_memory():
+    def body(x, o):
+        plgpu.run_scoped(store(x, o, 0), TILE)
+        plgpu.run_scoped(store(x, o, 1), TILE)
+        plgpu.wait_smem_to_gmem(0)
+
+    with pytest.raises(
+        errors.KernelError, match="is freed while the copy to"
+    ) as caught:
+        run(body)
+    assert "wait for it before the kernel ends or another scope begins" in str(
+        caught.value
+    )
+
+
+def test_the_kernel_ends_after_the_copies():
+    with pytest.raises(errors.KernelError, match="is freed while the copy to"):
+        run(lambda x, o: plgpu.run_scoped(store(x, o, 0), TILE))

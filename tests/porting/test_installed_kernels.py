@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels that JAX installs for Mosaic GPU, with their import lines changed."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import pathlib
+import re
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_gpu import errors
+
+pytestmark = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="kernels of upstream 0.11"
+)
+
+_PLACE = "jax.experimental.pallas.ops.gpu"
+_PALLAS = re.compile(
+    r"^(?:import jax\.experimental\.pallas(?:\.mosaic_gpu)?"
+    r"|from jax\.experimental(?:\.pallas)? import (?:pallas|mosaic_gpu)) as (\w+)$",
+    re.MULTILINE,
+)
+_SIBLING = re.compile(rf"^from {re.escape(_PLACE)} import (\w+)$", re.MULTILINE)
+# A CPU does not say how many cores it has.
+_CORES = re.compile(r"[\w.]+\(\)(?:\[0\])?\.core_count")
+
+
+@functools.cache
+def ported(name):
+    """Returns a module of upstream's, which uses this package instead of Pallas."""
+    spec = importlib.util.find_spec(f"{_PLACE}.{name}")
+    text = pathlib.Path(spec.origin).read_text()
+    text, count = _PALLAS.subn(r"import pallas_gpu as \1", text)
+    assert count == 2
+    text = _CORES.sub("4", text)
+    siblings = {other: ported(other) for other in _SIBLING.findall(text)}
+    module = types.ModuleType(f"ported_{name}")
+    sys.modules[module.__name__] = module  # its dataclasses look it up
+    exec(compile(_SIBLING.sub("", text), spec.origin, "exec"), vars(module))
+    vars(module).update(siblings)
+    return module
+
+
+def normal(shape, dtype=jnp.bfloat16, seed=0, scale=1.0):
+    x = np.random.default_rng(seed).standard_normal(shape, np.float32)
+    return jnp.asarray(x * scale, dtype)
+
+
+def wide(x):
+    return np.asarray(x, np.float32)
+
+
+def close(got, expected, error):
+    np.testing.assert_allclose(wide(got), wide(expected), rtol=error, atol=error)
+
+
+@pytest.mark.parametrize("clusters", [False, True])
+def test_matmul(clusters):
+    module = ported("hopper_matmul_mgpu")
+    dims = module.MatmulDimension
+    options = {"wg_dimension": dims.M, "cluster_dimension": dims.N} if clusters else {}
+    a, b = normal((256, 128)), normal((128, 256), seed=1, scale=1 / 16)
+    config = module.TuningConfig(64, 64, 64, 3, **options)
+    close(module.matmul(a, b, None, config), wide(a) @ wide(b), 0.02)
+
+
+def test_mixed_type_matmul():
+    module = ported("hopper_mixed_type_matmul_mgpu")
+    a = jnp.asarray(np.random.default_rng(0).integers(-8, 8, (128, 128)), jnp.int8)
+    b = normal((128, 128), scale=1 / 16)
+    config = module.TuningConfig(64, 64, 64, 3)
+    got = module.mixed_matmul_kernel(a, b, out_dtype=jnp.bfloat16, config=config)
+    close(got, wide(a) @ wide(b), 0.05)
+
+
+def test_ragged_dot():
+    module = ported("ragged_dot_mgpu")
+    lhs, rhs = normal((192, 64)), normal((3, 64, 128), seed=1, scale=1 / 8)
+    sizes = jnp.asarray([100, 0, 92], jnp.int32)
+    got = module.ragged_dot(
+        lhs,
+        rhs,
+        group_sizes=sizes,
+        block_m=64,
+        block_n=64,
+        block_k=64,
+        max_concurrent_steps=2,
+        grid_block_n=2,
+    )
+    ends = [wide(lhs[:100]) @ wide(rhs[0]), wide(lhs[100:]) @ wide(rhs[2])]
+    close(got, np.concatenate(ends), 0.02)
+
+
+def transposed(steps):
+    module = ported("transposed_ragged_dot_mgpu")
+    lhs, rhs = normal((320, 64)), normal((320, 64), seed=1, scale=1 / 16)
+    got = module.transposed_ragged_dot(
+        lhs,
+        rhs,
+        group_sizes=jnp.asarray([100, 220], jnp.int32),
+        block_m=64,
+        block_n=64,
+        block_k=64,
+        max_concurrent_steps=steps,
+        grid_block_n=1,
+    )
+    parts = slice(0, 100), slice(100, 320)
+    return got, np.stack([wide(lhs[p]).T @ wide(rhs[p]) for p in parts])
+
+
+def test_transposed_ragged_dot():
+    close(*transposed(steps=1), 0.02)
+
+
+def test_a_pipeline_that_does_not_wait_for_its_products_is_a_race():
+    """Two buffers: the copy of step 2 replaces what the product of step 0 reads."""
+    with pytest.raises(errors.RaceError, match="while the wgmma may still read it"):
+        transposed(steps=2)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention(causal):
+    module = ported("attention_mgpu")
+    q, k, v = (normal((1, 128, 2, 64), jnp.float16, seed) for seed in range(3))
+    config = module.TuningConfig(64, 64, 2, causal=causal)
+    expected = module.attention_reference(q, k, v, causal=causal)
+    close(module.attention(q, k, v, config), expected, 5e-3)
+
+
+def test_attention_with_a_pipeline():
+    module = ported("attention_mgpu")
+    q, k, v = (normal((1, 128, 2, 64), jnp.float16, seed) for seed in range(3))
+    got = module.attention_with_pipeline_emitter(
+        q, k, v, module.TuningConfig(64, 64, 2)
+    )
+    close(got, module.attention_reference(q, k, v), 5e-3)
+
+
+def test_the_derivative_of_attention():
+    module = ported("attention_mgpu")
+    q, k, v = (normal((1, 128, 1, 64), jnp.float16, seed) for seed in range(3))
+    blocks = dict.fromkeys(
+        ["block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq"], 64
+    )
+    config = module.TuningConfig(64, 64, 2, **blocks)
+    weights = wide(normal(q.shape, seed=3))
+
+    def loss(f):
+        return jax.grad(
+            lambda *x: (f(*x).astype(jnp.float32) * weights).sum(), (0, 1, 2)
+        )
+
+    got = loss(lambda *x: module.attention(*x, config))(q, k, v)
+    expected = loss(module.attention_reference)(q, k, v)
+    for a, b in zip(got, expected, strict=True):
+        close(a, b, 0.02)
