@@ -55,11 +55,17 @@ def captured(functions: tuple[Callable[..., Any], ...]) -> tuple[Any, ...]:
 
 def has_mutable(key: Any) -> bool:
     """Whether a key that `captured` has returned contains a `jax.Ref`."""
-    if isinstance(key, tuple):
-        return any(map(has_mutable, key))
-    if isinstance(key, _Same):
-        return mutable.is_mutable(key.value)
-    return key == _TRACED_REF
+    pending = [key]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, tuple):
+            pending.extend(part)
+        elif isinstance(part, _Same):
+            if mutable.is_mutable(part.value):
+                return True
+        elif isinstance(part, str) and part == _TRACED_REF:
+            return True
+    return False
 
 
 def _function(function: Any, seen: set[int]) -> Iterator[Any]:

@@ -37,6 +37,9 @@ class RuleKind(enum.Enum):
     EXPAND = "expand"
     COMPOSITE = "composite"
 
+    # That of `Enum` is a function in Python: a kernel looks up thousands of rules.
+    __hash__ = object.__hash__
+
     @property
     def of_operations(self) -> bool:
         """True for rules of MLIR operations, false for rules of primitives."""

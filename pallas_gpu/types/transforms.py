@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
+import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.layouts import SmemLayout
@@ -134,7 +136,11 @@ def find_swizzle(minor_dim_bits: int, what: str = "") -> int:
 
 def itemsize_bits(dtype) -> int:
     """Returns the stored size of one element in bits; a bool takes a byte."""
-    dtype = element_type(dtype, "an array")
+    return _stored_bits(element_type(dtype, "an array"))
+
+
+@functools.cache
+def _stored_bits(dtype: np.dtype) -> int:
     if dtype == jnp.bool_:
         return 8
     return int(
@@ -179,7 +185,7 @@ def smem_layout(
         _check_tiling(tuple(shape), tiling)
     if swizzle > 16:
         _check_swizzle(tuple(shape), bits, tiling, swizzle)
-    return SmemLayout(tuple(shape), bits, tiling, swizzle)
+    return SmemLayout.of(tuple(shape), bits, tiling, swizzle)
 
 
 def _unknown_transform(transform: Any) -> errors.ArgumentTypeError:

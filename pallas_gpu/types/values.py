@@ -6,6 +6,7 @@ They complete `pallas_gpu.expect`, which does not know JAX.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -134,8 +135,17 @@ def _require_value(value: Any, what: str) -> None:
 
 def is_element_type(element: Any) -> bool:
     """True for the types that arrays of a kernel can have."""
+    if isinstance(element, np.dtype):
+        return _is_element_dtype(element)
+    return _is_of_a_kind(element)
+
+
+def _is_of_a_kind(element: Any) -> bool:
     kinds = (jnp.bool_, jnp.integer, jnp.floating)
     return any(jnp.issubdtype(element, kind) for kind in kinds)
+
+
+_is_element_dtype = functools.cache(_is_of_a_kind)
 
 
 def dtype(value: Any, what: str) -> np.dtype:

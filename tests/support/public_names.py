@@ -102,6 +102,7 @@ def reference_methods() -> set[str]:
     return {name for name in own if callable(getattr(RefView, name))}
 
 
+@functools.cache
 def parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """The parameters of a callable, by name."""
     return inspect.signature(fn).parameters

@@ -20,7 +20,7 @@ from pallas_gpu.primitives.tensor_cores.tmem import (
     async_load_tmem_p,
     async_store_tmem_p,
 )
-from pallas_gpu.walk import walk
+from pallas_gpu.walk import Site, walk
 
 
 def check_operands(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
@@ -107,7 +107,7 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
       inputs: how many of its references are inputs; the first ones.
     """
     numbers = {var: i for i, var in enumerate(jaxpr.invars[:inputs])}
-    for var, (access, where) in _writes(jaxpr).items():
+    for var, (access, site) in _writes(jaxpr).items():
         if var in numbers:
             aval = types.describe(access.ref.aval)
             raise errors.KernelError(
@@ -116,7 +116,7 @@ def check_inputs(jaxpr: _jax.Jaxpr, inputs: int) -> None:
                 got=f"{words(access.operation.name)} of an input",
                 hint="declare a result for it in out_type, and write that; or pass a "
                 "jax.new_ref(array), which kernels update in place",
-                where=where,
+                where=site.where,
             )
 
 
@@ -125,13 +125,13 @@ def written(jaxpr: _jax.Jaxpr) -> set[Any]:
     return set(_writes(jaxpr))
 
 
-def _writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, str | None]]:
-    """Returns the first access that writes a reference, with its line."""
-    found: dict[Any, tuple[Access, str | None]] = {}
+def _writes(jaxpr: _jax.Jaxpr) -> dict[Any, tuple[Access, Site]]:
+    """Returns the first access that writes a reference, with its equation."""
+    found: dict[Any, tuple[Access, Site]] = {}
     for site in walk(jaxpr):
         for access in accesses(site.eqn):
             if access.writes:
-                found.setdefault(site.origin(access.ref), (access, site.where))
+                found.setdefault(site.origin(access.ref), (access, site))
     return found
 
 

@@ -63,7 +63,9 @@ class KeyData:
 def is_key(aval: Any) -> bool:
     """True for the type of an array of keys."""
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    if dtype is None or isinstance(dtype, np.dtype):
+        return False
+    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def element(x: Any, axis: int, index: int) -> Any:

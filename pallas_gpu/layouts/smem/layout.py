@@ -46,6 +46,18 @@ class SmemLayout(Drawable):
     tiling: tuple[int, ...] | None = None
     swizzle: int = NO_SWIZZLE
 
+    @classmethod
+    @functools.lru_cache(maxsize=4096)
+    def of(
+        cls,
+        shape: tuple[int, ...],
+        itemsize_bits: int,
+        tiling: tuple[int, ...] | None,
+        swizzle: int,
+    ) -> SmemLayout:
+        """Returns the layout; equal ones are one object, with all that it computes."""
+        return cls(shape, itemsize_bits, tiling, swizzle)
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
         if self.tiling is not None:

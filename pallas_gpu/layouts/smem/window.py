@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -48,7 +47,8 @@ def contiguous_layout(layout: SmemLayout, window: Window) -> SmemLayout:
         for axis, size in enumerate(window.sizes)
         if axis in window.axes or axis >= first_tiled
     )
-    return dataclasses.replace(layout, shape=shape)
+    bits = layout.itemsize_bits
+    return SmemLayout.of(shape, bits, layout.tiling, layout.swizzle)
 
 
 def is_addressable(layout: SmemLayout, starts: Sequence[int]) -> bool:

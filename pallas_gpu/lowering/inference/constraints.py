@@ -47,7 +47,9 @@ def _propagate_in_flight(network: Network) -> None:
             if producer.in_flight and passes_on and not consumer.in_flight:
                 consumer.in_flight = changed = True
     network.edges = [
-        dataclasses.replace(edge, rigid=edge.rigid or edge.producer.variable.in_flight)
+        dataclasses.replace(edge, rigid=True)
+        if edge.producer.variable.in_flight and not edge.rigid
+        else edge
         for edge in network.edges
     ]
 

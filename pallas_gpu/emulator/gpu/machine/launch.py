@@ -284,14 +284,14 @@ def _lasting(jaxpr: Any) -> Any:
 
 def _last_use(jaxpr: Any, ref: Any) -> str | None:
     """Returns the last line that uses a reference, that of a kernel without a use."""
-    lines: list[str | None] = [None]
-    uses: list[str | None] = []
-    for site in walk(jaxpr):
-        if site.where is not None:
-            lines.append(site.where)
-            if any(site.origin(x) is ref for x in site.eqn.invars) and not site.bodies:
-                uses.append(site.where)
-    return (uses or lines)[-1]
+    sites = walk(jaxpr)[::-1]
+    uses = (
+        site.where
+        for site in sites
+        if not site.bodies and any(site.origin(x) is ref for x in site.eqn.invars)
+    )
+    lines = itertools.chain(uses, (site.where for site in sites))
+    return next((line for line in lines if line is not None), None)
 
 
 def _names(params: call.CallParams) -> list[str]:
