@@ -24,6 +24,7 @@ EFFECTS: dict[str, str] = {
             "minor": "test_the_order_of_tiles_covers_them_all",
             "strip": "test_the_order_of_tiles_covers_them_all",
             "blocks": "test_several_tiles_in_each_block",
+            "collective": "test_pairs_of_blocks_share_tiles",
             "dynamic": "test_blocks_take_the_next_tile_when_they_are_free",
         },
     ),

@@ -43,11 +43,12 @@ class ScaledInstruction:
     """One dense tcgen05.mma with block scaling; its accumulator is float32.
 
     Attributes:
-      n: columns of the accumulator; it has 128 rows.
+      n: columns of the accumulator; it has 128 rows in each CTA.
       a, b: element types in PTX.
       scale: type of the scales in PTX.
       block: elements along K that share a scale.
       a_transposed, b_transposed: the operand in SMEM lies along M or N.
+      ctas: 1, or 2 for a pair, which has M = 256.
 
     Raises:
       DTypeError, ShapeError: there is no such instruction.
@@ -63,13 +64,14 @@ class ScaledInstruction:
     block: int
     a_transposed: bool = False
     b_transposed: bool = False
+    ctas: int = 1
 
     def __post_init__(self) -> None:
         require_types(self.a, self.b, self.scale, self.block)
-        if self.n > MAX_N or not is_n(self.n, self.kind):
+        if self.n > MAX_N or not is_n(self.n, self.kind, self.ctas):
             raise ShapeError(
                 "there is no block-scaled tcgen05.mma of this shape",
-                expected=f"M = {ROWS}; N a multiple of 8, up to {MAX_N}",
+                expected=f"M = {ROWS}; N a multiple of {8 * self.ctas}, up to {MAX_N}",
                 got=f"M = {ROWS}, N = {self.n}",
             )
 
@@ -98,14 +100,14 @@ class ScaledInstruction:
             | self.b_transposed << 16
             | self.n >> 3 << 17
             | _SCALES[self.scale] << 23
-            | ROWS >> 7 << 27
+            | self.ctas * ROWS >> 7 << 27
         )
 
     @property
     def mnemonic(self) -> str:
-        """The opcode of the instruction of one CTA."""
+        """The opcode of the instruction."""
         vector = f"block_scale.scale_vec::{_VECTORS[self.vector]}"
-        return f"tcgen05.mma.cta_group::1.kind::{self.kind.value}.{vector}"
+        return f"tcgen05.mma.cta_group::{self.ctas}.kind::{self.kind.value}.{vector}"
 
     def scales_of(self, step: int) -> tuple[int, int]:
         """Where the scales of the instruction at a step of K start.

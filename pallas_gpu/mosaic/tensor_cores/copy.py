@@ -17,6 +17,7 @@ from pallas_gpu.layouts.smem.wgmma_descriptor import ADDRESS_MASK, ADDRESS_SHIFT
 from pallas_gpu.mosaic import module, smem
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView, predicated
+from pallas_gpu.mosaic.tensor_cores import pairs
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 
@@ -26,10 +27,13 @@ def start(
     target: TmemView,
     copies: Sequence[tuple[int, int]],
     fields: int = descriptors.ROWS_OF_16_BYTES,
+    *,
+    collective: bool = False,
 ) -> None:
     """Starts copies.
 
-    PTX: `tcgen05.cp.cta_group::1`. Since: sm_100a. The elected thread issues it.
+    PTX: `tcgen05.cp.cta_group::{1,2}`. Since: sm_100a. The elected thread issues it, of
+    a pair that of the leader.
 
     Args:
       shape: of the instruction, with its multicast.
@@ -37,15 +41,16 @@ def start(
       copies: of each instruction the bytes and the columns from there.
       fields: the shared memory descriptor without its start address; the default is for
         contiguous rows of 16 bytes.
+      collective: whether both CTAs of a pair copy, each from its SMEM to its TMEM.
     """
     lines = [
         f"add.u64 s, $1, {offset_bytes >> ADDRESS_SHIFT}; add.u32 d, $0, {column}; "
-        f"tcgen05.cp.cta_group::1.{shape} [d], s;"
+        f"tcgen05.cp.cta_group::{2 if collective else 1}.{shape} [d], s;"
         for offset_bytes, column in copies
     ]
     text = "{ .reg .b32 d; .reg .b64 s;\n" + "\n".join(lines) + "\n}"
     operands = [target.address(target.allocation.address), _descriptor(source, fields)]
-    with predicated(module.current().elected):
+    with predicated(pairs.issuer(collective)):
         llvm.inline_asm(None, operands, text, "r,l,~{memory}", has_side_effects=True)
 
 

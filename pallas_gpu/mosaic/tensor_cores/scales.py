@@ -25,16 +25,17 @@ _TILE_BYTES = ROWS * SCALES_PER_COLUMN
 TYPES = {dtypes.F8_E8M0: "ue8m0", dtypes.F8_E4M3: "ue4m3"}
 
 
-def copy_to_tmem(source: SmemView, target: TmemView) -> None:
+def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
     """Starts a copy of scales.
 
-    PTX: `tcgen05.cp.cta_group::1.32x128b.warpx4`, one for each tile. Since: sm_100a.
-    The elected thread issues it. Its later tcgen05.mma read the copied scales; for
-    others a later `commit_arrive` completes it.
+    PTX: `tcgen05.cp.cta_group::{1,2}.32x128b.warpx4`, one for each tile. Since:
+    sm_100a. The elected thread issues it, of a pair that of the leader. Its later
+    tcgen05.mma read the copied scales; for others a later `commit_arrive` completes it.
 
     Args:
       source: (rows / 128, scales / 4, 32, 16), contiguous.
       target: (rows, scales).
+      collective: whether both CTAs of a pair copy.
     """
     tiles, groups = source.shape[:2]
     copies = []
@@ -42,7 +43,7 @@ def copy_to_tmem(source: SmemView, target: TmemView) -> None:
         for group in range(groups):
             offset_bytes = (tile * groups + group) * _TILE_BYTES
             copies.append((offset_bytes, (group * tiles + tile) * COLUMNS_PER_TILE))
-    copy.start("32x128b.warpx4", source, target, copies)
+    copy.start("32x128b.warpx4", source, target, copies, collective=collective)
 
 
 # --- operands -------------------------------------------------------------------------

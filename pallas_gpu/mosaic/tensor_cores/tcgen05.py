@@ -204,7 +204,7 @@ def _plan(
     a_step = K_BYTES * 8 // bits
     extra: Scaling | Sparsity | None = None
     if scaled is not None:
-        extra = _scaling(n, k, names, scaled, left, right)
+        extra = _scaling(n, k, names, scaled, left, right, ctas)
         return _Plan(extra.instruction, n, k, a_step, a_step, left, right, False, extra)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
@@ -233,6 +233,7 @@ def _scaling(
     scaled: tuple[TmemView, TmemView],
     left: WgmmaOperand | None,
     right: WgmmaOperand,
+    ctas: int,
 ) -> Scaling:
     """All columns are those of one instruction, which finds their scales by itself."""
     instruction = ScaledInstruction(
@@ -242,6 +243,7 @@ def _scaling(
         k // scaled[0].shape[1],
         left is not None and left.transposed,
         right.transposed,
+        ctas,
     )
     return Scaling(instruction, scaled[1].shape[0] // SCALED_ROWS)
 

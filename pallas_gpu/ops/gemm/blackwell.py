@@ -44,7 +44,7 @@ TARGET = arch.SM_100A.name
 _ISSUERS, _EPILOGUE, _LOADER = 0, 1, 2
 _TMA_WARP, _MMA_WARP = 0, 1
 # The axis of the blocks that share a tile; the first one multiplies.
-_PAIR = "pair"
+PAIR = "pair"
 _ACCUMULATORS = 2
 _BLOCK_M = 128
 
@@ -212,7 +212,7 @@ class Schedule:
             "thread_name": "wg",
         }
         if c.ctas > 1:
-            options |= {"cluster": (c.ctas,), "cluster_names": (_PAIR,)}
+            options |= {"cluster": (c.ctas,), "cluster_names": (PAIR,)}
         return options
 
     def tile(self, info: Any) -> tuple[Any, Any, Any]:
@@ -227,7 +227,7 @@ class Schedule:
     def run(self, load: Any, multiply: Any, store: Any) -> None:
         """Runs the roles: each is called with what `tile` returns, for each tile."""
         wg = lax.axis_index("wg")
-        first = True if self.config.ctas == 1 else lax.axis_index(_PAIR) == 0
+        first = True if self.config.ctas == 1 else lax.axis_index(PAIR) == 0
         if self.config.dynamic:
             self._run_together(wg, load, multiply, store, first)
         else:
@@ -335,7 +335,7 @@ def make_kernel(
             "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=c.stages),
             "free": done(c.stages),
             "computed": done(_ACCUMULATORS),
-            "read": _read(c),
+            "read": read(_ACCUMULATORS, collective=c.collective),
         },
     )
 
@@ -345,13 +345,13 @@ def done(number: int) -> Any:
     return plgpu.Barrier(num_barriers=number, orders_tensor_core=True)
 
 
-def _read(c: BlackwellMatmulConfig) -> Any:
+def read(number: int, *, collective: bool) -> Any:
     """Barriers of the one that multiplies: both blocks must have read their rows."""
-    if not c.collective:
-        return done(_ACCUMULATORS)
+    if not collective:
+        return done(number)
     return plgpu.ClusterBarrier(
-        collective_axes=_PAIR,
-        num_barriers=_ACCUMULATORS,
+        collective_axes=PAIR,
+        num_barriers=number,
         orders_tensor_core=True,
         leader_tracked=True,
     )
@@ -369,7 +369,7 @@ def _body(
 
 def _loads(schedule, a, b, a_smem, b_smem, loaded, free) -> Any:
     c = schedule.config
-    axes = _PAIR if c.collective else None
+    axes = PAIR if c.collective else None
 
     def visit_tile(rows, columns, number):
         def visit_step(ki, slot, step):
@@ -397,7 +397,7 @@ def _loads(schedule, a, b, a_smem, b_smem, loaded, free) -> Any:
 
 
 def _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> Any:
-    axis = _PAIR if schedule.config.collective else None
+    axis = PAIR if schedule.config.collective else None
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
@@ -436,7 +436,7 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
         tile, which = schedule.accumulator(acc, number)
         first = rows.start
         if schedule.config.ctas > 1:
-            first += lax.axis_index(_PAIR) * _BLOCK_M
+            first += lax.axis_index(PAIR) * _BLOCK_M
         own = plgpu.ds(first, _BLOCK_M)
         plgpu.barrier_wait(computed.at[which])
         for part in range(parts):

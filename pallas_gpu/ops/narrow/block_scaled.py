@@ -140,7 +140,7 @@ def _run(p: Problem, config, compiler_params, interpret, *operands) -> jax.Array
     shapes = Shapes(p, config)
     tiles_m, tiles_n = shapes.schedule.plane
     columns = shapes.schedule.steps * shapes.groups * blackwell.GROUP
-    rows = tiles_m * blackwell.ROWS, tiles_n * config.tile_n
+    rows = tiles_m * shapes.step[0], tiles_n * config.tile_n
 
     def product(a, b, a_scales, b_scales, *factor):
         held = (

@@ -41,6 +41,7 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
     tile_n=expect.integer(),
     tile_k=expect.optional(expect.integer()),
     stages=expect.optional(expect.integer()),
+    collective=expect.boolean,
     minor=expect.anything,
     strip=expect.integer(),
     blocks=expect.integer(),
@@ -48,13 +49,15 @@ _ZEROS = plgpu.OOBFillMode.ZEROS
 )
 @dataclasses.dataclass(frozen=True)
 class BlockScaledMatmulConfig:
-    """Tile sizes and schedule of `block_scaled_matmul`; a tile has 128 rows.
+    """Tile sizes and schedule of `block_scaled_matmul`; a block has 128 rows.
 
     Attributes:
       tile_n: columns of a tile, 128 or 256. Two accumulators of 256 columns would leave
         no TMEM for scales: there is one, and 128 columns have two.
       tile_k: depth of one step; None: 128 bytes of a row.
       stages: SMEM buffers of the ring; None: as many as there is SMEM for.
+      collective: whether two blocks share a tile of 256 rows. Each then loads half of
+        the columns of B, and the scales of all.
       minor: dimension of the output that the order of tiles cuts into strips.
       strip: width of a strip in tiles.
       blocks: number of blocks; one per SM.
@@ -67,6 +70,7 @@ class BlockScaledMatmulConfig:
     tile_n: int = 256
     tile_k: int | None = None
     stages: int | None = None
+    collective: bool = False
     minor: Literal["m", "n"] = "m"
     strip: int = 8
     blocks: int = arch.SM_100A.sm_count
@@ -90,10 +94,11 @@ class BlockScaledMatmulConfig:
                 got=f"minor={self.minor!r}, strip={self.strip}",
                 hint="strip is a number of tiles, e.g. 8",
             )
-        if (self.stages is not None and self.stages < 1) or self.blocks < 1:
+        ctas = 2 if self.collective else 1
+        if (self.stages is not None and self.stages < 1) or self.blocks < ctas:
             raise errors.ArgumentError(
                 "BlockScaledMatmulConfig: there are no stages or no blocks",
-                expected="one or more stages and blocks",
+                expected=f"one or more stages, {ctas} or more blocks",
                 got=f"stages={self.stages}, blocks={self.blocks}",
                 hint="start from BlockScaledMatmulConfig()",
             )
@@ -128,7 +133,10 @@ class Shapes:
     p: Problem
     config: BlockScaledMatmulConfig
 
-    ctas = 1
+    @property
+    def ctas(self) -> int:
+        """Blocks that share a tile."""
+        return 2 if self.config.collective else 1
 
     @property
     def minor(self) -> Literal["m", "n"]:
@@ -163,7 +171,7 @@ class Shapes:
     @property
     def step(self) -> tuple[int, int, int]:
         """A tile, and the depth of a step."""
-        return ROWS, self.config.tile_n, self.tile_k
+        return ROWS * self.ctas, self.config.tile_n, self.tile_k
 
     @property
     def groups(self) -> int:
@@ -191,8 +199,9 @@ class Shapes:
         """Buffers of the ring."""
         if self.config.stages is not None:
             return self.config.stages
-        rows = ROWS + self.config.tile_n
-        one = rows * (self.tile_k * self.bits // 8 + self.groups * GROUP)
+        n = self.config.tile_n
+        one = (ROWS + n // self.ctas) * self.tile_k * self.bits // 8
+        one += (ROWS + n) * self.groups * GROUP
         stored = 2 * ROWS * _PART_BYTES
         free = arch.SM_100A.smem_bytes_per_block - stored - _SMALL_BYTES
         return max(1, min(8, free // one))
@@ -237,7 +246,9 @@ def make_kernel(
 
     def in_tmem(rows: int) -> Any:
         shape = rows * ROWS, groups * GROUP
-        return plgpu.TMEM(shape, p.scale, layout=plgpu.layouts.TmemLayout.scales())
+        layout = plgpu.layouts.TmemLayout.scales()
+        collective = config.collective
+        return plgpu.TMEM(shape, p.scale, layout=layout, collective=collective)
 
     def body(a, b, a_scales, b_scales, *refs, **memory):
         *factor, out = refs
@@ -253,17 +264,21 @@ def make_kernel(
         interpret=interpret,
         scratch_types={
             "a_smem": tiles((stages, ROWS, shapes.tile_k), p.a),
-            "b_smem": tiles((stages, config.tile_n, shapes.tile_k), p.b),
+            "b_smem": tiles((stages, config.tile_n // shapes.ctas, shapes.tile_k), p.b),
             "a_scale_smem": plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
             "b_scale_smem": plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
             "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
-            "acc": plgpu.TMEM((ROWS, shapes.accumulators * config.tile_n), jnp.float32),
+            "acc": plgpu.TMEM(
+                (ROWS, shapes.accumulators * config.tile_n),
+                jnp.float32,
+                collective=config.collective,
+            ),
             "a_scale": in_tmem(1),
             "b_scale": in_tmem(across),
             "loaded": plgpu.Barrier(num_arrivals=4, num_barriers=stages),
             "free": blackwell.done(stages),
             "computed": blackwell.done(shapes.accumulators),
-            "read": blackwell.done(shapes.accumulators),
+            "read": blackwell.read(shapes.accumulators, collective=config.collective),
         },
     )
 
@@ -284,10 +299,18 @@ def _body(
 def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
     schedule, groups, across = shapes.schedule, shapes.groups, shapes.across
     a, b, a_scales, b_scales = sources
+    # Of a pair each block loads half of the rows of each, but all scales of b, and the
+    # first one's barrier counts.
+    axes: str | None = None
+    shares: list[Any] = [None] * 4
+    if shapes.ctas > 1:
+        axes = blackwell.PAIR
+        half, both = plgpu.CopyPartition.PARTITIONED(0), plgpu.CopyPartition.REPLICATED
+        shares = [half, half, half, both]
 
     def visit_tile(rows, columns, number):
         # Of tiles of scales: `columns` starts at a multiple of whole ones.
-        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), 1)
+        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), shapes.ctas)
         tile_columns = plgpu.ds(lax.div(columns.start, ROWS), across)
 
         def visit_step(ki, slot, step):
@@ -303,9 +326,14 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
                 a_scales.at[tile_rows, along],
                 b_scales.at[tile_columns, along],
             )
-            for source, buffer in zip(parts, buffers, strict=True):
+            for source, buffer, share in zip(parts, buffers, shares, strict=True):
                 plgpu.copy_gmem_to_smem(
-                    source, buffer.at[slot], loaded.at[slot], oob_mode=_ZEROS
+                    source,
+                    buffer.at[slot],
+                    loaded.at[slot],
+                    collective_axes=axes,
+                    leader_tracked=share,
+                    oob_mode=_ZEROS,
                 )
 
         schedule.for_each_step(number, visit_step)
@@ -315,6 +343,7 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
 
 def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) -> Any:
     a_smem, b_smem, *scale_buffers = buffers
+    axis = blackwell.PAIR if schedule.config.ctas > 1 else None
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
@@ -326,7 +355,9 @@ def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) ->
         def visit_step(ki, slot, step):
             plgpu.barrier_wait(loaded.at[slot])
             for buffer, scale in zip(scale_buffers, scales, strict=True):
-                plgpu.async_copy_scales_to_tmem(buffer.at[slot], scale)
+                plgpu.async_copy_scales_to_tmem(
+                    buffer.at[slot], scale, collective_axis=axis
+                )
             plgpu.tcgen05_mma(
                 tile,
                 a_smem.at[slot],
@@ -335,10 +366,11 @@ def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) ->
                 a_scale=scales[0],
                 b_scale=scales[1],
                 accumulate=ki > 0,
+                collective_axis=axis,
             )
 
         schedule.for_each_step(number, visit_step)
-        plgpu.tcgen05_commit_arrive(computed.at[which])
+        plgpu.tcgen05_commit_arrive(computed.at[which], collective_axis=axis)
 
     return visit_tile
 

@@ -58,7 +58,7 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
             where=_jax.where_now(),
         )
     (m, n), k = shapes[0], shapes[1][1]
-    step = instructions.K_BYTES // jnp.dtype(a.dtype).itemsize
+    step = instructions.K_BYTES * 8 // types.itemsize_bits(a.dtype)
     if k % step:
         raise errors.ShapeError(
             "tcgen05_mma: K is not a multiple of the instruction's K",
@@ -78,18 +78,5 @@ def require_shapes(acc: Any, a: Any, b: Any) -> None:
         f"{instructions.MAX_N}",
         got=f"M = {m}, N = {n}",
         hint="split N into several accumulators, each with columns of b of both CTAs",
-        where=_jax.where_now(),
-    )
-
-
-def refuse_scales(*, scaled: bool) -> None:
-    """Raises UnsupportedError for operands with scales."""
-    if not scaled:
-        return
-    raise errors.UnsupportedError(
-        "tcgen05_mma: block scaling is not supported for a pair of CTAs",
-        expected="collective_axis without a_scale and b_scale",
-        got="both",
-        hint="multiply in each CTA: omit collective_axis",
         where=_jax.where_now(),
     )

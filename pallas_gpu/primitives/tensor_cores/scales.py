@@ -39,14 +39,15 @@ _TILE = (32, 16)
 @expect.arguments(
     smem_ref=expect.anything,
     tmem_ref=expect.anything,
-    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+    collective_axis=expect.optional(expect.string),
 )
 def async_copy_scales_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
     """Starts a copy of the scales of blocks from SMEM to tensor memory.
 
-    PTX: tcgen05.cp.cta_group::1.32x128b.warpx4. Since: sm_100a.
+    PTX: tcgen05.cp.cta_group::1.32x128b.warpx4, with collective_axis cta_group::2.
+    Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
     It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
@@ -59,14 +60,19 @@ def async_copy_scales_to_tmem(
         4 * j + s along K.
       tmem_ref: (rows, scales) TMEM reference declared with layout
         `layouts.TmemLayout.scales()`; float8_e8m0fnu or float8_e4m3fn, as `smem_ref`.
-      collective_axis: not supported.
+      collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
+        index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
+        is declared with collective=True; in the other one the call does nothing.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: the shapes or types do not correspond.
       LayoutError: the scales are tiled, swizzled or not contiguous in SMEM, or do not
         have the layout of scales in TMEM.
-      UnsupportedError: collective_axis.
+      ArgumentError: the array in TMEM is that of one CTA and the copy that of two, or
+        the other way round.
+      AxisNameError: the cluster has no such axis.
+      UnsupportedError: the CTAs along the axis are not a pair.
 
     Example:
       >>> plgpu.async_copy_scales_to_tmem(a_scale_smem, a_scale)
@@ -75,7 +81,8 @@ def async_copy_scales_to_tmem(
     who = "async_copy_scales_to_tmem"
     ops.require_space(smem_ref, types.SMEM, who, "the source")
     ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    pairs.require_allocation(tmem_ref, collective=False, who=who)
+    collective = collective_axis is not None
+    pairs.require_allocation(tmem_ref, collective=collective, who=who)
     _require_copied(smem_ref, tmem_ref, who)
     _require_scales_layout(tmem_ref, f"{who}: the destination")
     require_plain(smem_ref, who)

@@ -112,7 +112,8 @@ def tcgen05_mma(
         128, K / block) TMEM references in the layout of scales, which
         `async_copy_scales_to_tmem` writes. Each scales a row of `a`, or a column of
         `b`: of 8-bit floats float8_e8m0fnu for 32 elements, of float4_e2m1fn also for
-        16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32.
+        16, or float8_e4m3fn for 16. M is 128, N up to 256, the accumulator float32. Of
+        a pair, each CTA has the scales of its rows of `a`, and those of all N of `b`.
       a_sparse_metadata: which two of each four elements along K `a`, then (M, K / 2),
         stores: a (128, K / 2) uint2 TMEM reference with
         layout=TmemLayout.sparse_metadata(), which `async_copy_sparse_metadata_to_tmem`
@@ -129,8 +130,8 @@ def tcgen05_mma(
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
       ArgumentError: only one operand has scales.
-      UnsupportedError: metadata besides scales, or of float32; scales or metadata of a
-        pair; CTAs along the axis that are not a pair.
+      UnsupportedError: metadata besides scales, of float32 or of a pair; CTAs along the
+        axis that are not a pair.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)
@@ -146,10 +147,10 @@ def tcgen05_mma(
     if not scaled:
         _require_types(acc, a, b)
     collective = collective_axis is not None
-    for array in (acc, a) if aval.memory_space is types.TMEM else (acc,):
-        pairs.require_allocation(array, collective=collective, who=who)
-    if collective:
-        pairs.refuse_scales(scaled=scaled)
+    in_tmem = [acc, a_scale, b_scale, a if aval.memory_space is types.TMEM else None]
+    for array in in_tmem:
+        if array is not None and types.base_aval(array).memory_space is types.TMEM:
+            pairs.require_allocation(array, collective=collective, who=who)
     if a_sparse_metadata is not None:
         sparsity.require(
             acc, a, b, a_sparse_metadata, scaled=scaled, collective=collective

@@ -120,6 +120,22 @@ def test_the_order_of_tiles_covers_them_all(minor, strip):
     check((512, 256, 128), MXF8, c, executed=())
 
 
+@pytest.mark.parametrize(
+    ("shape", "types", "changes"),
+    [
+        ((256, 128, 128), MXF8, {}),
+        ((768, 256, 256), NVF4, {"stages": 3, "dynamic": True}),
+    ],
+)
+def test_pairs_of_blocks_share_tiles(shape, types, changes):
+    check(shape, types, config(collective=True, **changes))
+
+
+@pytest.mark.parametrize("shape", [(100, 300, 160), (300, 72, 96), (1, 8, 32)])
+def test_pairs_and_any_size(shape):
+    check(shape, MXF8, config(collective=True, tile_n=256), executed=())
+
+
 def test_blocks_take_the_next_tile_when_they_are_free():
     check((256, 384, 256), MXF8, config(dynamic=True))
 
@@ -151,7 +167,7 @@ def test_no_schedule_has_a_race(asynchrony):
         asynchrony=asynchrony, detect_races=True, schedules=6
     )
     for tile_n in (128, 256):
-        c = config(stages=3, tile_n=tile_n)
+        c = config(stages=3, tile_n=tile_n, collective=tile_n == 256)
         got = block_scaled_matmul(*given, config=c, interpret=interpret)
         np.testing.assert_array_equal(np.asarray(got, np.float64), reference(*given))
 
@@ -161,6 +177,7 @@ def test_no_schedule_has_a_race(asynchrony):
 
 @pytest.mark.offline
 @pytest.mark.parametrize("semantics", plgpu.LoweringSemantics)
+@pytest.mark.parametrize("collective", [False, True])
 @pytest.mark.parametrize(
     ("types", "kind", "steps", "copies"),
     [
@@ -170,7 +187,9 @@ def test_no_schedule_has_a_race(asynchrony):
     ],
     ids=["mxf8", "mxf4", "nvf4"],
 )
-def test_a_large_product_compiles_without_spills(types, kind, steps, copies, semantics):
+def test_a_large_product_compiles_without_spills(
+    types, kind, steps, copies, collective, semantics
+):
     """In a step: an instruction for each 32 bytes of K, a copy for each 512 scales."""
     a, b, held, block = types
     params = plgpu.CompilerParams(lowering_semantics=semantics)
@@ -186,14 +205,16 @@ def test_a_large_product_compiles_without_spills(types, kind, steps, copies, sem
     product = functools.partial(
         block_scaled_matmul,
         preferred_element_type=jnp.bfloat16,
+        config=BlockScaledMatmulConfig(collective=collective),
         compiler_params=params,
     )
     (report,) = plgpu.offline.compile(product, *given, target="sm_100a")
     used = report.resources
     assert used.spill_store_bytes == used.spill_load_bytes == 0
-    found = re.findall(r"tcgen05\.mma\.cta_group::1\.kind::([\w.:]+)", report.ptx)
+    group = f"cta_group::{1 + collective}"
+    found = re.findall(rf"tcgen05\.mma\.{group}\.kind::([\w.:]+)", report.ptx)
     assert found == [kind] * steps
-    assert report.ptx.count("tcgen05.cp.cta_group::1.32x128b.warpx4 ") == copies
+    assert report.ptx.count(f"tcgen05.cp.{group}.32x128b.warpx4 ") == copies
     assert report.instruction_counts["tcgen05.commit"] == 2
 
 

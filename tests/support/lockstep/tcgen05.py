@@ -3,7 +3,7 @@
 
 From the PTX ISA, "TensorCore 5th Generation Family Instructions": instruction and
 shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA
-or, without scales and metadata, of a pair.
+or, without metadata, of a pair.
 """
 
 from __future__ import annotations
@@ -86,8 +86,6 @@ class Instruction:
         if sparse and ctas == 2:
             raise NotModelled("a sparse operand of a pair of CTAs")
         if kind in tensor_copies.SCALED:
-            if ctas == 2:
-                raise NotModelled("block scaling of a pair of CTAs")
             scaling = Scaling.decode(word, kind, vector or 0)
             word = Scaling.plain(word)
         if word >> 3 & 1 or word >> 13 & 3:
@@ -117,7 +115,7 @@ class Instruction:
         fine &= not any(self.transposed) or self.kind != "tf32"
         narrow = self.transposed[1] and self.b.itemsize == 1
         fine &= not narrow or self.n % (16 * ctas) == 0
-        fine &= self.scaling is None or self.m == 128
+        fine &= self.scaling is None or self.m == 128 * ctas
         if self.selector is not None:
             SparseRows.check(self.selector, self.kind, self.m, self.scaling is not None)
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
@@ -290,13 +288,16 @@ class Product:
             self._sparse = SparseRows(
                 strand, row, thread.agent, spec.kind, spec.selector, metadata
             )
-        self._scales = []
+        # Each CTA has the scales of its rows of A, and of all of B.
+        self._scales: list[list[Scales]] = [[] for _ in ctas]
         if spec.scaling is not None:
+            sizes = spec.m // spec.ctas, spec.n
             self._scales = [
-                Scales(strand, row, thread.agent, spec.scaling, side, size, address)
-                for side, size, address in zip(
-                    (0, 1), (spec.m, spec.n), scales, strict=True
-                )
+                [
+                    Scales(cta, row, thread.agent, spec.scaling, side, size, address)
+                    for side, size, address in zip((0, 1), sizes, scales, strict=True)
+                ]
+                for cta in ctas
             ]
         pipelined = self._follows_same(thread)
         for part in self._parts:
@@ -325,19 +326,20 @@ class Product:
         """Multiplies what the operands hold now."""
         spec = self._spec
         wide = np.int64 if spec.kind == "i8" else np.float64
-        held = [scales.complete(agent, epoch) for scales in self._scales]
 
-        def exact(x: np.ndarray, side: int) -> np.ndarray:
-            x = _exact(x, spec).astype(wide)
-            if self._sparse is not None and side == 0:
-                x = self._sparse.complete(agent, epoch, x)
-            if not held:
-                return x
-            return x * np.repeat(held[side], spec.k // held[side].shape[1], axis=1)
+        def scaled(x: np.ndarray, scales: Scales) -> np.ndarray:
+            held = scales.complete(agent, epoch)
+            return x * np.repeat(held, spec.k // held.shape[1], axis=1)
 
-        b = exact(np.concatenate([part.right(spec) for part in self._parts]), 1)
-        for part in self._parts:
-            total = exact(part.left(spec), 0) @ b.T
+        rights = np.concatenate([part.right(spec) for part in self._parts])
+        right = _exact(rights, spec).astype(wide)
+        for part, scales in zip(self._parts, self._scales, strict=True):
+            a, b = _exact(part.left(spec), spec).astype(wide), right
+            if self._sparse is not None:
+                a = self._sparse.complete(agent, epoch, a)
+            if scales:
+                a, b = scaled(a, scales[0]), scaled(b, scales[1])
+            total = a @ b.T
             cells = part.tmem.data[part.d]
             if self._accumulate:
                 total = total + _numbers(cells, spec.d).astype(wide)
@@ -558,10 +560,12 @@ def _execute(
     match = tensor_copies.COPY.fullmatch(s.opcode)
     if match is not None:
         d, source = (_value(registers, str(x).strip("[]")) for x in s.operands)
-        size = tensor_copies.size_of(match[1])
-        places = smem_places(source, *size, 1, False)
-        copy = Copy(strand, row, thread, match[1], d, places)
-        thread.queue.append((thread.commits + 1, copy))
+        size = tensor_copies.size_of(match[2])
+        places, group = smem_places(source, *size, 1, False), int(match[1])
+        tmem.of(strand).belong(group, "tcgen05.cp")
+        for cta in _running(strand.cta, group, "tcgen05.cp"):
+            copy = Copy(cta, row, thread, match[2], d, places)
+            thread.queue.append((thread.commits + 1, copy))
         return
     target, x, y = (str(o) for o in s.operands)
     left, right = _value(registers, x), _value(registers, y)

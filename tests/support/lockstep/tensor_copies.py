@@ -18,7 +18,7 @@ from tests.support.lockstep import tmem
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 
-COPY = re.compile(r"tcgen05\.cp\.cta_group::1\.(\w+(?:\.warpx4)?)")
+COPY = re.compile(r"tcgen05\.cp\.cta_group::([12])\.(\w+(?:\.warpx4)?)")
 # Of each shape the rows, their bytes, and the lanes to which row 0 goes.
 _FORMS = {
     "32x128b.warpx4": (32, 16, (0, 32, 64, 96)),
@@ -36,7 +36,7 @@ def size_of(shape: str) -> tuple[int, int]:
 
 
 class Copy:
-    """One tcgen05.cp in flight.
+    """One tcgen05.cp in flight: the part of one CTA.
 
     Attributes:
       d: the lanes and columns that it writes: [copies, rows, columns].
@@ -44,7 +44,7 @@ class Copy:
 
     def __init__(
         self,
-        strand: Any,
+        cta: Any,
         row: int,
         thread: Any,
         shape: str,
@@ -55,8 +55,7 @@ class Copy:
         base, column = address >> 16, address & 0xFFFF
         if base:
             raise KernelError(f"tcgen05.cp to lane {base}")
-        self._smem, self._tmem = strand.cta.smem, tmem.of(strand)
-        self._tmem.belong(1, "tcgen05.cp")
+        self._smem, self._tmem = cta.smem, tmem.of_cta(cta)
         self._places = places.reshape(rows, row_bytes)
         lane = np.array(lanes)[:, None, None] + np.arange(rows)[None, :, None]
         self.d = np.broadcast_arrays(
@@ -144,13 +143,13 @@ class Scales:
     """The scales of one operand, which an instruction in flight reads."""
 
     def __init__(
-        self, strand: Any, row: int, agent: int, scaling: Scaling, side: int,
+        self, cta: Any, row: int, agent: int, scaling: Scaling, side: int,
         rows: int, address: int,
     ) -> None:  # fmt: skip
         base, column = address >> 16, address & 0xFFFF
         if base:
             raise KernelError(f"scales from lane {base} on")
-        self._tmem, self._scaling, self._rows = tmem.of(strand), scaling, rows
+        self._tmem, self._scaling, self._rows = tmem.of_cta(cta), scaling, rows
         self._first = scaling.ids[side]
         lane = np.arange(tmem.TMEM_LANES)[:, None]
         columns = column + np.arange(-(-rows // 32))[None]

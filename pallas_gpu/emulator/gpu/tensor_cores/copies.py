@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from pallas_gpu.emulator.engine.memory import Region
+from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.machine.cta import Warpgroup
-from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work
+from pallas_gpu.emulator.gpu.tensor_cores.tcgen05 import TensorStream, Work, ctas_of
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives.tensor_cores import scales, sparsity
 
@@ -74,9 +75,17 @@ def start(
 
 
 @registry.register(scales.async_copy_scales_to_tmem_p, _EMULATE)
-def _copy_scales(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    source, target = operands["smem"], operands["tmem"]
-    start(wg, source, target, "async_copy_scales_to_tmem", _rows_of_scales)
+def _copy_scales(
+    wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
+) -> None:
+    ctas = ctas_of(wg, collective_axis)
+    if wg.cta is not ctas[0]:
+        return
+    for cta in ctas:
+        source, target = (
+            cluster.counterpart_of(wg, operands[name], cta) for name in ("smem", "tmem")
+        )
+        start(wg, source, target, "async_copy_scales_to_tmem", _rows_of_scales)
 
 
 def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:

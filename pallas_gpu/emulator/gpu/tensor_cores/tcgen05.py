@@ -126,11 +126,16 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Share:
-    """The operands of a product in one CTA."""
+    """The operands of a product in one CTA.
+
+    Attributes:
+      scales: of the blocks of its rows of `a` and of all of `b`, or none.
+    """
 
     acc: Region
     a: Region
     b: Region
+    scales: tuple[Region, ...]
 
 
 @dataclasses.dataclass(slots=True)
@@ -139,13 +144,11 @@ class Product(Work):
 
     Attributes:
       shares: of each CTA: rows of `a` and the accumulator, and columns of `b`.
-      scales: of the blocks of a and b, or none.
       metadata: of a sparse a.
     """
 
     shares: Sequence[Share]
     accumulate: bool
-    scales: tuple[Region, ...]
     metadata: Region | None
 
     def perform(self) -> None:
@@ -157,8 +160,8 @@ class Product(Work):
                 acc[...] = 0
             if self.metadata is not None:
                 a = sparse.expand(a, self.metadata.peek())
-            if self.scales:
-                a_scale, b_scale = (scale.peek() for scale in self.scales)
+            if share.scales:
+                a_scale, b_scale = (scale.peek() for scale in share.scales)
                 scaled.accumulate(acc, a, b, a_scale, b_scale)
             else:
                 tensor_core.accumulate(acc, a, b, truncates=False)
@@ -200,7 +203,7 @@ class Commit:
 def _mma(
     wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
 ) -> None:
-    ctas = _ctas(wg, collective_axis)
+    ctas = ctas_of(wg, collective_axis)
     if wg.cta is not ctas[0]:
         return
     stream = TensorStream.of(wg)
@@ -208,27 +211,28 @@ def _mma(
     scales = [operands[name] for name in ("a_scale", "b_scale")]
     scales = [scale for scale in scales if scale is not None]
     metadata = operands["a_sparse_metadata"]
-    for operand in scales if metadata is None else [*scales, metadata]:
-        stream.follow(wg, operand)
-        _read_operand(wg, stream, operand)
+    if metadata is not None:
+        stream.follow(wg, metadata)
+        _read_operand(wg, stream, metadata)
     shares = []
     for cta in ctas:
         acc, a, b = (
             cluster.counterpart_of(wg, operands[x], cta) for x in ("acc", "a", "b")
         )
-        for operand in (acc, a, b):
+        held = tuple(cluster.counterpart_of(wg, scale, cta) for scale in scales)
+        for operand in (acc, a, b, *held):
             stream.follow(wg, operand)
-        for operand in (a, b):
+        for operand in (a, b, *held):
             _read_operand(wg, stream, operand)
         _write_accumulator(wg, stream, acc, accumulate)
-        shares.append(Share(acc, a, b))
-    product = Product(stream, stream.group, shares, accumulate, tuple(scales), metadata)
+        shares.append(Share(acc, a, b, held))
+    product = Product(stream, stream.group, shares, accumulate, metadata)
     product.submit(wg)
     if operands["barrier"] is not None:
         _commit(wg, operands["barrier"], ctas)
 
 
-def _ctas(wg: Warpgroup, collective_axis: str | None) -> list[Cta]:
+def ctas_of(wg: Warpgroup, collective_axis: str | None) -> list[Cta]:
     """The CTAs that multiply together; the first one is the leader."""
     return [wg.cta] if collective_axis is None else wg.cta.along((collective_axis,))
 
@@ -267,7 +271,7 @@ def _write_accumulator(
 def _commit_arrive(
     wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
 ) -> None:
-    ctas = _ctas(wg, collective_axis)
+    ctas = ctas_of(wg, collective_axis)
     if wg.cta is ctas[0]:
         _commit(wg, operands["barrier"], ctas)
 

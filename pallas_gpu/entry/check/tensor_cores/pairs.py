@@ -21,7 +21,7 @@ _OF_GROUPS = (
 )
 
 
-@registry.checks(tcgen05.tcgen05_mma_p, tcgen05.tcgen05_commit_arrive_p)
+@registry.checks(*_OF_GROUPS)
 def _check(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     references.check_operands(eqn, mesh)
     axis = eqn.params["collective_axis"]

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Block-scaled products of pairs of CTAs: everywhere, compiled, and what is refused."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from pallas_gpu.layouts.tmem.scaled_instruction import ScaledInstruction
+from tests.support import everywhere
+from tests.support.refusal import refused
+from tests.support.scaled_pairs import ScaledPair
+from tests.support.scaled_products import E2M1, E8M0, ScaledProduct
+from tests.support.semantics import BOTH, under
+from tests.support.tensor_products import E4M3, F32
+
+MXF8 = ScaledPair(ScaledProduct(n=256, k=256))
+MXF4 = ScaledPair(ScaledProduct(a=E2M1, b=E2M1, k=256))
+NVF4 = ScaledPair(ScaledProduct(a=E2M1, b=E2M1, k=256, block=16, scale=E4M3))
+KERNELS = {
+    "mxf8, 256 columns": MXF8,
+    "mxf8, 48 columns, added up": ScaledPair(ScaledProduct(n=48, rounds=2)),
+    "mxf4": MXF4,
+    "nvf4": NVF4,
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_scaled_product_of_a_pair(case):
+    operands = case.operands()
+    everywhere.check(case.make, operands, case.expected(*operands), on_gpu=False)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
+def test_no_schedule_has_a_race(asynchrony):
+    case = ScaledPair(ScaledProduct(n=32, rounds=2))
+    operands = case.operands()
+    params = plgpu.InterpretParams(asynchrony=asynchrony, schedules=6)
+    got = case.make(params)(*operands)
+    assert (got == case.expected(*operands)).all()
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("case", "opcode", "ids"),
+    [
+        (MXF8, "mxf8f6f4.block_scale.scale_vec::1X", [0, 1, 2, 3] * 2),
+        (MXF4, "mxf4nvf4.block_scale.scale_vec::2X", [0, 2] * 2),
+        (NVF4, "mxf4nvf4.block_scale.scale_vec::4X", [0] * 4),
+    ],
+    ids=["mxf8", "mxf4", "nvf4"],
+)
+def test_the_leader_copies_scales_and_multiplies(case, opcode, ids, semantics):
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    assert report.resources.spill_store_bytes == 0
+    found = re.findall(r"tcgen05\.mma\.cta_group::(\d)\.kind::([\w.:]+)", report.ptx)
+    assert found == [("2", opcode)] * len(ids)
+    copies = re.findall(r"tcgen05\.cp\.cta_group::(\d)\.32x128b\.warpx4", report.ptx)
+    # The scales of a are in two CTAs, to which one instruction copies.
+    _, _, a_scale, b_scale = case.operands()
+    tiles = a_scale.shape[1] + b_scale.shape[0] * b_scale.shape[1]
+    assert copies == ["2"] * tiles
+    bits = re.findall(r"add\.u32 i, %r\d+, (\d+);", report.ptx)
+    assert [int(x) for x in bits] == [i << 4 | i << 29 for i in ids]
+
+
+def test_the_descriptor_has_the_rows_of_both():
+    one = ScaledInstruction(256, "e4m3", "e4m3", "ue8m0", 32)
+    both = ScaledInstruction(256, "e4m3", "e4m3", "ue8m0", 32, ctas=2)
+    # PTX ISA, "Instruction descriptor": bits 27-28 are M >> 7.
+    assert (one.descriptor >> 27 & 3, both.descriptor >> 27 & 3) == (1, 2)
+    assert one.descriptor ^ both.descriptor == 3 << 27
+
+
+@pytest.mark.parametrize(
+    ("n", "types", "block", "word"),
+    [
+        (256, ("e4m3", "e4m3", "ue8m0"), 32, 0x10C00000),
+        (256, ("e2m1", "e2m1", "ue4m3"), 16, 0x10400480),
+        (128, ("e2m1", "e2m1", "ue8m0"), 32, 0x10A00480),
+    ],
+)
+def test_descriptors_are_those_of_upstreams_kernels(n, types, block, word):
+    assert ScaledInstruction(n, *types, block, ctas=2).descriptor == word
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("case", "scratch", "error", "what"),
+    [
+        (
+            ScaledPair(ScaledProduct(n=48)),
+            {"sa": plgpu.TMEM((128, 4), E8M0, layout=TmemLayout.scales())},
+            errors.ArgumentError,
+            "an array in TMEM is not that of a pair of CTAs",
+        ),
+        (
+            ScaledPair(ScaledProduct(n=24, inferred=True)),
+            {},
+            errors.ShapeError,
+            "the tensor cores of a pair have no instruction of this shape",
+        ),
+        (
+            ScaledPair(ScaledProduct(n=64)),
+            {"acc": plgpu.TMEM((64, 64), F32, collective=True)},
+            errors.ShapeError,
+            "the shapes do not form a product of a pair of CTAs",
+        ),
+    ],
+    ids=["allocation", "N", "rows"],
+)
+def test_what_a_pair_does_not_multiply(case, scratch, error, what):
+    with pytest.raises(error, match=what):
+        jax.eval_shape(case.make(**scratch), *case.operands())
+
+
+def test_a_pair_has_128_rows_in_each_cta():
+    case = ScaledPair(ScaledProduct(n=64))
+
+    def body(a, b, sa_gmem, sb_gmem, out, a_smem, b_smem, acc, sa, sb, done, **_):
+        plgpu.tcgen05_mma(  # HERE
+            acc, a_smem, b_smem.T, done, a_scale=sa, b_scale=sb, collective_axis="c"
+        )
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((256, 64), F32),
+        scratch_types={
+            **case.scratch(),
+            "a_smem": plgpu.SMEM((64, 128), E4M3),
+            "acc": plgpu.TMEM((64, 64), F32, collective=True),
+        },
+        compiler_params=plgpu.CompilerParams(target="sm_100a"),
+        cluster=(2,),
+        cluster_names=("c",),
+    )
+    what = "tcgen05_mma: no block-scaled instruction has this shape"
+    with refused(errors.ShapeError, what, expected="M = 128", got="M = 64"):
+        jax.eval_shape(kernel, *case.operands())
