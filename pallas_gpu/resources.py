@@ -68,6 +68,9 @@ class Stack:
     top: int = 0
 
 
+_Path = tuple[tuple[int, int], ...]
+
+
 class BarrierKey(NamedTuple):
     """A declaration of barriers.
 
@@ -231,25 +234,37 @@ def place_refs(
     behind each other, and what follows the union lies behind the longest one.
     """
     placed: list[Allocation | None] = []
-    # The start of each union, and the ends of its alternatives so far.
-    starts: dict[int, int] = {}
-    ends: dict[types.Overlay, int] = {}
+    # The ends of alternatives so far, and the starts of their unions, by path.
+    starts: dict[_Path, int] = {}
+    ends: dict[_Path, int] = {}
     for var in refs:
         aval = var.aval
         if aval.memory_space is not space:
             placed.append(None)
             continue
         overlay = aval.storage.overlay if isinstance(aval, types.KernelRef) else None
-        below = top
-        if overlay is not None:
-            below = ends.get(overlay, starts.setdefault(overlay.union, top))
+        path = () if overlay is None else overlay.path
+        below = _end_of(path, top, starts, ends)
         offset, size = _align(below, space.alignment), space.size(aval)
         what = _what(aval) + (" in a union" if overlay is not None else "")
         placed.append(Allocation(what, offset, size))
         top = max(top, offset + size)
-        if overlay is not None:
-            ends[overlay] = offset + size
+        for depth in range(1, len(path) + 1):
+            ends[path[:depth]] = max(ends.get(path[:depth], 0), offset + size)
     return placed, top
+
+
+def _end_of(
+    path: _Path, top: int, starts: dict[_Path, int], ends: dict[_Path, int]
+) -> int:
+    """Returns the end of an alternative: the start of its union if it is empty."""
+    if not path or path in ends:
+        return ends.get(path, top)
+    *around, (union, _) = path
+    key = (*around, (union, -1))
+    if key not in starts:
+        starts[key] = _end_of(tuple(around), top, starts, ends)
+    return starts[key]
 
 
 def _what(aval: Any) -> str:

@@ -32,6 +32,38 @@ _ADD = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Order:
+    """What an operation orders, and with whom. PTX ISA, atom: .sem, .scope.
+
+    Attributes:
+      sem: "relaxed", "acquire", "release" or "acq_rel".
+      scope: "cta" and the like; None for all who can access the memory.
+    """
+
+    sem: str = "relaxed"
+    scope: str | None = None
+
+    @property
+    def releases(self) -> bool:
+        """Whether it follows the earlier accesses of all threads of the issuer."""
+        return self.sem in ("release", "acq_rel")
+
+    @property
+    def acquires(self) -> bool:
+        """Whether the later accesses of all threads of the issuer follow it."""
+        return self.sem in ("acquire", "acq_rel")
+
+    def prefix(self, where: str) -> str:
+        """Returns sem, scope and state space of an instruction.
+
+        Args:
+          where: the widest scope that is necessary, and the state space.
+        """
+        widest, _, space = where.partition(".")
+        return f"{self.sem}.{self.scope or widest}.{space}"
+
+
+@dataclasses.dataclass(frozen=True)
 class Instruction:
     """One instruction on one element.
 
@@ -39,11 +71,13 @@ class Instruction:
       name: operation and type, as in `add.u32`.
       returns: whether it returns the old element: `atom` rather than `red`.
       bits: width of the element.
+      order: see `Order`.
     """
 
     name: str
     returns: bool
     bits: int
+    order: Order
 
     def emit(
         self,
@@ -55,8 +89,8 @@ class Instruction:
 
         Where an i1 is false nothing is updated, and the result is 0; None is true.
         """
-        # Relaxed: it orders no other access.
         where, address, pointer = addressing.atomic_space(pointer)
+        how = self.order.prefix(where)
         register = _CONSTRAINTS[self.bits]
         first = 1 if self.returns else 0
         places = [f"[${first}]", *(f"${first + 1 + i}" for i in range(len(operands)))]
@@ -70,7 +104,7 @@ class Instruction:
             llvm.inline_asm(
                 None,
                 given,
-                f"{guard}red.relaxed.{where}.{self.name} {', '.join(places)};",
+                f"{guard}red.{how}.{self.name} {', '.join(places)};",
                 ",".join([*inputs, "~{memory}"]),
                 has_side_effects=True,
             )
@@ -82,7 +116,7 @@ class Instruction:
         return llvm.inline_asm(
             ir.IntegerType.get_signless(self.bits),
             given,
-            f"{guard}atom.relaxed.{where}.{self.name} {', '.join(['$0', *places])};",
+            f"{guard}atom.{how}.{self.name} {', '.join(['$0', *places])};",
             ",".join([f"={register}", *inputs, "~{memory}"]),
             has_side_effects=True,
         )
@@ -95,6 +129,7 @@ def update(
     operands: Sequence[Array],
     returns: bool,
     room: scratches.SmemScratch | None,
+    order: Order,
 ) -> Array | None:
     """Updates each element at once; one thread updates each replicated element.
 
@@ -107,7 +142,26 @@ def update(
       operands: the values; for `atomic_cas` what is compared first.
       returns: whether the old elements are returned.
       room: where warps exchange old elements; see `scratch_bytes`.
+      order: what it orders. A barrier of the issuer extends it to all threads:
+        causality order is transitive (PTX ISA, Causality order).
     """
+    if order.releases:
+        mbarrier.synchronize()
+    result = _updated(elements, layout, name, operands, returns, room, order)
+    if order.acquires:
+        mbarrier.synchronize()
+    return result
+
+
+def _updated(
+    elements: Elements,
+    layout: Placement | None,
+    name: str,
+    operands: Sequence[Array],
+    returns: bool,
+    room: scratches.SmemScratch | None,
+    order: Order,
+) -> Array | None:
     dtype = elements.dtype
     integer = np.dtype(f"int{8 * dtype.itemsize}")
     given = [indexed.lanes_of(x, layout) for x in operands]
@@ -118,16 +172,17 @@ def update(
     wanted = indexed.conditions(elements, layout)
     copies = replicas(layout)
     guard = addressing.thread_bits_clear(copies)
-    # `red` does not exchange.
-    asked, returns = returns, returns or name in ("atomic_xchg", "atomic_cas")
+    # `red` neither exchanges nor acquires.
+    asked = returns
+    returns = asked or order.acquires or name in ("atomic_xchg", "atomic_cas")
     old: list[ir.Value] = []
     if not returns:
-        _without_results(elements, layout, name, columns, addresses, wanted)
+        _without_results(elements, layout, name, columns, addresses, wanted, order)
         return None
     for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
         values = [column[i] for column in columns]
         condition = masking.both(guard, condition)
-        result = _one(name, dtype, returns, pointer, values, condition)
+        result = _one(name, dtype, returns, pointer, values, condition, order)
         assert result is not None
         old.append(result)
     if not asked:
@@ -143,6 +198,7 @@ def _without_results(
     columns: Sequence[Sequence[ir.Value]],
     addresses: Sequence[ir.Value],
     wanted: Sequence[ir.Value | None],
+    order: Order,
 ) -> None:
     """Updates elements by `red`, several at a time where they are adjacent."""
     dtype = elements.dtype
@@ -153,14 +209,14 @@ def _without_results(
             place, condition = addresses[first], wanted[first]
             if count == 1:
                 values = [column[first] for column in columns]
-                _one(name, dtype, False, place, values, condition)
+                _one(name, dtype, False, place, values, condition, order)
                 continue
             if dtype == dtypes.F32:
-                _vector(place, columns[0][first : first + count], condition)
+                _vector(place, columns[0][first : first + count], condition, order)
                 continue
             pair = dtypes.pack(columns[0][first : first + 2])
             word = dtypes.extract(dtypes.bitcast(pair, dtypes.I32), 0)
-            two = Instruction(f"{_ADD[dtype]}x2", False, 32)
+            two = Instruction(f"{_ADD[dtype]}x2", False, 32, order)
             two.emit(place, [word], condition)
 
 
@@ -175,7 +231,10 @@ def _adjacent_bytes(name: str, elements: Elements) -> int:
 
 
 def _vector(
-    pointer: ir.Value, words: Sequence[ir.Value], condition: ir.Value | None
+    pointer: ir.Value,
+    words: Sequence[ir.Value],
+    condition: ir.Value | None,
+    order: Order,
 ) -> None:
     """Adds two or four adjacent float32 values. PTX: red.global.add.v2.f32, v4."""
     where, address, pointer = addressing.atomic_space(pointer)
@@ -189,7 +248,7 @@ def _vector(
     llvm.inline_asm(
         None,
         given,
-        f"{guard}red.relaxed.{where}.add.v{len(words)}.f32 [$0], {{{places}}};",
+        f"{guard}red.{order.prefix(where)}.add.v{len(words)}.f32 [$0], {{{places}}};",
         ",".join([*inputs, "~{memory}"]),
         has_side_effects=True,
     )
@@ -202,6 +261,7 @@ def _one(
     pointer: ir.Value,
     values: Sequence[ir.Value],
     condition: ir.Value | None,
+    order: Order,
 ) -> ir.Value | None:
     """Emits the instructions for one element; values are its bits.
 
@@ -214,7 +274,7 @@ def _one(
         given: Sequence[ir.Value] = values,
         where: ir.Value | None = condition,
     ) -> ir.Value | None:
-        return Instruction(text, returns, bits).emit(pointer, given, where)
+        return Instruction(text, returns, bits, order).emit(pointer, given, where)
 
     match name:
         case "atomic_add":

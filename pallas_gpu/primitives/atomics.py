@@ -32,6 +32,21 @@ TYPES: dict[str, tuple[str, ...]] = {
 }
 
 
+# PTX ISA, atom: .sem and .scope.
+ORDERS = ("relaxed", "acquire", "release", "acq_rel")
+SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+def releases(order: str) -> bool:
+    """True if earlier accesses of the issuer happen before an acquire that sees it."""
+    return order in ("release", "acq_rel")
+
+
+def acquires(order: str) -> bool:
+    """True if what was released to it happens before later accesses of the issuer."""
+    return order in ("acquire", "acq_rel")
+
+
 def _old(operands: Any, shape: tuple[int, ...], dtype: Any, **_: Any) -> Any:
     return jax.core.ShapedArray(shape, dtype)
 
@@ -50,7 +65,14 @@ PRIMITIVES = {
 }
 
 
-def _bind(who: str, ref: Any, values: dict[str, Any], mask: Any) -> Any:
+def _bind(
+    who: str,
+    ref: Any,
+    values: dict[str, Any],
+    mask: Any,
+    sem: str,
+    scope: str | None,
+) -> Any:
     aval = ops.require_ref(ref, who, "the reference")
     if aval.memory_space not in (types.SMEM, types.GMEM):
         raise errors.MemorySpaceError(
@@ -74,28 +96,47 @@ def _bind(who: str, ref: Any, values: dict[str, Any], mask: Any) -> Any:
     mask = indexed.mask_of(mask, view.shape, who)
     stored = {name: types.stored(value, view) for name, value in values.items()}
     operand, where, params = indexed.place(view, who, mask is not None)
+    if scope == "cta" and params["cta_axes"]:
+        raise errors.ArgumentError(
+            f"{who}: the scope does not include the CTA that the memory belongs to",
+            expected="cluster, gpu or sys for another CTA's SMEM",
+            got=f"scope={scope!r}",
+            hint="leave scope out: it then includes all who can access the memory",
+            where=_jax.where_now(),
+        )
     return ops.bind(
         PRIMITIVES[who],
         {"ref": operand, **where, "mask": mask, **stored},
+        sem=sem,
+        scope=scope,
         **params,
     )
 
 
+_ORDER = {"sem": expect.choice(*ORDERS), "scope": expect.choice(None, *SCOPES)}
 _ARGUMENTS = expect.arguments(
-    ref=expect.anything, val=expect.anything, mask=expect.anything
+    ref=expect.anything, val=expect.anything, mask=expect.anything, **_ORDER
 )
 
 
 @_ARGUMENTS
-def atomic_add(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_add(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Adds to elements of a reference, each addition at once.
 
-    PTX: red.add or atom.add, relaxed, for each element. Since: sm_90.
+    PTX: red.add or atom.add, relaxed by default, for each element. Since: sm_90.
 
     Issued by a warpgroup, or inside `warp_map` by a warp. Complete when the old
     values are used, or at the next barrier of the issuer. Atomic operations of all CTAs
     on one element take effect one after the other, in any order: sums of floats depend
-    on it. They order no other accesses.
+    on it. Relaxed ones order no other accesses; the others do so for all threads of the
+    issuer, which meet at a barrier.
 
     Args:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
@@ -105,6 +146,13 @@ def atomic_add(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
         are added.
       mask: bools of a shape that broadcasts to the reference's. Where it is False no
         memory is accessed: index arrays may be out of bounds there.
+      sem: "relaxed" (default); "release": the issuer's earlier accesses happen before
+        what follows an "acquire" that reads the element afterwards, also behind atomic
+        operations of others in between; "acquire"; "acq_rel": both. Copies by TMA are
+        ordered by their waits and fences alone. PTX: .sem; a barrier of the issuer
+        before a release and after an acquire.
+      scope: whom the operation is atomic with, and ordered: "cta", "cluster", "gpu" or
+        "sys". None (default): all who can access the memory on this GPU. PTX: .scope.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -114,18 +162,26 @@ def atomic_add(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
       DTypeError: no such operation exists for the element type.
       ShapeError: the value or the mask does not fit the reference.
       KernelError: the reference is an input of the kernel.
+      ArgumentError: the scope is too narrow for the memory.
 
     Example:
       >>> plgpu.atomic_add(histogram_ref.at[bins], 1)
     """
-    return _bind("atomic_add", ref, {"value": val}, mask)
+    return _bind("atomic_add", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_max(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_max(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Replaces elements of a reference by the larger of them and a value, at once.
 
-    PTX: red.max or atom.max, relaxed, for each element. Since: sm_90.
+    PTX: red.max or atom.max, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -134,7 +190,7 @@ def atomic_max(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
         float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
         `val` is the largest, and a NaN in memory is so unless its sign bit is set.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -142,14 +198,21 @@ def atomic_max(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_max", ref, {"value": val}, mask)
+    return _bind("atomic_max", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_min(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_min(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Replaces elements of a reference by the smaller of them and a value, at once.
 
-    PTX: red.min or atom.min, relaxed, for each element. Since: sm_90.
+    PTX: red.min or atom.min, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -158,7 +221,7 @@ def atomic_min(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
         float32 or float64. Floats are compared as integers: -0 is less than 0, a NaN in
         `val` is the smallest, and a NaN in memory is so only if its sign bit is set.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -166,14 +229,21 @@ def atomic_min(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_min", ref, {"value": val}, mask)
+    return _bind("atomic_min", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_and(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_and(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Replaces elements of a reference by their bitwise AND with a value, at once.
 
-    PTX: red.and or atom.and, relaxed, for each element. Since: sm_90.
+    PTX: red.and or atom.and, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -181,7 +251,7 @@ def atomic_and(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -189,14 +259,21 @@ def atomic_and(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_and", ref, {"value": val}, mask)
+    return _bind("atomic_and", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_or(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_or(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Replaces elements of a reference by their bitwise OR with a value, at once.
 
-    PTX: red.or or atom.or, relaxed, for each element. Since: sm_90.
+    PTX: red.or or atom.or, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -204,7 +281,7 @@ def atomic_or(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -212,14 +289,21 @@ def atomic_or(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_or", ref, {"value": val}, mask)
+    return _bind("atomic_or", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_xor(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_xor(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Replaces elements of a reference by their bitwise XOR with a value, at once.
 
-    PTX: red.xor or atom.xor, relaxed, for each element. Since: sm_90.
+    PTX: red.xor or atom.xor, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -227,7 +311,7 @@ def atomic_xor(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64 or
         uint64.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False. Not loaded unless they are used.
@@ -235,14 +319,21 @@ def atomic_xor(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_xor", ref, {"value": val}, mask)
+    return _bind("atomic_xor", ref, {"value": val}, mask, sem, scope)
 
 
 @_ARGUMENTS
-def atomic_xchg(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_xchg(
+    ref: types.Ref,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Stores values to elements of a reference and returns the old ones, at once.
 
-    PTX: atom.exch, relaxed, for each element. Since: sm_90.
+    PTX: atom.exch, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -250,7 +341,7 @@ def atomic_xchg(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
       ref: SMEM or GMEM reference, or a part of one, of int32, uint32, int64, uint64,
         float32 or float64.
       val: as of `atomic_add`.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`.
 
     Returns:
       The old elements; zeros where the mask is False.
@@ -258,16 +349,28 @@ def atomic_xchg(ref: types.Ref, val: Any, *, mask: Any = None) -> jax.Array:
     Raises:
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
     """
-    return _bind("atomic_xchg", ref, {"value": val}, mask)
+    return _bind("atomic_xchg", ref, {"value": val}, mask, sem, scope)
 
 
 @expect.arguments(
-    ref=expect.anything, cmp=expect.anything, val=expect.anything, mask=expect.anything
+    ref=expect.anything,
+    cmp=expect.anything,
+    val=expect.anything,
+    mask=expect.anything,
+    **_ORDER,
 )
-def atomic_cas(ref: types.Ref, cmp: Any, val: Any, *, mask: Any = None) -> jax.Array:
+def atomic_cas(
+    ref: types.Ref,
+    cmp: Any,
+    val: Any,
+    *,
+    mask: Any = None,
+    sem: str = "relaxed",
+    scope: str | None = None,
+) -> jax.Array:
     """Stores values to elements of a reference that equal others, at once.
 
-    PTX: atom.cas, relaxed, for each element. Since: sm_90.
+    PTX: atom.cas, relaxed by default, for each element. Since: sm_90.
 
     Issued and complete as `atomic_add`.
 
@@ -276,7 +379,8 @@ def atomic_cas(ref: types.Ref, cmp: Any, val: Any, *, mask: Any = None) -> jax.A
         32 or 64 bits. Floats are compared by their bits.
       cmp: what an element has to be, of the reference's shape and dtype or a scalar.
       val: what it then becomes, of the reference's shape and dtype or a scalar.
-      mask: as of `atomic_add`.
+      mask, sem, scope: as of `atomic_add`. Where the element is another, nothing is
+        released.
 
     Returns:
       The old elements, equal to `cmp` where `val` was stored; zeros where the mask is
@@ -286,9 +390,9 @@ def atomic_cas(ref: types.Ref, cmp: Any, val: Any, *, mask: Any = None) -> jax.A
       MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
 
     Example:
-      >>> free = plgpu.atomic_cas(lock_ref.at[0], 0, 1) == 0
+      >>> free = plgpu.atomic_cas(lock_ref.at[0], 0, 1, sem="acquire") == 0
     """
-    return _bind("atomic_cas", ref, {"compare": cmp, "value": val}, mask)
+    return _bind("atomic_cas", ref, {"compare": cmp, "value": val}, mask, sem, scope)
 
 
 # --- what the operations compute ------------------------------------------------------

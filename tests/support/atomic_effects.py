@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Effects of the masks of atomic operations.
+"""Effects of the masks, orders and scopes of atomic operations.
 
 Rows of the table of tests/public/test_effects.py.
 """
@@ -35,4 +35,23 @@ EFFECTS: dict[str, Callable[[], list[str]]] = {
             for n in (0, 1)
         )
     ),
+    **{
+        f"{name}.{option}": lambda name=name, ref=ref, option=option, other=other: (
+            see.bodies(
+                lambda e: getattr(plgpu, name)(getattr(e, ref).at[0], 0),
+                lambda e: getattr(plgpu, name)(
+                    getattr(e, ref).at[0], 0, **{option: other}
+                ),
+            )
+        )
+        for name, ref in ATOMICS.items()
+        for option, other in (("sem", "acq_rel"), ("scope", "sys"))
+    },
+    **{
+        f"atomic_cas.{option}": lambda option=option, other=other: see.bodies(
+            lambda e: plgpu.atomic_cas(e.n.at[0], 0, 1),
+            lambda e: plgpu.atomic_cas(e.n.at[0], 0, 1, **{option: other}),
+        )
+        for option, other in (("sem", "acq_rel"), ("scope", "sys"))
+    },
 }

@@ -235,8 +235,7 @@ class _Check:
 
     def _ordered(self, old: Access) -> bool:
         new = self._new
-        # A thread's atomics and those of copies use different proxies.
-        if old.atomic and new.atomic and old.by_proxy == new.by_proxy:
+        if ordering.both_atomic(old, new):
             return True
         compared = self._threads_too or (
             old.viewer is new.viewer and (old.by_copy or new.by_copy)

@@ -57,11 +57,12 @@ class Memory(Referent):
       admits_poison: whether poisoned values may be stored, whose elements then have no
         value.
       earlier: the accesses of work before the run that may still be under way.
+      released: what atomic operations have released, by the position of the element.
     """
 
     __slots__ = (
         "_origins", "admits_poison", "data", "earlier", "history", "read_only",
-        "viewer", "written",
+        "released", "viewer", "written",
     )  # fmt: skip
 
     fence = ordering.Fence.SMEM
@@ -81,6 +82,7 @@ class Memory(Referent):
         self.history = History(data.shape, self.fence)
         self.admits_poison = False
         self.earlier: ordering.Earlier | None = None
+        self.released: dict[int, dict[ordering.Reach, ordering.Clock]] = {}
         self._origins: dict[ordering.Box, Origin] = {}
 
     @property

@@ -81,6 +81,13 @@ def join(into: Clock, other: Clock) -> None:
             into[actor] = time
 
 
+def joined(a: Clock, b: Clock) -> Clock:
+    """Returns two clocks as one."""
+    result = dict(a)
+    join(result, b)
+    return result
+
+
 def without_tensor_core(clock: Clock) -> Clock:
     """Returns a clock without what it says of accesses to tensor memory."""
     return {a: time for a, time in clock.items() if a % _STRIDE != _TENSOR_CORE}
@@ -144,6 +151,25 @@ class Gradual:
         return False
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Reach:
+    """With whom an atomic operation is atomic (PTX ISA, Scope, Morally strong).
+
+    Attributes:
+      group: the name of the group that its scope includes; None for all.
+      inside: the names of the groups that its thread is in.
+    """
+
+    group: str | None = None
+    inside: tuple[str, ...] = ()
+
+    def includes(self, other: Reach) -> bool:
+        """True when each of two operations includes the thread of the other one."""
+        return (self.group is None or self.group in other.inside) and (
+            other.group is None or other.group in self.inside
+        )
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Access:
     """One access to a part of an array.
@@ -160,6 +186,7 @@ class Access:
       gradual: the state of a write of which some parts have not been issued.
       atomic: whether it needs no order with other atomic accesses of threads, or of
         asynchronous work if it is by such work.
+      reach: with which of them; None for all.
       generic: whether asynchronous work accesses memory as threads do, through the
         generic proxy. If its actor is numbered as a thread's, work in another proxy
         needs a fence after it.
@@ -177,6 +204,7 @@ class Access:
     gradual: Gradual | None = None
     atomic: bool = False
     generic: bool = False
+    reach: Reach | None = None
 
     @property
     def by_proxy(self) -> bool:
@@ -247,7 +275,7 @@ def extend(old: Access, new: Access) -> bool:
     """Merges an access into an adjacent one, as from a loop over rows."""
     if (old.time, old.writes, old.actor) != (new.time, new.writes, new.actor):
         return False
-    if old.atomic != new.atomic:
+    if (old.atomic, old.reach) != (new.atomic, new.reach):
         return False
     if old.by_copy or new.by_copy or old.location is not new.location:
         return False
@@ -277,6 +305,14 @@ def box_text(box: Box) -> str:
     """Returns a box as an index expression."""
     inner = ", ".join(str(a) if b == a + 1 else f"{a}:{b}" for a, b in box)
     return f"[{inner}]"
+
+
+def both_atomic(old: Access, new: Access) -> bool:
+    """True for two atomic operations that take effect one after the other."""
+    # A thread's atomics and those of copies use different proxies.
+    if not (old.atomic and new.atomic and old.by_proxy == new.by_proxy):
+        return False
+    return old.reach is None or new.reach is None or old.reach.includes(new.reach)
 
 
 def needs_fence(old: Access, new: Access) -> bool:

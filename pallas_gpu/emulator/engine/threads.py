@@ -112,6 +112,7 @@ class Thread:
         value: Any = None,
         gradual: ordering.Gradual | None = None,
         atomic: bool = False,
+        reach: ordering.Reach | None = None,
         generic: bool = False,
         clock: ordering.Clock | None = None,
     ) -> ordering.Access | None:
@@ -127,6 +128,7 @@ class Thread:
           gradual: the state of a write that is issued part by part, `region` in all.
           atomic: whether it needs no order with other atomic accesses of threads, or of
             asynchronous work if it is by such work.
+          reach: with which of them; None for all.
           generic: whether the asynchronous work uses the generic proxy.
           clock: what asynchronous work is ordered after; default: what this thread is.
 
@@ -157,7 +159,7 @@ class Thread:
         new = ordering.Access(
             region.box(), writes, actor, time, by is not None, what or self.label,
             self.location, hint or _order_hint(self.kind), viewer, gradual, atomic,
-            generic,
+            generic, reach,
         )  # fmt: skip
         memory.history.access(
             new,

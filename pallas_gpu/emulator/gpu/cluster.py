@@ -83,12 +83,21 @@ def access(
     writes: bool,
     value: Any = None,
     atomic: bool = False,
+    reach: ordering.Reach | None = None,
 ) -> None:
     """Checks and records an access by threads; see `Thread.access`."""
     memory, who, hint = region.memory, None, None
     if isinstance(memory, SharedArray) and memory.owner is not wg.cta:
         who, hint = wg.name, _IN_CLUSTER_ORDER
-    wg.access(region, writes=writes, what=who, hint=hint, value=value, atomic=atomic)
+    wg.access(
+        region,
+        writes=writes,
+        what=who,
+        hint=hint,
+        value=value,
+        atomic=atomic,
+        reach=reach,
+    )
 
 
 def _cta_at(cta: Cta, axes: Sequence[str], positions: Sequence[Any]) -> Cta:

@@ -241,19 +241,18 @@ def _unite(cta: Cta, scope: Scope) -> None:
     """Makes the members of each union the same bytes."""
     refs = [declared.var for declared in scope.declared]
     placed, _ = resources.place_refs(types.SMEM, refs, 0)
-    unions: dict[int, list[tuple[union.UnionMember, resources.Allocation, int]]] = {}
+    unions: dict[int, list[tuple[union.UnionMember, resources.Allocation]]] = {}
     for i, allocation in enumerate(placed):
         memory = scope.arrays.get(i)
         if isinstance(memory, union.UnionMember) and allocation is not None:
             overlay = refs[i].aval.storage.overlay
-            member = (memory, allocation, overlay.alternative)
-            unions.setdefault(overlay.union, []).append(member)
+            unions.setdefault(overlay.union, []).append((memory, allocation))
     for members in unions.values():
-        start = min(allocation.offset for _, allocation, _ in members)
-        end = max(allocation.offset + allocation.size for _, allocation, _ in members)
+        start = min(allocation.offset for _, allocation in members)
+        end = max(allocation.offset + allocation.size for _, allocation in members)
         united = union.Union(end - start, cta.device.zeros)
-        for memory, allocation, alternative in members:
-            united.add(memory, allocation.offset - start, alternative)
+        for memory, allocation in members:
+            united.add(memory, allocation.offset - start)
 
 
 def _allocate_array(

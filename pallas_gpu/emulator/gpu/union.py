@@ -50,9 +50,9 @@ class Union:
         self.writer = np.full(size_bytes, _NOBODY, np.int32)
         self.members: list[UnionMember] = []
 
-    def add(self, member: UnionMember, start: int, alternative: int) -> None:
+    def add(self, member: UnionMember, start: int) -> None:
         """Adds an array at an offset in bytes."""
-        member.join(self, start, alternative)
+        member.join(self, start)
         self.members.append(member)
 
 
@@ -66,8 +66,8 @@ class UnionMember(SharedArray):
     """
 
     __slots__ = (
-        "_alternative", "_before", "_bytes", "_data", "_is_current", "_shift", "_start",
-        "_union", "_written", "is_inferred", "number",
+        "_before", "_bytes", "_data", "_is_current", "_shift", "_start", "_union",
+        "_written", "is_inferred", "number",
     )  # fmt: skip
 
     def __init__(
@@ -84,9 +84,9 @@ class UnionMember(SharedArray):
         super().__init__(name, data, written, place, layout, cta)
         self.is_inferred = is_inferred
 
-    def join(self, union: Union, start: int, alternative: int) -> None:
+    def join(self, union: Union, start: int) -> None:
         """Makes the array a member of a union, whose bytes it has from now on."""
-        self._union, self._start, self._alternative = union, start, alternative
+        self._union, self._start = union, start
         self.number = len(union.members)
         self._bytes, self._shift = _addresses(self.layout)
         self.history = UnionHistory(self)
@@ -125,7 +125,7 @@ class UnionMember(SharedArray):
         return [
             other
             for other in self._union.members
-            if other._alternative != self._alternative
+            if other is not self
             and other._start < self._start + self.layout.size_bytes
             and self._start < other._start + other.layout.size_bytes
         ]

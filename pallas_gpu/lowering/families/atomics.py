@@ -16,8 +16,8 @@ from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
 
-# Attribute: `atomic_add` and the like.
-_NAME = "name"
+# Attributes: `atomic_add` and the like; sem and scope, absent where it is None.
+_NAME, _SEM, _SCOPE = "name", "sem", "scope"
 
 
 def _values(name: str) -> tuple[str, ...]:
@@ -25,14 +25,20 @@ def _values(name: str) -> tuple[str, ...]:
 
 
 def _update(
-    kernel: Any, elements: Any, placement: Any, name: str, values: Any, returns: bool
+    kernel: Any,
+    elements: Any,
+    placement: Any,
+    name: str,
+    values: Any,
+    returns: bool,
+    order: atomics.Order,
 ) -> Any:
     needed = atomics.scratch_bytes(placement, elements.dtype) if returns else 0
     shape = () if placement is None else placement.shape
     room = scratch.of_bytes(
         kernel, needed, "an atomic operation", f"{elements.dtype}{list(shape)}"
     )
-    return atomics.update(elements, placement, name, values, returns, room)
+    return atomics.update(elements, placement, name, values, returns, room, order)
 
 
 def _make_lane(name: str):
@@ -40,8 +46,10 @@ def _make_lane(name: str):
         found, placement = indexed.lane_access(ctx, invals, "ref", *_values(name))
         with ctx.in_order():
             elements = indexed.lane_elements(ctx, found)
+            order = atomics.Order(ctx.eqn.params["sem"], ctx.eqn.params["scope"])
+            returns = ctx.result_is_read
             return _update(
-                ctx.kernel, elements, placement, name, found.extra, ctx.result_is_read
+                ctx.kernel, elements, placement, name, found.extra, returns, order
             )
 
     return rule
@@ -54,6 +62,9 @@ def _make_warpgroup(name: str):
         with ctx.in_order():
             types, operands, attributes = indexed.operation(ctx, found, result)
             attributes[_NAME] = ir.StringAttr.get(name)
+            for key in (_SEM, _SCOPE):
+                if (value := ctx.eqn.params[key]) is not None:
+                    attributes[key] = ir.StringAttr.get(value)
             op = ir.Operation.create("pallas_gpu.atomic", types, operands, attributes)
         if result is None:
             return None
@@ -77,5 +88,18 @@ def _expand(expansion: Expansion, op: Any) -> None:
     elements, placement, values = indexed.expanded(expansion, op)
     name = ir.StringAttr(op.operation.attributes[_NAME]).value
     returns = len(op.operation.results) > 0
-    result = _update(expansion.kernel, elements, placement, name, values, returns)
+    given = {
+        key: ir.StringAttr(op.operation.attributes[key]).value
+        for key in (_SEM, _SCOPE)
+        if key in op.operation.attributes
+    }
+    result = _update(
+        expansion.kernel,
+        elements,
+        placement,
+        name,
+        values,
+        returns,
+        atomics.Order(**given),
+    )
     indexed.finish(expansion, op, result)

@@ -20,12 +20,21 @@ class Overlay:
     """That an array is a member of a union, whose alternatives start at one address.
 
     Attributes:
-      union: number of the union in its scope.
-      alternative: number of the alternative in the union.
+      path: the number of a union and of one of its alternatives, for each union around
+        the array, the outermost first. Unions are numbered in a scope, and inner ones
+        in the alternative that they belong to.
     """
 
-    union: int
-    alternative: int
+    path: tuple[tuple[int, int], ...]
+
+    @property
+    def union(self) -> int:
+        """The number of the outermost union in its scope."""
+        return self.path[0][0]
+
+    def inside(self, union: int, alternative: int) -> Overlay:
+        """Returns the place in a union around this one's."""
+        return Overlay(((union, alternative), *self.path))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,7 +39,8 @@ class RefUnion:
 
     Args:
       *ref_trees: the alternatives: declarations of arrays in SMEM, or all in TMEM, or
-        pytrees of them. The arrays of one alternative lie behind each other.
+        pytrees of them, in which further unions may stand for an array. The arrays of
+        one alternative lie behind each other.
 
     Raises:
       ArgumentError: there are no arrays, or they exclude each other.
@@ -54,7 +55,7 @@ class RefUnion:
 
     def __init__(self, *ref_trees: Any):
         self.refs: tuple[Any, ...] = ref_trees
-        members = [jax.tree.leaves(tree, is_leaf=_is_none) for tree in ref_trees]
+        members = [_arrays(tree) for tree in ref_trees]
         flat = [member for group in members for member in group]
         for member in flat:
             _require_array(member)
@@ -77,11 +78,19 @@ class RefUnion:
         Args:
           number: of the union in its scope.
         """
-        return [
-            _to_ref(member, Overlay(number, alternative))
-            for alternative, tree in enumerate(self.refs)
-            for member in jax.tree.leaves(tree)
-        ]
+        return [member.to_ref() for member in self._placed(number)]
+
+    def _placed(self, number: int) -> list[ScratchType]:
+        """Returns the declarations of the arrays with their places in the union."""
+        found: list[ScratchType] = []
+        for alternative, tree in enumerate(self.refs):
+            here = number, alternative
+            for inner, member in enumerate(jax.tree.leaves(tree)):
+                if isinstance(member, RefUnion):
+                    found += [_inside(x, *here) for x in member._placed(inner)]
+                else:
+                    found.append(_at(member, Overlay((here,))))
+        return found
 
     def to_ref(self) -> Any:
         """Refuses: a union is several references."""
@@ -95,12 +104,18 @@ class RefUnion:
 
     def bound(self, refs: Sequence[Any]) -> UnionRef:
         """Returns what a body gets for the references to the members."""
-        return UnionRef(jax.tree.unflatten(jax.tree.structure(self.refs), refs))
+        left = iter(refs)
+        members = [_bound(x, left) for x in jax.tree.leaves(self.refs)]
+        return UnionRef(jax.tree.unflatten(jax.tree.structure(self.refs), members))
 
     def paths(self) -> list[str]:
         """Returns how a body writes each member, without the union's name."""
         leaves, _ = jax.tree_util.tree_flatten_with_path(self.refs)
-        return [jax.tree_util.keystr(path) for path, _ in leaves]
+        return [
+            jax.tree_util.keystr(path) + inner
+            for path, member in leaves
+            for inner in (member.paths() if isinstance(member, RefUnion) else [""])
+        ]
 
     def check_scope(self, mesh: Mesh) -> None:
         """Raises unless a scope of a kernel with this mesh may declare it."""
@@ -112,14 +127,32 @@ def _is_none(x: Any) -> bool:
     return x is None
 
 
+def _arrays(tree: Any) -> list[Any]:
+    """Returns the members of an alternative, those of inner unions included."""
+    found: list[Any] = []
+    for member in jax.tree.leaves(tree, is_leaf=_is_none):
+        if isinstance(member, RefUnion):
+            found += [x for inner in member.refs for x in _arrays(inner)]
+        else:
+            found.append(member)
+    return found
+
+
+def _bound(member: Any, refs: Iterator[Any]) -> Any:
+    """Returns what a body gets for a member: the next of the references, or some."""
+    if not isinstance(member, RefUnion):
+        return next(refs)
+    count = sum(len(_arrays(tree)) for tree in member.refs)
+    return member.bound([next(refs) for _ in range(count)])
+
+
 def _require_array(member: Any) -> None:
     if not isinstance(member, ScratchType):
         raise errors.ArgumentTypeError(
             "RefUnion: a member is not a declaration of an array",
             expected="plgpu.SMEM(shape, dtype), or pytrees of such declarations",
             got=expect.shown(member),
-            hint="write the alternatives of an inner RefUnion as ones of the outer; "
-            "barriers and accumulators share nothing",
+            hint="barriers and accumulators share nothing",
             where=_jax.where_now(),
         )
 
@@ -164,9 +197,15 @@ def _require_same_tmem(members: Sequence[ScratchType]) -> None:
         )
 
 
-def _to_ref(member: ScratchType, overlay: Overlay) -> KernelRef:
+def _at(member: ScratchType, overlay: Overlay) -> ScratchType:
     storage = dataclasses.replace(member.storage, overlay=overlay)
-    return dataclasses.replace(member, storage=storage).to_ref()
+    return dataclasses.replace(member, storage=storage)
+
+
+def _inside(member: ScratchType, union: int, alternative: int) -> ScratchType:
+    overlay = member.storage.overlay
+    assert overlay is not None
+    return _at(member, overlay.inside(union, alternative))
 
 
 @jax.tree_util.register_pytree_node_class

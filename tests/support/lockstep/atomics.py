@@ -17,7 +17,7 @@ from tests.support.lockstep.accesses import (
     shared_of_cluster,
 )
 from tests.support.lockstep.assembly import parse
-from tests.support.lockstep.engine import KernelError
+from tests.support.lockstep.engine import LANES, KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
@@ -43,11 +43,12 @@ _TYPES = {
     "cas": ("b16", "b32", "b64"),
 }
 _SCOPES = (
-    ("gpu", "global"),
-    ("cta", "shared::cta"),
-    ("cluster", "shared::cta"),
-    ("cluster", "shared::cluster"),
+    *((scope, "global") for scope in ("cta", "cluster", "gpu", "sys")),
+    *((scope, "shared::cta") for scope in ("cta", "cluster", "gpu", "sys")),
+    *((scope, "shared::cluster") for scope in ("cluster", "gpu", "sys")),
 )
+# `red` does not acquire.
+_ORDERS = ("relaxed", "release", "acquire", "acq_rel")
 # Of float32 in GMEM: the type, and how many adjacent elements one `red` adds to.
 _VECTORS = {"v2.f32": 2, "v4.f32": 4}
 _KINDS = {"u": "u", "s": "i", "f": "f", "b": "u"}
@@ -107,7 +108,7 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
     places = [f"[${first}]", *([tuple(numbers)] if count > 1 else numbers)]
     expected = (*(["$0"] if returns else []), *places)
     if (
-        order != "relaxed"
+        order not in (_ORDERS if returns else _ORDERS[:2])
         or (scope, space) not in _SCOPES
         or type_ not in _TYPES.get(operation, ())
         or statement.operands != expected
@@ -149,6 +150,7 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
             for lane, offset in zip(lanes, offsets, strict=True):
                 word = memory.data[offset : offset + size].view(kind)
                 result[lane] = word.view(result.dtype)[0]
+                _synchronise(strand, memory, int(lane), int(offset), order, scope)
                 with np.errstate(all="ignore"):
                     for i in range(len(word)):
                         given = (
@@ -161,6 +163,28 @@ def _atomic(program: Program, op: ir.Operation, text: str) -> Step:
             strand.env[out] = result
 
     return guarded
+
+
+def _synchronise(
+    strand: Any, memory: Any, lane: int, offset: int, order: str, scope: str
+) -> None:
+    """PTX ISA, Memory Consistency Model: morally strong, release, acquire."""
+    cta = strand.cta
+    user = scope, cta
+    others = memory.scopes.setdefault(offset, [])
+    for other_scope, other in others:
+        for narrow in (scope, other_scope):
+            if (narrow == "cta" and cta is not other) or (
+                narrow == "cluster" and cta.cluster is not other.cluster
+            ):
+                raise KernelError("atomic operations whose scopes exclude each other")
+    if user not in others:
+        others.append(user)
+    row = int(strand.row_of_lane[lane])
+    if order in ("release", "acq_rel"):
+        memory.release(offset, cta.clocks.released(row, lane % LANES))
+    if order in ("acquire", "acq_rel"):
+        cta.clocks.acquire(np.array([row]), memory.released.get(offset))
 
 
 def values_forced(strand: Any, number: int) -> np.ndarray:
@@ -206,6 +230,8 @@ def _store_remote(program: Program, op: ir.Operation, text: str) -> Step:
     return store
 
 
-ASSEMBLY.append(AssemblyUnit("atom.relaxed.", _atomic))
-ASSEMBLY.append(AssemblyUnit("red.relaxed.", _atomic))
+for _order in _ORDERS:
+    ASSEMBLY.append(AssemblyUnit(f"atom.{_order}.", _atomic))
+for _order in _ORDERS[:2]:
+    ASSEMBLY.append(AssemblyUnit(f"red.{_order}.", _atomic))
 ASSEMBLY.append(AssemblyUnit(f"{_STORE} [$0], $1;", _store_remote))

@@ -37,6 +37,8 @@ class Memory:
         self.proxy = proxy
         self.clocks = clocks
         self.released: dict[int, np.ndarray] = {}
+        # Scopes of atomic operations and the CTAs that used them, by the first byte.
+        self.scopes: dict[int, list[tuple[str, Any]]] = {}
         size = data.size
         if clocks is None:
             return

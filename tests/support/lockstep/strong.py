@@ -182,11 +182,11 @@ def _until_changed(memory: Memory, offset: int, word: np.uint32) -> Wait:
     )
 
 
-# Before the unit of atomic operations, which does not know of loops and of releases.
+# Before the unit of atomic operations, which does not know of loops and of fences.
 ASSEMBLY[:0] = [
     AssemblyUnit(prefix, _text)
     for prefix in (
-        *("ld.acquire.", "ld.relaxed.", "red.release.", "fence.acq_rel."),
+        *("ld.acquire.", "ld.relaxed.", "fence.acq_rel."),
         "red.relaxed.sys.",
     )
 ]

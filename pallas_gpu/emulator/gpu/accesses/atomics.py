@@ -8,6 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from pallas_gpu.emulator.engine import ordering
+from pallas_gpu.emulator.engine.ordering import Reach
+from pallas_gpu.emulator.engine.waits import TURN, Run
 from pallas_gpu.emulator.gpu import cluster
 from pallas_gpu.emulator.gpu.accesses.elements import Elements, known
 from pallas_gpu.emulator.gpu.accesses.indexed import elements
@@ -62,15 +65,62 @@ _COMBINE: dict[str, Combine] = {
 
 
 def _cas(old: np.ndarray, compare: np.ndarray, value: np.ndarray) -> np.ndarray:
-    integer = f"u{old.dtype.itemsize}"
-    same = [np.ascontiguousarray(x).view(integer) for x in (old, compare)]
-    return np.where(same[0] == same[1], value, old)
+    return np.where(_bits(old) == _bits(compare), value, old)
+
+
+def _bits(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def _reach(wg: Warpgroup, scope: str | None) -> Reach:
+    groups = {"cta": wg.cta.name, "cluster": wg.cta.cluster.name}
+    return Reach(groups.get(scope or ""), tuple(groups.values()))
+
+
+def _order_others(
+    wg: Warpgroup, found: Elements, stored: np.ndarray, reach: Reach, sem: str
+) -> None:
+    """Lets the issuer know what has been released, and releases what it knows.
+
+    All changes are read-modify-write operations, which continue the release sequences
+    of those before them (PTX ISA, Memory Consistency Model, Observation).
+
+    Args:
+      found: the elements.
+      stored: which of them it has written.
+      reach: whom its scope includes.
+      sem: its semantics.
+    """
+    released, places = found.memory.released, found.flat[:, 0]
+    if atomics.acquires(sem):
+        seen = {
+            id(known_): known_
+            for place in places.tolist()
+            for other, known_ in released.get(place, {}).items()
+            if reach.includes(other)
+        }
+        for known_ in seen.values():
+            ordering.join(wg.clock, known_)
+    if not atomics.releases(sem):
+        return
+    now = wg.release()
+    for place in places[stored].tolist():
+        by_reach = released.setdefault(place, {})
+        earlier = by_reach.get(reach)
+        by_reach[reach] = now if earlier is None else ordering.joined(earlier, now)
 
 
 def _make(name: str) -> Callable[..., Any]:
     def rule(
-        wg: Warpgroup, operands: dict[str, Any], used: Any, **params: Any
-    ) -> np.ndarray:
+        wg: Warpgroup,
+        operands: dict[str, Any],
+        used: Any,
+        sem: str,
+        scope: str | None,
+        **params: Any,
+    ) -> Run:
+        # Who comes first is a choice of the schedule; a loop may wait for others.
+        yield TURN
         found = elements(wg, operands["ref"], operands, params, "updated")
         names = ("compare", "value") if name == "atomic_cas" else ("value",)
         values = [
@@ -79,8 +129,9 @@ def _make(name: str) -> Callable[..., Any]:
         ]
         if found.missing() is not None:
             raise found.origin(wg.where()).error()
+        reach = _reach(wg, scope)
         for region in found.regions():
-            cluster.access(wg, region, writes=True, atomic=True)
+            cluster.access(wg, region, writes=True, atomic=True, reach=reach)
         in_gmem = isinstance(found.memory, GlobalArray)
 
         def combine(old: np.ndarray, *others: np.ndarray) -> np.ndarray:
@@ -89,6 +140,10 @@ def _make(name: str) -> Callable[..., Any]:
             return _COMBINE[name](old, *others, in_gmem)
 
         old = _update(wg, found, values, combine)
+        stored = np.ones(len(old), np.bool_)
+        if name == "atomic_cas":
+            stored = _bits(old) == _bits(values[0])
+        _order_others(wg, found, stored, reach, sem)
         result = found.spread(old, None)
         return result[()] if result.ndim == 0 else result
 

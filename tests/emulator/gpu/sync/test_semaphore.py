@@ -310,7 +310,9 @@ def test_atomic_operations_order_nothing_else():
     for seed in SEEDS:
         with pytest.raises(errors.RaceError) as info:
             run(body, seed=seed)
-        assert "atomic operations order no other accesses" in str(info.value.hint)
+        assert "relaxed atomic operations order no other accesses" in str(
+            info.value.hint
+        )
 
 
 # --- copies ---------------------------------------------------------------------------
