@@ -219,7 +219,7 @@ def _layout(shape: tuple[int, ...], packing: int, collective: bool) -> TmemLayou
             "TMEM: an array has an unsupported number of rows",
             expected=f"{LANES} or {_HALF_LANES} rows, unless layout says otherwise",
             got=f"{rows} rows, shape {shape}",
-            hint="use a tile of 128 rows, or pad it",
+            hint="declare an array for each tile of 128 rows, or pad it",
         )
     if collective:
         return TmemLayout.m64_collective(columns, packing)

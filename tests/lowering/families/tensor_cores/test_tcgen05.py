@@ -235,6 +235,15 @@ def refuse(error, what, case=None, scratch=None, call=None, **rows):
         jax.eval_shape(kernel, *case.operands())
 
 
+@pytest.mark.parametrize("rows", [192, 256])
+def test_an_accumulator_is_one_tile_of_rows(rows):
+    """TMEM has 128 lanes: several tiles of M are several accumulators."""
+    with pytest.raises(errors.ShapeError) as caught:
+        plgpu.TMEM((rows, 64), F32)
+    assert "128 or 64 rows" in str(caught.value.expected)
+    assert "for each tile of 128 rows" in str(caught.value.hint)
+
+
 def test_the_accumulator_is_in_tmem():
     refuse(
         errors.MemorySpaceError,
