@@ -92,8 +92,12 @@ def kernels() -> dict[str, tuple[list[Any], dict[str, Callable[..., Any]]]]:
             use_schedule_barrier=True, causal=causal,
         )  # fmt: skip
         theirs = functools.partial(attention_mgpu.attention, config=tuning)
-        candidates = {"upstream": on_h200(theirs), **ours(ops.attention, causal=causal)}
-        table["attention, causal" if causal else "attention"] = HEADS, candidates
+        name = "attention, causal" if causal else "attention"
+        # Upstream's tiles and schedule, then the default, whose blocks are persistent.
+        same = ours(ops.attention, causal=causal, config=ops.AttentionConfig())
+        default = ours(ops.attention, causal=causal)
+        table[name] = HEADS, {"upstream": on_h200(theirs), **same}
+        table[f"{name}, default"] = HEADS, {"upstream": on_h200(theirs), **default}
     return table | pipelined()
 
 
