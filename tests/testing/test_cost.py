@@ -195,3 +195,16 @@ def test_the_target_is_an_argument():
 def test_a_function_without_kernels_costs_nothing():
     (found,) = testing.rank(lambda x, config: x + config, [1], X)
     assert (found.seconds, found.bound) == (0.0, "")
+
+
+def test_a_function_is_ranked_as_the_kernel_of_the_target():
+    seen = []
+
+    def product(a, b, config):
+        seen.append(plgpu.offline.current_target())
+        return ops.matmul(a, b, transpose_b=config)
+
+    x = jax.ShapeDtypeStruct((256, 256), jnp.bfloat16)
+    (found,) = testing.rank(product, [False], x, x, target="sm_100a")
+    assert math.isfinite(found.seconds), found.reason
+    assert seen == ["sm_100a"]

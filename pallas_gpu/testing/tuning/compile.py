@@ -18,6 +18,7 @@ from typing import Any
 import jax
 
 from pallas_gpu import _jax, arch, compiler, errors, offline, walk
+from pallas_gpu.entry import assumed_target
 from pallas_gpu.lowering.machine import Build
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.runtime import environment, register, stages
@@ -47,9 +48,9 @@ def trace(candidate: Candidate, call: Call, target: Any = None) -> None:
     """Traces the call with a candidate, and plans the memory of its kernels."""
     try:
         function = call.with_config(candidate.config)
-        candidate.traced, results = jax.make_jaxpr(function, return_shape=True)(
-            *call.types
-        )
+        with assumed_target.assuming(target) if target else contextlib.nullcontext():
+            make = jax.make_jaxpr(function, return_shape=True)
+            candidate.traced, results = make(*call.types)
         candidate.results = jax.tree.structure(results)
         candidate.kernels = tuple(offline.launches(candidate.traced))
         builds = [Build(p, target_of(p, target)) for p in candidate.kernels]
