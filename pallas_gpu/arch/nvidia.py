@@ -51,7 +51,8 @@ class GpuTarget:
       max_cluster_blocks: largest cluster. More than 8 blocks are not portable: they
         need as many free SMs in one GPC, a part of the card.
       tmem_columns: 32-bit columns of TMEM per SM; 0 without TMEM.
-      sm_count: number of SMs of the card.
+      gpc_sms: number of SMs of each GPC, a part of the card: a cluster runs in one.
+        Cards of one model differ in it.
       features: the features of the target.
     """
 
@@ -67,7 +68,7 @@ class GpuTarget:
     max_blocks_per_sm: int
     max_cluster_blocks: int
     tmem_columns: int
-    sm_count: int
+    gpc_sms: tuple[int, ...]
     clock_ghz: float
     memory_bytes: int
     memory_bytes_per_second: int
@@ -78,6 +79,11 @@ class GpuTarget:
     def machine(self) -> str:
         """The machine whose planner, launch and rules compile for the target."""
         return "nvidia"
+
+    @property
+    def sm_count(self) -> int:
+        """Number of SMs of the card."""
+        return sum(self.gpc_sms)
 
     @property
     def budgets(self) -> Mapping[str, int]:
@@ -142,7 +148,8 @@ SM_90A = GpuTarget(
     # that are not portable, which the plugin sets for more than 8.
     max_cluster_blocks=16,
     tmem_columns=0,
-    sm_count=132,
+    # What cuOccupancyMaxActiveClusters answers on an H200 for clusters of 1 to 16.
+    gpc_sms=(18, 18, 16, 16, 16, 16, 16, 8, 2, 2, 2, 2),
     clock_ghz=1.98,
     memory_bytes=141 * 10**9,
     memory_bytes_per_second=4_800_000_000_000,
@@ -156,7 +163,8 @@ SM_100A = dataclasses.replace(
     compute_capability=(10, 0),
     card="NVIDIA B200",
     tmem_columns=512,
-    sm_count=148,
+    # Its division into GPCs has not been measured.
+    gpc_sms=(148,),
     memory_bytes=180 * 10**9,
     memory_bytes_per_second=8_000_000_000_000,
     l2_bytes=126 * 2**20,

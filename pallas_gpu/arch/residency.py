@@ -57,8 +57,14 @@ class Residency:
 
     @property
     def clusters(self) -> int:
-        """Number of clusters that are resident at once."""
-        return self.ctas // self.ctas_per_cluster
+        """Number of clusters that are resident at once.
+
+        A cluster runs in one GPC that has as many SMs as it has CTAs, or more; several
+        of its CTAs may then share an SM.
+        """
+        size = self.ctas_per_cluster
+        fitting = [sms for sms in self.target.gpc_sms if sms >= size]
+        return sum(sms * self.ctas_per_sm // size for sms in fitting)
 
     def __str__(self) -> str:
         text = f"{self.target.sm_count} SMs of {self.target.name}, {self.ctas_per_sm} "

@@ -24,7 +24,10 @@ class LoweringSemantics(enum.Enum):
 
 
 class OOBFillMode(enum.Enum):
-    """What a copy reads outside of the array."""
+    """What a copy reads outside of the array.
+
+    There is no fill with NaN: the launcher encodes tensor maps, without a fill mode.
+    """
 
     UNDEFINED = "undefined"
     ZEROS = "zeros"

@@ -40,7 +40,24 @@ def test_a_device_holds_as_many_ctas_as_all_its_sms():
 
 
 def test_a_cluster_fits_as_a_whole_or_not_at_all():
-    target = dataclasses.replace(arch.SM_90A, sm_count=7)
+    target = dataclasses.replace(arch.SM_90A, gpc_sms=(7,))
     residency = Residency.of(target, 200 * KIB, 128, 2)
     assert residency.clusters == 3
     assert str(residency) == "7 SMs of sm_90a, 1 CTA each, 2 CTAs per cluster"
+
+
+# cuOccupancyMaxActiveClusters on an H200, for clusters of 1 to 16 CTAs with 200 and
+# with 100 KiB of SMEM each.
+MEASURED = {
+    200: (132, 66, 39, 30, 22, 17, 15, 15, 9, 7, 7, 7, 7, 7, 7, 7),
+    100: (264, 132, 79, 62, 47, 39, 32, 30, 23, 21, 16, 16, 14, 14, 14, 14),
+}
+
+
+@pytest.mark.parametrize("kib", MEASURED)
+def test_clusters_stay_in_a_gpc(kib):
+    found = tuple(
+        Residency.of(arch.SM_90A, kib * KIB, 128, size).clusters
+        for size in range(1, 17)
+    )
+    assert found == MEASURED[kib]

@@ -86,7 +86,7 @@ def launch(kernel, device, *args):
 
 
 def small(sm_count):
-    return dataclasses.replace(arch.SM_90A, sm_count=sm_count)
+    return dataclasses.replace(arch.SM_90A, gpc_sms=(sm_count,))
 
 
 def test_as_many_ctas_as_the_target_holds_can_wait_for_one_another(all_ctas_meet):
