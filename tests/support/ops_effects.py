@@ -17,6 +17,7 @@ GATHER = "tests/ops/moe/test_gather.py"
 STANDARD = "tests/ops/flash/test_standard.py"
 ATTENTION_OPTIONS = "tests/ops/flash/test_attention_options.py"
 ATTENTION_BACKWARD = "tests/ops/flash/test_attention_backward.py"
+NARROW_ATTENTION = "tests/ops/flash/test_attention_narrow.py"
 BLACKWELL_ATTENTION = "tests/ops/flash/test_attention_blackwell.py"
 ROWS = "tests/ops/rows/test_rows.py"
 
@@ -107,6 +108,16 @@ EFFECTS: dict[str, str] = {
             "heads_together": "test_configurations",
             "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
             "default.deterministic": "test_the_default_configuration",
+        },
+    ),
+    **_seen(
+        "attention",
+        NARROW_ATTENTION,
+        {
+            "q_scale": "test_scales_of_all_of_heads_and_of_batches",
+            "k_scale": "test_scales_of_all_of_heads_and_of_batches",
+            "v_scale": "test_scales_of_all_of_heads_and_of_batches",
+            "out_dtype": "test_the_type_of_the_result",
         },
     ),
     **_seen(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops import targets
-from pallas_gpu.ops.flash import blackwell, operands
+from pallas_gpu.ops.flash import blackwell, narrow, operands
 from pallas_gpu.ops.flash.backward import derivatives
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from pallas_gpu.ops.flash.config import (
@@ -28,6 +28,7 @@ from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
 _BLACKWELL_HEAD_DIMS = 64, 128
 _ARRAY = expect.optional(expect.arrays)
+_FACTOR = expect.optional(narrow.factor)
 
 
 @expect.arguments(
@@ -47,6 +48,10 @@ _ARRAY = expect.optional(expect.arrays)
     kv_lengths=_ARRAY,
     cu_seqlens_q=_ARRAY,
     cu_seqlens_kv=_ARRAY,
+    q_scale=_FACTOR,
+    k_scale=_FACTOR,
+    v_scale=_FACTOR,
+    out_dtype=expect.anything,
     return_logsumexp=expect.boolean,
     deterministic=expect.boolean,
     config=expect.optional(
@@ -80,6 +85,10 @@ def attention(
     kv_lengths: Any = None,
     cu_seqlens_q: Any = None,
     cu_seqlens_kv: Any = None,
+    q_scale: Any = None,
+    k_scale: Any = None,
+    v_scale: Any = None,
+    out_dtype: Any = None,
     return_logsumexp: bool = False,
     deterministic: bool = False,
     config: AttentionConfig | BlackwellAttentionConfig | None = None,
@@ -90,8 +99,8 @@ def attention(
     """Computes `softmax(sm_scale * q @ k.T + bias) @ v` for each head.
 
     Since: sm_90a. Issued by: the host; composes with `jax.jit` and `jax.vmap`, and on
-    Hopper with `jax.grad`: q, k and v have derivatives, also through logsumexp, but not
-    with a bias or packed sequences.
+    Hopper with `jax.grad`: q, k, v and bias have derivatives, also through logsumexp;
+    operands of float8 have none. With a bias, derivatives are deterministic.
 
     The kernel is that of the configuration; without one, that of the target in
     `compiler_params`, or else of the attached GPU. Blackwell's takes `causal` and
@@ -101,8 +110,9 @@ def attention(
     nothing gives zeros, and -inf as logsumexp.
 
     Args:
-      q: (batch, q_len, heads, head_dim), float16 or bfloat16; head_dim up to 256, on
-        Blackwell 64 or 128. Those that are not multiples of 16 are copied.
+      q: (batch, q_len, heads, head_dim), float16, bfloat16 or float8_e4m3fn; head_dim
+        up to 256, on Blackwell 64 or 128. Those that are not multiples of 16, or of 32
+        in float8, are copied.
       k, v: (batch, kv_len, kv_heads, head_dim), of the same type; v may have another
         head_dim. Each head of K and V serves heads / kv_heads consecutive heads of Q.
       bias: added to the scores: (batch, heads, q_len, kv_len), 1 in place of any of
@@ -124,6 +134,11 @@ def attention(
         k, v and the result are (tokens, heads, head_dim), and sequence i has the tokens
         cu_seqlens[i] to cu_seqlens[i + 1], which is excluded. The first is 0, the last
         is the number of tokens.
+      q_scale, k_scale, v_scale: factors that make of float8 operands the numbers they
+        stand for: positive numbers, or float32 of shape (), (1,), (heads,) or (batch,
+        heads), with kv_heads for those of K and V. Default: 1.
+      out_dtype: of the result: bfloat16, the default, or float16 for operands of
+        float8; else that of q.
       return_logsumexp: also returns the logarithm of the sums of exponentials.
       deterministic: the derivatives are the same, to the bit, in each run. The result
         always is.
@@ -134,8 +149,9 @@ def attention(
       interpret: see `kernel`.
 
     Returns:
-      (batch, q_len, heads, v's head_dim) of the type of q. Scores, softmax and sums are
-      float32; probabilities are rounded to the type of q before the product with V.
+      (batch, q_len, heads, v's head_dim) of `out_dtype`. Scores, softmax and sums are
+      float32; probabilities are rounded to the type of q before the product with V. The
+      tensor core's sums of float8 products have fewer bits than float32.
       With `return_logsumexp` a pair: the second is float32, (batch, heads, q_len), or
       (heads, tokens) of packed sequences.
 
@@ -154,9 +170,11 @@ def attention(
     packed = cu_seqlens_q is not None or cu_seqlens_kv is not None
     operands.check_matrices(q, k, v, packed)
     given = Operands(
-        *(q, k, v, bias, alibi_slopes, q_segment_ids, kv_segment_ids),
+        *(q, k, v, bias, alibi_slopes, None, q_segment_ids, kv_segment_ids),
         *(q_lengths, kv_lengths, cu_seqlens_q, cu_seqlens_kv),
     )
+    out_dtype = narrow.result_dtype(q.dtype, out_dtype)
+    given = given._replace(scales=narrow.scales(q, k, q_scale, k_scale, v_scale))
     x = operands.take(given, packed)
     head_dim, v_dim = q.shape[-1], v.shape[-1]
     if sm_scale is None:
@@ -174,18 +192,22 @@ def attention(
     chosen = _chosen(config, compiler_params, head_dim)
     if isinstance(chosen, BlackwellAttentionConfig):
         _check_for_blackwell(head_dim, v_dim, mask, scores, return_logsumexp)
-    x = x._replace(q=operands.padded(q), k=operands.padded(k), v=operands.padded(v))
+    depth = operands.HEAD_DIM_MULTIPLE
+    if narrow.is_narrow(q.dtype):
+        _check_narrow(chosen, packed)
+        depth = narrow.DEPTH
+    deep = [operands.padded(y, depth) for y in (q, k)]
+    x = x._replace(q=deep[0], k=deep[1], v=operands.padded(v))
     problem: Problem[Any] = Problem(
         **_sizes(x, packed),
         dtype=jnp.dtype(q.dtype),
         mask=mask,
         scores=scores,
         config=chosen,
-        bias=None if x.bias is None else tuple(x.bias.shape),
-        bias_dtype=None if x.bias is None else jnp.dtype(x.bias.dtype),
         packed=packed,
         logsumexp=return_logsumexp,
         deterministic=deterministic,
+        out_dtype=out_dtype,
     )
     if config is None and isinstance(chosen, AttentionConfig):
         chosen = heuristic.configured(problem)
@@ -203,7 +225,7 @@ def _forward(
     """Returns the result, and logsumexp if the problem has it."""
     if isinstance(p.config, BlackwellAttentionConfig):
         return blackwell.forward(p, x, compiler_params, interpret)
-    _check_registers(p.config, p.v_dim)
+    _check_registers(p.config, p.v_dim, p.dtype.itemsize)
     return hopper.forward(p, x, compiler_params, interpret)
 
 
@@ -219,6 +241,8 @@ def _sizes(x: Operands, packed: bool) -> dict[str, Any]:
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "v_dim": v_dim,
+        "bias": None if x.bias is None else tuple(x.bias.shape),
+        "bias_dtype": None if x.bias is None else jnp.dtype(x.bias.dtype),
     }
 
 
@@ -271,8 +295,29 @@ def _check_for_blackwell(
         )
 
 
-def _check_registers(config: AttentionConfig, head_dim: int) -> None:
-    needed = config.accumulator_registers(head_dim) + heuristic.OTHER_REGISTERS
+def _check_narrow(config: Any, packed: bool) -> None:
+    """Refuses what the kernel does not have for operands of float8."""
+    if packed or isinstance(config, BlackwellAttentionConfig):
+        raise errors.UnsupportedError(
+            "attention: float8 is not supported here",
+            expected="a kernel for Hopper, and sequences of one length, or with "
+            "q_lengths and kv_lengths",
+            got="packed sequences" if packed else "a kernel for Blackwell",
+            hint="convert the operands with astype(jnp.bfloat16)",
+        )
+    if config.block_kv % narrow.DEPTH:
+        raise errors.ArgumentError(
+            "attention: this block_kv is not supported for float8",
+            expected=f"a multiple of {narrow.DEPTH}",
+            got=f"block_kv={config.block_kv}",
+            hint="leave out config",
+        )
+
+
+def _check_registers(config: AttentionConfig, head_dim: int, itemsize: int) -> None:
+    needed = (
+        config.accumulator_registers(head_dim, itemsize) + heuristic.OTHER_REGISTERS
+    )
     _, available = REGISTERS[config.consumers]
     if needed > available:
         raise errors.ArgumentError(

@@ -105,9 +105,12 @@ class AttentionConfig:
         """Rows of Q of a block."""
         return self.consumers * self.rows
 
-    def accumulator_registers(self, head_dim: int) -> int:
-        """Registers per thread for result, scores and probabilities."""
-        words = head_dim + self.block_kv + self.block_kv // 2
+    def accumulator_registers(self, head_dim: int, itemsize: int = 2) -> int:
+        """Registers per thread for result, scores and probabilities.
+
+        The last ones have the size of the operands.
+        """
+        words = head_dim + self.block_kv + self.block_kv * itemsize // 4
         return self.rows * words // 128
 
 

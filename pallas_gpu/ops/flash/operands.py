@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_gpu import errors
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.masks import Mask
 from pallas_gpu.ops.flash.problem import Operands
 
@@ -52,10 +53,10 @@ def check_matrices(q: Any, k: Any, v: Any, packed: bool) -> None:
                 hint="divide it among several heads",
             )
     dtypes = {jnp.dtype(x.dtype) for x in (q, k, v)}
-    if len(dtypes) > 1 or q.dtype not in _HALVES:
+    if len(dtypes) > 1 or not (q.dtype in _HALVES or narrow.is_narrow(q.dtype)):
         raise errors.DTypeError(
             "attention: these element types are not supported",
-            expected="float16 or bfloat16 for q, k and v",
+            expected="float16, bfloat16 or float8_e4m3fn for q, k and v",
             got=", ".join(jnp.dtype(x.dtype).name for x in (q, k, v)),
             hint="convert the operands with astype",
         )

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 
@@ -35,6 +35,7 @@ class Operands(NamedTuple):
       k, v: (batch, kv_len, kv_heads, head_dim or v_dim).
       bias: (batch or 1, heads or 1, q_len or 1, kv_len).
       slopes: (heads,) float32: of ALiBi.
+      scales: (batch or 1, heads, 2) float32: factors of scores and result.
       q_ids, kv_ids: (batch, q_len) and (batch, kv_len), int32: segments.
       q_lengths, kv_lengths: (batch,), int32.
       q_starts, kv_starts: (batch + 1,), int32.
@@ -45,6 +46,7 @@ class Operands(NamedTuple):
     v: Any
     bias: Any = None
     slopes: Any = None
+    scales: Any = None
     q_ids: Any = None
     kv_ids: Any = None
     q_lengths: Any = None
@@ -81,6 +83,7 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
       packed: whether the sequences are packed.
       logsumexp: whether that is a result, too.
       deterministic: whether the backward pass adds in a fixed order.
+      out_dtype: of the result.
     """
 
     batch: int
@@ -99,6 +102,18 @@ class Problem[Config: (AttentionConfig, BlackwellAttentionConfig)]:
     packed: bool = False
     logsumexp: bool = False
     deterministic: bool = False
+    out_dtype: Any = None
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the operands are of 8 bits."""
+        return narrow.is_narrow(self.dtype)
+
+    @property
+    def v_block(self) -> tuple[int, int]:
+        """The shape of a block of V in SMEM; 8-bit ones are transposed."""
+        rows, columns = self.config.block_kv, self.v_dim
+        return (columns, rows) if self.narrow else (rows, columns)
 
     @property
     def lengths(self) -> Lengths:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.rules import INTERPRET, PARAMS, require_arrays
@@ -94,6 +95,13 @@ def dot_product_attention(
     require_arrays("dot_product_attention", **arrays)
     del implementation
     batched = _check_ranks(query, key, value)
+    if narrow.is_narrow(query.dtype):
+        raise errors.DTypeError(
+            "dot_product_attention: float8 is not supported",
+            expected="float16 or bfloat16",
+            got=jnp.dtype(query.dtype).name,
+            hint="ops.attention takes float8 with scales",
+        )
     if not batched:
         query, key, value = query[None], key[None], value[None]
     found = attention(

@@ -361,21 +361,6 @@ def test_other_operands_have_no_derivatives():
     assert "stop_gradient" in caught.value.hint
 
 
-def test_a_bias_has_no_derivatives_beside_it():
-    q, k, v, *_ = operands(Shape(64, 64))
-    bias = jnp.zeros((1, 1, 64, 64), jnp.float32)
-
-    def loss(q, bias):
-        return jnp.sum(attention(q, k, v, bias=bias, interpret=QUICK))
-
-    with pytest.raises(errors.UnsupportedError) as caught:
-        jax.grad(loss)(q, bias)
-    assert caught.value.what == "attention: no derivatives with this option"
-    assert caught.value.got == "bias"
-    with pytest.raises(errors.DifferentiationError, match="bias has no derivative"):
-        jax.grad(loss, argnums=1)(q, bias)
-
-
 def test_the_tiles_fit_in_registers():
     args = operands(Shape(64, 64, head_dim=128))
     with pytest.raises(errors.ArgumentError, match="registers") as caught:

@@ -36,6 +36,7 @@ class AttentionBackwardConfig:
         Q stays in the L2 cache; rounded down to a divisor of batch times heads.
       deterministic: the additions have an order, so that results of equal operands are
         equal; a second kernel computes the derivative of Q, from scores of its own.
+        With a bias they always have one.
 
     Raises:
       ArgumentError: a number that is not supported.

@@ -21,8 +21,11 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
+
+# Rows that are stored without TMA at a time: those of a tile of the swizzle.
+_STORED = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +66,13 @@ class Memory:
     kv_ids: Any = None
     q_lengths: Any = None
     kv_lengths: Any = None
+    q_starts: Any = None
+    kv_starts: Any = None
+    of_tiles: Any = None
+    bias: Any = None
+    bias_smem: Any = None
+    bias_full: Any = None
+    bias_empty: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,10 +86,17 @@ class Consumer:
     p: BackwardProblem
     mem: Memory
     wg: Any
-    batch: Any
-    kv_head: Any
-    kv_start: Any
+    place: Place
     blocks: Blocks
+
+    @property
+    def kv_head(self) -> Any:
+        return self.place.head
+
+    @property
+    def kv_start(self) -> Any:
+        """The first row of the tile, counted in its sequence."""
+        return self.place.start
 
     def run(self) -> None:
         """Computes and stores its derivatives."""
@@ -177,15 +194,16 @@ class Consumer:
         buffer[...] = part
         plgpu.commit_smem()
         rows, columns = p.dq_part
-        row, column = masks.times(tile, p.config.block_q), 0
+        first = masks.times(tile, p.config.block_q)
+        row, column = masks.plus(self.place.q_first, first), 0
         if p.splits_columns:
             column = masks.times(number, columns)
         else:
             row = masks.plus(row, masks.times(number, rows))
-        if p.q_len % p.config.block_q:
+        if p.packed or p.q_len % p.config.block_q:
             inside = lax.lt(row, np.int32(p.q_len))
             some = inside if some is None else some & inside
-        area = self.batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
+        area = self.place.batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
         plgpu.copy_smem_to_gmem(buffer, self.mem.dq.at[area], some, reduction_op="add")
 
     # --- elements ---------------------------------------------------------------------
@@ -199,13 +217,14 @@ class Consumer:
         p, capped = self.p, None
         row = masks.plus(self.kv_start, self.row)
         column = masks.times(tile, p.config.block_q)
-        lengths = Lengths(*reversed(p.lengths(self.mem, self.batch)))
+        # Loaded again: with fewer values around the loop, registers suffice.
+        lengths = Lengths(*reversed(p.lengths(self.mem, self.place.sequence)))
         mask = p.mask.transposed
         if p.scores.modifies:
             distance = masks.plus(masks.minus(row, column), mask.shift(lengths))
-            slope = self.slope(head)
+            bias, slope = self.bias(position, head), self.slope(head)
             scores, capped = p.scores.modified(
-                scores, distance, None, slope, keeps_capped=True
+                scores, distance, bias, slope, keeps_capped=True
             )
         if masked:
             place = p.scores.hidden, lengths, row, column
@@ -213,6 +232,9 @@ class Consumer:
             scores = mask.hide(scores, *place, ids, hides_rows=p.has_tail)
         lse = self.of_columns(self.mem.lse_smem, position)
         wide = jnp.exp2(scores * p.scores.factor - lse)
+        if p.has_matrix:
+            slot = lax.rem(position, np.int32(p.bias_stages))
+            plgpu.barrier_arrive(self.mem.bias_empty.at[slot])
         narrow = wide.astype(p.dtype)
         if capped is None:
             return narrow, narrow
@@ -224,7 +246,7 @@ class Consumer:
         sizes = ROWS, self.p.config.block_q
         return tuple(  # type: ignore[return-value]
             plgpu.load(
-                ids.at[self.batch, plgpu.ds(start, size)],
+                ids.at[self.place.batch, plgpu.ds(start, size)],
                 layout=layout.reduce(axis),
                 optimized=False,
             )
@@ -234,12 +256,27 @@ class Consumer:
             )
         )
 
+    def bias(self, position, head) -> Any:
+        """Returns that of a transposed tile of scores, if there is one."""
+        p, mem, layout = self.p, self.mem, plgpu.Layout.WGMMA
+        if p.bias is None:
+            return None
+        if not p.has_matrix:
+            rows = plgpu.ds(masks.plus(self.kv_start, self.row), ROWS)
+            part = p.bias_part(mem.bias, self.place, head, 0, rows)
+            values = plgpu.load(part, layout=layout.reduce(1), optimized=False)
+            return lax.broadcast_in_dim(values, (ROWS, p.config.block_q), (0,))
+        slot = lax.rem(position, np.int32(p.bias_stages))
+        plgpu.barrier_wait(mem.bias_full.at[slot])
+        tile = mem.bias_smem.at[slot, :, self.own].T
+        return plgpu.load(tile, layout=layout, optimized=False)
+
     def slope(self, head) -> Any:
         """Returns that of ALiBi of a head of Q, if there is one."""
         slopes = self.mem.slopes
         if slopes is None:
             return None
-        return slopes[self.batch if slopes.shape[0] > 1 else 0, head]
+        return slopes[self.place.sequence if slopes.shape[0] > 1 else 0, head]
 
     def of_columns(self, ring, position) -> Any:
         """Returns a number of each row of Q for each element of a transposed tile."""
@@ -254,15 +291,47 @@ class Consumer:
 
     def store(self, result, smem, gmem) -> None:
         """Starts the copy of its rows of a result, through SMEM, to GMEM."""
-        p = self.p
+        p, place = self.p, self.place
+        row, result = masks.plus(self.kv_start, self.row), result.astype(p.dtype)
+        if p.packed:
+            lengths = p.lengths(self.mem, place.sequence)
+            first = masks.plus(self.mem.kv_starts[place.sequence], row)
+            left = lengths.columns - row
+            rows = gmem.at[place.batch, plgpu.ds(first, ROWS), place.head]
+            store_some(result, left, smem.at[self.own], rows)
+            return
         buffer = smem.at[self.own]
-        buffer[...] = result.astype(p.dtype)
+        buffer[...] = result
         plgpu.commit_smem()
-        row = masks.plus(self.kv_start, self.row)
         # Of the last tile not every consumer may have rows.
         some = row < p.kv_len if p.kv_len % p.block_kv else None
         rows = plgpu.ds(row, ROWS)
-        plgpu.copy_smem_to_gmem(buffer, gmem.at[self.batch, rows, self.kv_head], some)
+        plgpu.copy_smem_to_gmem(buffer, gmem.at[place.batch, rows, place.head], some)
+
+
+def store_some(result: Any, left: Any, buffer: Any, rows: Any) -> None:
+    """Stores the first `left` rows of a tile, through SMEM; by TMA if that is all.
+
+    TMA would also write the first rows of the next sequence.
+    """
+    buffer[...] = result
+    plgpu.commit_smem()
+    whole = left >= ROWS
+
+    @plgpu.when(whole)
+    def _():
+        plgpu.copy_smem_to_gmem(buffer, rows)
+
+    @plgpu.when(jnp.logical_not(whole))
+    def _():
+        # Few rows at a time, for few registers.
+        @plgpu.loop(0, ROWS // _STORED)
+        def _(i):
+            start = masks.times(i, _STORED)
+            part = plgpu.ds(start, _STORED)
+            values = buffer[part]
+            row = plgpu.broadcasted_iota(jnp.int32, values.shape, 0)
+            plgpu.store(rows, part, values, mask=row < left - start)
 
 
 class Narrow(Consumer):

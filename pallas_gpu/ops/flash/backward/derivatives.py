@@ -59,7 +59,9 @@ def _forward(
     backward_problem(p, config)
     with_sums = dataclasses.replace(p, logsumexp=True)
     out, lse = forward(with_sums, values, compiler_params, interpret)
-    return (out, lse if p.logsumexp else None), (values, out, lse)
+    # Without leaves: what is asked for is known when this is traced.
+    of_bias = () if x.bias is not None and x.bias.perturbed else None
+    return (out, lse if p.logsumexp else None), (values, of_bias, out, lse)
 
 
 def _backward(
@@ -72,7 +74,7 @@ def _backward(
     cotangents: Any,
 ) -> tuple[Operands]:
     del forward
-    x, *results = residuals
+    x, of_bias, *results = residuals
     b = backward_problem(p, config)
     do, dlse = (None if _is_zero(c) else c for c in cotangents)
     if do is None:
@@ -83,12 +85,19 @@ def _backward(
         v=_widened(x.v, b.v_head_dim),
     )
     results[0], do = (_widened(part, b.v_head_dim) for part in (results[0], do))
-    dq, dk, dv = gradients.of_operands(
-        b, padded, tuple(results), (do, dlse), compiler_params, interpret
+    dq, dk, dv, dbias = gradients.of_operands(
+        b,
+        padded,
+        tuple(results),
+        (do, dlse),
+        compiler_params,
+        interpret,
+        with_bias=of_bias is not None,
     )
     columns, of_v = slice(x.q.shape[-1]), slice(x.v.shape[-1])
     none = Operands(*[None] * len(x))
     found = {"q": dq[..., columns], "k": dk[..., columns], "v": dv[..., of_v]}
+    found["bias"] = dbias
     return (none._replace(**found),)
 
 
@@ -106,20 +115,22 @@ def backward_problem(
     """
     _check_options(p)
     if config is None:
-        config = AttentionBackwardConfig.default(
-            max(p.head_dim, p.v_dim), deterministic=p.deterministic
-        )
-    elif p.deterministic:
+        config = AttentionBackwardConfig.default(max(p.head_dim, p.v_dim))
+    if p.deterministic or p.bias is not None:
+        # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)
     head_dim, v_dim = padded_dims(config.block_q, p.head_dim, p.v_dim)
     problem = BackwardProblem(
-        *(p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
+        *(1 if p.packed else p.batch, p.q_len, p.kv_len, p.heads, p.kv_heads),
         head_dim=head_dim,
         v_head_dim=v_dim,
         dtype=np.dtype(p.dtype),
         mask=p.mask,
         scores=p.scores,
         config=config,
+        packed=p.batch if p.packed else None,
+        bias=p.bias,
+        bias_dtype=p.bias_dtype,
     )
     if config.block_q > ROWS and problem.head_dim + problem.v_head_dim > 160:
         raise errors.ArgumentError(
@@ -134,8 +145,7 @@ def backward_problem(
 def _check_options(p: Problem[Any]) -> None:
     options = {
         "a kernel for Blackwell": isinstance(p.config, BlackwellAttentionConfig),
-        "bias": p.scores.bias,
-        "packed sequences": p.packed,
+        "operands of float8": p.narrow,
     }
     found = [name for name, is_given in options.items() if is_given]
     if found:
@@ -150,12 +160,12 @@ def _check_options(p: Problem[Any]) -> None:
 def _check_operands(x: Operands) -> None:
     """Raises DifferentiationError where a derivative is asked for that there is not."""
     for name, primal in x._asdict().items():
-        if name in ("q", "k", "v") or primal is None or not primal.perturbed:
+        if name in ("q", "k", "v", "bias") or primal is None or not primal.perturbed:
             continue
         name = "alibi_slopes" if name == "slopes" else name
         raise errors.DifferentiationError(
             f"attention: {name} has no derivative",
-            expected="derivatives of q, k and v",
+            expected="derivatives of q, k, v and bias",
             got=f"a derivative of {name}",
             hint=f"jax.lax.stop_gradient({name})",
         )

@@ -26,7 +26,11 @@ from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
-from pallas_gpu.ops.flash.backward.problem import COMPILER_PARAMS, BackwardProblem
+from pallas_gpu.ops.flash.backward.problem import (
+    COMPILER_PARAMS,
+    BackwardProblem,
+    Place,
+)
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
 from pallas_gpu.ops.tiles import tiles
@@ -63,6 +67,14 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["ds_full"] = plgpu.Barrier(num_arrivals=arrivals)
     if p.wide:
         scratch["p_full"] = plgpu.Barrier()
+    if p.has_matrix:
+        shape = p.bias_stages, c.block_q, p.block_kv
+        scratch["bias_smem"] = tiles(shape, p.bias_dtype)
+        scratch["bias_full"] = plgpu.Barrier(num_barriers=p.bias_stages)
+        # Wide heads: one consumer computes the probabilities.
+        scratch["bias_empty"] = plgpu.Barrier(
+            num_arrivals=1 if p.wide else CONSUMERS, num_barriers=p.bias_stages
+        )
     scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     rows = p.batch, p.kv_len, p.kv_heads
@@ -100,26 +112,33 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
         if f"{x}_ring" in scratch:
             scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
-    tile = p.tile(lax.axis_index("block"))
-    blocks = p.tiles_of_q(mem, tile[0], tile[2])
+    place = p.tile(mem, lax.axis_index("block"))
+    blocks = p.tiles_of_q(mem, place)
 
     def consume() -> None:
         if not p.wide:
-            Narrow(p, mem, wg, *tile, blocks).run()
+            Narrow(p, mem, wg, place, blocks).run()
             return
         for i, role in enumerate((WithV, WithK)):
-            plgpu.when(wg == i)(role(p, mem, i, *tile, blocks).run)
+            plgpu.when(wg == i)(role(p, mem, i, place, blocks).run)
 
-    produce = functools.partial(_produce, p, mem, tile, blocks)
+    produce = functools.partial(_produce, p, mem, place, blocks)
     roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
-def _produce(p: BackwardProblem, mem: Memory, tile: Any, blocks: Blocks) -> None:
+def _produce(p: BackwardProblem, mem: Memory, place: Place, blocks: Blocks) -> None:
     """Copies the rows of K and V, then tiles of Q and dO in the order of their use."""
     c = p.config
-    batch, kv_head, kv_start = tile
-    rows = plgpu.ds(kv_start, p.block_kv)
-    plgpu.copy_gmem_to_smem(mem.k.at[batch, rows, kv_head], mem.k_smem, mem.k_full)
+    batch, kv_head = place.batch, place.head
+    own = batch, plgpu.ds(masks.plus(place.kv_first, place.start), p.block_kv), kv_head
+    # Sequences that are packed may be empty, also at the end of the array.
+    mode = plgpu.OOBFillMode.ZEROS if p.packed else None
+    # Sequences start where TMA can address them, see `of_statistics`.
+    by_tma = plgpu.AsyncCopyImplementation.TMA if p.packed else None
+    load = functools.partial(
+        plgpu.copy_gmem_to_smem, oob_mode=mode, implementation=by_tma
+    )
+    load(mem.k.at[own], mem.k_smem, mem.k_full)
     total = p.total(blocks)
 
     def copy(position, sources, rings, full, empty):
@@ -131,12 +150,34 @@ def _produce(p: BackwardProblem, mem: Memory, tile: Any, blocks: Blocks) -> None
 
         member, tile = p.visited(blocks, position)
         head = masks.plus(masks.times(kv_head, p.group), member)
-        rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
-        parts = (batch, rows, head), (batch, head, rows)
+        start = masks.times(tile, c.block_q)
+        q_first = place.q_first
+        if p.packed and (p.wide or c.stages > 2):
+            # What follows from it would take too many registers around the loop.
+            q_first = lax.optimization_barrier(q_first)
+        rows = plgpu.ds(masks.plus(q_first, start), c.block_q)
+        number, first = p.of_statistics(place.batch, q_first)
+        numbers = plgpu.ds(masks.plus(first, start), c.block_q)
+        parts = (batch, rows, head), (number, head, numbers)
         for source, part, ring in zip(sources, parts, rings, strict=True):
-            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], full.at[slot])
+            load(source.at[part], ring.at[slot], full.at[slot])
+
+    def copy_bias(position):
+        slot = lax.rem(position, np.int32(p.bias_stages))
+
+        @plgpu.when(lax.ge(position, np.int32(p.bias_stages)))
+        def _():
+            plgpu.barrier_wait(mem.bias_empty.at[slot])
+
+        member, tile = p.visited(blocks, position)
+        head = masks.plus(masks.times(kv_head, p.group), member)
+        rows = plgpu.ds(masks.times(tile, c.block_q), c.block_q)
+        part = p.bias_part(mem.bias, place, head, rows, own[1])
+        load(part, mem.bias_smem.at[slot], mem.bias_full.at[slot])
 
     def copy_q(position):
+        if p.has_matrix:
+            copy_bias(position)
         rings = mem.q_smem, mem.lse_smem
         copy(position, (mem.q, mem.lse), rings, mem.q_full, mem.q_empty)
 
@@ -146,7 +187,7 @@ def _produce(p: BackwardProblem, mem: Memory, tile: Any, blocks: Blocks) -> None
 
     # In the order of the first products.
     copy_q(jnp.int32(0))
-    plgpu.copy_gmem_to_smem(mem.v.at[batch, rows, kv_head], mem.v_smem, mem.v_full)
+    load(mem.v.at[own], mem.v_smem, mem.v_full)
     copy_do(jnp.int32(0))
 
     @plgpu.loop(1, total)

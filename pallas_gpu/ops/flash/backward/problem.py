@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
@@ -20,7 +20,31 @@ from pallas_gpu.ops.flash.backward.config import (
 )
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 
+# Copies of the statistics of packed sequences, each a number further: TMA starts at
+# multiples of 16 bytes.
+SHIFTS = 4
 COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+
+
+class Place(NamedTuple):
+    """A tile of rows of one head, and where its sequence is.
+
+    Attributes:
+      batch: index in the arrays; 0 where sequences are packed.
+      sequence: its number.
+      head: of Q, or of K and V.
+      start: the tile's first row, counted in its sequence.
+      lengths: of the sequence; rows are those of Q.
+      q_first, kv_first: the sequence's first row in the arrays.
+    """
+
+    batch: Any
+    sequence: Any
+    head: Any
+    start: Any
+    lengths: Lengths
+    q_first: Any = 0
+    kv_first: Any = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +52,11 @@ class BackwardProblem:
     """Sizes, mask, scores and configuration of the derivatives.
 
     Attributes:
+      batch: of the arrays: 1 where sequences are packed.
+      q_len, kv_len: rows of the arrays; of packed ones, tokens of all sequences.
       mask: rows are those of Q, as in the forward pass.
+      packed: the number of sequences that are packed, or None.
+      bias, bias_dtype: the shape and the type of the bias, or None.
     """
 
     batch: int
@@ -42,6 +70,9 @@ class BackwardProblem:
     mask: Mask
     scores: Scores
     config: AttentionBackwardConfig
+    packed: int | None = None
+    bias: tuple[int, ...] | None = None
+    bias_dtype: Any = None
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -52,9 +83,13 @@ class BackwardProblem:
         names = ["q", "k", "v", "do", "lse", "delta"]
         if self.scores.alibi:
             names.append("slopes")
+        if self.bias is not None:
+            names.append("bias")
         if self.mask.segments:
             names += ["of_segments", "q_ids", "kv_ids"]
-        if self.mask.ragged:
+        if self.packed:
+            names += ["of_tiles", "q_starts", "kv_starts"]
+        elif self.mask.ragged:
             names += ["q_lengths", "kv_lengths"]
         return tuple(names)
 
@@ -82,12 +117,44 @@ class BackwardProblem:
 
     @property
     def padded_q_len(self) -> int:
-        """Rows of the statistics: those of whole tiles of any kernel."""
-        return plgpu.align_to(self.q_len, CONSUMERS * ROWS)
+        """Rows of the statistics: those of whole tiles of any kernel.
+
+        A tile of packed sequences may begin at any row.
+        """
+        rows = self.q_len + (ROWS - 1 if self.packed else 0)
+        return plgpu.align_to(rows, CONSUMERS * ROWS)
+
+    @property
+    def has_matrix(self) -> bool:
+        """Whether there is a bias that differs from row to row of Q."""
+        return self.bias is not None and self.bias[2] > 1
+
+    @property
+    def bias_stages(self) -> int:
+        """SMEM buffers of blocks of the bias."""
+        return 1 if self.wide else 2
+
+    def bias_part(self, ref: Any, place: Place, head: Any, rows: Any, cols: Any) -> Any:
+        """Returns a block of the bias of a head of Q; `rows` is 0 if it has one row."""
+        assert self.bias is not None
+        batch = place.sequence if self.bias[0] > 1 else 0
+        return ref.at[batch, head if self.bias[1] > 1 else 0, rows, cols]
+
+    def of_statistics(self, batch: Any, q_first: Any) -> tuple[Any, Any]:
+        """Returns which copy of the statistics to use, and a sequence's first row."""
+        if not self.packed:
+            return batch, 0
+        first = masks.divide(masks.plus(q_first, SHIFTS - 1), SHIFTS)
+        first = masks.times(first, SHIFTS)
+        return masks.minus(first, q_first), first
 
     @property
     def kv_tiles(self) -> int:
-        return plgpu.cdiv(self.kv_len, self.block_kv)
+        return self.tiles_of(self.kv_len, self.block_kv)
+
+    def tiles_of(self, length: int, size: int) -> int:
+        """Tiles of a head; of packed sequences an upper bound for all of them."""
+        return plgpu.cdiv(length, size) + (self.packed or 0)
 
     @property
     def blocks(self) -> int:
@@ -111,8 +178,8 @@ class BackwardProblem:
             return ROWS, self.head_dim // (CONSUMERS * self.dq_pieces)
         return ROWS, self.head_dim
 
-    def tile(self, linear: Any) -> tuple[Any, Any, Any]:
-        """Returns (batch, head, first row) of a block's tile of K and V.
+    def tile(self, mem: Any, linear: Any) -> Place:
+        """Returns a block's tile of K and V.
 
         Under a causal mask the first rows have the most work: they come first, so that
         short tiles fill the gaps at the end.
@@ -123,34 +190,47 @@ class BackwardProblem:
         tile, pair = divide(within, together)
         pair = masks.plus(masks.times(strip, together), pair)
         batch, head = divide(pair, self.kv_heads)
-        return batch, head, masks.times(tile, self.block_kv)
+        return self.place(mem, batch, head, tile, self.block_kv)
+
+    def place(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Place:
+        """Returns where a tile of `size` rows is."""
+        if not self.packed:
+            start = masks.times(tile, size)
+            return Place(batch, batch, head, start, self.lengths(mem, batch))
+        sequence, start = mem.of_tiles[tile, 0], mem.of_tiles[tile, 1]
+        first = mem.q_starts[sequence], mem.kv_starts[sequence]
+        return Place(0, sequence, head, start, self.lengths(mem, sequence), *first)
+
+    def lengths(self, mem: Any, sequence: Any) -> Lengths:
+        """Returns those of a sequence; rows are those of Q."""
+        if self.packed:
+            end = masks.plus(sequence, 1)
+            pairs = ((x[end], x[sequence]) for x in (mem.q_starts, mem.kv_starts))
+            return Lengths(*(masks.minus(*x) for x in pairs))
+        if self.mask.ragged:
+            return Lengths(mem.q_lengths[sequence], mem.kv_lengths[sequence])
+        return Lengths(self.q_len, self.kv_len)
 
     @property
     def has_tail(self) -> bool:
         """Whether a tile of K and V may have rows that do not exist."""
         return self.mask.ragged or self.kv_len % self.block_kv != 0
 
-    def lengths(self, mem: Any, batch: Any) -> Lengths:
-        """Returns those of a sequence; rows are those of Q."""
-        if self.mask.ragged:
-            return Lengths(mem.q_lengths[batch], mem.kv_lengths[batch])
-        return Lengths(self.q_len, self.kv_len)
-
-    def tiles_of_q(self, mem: Any, batch: Any, kv_start: Any) -> Blocks:
+    def tiles_of_q(self, mem: Any, place: Place) -> Blocks:
         """Returns the tiles of Q that see a tile of K and V.
 
         Rows of Q beyond the last need no mask: their sum of exponentials is infinite.
         """
         size, transposed = self.block_kv, self.mask.transposed
         found = transposed.blocks(
-            Lengths(*reversed(self.lengths(mem, batch))),
-            kv_start,
+            Lengths(*reversed(place.lengths)),
+            place.start,
             size,
             self.config.block_q,
             only_inside=self.has_tail,
         )
         if self.mask.segments:
-            row = mem.of_segments.at[batch, lax.div(kv_start, np.int32(size))]
+            row = mem.of_segments.at[place.batch, lax.div(place.start, np.int32(size))]
             return found.within(blocks_of(row))
         if transposed.right is not None or self.has_tail:
             return found

@@ -23,9 +23,11 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
+from pallas_gpu.ops.flash.backward.consumers import store_some
 from pallas_gpu.ops.flash.backward.problem import (
     COMPILER_PARAMS,
     BackwardProblem,
+    Place,
     blocks_of,
     divide,
 )
@@ -41,7 +43,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     stages = 1 if p.wide else 2
     full = plgpu.Barrier(num_barriers=stages)
     empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=stages)
-    scratch = {
+    scratch: dict[str, Any] = {
         "q_smem": tiles((BLOCK_Q, p.head_dim), p.dtype),
         "do_smem": tiles((BLOCK_Q, p.v_head_dim), p.dtype),
         "k_smem": tiles((stages, BLOCK_KV, p.head_dim), p.dtype),
@@ -52,11 +54,15 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         "k_empty": empty,
         "v_empty": empty,
     }
+    if p.has_matrix:
+        shape: tuple[int, ...] = (p.bias_stages, BLOCK_Q, BLOCK_KV)
+        scratch["bias_smem"] = tiles(shape, p.bias_dtype)
+        scratch |= {"bias_full": full, "bias_empty": empty}
     shape = p.batch, p.q_len, p.heads, p.head_dim
     return plgpu.kernel(
         functools.partial(_body, p, stages),
         out_type=jax.ShapeDtypeStruct(shape, p.dtype),
-        grid=(p.batch * p.heads * plgpu.cdiv(p.q_len, BLOCK_Q),),
+        grid=(p.batch * p.heads * p.tiles_of(p.q_len, BLOCK_Q),),
         grid_names=("block",),
         num_threads=CONSUMERS + 1,
         thread_name="wg",
@@ -68,7 +74,7 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
 
 
 @dataclasses.dataclass(frozen=True)
-class _Memory:
+class Memory:
     """The references of a block."""
 
     q: Any
@@ -93,68 +99,80 @@ class _Memory:
     kv_ids: Any = None
     q_lengths: Any = None
     kv_lengths: Any = None
+    q_starts: Any = None
+    kv_starts: Any = None
+    of_tiles: Any = None
+    bias: Any = None
+    bias_smem: Any = None
+    bias_full: Any = None
+    bias_empty: Any = None
 
 
 def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
     *inputs, dq = refs
-    mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
-    q_tiles = plgpu.cdiv(p.q_len, BLOCK_Q)
+    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
+    q_tiles = p.tiles_of(p.q_len, BLOCK_Q)
     pair, tile = divide(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
     tile = masks.minus(q_tiles - 1, tile)
-    place = *divide(pair, p.heads), masks.times(tile, BLOCK_Q)
-    lengths = p.lengths(mem, place[0])
-    blocks = p.mask.blocks(lengths, place[2], BLOCK_Q, BLOCK_KV)
+    place = p.place(mem, *divide(pair, p.heads), tile, BLOCK_Q)
+    blocks = p.mask.blocks(place.lengths, place.start, BLOCK_Q, BLOCK_KV)
     if p.mask.segments:
-        blocks = blocks.within(blocks_of(mem.of_segments.at[place[0], tile]))
+        blocks = blocks.within(blocks_of(mem.of_segments.at[place.batch, tile]))
 
     def produce() -> None:
         _produce(p, mem, stages, place, blocks)
 
     def consume() -> None:
-        _Consumer(p, mem, stages, wg, *place).run(blocks)
+        _Consumer(p, mem, wg, place, stages).run(blocks)
 
     roles.split(wg, CONSUMERS, REGISTERS, produce, consume)
 
 
 def _produce(
-    p: BackwardProblem, mem: _Memory, stages: int, place: Any, blocks: Any
+    p: BackwardProblem, mem: Memory, stages: int, place: Place, blocks: Any
 ) -> None:
-    batch, head, q_start = place
-    kv_head = lax.div(head, np.int32(p.group))
-    part = batch, plgpu.ds(q_start, BLOCK_Q), head
-    plgpu.copy_gmem_to_smem(mem.q.at[part], mem.q_smem, mem.q_full)
-    plgpu.copy_gmem_to_smem(mem.do.at[part], mem.do_smem, mem.q_full)
+    kv_head = lax.div(place.head, np.int32(p.group))
+    mode = plgpu.OOBFillMode.ZEROS if p.packed else None
+    load = functools.partial(plgpu.copy_gmem_to_smem, oob_mode=mode)
+    first = masks.plus(place.q_first, place.start)
+    part = place.batch, plgpu.ds(first, BLOCK_Q), place.head
+    load(mem.q.at[part], mem.q_smem, mem.q_full)
+    load(mem.do.at[part], mem.do_smem, mem.q_full)
 
     @plgpu.loop(blocks.first, blocks.end)
     def _(block):
         position = masks.minus(block, blocks.first)
         slot = lax.rem(position, np.int32(stages))
-        part = batch, plgpu.ds(masks.times(block, BLOCK_KV), BLOCK_KV), kv_head
-        for source, ring, full, empty in (
-            (mem.k, mem.k_smem, mem.k_full, mem.k_empty),
-            (mem.v, mem.v_smem, mem.v_full, mem.v_empty),
-        ):
+        first = masks.plus(place.kv_first, masks.times(block, BLOCK_KV))
+        columns = plgpu.ds(first, BLOCK_KV)
+        part = place.batch, columns, kv_head
+        copies = [
+            (mem.k.at[part], mem.k_smem, mem.k_full, mem.k_empty),
+            (mem.v.at[part], mem.v_smem, mem.v_full, mem.v_empty),
+        ]
+        if p.has_matrix:
+            rows = plgpu.ds(place.start, BLOCK_Q)
+            of_bias = p.bias_part(mem.bias, place, place.head, rows, columns)
+            copies.insert(0, (of_bias, mem.bias_smem, mem.bias_full, mem.bias_empty))
+        for source, ring, full, empty in copies:
 
             @plgpu.when(lax.ge(position, np.int32(stages)))
             def _(empty=empty):
                 plgpu.barrier_wait(empty.at[slot])
 
-            plgpu.copy_gmem_to_smem(source.at[part], ring.at[slot], full.at[slot])
+            load(source, ring.at[slot], full.at[slot])
 
 
 @dataclasses.dataclass(frozen=True)
-class _Consumer:
-    """What one consumer warpgroup does."""
+class Rows:
+    """The rows of Q of one consumer warpgroup."""
 
     p: BackwardProblem
-    mem: _Memory
-    stages: int
+    mem: Any
     wg: Any
-    batch: Any
-    head: Any
-    q_start: Any
+    place: Place
 
     @property
     def own(self) -> Any:
@@ -163,7 +181,71 @@ class _Consumer:
 
     @property
     def row(self) -> Any:
-        return masks.plus(self.q_start, masks.times(self.wg, ROWS))
+        """The first of its rows, counted in the sequence."""
+        return masks.plus(self.place.start, masks.times(self.wg, ROWS))
+
+    def of_rows(self, ref) -> Any:
+        """Returns a number of each row, for each element of a tile."""
+        p = self.p
+        first = masks.plus(self.place.q_first, self.row)
+        if p.packed:
+            # Tiles without rows may lie behind the end.
+            first = masks.minimum(first, p.padded_q_len - ROWS)
+        layout = plgpu.Layout.WGMMA.reduce(1)
+        part = ref.at[self.place.batch, self.place.head, plgpu.ds(first, ROWS)]
+        values = plgpu.load(part, layout=layout, optimized=False)
+        return lax.broadcast_in_dim(values, (ROWS, BLOCK_KV), (0,))
+
+    def probabilities(self, scores, column, masked, lse, bias=None) -> tuple[Any, Any]:
+        """Returns those of a tile, and tanh of scores with a soft cap, or None.
+
+        Args:
+          column: the first one, counted in the sequence.
+          bias: a block of it in SMEM, if it is a matrix.
+        """
+        p, place, capped = self.p, self.place, None
+        lengths = place.lengths
+        if p.scores.modifies:
+            distance = masks.plus(masks.minus(self.row, column), p.mask.shift(lengths))
+            slope = None
+            if (slopes := self.mem.slopes) is not None:
+                slope = slopes[place.sequence if slopes.shape[0] > 1 else 0, place.head]
+            scores, capped = p.scores.modified(
+                scores, distance, self.bias(column, bias), slope, keeps_capped=True
+            )
+        if masked:
+            where = p.scores.hidden, lengths, self.row, column
+            ids = self.ids(column) if p.mask.segments else None
+            scores = p.mask.hide(scores, *where, ids)
+        return jnp.exp2(scores * p.scores.factor - lse), capped
+
+    def bias(self, column, block) -> Any:
+        """Returns that of a tile, or of its columns, if there is one."""
+        p, layout = self.p, plgpu.Layout.WGMMA
+        if block is not None:
+            return plgpu.load(block.at[self.own], layout=layout)
+        if p.bias is None:
+            return None
+        columns = plgpu.ds(column, BLOCK_KV)
+        part = p.bias_part(self.mem.bias, self.place, self.place.head, 0, columns)
+        return plgpu.load(part, layout=layout.reduce(0), optimized=False)
+
+    def ids(self, column) -> tuple[Any, Any]:
+        """Returns the segments of its rows of Q, and of those of K and V."""
+        layout, mem = plgpu.Layout.WGMMA, self.mem
+        of_rows = mem.q_ids.at[self.place.batch, plgpu.ds(self.row, ROWS)]
+        of_columns = mem.kv_ids.at[self.place.batch, plgpu.ds(column, BLOCK_KV)]
+        return (
+            plgpu.load(of_rows, layout=layout.reduce(1), optimized=False),
+            plgpu.load(of_columns, layout=layout.reduce(0), optimized=False),
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Consumer(Rows):
+    """What one consumer warpgroup does."""
+
+    stages: int
 
     def run(self, blocks: Any) -> None:
         """Computes and stores its rows of dQ."""
@@ -187,21 +269,18 @@ class _Consumer:
             return dq[...]
 
         dq = plgpu.run_scoped(over_blocks, plgpu.ACC((ROWS, p.head_dim)))
-        buffer = mem.q_smem.at[self.own]
-        buffer[...] = (dq * p.scores.sm_scale).astype(p.dtype)
-        plgpu.commit_smem()
-        some = self.row < p.q_len if p.q_len % BLOCK_Q else None
-        target = mem.dq.at[self.batch, plgpu.ds(self.row, ROWS), self.head]
-        plgpu.copy_smem_to_gmem(buffer, target, some)
+        place, buffer = self.place, mem.q_smem.at[self.own]
+        result = (dq * p.scores.sm_scale).astype(p.dtype)
+        first = masks.plus(place.q_first, self.row)
+        target = mem.dq.at[place.batch, plgpu.ds(first, ROWS), place.head]
+        if p.packed:
+            store_some(result, place.lengths.rows - self.row, buffer, target)
+        else:
+            buffer[...] = result
+            plgpu.commit_smem()
+            some = self.row < p.q_len if p.q_len % BLOCK_Q else None
+            plgpu.copy_smem_to_gmem(buffer, target, some)
         plgpu.wait_smem_to_gmem(0)
-
-    def of_rows(self, ref) -> Any:
-        """Returns a number of each row, for each element of a tile."""
-        rows = plgpu.ds(self.row, ROWS)
-        layout = plgpu.Layout.WGMMA.reduce(1)
-        part = ref.at[self.batch, self.head, rows]
-        values = plgpu.load(part, layout=layout, optimized=False)
-        return lax.broadcast_in_dim(values, (ROWS, BLOCK_KV), (0,))
 
     def step(self, dq, position, block, masked, lse, delta) -> None:
         """Adds a block of K and V to dQ."""
@@ -211,10 +290,14 @@ class _Consumer:
         def derivatives(scores, dp):
             plgpu.barrier_wait(mem.k_full.at[slot])
             plgpu.wgmma(scores, mem.q_smem.at[self.own], mem.k_smem.at[slot].T)
-            plgpu.barrier_wait(mem.v_full.at[slot])
-            plgpu.wgmma(dp, mem.do_smem.at[self.own], mem.v_smem.at[slot].T)
-            shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
-            factors = self.factors(shown, block, masked, lse)
+            if p.wide and p.has_matrix:
+                # Registers do not hold both products and a block of the bias.
+                factors = self.factors(scores[...], position, block, masked, lse)
+                self.start_dp(dp, slot)
+            else:
+                self.start_dp(dp, slot)
+                shown = plgpu.wgmma_accumulator_load(scores, wait_n=1)
+                factors = self.factors(shown, position, block, masked, lse)
             ds = factors.astype(jnp.float32) * (dp[...] - delta)
             return ds.astype(p.dtype)
 
@@ -225,35 +308,23 @@ class _Consumer:
         plgpu.wgmma_wait(0)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
 
-    def factors(self, scores, block, masked, lse) -> Any:
+    def start_dp(self, dp, slot) -> None:
+        mem = self.mem
+        plgpu.barrier_wait(mem.v_full.at[slot])
+        plgpu.wgmma(dp, mem.do_smem.at[self.own], mem.v_smem.at[slot].T)
+
+    def factors(self, scores, position, block, masked, lse) -> Any:
         """Returns the probabilities of a tile, times the derivative of a soft cap."""
-        p, capped = self.p, None
+        p, mem, of_bias = self.p, self.mem, None
+        slot = lax.rem(position, np.int32(self.stages))
+        if p.has_matrix:
+            plgpu.barrier_wait(mem.bias_full.at[slot])
+            of_bias = mem.bias_smem.at[slot]
         column = masks.times(block, BLOCK_KV)
-        lengths = p.lengths(self.mem, self.batch)
-        if p.scores.modifies:
-            distance = masks.plus(masks.minus(self.row, column), p.mask.shift(lengths))
-            slope = None
-            if (slopes := self.mem.slopes) is not None:
-                slope = slopes[self.batch if slopes.shape[0] > 1 else 0, self.head]
-            scores, capped = p.scores.modified(
-                scores, distance, None, slope, keeps_capped=True
-            )
-        if masked:
-            place = p.scores.hidden, lengths, self.row, column
-            ids = self.ids(column) if p.mask.segments else None
-            scores = p.mask.hide(scores, *place, ids)
-        probabilities = jnp.exp2(scores * p.scores.factor - lse)
+        probabilities, capped = self.probabilities(scores, column, masked, lse, of_bias)
+        if p.has_matrix:
+            plgpu.barrier_arrive(mem.bias_empty.at[slot])
         if capped is not None:
             probabilities = probabilities * (1 - capped * capped)
         # Rounded, as the other kernel's are.
         return probabilities.astype(p.dtype)
-
-    def ids(self, column) -> tuple[Any, Any]:
-        """Returns the segments of its rows of Q, and of those of K and V."""
-        layout, mem = plgpu.Layout.WGMMA, self.mem
-        of_rows = mem.q_ids.at[self.batch, plgpu.ds(self.row, ROWS)]
-        of_columns = mem.kv_ids.at[self.batch, plgpu.ds(column, BLOCK_KV)]
-        return (
-            plgpu.load(of_rows, layout=layout.reduce(1), optimized=False),
-            plgpu.load(of_columns, layout=layout.reduce(0), optimized=False),
-        )

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
 from pallas_gpu.ops.flash.masks import Blocks, plus, times
@@ -30,12 +30,14 @@ class _Own:
       q_row: its own first row, counted in the sequence.
       ids: segment ids of its rows, or None.
       slope: of ALiBi, or None.
+      scales: factors of the scores and of the result, or None.
     """
 
     tile: Tile
     q_row: Any
     ids: Any
     slope: Any
+    scales: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +183,19 @@ class Consumer:
             ids = plgpu.load(mem.q_ids.at[tile.batch, rows], layout=_ROW)
         if p.scores.alibi:
             slope = mem.slopes[tile.batch if mem.slopes.shape[0] > 1 else 0, tile.head]
-        return _Own(tile, q_row, ids, slope)
+        scales = None
+        if p.narrow:
+            of_batch = tile.batch if mem.scales.shape[0] > 1 else 0
+            scales = [mem.scales[of_batch, tile.head, i] for i in range(2)]
+        return _Own(tile, q_row, ids, slope, scales)
 
     def slot(self, position) -> Any:
         return lax.rem(position, np.int32(self.p.config.stages))
+
+    def v(self, slot) -> Any:
+        """Returns a block of V."""
+        block = self.mem.v_smem.at[slot]
+        return block.T if self.p.narrow else block
 
     def first_step(self, q, position, own, block) -> tuple[Any, Any, Any]:
         """Returns maximum, sum and probabilities of the rows for the first block."""
@@ -199,12 +210,12 @@ class Consumer:
         scores = plgpu.run_scoped(multiply, self.scores_type)
         plgpu.barrier_arrive(mem.k_empty.at[slot])
         row_max, row_sum, wide = self.first_softmax(scores, slot, own, block)
-        return row_max, row_sum, wide.astype(self.p.dtype)
+        return row_max, row_sum, self.rounded(wide)
 
     def first_softmax(self, scores, slot, own, block) -> tuple[Any, Any, Any]:
         scores = self.modified(scores, slot, own, block, self.p.masks)
-        row_max = scores.max(axis=1) * self.p.factor
-        wide = self.exponentials(scores, row_max)
+        row_max = scores.max(axis=1) * self.factor(own)
+        wide = self.exponentials(scores, row_max, own)
         return row_max, wide.sum(axis=1), wide
 
     def two_products(self, acc, q, position, probabilities) -> Any:
@@ -220,7 +231,7 @@ class Consumer:
             self.take_turn()
             plgpu.wgmma(scores, q, mem.k_smem.at[slot].T)
             plgpu.barrier_wait(mem.v_full.at[before])
-            plgpu.wgmma(acc, probabilities, mem.v_smem.at[before])
+            plgpu.wgmma(acc, probabilities, self.v(before))
             self.pass_turn()
             return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
@@ -230,14 +241,14 @@ class Consumer:
 
     def step(self, acc, q, position, state, own, block, masked) -> Any:
         """Computes the softmax of a block while the one before it is added."""
-        p, mem = self.p, self.mem
+        mem = self.mem
         slot, before = self.slot(position), self.slot(plus(position, -1))
         row_max, row_sum, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
         scores = self.modified(scores, slot, own, block, masked)
-        new_max = jnp.maximum(row_max, scores.max(axis=1) * p.factor)
+        new_max = jnp.maximum(row_max, scores.max(axis=1) * self.factor(own))
         shrink = jnp.exp2(row_max - new_max)
-        wide = self.exponentials(scores, new_max)
+        wide = self.exponentials(scores, new_max, own)
         row_sum = row_sum * shrink + wide.sum(axis=1)
         # All this is to happen while the second product is under way.
         wide, new_max, row_sum, shrink = lax.optimization_barrier(
@@ -246,7 +257,7 @@ class Consumer:
         so_far = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[before])
         acc[...] = so_far * lax.broadcast_in_dim(shrink, so_far.shape, (0,))
-        return new_max, row_sum, wide.astype(p.dtype)
+        return new_max, row_sum, self.rounded(wide)
 
     def step_between(self, acc, q, position, state, own, following, block) -> Any:
         """Begins a tile while the last block of the one before is added; stores that.
@@ -265,14 +276,14 @@ class Consumer:
         plgpu.barrier_arrive(mem.v_empty.at[before])
         acc[...] = jnp.zeros_like(total)
         self.store(self.divided(total, row_max, row_sum, own), own)
-        return begun[0], begun[1], begun[2].astype(self.p.dtype)
+        return begun[0], begun[1], self.rounded(begun[2])
 
     def finish(self, acc, position, state, own) -> Any:
         """Adds the last block to the result and divides by the sums."""
         mem, slot = self.mem, self.slot(position)
         row_max, row_sum, probabilities = state
         plgpu.barrier_wait(mem.v_full.at[slot])
-        plgpu.wgmma(acc, probabilities, mem.v_smem.at[slot])
+        plgpu.wgmma(acc, probabilities, self.v(slot))
         total = acc[...]
         plgpu.barrier_arrive(mem.v_empty.at[slot])
         return self.divided(total, row_max, row_sum, own)
@@ -280,10 +291,13 @@ class Consumer:
     def divided(self, total, row_max, row_sum, own) -> Any:
         """Returns the rows of the result; stores logsumexp."""
         p = self.p
-        share = 1 / row_sum
+        share, seen_max = 1 / row_sum, row_max
+        if p.narrow:
+            # The sums have the factor of the exponentials.
+            share, row_max = share * own.scales[1], row_max - narrow.EXPONENT
         lse = (row_max + jnp.log2(row_sum)) * math.log(2) if p.logsumexp else None
         if p.may_see_nothing or p.bias is not None:
-            nothing = row_max <= p.scores.lowest_maximum
+            nothing = seen_max <= p.scores.lowest_maximum
             if p.mask.ragged:
                 row = plgpu.broadcasted_iota(jnp.int32, nothing.shape, 0, layout=_ROW)
                 nothing |= row >= own.tile.lengths.rows - own.q_row
@@ -314,7 +328,7 @@ class Consumer:
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         first = plus(tile.q_first, own.q_row)
         rows = rows_of(p, mem.out, tile, first, p.config.rows, tile.head)
-        result = result.astype(p.dtype)
+        result = result.astype(p.out_dtype)
         # Of the last tile not every consumer may have rows.
         some = own.q_row < p.q_len if p.q_len % p.config.block_q else None
         if not p.packed:
@@ -347,10 +361,27 @@ class Consumer:
     def scores_type(self) -> Any:
         return plgpu.ACC((self.p.config.rows, self.p.config.block_kv))
 
-    def exponentials(self, scores, row_max) -> Any:
+    def factor(self, own) -> Any:
+        """Makes of modified scores exponents of two."""
+        p = self.p
+        return p.factor * own.scales[0] if self.scales_late else p.factor
+
+    @property
+    def scales_late(self) -> bool:
+        """Whether the scales of operands are a part of the factor of the scores."""
+        return self.p.narrow and not self.p.scores.modifies
+
+    def exponentials(self, scores, row_max, own) -> Any:
         """Returns 2 to the scaled scores less the maximum, which is scaled already."""
+        if self.p.narrow:
+            row_max = row_max - narrow.EXPONENT
         row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return jnp.exp2(scores * self.p.factor - row_max)
+        return jnp.exp2(scores * self.factor(own) - row_max)
+
+    def rounded(self, wide) -> Any:
+        """Returns exponentials as the left operand of a product."""
+        p = self.p
+        return narrow.probabilities(wide) if p.narrow else wide.astype(p.dtype)
 
     def modified(self, scores, slot, own, block, masked) -> Any:
         """Returns the scores of a block, modified, and masked if it has to be."""
@@ -358,6 +389,8 @@ class Consumer:
         lengths = own.tile.lengths
         column = times(block, p.config.block_kv)
         if p.scores.modifies:
+            if p.narrow:
+                scores = scores * own.scales[0]
             bias = None
             if p.bias is not None:
                 plgpu.barrier_wait(mem.bias_full.at[slot])
@@ -378,5 +411,7 @@ class Consumer:
             of_columns = mem.kv_ids.at[own.tile.batch, columns]
             ids = own.ids, plgpu.load(of_columns, layout=_COLUMN)
         hidden = p.scores.hidden
+        if self.scales_late:
+            hidden = hidden / own.scales[0]
         place = lengths, own.q_row, column
         return p.mask.hide(scores, hidden, *place, ids, layout=plgpu.Layout.WGMMA)

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 from pallas_gpu import arch
+from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.problem import Problem
 
@@ -15,39 +16,46 @@ from pallas_gpu.ops.flash.problem import Problem
 OTHER_REGISTERS, _OTHER_IF_BIASED, _OTHER_IF_ALIBI = 32, 60, 73
 # SMEM for barriers.
 _BARRIER_BYTES = 1024
-_LARGEST_BLOCK, _BLOCK_MULTIPLE = 128, 16
+# The largest block of K and V, and what blocks are multiples of; those of float8 are
+# from a run on an H200.
+_BLOCKS, _NARROW_BLOCKS = (128, 16), (192, narrow.DEPTH)
+# Wider heads leave no SMEM for a second tile of Q.
+_LARGEST_PERSISTENT = 128
 
 
 def configured(p: Problem[Any]) -> AttentionConfig:
     """Returns the configuration for the problem, whose own is ignored."""
     plain = p.bias is None and not p.scores.alibi
-    if plain and p.head_dim == p.v_dim:
+    static = not p.packed and not p.mask.ragged and not p.mask.segments
+    if plain and p.head_dim == p.v_dim and not p.narrow:
         causal = p.mask.right is not None
         chosen = AttentionConfig.default(p.head_dim, causal=causal)
-        static = not p.packed and not p.mask.ragged and not p.mask.segments
         return chosen if static else dataclasses.replace(chosen, blocks=None)
     other = OTHER_REGISTERS if plain else _OTHER_IF_BIASED
     if p.scores.alibi:
         other = _OTHER_IF_ALIBI
     _, available = REGISTERS[2]
-    for block_kv in range(_LARGEST_BLOCK, 0, -_BLOCK_MULTIPLE):
+    largest, multiple = _NARROW_BLOCKS if p.narrow else _BLOCKS
+    for block_kv in range(largest, 0, -multiple):
         config = AttentionConfig(block_kv=block_kv)
-        registers = config.accumulator_registers(p.v_dim) + other
+        registers = config.accumulator_registers(p.v_dim, p.dtype.itemsize) + other
         if (
             registers <= available
             and _bytes(p, config) <= arch.SM_90A.smem_bytes_per_block
         ):
             break
+    if p.narrow and plain and static and p.v_dim <= _LARGEST_PERSISTENT:
+        return dataclasses.replace(config, blocks=arch.SM_90A.sm_count)
     return config
 
 
 def _bytes(p: Problem[Any], c: AttentionConfig) -> int:
-    """Returns the SMEM of a block."""
-    rows = c.block_q * p.head_dim
-    if p.v_dim != p.head_dim:
-        rows += c.block_q * p.v_dim
+    """Returns the SMEM of a block that is not persistent."""
+    rows = c.block_q * p.head_dim * p.dtype.itemsize
+    if p.v_dim != p.head_dim or p.narrow:
+        rows += c.block_q * p.v_dim * p.out_dtype.itemsize
     ring = c.block_kv * (p.head_dim + p.v_dim) * p.dtype.itemsize
     if p.bias is not None:
         of_rows = c.block_q if p.bias[2] > 1 else 1
         ring += of_rows * c.block_kv * p.bias_dtype.itemsize
-    return rows * p.dtype.itemsize + c.stages * ring + _BARRIER_BYTES
+    return rows + c.stages * ring + _BARRIER_BYTES

@@ -26,7 +26,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu.ops import roles
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash import masks, narrow
 from pallas_gpu.ops.flash.config import REGISTERS, AttentionConfig
 from pallas_gpu.ops.flash.forward.consumer import Consumer
 from pallas_gpu.ops.flash.forward.tiles import Memory, Work, q_buffer, rows_of
@@ -58,6 +58,8 @@ def forward(
         inputs["of_tiles"] = packed_tiles(x.q_starts, p.q_tiles, c.block_q)
     if p.persistent and p.uneven:
         inputs["schedule"] = jnp.asarray(schedule(p))
+    if p.narrow:
+        inputs["v"] = narrow.transposed(x.v)
     if x.bias is not None:
         row_elems = _ROW_BYTES // x.bias.dtype.itemsize
         inputs["bias"] = _padded(x.bias, row_elems)
@@ -88,7 +90,7 @@ def make_kernel(
     scratch = {
         "q_smem": tiles((q_buffers, c.block_q, p.head_dim), p.dtype),
         "k_smem": tiles((c.stages, c.block_kv, p.head_dim), p.dtype),
-        "v_smem": tiles((c.stages, c.block_kv, p.v_dim), p.dtype),
+        "v_smem": tiles((c.stages, *p.v_block), p.dtype),
         "q_full": plgpu.Barrier(num_barriers=q_buffers),
         "k_full": full,
         "v_full": full,
@@ -99,14 +101,14 @@ def make_kernel(
     if p.bias is not None:
         scratch |= {"bias_full": full, "bias_empty": empty}
         scratch["bias_smem"] = _bias_ring(p)
-    if p.persistent or p.v_dim != p.head_dim:
+    if p.persistent or p.v_dim != p.head_dim or p.narrow:
         # Rows of Q arrive for the next tile while this one's result leaves.
-        scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.dtype)
+        scratch["out_smem"] = tiles((c.block_q, p.v_dim), p.out_dtype)
     if p.persistent:
         scratch["q_empty"] = plgpu.Barrier(
             num_arrivals=c.consumers, num_barriers=q_buffers
         )
-    results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.dtype)}
+    results = {"out": jax.ShapeDtypeStruct(p.out_shape, p.out_dtype)}
     if p.logsumexp:
         results["lse"] = jax.ShapeDtypeStruct(p.logsumexp_shape, jnp.float32)
     names = *inputs, *results
@@ -219,8 +221,12 @@ def _produce(
             part = functools.partial(_bias_part, p, mem, tile)
             copy(step, part, mem.bias_smem, mem.bias_full, mem.bias_empty)
 
+    def transposed_v(column):
+        return mem.v.at[tile.batch, kv_head, :, plgpu.ds(column, c.block_kv)]
+
     def copy_v(step):
-        copy(step, blocks_of(mem.v), mem.v_smem, mem.v_full, mem.v_empty)
+        part = transposed_v if p.narrow else blocks_of(mem.v)
+        copy(step, part, mem.v_smem, mem.v_full, mem.v_empty)
 
     copy_k(jnp.int32(0))
 

@@ -42,6 +42,7 @@ class Memory:
     bias_full: Any = None
     bias_empty: Any = None
     slopes: Any = None
+    scales: Any = None
     q_ids: Any = None
     kv_ids: Any = None
     of_segments: Any = None
