@@ -13,7 +13,8 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rows import rows
+from pallas_gpu.ops.rows import norms_backward, rows
+from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.rows import Rows
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
@@ -252,6 +253,11 @@ def _backward(norm: _Norm, saved: Any, d_y: jax.Array) -> Any:
     x, columns = saved
     r = Rows(x.shape)
     scale = columns[:1] if norm.has_scale else ()
+    scale_dtype = scale[0].dtype if scale else None
+    one_pass = OnePass(r, x.dtype, scale_dtype, len(columns))
+    if one_pass.fits:
+        d_x, sums = norms_backward.backward(one_pass, norm, x, d_y, scale)
+        return d_x, tuple(d.astype(c.dtype) for d, c in zip(sums, columns, strict=True))
     body = _d_whole_rows if r.columns <= _MOST_BACKWARD else _d_rows_in_parts
     number = 2 if norm.centred else 1
     d_x, *moments = r.call(

@@ -103,12 +103,12 @@ class Rows:
         return step(whole * _BLOCK, rest, carry) if rest else carry
 
 
-def together(count: int, elements: int) -> int:
+def together(count: int, elements: int, most_elements: int = _BLOCK) -> int:
     """Returns how many items of so many elements form a block.
 
     It is a power of two that divides their number.
     """
-    most = max(1, _BLOCK // elements)
+    most = max(1, most_elements // elements)
     return math.gcd(count, 1 << (most.bit_length() - 1))
 
 

@@ -16,7 +16,10 @@ from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Rows
 from pallas_gpu.ops.rules import INTERPRET, PARAMS
 
+# Columns that one warpgroup sorts, and of how many of them the parts of a longer row
+# are merged: so each merge is of fewer columns.
 _MOST_COLUMNS = 8192
+_MOST_OF_PARTS = _MOST_COLUMNS // 2
 
 
 @expect.arguments(
@@ -39,29 +42,23 @@ def top_k(
     first.
 
     Args:
-      x: (..., columns), float32, float16 or bfloat16; columns up to 8192.
-      k: how many; at most columns.
+      x: (..., columns), float32, float16 or bfloat16. Rows of more than 8192 elements
+        are cut into parts, whose largest elements another launch merges.
+      k: how many; at most columns, and at most 4096 of rows of more than 8192.
       compiler_params, interpret: see `pallas_call`.
 
     Returns:
       values (..., k) of the type of x; positions (..., k), int32.
 
     Raises:
-      ShapeError, DTypeError, ArgumentError: an empty array or too long rows, another
-        type, a k outside 1 to columns.
+      ShapeError, DTypeError, ArgumentError: an empty array, another type, a k outside
+        1 to columns, or too large for long rows.
 
     Example:
       >>> weights, experts = ops.top_k(scores, 2)
     """
     rows.check("top_k", x=x)
     columns = x.shape[-1]
-    if columns > _MOST_COLUMNS:
-        raise errors.ShapeError(
-            "top_k: the rows are too long",
-            expected=f"up to {_MOST_COLUMNS} columns",
-            got=columns,
-            hint="use jax.lax.top_k, or take the top k of the parts' top k",
-        )
     if not 1 <= k <= columns:
         raise errors.ArgumentError(
             "top_k: there are not as many elements",
@@ -69,7 +66,36 @@ def top_k(
             got=k,
             hint="k counts elements of one row",
         )
-    return _top_k(x, int(k), compiler_params, interpret)
+    if columns > _MOST_COLUMNS and k > _MOST_OF_PARTS:
+        raise errors.ArgumentError(
+            "top_k: k is too large for rows of so many elements",
+            expected=f"k up to {_MOST_OF_PARTS} for more than {_MOST_COLUMNS} columns",
+            got=f"k={k}, {columns} columns",
+            hint="use jax.lax.top_k",
+        )
+    return _of_parts(x, int(k), compiler_params, interpret)
+
+
+def _of_parts(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any:
+    """Merges the largest elements of the parts of long rows.
+
+    Equal elements keep their order: parts follow each other, and in each it is kept.
+    """
+    columns = x.shape[-1]
+    if columns <= _MOST_COLUMNS:
+        return _top_k(x, k, compiler_params, interpret)
+    parts = plgpu.cdiv(columns, _MOST_COLUMNS)
+    size = plgpu.cdiv(columns, parts)
+    # What is added is never among the largest: it comes after all equal elements.
+    end = [(0, 0)] * (x.ndim - 1) + [(0, parts * size - columns)]
+    cut = jnp.pad(x, end, constant_values=-jnp.inf)
+    cut = cut.reshape(*x.shape[:-1], parts, size)
+    values, positions = _top_k(cut, min(k, size), compiler_params, interpret)
+    positions += jnp.arange(parts, dtype=jnp.int32)[:, None] * size
+    merged = (y.reshape(*x.shape[:-1], -1) for y in (values, positions))
+    values, positions = merged
+    values, chosen = _of_parts(values, k, compiler_params, interpret)
+    return values, jnp.take_along_axis(positions, chosen, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))

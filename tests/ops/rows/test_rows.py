@@ -12,6 +12,7 @@ import pytest
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, ops
+from pallas_gpu.ops.rows import norms_backward
 from tests.support import everywhere
 
 pytestmark = pytest.mark.sampled(2)
@@ -158,6 +159,27 @@ def test_derivatives_of_norms(shape):
     check_derivatives(ops.rms_norm, rms_norm, x, scale)
 
 
+# Parts of rows with a rest, and buffers that take several tiles.
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize(("rows", "columns", "blocks"), [(31, 1088, 1), (5, 2048, 132)])
+def test_derivatives_of_norms_in_one_pass(rows, columns, blocks, dtype, monkeypatch):
+    monkeypatch.setattr(norms_backward, "_BLOCKS", blocks)
+    x, d = (normal(rows, columns, dtype=dtype, seed=i) for i in (0, 1))
+    scale, bias = (normal(columns, seed=i) for i in (2, 3))
+    atol = ROUNDING[x.dtype.name] * 4
+    for operation, reference, args in (
+        (ops.rms_norm, rms_norm, (x, scale)),
+        (ops.layer_norm, layer_norm, (x, scale, bias)),
+    ):
+        got = jax.vjp(operation, *args)[1](d)
+        exact = [y.astype(jnp.float32) for y in args]
+        expected = jax.vjp(reference, *exact)[1](d.astype(jnp.float32))
+        for one, other in zip(got, expected, strict=True):
+            np.testing.assert_allclose(
+                one.astype(jnp.float32), other, rtol=atol, atol=atol * rows**0.5
+            )
+
+
 @pytest.mark.slow
 def test_norms_of_rows_that_exceed_the_registers():
     x, scale = normal(*LONG), normal(LONG[-1], seed=1)
@@ -213,7 +235,10 @@ def test_the_derivative_of_a_rotation_rotates_back():
     np.testing.assert_allclose(jax.grad(loss)(x), x, atol=1e-5)
 
 
-@pytest.mark.parametrize(("shape", "k"), [((4, 100), 3), ((2, 3, 7), 7), ((1200,), 1)])
+@pytest.mark.parametrize(
+    ("shape", "k"),
+    [((4, 100), 3), ((2, 3, 7), 7), ((1200,), 1), ((17001,), 5)],
+)
 def test_top_k(shape, k):
     x, weights = normal(*shape), normal(*shape[:-1], k, seed=3)
 
@@ -222,6 +247,12 @@ def test_top_k(shape, k):
         return *function(x, k), gradient(x)
 
     for got, expected in zip(of(ops.top_k), of(jax.lax.top_k), strict=True):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_equal_elements_of_long_rows_come_in_their_order():
+    x = jnp.full((1, 9001), -jnp.inf).at[0, jnp.array([3, 8999])].set(1.0)
+    for got, expected in zip(ops.top_k(x, 5), jax.lax.top_k(x, 5), strict=True):
         np.testing.assert_array_equal(got, expected)
 
 
@@ -281,7 +312,7 @@ WRONG = [
     (ops.rotary_embedding, [HEAD, jnp.arange(3)], {}, errors.ShapeError, "positions"),
     (ops.rotary_embedding, [HEAD], {"base": -1.0}, errors.ArgumentError, "positive"),
     (ops.top_k, [normal(2, 8), 9], {}, errors.ArgumentError, "from 1 to 8"),
-    (ops.top_k, [normal(1, 9000), 1], {}, errors.ShapeError, "8192"),
+    (ops.top_k, [normal(1, 9000), 5000], {}, errors.ArgumentError, "up to 4096"),
 ]
 
 
