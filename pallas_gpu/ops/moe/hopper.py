@@ -5,9 +5,10 @@ A block has three warpgroups. The last one copies tiles of both operands into a 
 SMEM buffers; the other two multiply, each its half of the block's rows. Each computes
 the table of groups and tiles for itself, and finds the group of a tile in it. Blocks
 claim tiles one by one, as the last tile of a group may be less work. Loads may
-reach into the rows of the next group; stores do not: the last tile of a group is stored
-from registers under a mask, all others go through SMEM by TMA. A warpgroup whose half
-of a tile has no rows does not multiply, so that the tensor core works for the other.
+reach into the rows of the next group; stores do not: of the last tile of a group TMA
+stores eight rows at a time, and up to seven are stored under a mask. A warpgroup whose
+half of a tile has no rows does not multiply, so that the tensor core works for the
+other.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from pallas_gpu.ops.tiles import tiles
 _PRODUCER = CONSUMERS
 # Rows and columns of zeros that a warpgroup stores at once.
 _CLEARED = 8, 512
+# Rows of a tile in SMEM: the fewest that a copy from there begins with.
+_EIGHT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -293,36 +296,56 @@ def _factors(problem, tile, row, of_rows, of_columns) -> Any:
 
 
 def _store(problem, parts, out, buffers, row, end, column) -> None:
-    """Stores a tile: by TMA if all its rows are the group's, else under a mask."""
+    """Stores the rows of a tile that are the group's: by TMA, as many as it can."""
     c = problem.config
-    is_whole = row + c.tile_m <= end
+    number_of_rows = lax.min(lax.sub(end, row), np.int32(c.tile_m))
+    is_whole = number_of_rows == c.tile_m
+    for number, part in enumerate(parts):
+        buffer = buffers.at[number % 2]
+        # The copy before the last one has read this buffer; with an odd number of
+        # parts a tile begins with the buffer that the tile before has ended with.
+        repeated = number == 0 and len(parts) % 2 == 1
+        plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
+        buffer[...] = part
+        plgpu.commit_smem()
+        start = column + number * c.epilogue_n
+        columns = plgpu.ds(start, c.epilogue_n)
+        # The last tile of a row may have parts outside.
+        inside = start < problem.n
+        whole = out.at[plgpu.ds(row, c.tile_m), columns]
+        plgpu.copy_smem_to_gmem(
+            buffer, whole, predicate=is_whole & inside, commit_group=False
+        )
 
-    @plgpu.when(is_whole)
-    def _():
-        for number, part in enumerate(parts):
-            buffer = buffers.at[number % 2]
-            # The copy before the last one has read this buffer; with an odd number of
-            # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = number == 0 and len(parts) % 2 == 1
-            plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
-            buffer[...] = part
-            plgpu.commit_smem()
-            start = number * c.epilogue_n
-            target = plgpu.ds(row, c.tile_m), plgpu.ds(column + start, c.epilogue_n)
-            # The last tile of a row may have parts outside.
-            inside = column + start < problem.n
-            plgpu.copy_smem_to_gmem(buffer, out.at[*target], predicate=inside)
+        @plgpu.when(jnp.logical_not(is_whole) & inside)
+        def _(buffer=buffer, start=start, columns=columns):
+            _store_some(problem, buffer, out, row, number_of_rows, start, columns)
 
-    @plgpu.when(jnp.logical_not(is_whole))
+        plgpu.commit_smem_to_gmem_group()
+
+
+def _store_some(problem, buffer, out, row, number, start, columns) -> None:
+    """Stores the first rows of a buffer: eights by TMA, the rest under a mask."""
+    c = problem.config
+    eights = lax.div(number, np.int32(_EIGHT))
+
+    @plgpu.loop(0, eights)
+    def _(i):
+        source = buffer.at[plgpu.ds(i * _EIGHT, _EIGHT)]
+        target = out.at[plgpu.ds(row + i * _EIGHT, _EIGHT), columns]
+        plgpu.copy_smem_to_gmem(source, target, commit_group=False)
+
+    @plgpu.when(eights * _EIGHT < number)
     def _():
-        rows = row + jnp.arange(c.tile_m, dtype=jnp.int32)
-        for number, part in enumerate(parts):
-            start = number * c.epilogue_n
-            columns = column + start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
-            mask = (rows < end)[:, None]
-            if problem.n % c.tile_n:
-                mask = mask & (columns < problem.n)[None, :]
-            plgpu.store(out, (rows[:, None], columns[None, :]), part, mask=mask)
+        first = eights * _EIGHT
+        rows = first + jnp.arange(_EIGHT, dtype=jnp.int32)
+        column = start + jnp.arange(c.epilogue_n, dtype=jnp.int32)
+        mask = (rows < number)[:, None]
+        if problem.n % c.tile_n:
+            mask = mask & (column < problem.n)[None, :]
+        rest = buffer[plgpu.ds(first, _EIGHT)]
+        at = (row + rows)[:, None], column[None, :]
+        plgpu.store(out, at, rest, mask=mask)
 
 
 def _clear(problem, groups, position, wg, out) -> None:
