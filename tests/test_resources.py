@@ -199,7 +199,8 @@ def test_a_kernel_has_scratch_only_if_its_code_uses_it(semantics):
         o[...] = x[...] - x[...].max()
 
     for body, expected in ((within_warps, 0), (across_warps, 2048)):
-        (params,) = offline._kernels(under(semantics, make(body)), (numbers(),))
+        function = under(semantics, make(body))
+        (params,) = offline._kernels(function, (numbers(),), arch.SM_90A)
         assert compiler.lower(params, arch.SM_90A).plan.scratch_bytes == expected
 
 

@@ -557,7 +557,7 @@ def test_two_warpgroups_multiply_their_own_rows():
 
 def compiled(make, *args):
     """Compiles a kernel offline and returns all that ptxas said, too."""
-    (params,) = plgpu.offline._kernels(make(None), args)
+    (params,) = plgpu.offline._kernels(make(None), args, arch.SM_90A)
     return compiler.run(Build(params, arch.SM_90A)).compiled
 
 
