@@ -50,7 +50,9 @@ def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> An
     divided, plain = few_heuristic.choose(problem), heuristic.choose(problem)
     if divided is None:
         return plain
-    estimate = heuristic.cost(problem, plain) + few_heuristic.FIXED_US
+    estimate = heuristic.cost(problem, plain)
+    if plain.parts == 1:
+        estimate += few_heuristic.FIXED_US
     return divided if few_heuristic.cost(problem, divided) <= estimate else plain
 
 

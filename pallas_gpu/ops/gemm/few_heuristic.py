@@ -38,6 +38,7 @@ _SM_BYTES_PER_US = 46e3
 _L2_BYTES_PER_US = 95e3
 _SMEM_BYTES_PER_US = 235e3
 _EXCHANGE_BYTES_PER_US = 60e3
+_OTHERS_BYTES_PER_US = 90e3
 
 
 @functools.lru_cache(maxsize=4096)
@@ -172,7 +173,9 @@ def cost(p: Problem, c: SplitMatmulConfig) -> float:
         exchange = 0.3 + 0.8 * math.log2(c.split) + 1.5 * parts
         exchange += c.tile_m * columns * 4 / _EXCHANGE_BYTES_PER_US
     if c.clusters > 1:
-        exchange += 2.0 + 0.1 * c.clusters
+        # The last cluster reads the sums of the others.
+        others = (c.clusters - 1) * c.tile_m * columns * 4 // c.split
+        exchange += 2.0 + others / _OTHERS_BYTES_PER_US
     # Blocks that are left when all SMs have been busy have an SM to themselves.
     whole, rest = divmod(blocks, sms * on_sm)
     bytes_of_b = columns * depth * steps

@@ -8,6 +8,8 @@ import functools
 import math
 from typing import Literal
 
+import jax.numpy as jnp
+
 import pallas_gpu as plgpu
 from pallas_gpu import arch
 from pallas_gpu.ops.gemm.config import CONSUMERS, MatmulConfig
@@ -21,6 +23,10 @@ _TILES = [
     *((64, n) for n in (16, 32, 64, 96, 128, 160, 192, 224, 256)),
     *((128, n) for n in (32, 64, 96, 128, 160, 192)),
 ]
+# Tiles that blocks compute for a part of K each; a part has at least so many steps.
+_DIVIDED_TILES = [(64, 64), (64, 128)]
+_LEAST_STEPS = 16
+_MOST_PARTS = 32
 _BARRIER_BYTES = 1024
 _MEMORY_BYTES_PER_US = 4.27e6
 # Of an SM: 128 bytes a cycle at 1.98 GHz.
@@ -52,9 +58,25 @@ def candidates(p: Problem) -> list[MatmulConfig]:
     if p.epilogue.gated:
         # Two accumulators, and two tiles of B.
         tiles = [(m, n) for m, n in tiles if m * n <= 64 * 128]
-    return [
+    found = [
         _config(p, *tile, cluster) for tile in tiles for cluster in _clusters(p, *tile)
     ]
+    if p.epilogue.gated:
+        return found
+    return found + [c for tile in _DIVIDED_TILES if (c := _divided(p, *tile))]
+
+
+def _divided(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig | None:
+    """Returns the configuration whose parts of K fill the device, if there is one."""
+    sums = dataclasses.replace(p, out_dtype=jnp.dtype(jnp.float32), residual_dtype=None)
+    c = _config(sums, tile_m, tile_n, None)
+    tiles = p.batch * plgpu.cdiv(p.m, c.block_m) * plgpu.cdiv(p.n, tile_n)
+    steps = plgpu.cdiv(p.k, c.tile_k)
+    parts = min(_SMS // tiles, steps // _LEAST_STEPS, _MOST_PARTS)
+    if parts < 2:
+        return None
+    # No part is empty.
+    return dataclasses.replace(c, parts=plgpu.cdiv(steps, plgpu.cdiv(steps, parts)))
 
 
 def _clusters(p: Problem, tile_m: int, tile_n: int) -> list[Axis]:
@@ -78,7 +100,7 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     if c.transposed:
         return cost(p.transposed, dataclasses.replace(c, transposed=False))
     m, n = c.cluster_tile
-    tiles = p.batch * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
+    tiles = p.batch * c.parts * plgpu.cdiv(p.m, m) * plgpu.cdiv(p.n, n)
     waves = plgpu.cdiv(tiles, _SMS // c.cluster_size)
     factors = 2 if p.epilogue.gated else 1
     item = p.dtype.itemsize
@@ -88,15 +110,18 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     if c.tile_m == 64 and c.tile_n * item % 128 and not p.transpose_b:
         # Rows of B are those of a narrower swizzle.
         products *= 1.04
-    if c.tile_n == 256:
-        # The fewest reads of SMEM: less power.
-        products *= 0.99
+    if c.tile_m == 64:
+        # B is read from SMEM for half as many rows; by the widest instruction, the
+        # fewest bytes are read, which takes less power.
+        products *= 0.99 if c.tile_n == 256 else 1.02
     shared = 1 if c.cluster is None else 2
     rows = c.block_m / (shared if c.cluster == "n" else 1)
     columns = c.tile_n * factors / (shared if c.cluster == "m" else 1)
     # Bytes per microsecond that an SM receives from the L2; fewer where each block of a
     # cluster loads its own wide rows of B.
     bandwidth = 60e3 if c.cluster == "n" and c.tile_m == 64 else 78e3
+    if c.parts > 1:
+        bandwidth = 95e3
     copies = (rows + columns) * c.tile_k * item / bandwidth
     # Each instruction reads 64 rows of A, unless they are in registers, and all
     # columns of B.
@@ -107,10 +132,19 @@ def cost(p: Problem, c: MatmulConfig) -> float:
     accesses = (read + filled) * c.tile_k * item / _SMEM_BYTES_PER_US
     # Of two that are limited by products the one that copies less takes less power.
     step = max(products, copies, accesses) + 0.015 * copies
-    store = 0.3 + c.block_m * c.tile_n * p.out_dtype.itemsize / 60e3
+    stored = p.out_dtype.itemsize if c.parts == 1 else 4
+    store = 0.3 + c.block_m * c.tile_n * stored / 60e3
     memory = p.bytes / _MEMORY_BYTES_PER_US
-    launch = 2 if c.cluster is None else 3
-    return launch + max(waves * (plgpu.cdiv(p.k, c.tile_k) * step + store), memory)
+    launch = 2.0 if c.cluster is None else 3.0
+    steps = plgpu.cdiv(plgpu.cdiv(p.k, c.tile_k), c.parts)
+    busy = waves * (steps * step + store)
+    if c.cluster is None and p.batch == 1 and p.m > c.block_m:
+        # Beside much traffic from memory, what blocks load twice from the L2 shows.
+        launch += 0.1 * max(0.0, memory - 0.4 * busy)
+    if c.parts > 1:
+        # XLA's kernel that adds, and reads from the L2.
+        launch += 0.8 + c.parts * p.batch * p.m * p.n * 4 / 1.8e6
+    return launch + max(busy, memory)
 
 
 def _config(p: Problem, tile_m: int, tile_n: int, cluster: Axis) -> MatmulConfig:

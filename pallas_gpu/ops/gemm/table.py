@@ -19,9 +19,12 @@ _WHOLE = SplitMatmulConfig(
 _MEASURED: dict[tuple[int, int, int], Any] = {
     (4096, 57344, 8192): MatmulConfig(),
     (8192, 8192, 8192): MatmulConfig(minor="n"),
-    (1024, 1024, 1024): MatmulConfig(tile_m=64, tile_n=64, stages=8, cluster=None),
-    (256, 256, 65536): SplitMatmulConfig(
-        stages=9, warpgroups=1, clusters=16, blocks=132
+    (4096, 8192, 28672): MatmulConfig(),
+    (1024, 1024, 1024): SplitMatmulConfig(
+        tile_m=128, tile_n=64, warpgroups=1, blocks=132
+    ),
+    (256, 256, 65536): MatmulConfig(
+        tile_m=64, tile_n=64, stages=8, epilogue_n=32, cluster=None, parts=16
     ),
     (256, 4096, 4096): _WHOLE,
     (256, 4096, 14336): _WHOLE,
@@ -32,10 +35,9 @@ _MEASURED: dict[tuple[int, int, int], Any] = {
         tile_m=128, stages=7, warpgroups=1, blocks=132
     ),
     (256, 8192, 28672): SplitMatmulConfig(tile_m=256, split=2, blocks=132),
-    (256, 57344, 8192): SplitMatmulConfig(
-        tile_m=128, stages=6, warpgroups=1, blocks=132
-    ),
-    (64, 10240, 8192): SplitMatmulConfig(split=2),
+    (256, 57344, 8192): MatmulConfig(tile_m=64, tile_n=224, epilogue_n=32, cluster="m"),
+    (64, 10240, 8192): SplitMatmulConfig(warpgroups=1, split=2),
+    (64, 28672, 4096): SplitMatmulConfig(warpgroups=1),
     (64, 57344, 8192): SplitMatmulConfig(tile_n=256, blocks=132),
     (64, 8192, 28672): SplitMatmulConfig(stages=9, warpgroups=1, split=2, blocks=132),
     (16, 28672, 4096): SplitMatmulConfig(

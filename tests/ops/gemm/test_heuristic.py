@@ -43,6 +43,8 @@ def smem_bytes(p, c):
     factors = 2 if p.epilogue.gated else 1
     ring = (c.block_m + factors * c.tile_n) * c.tile_k * p.dtype.itemsize * c.stages
     part = 4 * c.epilogue_m * c.epilogue_n
+    if c.parts > 1:
+        return ring + part * 4
     residual = part * p.residual_dtype.itemsize if p.epilogue.residual else 0
     return ring + part * p.out_dtype.itemsize + residual
 
@@ -76,6 +78,22 @@ def test_the_tiles_fill_the_card(shape, tiles):
     c = heuristic.choose(p)
     m, n, _ = shape
     assert -(-m // c.block_m) * -(-n // c.tile_n) == tiles
+
+
+@settings(max_examples=25, deadline=None)
+@given(SIZES, SIZES, SIZES)
+def test_no_part_of_k_is_empty(m, n, k):
+    p = problem(m, n, k)
+    for c in heuristic.candidates(p):
+        steps = -(-k // c.tile_k)
+        assert (c.parts - 1) * -(-steps // c.parts) < steps
+
+
+def test_blocks_divide_a_long_k_of_few_tiles():
+    c = choice.choose(problem(256, 256, 60000), None)
+    assert c.parts >= 16
+    gated = problem(256, 256, 60000, epilogue=EPILOGUES[3])
+    assert all(c.parts == 1 for c in heuristic.candidates(gated))
 
 
 def test_more_rows_are_not_estimated_to_be_faster():
