@@ -26,13 +26,14 @@ def target_config(target: str | arch.GpuTarget) -> str:
     target = arch.target(target)
     major, minor = target.compute_capability
     limits = [f"  block_dim_limit_{axis}: {n}" for axis, n in _GRID_LIMITS.items()]
+    opt_in_bytes = target.smem_bytes_per_block + arch.STATIC_SMEM_BYTES
     lines = [
         "gpu_device_info {",
         f"  threads_per_block_limit: {target.max_threads_per_block}",
         f"  threads_per_warp: {_THREADS_PER_WARP}",
         f"  threads_per_core_limit: {target.max_threads_per_sm}",
         f"  shared_memory_per_block: {_DEFAULT_SMEM_BYTES_PER_BLOCK}",
-        f"  shared_memory_per_block_optin: {target.smem_bytes_per_block}",
+        f"  shared_memory_per_block_optin: {opt_in_bytes}",
         f"  shared_memory_per_core: {target.smem_bytes_per_sm}",
         f"  core_count: {target.sm_count}",
         f"  fpus_per_core: {_FP32_UNITS_PER_SM}",

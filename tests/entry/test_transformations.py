@@ -146,7 +146,7 @@ def test_smem_over_the_budget_is_refused_in_every_way(way):
     with refused(
         errors.OutOfResources,
         "kernel body: the block needs more SMEM than sm_90a has",
-        expected="232,448 bytes",
+        expected="232,432 bytes",
         got="float32[1024, 128]        0  524,288",
         hint="smaller tiles",
     ) as info:
@@ -160,7 +160,7 @@ def test_smem_over_the_budget_is_refused_in_every_way(way):
             case "offline":
                 plgpu.offline.lower(k, numbers())
     error = info.value
-    assert (error.resource, error.limit_bytes) == ("SMEM", 232_448)
+    assert (error.resource, error.limit_bytes) == ("SMEM", 232_432)
     assert error.used_bytes == 1024 * 128 * 4 + 8
     rows = [row.split() for row in str(error.got).splitlines()[1:]]
     assert rows == [

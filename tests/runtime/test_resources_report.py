@@ -100,5 +100,5 @@ def test_table_shows_every_figure_in_one_line_each():
     table = {label: value.strip() for label, value in rows}
     assert table["registers per thread"] == "255 of 255"
     assert table["spills per thread"] == "36 B stored, 48 B loaded"
-    assert table["SMEM"] == "200000 of 232448 B"
+    assert table["SMEM"] == "200000 of 232432 B"
     assert table["ptxas"].startswith("(C7510)")

@@ -14,7 +14,8 @@ def test_config_states_the_targets_capability_and_limits(target):
     config = target_config.target_config(target)
     major, minor = target.compute_capability
     assert f"cuda_compute_capability {{ major: {major} minor: {minor} }}" in config
-    assert f"shared_memory_per_block_optin: {target.smem_bytes_per_block}\n" in config
+    opt_in = target.smem_bytes_per_block + arch.STATIC_SMEM_BYTES
+    assert f"shared_memory_per_block_optin: {opt_in}\n" in config
     assert f"core_count: {target.sm_count}\n" in config
 
 

@@ -18,7 +18,7 @@ from pallas_gpu.ops.gemm.problem import Problem
 from tests.support.matmuls import ROUNDING, operands, reference
 
 BF16 = jnp.dtype(jnp.bfloat16)
-SMEM_BYTES = 232448
+SMEM_BYTES = 232432
 
 
 def problem(m, n, k, **changes):
