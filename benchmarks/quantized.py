@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Products of 8-bit matrices, and layers with narrow weights, beside torch and cuBLAS.
 
-python -m benchmarks.quantized [--json]
+python -m benchmarks.quantized [--json] [--tokens 16 4096]
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from __future__ import annotations
 import argparse
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from benchmarks import beside_copy, timing
 from pallas_gpu import ops
@@ -24,11 +25,18 @@ SIZE = 8192
 WEIGHTS = [(28672, 4096), (8192, 8192), (4096, 14336)]
 TOKENS = [16, 4096]
 GROUP = 64
+# Rows and columns whose results are checked.
+CHECKED = 128
 E4M3, BF16 = jnp.float8_e4m3fn, jnp.bfloat16
+struct = jax.ShapeDtypeStruct
 NOTES = (
     "Random normal operands, integers uniform; device times by CUPTI, medians of "
     f"{beside_copy.ROUNDS} rounds, interleaved, each call with other operands."
 )
+
+
+type Shapes = tuple[jax.ShapeDtypeStruct, ...]
+type Work = dict[str, tuple[Callable[..., Any], Shapes]]
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -42,37 +50,38 @@ def normal(seed: int, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     return jax.random.normal(key, shape, jnp.float32).astype(dtype)
 
 
-@jax.jit
-def difference(got: jax.Array, expected: jax.Array) -> jax.Array:
-    """The relative error, by norms."""
-    got, expected = got.astype(jnp.float32), expected.astype(jnp.float32)
-    return jnp.linalg.norm(got - expected) / jnp.linalg.norm(expected)
+def inputs(shapes: Shapes, count: int) -> list[tuple[jax.Array, ...]]:
+    """Operands for some calls: two random ones, and scales that are one."""
+    return [
+        (
+            *(normal(2 * i + j, s.shape, s.dtype) for j, s in enumerate(shapes[:2])),
+            *(jnp.ones(s.shape, s.dtype) for s in shapes[2:]),
+        )
+        for i in range(count)
+    ]
 
 
-@jax.jit
-def reference(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The first rows of a product with b (N, K), in float32."""
-    left, right = a[:128].astype(jnp.float32), b.astype(jnp.float32)
-    return jnp.dot(left, right.T, precision=jax.lax.Precision.HIGHEST)
+def compiled(tables: Mapping[Any, Work]) -> dict[Any, dict[str, Any]]:
+    """Compiles the functions of all tables at once."""
 
-
-type Inputs = list[tuple[Any, ...]]
-
-
-def compiled(work: dict[str, tuple[Callable[..., Any], Inputs]]) -> dict[str, Any]:
-    """Compiles functions for their inputs, all at once."""
-
-    def one(item: tuple[Callable[..., Any], Inputs]) -> Any:
-        f, inputs = item
-        return jax.jit(f).lower(*inputs[0]).compile()
+    def one(item: tuple[Callable[..., Any], Shapes]) -> Any:
+        f, shapes = item
+        return jax.jit(f).lower(*shapes).compile()
 
     with ThreadPoolExecutor() as pool:
-        return dict(zip(work, pool.map(one, work.values()), strict=True))
+        running = {
+            table: {name: pool.submit(one, item) for name, item in work.items()}
+            for table, work in tables.items()
+        }
+        return {
+            table: {name: future.result() for name, future in found.items()}
+            for table, found in running.items()
+        }
 
 
-def caller(f: Callable[..., Any], inputs: Inputs) -> Callable[[], Any]:
-    """Returns calls of a function with one input after the other."""
-    turns = itertools.cycle(inputs)
+def caller(f: Callable[..., Any], operands: Any) -> Callable[[], Any]:
+    """Returns calls of a function with operands of one call after the other."""
+    turns = itertools.cycle(operands)
     return lambda: beside_copy.wait(f, next(turns))
 
 
@@ -96,41 +105,56 @@ def torch_product(fast: bool) -> Callable[[], Any]:
     return run
 
 
-def checked(name: str, f: Any, inputs: Inputs) -> float:
-    """Returns the relative error of a function, in the first rows.
+@jax.jit
+def some_rows(a: jax.Array, start: int, step: int) -> jax.Array:
+    """Rows of a matrix at equal distances, in float32."""
+    return a[start + step * jnp.arange(CHECKED)].astype(jnp.float32)
+
+
+def checked(name: str, f: Any, operands: tuple[jax.Array, ...]) -> float:
+    """Returns the relative error of a function in columns of all its tiles.
 
     Raises:
       AssertionError: it is greater than 0.01.
     """
-    expected = reference(*inputs[0][:2])
-    relative = float(difference(f(*inputs[0])[:128], expected))
-    assert relative < 1e-2, f"{name}: relative error {relative}"
-    return relative
+    x, w = operands[:2]
+    step = w.shape[0] // CHECKED
+    right = np.asarray(some_rows(w, step // 2, step))
+    got = np.asarray(some_rows(f(*operands).T, step // 2, step)).T
+    tokens = slice(None, None, max(x.shape[0] // CHECKED, 1))
+    expected = np.asarray(x[tokens].astype(jnp.float32)) @ right.T
+    error = np.linalg.norm(got[tokens] - expected) / np.linalg.norm(expected)
+    assert error < 1e-2, f"{name}: relative error {error}"
+    return float(error)
 
 
-def products(source: Any) -> list[dict[str, Any]]:
+def product_work() -> Work:
     """Products of 8-bit matrices, of 8192 rows, columns and depth."""
-    shape, blocks = (SIZE, SIZE), (SIZE // 128, SIZE // 128)
-    one = jnp.float32(1)
-    rows, grid = jnp.ones(SIZE), (jnp.ones((SIZE, SIZE // 128)), jnp.ones(blocks))
-    product = functools.partial(ops.scaled_matmul, transpose_b=True)
-    kinds: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
+    blocks = SIZE // 128
+    one, rows = struct((), jnp.float32), struct((SIZE,), jnp.float32)
+    grid = [struct(s, jnp.float32) for s in ((SIZE, blocks), (blocks, blocks))]
+    kinds: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "e4m3, scales of tensors": (E4M3, (one, one), {}),
         "e4m3, scales of tensors, promoted": (E4M3, (one, one), {"promote": True}),
         "e4m3, scales of rows and columns": (E4M3, (rows, rows), {}),
         "e4m3, scales of blocks": (E4M3, grid, {}),
         "int8 to int32": (jnp.int8, (), {"out_dtype": jnp.int32}),
     }
-    work: dict[str, tuple[Callable[..., Any], Inputs]] = {}
-    for name, (dtype, scales, options) in kinds.items():
-        inputs = [
-            (normal(2 * i, shape, dtype), normal(2 * i + 1, shape, dtype), *scales)
-            for i in range(2)
-        ]
-        work[name] = functools.partial(product, **options), inputs
-    ready = compiled(work)
-    errors = {name: checked(name, f, work[name][1]) for name, f in ready.items()}
-    calls = {name: caller(f, work[name][1]) for name, f in ready.items()}
+    product = functools.partial(ops.scaled_matmul, transpose_b=True)
+    return {
+        name: (
+            functools.partial(product, **options),
+            (*[struct((SIZE, SIZE), dtype)] * 2, *scales),
+        )
+        for name, (dtype, scales, options) in kinds.items()
+    }
+
+
+def products(ready: dict[str, Any], source: Any) -> list[dict[str, Any]]:
+    """Times of products of 8-bit matrices."""
+    made = {name: inputs(shapes, 2) for name, (_, shapes) in product_work().items()}
+    errors = {name: checked(name, f, made[name][0]) for name, f in ready.items()}
+    calls = {name: caller(f, made[name]) for name, f in ready.items()}
     calls["torch._scaled_mm, e4m3, use_fast_accum"] = torch_product(True)
     calls["torch._scaled_mm, e4m3"] = torch_product(False)
     times = beside_copy.interleaved(calls, source)
@@ -145,10 +169,11 @@ def products(source: Any) -> list[dict[str, Any]]:
     ]
 
 
-def layers(tokens: int, n: int, k: int, source: Any) -> list[dict[str, Any]]:
+CUBLAS = "cuBLAS, bfloat16"
+
+
+def layer_work(tokens: int, n: int, k: int) -> Work:
     """Layers with narrow weights, and with weights of bfloat16 by cuBLAS."""
-    count = 2 if tokens > 64 else INPUTS
-    xs = [normal(i, (tokens, k), BF16) for i in range(count)]
     kinds = {
         "int8": (jnp.int8, None),
         "int4": (jnp.int4, None),
@@ -156,36 +181,48 @@ def layers(tokens: int, n: int, k: int, source: Any) -> list[dict[str, Any]]:
         f"int4, groups of {GROUP}": (jnp.int4, GROUP),
         "e4m3": (E4M3, None),
     }
-    dense = [(x, normal(9 + i, (n, k), BF16)) for i, x in enumerate(xs)]
-    cublas = "cuBLAS, bfloat16"
-    work: dict[str, tuple[Callable[..., Any], Inputs]] = {
-        cublas: (lambda x, w: x @ w.T, dense)
-    }
-    bits = {cublas: 16}
+    x = struct((tokens, k), BF16)
+    found: Work = {CUBLAS: (lambda x, w: x @ w.T, (x, struct((n, k), BF16)))}
+
+    def layer(x: Any, w: Any, s: Any) -> Any:
+        return ops.linear(x, w, w_scale=s, transpose_w=True)
+
     for name, (dtype, group) in kinds.items():
-        scale = jnp.ones((n,) if group is None else (k // group, n))
-        inputs = [(x, normal(20 + i, (n, k), dtype), scale) for i, x in enumerate(xs)]
+        scale = struct((n,) if group is None else (k // group, n), jnp.float32)
+        found[name] = layer, (x, struct((n, k), dtype), scale)
+    return found
 
-        def f(x: Any, w: Any, s: Any) -> Any:
-            return ops.linear(x, w, w_scale=s, transpose_w=True)
 
-        work[name] = f, inputs
-        bits[name] = 4 if dtype == jnp.int4 else 8
-    ready = compiled(work)
-    errors = {name: checked(name, f, work[name][1]) for name, f in ready.items()}
-    calls = {name: caller(f, work[name][1]) for name, f in ready.items()}
+def bits(dtype: Any) -> int:
+    """The bits of an element in memory."""
+    return 4 if dtype == jnp.int4 else 8 * jnp.dtype(dtype).itemsize
+
+
+def layers(
+    tokens: int, n: int, k: int, ready: dict[str, Any], source: Any
+) -> list[dict[str, Any]]:
+    """Times of layers with narrow weights."""
+    shapes = {name: s for name, (_, s) in layer_work(tokens, n, k).items()}
+    count = 2 if tokens > 64 else INPUTS
+    made = {name: inputs(s, count) for name, s in shapes.items()}
+    errors = {name: checked(name, f, made[name][0]) for name, f in ready.items()}
+    calls = {name: caller(f, made[name]) for name, f in ready.items()}
     times = beside_copy.interleaved(calls, source)
     # A copy reads and writes its bytes.
     bandwidth = 2 * source.nbytes / times[beside_copy.COPY]
+
+    def reading(name: str) -> float:
+        return n * k * bits(shapes[name][1].dtype) / 8 / bandwidth
+
     return [
         {
             "tokens": tokens,
             "N, K": f"{n}, {k}",
             "weights": name,
             "µs": times[name] * 1e6,
-            "of reading weights": n * k * bits[name] / 8 / bandwidth / times[name],
-            "of cuBLAS": times[cublas] / times[name],
-            "rel. error": errors.get(name, ""),
+            "of reading weights": reading(name) / times[name],
+            "of cuBLAS": times[CUBLAS] / times[name],
+            "rel. error": errors[name],
         }
         for name in calls
     ]
@@ -199,14 +236,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
     options = parser.parse_args()
+    sizes = [(t, *shape) for t in options.tokens for shape in WEIGHTS]
+    ready = compiled(
+        {"products": product_work(), **{size: layer_work(*size) for size in sizes}}
+    )
     source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
-    timing.report("Products of 8-bit matrices", products(source), NOTES, options.json)
-    rows = [
-        row
-        for tokens in options.tokens
-        for shape in WEIGHTS
-        for row in layers(tokens, *shape, source)
-    ]
+    rows = products(ready["products"], source)
+    timing.report("Products of 8-bit matrices", rows, NOTES, options.json)
+    rows = [row for size in sizes for row in layers(*size, ready[size], source)]
     timing.report("Layers with narrow weights", rows, NOTES, options.json)
 
 
