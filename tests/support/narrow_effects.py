@@ -86,6 +86,8 @@ EFFECTS: dict[str, str] = {
             "stages": "test_tiles_of_tokens_and_stages",
             "splits": "test_splits_of_k",
             "warpgroups": "test_splits_of_k",
+            "resident": "test_turns_and_parts_of_resident_tokens",
+            "blocks": "test_turns_and_parts_of_resident_tokens",
         },
     ),
     **_seen(

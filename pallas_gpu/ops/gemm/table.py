@@ -40,11 +40,10 @@ _MEASURED: dict[tuple[int, int, int], Any] = {
     (64, 28672, 4096): SplitMatmulConfig(warpgroups=1),
     (64, 57344, 8192): SplitMatmulConfig(tile_n=256, blocks=132),
     (64, 8192, 28672): SplitMatmulConfig(stages=9, warpgroups=1, split=2, blocks=132),
-    (16, 28672, 4096): SplitMatmulConfig(
-        tile_m=16, stages=10, warpgroups=1, blocks=132
-    ),
+    (16, 28672, 4096): SplitMatmulConfig(tile_m=16, tile_n=256, stages=5, blocks=132),
     (16, 6144, 4096): SplitMatmulConfig(tile_m=16, stages=5, warpgroups=1, split=2),
     (1, 28672, 4096): SplitMatmulConfig(tile_m=8, stages=10, warpgroups=1, blocks=132),
+    (1, 10240, 8192): SplitMatmulConfig(tile_m=8, stages=5, warpgroups=1, split=2),
     (1, 6144, 4096): SplitMatmulConfig(tile_m=8, stages=5, warpgroups=1, split=2),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,8 +31,11 @@ _WEIGHTS = tuple(
 _GROUPS = (32, 64, 128)
 # TMA: rows are multiples of 16 bytes.
 _ROW_BITS = 128
-# Above, the weights of a tile are worth being read by fewer blocks.
-_FEW = 32
+# Tokens up to which blocks read weights alone, of 8 bits; of 4 bits half as many.
+_FEW = 128
+# Clusters of so many blocks, one on an SM, that an H200 runs at once
+# (cuOccupancyMaxActiveClusters).
+_CLUSTERS = {2: 66, 4: 30, 8: 15}
 _SMS = arch.SM_90A.sm_count
 
 
@@ -203,7 +207,8 @@ def _linear(call: _Call, x, w, w_scale, bias):
         if name in problem.operands:
             given[name] = _padded(given[name], 0, columns)
     operands = [given[name] for name in problem.operands]
-    if family is mixed_few and widen.is_integer(w.dtype):
+    streamed = isinstance(config, LinearFewConfig) and not config.resident
+    if streamed and widen.is_integer(w.dtype):
         x = widen.reordered(x, w.dtype)
     return kernel(x, right, *operands)
 
@@ -250,27 +255,52 @@ def _padded(a: Any, axis: int, size: int) -> Any:
 
 def default_config(p: Problem) -> Config:
     """Returns the configuration that is expected to take the least time."""
-    if p.tokens > _FEW:
+    if p.tokens <= (_FEW if widen.bits(p.w) == 8 else _FEW // 2):
+        for config in _few(p, plgpu.align_to(p.tokens, 16)):
+            if mixed_few.fits(p, config):
+                return config
 
-        def cost(tokens: int) -> int:
-            tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.tokens, tokens)
-            # Beside the product of a step there is the conversion of its weights.
-            return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
+    def cost(tokens: int) -> int:
+        tiles = plgpu.cdiv(p.n, 128) * plgpu.cdiv(p.tokens, tokens)
+        # Beside the product of a step there is the conversion of its weights.
+        return plgpu.cdiv(tiles, _SMS) * (tokens + 64)
 
-        tokens = min((256, 128, 64), key=cost)
-        paired = p.n > 128 and tokens == 256
-        return LinearManyConfig(tokens=tokens, paired=paired)
-    tokens = plgpu.align_to(p.tokens, 16)
+    tokens = min((256, 128, 64), key=cost)
+    return LinearManyConfig(tokens=tokens, paired=p.n > 128 and tokens == 256)
+
+
+def _few(p: Problem, tokens: int) -> Iterator[LinearFewConfig]:
+    """Yields configurations for few tokens, best first; measured on an H200."""
+    c = LinearFewConfig(tokens=tokens)
     tiles = plgpu.cdiv(p.n, 64)
-    if tiles >= 2 * _SMS:
-        return LinearFewConfig(tokens=tokens, stages=3)
-    # Four warpgroups have 128 registers a thread, which scales of groups exceed.
-    warpgroups = 4 if tokens == 16 and p.group is None else 2
-    wanted = 3 * _SMS / (tiles * warpgroups)
-    splits = next((s for s in (1, 2, 4) if s >= wanted), 8)
-    return LinearFewConfig(
-        tokens=tokens, stages=3, splits=splits, warpgroups=warpgroups
+    resident = dataclasses.replace(
+        c, rows=256, splits=2, warpgroups=4, resident=True, blocks=_SMS
     )
+    if tiles >= 2 * _SMS and tokens == 16:
+        # Weights of 4 bits are converted as fast as three buffers are filled.
+        for stages in (4, 3, 2) if widen.bits(p.w) == 8 else (3, 2):
+            yield dataclasses.replace(resident, stages=stages)
+    elif tiles >= 2 * _SMS:
+        yield dataclasses.replace(c, rows=128, stages=2, warpgroups=2, blocks=_SMS)
+    elif tokens == 16:
+        splits = _splits(tiles, 3 * _SMS / 4, on_sm=1)
+        for stages in (3, 2):
+            yield dataclasses.replace(c, stages=stages, splits=splits, warpgroups=4)
+    splits = _splits(tiles, 2 * _SMS, on_sm=2)
+    for stages in (4, 3, 2):
+        yield dataclasses.replace(c, stages=stages, splits=splits)
+
+
+def _splits(tiles: int, wanted: float, on_sm: int) -> int:
+    """Returns the blocks of a cluster so that there are nearly so many on the device.
+
+    All clusters have to run at once.
+    """
+    found = 1
+    for splits, clusters in _CLUSTERS.items():
+        if tiles * found < wanted - tiles / 8 and tiles <= on_sm * clusters:
+            found = splits
+    return found
 
 
 # --- checks ---------------------------------------------------------------------------

@@ -37,6 +37,16 @@ class Problem:
     epilogue: Epilogue = PLAIN
 
     @property
+    def depth_bytes(self) -> int:
+        """Bytes of a row of a tile of weights: those of the widest swizzle."""
+        return 128
+
+    @property
+    def depth(self) -> int:
+        """Elements of K of a tile of weights."""
+        return self.depth_bytes * 8 // widen.bits(self.w)
+
+    @property
     def operands(self) -> list[str]:
         """The names of a kernel's arguments after x and w, in order."""
         given = {
@@ -75,25 +85,32 @@ class Problem:
 
 
 @expect.arguments(
-    rows=expect.choice_of(64, 128),
+    rows=expect.choice_of(64, 128, 256),
     tokens=expect.integer(16, 128),
     stages=expect.integer(2),
     splits=expect.choice_of(1, 2, 4, 8),
     warpgroups=expect.choice_of(1, 2, 4),
+    resident=expect.boolean,
+    blocks=expect.optional(expect.integer(1)),
 )
 @dataclasses.dataclass(frozen=True)
 class LinearFewConfig:
     """Tile sizes and schedule of `linear` for few tokens and narrow weights.
 
     Attributes:
-      rows: columns of the result of a tile: 64 or 128.
+      rows: columns of the result of a block's tile: 64, 128 or 256.
       tokens: of a tile, a multiple of 16 up to 128.
       stages: SMEM buffers of a warpgroup's ring, 2 or more.
       splits: blocks of a cluster, which divide K: 1, 2, 4 or 8.
-      warpgroups: of a block, which divide the block's part of K: 1, 2 or 4.
+      warpgroups: of a block that multiply: 1, 2 or 4. A warpgroup has 64 rows; if there
+        are more, they divide the block's part of K.
+      resident: whether the block's part of the tokens stays in SMEM, and only weights
+        go through the rings.
+      blocks: maximum number of blocks for a tile of tokens, which then loop over tiles
+        of columns; None is no limit.
 
     Raises:
-      ArgumentError: sizes that do not match the tensor core.
+      ArgumentError: sizes that do not match the tensor core or each other.
     """
 
     rows: int = 64
@@ -101,6 +118,8 @@ class LinearFewConfig:
     stages: int = 4
     splits: int = 1
     warpgroups: int = 1
+    resident: bool = False
+    blocks: int | None = None
 
     def __post_init__(self):
         if self.tokens % 16:
@@ -110,6 +129,23 @@ class LinearFewConfig:
                 got=f"tokens={self.tokens}",
                 hint="start from LinearFewConfig()",
             )
+        if self.warpgroups % self.across:
+            raise errors.ArgumentError(
+                "LinearFewConfig: the warpgroups do not divide the tile",
+                expected="64 rows for each warpgroup, or for each of some that divide K",
+                got=f"rows={self.rows}, warpgroups={self.warpgroups}",
+                hint="rows=64 suits any number of warpgroups",
+            )
+
+    @property
+    def across(self) -> int:
+        """Warpgroups of a block that have different rows."""
+        return self.rows // 64
+
+    @property
+    def parts(self) -> int:
+        """Parts of K."""
+        return self.splits * (self.warpgroups // self.across)
 
 
 @expect.arguments(

@@ -2,12 +2,16 @@
 """Few tokens times weights of 8 or 4 bits: as fast as the weights are read.
 
 The product is computed transposed: the rows of a tile of weights are the rows of the
-tensor core's instruction, and the tokens its columns, of which 16 suffice. Several
-warpgroups share an SM, each with a ring of SMEM buffers of its own: it waits for tiles
-of weights and tokens, converts the weights to 16 bits in registers, and multiplies; a
-buffer is filled again one step later, when all warps have read it. The warpgroups of a
-block and the blocks of a cluster divide K; each adds up a part of the rows for all of
-them, through distributed SMEM.
+tensor core's instruction, and the tokens its columns, of which 16 suffice. The last
+warpgroup of a block copies weights into rings of SMEM buffers, one for each of the
+others. These convert weights to 16 bits in registers, and multiply. They divide the
+rows of a block's tiles, and K where there are more of them; the blocks of a cluster
+divide K further. The sums of all tiles are added at the end, through distributed SMEM.
+
+Tokens that are resident are loaded once for all tiles and warpgroups of a block, and
+brought in the order of the weights (`widen.py`) in place, while the first weights are
+under way. Others travel beside the weights, as many bytes as weights of 4 bits; their
+order is already that of the weights.
 """
 
 from __future__ import annotations
@@ -22,72 +26,169 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
+from pallas_gpu import arch
+from pallas_gpu.ops import roles
 from pallas_gpu.ops.narrow import widen
 from pallas_gpu.ops.narrow.mixed import LinearFewConfig, Problem
 from pallas_gpu.ops.tiles import tiles
 
 _ZEROS = plgpu.OOBFillMode.ZEROS
-# A tile of weights is as deep as the widest swizzle: 128 bytes.
-_DEPTH_BYTES = 128
-
-
-def _depth(p: Problem) -> int:
-    """Elements of K of a tile of weights."""
-    return _DEPTH_BYTES * 8 // widen.bits(p.w)
+# Of a thread of the producer, and of one of four consumers: of 65536, of which five
+# warpgroups have 96 each when they start.
+_REGISTERS = 24, 112
+# Of barriers, and to align arrays.
+_OTHER_BYTES = 2048
+# Rows of a warpgroup: those of an instruction of the tensor core.
+_ROWS = 64
 
 
 def columns(p: Problem, config: LinearFewConfig) -> int:
     """Columns of all tiles: those of the result, and more."""
-    return plgpu.align_to(p.n, config.rows)
+    return plgpu.align_to(p.n, _ROWS)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which tiles and which part of K a warpgroup computes."""
+
+    p: Problem
+    c: LinearFewConfig
+
+    @property
+    def across(self) -> int:
+        """Warpgroups of a block that have different rows."""
+        return self.c.across
+
+    @property
+    def along(self) -> int:
+        """Warpgroups of a block that divide K."""
+        return self.c.warpgroups // self.across
+
+    @property
+    def parts(self) -> int:
+        """Parts of K."""
+        return self.c.parts
+
+    @property
+    def own(self) -> int:
+        """Rows of a tile whose sums a warpgroup stores: at least 16 bytes, for TMA."""
+        return max(_ROWS // self.parts, 8)
+
+    @property
+    def steps(self) -> int:
+        """Steps along K."""
+        return plgpu.cdiv(self.p.k, self.p.depth)
+
+    @property
+    def each(self) -> int:
+        """Steps of a part of K; the last ones have fewer, or none."""
+        return plgpu.cdiv(self.steps, self.parts)
+
+    @property
+    def chunks(self) -> int:
+        """Steps of a block: parts of the tokens in SMEM."""
+        return self.each * self.along
+
+    @property
+    def tiles(self) -> int:
+        """Tiles of a warpgroup's rows."""
+        return plgpu.cdiv(self.p.n, _ROWS)
+
+    @property
+    def workers(self) -> int:
+        """Clusters for each tile of tokens."""
+        if self.c.blocks is None:
+            return plgpu.cdiv(self.tiles, self.across)
+        # Blocks may have tiles for some of their warpgroups.
+        return min(max(self.c.blocks // self.c.splits, 1), self.tiles)
+
+    @property
+    def passes(self) -> int:
+        """Tiles of a warpgroup, at most."""
+        return plgpu.cdiv(self.tiles, self.workers * self.across)
+
+
+def fits(p: Problem, config: LinearFewConfig) -> bool:
+    """Whether a block has enough SMEM."""
+    c, s = config, Schedule(p, config)
+    buffers = c.warpgroups * c.stages
+    tile = c.tokens * p.depth * p.x.itemsize
+    total = (s.chunks if c.resident else buffers) * tile
+    total += buffers * _ROWS * p.depth_bytes
+    if p.group is not None:
+        total += buffers * p.groups(p.depth) * _ROWS * 4
+    if s.parts > 1:
+        total += s.passes * c.warpgroups * _ROWS * c.tokens * 4
+    else:
+        total += c.warpgroups * _ROWS * c.tokens * p.out.itemsize
+    return total + _OTHER_BYTES <= arch.SM_90A.smem_bytes_per_block
 
 
 @functools.lru_cache(maxsize=64)
 def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret):
     """Returns the function of x (tokens, K), w (N, K) and `Problem.operands`.
 
-    Beside integers, x is in the order of `widen.reordered`.
-    `group_scale` is (K / group, N); scale and bias are (N,), with `columns` elements.
+    Beside integers, and unless it is resident, x is in the order of `widen.reordered`.
+    `group_scale` is (K / group, N); scale and bias are (N,), with `columns`
+    elements.
     """
-    c, depth, wgs = config, _depth(p), config.warpgroups
-    packed = tiles((wgs, c.stages, c.rows, depth), p.w)
+    c, s, wgs = config, Schedule(p, config), config.warpgroups
+    packed = tiles((wgs, c.stages, _ROWS, p.depth), p.w)
+    words = tiles((wgs, c.stages, _ROWS, p.depth_bytes // 4), jnp.dtype(jnp.uint32))
+    chunks = s.chunks if c.resident else wgs * c.stages
+    tokens = tiles((chunks, c.tokens, p.depth), p.x)
     by_words = widen.is_integer(p.w)
-    words = tiles((wgs, c.stages, c.rows, _DEPTH_BYTES // 4), jnp.dtype(jnp.uint32))
+    out_smem = tiles((wgs, c.tokens, s.own), p.out)
     grouped = p.group is not None
-    parts = c.splits * wgs
     scratch = {
         "w_smem": plgpu.RefUnion(packed, words) if by_words else packed,
-        "x_smem": tiles((wgs, c.stages, c.tokens, depth), p.x),
-        "out_smem": plgpu.SMEM((wgs, c.tokens, c.rows // parts), p.out),
-        "full": plgpu.Barrier(num_arrivals=2 + grouped, num_barriers=wgs * c.stages),
+        # Where sums are exchanged, nobody reads tokens when results are stored.
+        "x_smem": plgpu.RefUnion(tokens, *[out_smem] * (s.parts > 1)),
+        "full": plgpu.Barrier(
+            num_arrivals=1 + grouped + (not c.resident), num_barriers=wgs * c.stages
+        ),
+        "empty": plgpu.Barrier(num_barriers=wgs * c.stages, initially_complete=True),
     }
+    if c.resident:
+        scratch["x_full"] = plgpu.Barrier(num_barriers=s.chunks)
+        scratch["x_ready"] = plgpu.Barrier(num_arrivals=wgs)
     if grouped:
-        shape = (wgs, c.stages, p.groups(depth), c.rows)
+        shape = (wgs, c.stages, p.groups(p.depth), _ROWS)
         scratch["scale_smem"] = plgpu.SMEM(shape, jnp.float32)
-    if parts > 1:
-        scratch["part_smem"] = plgpu.SMEM((wgs, c.rows, c.tokens), jnp.float32)
+    if s.parts == 1:
+        scratch["out_smem"] = out_smem
+    else:
+        sums = (s.passes, wgs, _ROWS, c.tokens)
+        scratch["sums"] = plgpu.SMEM(sums, jnp.float32)
         scratch["written"] = (
             plgpu.ClusterBarrier(collective_axes="split", num_arrivals=wgs)
             if c.splits > 1
             else plgpu.Barrier(num_arrivals=wgs)
         )
 
-    def body(x, w, *refs, w_smem, **memory):
+    def body(x, w, *refs, w_smem, x_smem, **memory):
         *extra, out = refs
         named = dict(zip(p.operands, extra, strict=True))
         packed, words = w_smem if by_words else (w_smem, None)
-        block = _Worker(
-            p, c, x=x, w=w, out=out, w_smem=packed, words=words, **named, **memory
-        )
-        block.run()
+        wg = lax.axis_index("wg")
+        smem = {"w_smem": packed, "words": words, "x_smem": x_smem[0]}
+        if s.parts > 1:
+            smem["out_smem"] = x_smem[-1]
+        worker = _Worker(p, c, s, wg, x=x, w=w, out=out, **smem, **named, **memory)
+        if wgs < 4:
+            plgpu.when(wg == wgs)(worker.produce)
+            plgpu.when(wg < wgs)(worker.consume)
+        else:
+            roles.split(wg, wgs, _REGISTERS, worker.produce, worker.consume)
 
     return plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((p.tokens, p.n), p.out),
-        grid=(plgpu.cdiv(p.n, c.rows), plgpu.cdiv(p.tokens, c.tokens)),
-        grid_names=("tile", "token_tile"),
+        grid=(s.workers, plgpu.cdiv(p.tokens, c.tokens)),
+        grid_names=("worker", "token_tile"),
         cluster=(c.splits,),
         cluster_names=("split",),
-        num_threads=wgs,
+        num_threads=wgs + 1,
         thread_name="wg",
         kernel_name="linear_few",
         compiler_params=compiler_params,
@@ -98,10 +199,12 @@ def make_kernel(p: Problem, config: LinearFewConfig, compiler_params, interpret)
 
 @dataclasses.dataclass(frozen=True)
 class _Worker:
-    """One warpgroup: its references, and what it does."""
+    """What one warpgroup of a block, `wg`, computes, and its references."""
 
     p: Problem
     c: LinearFewConfig
+    s: Schedule
+    wg: Any
     x: Any
     w: Any
     out: Any
@@ -109,148 +212,290 @@ class _Worker:
     x_smem: Any
     out_smem: Any
     full: Any
+    empty: Any
     words: Any = None
+    x_full: Any = None
+    x_ready: Any = None
     masks: Any = None
     group_scale: Any = None
     scale: Any = None
     bias: Any = None
     scale_smem: Any = None
-    part_smem: Any = None
+    sums: Any = None
     written: Any = None
 
     @property
-    def wg(self) -> Any:
-        """The warpgroup's position in its block."""
-        return lax.axis_index("wg")
+    def lane(self) -> Any:
+        """The warpgroup's position among those with different rows."""
+        return lax.rem(self.wg, np.int32(self.s.across))
 
     @property
-    def parts(self) -> int:
-        """Workers that divide K."""
-        return self.c.splits * self.c.warpgroups
+    def half(self) -> Any:
+        """The warpgroup's position among those of its block that divide K."""
+        return lax.div(self.wg, np.int32(self.s.across))
 
     @property
     def rank(self) -> Any:
-        """The worker's position among those that divide K."""
-        return lax.axis_index("split") * self.c.warpgroups + self.wg
-
-    @property
-    def row(self) -> Any:
-        """First column of the result."""
-        return lax.axis_index("tile") * self.c.rows
+        """The warpgroup's position among all that divide K."""
+        return lax.axis_index("split") * self.s.along + self.half
 
     @property
     def token(self) -> Any:
         """First row of the result."""
         return lax.axis_index("token_tile") * self.c.tokens
 
-    def run(self) -> None:
-        """Computes a part of K, and with the other workers a tile of the result."""
-        p, c = self.p, self.c
-        steps = plgpu.cdiv(p.k, _depth(p))
-        each = plgpu.cdiv(steps, self.parts)
-        first = self.rank * each
-        count = jnp.clip(steps - first, 0, each) if steps % self.parts else each
-        for i in range(min(c.stages, each)):
+    def row(self, turn: Any) -> Any:
+        """First column of the result of one of the warpgroup's tiles."""
+        s = self.s
+        tile = turn * np.int32(s.across) + self.lane
+        return (tile * np.int32(s.workers) + lax.axis_index("worker")) * _ROWS
 
-            @plgpu.when(i < count)
-            def _(i=i):
-                self.start_copies(first + i, i)
+    @property
+    def turns(self) -> Any:
+        """Tiles of this warpgroup."""
+        s = self.s
+        first = self.lane * np.int32(s.workers) + lax.axis_index("worker")
+        step = np.int32(s.workers * s.across)
+        return lax.div(np.int32(s.tiles) - first + (step - np.int32(1)), step)
 
-        def accumulate(acc):
-            @plgpu.loop(0, count)
-            def _(i):
-                slot = lax.rem(i, np.int32(c.stages))
-                plgpu.barrier_wait(self.full.at[self.barrier(slot)])
-                weights = self.weights(slot)
-                # All warps have done that, and their parts of the product before.
-                plgpu.commit_smem()
+    @property
+    def count(self) -> Any:
+        """Steps of a tile."""
+        s = self.s
+        if s.steps % s.parts == 0:
+            return np.int32(s.each)
+        return jnp.clip(s.steps - self.rank * s.each, 0, s.each)
 
-                @plgpu.when(jnp.logical_and(i > 0, i - 1 + c.stages < count))
-                def _():
-                    before = lax.rem(i - 1, np.int32(c.stages))
-                    self.start_copies(first + i - 1 + c.stages, before)
+    def produce(self) -> None:
+        """Copies the block's tokens, and the weights of all its warpgroups."""
+        c = self.c
+        workers = [
+            dataclasses.replace(self, wg=np.int32(i)) for i in range(c.warpgroups)
+        ]
+        lasts = [worker.turns * worker.count for worker in workers]
 
-                plgpu.wgmma(acc, weights, self.x_smem.at[self.wg, slot].T)
+        def copy_step(i) -> None:
+            slot = lax.rem(i, np.int32(c.stages))
+            for worker, last in zip(workers, lasts, strict=True):
+
+                @plgpu.when(i < last)
+                def _(worker=worker):
+                    plgpu.barrier_wait(self.empty.at[worker.barrier(slot)])
+                    worker.start_copies(i, slot)
+
+        # Tokens are in the L2, most of them: the device's memory is asked first.
+        copy_step(np.int32(0))
+        if c.resident:
+            self.start_tokens()
+        plgpu.loop(1, functools.reduce(lax.max, lasts))(copy_step)
+
+    def consume(self) -> None:
+        """Computes a part of K of some tiles, and with the others their sums."""
+        s = self.s
+        if self.c.resident:
+            self.finish_tokens()
+
+        @plgpu.loop(0, self.turns)
+        def _(turn):
+            acc = plgpu.ACC((_ROWS, self.c.tokens))
+            part = plgpu.run_scoped(functools.partial(self.accumulate, turn), acc)
+            if s.parts == 1:
+                self.store(part, turn)
+            else:
+                self.sums[turn, self.wg] = part
+
+        if s.parts > 1:
+            plgpu.barrier_arrive(self.written)
+            plgpu.barrier_wait(self.written)
+
+            stored = self.turns
+            if s.own * s.parts > _ROWS:
+                stored = jnp.where(self.rank < _ROWS // s.own, stored, 0)
+
+            @plgpu.loop(0, stored)
+            def _(turn):
+                self.store(self.combined(turn), turn)
+
+    def accumulate(self, turn, acc) -> Any:
+        """Returns the product of a part of K of a tile."""
+        c, s, count = self.c, self.s, self.count
+
+        converter = self.p.converter(self.masks)
+
+        def slot(k):
+            return lax.rem(turn * count + k, np.int32(c.stages))
+
+        def load(k):
+            plgpu.barrier_wait(self.full.at[self.barrier(slot(k))])
+            return self.load(slot(k))
+
+        def spread(loaded, half):
+            size = loaded.shape[1] // 2
+            part = loaded[:, half * size : (half + 1) * size]
+            # This happens while a product is under way, not after it.
+            return lax.optimization_barrier(converter.spread(part))
+
+        def multiply(k, half, weights):
+            chunk = self.half * s.each + k if c.resident else self.barrier(slot(k))
+            tokens = self.x_smem.at[chunk, :, self.part(half)]
+            plgpu.wgmma(acc, weights, tokens.T)
+
+        def second(k, loaded, weights):
+            """Multiplies half of a step's weights, and returns the other."""
+            multiply(k, 0, weights)
+            other = spread(loaded, 1)
+            plgpu.wgmma_wait(0)
+            weights = self.finish(slot(k), 1, other)
+            if c.resident:
+                self.release(slot(k))
+            return weights
+
+        @plgpu.when(count > 0)
+        def _():
+            zero = np.int32(0)
+            loaded = load(zero)
+            weights = self.finish(slot(zero), 0, spread(loaded, 0))
+
+            @plgpu.loop(0, count - 1, init_carry=(loaded, weights))
+            def final(k, carry):
+                multiply(k, 1, second(k, *carry))
+                following = load(k + 1)
+                half = spread(following, 0)
                 plgpu.wgmma_wait(0)
+                if not c.resident:
+                    self.release(slot(k))
+                return following, self.finish(slot(k + 1), 0, half)
 
-            return acc[...]
+            multiply(count - 1, 1, second(count - 1, *final))
+            plgpu.wgmma_wait(0)
+            if not c.resident:
+                self.release(slot(count - 1))
 
-        part = plgpu.run_scoped(accumulate, plgpu.ACC((c.rows, c.tokens)))
-        self.store(part if self.parts == 1 else self.combine(part))
+        return acc[...]
 
     def barrier(self, slot) -> Any:
         """The barrier of one of the worker's buffers."""
         return self.wg * self.c.stages + slot
 
-    def start_copies(self, step, slot) -> None:
-        """Starts to load a step's weights and tokens, and scales of groups."""
-        p, c = self.p, self.c
-        start = step * _depth(p)
-        depth = plgpu.ds(start, _depth(p))
-        rows = plgpu.ds(self.row, c.rows)
-        tokens = plgpu.ds(self.token, c.tokens)
+    # --- copies -----------------------------------------------------------------------
+
+    def start_tokens(self) -> None:
+        """Starts to load the block's part of the tokens."""
+        p, chunks = self.p, self.s.chunks
+
+        @plgpu.loop(0, chunks)
+        def _(chunk):
+            start = (lax.axis_index("split") * chunks + chunk) * p.depth
+            plgpu.copy_gmem_to_smem(
+                self.x.at[
+                    plgpu.ds(self.token, self.c.tokens), plgpu.ds(start, p.depth)
+                ],
+                self.x_smem.at[chunk],
+                self.x_full.at[chunk],
+                oob_mode=_ZEROS,
+                cache_hint="evict_last",
+            )
+
+    def finish_tokens(self) -> None:
+        """Waits for the tokens, and brings them in the order of the weights."""
+        wgs, chunks = self.c.warpgroups, self.s.chunks
+
+        @plgpu.loop(0, lax.div(chunks - self.wg + (wgs - 1), np.int32(wgs)))
+        def _(i):
+            chunk = self.wg + i * wgs
+            plgpu.barrier_wait(self.x_full.at[chunk])
+            if self.words is not None:
+                widen.reorder_tokens(self.x_smem.at[chunk], self.p.w)
+
+        plgpu.commit_smem()
+        plgpu.barrier_arrive(self.x_ready)
+        plgpu.barrier_wait(self.x_ready)
+
+    def start_copies(self, i, slot) -> None:
+        """Starts to load the weights of the i-th step, and their scales."""
+        p = self.p
+        turn, k = lax.div(i, self.count), lax.rem(i, self.count)
+        start = (self.rank * self.s.each + k) * p.depth
+        rows, depth = plgpu.ds(self.row(turn), _ROWS), plgpu.ds(start, p.depth)
+        at = self.wg, slot
         copies: list[tuple[Any, Any, str | None]] = [
-            (self.w.at[rows, depth], self.w_smem, "evict_first"),
-            (self.x.at[tokens, depth], self.x_smem, "evict_last"),
+            (self.w.at[rows, depth], self.w_smem.at[at], "evict_first")
         ]
+        if not self.c.resident:
+            tokens = self.x.at[plgpu.ds(self.token, self.c.tokens), depth]
+            buffer = self.x_smem.at[self.barrier(slot)]
+            copies.append((tokens, buffer, "evict_last"))
         if p.group is not None:
             first = lax.div(start, np.int32(p.group))
             groups = plgpu.ds(first, self.scale_smem.shape[2])
-            copies.append((self.group_scale.at[groups, rows], self.scale_smem, None))
+            scales = self.group_scale.at[groups, rows]
+            copies.append((scales, self.scale_smem.at[at], None))
         for source, target, hint in copies:
             plgpu.copy_gmem_to_smem(
                 source,
-                target.at[self.wg, slot],
+                target,
                 self.full.at[self.barrier(slot)],
                 oob_mode=_ZEROS,
                 cache_hint=hint,
             )
 
-    def weights(self, slot) -> Any:
-        """Returns a tile of weights, of the type of x and multiplied by its scales."""
-        converter = self.p.converter(self.masks)
+    # --- weights ----------------------------------------------------------------------
+
+    def part(self, half: int) -> Any:
+        """The columns of half a step."""
+        size = self.p.depth // 2
+        return plgpu.ds(half * size, size)
+
+    def load(self, slot) -> Any:
+        """Loads a step's weights as they are."""
         if self.words is None:
-            loaded = converter.load(self.w_smem.at[self.wg, slot])
-        else:
-            loaded = converter.load_words(self.words.at[self.wg, slot])
-        wide = converter.finish(loaded)
+            return self.w_smem[self.wg, slot]
+        return self.p.converter(self.masks).load_words(self.words.at[self.wg, slot])
+
+    def finish(self, slot, half: int, loaded) -> Any:
+        """Returns weights of the type of x, multiplied by scales of groups."""
+        wide = self.p.converter(self.masks).finish(loaded)
         if self.p.group is None:
             return wide
-        return widen.scaled(wide, self.scale_smem.at[self.wg, slot])
+        groups = self.scale_smem.shape[2]
+        size = max(groups // 2, 1)
+        first = half * size if groups > 1 else 0
+        return widen.scaled(
+            wide, self.scale_smem.at[self.wg, slot, plgpu.ds(first, size)]
+        )
 
-    def combine(self, part) -> Any:
-        """Returns the sums of all workers for this one's part of the rows."""
-        c = self.c
-        self.part_smem[self.wg] = part
-        plgpu.barrier_arrive(self.written)
-        plgpu.barrier_wait(self.written)
-        own = c.rows // self.parts
-        rows = plgpu.ds(self.rank * own, own)
+    def release(self, slot) -> None:
+        """Lets the producer fill a buffer again."""
+        plgpu.barrier_arrive(self.empty.at[self.barrier(slot)])
 
-        def summand(split: int, wg: int) -> Any:
-            ref = self.part_smem.at[wg, rows]
-            return (plgpu.cluster_ref(ref, {"split": split}) if c.splits > 1 else ref)[
-                ...
+    # --- results ----------------------------------------------------------------------
+
+    def combined(self, turn) -> Any:
+        """Returns the sums of all parts of K for this one's share of a tile."""
+        c, s = self.c, self.s
+        rows = plgpu.ds(self.rank * s.own, s.own)
+        found = []
+        for split in range(c.splits):
+            block = self.sums
+            if c.splits > 1:
+                block = plgpu.cluster_ref(block, {"split": split})
+            found += [
+                block[turn, half * s.across + self.lane, rows]
+                for half in range(s.along)
             ]
+        return functools.reduce(lax.add, found)
 
-        summands = [
-            summand(split, wg)
-            for split in range(c.splits)
-            for wg in range(c.warpgroups)
-        ]
-        return functools.reduce(lax.add, summands)
-
-    def store(self, total) -> None:
+    def store(self, total, turn) -> None:
         """Scales the sums (rows, tokens) and stores them."""
         p, c = self.p, self.c
         own = total.shape[0]
-        row = self.row + self.rank * own
+        row = self.row(turn) + self.rank * own
         rows = plgpu.ds(row, own)
         vectors = (p.load(ref, rows) for ref in (self.scale, self.bias))
         buffer = self.out_smem.at[self.wg]
         buffer.T[...] = p.finish(total, *vectors)
         plgpu.commit_smem()
         target = self.out.at[plgpu.ds(self.token, c.tokens), rows]
-        some = row < p.n if p.n % c.rows else None
+        some = row < p.n if p.n % _ROWS else None
         plgpu.copy_smem_to_gmem(buffer, target, some)
         plgpu.wait_smem_to_gmem(0)

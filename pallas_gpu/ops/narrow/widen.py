@@ -105,9 +105,14 @@ class Converter:
         found = units[...].astype(jnp.uint32)
         return self._masked(found | found << np.uint32(16 - bits(self.stored)))
 
-    def load_words(self, words: Any) -> Any:
-        """Loads (rows, words) of uint32 from SMEM; see `reordered`."""
-        found = plgpu.load(words, layout=_WORDS, optimized=False)
+    def load_words(self, words: Any) -> jax.Array:
+        """Loads (rows, words) of uint32 from SMEM, as they are; see `reordered`."""
+        return plgpu.load(words, layout=_WORDS, optimized=False)
+
+    def spread(self, found: jax.Array) -> Any:
+        """Returns what `finish` takes, of words or 8-bit floats that were loaded."""
+        if not is_integer(self.stored):
+            return (found.astype(jnp.float16),)
         rows, count = found.shape
         pairs = 16 // bits(self.stored)
         shifts = (np.uint32(i * bits(self.stored)) for i in range(pairs))
@@ -144,6 +149,36 @@ def reordered(x: jax.Array, stored: Any) -> jax.Array:
     # Of a word's elements, pair i consists of i and i + pairs; a lane has a word.
     split = x.reshape(x.shape[0], -1, _LANES, 2, pairs)
     return split.transpose(0, 1, 4, 2, 3).reshape(x.shape)
+
+
+def reorder_tokens(ref: Any, stored: Any) -> None:
+    """Brings tokens in SMEM, (tokens, K), in the order of `load_words`, in place.
+
+    A lane loads the tokens that belong to its words of weights: to reorder them is to
+    regroup the halves of its registers.
+    """
+    own = 2 * 16 // bits(stored)
+    row = _LANES * own
+    found = plgpu.load(
+        ref,
+        layout=plgpu.TiledLayout(
+            plgpu.Tiling(((8, 4 * row), (8, row), (own,), (own // 2,))),
+            warp_dims=(-5,),
+            lane_dims=(-4, -3),
+            vector_dim=-1,
+        ),
+        optimized=False,
+    )
+    layout = plgpu.TiledLayout(
+        plgpu.Tiling(((8, 4 * row), (8, row), (8, 2 * _LANES), (2,))),
+        warp_dims=(-6,),
+        lane_dims=(-3, -2),
+        vector_dim=-1,
+    )
+    ordered = plgpu.layout_cast(reordered(found, stored), layout)
+    # All warps have read theirs.
+    plgpu.commit_smem()
+    ref[...] = ordered
 
 
 def scaled(weights: jax.Array, scales: Any) -> jax.Array:

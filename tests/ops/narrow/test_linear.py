@@ -23,6 +23,9 @@ BF16, F16 = jnp.bfloat16, jnp.float16
 INTEGERS, FLOATS = ["int8", "int4"], ["float8_e4m3fn", "float8_e5m2"]
 FEW = LinearFewConfig(tokens=16, stages=2)
 SPLIT = dataclasses.replace(FEW, splits=2, warpgroups=2)
+RESIDENT = dataclasses.replace(FEW, resident=True)
+# Clusters of two blocks, in which four warpgroups have two tiles of rows.
+TURNS = dataclasses.replace(RESIDENT, rows=128, warpgroups=4, splits=2, blocks=2)
 MANY = LinearManyConfig(tokens=64, stages=2, blocks=4)
 # Of the largest element of a result; scales of groups are rounded to 8 or 11 bits.
 ROUNDING = {"bfloat16": 2**-7, "float16": 2**-9, "float32": 1e-5}
@@ -67,14 +70,14 @@ def check(shape, w_type="int8", x_type=BF16, group=None, executed=(), **options)
 
 @pytest.mark.parametrize("x_type", ["bfloat16", "float16"])
 @pytest.mark.parametrize("w_type", INTEGERS + FLOATS)
-@pytest.mark.parametrize("config", [FEW, MANY])
+@pytest.mark.parametrize("config", [FEW, RESIDENT, MANY])
 def test_types(config, w_type, x_type):
     check((9, 70, 96), w_type, x_type, config=config)
 
 
 @pytest.mark.parametrize("group", [32, 64, 128])
 @pytest.mark.parametrize("w_type", ["int8", "int4", "float8_e4m3fn"])
-@pytest.mark.parametrize("config", [FEW, MANY])
+@pytest.mark.parametrize("config", [FEW, RESIDENT, MANY])
 def test_scales_of_groups(config, w_type, group):
     check((5, 66, 288), w_type, group=group, config=config)
 
@@ -110,16 +113,34 @@ def test_rows_that_tma_cannot_address(shape, w_type, transpose_w):
     check(shape, w_type, transpose_w=transpose_w)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("warpgroups", [1, 4])
-@pytest.mark.parametrize(("rows", "group"), [(64, None), (128, 64)])
+@pytest.mark.parametrize(
+    ("splits", "warpgroups", "rows"),
+    [(1, 4, 64), (2, 1, 64), (2, 4, 64), (8, 1, 64), (1, 2, 128), (2, 4, 128)],
+)
+@pytest.mark.parametrize("group", [None, 64])
 def test_splits_of_k(splits, warpgroups, rows, group):
     c = dataclasses.replace(FEW, splits=splits, warpgroups=warpgroups, rows=rows)
     check((9, 130, 640), group=group, config=c)
 
 
-def test_more_splits_than_steps():
-    check((9, 70, 96), config=dataclasses.replace(FEW, splits=4, warpgroups=2))
+@pytest.mark.parametrize("config", [FEW, RESIDENT])
+def test_more_splits_than_steps(config):
+    check((9, 70, 96), config=dataclasses.replace(config, splits=4, warpgroups=2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"blocks": None},
+        {"rows": 256, "stages": 3},
+        {"rows": 64},
+        {"splits": 1, "warpgroups": 2},
+    ],
+)
+def test_turns_and_parts_of_resident_tokens(changes):
+    # 5 tiles of rows, 5 steps of which the last part has fewer.
+    check((9, 270, 600), config=dataclasses.replace(TURNS, **changes))
 
 
 @pytest.mark.parametrize("tokens", [16, 48, 64])
@@ -237,7 +258,7 @@ def test_a_batch_by_vmap():
 
 
 @pytest.mark.parametrize("asynchrony", ["eager", "late", "random"])
-@pytest.mark.parametrize("config", [SPLIT, MANY])
+@pytest.mark.parametrize("config", [SPLIT, TURNS, MANY])
 def test_there_is_no_race(config, asynchrony):
     x, w = random((70, 288), BF16), random((136, 288), "int4", 1)
     scale = scales(9, 136)
@@ -251,7 +272,7 @@ def test_there_is_no_race(config, asynchrony):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [SPLIT, MANY])
+@pytest.mark.parametrize("config", [SPLIT, TURNS, MANY])
 @pytest.mark.parametrize("w_type", ["int8", "int4"])
 def test_the_emitted_module_computes_the_layer(config, w_type):
     check((9, 70, 288), w_type, config=config, executed=[Warpgroup])
@@ -377,7 +398,15 @@ def test_an_activation_that_fails():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"tokens": 12}, {"tokens": 256}, {"rows": 32}, {"splits": 3}, {"warpgroups": 3}],
+    [
+        {"tokens": 12},
+        {"tokens": 256},
+        {"rows": 32},
+        {"splits": 3},
+        {"warpgroups": 3},
+        {"blocks": 0},
+        {"rows": 256, "warpgroups": 2},
+    ],
 )
 def test_tiles_for_few_tokens_fit_the_tensor_core(changes):
     with pytest.raises(errors.ArgumentError, match="LinearFewConfig"):
