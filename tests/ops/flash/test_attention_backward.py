@@ -259,9 +259,10 @@ def test_configurations(config):
 
 
 def test_the_default_configuration():
-    """Narrow heads leave SMEM for more stages."""
+    """Narrow heads leave registers for larger tiles, and SMEM for more stages."""
     default = AttentionBackwardConfig.default
-    assert default(64).stages > default(128).stages
+    assert default(64).block_q > default(128).block_q
+    assert default(64, deterministic=True).stages > default(128).stages
     config = default(16, deterministic=True)
     args = operands(Shape(64, 64))
     got = derivatives(QUICK, *args, backward_config=config)

@@ -77,8 +77,11 @@ class AttentionBackwardConfig:
         if head_dim < 64 and head_dim % 32:
             # Parts of rows of dQ would be too narrow for a swizzle.
             return cls(block_q=CONSUMERS * ROWS, deterministic=deterministic)
-        stages = 4 if head_dim <= 64 else 2
-        return cls(stages=stages, deterministic=deterministic)
+        if head_dim > 64:
+            return cls(deterministic=deterministic)
+        if deterministic:
+            return cls(stages=4, deterministic=True)
+        return cls(block_q=CONSUMERS * ROWS)
 
 
 def padded_dims(block_q: int, head_dim: int, v_dim: int) -> tuple[int, int]:

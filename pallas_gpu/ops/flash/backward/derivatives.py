@@ -23,6 +23,9 @@ from pallas_gpu.ops.flash.backward.problem import BackwardProblem
 from pallas_gpu.ops.flash.config import BlackwellAttentionConfig
 from pallas_gpu.ops.flash.problem import Operands, Problem
 
+# From this length on fewer heads fit in the L2 cache together, unless they share K.
+_LONG, _HEADS_OF_LONG = 4096, 4
+
 # Takes a problem, operands, compiler parameters and `interpret`.
 Forward = Callable[[Problem[Any], Operands, Any, Any], tuple[Any, Any]]
 
@@ -115,7 +118,7 @@ def backward_problem(
     """
     _check_options(p)
     if config is None:
-        config = AttentionBackwardConfig.default(max(p.head_dim, p.v_dim))
+        config = _default_config(p)
     if p.deterministic or p.bias is not None:
         # With a bias there is no other kernel.
         config = dataclasses.replace(config, deterministic=True)
@@ -140,6 +143,19 @@ def backward_problem(
             hint="leave out the configuration of the backward pass",
         )
     return problem
+
+
+def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
+    head_dim = max(p.head_dim, p.v_dim)
+    ordered = p.deterministic or p.bias is not None
+    config = AttentionBackwardConfig.default(head_dim, deterministic=ordered)
+    plain = not (p.scores.modifies or p.mask.segments or p.mask.ragged or p.packed)
+    if not plain and config.block_q > ROWS and head_dim % 32 == 0:
+        # The larger tiles have been measured without these alone.
+        config = dataclasses.replace(config, block_q=ROWS, stages=4)
+    if p.kv_len >= _LONG and p.heads == p.kv_heads:
+        config = dataclasses.replace(config, heads_together=_HEADS_OF_LONG)
+    return config
 
 
 def _check_options(p: Problem[Any]) -> None:
