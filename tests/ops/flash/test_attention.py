@@ -303,11 +303,11 @@ def test_the_size_of_a_head_fits_the_registers():
     assert_refusal(caught, what, expected="1 to 256", got="272", hint="several heads")
 
 
-def test_the_types_are_16_bit_floats():
+def test_the_types_are_floats_of_16_or_8_bits():
     with pytest.raises(errors.DTypeError) as caught:
         attention(*operands(Shape(), jnp.float32))
     what = "attention: these element types are not supported"
-    assert_refusal(caught, what, expected="float16 or bfloat16", got="float32")
+    assert_refusal(caught, what, expected="bfloat16 or float8", got="float32")
 
 
 def test_operands_have_one_type():
