@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
+
+from jax import lax
 
 import pallas_gpu as plgpu
 
@@ -15,6 +18,8 @@ def split(
     registers: tuple[int, int],
     produce: Callable[[], Any],
     consume: Callable[[], Any],
+    *,
+    two_branches: bool = False,
 ) -> None:
     """Runs `produce` in the last warpgroup, and `consume` in those before it.
 
@@ -24,14 +29,27 @@ def split(
       registers: per thread of the producer and of a consumer; the producer gives up
         what the consumers take.
       produce, consume: without arguments.
+      two_branches: one condition with two branches, instead of two conditions. Behind
+        the first of two, ptxas may not know that addresses are uniform: it moves the
+        operands of each product from registers of the threads then.
     """
+    if two_branches:
+        lax.cond(
+            wg == consumers,
+            functools.partial(_in_role, registers[0], "decrease", produce),
+            functools.partial(_in_role, registers[1], "increase", consume),
+        )
+        return
 
     @plgpu.when(wg == consumers)
     def _():
-        plgpu.set_max_registers(registers[0], action="decrease")
-        produce()
+        _in_role(registers[0], "decrease", produce)
 
     @plgpu.when(wg < consumers)
     def _():
-        plgpu.set_max_registers(registers[1], action="increase")
-        consume()
+        _in_role(registers[1], "increase", consume)
+
+
+def _in_role(registers: int, action: str, run: Callable[[], Any]) -> None:
+    plgpu.set_max_registers(registers, action=action)
+    run()

@@ -160,7 +160,8 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
         plgpu.wait_smem_to_gmem(0)
 
     consumers = p.config.consumers
-    roles.split(wg, consumers, REGISTERS[consumers], produce, consume)
+    registers = REGISTERS[consumers]
+    roles.split(wg, consumers, registers, produce, consume, two_branches=True)
 
 
 def _produce(
