@@ -276,6 +276,7 @@ def require_runs_on(
             f"kernel {name}: compiled for {target.name}, not for the attached GPU",
             expected=f"a GPU of compute capability {target.compute_capability}",
             got=f"{attached.name}",
-            hint="omit CompilerParams(target=...) to run, or use "
-            "pallas_gpu.offline.compile",
+            hint="interpret=True runs it in the emulator, pallas_gpu.offline.compile "
+            "compiles it; without CompilerParams(target=...) a kernel is for every GPU "
+            "that has what it uses",
         )

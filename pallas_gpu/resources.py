@@ -325,11 +325,10 @@ def plan(
 
     Raises:
       OutOfResources: it does not fit the target; the message lists the allocations.
-      TargetError: the target does not have a memory that a scope declares.
       ArgumentError: two of its declarations exclude each other.
     """
     found = scopes(jaxpr)
-    _check_scopes(found, target)
+    _check_scopes(found)
     of_block = [site for site in found if not site.is_inside(warp_map_p)]
     of_warp = [site for site in found if site.is_inside(warp_map_p)]
     stacks = {space: _highest(of_block, space) for space in types.MemorySpace}
@@ -365,15 +364,13 @@ def _has_collective_tmem(found: Sequence[walk.Site]) -> bool:
     return any(a.memory_space is types.TMEM and a.storage.collective for a in refs)
 
 
-def _check_scopes(found: Sequence[walk.Site], target: arch.GpuTarget) -> None:
-    """Raises for memory that the target lacks and for conflicting declarations."""
+def _check_scopes(found: Sequence[walk.Site]) -> None:
+    """Raises for conflicting declarations."""
     seen: dict[types.Resource, list[Any]] = {}
     for site in found:
         try:
             for var in scope_refs(site.eqn):
                 space = var.aval.memory_space
-                if space.feature is not None:
-                    target.require(space.feature, f"scratch memory in {space.name}")
                 earlier = seen.setdefault(space, [])
                 space.check_beside(var.aval, earlier)
                 earlier.append(var.aval)

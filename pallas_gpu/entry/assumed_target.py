@@ -28,8 +28,13 @@ def assumed_target() -> str | None:
 
 @contextlib.contextmanager
 def assuming(target: arch.Target) -> Iterator[None]:
-    """Kernels that are traced inside are compiled offline for this target."""
-    with _NAME(target.name):
+    """Kernels that are traced inside are compiled offline for this target.
+
+    Those of a machine without targets of its own in `arch` are traced as by default.
+    """
+    with (
+        _NAME(target.name) if target.name in arch.TARGETS else contextlib.nullcontext()
+    ):
         yield
 
 

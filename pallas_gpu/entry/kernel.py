@@ -353,21 +353,24 @@ def launch_body(
     # Which arguments are references, and which of these are the same one.
     same = tuple(None if x is None else _position(x, given) for x in sources)
     key = (tuple(in_avals), in_tree, same, _jax.trace_context())
-    before, traced = cache.get(key, (None, None))
+    before, traced, needed = cache.get(key, (None, None, None))
     if traced is None or before != seen:
-        target = assumed_target.target_of(compiler_params.target)
-        with assumed_target.tracing_for(target):
-            traced = trace.trace_body(
+        traced, needed = _trace_for_target(
+            lambda: trace.trace_body(
                 _over_flat_refs(body, in_tree, out_tree, out_type), in_avals, out_avals,
                 mesh, name, aliases, sources,
-            )  # fmt: skip
-        _require_resources(traced, mesh, compiler_params, name, body)
+            ),
+            compiler_params.target,
+        )  # fmt: skip
+        own = dataclasses.replace(compiler_params, target=needed)
+        _require_resources(traced, mesh, own, name, body)
         if not traced.captured:
             if len(cache) >= _KEPT_TRACES:
                 cache.pop(next(iter(cache)))
-            cache[key] = seen, traced
+            cache[key] = seen, traced, needed
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
+    compiler_params = dataclasses.replace(compiler_params, target=needed)
     given += traced.captured
     updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
@@ -391,6 +394,27 @@ def launch_body(
     results = call.kernel_p.bind(*operands, **params.as_dict())
     mutable.update([(ref, results[j]) for j, ref in updated.items()], name)
     return jax.tree.unflatten(out_tree, results[: len(out_avals)])
+
+
+def _trace_for_target(
+    traced: Callable[[], trace.TracedBody], declared: str | None
+) -> tuple[trace.TracedBody, str | None]:
+    """Traces a body for its target; returns the trace and the name of the target.
+
+    A body that needs what the default target lacks is for the first target that has it.
+    The name is None for a body that any GPU may run.
+    """
+    target = assumed_target.target_of(declared)
+    with assumed_target.tracing_for(target):
+        result = traced()
+    if declared is not None or assumed_target.assumed_target() is not None:
+        return result, declared
+    needs = check.features(result.jaxpr)
+    fits = [x for x in arch.TARGETS.values() if needs <= x.features]
+    if target in fits or not fits:
+        return result, None
+    with assumed_target.tracing_for(fits[0]):
+        return traced(), fits[0].name
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:

@@ -56,7 +56,7 @@ def dynamic_scheduling_loop(
       thread_axis: the kernel's thread axis, if it has several warpgroups. The last
         warpgroup claims the positions, which takes about a microsecond, as soon as it
         begins a step; let it be the one that copies.
-      cluster_axes: names of all cluster axes, if there are any.
+      cluster_axes: names of all cluster axes, which is the default.
       init_carry: pytree of values passed from step to step as `carry=`.
 
     Returns:
@@ -250,7 +250,7 @@ def _check_axes(
     for what, given, own in (
         ("grid_names", grid_names, mesh.grid_names),
         ("thread_axis", threads, own_threads),
-        ("cluster_axes", cluster_axes, mesh.cluster_names),
+        ("cluster_axes", cluster_axes or mesh.cluster_names, mesh.cluster_names),
     ):
         if tuple(given) != tuple(own):
             raise errors.ArgumentError(

@@ -69,7 +69,7 @@ def test_hopper_has_no_tmem():
         "scratch memory in TMEM needs tensor memory, which sm_90a does not have",
         expected="sm_100a",
     ):
-        run(body)
+        run(body, compiler_params=plgpu.CompilerParams(target="sm_90a"))
 
 
 @pytest.mark.parametrize("cluster", [(), (1,), (3,)])

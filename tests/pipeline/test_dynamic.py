@@ -249,7 +249,7 @@ def run(body, **options):
     [
         (("i",), {"thread_axis": "wg", "cluster_axes": ("c",)}, "grid_names"),
         (("i", "j"), {"cluster_axes": ("c",)}, "thread_axis"),
-        (("i", "j"), {"thread_axis": "wg"}, "cluster_axes"),
+        (("i", "j"), {"thread_axis": "wg", "cluster_axes": ("i",)}, "cluster_axes"),
     ],
 )
 def test_all_axes_of_the_kernel_are_named(names, axes, what):

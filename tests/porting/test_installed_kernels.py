@@ -161,3 +161,21 @@ def test_the_derivative_of_attention():
     expected = loss(module.attention_reference)(q, k, v)
     for a, b in zip(got, expected, strict=True):
         close(a, b, 0.02)
+
+
+def test_a_kernel_that_ends_before_its_copies_is_an_error():
+    """The last copies of the last tile are not waited for; no wait is implied."""
+    module = ported("blackwell_matmul_mgpu")
+    config = module.TuningConfig(128, 128, 64, 3, collective=False)
+    with pytest.raises(errors.KernelError, match=r"acc_smem.* is freed while the copy"):
+        module.matmul_kernel(normal((256, 128)), normal((128, 256)), config)
+
+
+def test_blackwell_ragged_dot():
+    module = ported("blackwell_ragged_dot_mgpu")
+    lhs, rhs = normal((512, 64)), normal((2, 64, 128), seed=1, scale=1 / 8)
+    dims = module.blackwell_matmul_mgpu.MatmulDimension
+    config = module.TuningConfig(128, 64, 64, 2, True, 1, dims.N)
+    got = module.ragged_dot_kernel(lhs, rhs, jnp.asarray([100, 412], jnp.int32), config)
+    ends = [wide(lhs[:100]) @ wide(rhs[0]), wide(lhs[100:]) @ wide(rhs[1])]
+    close(got, np.concatenate(ends), 0.02)

@@ -16,6 +16,7 @@ from pallas_gpu.entry.check import (
 from pallas_gpu.entry.check.copies import prefetch
 from pallas_gpu.entry.check.equations import (
     check_jaxpr,
+    features,
     require_element_types,
     require_features,
     require_indexable,
@@ -45,6 +46,7 @@ __all__ = [
     "prefetch",
     "require_axis_name",
     "require_element_types",
+    "features",
     "require_features",
     "require_indexable",
     "require_transforms",

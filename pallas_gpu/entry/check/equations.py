@@ -138,6 +138,11 @@ def require_features(jaxpr: _jax.Jaxpr, target: arch.Target) -> None:
                 raise error.with_location(site.where) from None
 
 
+def features(jaxpr: _jax.Jaxpr) -> frozenset[arch.Feature]:
+    """Returns the features that the operations of a body need."""
+    return frozenset(feature for s in walk(jaxpr) for feature, _ in _needs(s.eqn))
+
+
 def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
     """The features that an equation needs, with the operations that need them."""
     operation = registry.operation(eqn.primitive)
@@ -147,6 +152,9 @@ def _needs(eqn: _jax.JaxprEqn) -> Iterator[tuple[arch.Feature, str]]:
         yield arch.Feature.TCGEN05, "a copy with leader_tracked"
     if eqn.primitive is run_scoped_p:
         for var in resources.scope_refs(eqn):
+            space = var.aval.memory_space
+            if space.feature is not None:
+                yield space.feature, f"scratch memory in {space.name}"
             if isinstance(var.aval, types.AccumulatorRef):
                 yield arch.Feature.WGMMA, "an accumulator (ACC)"
             barrier = getattr(var.aval, "barrier", None)

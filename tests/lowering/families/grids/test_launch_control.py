@@ -345,4 +345,5 @@ def test_hopper_has_no_cluster_launch_control():
                 plgpu.TryClusterCancelResult(1),
                 plgpu.Barrier(num_barriers=1),
             ],
+            compiler_params=plgpu.CompilerParams(target="sm_90a"),
         )()
