@@ -153,7 +153,7 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
     if not plain and config.block_q > ROWS and head_dim % 32 == 0:
         # The larger tiles have been measured without these alone.
         config = dataclasses.replace(config, block_q=ROWS, stages=4)
-    if p.kv_len >= _LONG and p.heads == p.kv_heads:
+    if head_dim <= 128 and p.kv_len >= _LONG and p.heads == p.kv_heads:
         config = dataclasses.replace(config, heads_together=_HEADS_OF_LONG)
     return config
 
