@@ -280,7 +280,12 @@ def _parts(problem, products) -> list[Any]:
         columns = slice(start, start + problem.config.epilogue_n)
         product, *gate = (x[:, columns] for x in products)
         part = problem.epilogue.apply(product, gate=gate[0] if gate else None)
-        parts.append(part.astype(problem.out_dtype))
+        part = part.astype(problem.out_dtype)
+        if not gate:
+            # Not later, where the rows of a group's end are stored in a loop; with the
+            # accumulators of a gate it spills 12 bytes, and without it none.
+            part = lax.optimization_barrier(part)
+        parts.append(part)
     return parts
 
 

@@ -132,7 +132,7 @@ class LinearFewConfig:
         if self.warpgroups % self.across:
             raise errors.ArgumentError(
                 "LinearFewConfig: the warpgroups do not divide the tile",
-                expected="64 rows for each warpgroup, or for each of some that divide K",
+                expected="64 rows for each warpgroup, or for each that divides K",
                 got=f"rows={self.rows}, warpgroups={self.warpgroups}",
                 hint="rows=64 suits any number of warpgroups",
             )
