@@ -86,12 +86,15 @@ def test_a_register_operand_has_the_layout_of_its_width(build):
         attempt(build, change=wrong)
 
 
-def test_a_float32_left_operand_comes_from_smem(build):
+def test_a_float32_left_operand_has_its_own_fragment(build):
     def loaded(acc, a, b):
         return acc, smem.load(a, Layout.WGMMA, optimized=False), b.transpose((1, 0))
 
-    with pytest.raises(errors.DTypeError, match="only from SMEM"):
+    with pytest.raises(
+        errors.LayoutError, match="the tensor core's fragment"
+    ) as caught:
         attempt(build, types=("float32",) * 3, change=loaded)
+    assert caught.value.expected == "Layout.WGMMA_32BIT"
 
 
 def test_slices_of_accumulators_are_whole_tiles(build):

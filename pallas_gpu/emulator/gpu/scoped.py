@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -205,10 +205,7 @@ def _leave(wg: Warpgroup, scope: Scope) -> None:
     if scope.key[0] is wg.cta.cluster.lasting:
         scopes.lasting = scope
     for array in scope.arrays.values():
-        later = isinstance(array, SharedArray)
-        _require_unused(wg, array, by_reads=not later)
-        if later:
-            scopes.read.append(array)
+        _require_unused(wg, array)
         if scopes.lasting is not scope:
             _require_no_guests(wg, array)
     for barriers in scope.barriers.values():
@@ -311,22 +308,19 @@ def _require_read(wg: Warpgroup) -> None:
     """Raises KernelError if the memory of a scope that has ended is still read."""
     scopes = scopes_of(wg.cta)
     for array in scopes.read:
-        _require_unused(wg, array, by_reads=True)
+        for record in _unfinished(wg, array):
+            raise _still_read(array, record)
     scopes.read.clear()
 
 
-def _require_unused(
-    wg: Warpgroup, memory: SharedArray | TensorArray, *, by_reads: bool
-) -> None:
-    """Raises an error if asynchronous work still writes, or also reads, an array."""
-    clocks = [t.clock for t in (wg, *wg.cta.warpgroups)]
-    for record in memory.history.live():
-        if record.hint == WAIT_LOAD and not scopes_of(wg.cta).open:
-            continue  # the end of the kernel waits for loads from TMEM
-        if not record.by_copy or any(record.known_to(clock) for clock in clocks):
-            continue
-        if not record.writes and not by_reads:
-            continue
+def _require_unused(wg: Warpgroup, memory: SharedArray | TensorArray) -> None:
+    """Checks the memory of a scope that ends.
+
+    Raises:
+      BarrierError: asynchronous work still writes it.
+      KernelError: asynchronous work still reads TMEM. Of SMEM this is checked later.
+    """
+    for record in _unfinished(wg, memory):
         if record.writes:
             raise errors.BarrierError(
                 f"{memory.name} is freed while {record.what} is in flight: it "
@@ -337,10 +331,31 @@ def _require_unused(
                 hint=record.hint,
                 where=record.where,
             )
-        raise errors.KernelError(
-            f"{memory.name} is freed while {record.what} may still read it",
-            expected="a wait for it before the kernel ends or another scope begins",
-            got=f"{record.what} reads elements {ordering.box_text(record.box)}",
-            hint=record.hint,
-            where=record.where,
-        )
+        if not isinstance(memory, SharedArray):
+            raise _still_read(memory, record)
+        scopes_of(wg.cta).read.append(memory)
+
+
+def _unfinished(
+    wg: Warpgroup, memory: SharedArray | TensorArray
+) -> Iterator[ordering.Access]:
+    """Yields the asynchronous accesses that no thread of the CTA has waited for."""
+    own = wg.cta.warpgroups
+    threads = (wg, *own, *(warp for one in own for warp in one.warps))
+    for record in memory.history.live():
+        if record.hint == WAIT_LOAD and not scopes_of(wg.cta).open:
+            continue  # the end of the kernel waits for loads from TMEM
+        if record.by_copy and not any(record.known_to(t.clock) for t in threads):
+            yield record
+
+
+def _still_read(
+    memory: SharedArray | TensorArray, record: ordering.Access
+) -> errors.KernelError:
+    return errors.KernelError(
+        f"{memory.name} is freed while {record.what} may still read it",
+        expected="a wait for it before the kernel ends or another scope begins",
+        got=f"{record.what} reads elements {ordering.box_text(record.box)}",
+        hint=record.hint,
+        where=record.where,
+    )
