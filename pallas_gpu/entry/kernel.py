@@ -304,7 +304,10 @@ def scratch_of(scratch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if isinstance(scratch, dict):
         expect.names(tuple(scratch), "scratch_types: a key")
         return (), scratch
-    return (scratch,) if is_declaration(scratch) else tuple(scratch or ()), {}
+    if scratch is None or isinstance(scratch, list | tuple):
+        return tuple(scratch or ()), {}
+    require_declaration(scratch)
+    return (scratch,), {}
 
 
 def _refuse_semantics(params: types.CompilerParams, name: str) -> None:
