@@ -19,6 +19,7 @@ pytestmark = pytest.mark.sampled(2)
 
 F16, F32 = jnp.float16, jnp.float32
 TILED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
+TMA = plgpu.AsyncCopyImplementation.TMA
 ds = plgpu.ds
 
 
@@ -181,7 +182,8 @@ def test_a_store_does_not_start_before_the_array():
 @pytest.mark.parametrize(("start", "store"), [(4, False), (-8, True)])
 def test_the_emulator_checks_starts_that_are_known_at_run_time(start, store):
     def body(x, at, o, tile, barrier):
-        plgpu.copy_gmem_to_smem(x.at[:, ds(0 if store else at[0], 64)], tile, barrier)
+        loaded = x.at[:, ds(0 if store else at[0], 64)]
+        plgpu.copy_gmem_to_smem(loaded, tile, barrier, implementation=TMA)
         plgpu.barrier_wait(barrier)
         plgpu.copy_smem_to_gmem(tile, o.at[ds(at[0] if store else 0, 32)])
         plgpu.wait_smem_to_gmem(0)

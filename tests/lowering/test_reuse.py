@@ -204,13 +204,14 @@ def test_a_copy_in_flight_does_not_outlive_its_scope():
         of(body)(plgpu.InterpretParams())(X)
 
 
-def test_a_store_in_flight_does_not_outlive_its_scope():
+def test_a_store_in_flight_ends_before_another_scope_begins():
     def body(x, o, p):
         def first(tile):
             tile[...] = x[...]
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(tile, o)
 
+        plgpu.run_scoped(first, TILE)
         plgpu.run_scoped(first, TILE)
         plgpu.wait_smem_to_gmem(0)
 

@@ -149,7 +149,7 @@ def tcgen05_mma(
     collective = collective_axis is not None
     in_tmem = [acc, a_scale, b_scale, a if aval.memory_space is types.TMEM else None]
     for array in in_tmem:
-        if array is not None and types.base_aval(array).memory_space is types.TMEM:
+        if getattr(types.base_aval(array), "memory_space", None) is types.TMEM:
             pairs.require_allocation(array, collective=collective, who=who)
     if a_sparse_metadata is not None:
         sparsity.require(
