@@ -234,8 +234,9 @@ def place_refs(
     behind each other, and what follows the union lies behind the longest one.
     """
     placed: list[Allocation | None] = []
-    # The ends of alternatives so far, and the starts of their unions, by path.
-    starts: dict[_Path, int] = {}
+    # The ends of alternatives so far, by path, and the starts of unions, by the path of
+    # the alternative around them and their number in it.
+    starts: dict[tuple[_Path, int], int] = {}
     ends: dict[_Path, int] = {}
     for var in refs:
         aval = var.aval
@@ -255,16 +256,18 @@ def place_refs(
 
 
 def _end_of(
-    path: _Path, top: int, starts: dict[_Path, int], ends: dict[_Path, int]
+    path: _Path,
+    top: int,
+    starts: dict[tuple[_Path, int], int],
+    ends: dict[_Path, int],
 ) -> int:
     """Returns the end of an alternative: the start of its union if it is empty."""
     if not path or path in ends:
         return ends.get(path, top)
-    *around, (union, _) = path
-    key = (*around, (union, -1))
-    if key not in starts:
-        starts[key] = _end_of(tuple(around), top, starts, ends)
-    return starts[key]
+    around, (union, _) = path[:-1], path[-1]
+    if (around, union) not in starts:
+        starts[around, union] = _end_of(around, top, starts, ends)
+    return starts[around, union]
 
 
 def _what(aval: Any) -> str:

@@ -365,7 +365,7 @@ def launch_body(
             ),
             compiler_params.target,
         )  # fmt: skip
-        own = dataclasses.replace(compiler_params, target=needed)
+        own = _for_target(compiler_params, needed)
         _require_resources(traced, mesh, own, name, body)
         if not traced.captured:
             if len(cache) >= _KEPT_TRACES:
@@ -373,7 +373,7 @@ def launch_body(
             cache[key] = seen, traced, needed
         if debug:
             print(f"kernel {name}:\n{traced.jaxpr}")
-    compiler_params = dataclasses.replace(compiler_params, target=needed)
+    compiler_params = _for_target(compiler_params, needed)
     given += traced.captured
     updated = {j: given[i] for i, j in traced.aliases if j >= len(out_avals)}
     mutable.require_no_overlap(given, updated.values(), name)
@@ -418,6 +418,10 @@ def _trace_for_target(
         return result, None
     with assumed_target.tracing_for(fits[0]):
         return traced(), fits[0].name
+
+
+def _for_target(params: types.CompilerParams, name: str | None) -> types.CompilerParams:
+    return params if params.target == name else dataclasses.replace(params, target=name)
 
 
 def _zeros(avals: Sequence[Any], tree: Any) -> Any:

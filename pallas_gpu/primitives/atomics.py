@@ -196,7 +196,8 @@ def atomic_max(
       The old elements; zeros where the mask is False. Not loaded unless they are used.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_max", ref, {"value": val}, mask, sem, scope)
 
@@ -227,7 +228,8 @@ def atomic_min(
       The old elements; zeros where the mask is False. Not loaded unless they are used.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_min", ref, {"value": val}, mask, sem, scope)
 
@@ -257,7 +259,8 @@ def atomic_and(
       The old elements; zeros where the mask is False. Not loaded unless they are used.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_and", ref, {"value": val}, mask, sem, scope)
 
@@ -287,7 +290,8 @@ def atomic_or(
       The old elements; zeros where the mask is False. Not loaded unless they are used.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_or", ref, {"value": val}, mask, sem, scope)
 
@@ -317,7 +321,8 @@ def atomic_xor(
       The old elements; zeros where the mask is False. Not loaded unless they are used.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_xor", ref, {"value": val}, mask, sem, scope)
 
@@ -347,7 +352,8 @@ def atomic_xchg(
       The old elements; zeros where the mask is False.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
     """
     return _bind("atomic_xchg", ref, {"value": val}, mask, sem, scope)
 
@@ -387,7 +393,8 @@ def atomic_cas(
       False.
 
     Raises:
-      MemorySpaceError, DTypeError, ShapeError, KernelError: as `atomic_add`.
+      MemorySpaceError, DTypeError, ShapeError, KernelError, ArgumentError: as
+        `atomic_add`.
 
     Example:
       >>> free = plgpu.atomic_cas(lock_ref.at[0], 0, 1, sem="acquire") == 0

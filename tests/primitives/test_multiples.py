@@ -11,6 +11,11 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.primitives.copies import multiples
 
+
+def half(i):
+    return (jnp.float32(0.5) * (i * 16).astype(jnp.float32)).astype(jnp.int32)
+
+
 CASES = {
     "product": (lambda i: i * 48, 48),
     "sum of products": (lambda i: i * 48 + 32, 16),
@@ -27,6 +32,8 @@ CASES = {
     "the counter itself": (lambda i: i, 1),
     "a quotient": (lambda i: (i * 8) // 2, 1),
     "bits": (lambda i: i * 8 ^ 8, 1),
+    "a half": (half, 1),
+    "a half in a jitted function": (jax.jit(half), 1),
 }
 
 

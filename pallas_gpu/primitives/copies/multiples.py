@@ -50,7 +50,7 @@ class _Search:
         if not _jax.is_tracer(x):
             return _of_number(x)
         made = _jax.producer(x)
-        if made is None or self._is_long():
+        if made is None or not _is_integer(x.aval) or self._is_long():
             return 1
         return self._of_equation(
             made.primitive, made.operands, made.params, made.position, self.of_value
@@ -106,7 +106,7 @@ class _Search:
                 return _of_number(atom.val)
             if atom in outer:
                 return of(outer[atom])
-            if self._is_long():
+            if not _is_integer(atom.aval) or self._is_long():
                 return 1
             eqn, i = made[atom]
             return self._of_equation(eqn.primitive, eqn.invars, eqn.params, i, inner)
@@ -114,6 +114,10 @@ class _Search:
         return inner(jaxpr.outvars[position])
 
 
+def _is_integer(x: Any) -> bool:
+    return x.shape == () and x.dtype.kind in "iu"
+
+
 def _of_number(x: Any) -> int:
     x = np.asarray(x)
-    return abs(int(x)) if x.shape == () and x.dtype.kind in "iu" else 1
+    return abs(int(x)) if _is_integer(x) else 1
