@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
@@ -145,50 +146,45 @@ def update(
       order: what it orders. A barrier of the issuer extends it to all threads:
         causality order is transitive (PTX ISA, Causality order).
     """
+    with _between_barriers(order):
+        dtype = elements.dtype
+        integer = np.dtype(f"int{8 * dtype.itemsize}")
+        given = [indexed.lanes_of(x, layout) for x in operands]
+        columns = [
+            [dtypes.bitcast(value, integer) for value in column or ()]
+            for column in given
+        ]
+        addresses = indexed.pointers(elements, layout)
+        wanted = indexed.conditions(elements, layout)
+        copies = replicas(layout)
+        guard = addressing.thread_bits_clear(copies)
+        # `red` neither exchanges nor acquires.
+        asked = returns
+        returns = asked or order.acquires or name in ("atomic_xchg", "atomic_cas")
+        old: list[ir.Value] = []
+        if not returns:
+            _without_results(elements, layout, name, columns, addresses, wanted, order)
+            return None
+        for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
+            values = [column[i] for column in columns]
+            condition = masking.both(guard, condition)
+            result = _one(name, dtype, returns, pointer, values, condition, order)
+            assert result is not None
+            old.append(result)
+        if not asked:
+            return None
+        old = [dtypes.bitcast(x, dtype) for x in shared(old, integer, copies, room)]
+        return indexed.array_of(old, layout, dtype)
+
+
+@contextlib.contextmanager
+def _between_barriers(order: Order) -> Iterator[None]:
+    """Emits the barriers that extend an operation's order to all threads."""
     if order.releases:
         mbarrier.synchronize()
-    result = _updated(elements, layout, name, operands, returns, room, order)
+    yield
     if order.acquires:
         mbarrier.synchronize()
-    return result
-
-
-def _updated(
-    elements: Elements,
-    layout: Placement | None,
-    name: str,
-    operands: Sequence[Array],
-    returns: bool,
-    room: scratches.SmemScratch | None,
-    order: Order,
-) -> Array | None:
-    dtype = elements.dtype
-    integer = np.dtype(f"int{8 * dtype.itemsize}")
-    given = [indexed.lanes_of(x, layout) for x in operands]
-    columns = [
-        [dtypes.bitcast(value, integer) for value in column or ()] for column in given
-    ]
-    addresses = indexed.pointers(elements, layout)
-    wanted = indexed.conditions(elements, layout)
-    copies = replicas(layout)
-    guard = addressing.thread_bits_clear(copies)
-    # `red` neither exchanges nor acquires.
-    asked = returns
-    returns = asked or order.acquires or name in ("atomic_xchg", "atomic_cas")
-    old: list[ir.Value] = []
-    if not returns:
-        _without_results(elements, layout, name, columns, addresses, wanted, order)
-        return None
-    for i, (pointer, condition) in enumerate(zip(addresses, wanted, strict=True)):
-        values = [column[i] for column in columns]
-        condition = masking.both(guard, condition)
-        result = _one(name, dtype, returns, pointer, values, condition, order)
-        assert result is not None
-        old.append(result)
-    if not asked:
-        return None
-    old = [dtypes.bitcast(x, dtype) for x in shared(old, integer, copies, room)]
-    return indexed.array_of(old, layout, dtype)
 
 
 def _without_results(
