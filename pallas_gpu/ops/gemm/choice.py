@@ -37,6 +37,9 @@ _NEEDED = {
     SplitMatmulConfig: arch.Feature.WGMMA,
     BlackwellMatmulConfig: arch.Feature.TCGEN05,
 }
+# Rows and columns from which the costs of parts of K and of the kernel for few rows
+# have been compared with measurements: those of a tile of the tensor core.
+_LEAST_DIVIDED = 64
 
 
 def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> Any:
@@ -50,6 +53,8 @@ def choose(problem: Problem, compiler_params: plgpu.CompilerParams | None) -> An
     divided, plain = few_heuristic.choose(problem), heuristic.choose(problem)
     if divided is None:
         return plain
+    if plain.parts > 1 and min(problem.m, problem.n) < _LEAST_DIVIDED:
+        return divided
     estimate = heuristic.cost(problem, plain)
     if plain.parts == 1:
         estimate += few_heuristic.FIXED_US

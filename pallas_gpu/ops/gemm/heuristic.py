@@ -27,7 +27,6 @@ _TILES = [
 _DIVIDED_TILES = [(64, 64), (64, 128)]
 _LEAST_STEPS = 16
 _MOST_PARTS = 32
-_LEAST_DIVIDED = 64
 _BARRIER_BYTES = 1024
 _MEMORY_BYTES_PER_US = 4.27e6
 # Of an SM: 128 bytes a cycle at 1.98 GHz.
@@ -68,13 +67,7 @@ def candidates(p: Problem) -> list[MatmulConfig]:
 
 
 def _divided(p: Problem, tile_m: int, tile_n: int) -> MatmulConfig | None:
-    """Returns the configuration whose parts of K fill the device, if there is one.
-
-    Tiles that have fewer rows or columns than the tensor core are left to the kernel
-    for few tokens: the costs of both have been compared with measurements above that.
-    """
-    if min(p.m, p.n) < _LEAST_DIVIDED:
-        return None
+    """Returns the configuration whose parts of K fill the device, if there is one."""
     sums = dataclasses.replace(p, out_dtype=jnp.dtype(jnp.float32), residual_dtype=None)
     c = _config(sums, tile_m, tile_n, None)
     tiles = p.batch * plgpu.cdiv(p.m, c.block_m) * plgpu.cdiv(p.n, tile_n)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pallas_gpu import arch
-from pallas_gpu.ops import MatmulConfig
+from pallas_gpu.ops import MatmulConfig, SplitMatmulConfig
 from pallas_gpu.ops.gemm import choice, heuristic, table
 from pallas_gpu.ops.gemm.epilogue import Epilogue
 from pallas_gpu.ops.gemm.problem import Problem
@@ -94,6 +94,19 @@ def test_blocks_divide_a_long_k_of_few_tiles():
     assert c.parts >= 16
     gated = problem(256, 256, 60000, epilogue=EPILOGUES[3])
     assert all(c.parts == 1 for c in heuristic.candidates(gated))
+
+
+def test_blocks_divide_a_long_k_of_few_rows_of_float32():
+    # Only Hopper's kernel transposes B, so that no other one is left these rows.
+    p = problem(16, 512, 16384, "float32")
+    assert choice.turned(p, None, None) == ""
+    assert choice.choose(p, None).parts > 1
+
+
+def test_few_rows_of_a_long_k_are_left_to_their_own_kernel():
+    p = problem(1, 4096, 4096)
+    assert heuristic.choose(p).parts > 1
+    assert isinstance(choice.choose(p, None), SplitMatmulConfig)
 
 
 def test_more_rows_are_not_estimated_to_be_faster():
