@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
@@ -24,6 +25,31 @@ INTERPRET = expect.optional(
 def is_axis(value: Any) -> bool:
     """True for the name of an output dimension of a matrix product."""
     return isinstance(value, str) and value in ("m", "n")
+
+
+def require_order(what: str, minor: Any, strip: int) -> None:
+    """Checks the order of a product's tiles.
+
+    Raises:
+      ArgumentError: there is no such dimension, or a strip has no tiles.
+    """
+    if not is_axis(minor) or strip < 1:
+        raise errors.ArgumentError(
+            f"{what}: invalid order of tiles",
+            expected="minor 'm' or 'n' and a positive strip",
+            got=f"minor={minor!r}, strip={strip}",
+            hint="strip is a number of tiles, e.g. 8",
+        )
+
+
+def as_dtype(value: Any) -> jnp.dtype | None:
+    """Returns an element type; None for an array, and for what is no type."""
+    if hasattr(value, "shape") and not isinstance(value, jnp.dtype):
+        return None
+    try:
+        return jnp.dtype(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def require_arrays(what: str, **given: Any) -> None:

@@ -34,7 +34,7 @@ from jax import lax
 
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.rules import require_order
 from pallas_gpu.ops.tiles import tiles
 
 TARGET = arch.SM_100A.name
@@ -111,13 +111,7 @@ class BlackwellMatmulConfig:
                 got=f"epilogue_n={part}",
                 hint="None suits most tiles",
             )
-        if not is_axis(self.minor) or self.strip < 1:
-            raise errors.ArgumentError(
-                "BlackwellMatmulConfig: invalid order of tiles",
-                expected="minor 'm' or 'n' and a positive strip",
-                got=f"minor={self.minor!r}, strip={self.strip}",
-                hint="strip is a number of tiles, e.g. 8",
-            )
+        require_order("BlackwellMatmulConfig", self.minor, self.strip)
         if self.stages < 1 or self.blocks < self.ctas:
             raise errors.ArgumentError(
                 "BlackwellMatmulConfig: there are no stages or no blocks",
@@ -143,13 +137,11 @@ class BlackwellMatmulConfig:
         return math.gcd(self.tile_n, 128 // jnp.dtype(out_dtype).itemsize)
 
 
-class Tiling(Protocol):
+class Order(Protocol):
     """What a schedule reads of a configuration, see `BlackwellMatmulConfig`."""
 
     @property
     def ctas(self) -> int: ...
-    @property
-    def step(self) -> tuple[int, int, int]: ...
     @property
     def minor(self) -> Literal["m", "n"]: ...
     @property
@@ -166,7 +158,8 @@ class Schedule:
 
     Attributes:
       m, n, k: sizes; the last tiles may reach over the edge.
-      config: tile sizes and order.
+      step: a tile, and the depth of a step.
+      config: blocks of a tile, and the order of tiles.
       stages: SMEM buffers of the ring.
       accumulators: in TMEM.
       part_n: columns that the epilogue stores at once.
@@ -175,7 +168,8 @@ class Schedule:
     m: int
     n: int
     k: int
-    config: Tiling
+    step: tuple[int, int, int]
+    config: Order
     stages: int
     accumulators: int
     part_n: int
@@ -183,12 +177,12 @@ class Schedule:
     @property
     def tile_n(self) -> int:
         """Columns of a tile."""
-        return self.config.step[1]
+        return self.step[1]
 
     @property
     def plane(self) -> tuple[int, int]:
         """Tiles along M and N."""
-        tile_m, tile_n, _ = self.config.step
+        tile_m, tile_n, _ = self.step
         return plgpu.cdiv(self.m, tile_m), plgpu.cdiv(self.n, tile_n)
 
     @property
@@ -199,7 +193,7 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps along K of one tile."""
-        return plgpu.cdiv(self.k, self.config.step[2])
+        return plgpu.cdiv(self.k, self.step[2])
 
     @property
     def launch(self) -> dict[str, Any]:
@@ -218,7 +212,7 @@ class Schedule:
     def tile(self, info: Any) -> tuple[Any, Any, Any]:
         """Returns the rows and columns of a tile, and its number in this cluster."""
         c = self.config
-        tile_m, tile_n = c.step[:2]
+        tile_m, tile_n, _ = self.step
         minor = 0 if c.minor == "m" else 1
         mi, ni = plgpu.planar_snake(info.index[0], self.plane, minor, c.strip)
         rows, columns = plgpu.ds(mi * tile_m, tile_m), plgpu.ds(ni * tile_n, tile_n)
@@ -301,7 +295,7 @@ class Schedule:
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
-        tile_m, tile_n, _ = self.config.step
+        tile_m, tile_n, _ = self.step
         rows, columns = self.plane[0] * tile_m, self.plane[1] * tile_n
         if rows - self.m < _BLOCK_M and columns - self.n < self.part_n:
             return None
@@ -314,7 +308,8 @@ def make_kernel(
 ):
     """Returns the kernel for a problem that the tiles divide."""
     c = config
-    schedule = Schedule(m, n, k, c, c.stages, _ACCUMULATORS, c.part_n(out_dtype))
+    part_n = c.part_n(out_dtype)
+    schedule = Schedule(m, n, k, c.step, c, c.stages, _ACCUMULATORS, part_n)
     compiler_params = compiler_params or plgpu.CompilerParams()
     return plgpu.kernel(
         functools.partial(_body, schedule),
@@ -326,7 +321,7 @@ def make_kernel(
         scratch_types={
             "a_smem": tiles((c.stages, _BLOCK_M, c.tile_k), dtype),
             "b_smem": tiles((c.stages, c.tile_k, c.tile_n // c.ctas), dtype),
-            "out_smem": tiles((2, _BLOCK_M, c.part_n(out_dtype)), out_dtype),
+            "out_smem": tiles((2, _BLOCK_M, part_n), out_dtype),
             "acc": plgpu.TMEM(
                 (_BLOCK_M, _ACCUMULATORS * c.tile_n),
                 jnp.float32,

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Literal
 
 from pallas_gpu import arch, errors, expect
-from pallas_gpu.ops.rules import is_axis, require_stages, require_tile
+from pallas_gpu.ops.rules import is_axis, require_order, require_stages, require_tile
 
 CONSUMERS = 2
 
@@ -82,13 +82,7 @@ class MatmulConfig:
                 got=repr(self.cluster),
                 hint="'n' shares rows of A, 'm' columns of B",
             )
-        if not is_axis(self.minor) or self.strip < 1:
-            raise errors.ArgumentError(
-                "MatmulConfig: invalid order of tiles",
-                expected="minor 'm' or 'n' and a positive strip",
-                got=f"minor={self.minor!r}, strip={self.strip}",
-                hint="strip is a number of tiles, e.g. 8",
-            )
+        require_order("MatmulConfig", self.minor, self.strip)
         require_stages("MatmulConfig", self.stages)
         if self.blocks < self.cluster_size:
             raise errors.ArgumentError(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -19,7 +18,7 @@ from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
@@ -172,14 +171,12 @@ def _out_dtype(dtype: Any, operands: Any, epilogue: Epilogue) -> jnp.dtype:
     if dtype is None:
         is_sum = is_integer and epilogue.is_identity
         dtype = jnp.int32 if is_sum else jnp.float32 if is_integer else operands
-    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
-    with contextlib.suppress(TypeError, ValueError):
-        if not is_array:
-            found = jnp.dtype(dtype)
-            if jnp.issubdtype(found, jnp.floating):
-                return found
-            if is_integer and epilogue.is_identity and found == jnp.int32:
-                return found
+    found = as_dtype(dtype)
+    if found is not None:
+        if jnp.issubdtype(found, jnp.floating):
+            return found
+        if is_integer and epilogue.is_identity and found == jnp.int32:
+            return found
     raise errors.DTypeError(
         "matmul: the result cannot have this type",
         expected="a floating-point type, or int32 for int8 without an epilogue",

@@ -17,7 +17,7 @@ from pallas_gpu.ops.narrow.block_scaled_blackwell import (
     Problem,
     Shapes,
 )
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, require_arrays
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype, require_arrays
 
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
@@ -251,11 +251,7 @@ def _check_factor(scale: Any) -> None:
 
 
 def _out_dtype(dtype: Any) -> jnp.dtype:
-    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
-    try:
-        found = None if is_array else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
+    found = as_dtype(dtype)
     if found in _RESULTS:
         return found  # type: ignore[return-value]
     raise errors.DTypeError(

@@ -20,7 +20,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.gemm import blackwell
-from pallas_gpu.ops.rules import is_axis
+from pallas_gpu.ops.rules import require_order
 from pallas_gpu.ops.tiles import tiles
 
 # Rows of A of a block; scales lie in tiles of so many rows by four scales.
@@ -87,21 +87,19 @@ class BlockScaledMatmulConfig:
                 got=f"tile_n={self.tile_n}, tile_k={k}",
                 hint="start from BlockScaledMatmulConfig()",
             )
-        if not is_axis(self.minor) or self.strip < 1:
-            raise errors.ArgumentError(
-                "BlockScaledMatmulConfig: invalid order of tiles",
-                expected="minor 'm' or 'n' and a positive strip",
-                got=f"minor={self.minor!r}, strip={self.strip}",
-                hint="strip is a number of tiles, e.g. 8",
-            )
-        ctas = 2 if self.collective else 1
-        if (self.stages is not None and self.stages < 1) or self.blocks < ctas:
+        require_order("BlockScaledMatmulConfig", self.minor, self.strip)
+        if (self.stages is not None and self.stages < 1) or self.blocks < self.ctas:
             raise errors.ArgumentError(
                 "BlockScaledMatmulConfig: there are no stages or no blocks",
-                expected=f"one or more stages, {ctas} or more blocks",
+                expected=f"one or more stages, {self.ctas} or more blocks",
                 got=f"stages={self.stages}, blocks={self.blocks}",
                 hint="start from BlockScaledMatmulConfig()",
             )
+
+    @property
+    def ctas(self) -> int:
+        """Blocks that share a tile."""
+        return 2 if self.collective else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,35 +126,10 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Shapes:
-    """Sizes of a tile, as `blackwell.Schedule` reads them, and of its scales."""
+    """Sizes of a tile, and of its scales."""
 
     p: Problem
     config: BlockScaledMatmulConfig
-
-    @property
-    def ctas(self) -> int:
-        """Blocks that share a tile."""
-        return 2 if self.config.collective else 1
-
-    @property
-    def minor(self) -> Literal["m", "n"]:
-        """See `BlockScaledMatmulConfig`."""
-        return self.config.minor
-
-    @property
-    def strip(self) -> int:
-        """See `BlockScaledMatmulConfig`."""
-        return self.config.strip
-
-    @property
-    def blocks(self) -> int:
-        """See `BlockScaledMatmulConfig`."""
-        return self.config.blocks
-
-    @property
-    def dynamic(self) -> bool:
-        """See `BlackwellMatmulConfig`."""
-        return self.config.dynamic
 
     @property
     def bits(self) -> int:
@@ -171,7 +144,7 @@ class Shapes:
     @property
     def step(self) -> tuple[int, int, int]:
         """A tile, and the depth of a step."""
-        return ROWS * self.ctas, self.config.tile_n, self.tile_k
+        return ROWS * self.config.ctas, self.config.tile_n, self.tile_k
 
     @property
     def groups(self) -> int:
@@ -200,7 +173,7 @@ class Shapes:
         if self.config.stages is not None:
             return self.config.stages
         n = self.config.tile_n
-        one = (ROWS + n // self.ctas) * self.tile_k * self.bits // 8
+        one = (ROWS + n // self.config.ctas) * self.tile_k * self.bits // 8
         one += (ROWS + n) * self.groups * GROUP
         stored = 2 * ROWS * _PART_BYTES
         free = arch.SM_100A.smem_bytes_per_block - stored - _SMALL_BYTES
@@ -209,9 +182,9 @@ class Shapes:
     @property
     def schedule(self) -> blackwell.Schedule:
         """Which tiles a block computes."""
-        p = self.p
+        p, c = self.p, self.config
         return blackwell.Schedule(
-            p.m, p.n, p.k, self, self.stages, self.accumulators, self.part_n
+            p.m, p.n, p.k, self.step, c, self.stages, self.accumulators, self.part_n
         )
 
     def check(self) -> None:
@@ -264,7 +237,7 @@ def make_kernel(
         interpret=interpret,
         scratch_types={
             "a_smem": tiles((stages, ROWS, shapes.tile_k), p.a),
-            "b_smem": tiles((stages, config.tile_n // shapes.ctas, shapes.tile_k), p.b),
+            "b_smem": tiles((stages, config.tile_n // config.ctas, shapes.tile_k), p.b),
             "a_scale_smem": plgpu.SMEM((stages, 1, groups, *SCALE_TILE), p.scale),
             "b_scale_smem": plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
             "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
@@ -303,14 +276,14 @@ def _loads(shapes: Shapes, sources, buffers, loaded, free) -> Any:
     # first one's barrier counts.
     axes: str | None = None
     shares: list[Any] = [None] * 4
-    if shapes.ctas > 1:
+    if shapes.config.ctas > 1:
         axes = blackwell.PAIR
         half, both = plgpu.CopyPartition.PARTITIONED(0), plgpu.CopyPartition.REPLICATED
         shares = [half, half, half, both]
 
     def visit_tile(rows, columns, number):
         # Of tiles of scales: `columns` starts at a multiple of whole ones.
-        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), shapes.ctas)
+        tile_rows = plgpu.ds(lax.div(rows.start, ROWS), shapes.config.ctas)
         tile_columns = plgpu.ds(lax.div(columns.start, ROWS), across)
 
         def visit_step(ki, slot, step):

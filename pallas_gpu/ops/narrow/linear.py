@@ -20,7 +20,7 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.narrow.mixed_few import LinearFewConfig, Problem
 from pallas_gpu.ops.narrow.mixed_many import LinearManyConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
 
 type Config = LinearFewConfig | LinearManyConfig
 
@@ -371,11 +371,7 @@ def _group(w_scale: Any, k: int, n: int) -> int | None:
 
 
 def _out_dtype(dtype: Any) -> jnp.dtype:
-    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
-    try:
-        found = None if is_array else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
+    found = as_dtype(dtype)
     if found in (*_TOKENS, jnp.dtype(jnp.float32)):
         return found  # type: ignore[return-value]
     raise errors.DTypeError(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import require_arrays
+from pallas_gpu.ops.rules import as_dtype, require_arrays
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -79,11 +79,7 @@ def quantize(
 
 
 def _target(dtype: Any) -> jnp.dtype:
-    try:
-        found = None if hasattr(dtype, "shape") else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
-    found = jnp.dtype(dtype) if isinstance(dtype, jnp.dtype) else found
+    found = as_dtype(dtype)
     if found in _DTYPES:
         return found  # type: ignore[return-value]
     raise errors.DTypeError(

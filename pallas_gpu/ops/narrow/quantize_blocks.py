@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.narrow.block_scaled import ADMITTED, E2M1, E4M3, E8M0
-from pallas_gpu.ops.rules import require_arrays
+from pallas_gpu.ops.rules import as_dtype, require_arrays
 
 _DTYPES = E4M3, jnp.dtype(jnp.float8_e5m2), E2M1
 # Of float8_e8m0fnu: the exponent of 1, and what is not a number.
@@ -121,11 +121,7 @@ def _fractions(blocks: Any, largest: Any, limit: float) -> tuple[Any, Any]:
 
 
 def _type(dtype: Any, among: tuple[Any, ...], what: str) -> jnp.dtype:
-    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
-    try:
-        found = None if is_array else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
+    found = as_dtype(dtype)
     if found in among:
         return found  # type: ignore[return-value]
     raise errors.DTypeError(

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
 
 _FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
 _INT8 = (jnp.dtype(jnp.int8),)
@@ -285,11 +285,7 @@ def _out_dtype(dtype: Any, a: Any, others: tuple[Any, ...]) -> jnp.dtype:
     Raises:
       DTypeError: the result cannot have it.
     """
-    is_array = hasattr(dtype, "shape") and not isinstance(dtype, jnp.dtype)
-    try:
-        found = None if is_array else jnp.dtype(dtype)
-    except (TypeError, ValueError):
-        found = None
+    found = as_dtype(dtype)
     if found in _RESULTS:
         return found  # type: ignore[return-value]
     plain = jnp.dtype(a.dtype) in _INT8 and all(x is None for x in others)
