@@ -5,7 +5,9 @@ A kernel body refers to a descriptor by a tagged operation on the buffer that it
 describes. Before the module is serialized, `lower_tensor_maps` assigns equal
 descriptors one slot in a host array, emits host code that initializes each slot through
 the launcher's runtime function, and passes the array to the kernel by value (a `.param`
-that TMA can read).
+that TMA can read). The runtime function takes no fill mode: for a fill with NaN the
+CUDA driver encodes the slot again, through the driver's functions that the launcher's
+library exports.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, builtin, func, llvm
+from jaxlib.mlir.dialects import arith, builtin, func, llvm, scf
 
 from pallas_gpu import errors
 from pallas_gpu.mosaic import module
@@ -23,6 +25,8 @@ from pallas_gpu.mosaic.program import order as program_order
 
 TAG = "tensor_map"
 INIT_FUNCTION = "mosaic_gpu_init_tma_desc"
+# CUDA driver API; both ends of the supported range of jax export it beside the above.
+ENCODE_FUNCTION = "cuTensorMapEncodeTiled"
 # CUtensorMap is an opaque struct of 128 bytes, 64-byte aligned (CUDA driver API).
 DESCRIPTOR_BYTES = 128
 DESCRIPTOR_ALIGNMENT_BYTES = 64
@@ -34,6 +38,11 @@ _BITS_CODES = {1: 1, 2: 2, 4: 3, 8: 4}
 # TMA reductions distinguish signed from unsigned: min and max differ.
 _SIGNED_CODES = {"int32": 9, "int64": 10}
 _SWIZZLES = (16, 32, 64, 128)
+# CUDA driver API: CUtensorMapDataType of floats, CUtensorMapSwizzle by the span, and
+# CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA.
+_DRIVER_FLOATS = {"float16": 6, "float32": 7, "float64": 8, "bfloat16": 9}
+_DRIVER_SWIZZLES = {16: 0, 32: 1, 64: 2, 128: 3}
+_DRIVER_NAN_FILL = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +57,7 @@ class TensorMap:
       box: elements that one instruction copies per dimension, outermost first.
       swizzle: 16 (none), 32, 64 or 128.
       offset_elems: offset of the described array in the buffer, in elements.
+      nan_fill: whether elements outside are read as NaN, not as zero.
     """
 
     buffer_index: int
@@ -57,6 +67,7 @@ class TensorMap:
     box: tuple[int, ...]
     swizzle: int = 16
     offset_elems: int = 0
+    nan_fill: bool = False
 
     def __post_init__(self) -> None:
         rank = len(self.sizes)
@@ -82,6 +93,12 @@ class TensorMap:
             raise errors.InternalError(
                 "Unknown swizzle", expected=_SWIZZLES, got=self.swizzle
             )
+        if self.nan_fill and self.dtype not in _DRIVER_FLOATS:
+            raise errors.InternalError(
+                "These elements have no fill with NaN",
+                expected=", ".join(_DRIVER_FLOATS),
+                got=self.dtype,
+            )
 
     @property
     def element_code(self) -> int:
@@ -98,6 +115,8 @@ class TensorMap:
             entries[name] = ir.IntegerAttr.get(i64, getattr(self, name))
         for name in ("sizes", "strides", "box"):
             entries[name] = ir.DenseI64ArrayAttr.get(getattr(self, name))
+        if self.nan_fill:
+            entries["nan_fill"] = ir.UnitAttr.get()
         return ir.DictAttr.get(entries)
 
     @classmethod
@@ -113,7 +132,8 @@ class TensorMap:
             for name in ("sizes", "strides", "box")
         }
         dtype = ir.StringAttr(entries["dtype"]).value
-        return cls(dtype=dtype, **scalars, **tuples)  # type: ignore[arg-type]
+        nan = "nan_fill" in entries
+        return cls(dtype=dtype, nan_fill=nan, **scalars, **tuples)  # type: ignore[arg-type]
 
 
 def tensor_map_pointer(tensor_map: TensorMap) -> ir.Value:
@@ -162,7 +182,7 @@ def lower_tensor_maps(
         slots.setdefault(TensorMap.from_attribute(op.attributes[TAG]), []).append(op)
     with ir.InsertionPoint(launch):
         array = _emit_host(list(slots), buffers)
-    _declare(kernel)
+    _declare(kernel, any(tensor_map.nan_fill for tensor_map in slots))
     pointer = ir.Type.parse("!llvm.ptr")
     with ir.InsertionPoint.at_block_begin(body):
         base = builtin.unrealized_conversion_cast([pointer], [array])
@@ -225,15 +245,59 @@ def _emit_host(tensor_maps: list[TensorMap], buffers: list[ir.Value]) -> ir.Valu
                 _host_array(tensor_map.box),
             ],
         )
+        if tensor_map.nan_fill:
+            place = _byte_offset(host, slot * DESCRIPTOR_BYTES)
+            _encode_nan_fill(tensor_map, place, base)
     return llvm.load(array_type, host)
 
 
-def _declare(kernel: ir.Module) -> None:
+def _encode_nan_fill(tensor_map: TensorMap, place: ir.Value, base: ir.Value) -> None:
+    """Emits host code that encodes a descriptor once more, with a fill with NaN.
+
+    The runtime function has accepted all other arguments, or has ended the process with
+    a message; should the driver refuse this one, the process ends, too.
+    """
+    rank = len(tensor_map.sizes)
+    itemsize = np.dtype(tensor_map.dtype).itemsize
+    # The driver takes the innermost dimension first, and no stride for it.
+    strides = tuple(n * itemsize for n in tensor_map.strides[-2::-1])
+    result = func.call(
+        [ir.IntegerType.get_signless(32)],
+        ENCODE_FUNCTION,
+        [
+            place,
+            _i32(_DRIVER_FLOATS[tensor_map.dtype]),
+            _i32(rank),
+            base,
+            _host_array(tensor_map.sizes[::-1]),
+            _host_array(strides),
+            _host_array(tensor_map.box[::-1], bits=32),
+            _host_array((1,) * rank, bits=32),
+            _i32(0),  # CU_TENSOR_MAP_INTERLEAVE_NONE
+            _i32(_DRIVER_SWIZZLES[tensor_map.swizzle]),
+            _i32(0),  # CU_TENSOR_MAP_L2_PROMOTION_NONE, as the runtime function
+            _i32(_DRIVER_NAN_FILL),
+        ],
+    )
+    refused = scf.IfOp(arith.cmpi(arith.CmpIPredicate.ne, result, _i32(0)))
+    with ir.InsertionPoint(refused.then_block):
+        llvm.intr_trap()
+        scf.yield_([])
+
+
+def _declare(kernel: ir.Module, nan_fill: bool) -> None:
     pointer = ir.Type.parse("!llvm.ptr")
-    i64 = ir.IntegerType.get_signless(64)
+    i32, i64 = (ir.IntegerType.get_signless(bits) for bits in (32, 64))
     arguments = [pointer, pointer, i64, i64, pointer, pointer, i64, pointer]
+    encode = [pointer, i32, i32, *[pointer] * 5, *[i32] * 4]
     with ir.InsertionPoint.at_block_begin(kernel.body):
         func.FuncOp(INIT_FUNCTION, (arguments, []), visibility="private")
+        if nan_fill:
+            func.FuncOp(ENCODE_FUNCTION, (encode, [i32]), visibility="private")
+
+
+def _i32(value: int) -> ir.Value:
+    return arith.constant(ir.IntegerType.get_signless(32), value)
 
 
 def _i64(value: int) -> ir.Value:
@@ -247,10 +311,11 @@ def _byte_offset(pointer: ir.Value, offset_bytes: int) -> ir.Value:
     return llvm.getelementptr(pointer.type, pointer, [], [offset_bytes], i8, None)
 
 
-def _host_array(values: tuple[int, ...]) -> ir.Value:
+def _host_array(values: tuple[int, ...], bits: int = 64) -> ir.Value:
     pointer = ir.Type.parse("!llvm.ptr")
-    i64 = ir.IntegerType.get_signless(64)
-    array = llvm.alloca(pointer, _i64(len(values)), i64)
+    element = ir.IntegerType.get_signless(bits)
+    array = llvm.alloca(pointer, _i64(max(len(values), 1)), element)
     for index, value in enumerate(values):
-        llvm.store(_i64(value), _byte_offset(array, 8 * index))
+        place = _byte_offset(array, bits // 8 * index)
+        llvm.store(arith.constant(element, value), place)
     return array

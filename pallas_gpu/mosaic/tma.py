@@ -55,6 +55,8 @@ def copy_gmem_to_smem(
 ) -> None:
     """Starts a copy of a GMEM slice into SMEM; out-of-bounds elements become zero.
 
+    With `OOBFillMode.NAN` they become NaN.
+
     PTX: `mbarrier.arrive.expect_tx`, `cp.async.bulk.tensor.shared::cluster.global`, or
     `cp.async.bulk.shared::cluster.global` of adjacent bytes that are in bounds. Since:
     sm_90. The threads of the warpgroup synchronize, then the elected one arrives on the
@@ -87,7 +89,8 @@ def copy_gmem_to_smem(
     line = bulk.size_bytes(gmem, smem_view, oob_mode) if alone else None
     if line is None:
         plan = plan_transfer(gmem, smem_view, multicast.count if multicast else 1)
-        tensor = descriptor(gmem, plan)
+        nan_fill = oob_mode is OOBFillMode.NAN and not all(gmem.window.known_inside())
+        tensor = descriptor(gmem, plan, nan_fill=nan_fill)
     base = smem.slice_pointer(smem_view)
     if sync:
         mbarrier.synchronize()
@@ -262,7 +265,11 @@ def plan_transfer(gmem: GmemView, smem_view: SmemView, pieces: int = 1) -> TmaPl
 
 
 def descriptor(
-    gmem: GmemView, plan: TmaPlan, element: np.dtype | None = None
+    gmem: GmemView,
+    plan: TmaPlan,
+    element: np.dtype | None = None,
+    *,
+    nan_fill: bool = False,
 ) -> ir.Value:
     """The address of the tensor map of a plan.
 
@@ -270,6 +277,7 @@ def descriptor(
       gmem: a slice of a kernel buffer.
       plan: of a copy of the slice.
       element: the element type that the map states; None: that of the array.
+      nan_fill: whether a load reads NaN outside of the array, not zero.
     """
     if gmem.buffer_index is None:
         raise errors.MemorySpaceError(
@@ -287,6 +295,7 @@ def descriptor(
             strides=(*strides, 1),
             box=tuple(dim.box for dim in plan.dims),
             swizzle=plan.swizzle,
+            nan_fill=nan_fill,
         )
     )
 

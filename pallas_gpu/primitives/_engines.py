@@ -71,6 +71,39 @@ def threads_load(
     return _threads_carry(src, dst, who, store=False)
 
 
+def require_nan_fill(src: Any, by_threads: bool, who: str) -> None:
+    """Raises unless a copy can fill with NaN.
+
+    Args:
+      src: reference in GMEM or a part of one.
+      by_threads: whether threads carry the copy.
+      who: the operation, for messages.
+
+    Raises:
+      DTypeError: the elements are not floats of 16 bits or more.
+      UnsupportedError: threads carry the copy: cp.async fills with zeros alone.
+    """
+    dtype = np.dtype(src.dtype)
+    if types.kind(dtype) != "float":
+        raise errors.DTypeError(
+            f"{who}: these elements have no fill with NaN",
+            expected="float16, bfloat16, float32 or float64 for OOBFillMode.NAN",
+            got=dtype,
+            hint="use OOBFillMode.ZEROS, and select elements with jnp.where",
+            where=_jax.where_now(),
+        )
+    if by_threads:
+        raise errors.UnsupportedError(
+            f"{who}: cp.async fills with zeros alone",
+            expected="a copy that TMA carries, on a barrier, for OOBFillMode.NAN",
+            got=f"{types.describe(src)}, which threads copy",
+            hint="start at what is known to be a multiple of 16 bytes "
+            "(plgpu.multiple_of), in an array whose rows are such multiples, and pass "
+            "a barrier",
+            where=_jax.where_now(),
+        )
+
+
 def threads_store(src: Any, dst: Any, who: str) -> bool:
     """Returns whether threads carry a copy from SMEM to GMEM.
 

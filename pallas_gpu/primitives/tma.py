@@ -106,9 +106,10 @@ def copy_gmem_to_smem(
         both. PTX: .cta_group::2. Since: sm_100a.
       partitioned_axis: older spelling of `leader_tracked=PARTITIONED(axis)`.
       oob_mode: what the elements outside the array are. None (default) and ZEROS: zero;
-        UNDEFINED: undefined. PROMISE_IN_BOUNDS: there are none. The emulator reports a
-        broken promise, a use of undefined elements and, for None, a copy that lies
-        entirely outside.
+        NAN: NaN, in a float type of 16 bits or more, by TMA alone; UNDEFINED:
+        undefined. PROMISE_IN_BOUNDS: there are none. The emulator reports a broken
+        promise, a use of undefined elements and, for None, a copy that lies entirely
+        outside.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy and its
         bytes: the arrival on the barrier remains.
       cache_hint: how the L2 cache treats the source: "evict_first" for what is read
@@ -122,6 +123,8 @@ def copy_gmem_to_smem(
       MemorySpaceError: an operand is in another space, or TMA has no barrier.
       ShapeError, DTypeError: source and destination differ.
       ArgumentError, UnsupportedError: the CTAs of leader_tracked are not such a pair.
+      DTypeError, UnsupportedError: elements without NaN, or a copy by threads, with
+        `OOBFillMode.NAN`.
       TargetError: leader_tracked on a target without tcgen05.
 
     Example:
@@ -144,7 +147,12 @@ def copy_gmem_to_smem(
         rows.require_alone(any(x is not None for x in others), who)
         rows.gather(*found, dst, one_barrier, predicate)
         return
-    if _engines.threads_load(src, dst, barrier, collective_axes, implementation, who):
+    by_threads = _engines.threads_load(
+        src, dst, barrier, collective_axes, implementation, who
+    )
+    if oob_mode is types.OOBFillMode.NAN:
+        _engines.require_nan_fill(src, by_threads, who)
+    if by_threads:
         cp_async.load(src, dst, one_barrier, predicate, oob_mode)
         return
     ops.bind(

@@ -26,11 +26,15 @@ class LoweringSemantics(enum.Enum):
 class OOBFillMode(enum.Enum):
     """What a copy reads outside of the array.
 
-    There is no fill with NaN: the launcher encodes tensor maps, without a fill mode.
+    * `UNDEFINED`: anything.
+    * `ZEROS`: zeros.
+    * `NAN`: NaN, in arrays of float16, bfloat16, float32 and float64, by TMA.
+    * `PROMISE_IN_BOUNDS`: nothing; the copy is in bounds.
     """
 
     UNDEFINED = "undefined"
     ZEROS = "zeros"
+    NAN = "nan"
     PROMISE_IN_BOUNDS = "promise_in_bounds"
 
 

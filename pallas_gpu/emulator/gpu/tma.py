@@ -81,6 +81,8 @@ def arriving(
     """Returns what a copy brings; elements outside the array are as the mode says."""
     undefined = mode is types.OOBFillMode.UNDEFINED
     fill = poison(src.dtype) if undefined else 0
+    if mode is types.OOBFillMode.NAN:
+        fill = np.nan
     missing = src.missing(outside=undefined)
     if missing is None and src.outside() is None:
         return src.peek().reshape(shape)

@@ -286,6 +286,10 @@ class Host:
             case "llvm.store":
                 self._memory[inputs[1]] = inputs[0]
                 return None
+            case "scf.if":
+                if inputs[0]:
+                    raise KernelError("the host function refuses a tensor map")
+                return None
         self._values[op.results[0]] = self._result(op, inputs)
         return None
 
@@ -296,6 +300,8 @@ class Host:
                 return constant[0].item() if constant.shape == (1,) else None
             case "builtin.unrealized_conversion_cast":
                 return inputs[0]
+            case "arith.cmpi" if ir.IntegerAttr(op.attributes["predicate"]).value == 1:
+                return inputs[0] != inputs[1]
             case "llvm.getelementptr":
                 (index,) = ir.DenseI32ArrayAttr(op.attributes["rawConstantIndices"])
                 kind = str(ir.TypeAttr(op.attributes["elem_type"]).value)
@@ -311,6 +317,9 @@ class Host:
 
     def _call(self, op: ir.Operation, inputs: list[int]) -> None:
         name = str(op.attributes["callee"])
+        if name == "@cuTensorMapEncodeTiled":
+            self._values[op.results[0]] = self._encode(inputs)
+            return
         if name != "@mosaic_gpu_init_tma_desc":
             raise NotModelled(f"func.call {name}")
         place, base, code, rank, sizes, strides, swizzle, box = inputs
@@ -323,6 +332,23 @@ class Host:
         self._descriptors[place] = tma.TensorMap.encode(
             base, code, lists[0], lists[1], swizzle, lists[2]
         )
+
+    def _encode(self, inputs: list[int]) -> int:
+        """cuTensorMapEncodeTiled (CUDA driver API); 0 is success."""
+        place, element, rank, base, sizes, strides, box, steps, *modes = inputs
+        if place % 64:
+            raise KernelError("a tensor map is not aligned to 64 bytes")
+
+        def read(start: int, count: int, width: int) -> list[int]:
+            return [self._memory[start + width * i] for i in range(count)]
+
+        if read(steps, rank, 4) != [1] * rank:
+            raise NotModelled("element strides of a tensor map")
+        self._descriptors[place] = tma.TensorMap.encoded_by_driver(
+            base, element, read(sizes, rank, 8), read(strides, rank - 1, 8),
+            read(box, rank, 4), modes,
+        )  # fmt: skip
+        return 0
 
     def _launch(self, op: ir.Operation, inputs: list[Any]) -> None:
         groups = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))

@@ -28,6 +28,13 @@ _ELEMENTS: dict[int, np.dtype] = {
     9: np.dtype(np.int32),
     10: np.dtype(np.int64),
 }
+# CUDA driver API, CUtensorMapDataType: the floats.
+_DRIVER_ELEMENTS: dict[int, np.dtype] = {
+    6: np.dtype(np.float16),
+    7: np.dtype(np.float32),
+    8: np.dtype(np.float64),
+    9: np.dtype(ml_dtypes.bfloat16),
+}
 # Bits of the address that are exchanged: (first changed bit, number of bits); those
 # that change them lie three bits above (PTX ISA, "Swizzling Modes").
 _SWIZZLE_BITS = {16: 0, 32: 1, 64: 2, 128: 3}
@@ -51,6 +58,7 @@ class TensorMap:
       sizes, box: in elements.
       strides: bytes between neighbours of each dimension.
       swizzle: span in bytes; 16 is none.
+      nan_fill: whether elements outside are read as NaN.
     """
 
     base: int
@@ -59,6 +67,27 @@ class TensorMap:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    nan_fill: bool = False
+
+    @classmethod
+    def encoded_by_driver(cls, base, element, sizes, strides, box, modes) -> TensorMap:
+        """From the arguments of cuTensorMapEncodeTiled: innermost first, in bytes.
+
+        Raises:
+          KernelError: it refuses them.
+        """
+        interleave, swizzle, promotion, fill = modes
+        if element not in _DRIVER_ELEMENTS or interleave or promotion:
+            raise NotModelled(f"a tensor map of elements {element} and modes {modes}")
+        if not (0 <= swizzle <= 3 and 0 <= fill <= 1):
+            raise KernelError(f"cuTensorMapEncodeTiled refuses modes {modes}")
+        dtype = _DRIVER_ELEMENTS[element]
+        made = cls(
+            base, dtype, tuple(sizes), (dtype.itemsize, *strides), tuple(box),
+            16 << swizzle, bool(fill),
+        )  # fmt: skip
+        made._check()
+        return made
 
     @classmethod
     def encode(cls, base, code, sizes, strides, swizzle, box) -> TensorMap:
@@ -91,6 +120,12 @@ class TensorMap:
     def bytes(self) -> int:
         """Bytes of a box."""
         return int(np.prod(self.box)) * self.dtype.itemsize
+
+    @property
+    def outside(self) -> np.ndarray:
+        """[bytes]: what a load reads of an element outside of the tensor."""
+        fill = np.array(np.nan if self.nan_fill else 0).astype(self.dtype)
+        return np.frombuffer(fill.tobytes(), np.uint8)
 
     def in_smem(self, address: int) -> np.ndarray:
         """[elements, bytes]: addresses of a box's bytes, innermost first."""

@@ -217,7 +217,7 @@ class _LoadWork:
         """The bytes arrive: read only now, as late as the waits allow."""
         issue, tensor_map = self._issue, self._issue.tensor_map
         memory, places, inside = _in_gmem(issue)
-        data = np.zeros(self._places.shape, np.uint8)
+        data = np.broadcast_to(tensor_map.outside, self._places.shape).copy()
         data[inside] = memory.data[places]
         for cta, barrier in zip(self._targets, self._barriers, strict=True):
             agent, epoch = cta.clocks.agent(barrier.agent_key), barrier.phase + 1
