@@ -80,7 +80,7 @@ def arriving(
 ) -> Any:
     """Returns what a copy brings; elements outside the array are as the mode says."""
     undefined = mode is types.OOBFillMode.UNDEFINED
-    fill = poison(src.dtype) if undefined else 0
+    fill: Any = poison(src.dtype) if undefined else 0
     if mode is types.OOBFillMode.NAN:
         fill = np.nan
     missing = src.missing(outside=undefined)
