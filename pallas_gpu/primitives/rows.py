@@ -91,8 +91,10 @@ def gather(
 ) -> None:
     """Starts copies of rows of GMEM to SMEM, in the order of their indices.
 
-    PTX: cp.async.bulk.shared::cluster.global, one for each row, if rows are adjacent
-    multiples of 16 bytes in both memories; else cp.async or ld.global and st.shared.
+    PTX: cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4, one for four rows
+    that are adjacent in SMEM (sm_100a); or cp.async.bulk.shared::cluster.global, one
+    for each row, if rows are adjacent multiples of 16 bytes in both memories; else
+    cp.async or ld.global and st.shared.
 
     Args:
       src: all rows.
@@ -116,7 +118,9 @@ def scatter(
 ) -> None:
     """Starts copies of the rows of SMEM to rows of GMEM.
 
-    PTX: cp.async.bulk.global.shared::cta, one for each row, or ld.shared and st.global.
+    PTX: cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4, one for four rows
+    (sm_100a); cp.async.bulk.global.shared::cta, one for each row; or ld.shared and
+    st.global.
 
     Args:
       src: a row for each index.

@@ -78,7 +78,8 @@ def copy_gmem_to_smem(
 
     PTX: cp.async.bulk.tensor.shared::cluster.global.mbarrier; without .tensor for bytes
     that are adjacent in both memories and in bounds; cp.async.shared.global for what
-    TMA cannot address. Since: sm_90.
+    TMA cannot address; .tile::gather4 for rows that indices name. Since: sm_90, and
+    sm_100a for .tile::gather4.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA, all lanes one by cp.async. It arrives on the barrier once and, by TMA,
@@ -90,7 +91,9 @@ def copy_gmem_to_smem(
       src: GMEM reference or a part of one. TMA carries what is known to start at a
         multiple of 16 bytes: write a dynamic start as a product, or promise it with
         `multiple_of`. `x.at[rows]`, with an array of indices, is the rows in that
-        order: each is a copy of its own.
+        order: each is a copy of its own, or, on sm_100a, four are one, if their number
+        is a multiple of 4 and four rows, or those of a tile, are adjacent in SMEM and
+        multiples of 128 bytes, of at most 2048 bytes a row.
       dst: SMEM reference of the same shape and dtype.
       barrier: one barrier. None: cp.async carries the copy, and `wait_gmem_to_smem`
         waits for it.
@@ -191,7 +194,8 @@ def copy_smem_to_gmem(
 
     PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, without .tensor for bytes
     that are adjacent in both memories and in bounds, or cp.reduce.async.bulk.tensor;
-    ld.shared and st.global for what TMA cannot address. Since: sm_90.
+    ld.shared and st.global for what TMA cannot address; .tile::scatter4 for rows that
+    indices name. Since: sm_90, and sm_100a for .tile::scatter4.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA. What TMA cannot address all lanes copy, before they continue. Values
@@ -208,7 +212,8 @@ def copy_smem_to_gmem(
       dst: GMEM reference of the same shape and dtype, or a part of one that starts in
         the array. TMA carries what is known to start at a multiple of 16 bytes, as for
         `copy_gmem_to_smem`; with a reduction that is the author's promise.
-        `out.at[rows]`, with an array of different indices, is these rows.
+        `out.at[rows]`, with an array of different indices, is these rows; on sm_100a
+        four are one copy, as of `copy_gmem_to_smem`.
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,

@@ -92,6 +92,45 @@ def store(
     )
 
 
+def load_rows(
+    pointer: ir.Value,
+    descriptor: ir.Value,
+    coordinates: Sequence[ir.Value],
+    barrier: ir.Value,
+) -> None:
+    """Copies columns of four rows to SMEM. PTX: `cp.async.bulk.tensor.2d.…gather4`.
+
+    Since: sm_100a.
+
+    Args:
+      pointer, descriptor, barrier: as of `load`; a box of the map is one row.
+      coordinates: i32, the first column and four rows.
+    """
+    text = (
+        "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
+        ".mbarrier::complete_tx::bytes [$0], [$1, {$2, $3, $4, $5, $6}], [$7];"
+    )
+    operands = [_address(pointer), descriptor, *coordinates, _address(barrier)]
+    _assembly(text, operands, ["r", "l", *["r"] * 6])
+
+
+def store_rows(
+    pointer: ir.Value, descriptor: ir.Value, coordinates: Sequence[ir.Value]
+) -> None:
+    """Copies columns of four rows to GMEM. PTX: `cp.async.bulk.tensor.2d.…scatter4`.
+
+    Since: sm_100a.
+
+    Args:
+      pointer, descriptor, coordinates: as of `load_rows`.
+    """
+    text = (
+        "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group "
+        "[$0, {$2, $3, $4, $5, $6}], [$1];"
+    )
+    _assembly(text, [descriptor, _address(pointer), *coordinates], "lrrrrrr")
+
+
 def reduce(
     operation: str,
     pointer: ir.Value,

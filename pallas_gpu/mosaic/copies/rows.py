@@ -2,10 +2,11 @@
 """Copies of rows that an array of indices names.
 
 The indices are in registers, in any layout: the thread that holds an index issues the
-copy of that row, so that all warps issue in parallel. A row that is adjacent and a
-multiple of 16 bytes in both memories is one bulk copy, any other one is copied chunk by
-chunk: by its thread, or, if the chunks of a row divide the lanes of a warp, by as many
-adjacent lanes, so that they access adjacent memory.
+copy of that row, so that all warps issue in parallel. Since sm_100a TMA copies four
+rows at a time, if they are adjacent in SMEM: `four_rows`. Else a row that is adjacent
+and a multiple of 16 bytes in both memories is one bulk copy, and any other one is
+copied chunk by chunk: by its thread, or, if the chunks of a row divide the lanes of a
+warp, by as many adjacent lanes, so that they access adjacent memory.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pallas_gpu.layouts.gmem.line import UNIT_BYTES
 from pallas_gpu.layouts.gmem.thread_copy import ThreadCopy
 from pallas_gpu.layouts.registers.placement import Placement, default_placement
 from pallas_gpu.mosaic import gmem, indexed, masking, mbarrier, module, smem, tma
-from pallas_gpu.mosaic.copies import chunks, cp_async, instructions
+from pallas_gpu.mosaic.copies import chunks, cp_async, four_rows, instructions
 from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves import shuffle
 from pallas_gpu.mosaic.registers import Array, Deferred, Iota, RegisterArray
@@ -41,8 +42,10 @@ def gather(
     """Starts copies of rows to SMEM.
 
     PTX: `mbarrier.arrive.expect_tx` of all bytes and, for each row,
-    `cp.async.bulk.shared::cluster.global`; or as `cp_async.copy_gmem_to_smem`. Since:
-    sm_90. All threads of the warpgroup synchronize first.
+    `cp.async.bulk.shared::cluster.global`, or for four of them
+    `cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4` (sm_100a); or as
+    `cp_async.copy_gmem_to_smem`. Since: sm_90. All threads of the warpgroup synchronize
+    first.
 
     Args:
       source: all rows, along its first axis.
@@ -54,8 +57,9 @@ def gather(
     """
     index = _in_registers(rows)
     plan = _plan(source, target, store=False)
+    fours = four_rows.plan(source, target, index)
     mbarrier.synchronize()
-    if barrier_pointer is None or not _is_bulk(plan):
+    if barrier_pointer is None or not (fours or _is_bulk(plan)):
         with predicated(predicate):
             if _by_lanes(plan):
                 _load_by_lanes(plan, source, target, index)
@@ -74,6 +78,9 @@ def gather(
     with predicated(kernel.elected):
         mbarrier.emit_arrive_expect_tx(barrier_pointer, total)
     with predicated(predicate):
+        if fours is not None:
+            four_rows.load(fours, source, target, index, barrier_pointer)
+            return
         for from_, to, present in _each(source, target, index):
             with predicated(present):
                 instructions.load_line(
@@ -92,7 +99,8 @@ def scatter(
 ) -> None:
     """Starts copies of the rows of SMEM to rows of GMEM; the caller closes the group.
 
-    PTX: `cp.async.bulk.global.shared::cta.bulk_group` for each row, or as
+    PTX: `cp.async.bulk.global.shared::cta.bulk_group` for each row, or for four of them
+    `cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4` (sm_100a); or as
     `cp_async.copy_smem_to_gmem`. Since: sm_90. All threads of the warpgroup synchronize
     first.
 
@@ -104,7 +112,12 @@ def scatter(
     """
     index = _in_registers(rows)
     plan = _plan(target, source, store=True)
+    fours = four_rows.plan(target, source, index)
     mbarrier.synchronize()
+    if fours is not None:
+        with predicated(predicate):
+            four_rows.store(fours, target, source, index)
+        return
     with predicated(predicate):
         for to, from_, present in _each(target, source, index):
             if _is_bulk(plan):

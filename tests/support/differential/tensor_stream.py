@@ -110,7 +110,7 @@ def _statements(ptx: str) -> Iterator[tuple[str, list[str]]]:
 def _names(piece: str) -> str | tuple[str, ...]:
     if piece[0] not in "{[":
         return piece
-    return tuple(x.strip() for x in piece.strip("{}[]").split(",") if x.strip())
+    return tuple(x.strip() for x in re.split(r"[{}\[\],]", piece) if x.strip())
 
 
 def _value(registers: dict[str, int], name: str) -> int:

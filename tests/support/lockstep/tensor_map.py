@@ -117,6 +117,11 @@ class TensorMap:
             raise KernelError(f"cuTensorMapEncodeTiled refuses {self}")
 
     @property
+    def rank(self) -> int:
+        """Number of coordinates of a copy."""
+        return len(self.sizes)
+
+    @property
     def bytes(self) -> int:
         """Bytes of a box."""
         return int(np.prod(self.box)) * self.dtype.itemsize
@@ -159,6 +164,39 @@ class TensorMap:
             within = (index >= 0) & (index < size)
             inside = within.reshape(-1, *[1] * inside.ndim) & inside
         return offset.reshape(-1), inside.reshape(-1)
+
+
+class RowsMap(TensorMap):
+    """A map of rows, of which a copy moves four (PTX ISA, "tile::gather4").
+
+    Coordinates are the first column and four rows; in SMEM the rows are adjacent.
+    """
+
+    @classmethod
+    def of(cls, tensor_map: TensorMap) -> RowsMap:
+        """The same descriptor, in a copy of rows.
+
+        Raises:
+          KernelError: it has another rank or box than such copies need.
+        """
+        if len(tensor_map.sizes) != 2 or tensor_map.box[1] != 1:
+            raise KernelError(f"a copy of four rows through {tensor_map}")
+        fields = dataclasses.fields(tensor_map)
+        return cls(**{x.name: getattr(tensor_map, x.name) for x in fields})
+
+    @property
+    def rank(self) -> int:
+        return 5
+
+    @property
+    def bytes(self) -> int:
+        return 4 * super().bytes
+
+    def in_gmem(self, start: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+        column, *rows = start
+        found = [super(RowsMap, self).in_gmem((column, row)) for row in rows]
+        offsets, inside = zip(*found, strict=True)
+        return np.concatenate(offsets), np.concatenate(inside)
 
 
 @functools.lru_cache(maxsize=32)

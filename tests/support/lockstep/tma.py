@@ -16,7 +16,7 @@ from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
 from tests.support.lockstep.program import Program, Step, runs
 from tests.support.lockstep.registers import ASSEMBLY, AssemblyUnit
-from tests.support.lockstep.tensor_map import TensorMap
+from tests.support.lockstep.tensor_map import RowsMap, TensorMap
 
 
 def _buffer(strand: Any, base: int) -> tuple[Any, int]:
@@ -36,7 +36,13 @@ class _Issue:
     address: int
 
 
-def _issues(strand: Any, descriptor: int, coordinates: list[int], smem: int):
+def _issues(
+    strand: Any,
+    descriptor: int,
+    coordinates: list[int],
+    smem: int,
+    of_rows: bool = False,
+):
     """The copies that the active threads issue, with the lane of each."""
     env = strand.env
     for lane in map(int, np.flatnonzero(strand.active())):
@@ -47,9 +53,10 @@ def _issues(strand: Any, descriptor: int, coordinates: list[int], smem: int):
         found = strand.cta.cluster.launch.descriptors.get(held(descriptor))
         if found is None:
             raise KernelError("a tensor copy through something that is no tensor map")
+        found = RowsMap.of(found) if of_rows else found
         # Coordinates are s32.
         start = tuple((held(c) ^ 1 << 31) - (1 << 31) for c in coordinates)
-        if len(start) != len(found.sizes):
+        if len(start) != found.rank:
             raise KernelError(f"{len(start)} coordinates for {found}")
         row, thread = int(strand.row_of_lane[lane]), int(strand.threads[lane])
         yield lane, _Issue(strand, row, thread, found, start, held(smem))
@@ -191,6 +198,33 @@ def _load_for_pair(program: Program, op: ir.Operation, text: str) -> Step:
 
 ASSEMBLY.append(AssemblyUnit("cp.async.bulk.tensor.", _load_for_pair))
 
+_GATHER = (
+    "cp.async.bulk.tensor.2d.shared::cta.global.tile::gather4"
+    ".mbarrier::complete_tx::bytes"
+)
+
+
+def _load_rows(program: Program, op: ir.Operation, text: str) -> Step:
+    (statement,) = parse(text)
+    inputs = program.inputs(op)
+    target, descriptor, *coordinates, barrier = inputs
+    written = f"{_GATHER} [$0], [$1, {{$2, $3, $4, $5, $6}}], [$7];"
+    if text != written or len(inputs) != 8 or statement.guard:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+
+    def load(strand: Any) -> None:
+        found = _issues(strand, descriptor, coordinates, target, of_rows=True)
+        for lane, issue in found:
+            local = int(strand.per_lane(strand.env[barrier])[lane])
+            work = _LoadWork(issue, issue.address, local, [strand.cta])
+            strand.cta.cluster.launch.scheduler.in_flight.append(work)
+
+    return load
+
+
+# In front of the unit whose prefix is that of the names.
+ASSEMBLY.insert(0, AssemblyUnit(_GATHER, _load_rows))
+
 
 class _LoadWork:
     """A copy of a box to one block or several, each with its own mbarrier.
@@ -305,16 +339,31 @@ def _issue_store(
     coordinates: list[int],
     reduction: str,
     policy: int | None = None,
+    of_rows: bool = False,
 ) -> Step:
     def store(strand: Any) -> None:
         check_policy(strand, policy)
-        for _, issue in _issues(strand, descriptor, coordinates, source):
+        for _, issue in _issues(strand, descriptor, coordinates, source, of_rows):
             work = _StoreWork(issue, reduction)
             groups = strand.cta.bulk.setdefault(issue.thread, BulkGroups())
             work.epoch = groups.committed + 1
             groups.open.append(work)
 
     return store
+
+
+_SCATTER = "cp.async.bulk.tensor.2d.global.shared::cta.tile::scatter4.bulk_group"
+
+
+def _store_rows(program: Program, op: ir.Operation, text: str) -> Step:
+    inputs = program.inputs(op)
+    if text != f"{_SCATTER} [$0, {{$2, $3, $4, $5, $6}}], [$1];" or len(inputs) != 7:
+        raise NotModelled(f"llvm.inline_asm {text[:80]}")
+    descriptor, source, *coordinates = inputs
+    return _issue_store(descriptor, source, coordinates, "", of_rows=True)
+
+
+ASSEMBLY.insert(0, AssemblyUnit(_SCATTER, _store_rows))
 
 
 class _StoreWork:
