@@ -2,7 +2,7 @@
 """tcgen05: Blackwell's tensor core instruction and the arrival when it is complete.
 
 What is particular to pairs of CTAs is in `pairs.py`, to block scaling in `scales.py`,
-to sparse operands in `sparsity.py`.
+to sparse operands in `sparsity.py`, to several tiles of rows in `tiles.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem.layout import TmemKind
 from pallas_gpu.primitives import _operands as ops
 from pallas_gpu.primitives import _registry as registry
-from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity
+from pallas_gpu.primitives.tensor_cores import pairs, scales, sparsity, tiles
 
 tcgen05_mma_p = registry.define(
     "tcgen05_mma",
@@ -99,7 +99,10 @@ def tcgen05_mma(
     Args:
       acc: (M, N) TMEM reference with one element per column, M = 64 or 128; float32,
         float16 or int32. Of a pair it is declared with collective=True, and N is at
-        most 256.
+        most 256. Of T tiles of rows it is (T, M, N): the tiles are next to each other
+        in the columns. Then `a` is (T * M, K) or (T, M, K), `a_scale` and
+        `a_sparse_metadata` have T in front, and each tile is a product of its own,
+        all before one arrival.
       a: (M, K) SMEM reference, or a packed TMEM reference with M = 128.
       b: (K, N) SMEM reference, of a pair (K, N / 2). SMEM operands need
         TilingTransform((8, swizzle width)) and a SwizzleTransform of 32, 64 or 128
@@ -143,56 +146,34 @@ def tcgen05_mma(
     if aval.memory_space is not types.TMEM:
         ops.require_space(a, types.SMEM, who, "a")
     ops.require_space(b, types.SMEM, who, "b")
-    scaled = a_scale is not None or b_scale is not None
-    if not scaled:
-        _require_types(acc, a, b)
-    collective = collective_axis is not None
-    in_tmem = [acc, a_scale, b_scale, a if aval.memory_space is types.TMEM else None]
-    for array in in_tmem:
-        if getattr(types.base_aval(array), "memory_space", None) is types.TMEM:
-            pairs.require_allocation(array, collective=collective, who=who)
-    if a_sparse_metadata is not None:
-        sparsity.require(
-            acc, a, b, a_sparse_metadata, scaled=scaled, collective=collective
-        )
-    elif collective:
-        pairs.require_shapes(acc, a, b)
-    else:
-        _require_shapes(acc, a, b)
-    if scaled:
-        scales.require(acc, a, b, a_scale, b_scale)
-    _require_accumulator(acc, collective=collective)
-    if aval.memory_space is types.TMEM:
-        _require_packed(a)
-    else:
-        _require_storage(a, "a")
-    right = _require_storage(b, "b")
-    if not collective:
-        _require_halves(acc, right)
-    if a_sparse_metadata is not None:
-        sparsity.require_storage(right)
+    parts = tiles.split(acc, a, a_scale, a_sparse_metadata)
+    for tile in parts:
+        _require_product(tile, b, b_scale, collective=collective_axis is not None)
     if not isinstance(accumulate, bool):
         accumulate = ops.require_scalar_bool(accumulate, f"{who}: accumulate")
     done = None if barrier is None else one_barrier(barrier, who)
-    ops.bind(
-        tcgen05_mma_p,
-        {
-            "acc": ops.operand(acc),
-            "a": ops.operand(a),
-            "b": ops.operand(b),
-            "barrier": done,
-            "accumulate": jnp.asarray(accumulate),
-            **{
-                name: None if ref is None else ops.operand(ref)
-                for name, ref in (
-                    ("a_scale", a_scale),
-                    ("b_scale", b_scale),
-                    ("a_sparse_metadata", a_sparse_metadata),
-                )
+    for tile in parts:
+        refs = {
+            "acc": tile.acc,
+            "a": tile.a,
+            "b": b,
+            "a_scale": tile.a_scale,
+            "b_scale": b_scale,
+            "a_sparse_metadata": tile.metadata,
+        }
+        ops.bind(
+            tcgen05_mma_p,
+            {
+                **{
+                    name: None if ref is None else ops.operand(ref)
+                    for name, ref in refs.items()
+                },
+                # The commit behind the last tile is one for all of them.
+                "barrier": done if tile is parts[-1] else None,
+                "accumulate": jnp.asarray(accumulate),
             },
-        },
-        collective_axis=collective_axis,
-    )
+            collective_axis=collective_axis,
+        )
 
 
 @expect.arguments(
@@ -248,6 +229,38 @@ def one_barrier(barrier: Any, who: str) -> ops.RefOperand:
 
 
 # --- checks ---------------------------------------------------------------------------
+
+
+def _require_product(
+    tile: tiles.Tile, b: Any, b_scale: Any, *, collective: bool
+) -> None:
+    """Raises unless an instruction multiplies a tile."""
+    acc, a, a_scale = tile.acc, tile.a, tile.a_scale
+    scaled = a_scale is not None or b_scale is not None
+    if not scaled:
+        _require_types(acc, a, b)
+    left_in_tmem = types.base_aval(a).memory_space is types.TMEM
+    for array in [acc, a_scale, b_scale, a if left_in_tmem else None]:
+        if getattr(types.base_aval(array), "memory_space", None) is types.TMEM:
+            pairs.require_allocation(array, collective=collective, who="tcgen05_mma")
+    if tile.metadata is not None:
+        sparsity.require(acc, a, b, tile.metadata, scaled=scaled, collective=collective)
+    elif collective:
+        pairs.require_shapes(acc, a, b)
+    else:
+        _require_shapes(acc, a, b)
+    if scaled:
+        scales.require(acc, a, b, a_scale, b_scale)
+    _require_accumulator(acc, collective=collective)
+    if left_in_tmem:
+        _require_packed(a)
+    else:
+        _require_storage(a, "a")
+    right = _require_storage(b, "b")
+    if not collective:
+        _require_halves(acc, right)
+    if tile.metadata is not None:
+        sparsity.require_storage(right)
 
 
 def _name(ref: Any) -> str:

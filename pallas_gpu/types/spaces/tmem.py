@@ -219,7 +219,8 @@ def _layout(shape: tuple[int, ...], packing: int, collective: bool) -> TmemLayou
             "TMEM: an array has an unsupported number of rows",
             expected=f"{LANES} or {_HALF_LANES} rows, unless layout says otherwise",
             got=f"{rows} rows, shape {shape}",
-            hint="declare an array for each tile of 128 rows, or pad it",
+            hint="declare an array of tiles of 128 rows, (tiles, 128, columns), or an "
+            "array for each tile of 128 rows, or pad it",
         )
     if collective:
         return TmemLayout.m64_collective(columns, packing)
