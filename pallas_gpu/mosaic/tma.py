@@ -145,7 +145,7 @@ def copy_smem_to_gmem(
     """Starts a copy of SMEM into a GMEM slice; drops out-of-bounds elements.
 
     PTX: `cp.async.bulk.tensor.global.shared::cta`, or `cp.reduce.async.bulk.tensor`, or
-    `cp.async.bulk.global.shared::cta` of adjacent bytes that are in bounds, then
+    these without `.tensor` of adjacent bytes that are in bounds, then
     `cp.async.bulk.commit_group`. Since: sm_90. Each thread that wrote the SMEM issues
     `fence_proxy_async` before. The threads of the warpgroup synchronize, then the
     elected one issues the copy. `wait_group` waits for its completion.
@@ -166,7 +166,8 @@ def copy_smem_to_gmem(
     """
     policy = instructions.cache_policy(cache_hint)
     combines = REDUCTIONS[reduction] if reduction else None
-    line = bulk.size_bytes(gmem, smem_view) if combines is None else None
+    measure = bulk.size_bytes if combines is None else bulk.reduced_bytes
+    line = measure(gmem, smem_view)
     if line is None:
         plan = plan_transfer(gmem, smem_view)
         element = combines.element(gmem.dtype) if combines else None
@@ -185,8 +186,11 @@ def copy_smem_to_gmem(
     with predicated(kb.elected if elected is None else elected):
         if line is None:
             issue(plan, gmem.window.starts, base, copy)
-        else:
+        elif combines is None:
             instructions.store_line(base, slice_pointer(gmem), line, policy)
+        else:
+            suffix, to = bulk.suffix(combines, gmem.dtype), slice_pointer(gmem)
+            instructions.reduce_line(suffix, base, to, line, policy)
         if commit:
             commit_group()
 

@@ -192,10 +192,11 @@ def copy_smem_to_gmem(
 ) -> None:
     """Starts an asynchronous copy from SMEM to GMEM.
 
-    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, without .tensor for bytes
-    that are adjacent in both memories and in bounds, or cp.reduce.async.bulk.tensor;
-    ld.shared and st.global for what TMA cannot address; .tile::scatter4 for rows that
-    indices name. Since: sm_90, and sm_100a for .tile::scatter4.
+    PTX: cp.async.bulk.tensor.global.shared::cta.bulk_group, or
+    cp.reduce.async.bulk.tensor, without .tensor for bytes that are adjacent in both
+    memories and in bounds; ld.shared and st.global for what TMA cannot address;
+    .tile::scatter4 for rows that indices name. Since: sm_90, and sm_100a for
+    .tile::scatter4.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane starts a
     copy by TMA. What TMA cannot address all lanes copy, before they continue. Values
@@ -217,7 +218,8 @@ def copy_smem_to_gmem(
       predicate: scalar bool, uniform in the warpgroup; False skips the copy.
       commit_group: whether to close the current group of copies after this one.
       reduction_op: None (default): GMEM is overwritten. "add": int32, uint32, int64,
-        uint64, float32 (subnormals may count as 0), float16, bfloat16. "min", "max":
+        uint64, float32 (subnormals may count as 0), float16, bfloat16, and float64,
+        of adjacent elements, in bounds at a dynamic start, too. "min", "max":
         integers of 32 and 64 bits, float16, bfloat16 (of a number and a NaN the
         number). "umin", "umax", "smin", "smax": these integers, compared as unsigned or
         signed ones. "and", "or", "xor": these integers. "inc", "dec": int32 and uint32,

@@ -35,6 +35,7 @@ from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.smem.window import contiguous_layout
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
+from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 _EMULATE = registry.RuleKind.EMULATE
 
@@ -326,6 +327,8 @@ def _issue_store(
     _require_representable(dst, src, "written by a copy")
     if is_outside(dst):
         dst.require_inside("written by a copy entirely")
+    if reduction is not None and lacks_tensor_map(dst.dtype):
+        dst.require_inside("written by a sum of float64, which is in bounds,")
     start_store(wg, stream, src, dst, reduction)
 
 

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 
 from pallas_gpu import _jax, errors, types
 from pallas_gpu.entry.check import references
+from pallas_gpu.layouts.gmem.line import require_line
 from pallas_gpu.layouts.gmem.tma_start import require_start
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.primitives import _registry as registry
 from pallas_gpu.primitives import tma
 from pallas_gpu.primitives._engines import check_copy
+from pallas_gpu.types.copies.reductions import lacks_tensor_map
 
 
 @registry.checks(tma.copy_gmem_to_smem_p, tma.copy_smem_to_gmem_p)
@@ -40,7 +42,12 @@ def _check_copy(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     # The default mode of a load refuses what can only give zeros.
     if not load or eqn.params["oob_mode"] is None:
         require_some_inside(gmem_window, name, "source" if load else "destination")
-    bits = types.itemsize_bits(gmem.ref.aval.dtype)
+    dtype = gmem.ref.aval.dtype
+    if not load and eqn.params["reduction_op"] and lacks_tensor_map(dtype):
+        aval = smem.ref.aval
+        layout = types.smem_layout(aval.shape, aval.dtype, aval.transforms)
+        require_line(gmem_window, layout, smem_window, f"{name}: a sum of float64")
+    bits = types.itemsize_bits(dtype)
     require_start(gmem_window, bits, name, store=not load)
 
 

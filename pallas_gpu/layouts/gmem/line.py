@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from pallas_gpu.errors import LayoutError
 from pallas_gpu.layouts.smem.layout import SmemLayout
 from pallas_gpu.layouts.window import Window, is_contiguous
 
@@ -45,6 +46,26 @@ def line_bytes(
         return None
     starts = (_start_bits(w, layout.itemsize_bits) for w in (gmem, smem))
     return None if any(bits % (8 * UNIT_BYTES) for bits in starts) else size_bytes
+
+
+def require_line(gmem: Window, layout: SmemLayout, smem: Window, what: str) -> None:
+    """Raises LayoutError unless a copy is of adjacent bytes and may be in bounds.
+
+    Args:
+      gmem, layout, smem: as of `line_bytes`; dynamic starts are the author's promise.
+      what: the copy, for the message.
+    """
+    size = line_bytes(gmem, layout, smem, in_bounds=True)
+    if size is not None and not gmem.over_the_edge():
+        return
+    raise LayoutError(
+        f"{what} is of adjacent bytes in bounds alone",
+        expected="a part of whole rows in GMEM, inside the array, in SMEM without "
+        "transforms, that starts at a multiple of 16 bytes and has such a size",
+        got=f"a part of sizes {gmem.sizes} of an array {gmem.array_shape} in GMEM, of "
+        f"{layout.shape} in SMEM",
+        hint="copy each row with a call of its own, or use plgpu.atomic_add",
+    )
 
 
 def is_row(window: Window) -> bool:

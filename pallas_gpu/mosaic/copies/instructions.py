@@ -206,7 +206,36 @@ def store_line(
       target: pointer to GMEM.
       size_bytes, policy: as of `load_line`.
     """
-    text = f"cp.async.bulk.global.shared::cta.bulk_group{_hint(policy)} [$0], [$1], $2"
+    form = f"cp.async.bulk.global.shared::cta.bulk_group{_hint(policy)}"
+    _line_to_gmem(form, pointer, target, size_bytes, policy)
+
+
+def reduce_line(
+    suffix: str,
+    pointer: ir.Value,
+    target: ir.Value,
+    size_bytes: int,
+    policy: ir.Value | None = None,
+) -> None:
+    """Combines adjacent elements with GMEM. PTX: `cp.reduce.async.bulk`.
+
+    Args:
+      suffix: operation and element type, e.g. `add.noftz.bf16`.
+      pointer, target, size_bytes, policy: as of `store_line`.
+    """
+    form = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
+    form += f"{_hint(policy)}.{suffix}"
+    _line_to_gmem(form, pointer, target, size_bytes, policy)
+
+
+def _line_to_gmem(
+    form: str,
+    pointer: ir.Value,
+    target: ir.Value,
+    size_bytes: int,
+    policy: ir.Value | None,
+) -> None:
+    text = f"{form} [$0], [$1], $2"
     size = module.current().i32(size_bytes)
     _line(text, [_global(target), _address(pointer), size], "lrr", policy)
 

@@ -33,6 +33,14 @@ class CopyReduction:
         return np.dtype(self.elements[np.dtype(dtype).name])
 
 
+def lacks_tensor_map(dtype: Any) -> bool:
+    """Returns whether copies combine such elements without a tensor map alone.
+
+    PTX ISA: `.f64` is a type of cp.reduce.async.bulk, not of its tensor form.
+    """
+    return np.dtype(dtype) == np.float64
+
+
 def signed_reduction(name: str, dtype: Any) -> str:
     """Returns a reduction by the name that says whether integers are signed.
 
@@ -47,13 +55,13 @@ def _as_they_are(*names: str) -> dict[str, str]:
     return {name: name for name in names}
 
 
-# PTX ISA, cp.reduce.async.bulk.tensor: the types of each operation. Sums of int64 are
-# stated as those of uint64, which have the same bits.
+# PTX ISA, cp.reduce.async.bulk: the types of each operation. Sums of int64 are stated
+# as those of uint64, which have the same bits.
 REDUCTIONS: dict[str, CopyReduction] = {
     "add": CopyReduction(
         "add",
         {
-            **_as_they_are("int32", "uint32", "uint64", "float32", *_FLOATS),
+            **_as_they_are("int32", "uint32", "uint64", "float32", "float64", *_FLOATS),
             "int64": "uint64",
         },
     ),

@@ -353,3 +353,121 @@ def test_the_instruction_reduces(semantics):
     x = X.astype(np.int32)
     (report,) = plgpu.offline.compile(under(semantics, make(None)), x, x)
     assert "cp.reduce.async.bulk.tensor.2d.global.shared::cta.max" in report.ptx
+
+
+# --- rows, which need no tensor map ---------------------------------------------------
+
+ROWS = [
+    ("add", "bfloat16"), ("add", "float64"), ("add", "int64"), ("smax", "uint32"),
+    ("min", "float16"), ("inc", "uint32"), ("xor", "uint64"), ("umin", "int32"),
+]  # fmt: skip
+BULK = "cp.reduce.async.bulk.global.shared::cta.bulk_group"
+
+
+@pytest.mark.parametrize(("op", "dtype"), ROWS)
+def test_a_row_is_combined_without_a_tensor_map(op, dtype):
+    old, new = numbers(dtype, (4, 32)), numbers(dtype, (32,))
+    expected = old.copy()
+    with np.errstate(all="ignore"):
+        row = FUNCTIONS[op](old[2], new).astype(old.dtype, copy=False)
+    expected[2] = row.view(old.dtype)
+
+    def body(state, x, n, tile, full):
+        plgpu.copy_gmem_to_smem(x, tile, full)
+        plgpu.barrier_wait(full)
+        plgpu.copy_smem_to_gmem(tile, state.at[n[0]], reduction_op=op)
+        plgpu.wait_smem_to_gmem(0)
+
+    with jax.enable_x64(True):
+        make = in_place(body, old.dtype, (32,))
+        everywhere.check(make, [old, new, np.array([2], np.int32)], expected)
+
+
+def test_ctas_add_float64_at_dynamic_starts_and_whole_rows():
+    old, new = numbers("float64", (8, 16)), numbers("float64", (3, 4, 16))
+    expected = old.copy()
+    for i in range(3):
+        expected[2 * i : 2 * i + 4] += new[i]
+
+    def body(state, x, tile, full):
+        plgpu.copy_gmem_to_smem(part(x), tile, full)
+        plgpu.barrier_wait(full)
+        rows = plgpu.ds(2 * lax.axis_index("i"), 4)
+        plgpu.copy_smem_to_gmem(tile, state.at[rows], reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    with jax.enable_x64(True):
+        make = in_place(body, old.dtype, (4, 16), **GRID)
+        everywhere.check(make, [old, new], expected)
+
+
+def float64_sum(start, sizes):
+    """A kernel that adds a tile to a part of an (8, 16) array of float64."""
+
+    def body(state, n, tile):
+        tile[...] = jnp.ones(sizes, tile.dtype)
+        plgpu.commit_smem()
+        first = n[0] if start is None else start[0]
+        where = plgpu.ds(first, sizes[0]), plgpu.ds((start or (0, 0))[1], sizes[1])
+        plgpu.copy_smem_to_gmem(tile, state.at[where], reduction_op="add")
+        plgpu.wait_smem_to_gmem(0)
+
+    def make(interpret):
+        kernel = plgpu.kernel(
+            body,
+            out_type=(),
+            scratch_types=[plgpu.SMEM(sizes, jnp.float64)],
+            interpret=interpret,
+        )
+
+        def call(state, n):
+            ref = jax.new_ref(state)
+            kernel(ref, n)
+            return ref[...]
+
+        return call
+
+    return make, np.zeros((8, 16)), np.array([6], np.int32)
+
+
+@pytest.mark.parametrize(("start", "sizes"), [((0, 2), (4, 8)), ((6, 0), (4, 16))])
+def test_float64_is_added_to_adjacent_elements_alone(start, sizes):
+    with jax.enable_x64(True):
+        make, *args = float64_sum(start, sizes)
+        with pytest.raises(
+            errors.LayoutError, match="adjacent bytes in bounds"
+        ) as info:
+            make(True)(*args)
+    assert "hint:      copy each row with a call of its own" in str(info.value)
+
+
+def test_a_sum_of_float64_that_leaves_the_array_is_reported():
+    with jax.enable_x64(True):
+        make, *args = float64_sum(None, (4, 16))
+        with pytest.raises(errors.OutOfBoundsError, match="sum of float64"):
+            make(True)(*args)
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+def test_every_reduction_of_rows_assembles(semantics):
+    dtypes = sorted({dtype for _, dtype in CASES})
+
+    def body(*refs):
+        states, tiles = refs[: len(dtypes)], refs[len(dtypes) :]
+        for op, dtype in CASES:
+            i = dtypes.index(dtype)
+            plgpu.copy_smem_to_gmem(tiles[i], states[i], reduction_op=op)
+        plgpu.wait_smem_to_gmem(0)
+
+    with jax.enable_x64(True):
+        made = [np.dtype(getattr(ml_dtypes, name, name)) for name in dtypes]
+        kernel = plgpu.kernel(
+            body,
+            out_type=[jax.ShapeDtypeStruct((32,), dtype) for dtype in made],
+            scratch_types=[plgpu.SMEM((32,), dtype) for dtype in made],
+        )
+        (report,) = plgpu.offline.compile(under(semantics, kernel))
+    assert report.ptx.count(BULK) == len(CASES)
+    for suffix in ("add.f64", "add.noftz.bf16", "min.f16", "max.s64", "xor.b64"):
+        assert f"{BULK}.{suffix} " in report.ptx

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
 from jaxlib.mlir import ir
 
-from tests.support.lockstep import accesses, mbarrier, tma, values
+from tests.support.lockstep import accesses, mbarrier, reductions, tma, values
 from tests.support.lockstep.assembly import parse
 from tests.support.lockstep.engine import KernelError
 from tests.support.lockstep.not_modelled import NotModelled
@@ -19,6 +20,10 @@ _UNIT = 16  # of sizes and of addresses
 _LOAD = "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
 _HINT = ".L2::cache_hint"
 _STORE = "cp.async.bulk.global.shared::cta.bulk_group"
+_REDUCE = re.compile(
+    r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group(\.L2::cache_hint)?"
+    r"\.(\w+?)(\.noftz)?\.(\w+)"
+)
 
 
 class _Copy:
@@ -62,9 +67,14 @@ class _Load(_Copy):
 
 
 class _Store(_Copy):
-    """A copy to GMEM, in the thread's bulk group."""
+    """A copy to GMEM, in the thread's bulk group; it may combine elements.
 
-    def __init__(self, strand, lane, smem, gmem, size):
+    Args:
+      reduction: the operation and its element type.
+    """
+
+    def __init__(self, strand, lane, smem, gmem, size, reduction=None):
+        self._reduction = reduction
         super().__init__(strand, lane, smem, gmem, size)
         rows = np.array([self.row])
         self.cta.smem.begin_read(rows, self.smem, "a bulk copy")
@@ -87,14 +97,26 @@ class _Store(_Copy):
         if not self._done:
             self._done = True
             self.read()
-            self.memory.data[self.gmem] = self._data
+            data = self._data
+            if self._reduction is not None:
+                operation, dtype = self._reduction
+                old, new = (
+                    np.ascontiguousarray(x).view(dtype)
+                    for x in (self.memory.data[self.gmem], data)
+                )
+                data = reductions.apply(operation, old, new).view(np.uint8)
+            self.memory.data[self.gmem] = data
 
 
 def _unit(program: Program, op: ir.Operation, text: str) -> Step:
     (statement,) = parse(text)
     inputs = program.inputs(op)
-    hinted = statement.opcode.endswith(_HINT)
-    opcode = statement.opcode.removesuffix(_HINT)
+    hinted = _HINT in statement.opcode
+    opcode, reduction = statement.opcode.removesuffix(_HINT), None
+    match = _REDUCE.fullmatch(opcode)
+    if match is not None:
+        dtype = reductions.of_bytes(match[2], match[3] is not None, match[4])
+        opcode, reduction = _STORE, (match[2], dtype)
     load = opcode == _LOAD
     places = ["[$0]", "[$1]", "$2", *(["[$3]"] if load else [])]
     if hinted:
@@ -112,11 +134,11 @@ def _unit(program: Program, op: ir.Operation, text: str) -> Step:
             if load:
                 _Load(strand, lane, first, second, size, *barrier)
             else:
-                _Store(strand, lane, second, first, size)
+                _Store(strand, lane, second, first, size, reduction)
 
     return copy
 
 
-for _name in (_LOAD, _STORE):
+for _name in (_LOAD, _STORE, "cp.reduce.async.bulk.global."):
     # In front of the mbarriers' unit, whose prefix is in one of the names.
     ASSEMBLY.insert(0, AssemblyUnit(_name, _unit))

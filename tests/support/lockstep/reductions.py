@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reductions of bulk copies to GMEM (PTX ISA, cp.reduce.async.bulk.tensor)."""
+"""Reductions of bulk copies to GMEM (PTX ISA, cp.reduce.async.bulk[.tensor])."""
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 
 from tests.support.lockstep.engine import KernelError
@@ -21,6 +22,28 @@ TYPES: dict[str, frozenset[str]] = {
     "or": _BITS,
     "xor": _BITS,
 }
+
+
+_NAMES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64"}
+
+
+def of_bytes(operation: str, exact: bool, kind: str) -> np.dtype:
+    """The element type of cp.reduce.async.bulk, which names it: `.add.noftz.f16`.
+
+    Raises:
+      KernelError: ptxas refuses it.
+    """
+    name = (
+        _NAMES.get(kind) or {"u": "uint", "s": "int", "b": "uint"}[kind[0]] + kind[1:]
+    )
+    by_bits = operation in ("and", "or", "xor")
+    halves = name in ("float16", "bfloat16")
+    fine = (kind[0] == "b" and kind != "bf16") == by_bits
+    fine &= exact == (halves and operation == "add")
+    fine &= name in TYPES[operation] or (operation, name) == ("add", "float64")
+    if not fine:
+        raise KernelError(f"cp.reduce.async.bulk.{operation} of .{kind}")
+    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def check(operation: str, dtype: np.dtype) -> None:
