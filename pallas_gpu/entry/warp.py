@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, errors, expect, types
 from pallas_gpu.entry import scope
+from pallas_gpu.entry.memory import warp_arrays
 from pallas_gpu.primitives.warp import WARPS, warp_map_p
 
 # Such a kernel in messages.
@@ -31,7 +32,8 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     one elected lane starts a copy, stores an element, or arrives, which counts as one
     arrival; `commit_smem` and `commit_gmem` fence this warp's writes. Arrays are those
     of a warp, distributed over its 32 lanes, and `run_scoped` allocates memory and
-    barriers for each warp.
+    barriers for each warp. Arrays from outside travel through SMEM of their size: a
+    warp loads the parts that `f` takes of them, such as `rows[warp_id]`, or all.
 
     Each warp keeps the parity of the barriers that it waits for from one `warp_map` to
     the next, as a warpgroup does for its own waits. What all four warps wait for alike
@@ -50,9 +52,9 @@ def warp_map(f: Callable[[jax.Array], None], /) -> None:
     Raises:
       ArgumentTypeError: `f` does not have exactly one parameter.
       KernelError: `f` returns a value, or the call is outside a kernel.
-      UnsupportedError: `f` uses an array or an accumulator of the warpgroup, issues an
-        operation of a whole warpgroup (a matrix product, `set_max_registers`), or calls
-        `warp_map`.
+      UnsupportedError: `f` uses an accumulator of the warpgroup, or in a block of
+        several warpgroups an array of one, issues an operation of a whole warpgroup (a
+        matrix product, `set_max_registers`), or calls `warp_map`.
       LayoutError: a layout distributes an array over several warps.
       BarrierError: a barrier is waited for both by some warps and outside.
 
@@ -109,6 +111,11 @@ def _bind(body: Callable[[jax.Array], None], axis_name: str | None) -> None:
     axes = [] if axis_name is None else [(axis_name, WARPS)]
     with scope.one_warp():
         closed, _ = _jax.trace(body, [jax.ShapeDtypeStruct((), jnp.int32)], axes)
+    arrays = warp_arrays.travel(closed.consts)
+    if arrays:
+        bind = functools.partial(_bind, axis_name=axis_name)
+        warp_arrays.through_smem(closed, arrays, bind)
+        return
     jaxpr = _jax.convert_constvars_jaxpr(closed.jaxpr)
     with _jax.trace_without_ref_rules():
         warp_map_p.bind(*closed.consts, jaxpr=jaxpr, axis_name=axis_name)

@@ -277,10 +277,104 @@ def test_what_an_atomic_operation_of_a_warp_returns():
     check(body, [ints(1)], expected, scratch_types=scratch)
 
 
+# --- arrays from outside --------------------------------------------------------------
+
+
+def test_each_warp_takes_rows_of_an_array_of_the_warpgroup():
+    x = ints(8, 64)
+
+    def body(x_ref, o):
+        doubled, other = 2 * x_ref[...], x_ref[...] - 1
+
+        @plgpu.warp_map
+        def _(warp_id):
+            rows = lax.dynamic_slice_in_dim(doubled, 2 * warp_id, 2)
+            o[plgpu.ds(2 * warp_id, 2)] = rows + other[warp_id] + other[7, 32:33]
+
+    rows = np.repeat(x[:4] - 1, 2, axis=0)
+    check(body, [x], (2 * x + rows + x[7, 32] - 1).astype(np.int32))
+
+
+def test_a_start_beyond_the_array_is_clamped_as_in_jax():
+    x = ints(4, 64)
+
+    def body(x_ref, o):
+        values = x_ref[...] + 1
+
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = lax.dynamic_slice_in_dim(values, 2 * warp_id, 1)[0]
+
+    check(body, [x], x[[0, 2, 3, 3]] + 1)
+
+
+def test_warps_use_a_whole_array_in_branches_and_loops():
+    x = ints(4, 64)
+
+    def body(x_ref, o):
+        sums, weight = jnp.sum(x_ref[...], axis=0), x_ref[1, 2]
+
+        @plgpu.warp_map
+        def _(warp_id):
+            @plgpu.when(warp_id != 2)
+            def _():
+                o[warp_id] = sums * weight
+
+            @plgpu.when(warp_id == 2)
+            def _():
+                o[2] = lax.fori_loop(0, 3, lambda i, a: a + sums, sums)
+
+    sums = x.sum(0, dtype=np.int32)
+    expected = np.stack([sums * x[1, 2]] * 4)
+    expected[2] = 4 * sums
+    check(body, [x], expected)
+
+
+def test_a_literal_is_an_array_from_outside():
+    def body(x, o):
+        @plgpu.warp_map
+        def _(warp_id):
+            o[warp_id] = x[warp_id] + jnp.array([1, 2, 3, 4])
+
+    check(body, [ints(4, 4)], ints(4, 4) + np.arange(1, 5, dtype=np.int32))
+
+
+def test_a_region_in_a_loop_sees_the_values_of_its_iteration():
+    def body(x, o):
+        o[...] = jnp.zeros((4, 64), jnp.int32)
+
+        def step(i, values):
+            @plgpu.warp_map
+            def _(warp_id):
+                o[warp_id] = o[warp_id] + values[warp_id]
+
+            return values + 1
+
+        lax.fori_loop(0, 3, step, x[...])
+
+    x = ints(4, 64)
+    check(body, [x], 3 * x + 3)
+
+
+def test_what_does_not_fit_in_smem_is_refused_with_its_line():
+    def body(x, o):
+        values = x[...]
+
+        @plgpu.warp_map  # HERE
+        def _(warp_id):
+            o[warp_id, :64] = values[warp_id, :64]
+
+    with pytest.raises(errors.OutOfResources, match="SMEM") as info:
+        plgpu.kernel(body, out_type=jax.ShapeDtypeStruct((4, 64), F32), interpret=True)(
+            np.zeros((256, 256), np.float32)
+        )
+    assert "test_warp_arrays.py" in str(info.value)
+
+
 # --- what it refuses ------------------------------------------------------------------
 
 
-def test_an_array_of_the_warpgroup_is_refused():
+def test_an_array_of_one_of_several_warpgroups_is_refused():
     def body(x, o):
         row = x[0]
 
@@ -291,22 +385,11 @@ def test_an_array_of_the_warpgroup_is_refused():
     with refused(
         errors.UnsupportedError,
         "an array of the warpgroup inside warp_map is not supported",
+        expected="in a block of one warpgroup arrays of numbers, too",
         got="float32[128] from outside",
         hint="load it inside the warp_map from a reference: a table or a literal",
     ):
-        run(body)
-
-
-def test_a_literal_is_an_array_from_outside():
-    """It says where to put a table, which is written inside the function."""
-
-    def body(x, o):
-        @plgpu.warp_map
-        def _(warp_id):
-            o[warp_id] = x[warp_id] + jnp.array([1, 2, 3, 4])
-
-    with pytest.raises(plgpu.errors.UnsupportedError, match="an argument of the"):
-        check(body, [ints(4, 4)], ints(4, 4))
+        run(body, num_threads=2, thread_name="wg")
 
 
 def test_a_layout_over_several_warps_is_refused():

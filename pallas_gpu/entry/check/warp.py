@@ -56,8 +56,8 @@ def check_captured(eqn: _jax.JaxprEqn) -> None:
             continue
         raise _refusal(
             "an array of the warpgroup inside warp_map",
-            expected="scalars and references from outside; arrays that the warp loads "
-            "or computes itself",
+            expected="scalars and references from outside, in a block of one warpgroup "
+            "arrays of numbers, too; arrays that the warp loads or computes itself",
             got=f"{_text(aval)} from outside, which is distributed over all four warps",
             hint="load it inside the warp_map from a reference: a table or a literal "
             "of jnp.array from an argument of the kernel, what the warpgroup has "
