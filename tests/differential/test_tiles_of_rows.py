@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several tiles of M: the products of one call are upstream's of a call for each tile."""
+"""Several tiles of M: products of one call are upstream's of a call for each tile."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from tests.support.public_calls import F16, F32
 # Needs a cluster.
 _PAIRS = "tests/lowering/families/tensor_cores/test_tcgen05_pairs.py"
 _SCALED_PAIRS = "tests/lowering/families/tensor_cores/test_scaled_pairs.py"
+_SPARSE_PAIRS = "tests/lowering/families/tensor_cores/test_sparse_pairs.py"
 
 
 def _product(e: calls.Env, **options: Any) -> None:
@@ -31,6 +32,7 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
     "tcgen05_mma.collective_axis": _PAIRS,
     "tcgen05_commit_arrive.collective_axis": _PAIRS,
     "async_copy_scales_to_tmem.collective_axis": _SCALED_PAIRS,
+    "async_copy_sparse_metadata_to_tmem.collective_axis": _SPARSE_PAIRS,
     "TMEM.packed": lambda: _tmem({"packed": False}, {"packed": True}, dtype=F16),
     "TMEM.collective": lambda: _tmem({}, {"collective": True}),
     "TMEM.layout": lambda: _tmem({}, {"layout": layouts.TmemLayout.default(2)}),
@@ -60,7 +62,6 @@ EFFECTS: dict[str, Callable[[], list[str]] | str] = {
 
 # What each is given, beside its good call, to be refused.
 REFUSED = {
-    "async_copy_sparse_metadata_to_tmem.collective_axis": "x",
     "async_copy_smem_to_tmem.collective_axis": "x",
     "async_load_tmem.reduce": "max",
 }

@@ -34,13 +34,15 @@ _ADMITTED: dict[Kind, tuple[tuple[str, int], ...]] = {
 _K = {Kind.MXF8F6F4: 32, Kind.MXF4NVF4: 64}
 # Bit 23: the type of the scales.
 _SCALES = {"ue4m3": 0, "ue8m0": 1}
+# The bit of a sparse left operand.
+_SPARSE = 2
 # Descriptor bits of the scale ids of b and of a.
 _B_ID, _A_ID = 4, 29
 
 
 @dataclasses.dataclass(frozen=True)
 class ScaledInstruction:
-    """One dense tcgen05.mma with block scaling; its accumulator is float32.
+    """One tcgen05.mma with block scaling; its accumulator is float32.
 
     Attributes:
       n: columns of the accumulator; it has 128 rows in each CTA.
@@ -49,6 +51,8 @@ class ScaledInstruction:
       block: elements along K that share a scale.
       a_transposed, b_transposed: the operand in SMEM lies along M or N.
       ctas: 1, or 2 for a pair, which has M = 256.
+      sparse: the left operand has two of each four elements; K is doubled, and so are
+        the elements that share a scale, of which `block` are stored.
 
     Raises:
       DTypeError, ShapeError: there is no such instruction.
@@ -65,6 +69,7 @@ class ScaledInstruction:
     a_transposed: bool = False
     b_transposed: bool = False
     ctas: int = 1
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         require_types(self.a, self.b, self.scale, self.block)
@@ -82,7 +87,7 @@ class ScaledInstruction:
 
     @property
     def k(self) -> int:
-        """K of the instruction."""
+        """Stored elements of a row of `a` that the instruction reads."""
         return _K[self.kind]
 
     @property
@@ -94,7 +99,8 @@ class ScaledInstruction:
     def descriptor(self) -> int:
         """The 32 bits, with scale ids of 0."""
         return (
-            _OPERANDS[self.a][1] << 7
+            self.sparse << _SPARSE
+            | _OPERANDS[self.a][1] << 7
             | _OPERANDS[self.b][1] << 10
             | self.a_transposed << 15
             | self.b_transposed << 16
@@ -107,7 +113,8 @@ class ScaledInstruction:
     def mnemonic(self) -> str:
         """The opcode of the instruction."""
         vector = f"block_scale.scale_vec::{_VECTORS[self.vector]}"
-        return f"tcgen05.mma.cta_group::{self.ctas}.kind::{self.kind.value}.{vector}"
+        group = f"{'.sp' * self.sparse}.cta_group::{self.ctas}"
+        return f"tcgen05.mma{group}.kind::{self.kind.value}.{vector}"
 
     def scales_of(self, step: int) -> tuple[int, int]:
         """Where the scales of the instruction at a step of K start.

@@ -8,26 +8,28 @@ import dataclasses
 from pallas_gpu.layouts.tmem import sparsity as layouts
 from pallas_gpu.mosaic.smem import SmemView
 from pallas_gpu.mosaic.tensor_cores import copy
+from pallas_gpu.mosaic.tensor_cores.scales import Scaling
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 # 128 rows of 16 bytes.
 _TILE_BYTES = layouts.ROWS * 16
 
 
-def copy_to_tmem(source: SmemView, target: TmemView) -> None:
+def copy_to_tmem(source: SmemView, target: TmemView, *, collective: bool) -> None:
     """Starts a copy of metadata.
 
-    PTX: `tcgen05.cp.cta_group::1.128x128b`, one for each tile. Since: sm_100a.
-    The elected thread issues it. Its later tcgen05.mma read the copied metadata; for
-    others a later `commit_arrive` completes it.
+    PTX: `tcgen05.cp.cta_group::{1,2}.128x128b`, one for each tile. Since: sm_100a.
+    The elected thread issues it, of a pair that of the leader. Its later tcgen05.mma
+    read the copied metadata; for others a later `commit_arrive` completes it.
 
     Args:
       source: (1, K / 128, 128, 64) indices of 2 bits, contiguous.
       target: (128, K / 2) indices.
+      collective: whether both CTAs of a pair copy.
     """
     tiles = range(source.shape[1])
     copies = [(i * _TILE_BYTES, i * layouts.COLUMNS_PER_TILE) for i in tiles]
-    copy.start("128x128b", source, target, copies)
+    copy.start("128x128b", source, target, copies, collective=collective)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,3 +49,22 @@ class Sparsity:
         """Assembly that sets i and m for a step of K from $3 and $5."""
         column, selector = layouts.metadata_of(step, self.bits)
         return f"add.u32 i, $3, {selector}; add.u32 m, $5, {column};"
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledSparsity:
+    """Scales and metadata of a product, as operands of its instructions.
+
+    Attributes:
+      scaling: the scales; operands have 8 bits, so that no selector is in i.
+    """
+
+    scaling: Scaling
+
+    registers = "i, sa, sb, m"
+    operands = "[m], i, [sa], [sb]"
+
+    def setup(self, step: int) -> str:
+        """Assembly that sets i, sa, sb and m for a step of K, m from $7."""
+        column, _ = layouts.metadata_of(step, 8)
+        return f"{self.scaling.setup(step)} add.u32 m, $7, {column};"

@@ -38,7 +38,7 @@ from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.smem import SmemView, predicated
 from pallas_gpu.mosaic.tensor_cores import pairs, scales
 from pallas_gpu.mosaic.tensor_cores.scales import Scaling
-from pallas_gpu.mosaic.tensor_cores.sparsity import Sparsity
+from pallas_gpu.mosaic.tensor_cores.sparsity import ScaledSparsity, Sparsity
 from pallas_gpu.mosaic.tensor_cores.tmem import TmemView
 
 _LANE_SHIFT = 16
@@ -96,7 +96,7 @@ def mma(
     """
     ctas, sparse = 2 if collective else 1, metadata is not None
     plan = _plan(acc, a, b, scaled, ctas, sparse=sparse)
-    views = scaled or ((metadata,) if metadata is not None else ())
+    views = (*(scaled or ()), *((metadata,) if metadata is not None else ()))
     left = (
         a.address(a.allocation.address)
         if isinstance(a, TmemView)
@@ -174,7 +174,7 @@ class _Plan:
     a: WgmmaOperand | None
     b: WgmmaOperand
     halved: bool
-    extra: Scaling | Sparsity | None
+    extra: Scaling | Sparsity | ScaledSparsity | None
 
     def accumulator_offset(self, column: int) -> int:
         """The address of a column of the accumulator, from its first."""
@@ -202,10 +202,12 @@ def _plan(
         left = descriptors.plan(a.layout, a.window, "a")
     bits = dtypes.stored_bits(b.dtype)
     a_step = K_BYTES * 8 // bits
-    extra: Scaling | Sparsity | None = None
+    k_step = a_step * (2 if sparse else 1)
     if scaled is not None:
-        extra = _scaling(n, k, names, scaled, left, right, ctas)
-        return _Plan(extra.instruction, n, k, a_step, a_step, left, right, False, extra)
+        scaling = _scaling(n, k, names, scaled, left, right, ctas, sparse=sparse)
+        more = ScaledSparsity(scaling) if sparse else scaling
+        one = scaling.instruction
+        return _Plan(one, n, k, k_step, a_step, left, right, False, more)
     halved = acc.layout.kind is TmemKind.HALF_LANE
     kind = instructions.kind_of(names[1])
     least = sparsity.N_STEP if sparse else 1
@@ -220,9 +222,7 @@ def _plan(
         ctas,
         sparse,
     )
-    k_step = a_step
-    if sparse:
-        k_step, extra = a_step * 2, Sparsity(bits)
+    extra = Sparsity(bits) if sparse else None
     return _Plan(instruction, n, k, k_step, a_step, left, right, halved, extra)
 
 
@@ -234,16 +234,19 @@ def _scaling(
     left: WgmmaOperand | None,
     right: WgmmaOperand,
     ctas: int,
+    *,
+    sparse: bool,
 ) -> Scaling:
     """All columns are those of one instruction, which finds their scales by itself."""
     instruction = ScaledInstruction(
         n,
         *names[1:],
         scales.TYPES[scaled[0].dtype],
-        k // scaled[0].shape[1],
+        k // (2 if sparse else 1) // scaled[0].shape[1],
         left is not None and left.transposed,
         right.transposed,
         ctas,
+        sparse,
     )
     return Scaling(instruction, scaled[1].shape[0] // SCALED_ROWS)
 
@@ -292,7 +295,7 @@ def _descriptor(view: SmemView, operand: WgmmaOperand | None) -> ir.Value:
 def _text(plan: _Plan) -> str:
     """The assembly; $0 accumulator, $1 a, $2 b, $3 descriptor, $4 accumulate.
 
-    $5 and $6 are the scales of a and b, or $5 the metadata of a.
+    $5 and $6 are the scales of a and b; behind them is the metadata of a.
     """
     mnemonic = plan.instruction.mnemonic
     lines = []

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from pallas_gpu import _jax, arch, errors, expect, types
 from pallas_gpu.layouts.smem.wgmma_descriptor import WgmmaOperand
+from pallas_gpu.layouts.tmem import mma_instruction as instructions
 from pallas_gpu.layouts.tmem import sparsity as layouts
 from pallas_gpu.layouts.tmem.layout import COLUMNS, TmemKind
 from pallas_gpu.primitives import _operands as ops
@@ -35,14 +36,15 @@ _WIDTH = _TILE_K // layouts.STORED
 @expect.arguments(
     smem_ref=expect.anything,
     tmem_ref=expect.anything,
-    collective_axis=expect.refused(None, "pairs of CTAs are not supported yet"),
+    collective_axis=expect.optional(expect.string),
 )
 def async_copy_sparse_metadata_to_tmem(
     smem_ref: types.Ref, tmem_ref: types.Ref, collective_axis: str | None = None
 ) -> None:
     """Starts a copy of the metadata of a sparse operand from SMEM to tensor memory.
 
-    PTX: tcgen05.cp.cta_group::1.128x128b. Since: sm_100a.
+    PTX: tcgen05.cp.cta_group::1.128x128b, with collective_axis cta_group::2.
+    Since: sm_100a.
 
     Issued by a warpgroup, or inside `warp_map` by a warp; one elected lane issues it.
     It is asynchronous: a later `tcgen05_mma` of the same issuer reads the copied
@@ -54,14 +56,19 @@ def async_copy_sparse_metadata_to_tmem(
         `format_tcgen05_sparse_metadata` returns it.
       tmem_ref: (128, K / 2) uint2 TMEM reference declared with layout
         `layouts.TmemLayout.sparse_metadata()`.
-      collective_axis: not supported.
+      collective_axis: that of a pair of CTAs, the last axis of the cluster: the CTA of
+        index 0 starts the copy in both, each from its own SMEM to its own TMEM, which
+        is declared with collective=True; in the other one the call does nothing.
 
     Raises:
       MemorySpaceError: an operand is in another space.
       ShapeError, DTypeError: the shapes or types do not correspond.
       LayoutError: the metadata is tiled, swizzled or not contiguous in SMEM, or does
         not have its layout in TMEM.
-      UnsupportedError: collective_axis.
+      ArgumentError: the array in TMEM is that of one CTA and the copy that of two, or
+        the other way round.
+      AxisNameError: the cluster has no such axis.
+      UnsupportedError: the CTAs along the axis are not a pair.
 
     Example:
       >>> plgpu.async_copy_sparse_metadata_to_tmem(metadata_smem, metadata)
@@ -70,7 +77,8 @@ def async_copy_sparse_metadata_to_tmem(
     who = "async_copy_sparse_metadata_to_tmem"
     ops.require_space(smem_ref, types.SMEM, who, "the source")
     ops.require_space(tmem_ref, types.TMEM, who, "the destination")
-    pairs.require_allocation(tmem_ref, collective=False, who=who)
+    collective = collective_axis is not None
+    pairs.require_allocation(tmem_ref, collective=collective, who=who)
     for ref in (smem_ref, tmem_ref):
         _require_indices(ref, who)
     _require_layout(tmem_ref, f"{who}: the destination")
@@ -120,12 +128,14 @@ def require(
     """
     who = "tcgen05_mma"
     bits = types.itemsize_bits(a.dtype)
-    if scaled or collective or bits not in (8, 16):
+    # Of float4_e2m1fn four of eight elements are stored in pairs (PTX ISA, tcgen05
+    # "Sparse matrices"): metadata of another form than `compress_2_of_4` gives. That of
+    # float32 is one of two.
+    if bits not in ((8,) if scaled else (8, 16)):
         raise errors.UnsupportedError(
             f"{who}: a sparse operand cannot be multiplied so",
-            expected="operands of 8 or 16 bits of one CTA, without scales",
-            got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}"
-            f"{' of a pair of CTAs' if collective else ''}",
+            expected="operands of 8 bits" if scaled else "operands of 8 or 16 bits",
+            got=f"{jnp.dtype(a.dtype).name}{' with scales' if scaled else ''}",
             hint="pass the dense operand",
             where=_jax.where_now(),
         )
@@ -133,21 +143,27 @@ def require(
     _require_indices(metadata, f"{who}: a_sparse_metadata")
     _require_layout(metadata, f"{who}: a_sparse_metadata")
     shapes = tuple(tuple(x.shape) for x in (acc, a, b, metadata))
-    (m, n), (k, _) = shapes[0], shapes[2]
-    half = k // layouts.STORED
-    if shapes != ((m, n), (m, half), (k, n), (m, half)):
+    two = all(len(shape) == 2 for shape in shapes)
+    (m, n), (k, _) = (shapes[0], shapes[2]) if two else ((0, 0), (0, 0))
+    half, columns = k // layouts.STORED, n // 2 if collective else n
+    if not two or shapes != ((m, n), (m, half), (k, columns), (m, half)):
+        right = "(K, N / 2) of each CTA" if collective else "(K, N)"
         raise errors.ShapeError(
             f"{who}: the shapes do not form a sparse product",
-            expected="acc (M, N), a (M, K / 2), b (K, N), a_sparse_metadata (M, K / 2)",
+            expected=f"acc (M, N), a (M, K / 2), b {right}, a_sparse_metadata (M, K / "
+            "2)",
             got="acc {}, a {}, b {}, a_sparse_metadata {}".format(*shapes),
             hint="a holds two of each four elements along K",
             where=_jax.where_now(),
         )
-    if m == _ROWS and not n % layouts.N_STEP and n <= COLUMNS and not k % _TILE_K:
+    integer = jnp.issubdtype(a.dtype, jnp.integer)
+    step = layouts.N_STEP * (2 if collective and integer else 1)
+    most = instructions.MAX_N if collective or scaled else COLUMNS
+    if m == _ROWS and not n % step and n <= most and not k % _TILE_K:
         return
     raise errors.ShapeError(
         f"{who}: no sparse instruction has this shape",
-        expected=f"M = {_ROWS}, N a multiple of {layouts.N_STEP} up to {COLUMNS}, K a "
+        expected=f"M = {_ROWS}, N a multiple of {step} up to {most}, K a "
         f"multiple of {_TILE_K}",
         got=f"M = {m}, N = {n}, K = {k}",
         hint="pad the operands, or split N",

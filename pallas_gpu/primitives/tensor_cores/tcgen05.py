@@ -121,6 +121,8 @@ def tcgen05_mma(
         stores: a (128, K / 2) uint2 TMEM reference with
         layout=TmemLayout.sparse_metadata(), which `async_copy_sparse_metadata_to_tmem`
         writes. M is 128, N a multiple of 16, K of 128; operands have 8 or 16 bits.
+        With scales they are 8-bit floats, and a scale is that of 64 elements along K,
+        in `a` and in `b`. Of a pair, each CTA has the metadata of its rows.
       accumulate: whether to add to `acc`, a Python bool or a scalar bool; False
         overwrites it.
       collective_axis: the last axis of the cluster, of size 2; None for one CTA.
@@ -133,8 +135,8 @@ def tcgen05_mma(
       ShapeError, DTypeError: the tensor core does not support the shapes or types.
       LayoutError: an operand is not stored as the tensor core reads it.
       ArgumentError: only one operand has scales.
-      UnsupportedError: metadata besides scales, of float32 or of a pair; CTAs along the
-        axis that are not a pair.
+      UnsupportedError: metadata of operands of 4 or 32 bits; CTAs along the axis that
+        are not a pair.
 
     Example:
       >>> plgpu.tcgen05_mma(acc, a_smem, b_smem, done, accumulate=False)

@@ -17,7 +17,7 @@ from tests.support.lockstep.not_modelled import NotModelled
 
 _ROWS = 128
 # kind -> K of a sparse instruction.
-_K = {"f16": 32, "f8f6f4": 64, "i8": 64}
+_K = {"f16": 32, "f8f6f4": 64, "i8": 64, "mxf8f6f4": 64}
 # The values of 4 bits: positions of the first and, above it, of the second element.
 _LEGAL = (0b0100, 0b1000, 0b1100, 0b1001, 0b1101, 0b1110)
 
@@ -26,12 +26,12 @@ class SparseRows:
     """The metadata of one instruction in flight."""
 
     def __init__(
-        self, strand: Any, row: int, agent: int, kind: str, selector: int, address: int
+        self, cta: Any, row: int, agent: int, kind: str, selector: int, address: int
     ) -> None:
         base, column = address >> 16, address & 0xFFFF
         if base or column % 2:
             raise KernelError(f"metadata from lane {base}, column {column} on")
-        self._tmem, self._k = tmem.of(strand), _K[kind]
+        self._tmem, self._k = tmem.of_cta(cta), _K[kind]
         # For each row and each four elements of K: its lane, column and first bit.
         m = np.arange(_ROWS)[:, None]
         k = np.arange(0, self._k, 4)[None]
@@ -53,9 +53,13 @@ class SparseRows:
         )
 
     @staticmethod
-    def check(selector: int, kind: str, m: int, scaled: bool) -> None:
-        """Raises unless there are such instructions, and they are modelled."""
-        if m != _ROWS or scaled or kind not in _K:
+    def check(selector: int, kind: str, m: int) -> None:
+        """Raises unless there are such instructions, and they are modelled.
+
+        Args:
+          m: rows in each CTA.
+        """
+        if m != _ROWS or kind not in _K:
             raise NotModelled(f"a sparse tcgen05.mma of kind::{kind}, M = {m}")
         if selector and kind != "f16":
             raise KernelError(f"sparsity selector {selector} of kind::{kind}")

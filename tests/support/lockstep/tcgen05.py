@@ -3,7 +3,7 @@
 
 From the PTX ISA, "TensorCore 5th Generation Family Instructions": instruction and
 shared memory descriptors, layouts of D and of A in TMEM, ordering. Products of one CTA
-or, without metadata, of a pair.
+or of a pair.
 """
 
 from __future__ import annotations
@@ -83,8 +83,6 @@ class Instruction:
         scaling, selector = None, word & 3 if sparse else None
         if bool(word >> 2 & 1) != sparse or (word & 3 and not sparse):
             raise KernelError(f"sparsity of an instruction descriptor {word:#x}")
-        if sparse and ctas == 2:
-            raise NotModelled("a sparse operand of a pair of CTAs")
         if kind in tensor_copies.SCALED:
             scaling = Scaling.decode(word, kind, vector or 0)
             word = Scaling.plain(word)
@@ -117,7 +115,7 @@ class Instruction:
         fine &= not narrow or self.n % (16 * ctas) == 0
         fine &= self.scaling is None or self.m == 128 * ctas
         if self.selector is not None:
-            SparseRows.check(self.selector, self.kind, self.m, self.scaling is not None)
+            SparseRows.check(self.selector, self.kind, self.m // ctas)
         fine &= not any(self.transposed) or _E2M1 not in (self.a, self.b)
         if not fine:
             raise KernelError(f"no tcgen05.mma is {self}")
@@ -283,11 +281,11 @@ class Product:
         tmem.of(strand).belong(spec.ctas, "tcgen05.mma")
         ctas = _running(strand.cta, spec.ctas, "tcgen05.mma")
         self._parts = [Part(cta, spec, d, a, b) for cta in ctas]
-        self._sparse = None
+        # And the metadata of its rows, at the same address.
+        self._sparse: list[SparseRows | None] = [None for _ in ctas]
         if metadata is not None and spec.selector is not None:
-            self._sparse = SparseRows(
-                strand, row, thread.agent, spec.kind, spec.selector, metadata
-            )
+            chosen = spec.kind, spec.selector, metadata
+            self._sparse = [SparseRows(x, row, thread.agent, *chosen) for x in ctas]
         # Each CTA has the scales of its rows of A, and of all of B.
         self._scales: list[list[Scales]] = [[] for _ in ctas]
         if spec.scaling is not None:
@@ -333,10 +331,11 @@ class Product:
 
         rights = np.concatenate([part.right(spec) for part in self._parts])
         right = _exact(rights, spec).astype(wide)
-        for part, scales in zip(self._parts, self._scales, strict=True):
+        each = zip(self._parts, self._scales, self._sparse, strict=True)
+        for part, scales, sparse in each:
             a, b = _exact(part.left(spec), spec).astype(wide), right
-            if self._sparse is not None:
-                a = self._sparse.complete(agent, epoch, a)
+            if sparse is not None:
+                a = sparse.complete(agent, epoch, a)
             if scales:
                 a, b = scaled(a, scales[0]), scaled(b, scales[1])
             total = a @ b.T

@@ -78,6 +78,18 @@ def start(
 def _copy_scales(
     wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
 ) -> None:
+    what = "async_copy_scales_to_tmem"
+    _start_in_each(wg, operands, collective_axis, what, _rows_of_scales)
+
+
+def _start_in_each(
+    wg: Warpgroup,
+    operands: dict[str, Any],
+    collective_axis: str | None,
+    what: str,
+    arrange: Callable[[np.ndarray], np.ndarray],
+) -> None:
+    """Starts the copy of one CTA, or, in the leader, those of a pair."""
     ctas = ctas_of(wg, collective_axis)
     if wg.cta is not ctas[0]:
         return
@@ -85,7 +97,7 @@ def _copy_scales(
         source, target = (
             cluster.counterpart_of(wg, operands[name], cta) for name in ("smem", "tmem")
         )
-        start(wg, source, target, "async_copy_scales_to_tmem", _rows_of_scales)
+        start(wg, source, target, what, arrange)
 
 
 def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
@@ -96,9 +108,11 @@ def _rows_of_scales(tiles: np.ndarray) -> np.ndarray:
 
 
 @registry.register(sparsity.async_copy_sparse_metadata_to_tmem_p, _EMULATE)
-def _copy_metadata(wg: Warpgroup, operands: dict[str, Any], **_: Any) -> None:
-    source, target = operands["smem"], operands["tmem"]
-    start(wg, source, target, "async_copy_sparse_metadata_to_tmem", _rows_of_indices)
+def _copy_metadata(
+    wg: Warpgroup, operands: dict[str, Any], collective_axis: str | None, **_: Any
+) -> None:
+    what = "async_copy_sparse_metadata_to_tmem"
+    _start_in_each(wg, operands, collective_axis, what, _rows_of_indices)
 
 
 def _rows_of_indices(tiles: np.ndarray) -> np.ndarray:

@@ -130,12 +130,14 @@ class Share:
 
     Attributes:
       scales: of the blocks of its rows of `a` and of all of `b`, or none.
+      metadata: of its rows of a sparse `a`.
     """
 
     acc: Region
     a: Region
     b: Region
     scales: tuple[Region, ...]
+    metadata: Region | None
 
 
 @dataclasses.dataclass(slots=True)
@@ -144,12 +146,10 @@ class Product(Work):
 
     Attributes:
       shares: of each CTA: rows of `a` and the accumulator, and columns of `b`.
-      metadata: of a sparse a.
     """
 
     shares: Sequence[Share]
     accumulate: bool
-    metadata: Region | None
 
     def perform(self) -> None:
         """Reads the operands, and writes the accumulator."""
@@ -158,8 +158,8 @@ class Product(Work):
             acc, a = share.acc.peek(), share.a.peek()
             if not self.accumulate:
                 acc[...] = 0
-            if self.metadata is not None:
-                a = sparse.expand(a, self.metadata.peek())
+            if share.metadata is not None:
+                a = sparse.expand(a, share.metadata.peek())
             if share.scales:
                 a_scale, b_scale = (scale.peek() for scale in share.scales)
                 scaled.accumulate(acc, a, b, a_scale, b_scale)
@@ -211,22 +211,23 @@ def _mma(
     scales = [operands[name] for name in ("a_scale", "b_scale")]
     scales = [scale for scale in scales if scale is not None]
     metadata = operands["a_sparse_metadata"]
-    if metadata is not None:
-        stream.follow(wg, metadata)
-        _read_operand(wg, stream, metadata)
     shares = []
     for cta in ctas:
         acc, a, b = (
             cluster.counterpart_of(wg, operands[x], cta) for x in ("acc", "a", "b")
         )
         held = tuple(cluster.counterpart_of(wg, scale, cta) for scale in scales)
-        for operand in (acc, a, b, *held):
+        indices = metadata
+        if metadata is not None:
+            indices = cluster.counterpart_of(wg, metadata, cta)
+        others = held if indices is None else (*held, indices)
+        for operand in (acc, a, b, *others):
             stream.follow(wg, operand)
-        for operand in (a, b, *held):
+        for operand in (a, b, *others):
             _read_operand(wg, stream, operand)
         _write_accumulator(wg, stream, acc, accumulate)
-        shares.append(Share(acc, a, b, held))
-    product = Product(stream, stream.group, shares, accumulate, metadata)
+        shares.append(Share(acc, a, b, held, indices))
+    product = Product(stream, stream.group, shares, accumulate)
     product.submit(wg)
     if operands["barrier"] is not None:
         _commit(wg, operands["barrier"], ctas)

@@ -22,7 +22,11 @@ from pallas_gpu.primitives.tensor_cores import sparsity as primitives
 @lane(primitives.async_copy_sparse_metadata_to_tmem_p)
 def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
-    sparsity.copy_to_tmem(ctx.part(operands["smem"]), ctx.part(operands["tmem"]))
+    sparsity.copy_to_tmem(
+        ctx.part(operands["smem"]),
+        ctx.part(operands["tmem"]),
+        collective=ctx.eqn.params["collective_axis"] is not None,
+    )
     return []
 
 
@@ -30,7 +34,9 @@ def _copy_lane(ctx: RuleContext, *invals: Any) -> list[Any]:
 def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
     operands = ctx.operands(invals)
     source, target = ctx.part(operands["smem"]), ctx.part(operands["tmem"])
-    dialect.ops.async_store_sparse_metadata_smem_to_tmem(source, target)
+    dialect.ops.async_store_sparse_metadata_smem_to_tmem(
+        source, target, collective=ctx.eqn.params["collective_axis"] is not None
+    )
     return []
 
 
@@ -42,5 +48,9 @@ def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
 @expands("mosaic_gpu.async_store_sparse_metadata_smem_to_tmem")
 def _expand_copy(expansion: Expansion, op: Any) -> None:
     source, target = op.operands
-    sparsity.copy_to_tmem(smem_view(expansion, source), tmem_view(expansion, target))
+    sparsity.copy_to_tmem(
+        smem_view(expansion, source),
+        tmem_view(expansion, target),
+        collective=ir.BoolAttr(op.attributes["collective"]).value,
+    )
     expansion.dead.append(op.operation)

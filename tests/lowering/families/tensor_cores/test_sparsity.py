@@ -205,38 +205,8 @@ def test_what_no_instruction_multiplies(case, scratch, error, what):
     refuse(error, what, case, scratch=scratch)
 
 
-def test_a_pair_has_no_sparse_operands():
+def test_sparse_operands_of_16_bits_have_no_scales():
     case = SparseProduct()
-    pair = {
-        "acc": plgpu.TMEM((128, case.n), F32, collective=True),
-        "metadata": plgpu.TMEM(
-            (128, case.k // 2),
-            jnp.uint2,
-            layout=TmemLayout.sparse_metadata(),
-            collective=True,
-        ),
-    }
-
-    def body(a, b, meta, out, a_smem, b_smem, acc, metadata, done, **_):
-        plgpu.tcgen05_mma(  # HERE
-            acc, a_smem, b_smem.T, done, a_sparse_metadata=metadata, collective_axis="c"
-        )
-
-    kernel = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((128, case.n), F32),
-        scratch_types={**case.scratch(), **pair},
-        compiler_params=plgpu.CompilerParams(target="sm_100a"),
-        cluster=(2,),
-        cluster_names=("c",),
-    )
-    what = "tcgen05_mma: a sparse operand cannot be multiplied so"
-    with refused(errors.UnsupportedError, what, got="of a pair of CTAs"):
-        jax.eval_shape(kernel, *case.operands())
-
-
-def test_sparse_operands_have_no_scales():
-    case = SparseProduct(a=E4M3, b=E4M3, a_swizzle=64)
     scales = plgpu.TMEM((128, 4), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
 
     def body(a, b, meta, out, a_smem, b_smem, acc, metadata, done, sa, sb, **_):
@@ -251,5 +221,5 @@ def test_sparse_operands_have_no_scales():
         scratch_types={**case.scratch(), "sa": scales, "sb": scales},
         compiler_params=plgpu.CompilerParams(target="sm_100a"),
     )
-    with pytest.raises(errors.UnsupportedError, match="float8_e4m3fn with scales"):
+    with pytest.raises(errors.UnsupportedError, match="float16 with scales"):
         jax.eval_shape(kernel, *[jax.ShapeDtypeStruct((8, 128), F32)] * 3)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse products of pairs of CTAs, and with scales of blocks: everywhere, compiled."""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
+from tests.support.semantics import BOTH, under
+from tests.support.sparse_pairs import SparseTile
+from tests.support.sparse_products import SparseProduct
+from tests.support.tensor_products import BF16, E4M3, E5M2, F16
+
+I8, I32 = jnp.int8, jnp.int32
+MXF8 = SparseProduct(a=E4M3, b=E4M3, k=256, n=64)
+KERNELS = {
+    "a pair": SparseTile(SparseProduct(), 2),
+    "a pair, K of two tiles": SparseTile(SparseProduct(a=BF16, b=BF16, k=256), 2),
+    "a pair, float16 accumulator": SparseTile(SparseProduct(acc=F16, n=64), 2),
+    "a pair, float8": SparseTile(SparseProduct(a=E4M3, b=E5M2, a_swizzle=64), 2),
+    "a pair, int8, added up": SparseTile(
+        SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, rounds=2), 2
+    ),
+    "scales": SparseTile(MXF8, scaled=True),
+    "scales, 256 columns": SparseTile(
+        SparseProduct(a=E5M2, b=E4M3, k=256, n=256, rounds=2), scaled=True
+    ),
+    "a pair with scales": SparseTile(MXF8, 2, scaled=True),
+}
+
+
+@pytest.mark.parametrize("case", KERNELS.values(), ids=KERNELS)
+def test_a_sparse_product(case):
+    everywhere.check(case.make, case.operands(), case.expected(), on_gpu=False)
+
+
+@pytest.mark.parametrize("asynchrony", ["eager", "late"])
+def test_no_schedule_has_a_race(asynchrony):
+    case = SparseTile(SparseProduct(n=32, rounds=2), 2)
+    params = plgpu.InterpretParams(asynchrony=asynchrony, schedules=4)
+    assert (case.make(params)(*case.operands()) == case.expected()).all()
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("semantics", BOTH)
+@pytest.mark.parametrize(
+    ("name", "opcode", "count"),
+    [
+        ("a pair", "sp.cta_group::2.kind::f16", 4),
+        ("a pair, float8", "sp.cta_group::2.kind::f8f6f4", 2),
+        ("scales", "sp.cta_group::1.kind::mxf8f6f4.block_scale.scale_vec::1X", 4),
+        (
+            "a pair with scales",
+            "sp.cta_group::2.kind::mxf8f6f4.block_scale.scale_vec::1X",
+            4,
+        ),
+    ],
+)
+def test_ptxas_takes_the_instructions(name, opcode, count, semantics):
+    case = KERNELS[name]
+    kernel = under(semantics, case.make())
+    (report,) = plgpu.offline.compile(kernel, *case.operands(), target="sm_100a")
+    assert report.resources.spill_store_bytes == 0
+    found = re.findall(r"tcgen05\.mma\.([\w:.]+)", report.ptx)
+    assert found == [opcode] * count
+    group = case.ctas
+    copies = f"tcgen05.cp.cta_group::{group}.128x128b "
+    assert report.ptx.count(copies) == case.one.k // 128
+
+
+# --- what is refused ------------------------------------------------------------------
+
+
+def refused(case, error, what, **scratch):
+    with pytest.raises(error, match=what):
+        jax.eval_shape(case.make(**scratch), *case.operands())
+
+
+def test_the_metadata_of_a_pair_is_allocated_by_it():
+    one = plgpu.TMEM((128, 64), jnp.uint2, layout=TmemLayout.sparse_metadata())
+    acc = plgpu.TMEM((128, 32), jnp.float32)
+    refused(
+        KERNELS["a pair"],
+        errors.ArgumentError,
+        "not that of a pair of CTAs",
+        metadata=one,
+        acc=acc,
+    )
+
+
+def test_a_pair_has_half_of_the_columns_of_b_in_each_cta():
+    case = SparseTile(SparseProduct(n=32), 2)
+    refused(
+        case,
+        errors.ShapeError,
+        "do not form a sparse product",
+        acc=plgpu.TMEM((128, 64), jnp.float32, collective=True),
+    )
+
+
+def test_integers_of_a_pair_have_multiples_of_32_columns():
+    product = SparseProduct(a=I8, b=I8, acc=I32, k=128, a_swizzle=64, n=48)
+    refused(SparseTile(product, 2), errors.ShapeError, "no sparse instruction")
+
+
+def test_a_scale_is_that_of_64_elements():
+    sa = plgpu.TMEM((128, 8), jnp.float8_e8m0fnu, layout=TmemLayout.scales())
+    refused(
+        SparseTile(MXF8, scaled=True),
+        errors.PallasGpuError,
+        "scales|shapes",
+        sa=sa,
+        sa_smem=plgpu.SMEM((1, 2, 32, 16), jnp.float8_e8m0fnu),
+    )

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels that multiply a sparse tile in a pair of CTAs, or with scales of blocks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu.layouts import TmemLayout
+from tests.support.scaled_products import E8M0
+from tests.support.scaled_products import tiles as tiles_of_scales
+from tests.support.sparse_products import M, SparseProduct
+from tests.support.tensor_pairs import PAIR
+from tests.support.tensor_products import BLACKWELL, storage
+
+# Elements of K that share a scale, of which half are stored.
+BLOCK = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseTile:
+    """One product of 128 rows in each CTA.
+
+    Attributes:
+      one: types, N, K; its rows are those of one CTA, and `b` is along K.
+      ctas: 1, or 2 for a pair.
+      scaled: whether blocks have scales.
+    """
+
+    one: SparseProduct
+    ctas: int = 1
+    scaled: bool = False
+
+    def dense(self) -> tuple[np.ndarray, np.ndarray]:
+        """a, of all CTAs, and b as it is stored."""
+        a, b = self.one.dense()
+        return np.concatenate([a, a[::-1]][: self.ctas]), b
+
+    def scales(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of a and of b: (rows, K / 64)."""
+        rng = np.random.default_rng(3)
+        counts = M * self.ctas, -(-self.one.n // M) * M
+        a, b = (2.0 ** rng.integers(-2, 3, (n, self.columns)) for n in counts)
+        return a.astype(E8M0), b.astype(E8M0)
+
+    @property
+    def columns(self) -> int:
+        """Scales of a row."""
+        return self.one.k // BLOCK
+
+    @property
+    def axis(self) -> dict[str, Any]:
+        """The arguments that say whose product it is."""
+        return {"collective_axis": "c"} if self.ctas == 2 else {}
+
+    def operands(self) -> tuple[Any, ...]:
+        """The stored elements of a, b, the metadata, and the scales, if any."""
+        a, b = self.dense()
+        stored, meta = plgpu.compress_2_of_4(a)
+        operands = stored, b, plgpu.format_tcgen05_sparse_metadata(meta, self.one.a)
+        if not self.scaled:
+            return operands
+        return *operands, *(tiles_of_scales(x) for x in self.scales())
+
+    def expected(self) -> np.ndarray:
+        """The product of the dense operands."""
+        a, b = (np.asarray(x, np.float64) for x in self.dense())
+        if self.scaled:
+            held = (x.astype(np.float64) for x in self.scales())
+            across = [np.repeat(x, BLOCK, axis=1) for x in held]
+            a, b = a * across[0], b * across[1][: self.one.n]
+        return (self.one.rounds * (a @ b.T)).astype(jnp.dtype(self.one.acc))
+
+    def scratch(self) -> dict[str, Any]:
+        """The declarations of the kernel."""
+        w, collective = self.one, self.ctas == 2
+
+        def tmem(shape, dtype, **options):
+            return plgpu.TMEM(shape, dtype, collective=collective, **options)
+
+        wide = jnp.dtype(w.acc).itemsize == 4
+        declared = {
+            "a_smem": plgpu.SMEM(
+                (M, w.k // 2), w.a, transforms=storage(w.a, w.a_swizzle)
+            ),
+            "b_smem": plgpu.SMEM(
+                (w.n // self.ctas, w.k), w.b, transforms=storage(w.b, w.b_swizzle)
+            ),
+            "m_smem": plgpu.SMEM((1, w.k // 128, 128, 64), jnp.uint2),
+            "acc": tmem((M, w.n), w.acc, **({} if wide else {"packed": False})),
+            "metadata": tmem(
+                (M, w.k // 2), jnp.uint2, layout=TmemLayout.sparse_metadata()
+            ),
+            "loaded": plgpu.Barrier(num_arrivals=5 if self.scaled else 3),
+            "done": plgpu.Barrier(orders_tensor_core=True),
+        }
+        if self.ctas == 2:
+            declared["ready"] = plgpu.ClusterBarrier(collective_axes="c")
+        if self.scaled:
+            rows = -(-w.n // M) * M
+            for name, count in (("sa", M), ("sb", rows)):
+                shape = count // M, -(-self.columns // 4), 32, 16
+                declared[f"{name}_smem"] = plgpu.SMEM(shape, E8M0)
+                declared[name] = tmem(
+                    (count, self.columns), E8M0, layout=TmemLayout.scales()
+                )
+        return declared
+
+    def body(
+        self, a, b, meta, *rest,
+        a_smem, b_smem, m_smem, acc, metadata, loaded, done,
+        ready=None, sa=None, sb=None, sa_smem=None, sb_smem=None,
+    ) -> None:  # fmt: skip
+        """Each CTA copies its parts; one CTA, or the leader of a pair, multiplies."""
+        *scales, out = rest
+        w, c = self.one, lax.axis_index("c") if self.ctas == 2 else 0
+        rows, columns = plgpu.ds(c * M, M), w.n // self.ctas
+        copies = [
+            (a.at[rows], a_smem),
+            (b.at[plgpu.ds(c * columns, columns)], b_smem),
+            (meta.at[plgpu.ds(c, 1)], m_smem),
+        ]
+        options = {"a_sparse_metadata": metadata, **self.axis}
+        if self.scaled:
+            copies += [(scales[0].at[plgpu.ds(c, 1)], sa_smem), (scales[1], sb_smem)]
+            options |= {"a_scale": sa, "b_scale": sb}
+        for source, target in copies:
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+        plgpu.barrier_wait(loaded)
+        if ready is not None:
+            plgpu.barrier_arrive(ready)
+            plgpu.barrier_wait(ready)
+        for i in range(w.rounds):
+            plgpu.async_copy_sparse_metadata_to_tmem(m_smem, metadata, **self.axis)
+            if self.scaled:
+                plgpu.async_copy_scales_to_tmem(sa_smem, sa, **self.axis)
+                plgpu.async_copy_scales_to_tmem(sb_smem, sb, **self.axis)
+            plgpu.tcgen05_mma(acc, a_smem, b_smem.T, accumulate=i > 0, **options)
+        plgpu.tcgen05_commit_arrive(done, **self.axis)
+        plgpu.barrier_wait(done)
+        for start in range(0, w.n, 128):
+            part = plgpu.ds(start, min(128, w.n - start))
+            out[rows, part] = plgpu.async_load_tmem(acc.at[:, part])
+
+    def make(self, interpret: Any = None, **scratch: Any) -> Callable[..., Any]:
+        """The kernel, or one with other scratch."""
+        return plgpu.kernel(
+            self.body,
+            out_type=jax.ShapeDtypeStruct((self.ctas * M, self.one.n), self.one.acc),
+            scratch_types={**self.scratch(), **scratch},
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+            **(PAIR if self.ctas == 2 else {}),
+        )
