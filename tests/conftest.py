@@ -104,6 +104,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(20_000)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Disassembles only for the tests that read SASS."""
+    if item.get_closest_marker("offline") is not None:
+        from tests.support import disassembly
+
+        disassembly.disassemble(item.get_closest_marker("sass") is not None)
+
+
 @pytest.fixture(autouse=True)
 def checked_by_jax(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs the smoke set with JAX's internal checks, as JAX runs its own tests."""

@@ -108,6 +108,7 @@ def test_vmap_runs_a_job_for_each_batch_element():
 
 
 @pytest.mark.offline
+@pytest.mark.sass
 @pytest.mark.parametrize("semantics", BOTH)
 def test_a_job_compiles_for_hopper_without_spills(job: Job, semantics: Any):
     (report,) = plgpu.offline.compile(

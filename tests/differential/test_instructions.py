@@ -78,6 +78,7 @@ def test_an_explanation_that_is_not_needed_is_found():
 
 
 @pytest.mark.offline
+@pytest.mark.sass
 def test_machine_instructions_are_those_that_the_disassembler_shows():
     entry = KERNELS["copy"]
     function = entry.ours(plgpu, plgpu.CompilerParams())

@@ -11,6 +11,8 @@ from pallas_gpu import errors
 from pallas_gpu.runtime import offline_compiler as offline
 from pallas_gpu.runtime import ptx_stats, worker
 
+pytestmark = pytest.mark.sass
+
 AVAL = jax.ShapeDtypeStruct((128,), jnp.float32)
 
 

@@ -15,6 +15,8 @@ import pytest
 from pallas_gpu import errors
 from pallas_gpu.runtime import environment, worker, worker_process
 
+pytestmark = pytest.mark.sass
+
 VECTOR = [((128,), "float32")]
 ROOT = Path(__file__).parents[2]
 
