@@ -237,19 +237,20 @@ def _allocate(cta: Cta, scope: Scope) -> None:
 def _unite(cta: Cta, scope: Scope) -> None:
     """Makes the members of each union the same bytes."""
     refs = [declared.var for declared in scope.declared]
-    placed, _ = resources.place_refs(types.SMEM, refs, 0)
-    unions: dict[int, list[tuple[union.UnionMember, resources.Allocation]]] = {}
-    for i, allocation in enumerate(placed):
-        memory = scope.arrays.get(i)
-        if isinstance(memory, union.UnionMember) and allocation is not None:
-            overlay = refs[i].aval.storage.overlay
-            unions.setdefault(overlay.union, []).append((memory, allocation))
-    for members in unions.values():
-        start = min(allocation.offset for _, allocation in members)
-        end = max(allocation.offset + allocation.size for _, allocation in members)
-        united = union.Union(end - start, cta.device.zeros)
-        for memory, allocation in members:
-            united.add(memory, allocation.offset - start)
+    for space, unit_bytes in ((types.SMEM, 1), (types.TMEM, union.COLUMN_BYTES)):
+        placed, _ = resources.place_refs(space, refs, 0)
+        unions: dict[int, list[tuple[union.Member, resources.Allocation]]] = {}
+        for i, allocation in enumerate(placed):
+            memory = scope.arrays.get(i)
+            if isinstance(memory, union.Member) and allocation is not None:
+                overlay = refs[i].aval.storage.overlay
+                unions.setdefault(overlay.union, []).append((memory, allocation))
+        for members in unions.values():
+            start = min(allocation.offset for _, allocation in members)
+            end = max(allocation.offset + allocation.size for _, allocation in members)
+            united = union.Union((end - start) * unit_bytes, cta.device.zeros)
+            for memory, allocation in members:
+                united.add(memory, (allocation.offset - start) * unit_bytes)
 
 
 def _allocate_array(
@@ -269,7 +270,11 @@ def _allocate_array(
     shape, dtype = tuple(aval.shape), np.dtype(aval.dtype)
     data, written = fresh_elements(shape, dtype, cta.device.zeros)
     if aval.memory_space is types.TMEM:
-        return TensorArray(name, data, written, place)
+        if aval.storage.overlay is None:
+            return TensorArray(name, data, written, place)
+        bits = types.itemsize_bits(aval.dtype)
+        columns = union.Columns(aval.storage.layout, shape, bits)
+        return union.TensorMember(name, data, written, place, columns)
     layout = _layout(shape, aval.dtype, aval.transforms)
     if aval.storage.overlay is None:
         return SharedArray(name, data, written, place, layout, cta)

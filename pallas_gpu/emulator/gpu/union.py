@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Unions in SMEM: arrays that are the same bytes.
+"""Unions in SMEM and TMEM: arrays that are the same bytes.
 
 Each member has elements of its own, in its logical shape. The bytes between them are
 exchanged when another member is accessed than before: what has changed in the one is
@@ -13,21 +13,97 @@ import dataclasses
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from pallas_gpu.emulator.engine.boxes import boxes_of
 from pallas_gpu.emulator.engine.history import History
+from pallas_gpu.emulator.engine.memory import Memory
 from pallas_gpu.emulator.engine.ordering import Access, Box, Clock
 from pallas_gpu.emulator.engine.poison import Origin
 from pallas_gpu.emulator.gpu.machine.cta import Cta
 from pallas_gpu.emulator.gpu.smem import SharedArray
-from pallas_gpu.layouts import SmemLayout
+from pallas_gpu.emulator.gpu.tensor_cores.tmem import TensorArray
+from pallas_gpu.layouts import SmemLayout, TmemLayout
+from pallas_gpu.layouts.tmem.layout import COLUMN_BITS, LANES
 
 # The poison of fresh memory; see `engine/poison.py`.
 _FRESH = 0xA5
 _NOBODY = -1
+_WORD_BYTES = COLUMN_BITS // 8
+# A column of TMEM has a word in each lane.
+COLUMN_BYTES = LANES * _WORD_BYTES
+
+
+class Addresses(NamedTuple):
+    """The bytes of each element of a member, in row-major order.
+
+    Attributes:
+      own: [elements, bytes].
+      shift: of elements of less than a byte the position of the lowest bit there.
+      copies: further places with the same element, [elements, copies, bytes].
+      spare: bytes that a store overwrites with no value, [elements, bytes].
+    """
+
+    own: np.ndarray
+    shift: np.ndarray | None
+    copies: np.ndarray
+    spare: np.ndarray
+
+    @property
+    def touched(self) -> np.ndarray:
+        """All bytes that accesses to each element touch, [elements, bytes]."""
+        copies = self.copies.reshape(len(self.own), -1)
+        return np.concatenate([self.own, copies, self.spare], axis=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+    """How an array is stored in TMEM, column by column.
+
+    Attributes:
+      layout: of its last two dimensions.
+      shape: of the array.
+      itemsize_bits: of an element.
+    """
+
+    layout: TmemLayout
+    shape: tuple[int, ...]
+    itemsize_bits: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of its columns."""
+        matrices = math.prod(self.shape[:-2])
+        return matrices * self.layout.columns(self.shape[-2:]) * COLUMN_BYTES
+
+    def addresses(self) -> Addresses:
+        """Returns the places of all elements."""
+        lanes, columns, positions = self.layout.places(self.shape[-2:])
+        width = self.layout.columns(self.shape[-2:])
+        matrices = np.arange(math.prod(self.shape[:-2]))[:, None, None]
+        words = (matrices * width + columns)[..., None] * LANES + lanes
+        words = words.reshape(-1, lanes.shape[-1]) * _WORD_BYTES
+        bits = np.broadcast_to(
+            positions * self.itemsize_bits, (len(matrices), *columns.shape)
+        )
+        first = words + bits.reshape(-1, 1) // 8
+        size = max(self.itemsize_bits // 8, 1)
+        places = first[..., None] + np.arange(size)
+        shift = None
+        if self.itemsize_bits < 8:
+            shift = (bits.reshape(-1) % 8).astype(np.uint8)
+        # A column with one narrow element is stored as a word.
+        alone = size if self.layout.packing == 1 else _WORD_BYTES
+        spare = words[..., None] + np.arange(alone, _WORD_BYTES)
+        return Addresses(
+            places[:, 0], shift, places[:, 1:], spare.reshape(len(words), -1)
+        )
+
+
+# How a member is stored.
+Placement = SmemLayout | Columns
 
 
 class Union:
@@ -48,47 +124,32 @@ class Union:
         self.data = np.full(size_bytes, 0 if zeros else _FRESH, np.uint8)
         self.written = np.full(size_bytes, zeros)
         self.writer = np.full(size_bytes, _NOBODY, np.int32)
-        self.members: list[UnionMember] = []
+        self.members: list[Member] = []
 
-    def add(self, member: UnionMember, start: int) -> None:
+    def add(self, member: Member, start: int) -> None:
         """Adds an array at an offset in bytes."""
         member.join(self, start)
         self.members.append(member)
 
 
-class UnionMember(SharedArray):
+class Member(Memory):
     """An array of a union.
 
     Attributes:
+      placement: how it is stored.
       number: in the union.
       is_inferred: whether the compiler chooses its layout, so that its bytes mean
         nothing to other members.
     """
 
-    __slots__ = (
-        "_before", "_bytes", "_data", "_is_current", "_shift", "_start", "_union",
-        "_written", "is_inferred", "number",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        name: str,
-        data: np.ndarray,
-        written: np.ndarray | None,
-        place: Any,
-        layout: SmemLayout,
-        cta: Cta,
-        is_inferred: bool,
-    ):
-        self._is_current = True
-        super().__init__(name, data, written, place, layout, cta)
-        self.is_inferred = is_inferred
+    placement: Placement
+    is_inferred: bool
 
     def join(self, union: Union, start: int) -> None:
         """Makes the array a member of a union, whose bytes it has from now on."""
         self._union, self._start = union, start
         self.number = len(union.members)
-        self._bytes, self._shift = _addresses(self.layout)
+        self._addresses = _addresses(self.placement)
         self.history = UnionHistory(self)
         self._load()
         self._is_current = False
@@ -120,14 +181,14 @@ class UnionMember(SharedArray):
         self._written = value
 
     @property
-    def neighbours(self) -> list[UnionMember]:
+    def neighbours(self) -> list[Member]:
         """The members that share a byte with it."""
         return [
             other
             for other in self._union.members
             if other is not self
-            and other._start < self._start + self.layout.size_bytes
-            and self._start < other._start + other.layout.size_bytes
+            and other._start < self._start + self.placement.size_bytes
+            and self._start < other._start + other.placement.size_bytes
         ]
 
     def _become_current(self) -> None:
@@ -142,13 +203,13 @@ class UnionMember(SharedArray):
         self._is_current = True
 
     def _load(self) -> None:
-        union, at = self._union, self._start + self._bytes
+        union, at = self._union, self._start + self._addresses.own
         raw, written = union.data[at], union.written[at]
         known = written.all(axis=1)
         known &= ~self._is_foreign().any(axis=1)
-        if self._shift is not None:
-            mask = np.uint8((1 << self.layout.itemsize_bits) - 1)
-            raw = (raw >> self._shift[:, None]) & mask
+        if self._addresses.shift is not None:
+            mask = np.uint8((1 << self.placement.itemsize_bits) - 1)
+            raw = (raw >> self._addresses.shift[:, None]) & mask
         dtype, shape = self._data.dtype, self._data.shape
         if dtype == np.bool_:
             raw = (raw != 0).astype(np.uint8)
@@ -161,22 +222,30 @@ class UnionMember(SharedArray):
         union = self._union
         raw, known = self._raw(), self._known()
         changed = (raw != self._before[0]).any(axis=1) | (known != self._before[1])
-        at = self._start + self._bytes[changed]
-        if self._shift is None:
-            union.data[at] = raw[changed]
-            union.written[at] = known[changed][:, None]
-        else:
-            self._store_parts(raw[:, 0], known, changed)
-        union.writer[at] = self.number
+        places = self._addresses
+        copies = places.copies.shape[1]
+        for own in (places.own, *(places.copies[:, i] for i in range(copies))):
+            at = self._start + own[changed]
+            if places.shift is None:
+                union.data[at] = raw[changed]
+                union.written[at] = known[changed][:, None]
+            else:
+                self._store_parts(own[:, 0], raw[:, 0], known, changed)
+            union.writer[at] = self.number
+        union.written[self._start + places.spare[changed]] = False
 
     def _store_parts(
-        self, codes: np.ndarray, known: np.ndarray, changed: np.ndarray
+        self,
+        own: np.ndarray,
+        codes: np.ndarray,
+        known: np.ndarray,
+        changed: np.ndarray,
     ) -> None:
         """Stores elements that share bytes, which have a value if all of them have."""
-        assert self._shift is not None
-        union, at = self._union, self._start + self._bytes[:, 0]
-        shift = self._shift[changed]
-        mask = np.uint8((1 << self.layout.itemsize_bits) - 1)
+        assert self._addresses.shift is not None
+        union, at = self._union, self._start + own
+        shift = self._addresses.shift[changed]
+        mask = np.uint8((1 << self.placement.itemsize_bits) - 1)
         np.bitwise_and.at(union.data, at[changed], ~(mask << shift))
         np.bitwise_or.at(union.data, at[changed], codes[changed] << shift)
         union.written[at[changed]] = True
@@ -199,7 +268,7 @@ class UnionMember(SharedArray):
         """
         union = self._union
         inferred = np.array([m.is_inferred for m in union.members] + [False])
-        writer = union.writer[self._start + self._bytes]
+        writer = union.writer[self._start + self._addresses.own]
         others = (writer != self.number) & (writer != _NOBODY)
         return others & (self.is_inferred | inferred[np.maximum(writer, 0)])
 
@@ -209,7 +278,8 @@ class UnionMember(SharedArray):
         flat = int(np.ravel_multi_index(tuple(element), self.shape))
         if not self._is_foreign()[flat].any():
             return super().origin_of_missing(element, count, where)
-        writer = int(self._union.writer[self._start + self._bytes[flat]].max())
+        own = self._addresses.own[flat]
+        writer = int(self._union.writer[self._start + own].max())
         other = self._union.members[writer]
         free = self if self.is_inferred else other
         return Origin(
@@ -223,11 +293,47 @@ class UnionMember(SharedArray):
 
     # --- accesses ---------------------------------------------------------------------
 
-    def shared_boxes(self, box: Box, other: UnionMember) -> tuple[Box, ...]:
+    def shared_boxes(self, box: Box, other: Member) -> tuple[Box, ...]:
         """Returns the elements of another member that share a byte with a box."""
         return _shared_boxes(
-            (self.layout, self._start), box, (other.layout, other._start)
+            (self.placement, self._start), box, (other.placement, other._start)
         )
+
+
+class UnionMember(Member, SharedArray):
+    """An array of a union in SMEM."""
+
+    def __init__(
+        self,
+        name: str,
+        data: np.ndarray,
+        written: np.ndarray | None,
+        place: Any,
+        layout: SmemLayout,
+        cta: Cta,
+        is_inferred: bool,
+    ):
+        self._is_current = True
+        SharedArray.__init__(self, name, data, written, place, layout, cta)
+        self.placement = layout
+        self.is_inferred = is_inferred
+
+
+class TensorMember(Member, TensorArray):
+    """An array of a union in TMEM."""
+
+    def __init__(
+        self,
+        name: str,
+        data: np.ndarray,
+        written: np.ndarray | None,
+        place: Any,
+        columns: Columns,
+    ):
+        self._is_current = True
+        TensorArray.__init__(self, name, data, written, place)
+        self.placement = columns
+        self.is_inferred = False
 
 
 class UnionHistory(History):
@@ -235,7 +341,7 @@ class UnionHistory(History):
 
     __slots__ = ("_member",)
 
-    def __init__(self, member: UnionMember):
+    def __init__(self, member: Member):
         super().__init__(member.shape, member.fence)
         self._member = member
 
@@ -243,7 +349,7 @@ class UnionHistory(History):
     def is_empty(self) -> bool:
         return super().is_empty and not any(True for _ in self._neighbours())
 
-    def _neighbours(self) -> Iterator[tuple[UnionMember, UnionHistory]]:
+    def _neighbours(self) -> Iterator[tuple[Member, UnionHistory]]:
         for other in self._member.neighbours:
             history = other.history
             if isinstance(history, UnionHistory) and len(history._sets) > 1:
@@ -280,24 +386,23 @@ class UnionHistory(History):
 
 
 @functools.lru_cache(maxsize=256)
-def _addresses(layout: SmemLayout) -> tuple[np.ndarray, np.ndarray | None]:
-    """Returns the bytes of each element, [elements, bytes], in row-major order.
-
-    Of elements of less than a byte also the position of the lowest bit there.
-    """
+def _addresses(layout: Placement) -> Addresses:
+    """Returns the bytes of each element."""
+    if isinstance(layout, Columns):
+        return layout.addresses()
     axes = np.indices(layout.shape).reshape(len(layout.shape), math.prod(layout.shape))
     coordinates = np.moveaxis(axes, 0, -1)
     first = layout.byte_offsets(coordinates)
     size = layout.itemsize_bits // 8
-    if size:
-        return first[:, None] + np.arange(size), None
-    shift = layout.linear_bit_offset(coordinates) % 8
-    return first[:, None], shift.astype(np.uint8)
+    own, shift = first[:, None] + np.arange(max(size, 1)), None
+    if not size:
+        shift = (layout.linear_bit_offset(coordinates) % 8).astype(np.uint8)
+    return Addresses(own, shift, own[:, None][:, :0], own[:, :0])
 
 
 @functools.lru_cache(maxsize=1024)
 def _shared_boxes(
-    one: tuple[SmemLayout, int], box: Box, other: tuple[SmemLayout, int]
+    one: tuple[Placement, int], box: Box, other: tuple[Placement, int]
 ) -> tuple[Box, ...]:
     """Returns the elements of the other array that share a byte with a box of one.
 
@@ -311,6 +416,6 @@ def _shared_boxes(
     used = np.zeros(
         max(start + layout.size_bytes, their_start + theirs.size_bytes), np.bool_
     )
-    used[start + _addresses(layout)[0][chosen.reshape(-1)]] = True
-    shared = used[their_start + _addresses(theirs)[0]].any(axis=1)
+    used[start + _addresses(layout).touched[chosen.reshape(-1)]] = True
+    shared = used[their_start + _addresses(theirs).touched].any(axis=1)
     return tuple(boxes_of(np.flatnonzero(shared), theirs.shape))

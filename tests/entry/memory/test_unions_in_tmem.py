@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Unions in TMEM: what one member wrote the others read as bits, or it is reported."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from pallas_gpu.layouts import TmemLayout
+from tests.support import everywhere
+from tests.support.tensor_products import BLACKWELL
+
+BF16, F16, F32, I32 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32
+X = np.random.default_rng(0).normal(size=(128, 32)).astype(np.float32)
+NATIVE = plgpu.Layout.TCGEN05_TMEM_NATIVE
+
+
+def of(body, union, out=X):
+    """Returns `make` for a kernel that has a union."""
+
+    def make(interpret):
+        return plgpu.kernel(
+            body,
+            out_type=jax.ShapeDtypeStruct(out.shape, out.dtype),
+            scratch_types=[union],
+            compiler_params=BLACKWELL,
+            interpret=interpret,
+        )
+
+    return make
+
+
+def stored(x, member, packing=2):
+    """Stores a whole argument to an array in TMEM."""
+    member[...] = plgpu.load(x, layout=NATIVE(packing), optimized=False)
+
+
+def check(body, union, out, *args):
+    everywhere.check(of(body, union, out), args or [X], out, on_gpu=False)
+
+
+def fails(body, union, *args, out=X):
+    return of(body, union, out)(plgpu.InterpretParams(seed=1))(*(args or [X]))
+
+
+def two(first=F32, second=I32, **options):
+    shapes = (128, 32), (128, 32)
+    members = zip(shapes, (first, second), strict=True)
+    return plgpu.RefUnion(*(plgpu.TMEM(shape, d, **options) for shape, d in members))
+
+
+@pytest.mark.parametrize(("dtype", "columns"), [(I32, 32), (BF16, 64), (jnp.int8, 128)])
+def test_another_member_has_the_bits_of_a_column(dtype, columns):
+    halves = np.concatenate([X, 2 * X], axis=1).astype(ml_dtypes.bfloat16)
+    x = halves.view(np.float32)
+    bits = x.view(np.dtype(dtype))  # the first of several is the lowest, as in memory
+
+    def body(x, o, union):
+        words, parts = union
+        stored(x, words)
+        o[...] = parts[...]
+
+    narrow = plgpu.TMEM((128, columns), dtype, packed=None if dtype == I32 else True)
+    check(body, plgpu.RefUnion(plgpu.TMEM((128, 32), F32), narrow), bits, x)
+
+
+def test_an_alternative_of_two_arrays_overwrites_a_half_each():
+    y = X[:, :16] + 1
+
+    def body(x, y, o, union):
+        whole, (_, right) = union
+        stored(x, whole)
+        stored(y, right)
+        o[...] = whole[...]
+
+    half = plgpu.TMEM((128, 16), F32)
+    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), (half, half))
+    check(body, union, np.concatenate([X[:, :16], y], axis=1), X, y)
+
+
+def test_members_of_64_rows_in_halves_of_the_lanes():
+    x = X[:64]
+    layout = TmemLayout.half_lane(32)
+
+    def body(x, o, union):
+        words, whole = union
+        words[...] = plgpu.load(x, layout=plgpu.Layout.WGMMA, optimized=False)
+        o[...] = whole[...]
+
+    members = (plgpu.TMEM((64, 32), d, layout=layout) for d in (F32, I32))
+    check(body, plgpu.RefUnion(*members), x.view(np.int32), x)
+
+
+def test_matrices_of_an_array_are_columns_behind_each_other():
+    y = np.stack([X[:, :16], X[:, 16:]])
+
+    def body(x, o, union):
+        whole, pair = union
+        stored(x, whole)
+        pair[1] = pair[1] + 1
+        o[...] = whole[...]
+
+    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), plgpu.TMEM(y.shape, F32))
+    check(body, union, np.concatenate([X[:, :16], X[:, 16:] + 1], axis=1))
+
+
+# --- what is reported -----------------------------------------------------------------
+
+
+def test_a_column_with_one_narrow_element_has_no_word():
+    half = X.astype(np.float16)
+
+    def body(x, half, o, union):
+        words, narrow = union
+        stored(x, words)
+        stored(half, narrow)
+        o[...] = words[...]
+
+    narrow = plgpu.TMEM((128, 32), F16, packed=False)
+    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), narrow)
+    with pytest.raises(errors.UninitializedReadError, match=r"TMEM float32\[128, 32\]"):
+        fails(body, union, X, half)
+
+
+def test_what_nobody_wrote_has_no_value_in_any_member():
+    def body(x, o, union):
+        whole, (left, _) = union
+        left[...] = plgpu.load(x.at[:, :16], layout=NATIVE(2), optimized=False)
+        o[...] = whole[...]
+
+    half = plgpu.TMEM((128, 16), F32)
+    union = plgpu.RefUnion(plgpu.TMEM((128, 32), F32), (half, half))
+    with pytest.raises(errors.UninitializedReadError, match="nothing has been written"):
+        fails(body, union)
+
+
+# The waits between accesses to two members, and what is said without each.
+MISTAKES = {
+    "the store is not committed": "is read before the store has been waited for",
+    "the load is not waited for": "is written while the load may still read it",
+}
+
+
+@pytest.mark.parametrize("mistake", [None, *MISTAKES])
+def test_members_are_ordered_as_one_array(mistake):
+    out = X.view(np.int32)
+
+    def body(x, o, union):
+        words, bits = union
+        value = plgpu.load(x, layout=NATIVE(2), optimized=False)
+        plgpu.async_store_tmem(words, value)
+        if mistake != "the store is not committed":
+            plgpu.commit_tmem()
+        loaded = plgpu.async_load_tmem(bits, layout=NATIVE(2))
+        if mistake != "the load is not waited for":
+            plgpu.wait_load_tmem()
+        plgpu.async_store_tmem(words, value + 1)
+        plgpu.commit_tmem()
+        o[...] = loaded
+
+    if mistake is None:
+        check(body, two(), out)
+        return
+    text = f"in a union with TMEM .*, {MISTAKES[mistake]}"
+    with pytest.raises(errors.RaceError, match=text):
+        fails(body, two(), out=out)
