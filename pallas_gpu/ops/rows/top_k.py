@@ -85,15 +85,15 @@ def _of_parts(x: jax.Array, k: int, compiler_params: Any, interpret: Any) -> Any
     if columns <= _MOST_COLUMNS:
         return _top_k(x, k, compiler_params, interpret)
     parts = plgpu.cdiv(columns, _MOST_COLUMNS)
+    # More than half of the most columns, and so not less than k.
     size = plgpu.cdiv(columns, parts)
     # What is added is never among the largest: it comes after all equal elements.
     end = [(0, 0)] * (x.ndim - 1) + [(0, parts * size - columns)]
     cut = jnp.pad(x, end, constant_values=-jnp.inf)
     cut = cut.reshape(*x.shape[:-1], parts, size)
-    values, positions = _top_k(cut, min(k, size), compiler_params, interpret)
+    values, positions = _top_k(cut, k, compiler_params, interpret)
     positions += jnp.arange(parts, dtype=jnp.int32)[:, None] * size
-    merged = (y.reshape(*x.shape[:-1], -1) for y in (values, positions))
-    values, positions = merged
+    values, positions = (y.reshape(*x.shape[:-1], -1) for y in (values, positions))
     values, chosen = _of_parts(values, k, compiler_params, interpret)
     return values, jnp.take_along_axis(positions, chosen, -1)
 

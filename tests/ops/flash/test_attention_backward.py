@@ -16,6 +16,7 @@ from pallas_gpu import errors, ops
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
 from tests.support import everywhere
+from tests.support.norms import assert_close
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -120,14 +121,6 @@ def derivatives(interpret, *args, with_sums=False, **options):
     options |= {"interpret": interpret, "return_logsumexp": with_sums}
     _, vjp = jax.vjp(functools.partial(attention, **options), q, k, v)
     return vjp((do, dlse) if with_sums else do)
-
-
-def assert_close(got, wanted, bound):
-    for a, b in zip(got, wanted, strict=True):
-        a, b = (np.asarray(x, np.float64) for x in (a, b))
-        assert a.shape == b.shape
-        assert np.isfinite(a).all()
-        assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b) + 1e-6
 
 
 def check(s: Shape, *, dtype="float16", interpret=QUICK, **options):

@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.backward.config import AttentionBackwardConfig
-from tests.support import everywhere
+from tests.support import everywhere, norms
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -23,6 +23,7 @@ BOUND = 1e-3
 # A result in bfloat16 has 8.
 BOUNDS = {jnp.float32: BOUND, jnp.float16: BOUND, jnp.bfloat16: 4e-3}
 QUICK = plgpu.InterpretParams(detect_races=False)
+assert_close = functools.partial(norms.assert_close, bound=BOUND)
 
 
 def slow(*values):
@@ -89,20 +90,12 @@ def expected(args, **options):
     return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
 
 
-def assert_close(got, wanted, bound=BOUND):
-    for a, b in zip(got, wanted, strict=True):
-        a, b = (np.asarray(x, np.float64) for x in (a, b))
-        assert a.shape == b.shape
-        assert np.isfinite(a).all()
-        assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b) + 1e-5
-
-
 def check(args, given=None, interpret=QUICK, **options):
     got = derivatives(interpret, *args, **options, **(given or {}))
     assert got[3].dtype == args[3].dtype
     wanted = expected(args, **options)
     assert_close(got[:3], wanted[:3])
-    assert_close(got[3:], wanted[3:], BOUNDS[args[3].dtype.type])
+    assert_close(got[3:], wanted[3:], bound=BOUNDS[args[3].dtype.type])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops.flash.attention import attention
-from tests.support import everywhere
+from tests.support import everywhere, norms
 from tests.support.semantics import Warpgroup
 
 pytestmark = pytest.mark.sampled(2)
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.sampled(2)
 # Of the derivatives, relative to their norm; operands have 11 bits.
 BOUND = 1e-3
 QUICK = plgpu.InterpretParams(detect_races=False)
+assert_close = functools.partial(norms.assert_close, bound=BOUND)
 # Some are empty, one is longer than a tile, and no tile divides any of them.
 Q = 0, 70, 70, 73, 210
 KV = 0, 20, 60, 60, 200
@@ -100,14 +101,6 @@ def expected(args, *, starts=(Q, KV), **options):
     f = functools.partial(reference, starts=starts, **options)
     (_, lse), vjp = jax.vjp(f, q, k, v)
     return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
-
-
-def assert_close(got, wanted, bound=BOUND):
-    for a, b in zip(got, wanted, strict=True):
-        a, b = (np.asarray(x, np.float64) for x in (a, b))
-        assert a.shape == b.shape
-        assert np.isfinite(a).all()
-        assert np.linalg.norm(a - b) <= bound * np.linalg.norm(b) + 1e-6
 
 
 def check(args=None, interpret=QUICK, deterministic=False, **options):
@@ -225,7 +218,7 @@ def test_next_to_nothing_spills(head_dim, deterministic, spilled):
         assert report.resources.spill_store_bytes <= spilled
 
 
-def test_the_starts_have_no_derivative():
+def test_slopes_have_no_derivative():
     q, k, v, *_ = operands((0, 5), (0, 5))
     starts = jnp.asarray((0, 5), jnp.int32)
 

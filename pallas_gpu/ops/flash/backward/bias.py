@@ -24,10 +24,11 @@ from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.problem import (
-    COMPILER_PARAMS,
     BackwardProblem,
+    Inputs,
     Place,
     divide,
+    launch,
 )
 from pallas_gpu.ops.flash.backward.queries import BLOCK_KV, BLOCK_Q, Rows
 from pallas_gpu.ops.flash.masks import Lengths, Mask
@@ -89,31 +90,21 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     else:
         shape = batch, heads, CONSUMERS, kv_tiles * BLOCK_KV
         out = jax.ShapeDtypeStruct(shape, jnp.float32)
-    return plgpu.kernel(
+    return launch(
         functools.partial(_body, p, stages),
-        out_type=out,
-        grid=(batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles,),
-        grid_names=("block",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="attention_backward_bias",
+        out,
+        scratch,
+        blocks=batch * heads * plgpu.cdiv(q_len, BLOCK_Q) * kv_tiles,
+        name="attention_backward_bias",
+        compiler_params=compiler_params,
         interpret=interpret,
-        compiler_params=compiler_params or COMPILER_PARAMS,
-        scratch_types=scratch,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Memory:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Memory(Inputs):
     """The references of a block."""
 
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    lse: Any
-    delta: Any
-    bias: Any
     dbias: Any
     q_smem: Any
     do_smem: Any
@@ -123,12 +114,6 @@ class _Memory:
     empty: Any
     bias_smem: Any = None
     bias_full: Any = None
-    slopes: Any = None
-    of_segments: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,23 +21,17 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import ROWS
-from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Place
+from pallas_gpu.ops.flash.backward.problem import BackwardProblem, Inputs, Place
 from pallas_gpu.ops.flash.masks import Blocks, Lengths
 
 # Rows that are stored without TMA at a time: those of a tile of the swizzle.
 _STORED = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory(Inputs):
     """The references of a block."""
 
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    lse: Any
-    delta: Any
     dk: Any
     dv: Any
     k_smem: Any
@@ -60,16 +54,6 @@ class Memory:
     p_full: Any = None
     ds_full: Any = None
     dq: Any = None
-    slopes: Any = None
-    of_segments: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    q_starts: Any = None
-    kv_starts: Any = None
-    of_tiles: Any = None
-    bias: Any = None
     bias_smem: Any = None
     bias_full: Any = None
     bias_empty: Any = None

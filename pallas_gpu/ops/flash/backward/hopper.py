@@ -27,9 +27,9 @@ from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
 from pallas_gpu.ops.flash.backward.problem import (
-    COMPILER_PARAMS,
     BackwardProblem,
     Place,
+    launch,
 )
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
@@ -78,17 +78,14 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     scratch["together"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     like = functools.partial(jax.ShapeDtypeStruct, dtype=p.dtype)
     rows = p.batch, p.kv_len, p.kv_heads
-    return plgpu.kernel(
+    return launch(
         functools.partial(_body, p),
-        out_type=(like((*rows, p.head_dim)), like((*rows, p.v_head_dim))),
-        grid=(p.blocks,),
-        grid_names=("block",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="attention_backward",
+        (like((*rows, p.head_dim)), like((*rows, p.v_head_dim))),
+        scratch,
+        blocks=p.blocks,
+        name="attention_backward",
+        compiler_params=compiler_params,
         interpret=interpret,
-        compiler_params=compiler_params or COMPILER_PARAMS,
-        scratch_types=scratch,
     )
 
 

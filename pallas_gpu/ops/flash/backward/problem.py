@@ -23,7 +23,7 @@ from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 # Copies of the statistics of packed sequences, each a number further: TMA starts at
 # multiples of 16 bytes.
 SHIFTS = 4
-COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
+_COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
 class Place(NamedTuple):
@@ -45,6 +45,28 @@ class Place(NamedTuple):
     lengths: Lengths
     q_first: Any = 0
     kv_first: Any = 0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """The references to the inputs of a kernel, see `BackwardProblem.inputs`."""
+
+    q: Any
+    k: Any
+    v: Any
+    do: Any
+    lse: Any
+    delta: Any
+    slopes: Any = None
+    bias: Any = None
+    of_segments: Any = None
+    q_ids: Any = None
+    kv_ids: Any = None
+    of_tiles: Any = None
+    q_starts: Any = None
+    kv_starts: Any = None
+    q_lengths: Any = None
+    kv_lengths: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -260,3 +282,28 @@ def divide(a: Any, b: int) -> tuple[Any, Any]:
 def blocks_of(row: Any) -> Blocks:
     """Returns those that `masks.segment_blocks` has found for a tile."""
     return Blocks(*(row[i] for i in range(len(Blocks._fields))))
+
+
+def launch(
+    body: Any,
+    out_type: Any,
+    scratch: dict[str, Any],
+    *,
+    blocks: int,
+    name: str,
+    compiler_params: Any,
+    interpret: Any,
+) -> Any:
+    """Returns the kernel of blocks that have a producer beside the consumers."""
+    return plgpu.kernel(
+        body,
+        out_type=out_type,
+        grid=(blocks,),
+        grid_names=("block",),
+        num_threads=CONSUMERS + 1,
+        thread_name="wg",
+        kernel_name=name,
+        interpret=interpret,
+        compiler_params=compiler_params or _COMPILER_PARAMS,
+        scratch_types=scratch,
+    )

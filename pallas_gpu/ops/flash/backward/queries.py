@@ -25,11 +25,12 @@ from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import store_some
 from pallas_gpu.ops.flash.backward.problem import (
-    COMPILER_PARAMS,
     BackwardProblem,
+    Inputs,
     Place,
     blocks_of,
     divide,
+    launch,
 )
 from pallas_gpu.ops.tiles import tiles
 
@@ -59,30 +60,21 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         scratch["bias_smem"] = tiles(shape, p.bias_dtype)
         scratch |= {"bias_full": full, "bias_empty": empty}
     shape = p.batch, p.q_len, p.heads, p.head_dim
-    return plgpu.kernel(
+    return launch(
         functools.partial(_body, p, stages),
-        out_type=jax.ShapeDtypeStruct(shape, p.dtype),
-        grid=(p.batch * p.heads * p.tiles_of(p.q_len, BLOCK_Q),),
-        grid_names=("block",),
-        num_threads=CONSUMERS + 1,
-        thread_name="wg",
-        kernel_name="attention_backward_queries",
+        jax.ShapeDtypeStruct(shape, p.dtype),
+        scratch,
+        blocks=p.batch * p.heads * p.tiles_of(p.q_len, BLOCK_Q),
+        name="attention_backward_queries",
+        compiler_params=compiler_params,
         interpret=interpret,
-        compiler_params=compiler_params or COMPILER_PARAMS,
-        scratch_types=scratch,
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Memory(Inputs):
     """The references of a block."""
 
-    q: Any
-    k: Any
-    v: Any
-    do: Any
-    lse: Any
-    delta: Any
     dq: Any
     q_smem: Any
     do_smem: Any
@@ -93,16 +85,6 @@ class Memory:
     v_full: Any
     k_empty: Any
     v_empty: Any
-    slopes: Any = None
-    of_segments: Any = None
-    q_ids: Any = None
-    kv_ids: Any = None
-    q_lengths: Any = None
-    kv_lengths: Any = None
-    q_starts: Any = None
-    kv_starts: Any = None
-    of_tiles: Any = None
-    bias: Any = None
     bias_smem: Any = None
     bias_full: Any = None
     bias_empty: Any = None
@@ -111,7 +93,7 @@ class Memory:
 def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
     wg = lax.axis_index("wg")
     *inputs, dq = refs
-    mem = Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
+    mem = _Memory(**dict(zip(p.inputs, inputs, strict=True)), dq=dq, **scratch)
     q_tiles = p.tiles_of(p.q_len, BLOCK_Q)
     pair, tile = divide(lax.axis_index("block"), q_tiles)
     # Under a causal mask the last rows have the most work.
@@ -131,7 +113,7 @@ def _body(p: BackwardProblem, stages: int, *refs: Any, **scratch: Any) -> None:
 
 
 def _produce(
-    p: BackwardProblem, mem: Memory, stages: int, place: Place, blocks: Any
+    p: BackwardProblem, mem: _Memory, stages: int, place: Place, blocks: Any
 ) -> None:
     kv_head = lax.div(place.head, np.int32(p.group))
     mode = plgpu.OOBFillMode.ZEROS if p.packed else None
