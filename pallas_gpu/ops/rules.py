@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
@@ -52,20 +53,37 @@ def as_dtype(value: Any) -> jnp.dtype | None:
         return None
 
 
-def require_arrays(what: str, **given: Any) -> None:
-    """Refuses what has a shape and a dtype, but no elements; None is left out.
+def array(value: Any, what: str) -> jax.Array:
+    """Accepts arrays of JAX, tracers among them, and of NumPy, which become JAX's.
 
-    Raises:
-      ArgumentTypeError: an argument is no array.
+    Without `jax_enable_x64` NumPy's 64-bit types are narrowed to 32 bits, as
+    `jax.numpy` does.
     """
-    for name, x in given.items():
-        if x is not None and not isinstance(x, jax.Array | np.ndarray):
-            raise errors.ArgumentTypeError(
-                f"{what}: {name} is not an array",
-                expected="an array of JAX or NumPy",
-                got=expect.shown(x),
-                hint="for shapes alone, wrap the call in jax.eval_shape",
-            )
+    if isinstance(value, jax.Array):
+        return value
+    if isinstance(value, np.ndarray | np.generic):
+        # NumPy has objects, text and dates, too.
+        with contextlib.suppress(TypeError):
+            return jnp.asarray(value)
+    is_shape = hasattr(value, "shape") and not isinstance(value, type | np.ndarray)
+    hint = "for shapes alone, wrap the call in jax.eval_shape"
+    raise expect.wrong_type(
+        what,
+        "an array",
+        "an array of JAX or NumPy",
+        value,
+        hint if is_shape else "pass jnp.asarray(...)",
+    )
+
+
+def number_or_array(value: Any, what: str) -> Any:
+    """Accepts numbers and arrays."""
+    if isinstance(value, type) or not hasattr(value, "shape"):
+        return expect.number(value, what)
+    return array(value, what)
+
+
+ARRAY = expect.optional(array)
 
 
 def require_tile(what: str, m: int, n: int, k: int) -> None:

@@ -24,30 +24,29 @@ from pallas_gpu.ops.flash.config import (
 from pallas_gpu.ops.flash.forward import heuristic, hopper
 from pallas_gpu.ops.flash.masks import Mask, Scores
 from pallas_gpu.ops.flash.problem import Operands, Problem
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, number_or_array
 
 _BLACKWELL_HEAD_DIMS = 64, 128
-_ARRAY = expect.optional(expect.arrays)
-_FACTOR = expect.optional(narrow.factor)
+_FACTOR = expect.optional(number_or_array)
 
 
 @expect.arguments(
-    q=expect.arrays,
-    k=expect.arrays,
-    v=expect.arrays,
-    bias=_ARRAY,
+    q=array,
+    k=array,
+    v=array,
+    bias=ARRAY,
     causal=expect.boolean,
     sm_scale=expect.optional(expect.number),
     window=expect.anything,
     align=expect.choice("start", "end"),
     soft_cap=expect.optional(expect.number),
-    alibi_slopes=_ARRAY,
-    q_segment_ids=_ARRAY,
-    kv_segment_ids=_ARRAY,
-    q_lengths=_ARRAY,
-    kv_lengths=_ARRAY,
-    cu_seqlens_q=_ARRAY,
-    cu_seqlens_kv=_ARRAY,
+    alibi_slopes=ARRAY,
+    q_segment_ids=ARRAY,
+    kv_segment_ids=ARRAY,
+    q_lengths=ARRAY,
+    kv_lengths=ARRAY,
+    cu_seqlens_q=ARRAY,
+    cu_seqlens_kv=ARRAY,
     q_scale=_FACTOR,
     k_scale=_FACTOR,
     v_scale=_FACTOR,

@@ -19,17 +19,17 @@ from pallas_gpu.ops.flash.decode_checks import Cache
 from pallas_gpu.ops.flash.decode_config import DecodeConfig
 from pallas_gpu.ops.flash.decode_kernel import make_kernel
 from pallas_gpu.ops.flash.decode_work import Problem, default_config
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, number_or_array
 
 
 @expect.arguments(
-    q=checks.array,
-    k=checks.array,
-    v=expect.optional(checks.array),
-    lengths=expect.optional(checks.array),
-    page_table=expect.optional(checks.array),
-    k_scale=expect.optional(checks.factor),
-    v_scale=expect.optional(checks.factor),
+    q=array,
+    k=array,
+    v=ARRAY,
+    lengths=ARRAY,
+    page_table=ARRAY,
+    k_scale=expect.optional(number_or_array),
+    v_scale=expect.optional(number_or_array),
     kv_layout=expect.choice("NHD", "HND"),
     kv_axis=expect.optional(expect.integer(0, 1)),
     causal=expect.boolean,

@@ -7,9 +7,7 @@ import dataclasses
 import math
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
 from pallas_gpu import arch, errors, expect
 
@@ -32,22 +30,6 @@ class Cache:
     tokens: int
     heads: int
     head_dim: int
-
-
-def array(value: Any, what: str) -> Any:
-    """Accepts arrays of JAX, tracers among them, and of NumPy."""
-    if isinstance(expect.arrays(value, what), jax.Array | np.ndarray):
-        return value
-    raise expect.wrong_type(
-        what, "an array", "an array", value, "pass jnp.asarray(...)"
-    )
-
-
-def factor(value: Any, what: str) -> Any:
-    """Accepts numbers and arrays."""
-    if isinstance(value, type) or not hasattr(value, "shape"):
-        return expect.number(value, what)
-    return array(value, what)
 
 
 def operands(

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu import errors, expect
+from pallas_gpu import errors
 
 DTYPE = jnp.float8_e4m3fn
 # K of a product of 8-bit operands: PTX ISA, wgmma.mma_async, shapes.
@@ -32,13 +32,6 @@ EXPONENT = 8
 _GROUP = 2, 4, 2
 _GROUP_ROWS = 16
 _OUT_DTYPES = jnp.bfloat16, jnp.float16
-
-
-def factor(value: Any, what: str) -> Any:
-    """Accepts numbers and arrays."""
-    if isinstance(value, type) or not hasattr(value, "shape"):
-        return expect.number(value, what)
-    return expect.arrays(value, what)
 
 
 def is_narrow(dtype: Any) -> bool:

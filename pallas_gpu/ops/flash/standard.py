@@ -12,21 +12,19 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.flash import narrow
 from pallas_gpu.ops.flash.attention import attention
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, require_arrays
-
-_ARRAY = expect.optional(expect.arrays)
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
 
 
 @expect.arguments(
-    query=expect.arrays,
-    key=expect.arrays,
-    value=expect.arrays,
-    bias=_ARRAY,
-    mask=_ARRAY,
+    query=array,
+    key=array,
+    value=array,
+    bias=ARRAY,
+    mask=ARRAY,
     scale=expect.optional(expect.number),
     is_causal=expect.boolean,
-    query_seq_lengths=_ARRAY,
-    key_value_seq_lengths=_ARRAY,
+    query_seq_lengths=ARRAY,
+    key_value_seq_lengths=ARRAY,
     local_window_size=expect.anything,
     implementation=expect.refused(
         None, "call jax.nn.dot_product_attention for XLA's or cuDNN's implementation"
@@ -91,8 +89,6 @@ def dot_product_attention(
     Example:
       >>> out = ops.dot_product_attention(query, key, value, is_causal=True)
     """
-    arrays = {"query": query, "key": key, "value": value, "bias": bias, "mask": mask}
-    require_arrays("dot_product_attention", **arrays)
     del implementation
     batched = _check_ranks(query, key, value)
     if narrow.is_narrow(query.dtype):

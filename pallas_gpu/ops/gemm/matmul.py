@@ -18,23 +18,22 @@ from pallas_gpu.ops.gemm.epilogue import Activation, Epilogue, check_activation
 from pallas_gpu.ops.gemm.few_config import SplitMatmulConfig
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.gemm.product import Call, product
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
 
 type Config = MatmulConfig | SplitMatmulConfig | BlackwellMatmulConfig
 
-_ARRAYS = expect.optional(expect.arrays)
 _DTYPES = (jnp.float16, jnp.bfloat16, jnp.float32, jnp.int8)
 
 
 @expect.arguments(
-    a=expect.arrays,
-    b=expect.arrays,
+    a=array,
+    b=array,
     transpose_a=expect.boolean,
     transpose_b=expect.boolean,
-    bias=_ARRAYS,
-    residual=_ARRAYS,
+    bias=ARRAY,
+    residual=ARRAY,
     activation=expect.anything,
-    gate=_ARRAYS,
+    gate=ARRAY,
     scale=expect.optional(expect.number),
     config=expect.optional(
         expect.instance(

@@ -21,7 +21,7 @@ from pallas_gpu.ops.gemm.epilogue import (
 )
 from pallas_gpu.ops.moe import checks, contracted, hopper
 from pallas_gpu.ops.moe.config import RaggedDotConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
 
 _CONFIG = expect.optional(
     expect.instance(RaggedDotConfig, written="RaggedDotConfig(...)")
@@ -49,15 +49,15 @@ class _Options:
 
 
 @expect.arguments(
-    lhs=expect.arrays,
-    rhs=expect.arrays,
-    group_sizes=expect.arrays,
+    lhs=array,
+    rhs=array,
+    group_sizes=array,
     precision=expect.anything,
     preferred_element_type=expect.anything,
-    group_offset=expect.optional(expect.arrays),
-    rows=expect.optional(expect.arrays),
+    group_offset=ARRAY,
+    rows=ARRAY,
     activation=expect.anything,
-    gate=expect.optional(expect.arrays),
+    gate=ARRAY,
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -141,19 +141,19 @@ def ragged_dot(
 
 
 @expect.arguments(
-    lhs=expect.arrays,
-    rhs=expect.arrays,
-    group_sizes=expect.arrays,
+    lhs=array,
+    rhs=array,
+    group_sizes=array,
     ragged_dot_dimension_numbers=expect.instance(
         jax.lax.RaggedDotDimensionNumbers,
         written="jax.lax.RaggedDotDimensionNumbers(...)",
     ),
     precision=expect.anything,
     preferred_element_type=expect.anything,
-    group_offset=expect.optional(expect.arrays),
-    rows=expect.optional(expect.arrays),
-    lhs_scale=expect.optional(expect.arrays),
-    rhs_scale=expect.optional(expect.arrays),
+    group_offset=ARRAY,
+    rows=ARRAY,
+    lhs_scale=ARRAY,
+    rhs_scale=ARRAY,
     config=_CONFIG,
     compiler_params=PARAMS,
     interpret=INTERPRET,

@@ -17,7 +17,7 @@ from pallas_gpu.ops.narrow.block_scaled_blackwell import (
     Problem,
     Shapes,
 )
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype, require_arrays
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
 
 _WHO = "block_scaled_matmul"
 E8M0, E4M3 = jnp.dtype(jnp.float8_e8m0fnu), jnp.dtype(jnp.float8_e4m3fn)
@@ -31,12 +31,12 @@ _ROW_BITS = 128
 
 
 @expect.arguments(
-    lhs=expect.arrays,
-    rhs=expect.arrays,
-    lhs_scales=expect.arrays,
-    rhs_scales=expect.arrays,
+    lhs=array,
+    rhs=array,
+    lhs_scales=array,
+    rhs_scales=array,
     preferred_element_type=expect.anything,
-    scale=expect.optional(expect.arrays),
+    scale=ARRAY,
     config=expect.optional(
         expect.instance(BlockScaledMatmulConfig, written="BlockScaledMatmulConfig(...)")
     ),
@@ -92,7 +92,6 @@ def block_scaled_matmul(
       >>> a, a_scales = quantize_blocks(x, jnp.float8_e4m3fn)
       >>> y = block_scaled_matmul(a, b, a_scales, b_scales, jnp.bfloat16)
     """
-    require_arrays(_WHO, scale=scale)
     (m, n, k), batch = _sizes(lhs, rhs)
     out = _out_dtype(preferred_element_type)
     block = _block(lhs, rhs, lhs_scales, rhs_scales)

@@ -20,7 +20,7 @@ from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.narrow import mixed_few, mixed_many, widen
 from pallas_gpu.ops.narrow.mixed_few import LinearFewConfig, Problem
 from pallas_gpu.ops.narrow.mixed_many import LinearManyConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
 
 type Config = LinearFewConfig | LinearManyConfig
 
@@ -40,10 +40,10 @@ _SMS = arch.SM_90A.sm_count
 
 
 @expect.arguments(
-    x=expect.arrays,
-    w=expect.arrays,
-    w_scale=expect.optional(expect.arrays),
-    bias=expect.optional(expect.arrays),
+    x=array,
+    w=array,
+    w_scale=ARRAY,
+    bias=ARRAY,
     activation=expect.anything,
     transpose_w=expect.boolean,
     out_dtype=expect.anything,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
-from pallas_gpu.ops.rules import as_dtype, require_arrays
+from pallas_gpu.ops.rules import array, as_dtype
 
 _DTYPES = tuple(
     map(jnp.dtype, (jnp.int8, jnp.int4, jnp.float8_e4m3fn, jnp.float8_e5m2))
@@ -18,7 +18,7 @@ _DTYPES = tuple(
 
 
 @expect.arguments(
-    w=expect.arrays,
+    w=array,
     dtype=expect.anything,
     axis=expect.integer(-2, 1),
     group=expect.optional(expect.integer(1)),
@@ -50,7 +50,6 @@ def quantize(
       >>> values, scale = quantize(w, jnp.int4, group=64)
       >>> y = linear(x, values, w_scale=scale)
     """
-    require_arrays("quantize", w=w)
     if len(w.shape) != 2 or not jnp.issubdtype(w.dtype, jnp.floating):
         kind = errors.ShapeError if len(w.shape) != 2 else errors.DTypeError
         raise kind(

@@ -11,7 +11,7 @@ from jax import lax
 
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.narrow.block_scaled import ADMITTED, E2M1, E4M3, E8M0
-from pallas_gpu.ops.rules import as_dtype, require_arrays
+from pallas_gpu.ops.rules import array, as_dtype
 
 _DTYPES = E4M3, jnp.dtype(jnp.float8_e5m2), E2M1
 # Of float8_e8m0fnu: the exponent of 1, and what is not a number.
@@ -19,7 +19,7 @@ _BIAS, _NAN = 127, 255
 
 
 @expect.arguments(
-    x=expect.arrays,
+    x=array,
     dtype=expect.anything,
     scale_dtype=expect.anything,
     block=expect.optional(expect.integer(1)),
@@ -57,7 +57,6 @@ def quantize_blocks(
     Example:
       >>> values, scales = quantize_blocks(x, jnp.float4_e2m1fn)
     """
-    require_arrays("quantize_blocks", x=x)
     target = _type(dtype, _DTYPES, "values")
     narrow = target == E2M1
     held = E4M3 if narrow else E8M0

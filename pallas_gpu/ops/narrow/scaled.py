@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import arch, errors, expect
 from pallas_gpu.ops.narrow import scaled_hopper
 from pallas_gpu.ops.narrow.scaled_hopper import BLOCK, Problem, ScaledMatmulConfig
-from pallas_gpu.ops.rules import INTERPRET, PARAMS, as_dtype
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array, as_dtype
 
 _FLOAT8 = tuple(map(jnp.dtype, (jnp.float8_e4m3fn, jnp.float8_e5m2)))
 _INT8 = (jnp.dtype(jnp.int8),)
@@ -29,12 +29,12 @@ type _Kinds = dict[str, tuple[tuple[int, ...], ...]]
 
 
 @expect.arguments(
-    a=expect.arrays,
-    b=expect.arrays,
-    a_scale=expect.optional(expect.arrays),
-    b_scale=expect.optional(expect.arrays),
+    a=array,
+    b=array,
+    a_scale=ARRAY,
+    b_scale=ARRAY,
     transpose_b=expect.boolean,
-    bias=expect.optional(expect.arrays),
+    bias=ARRAY,
     out_dtype=expect.anything,
     promote=expect.optional(expect.boolean),
     config=expect.optional(

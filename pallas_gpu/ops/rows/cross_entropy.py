@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.gemm.matmul import matmul
 from pallas_gpu.ops.gemm.problem import Problem
 from pallas_gpu.ops.rows import logits
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
 
 # The derivatives of logits that exist at one time, in bytes.
 _WORKSPACE = 256 * 2**20
@@ -53,9 +53,9 @@ def linear_cross_entropy(
     interpret: Any = ...,
 ) -> tuple[jax.Array, jax.Array]: ...
 @expect.arguments(
-    x=expect.arrays,
-    w=expect.arrays,
-    labels=expect.arrays,
+    x=array,
+    w=array,
+    labels=array,
     transpose_w=expect.boolean,
     return_logsumexp=expect.boolean,
     compiler_params=PARAMS,

@@ -16,7 +16,7 @@ from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import norms_backward, rows
 from pallas_gpu.ops.rows.norms_backward import OnePass
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
 
 # Columns that the registers of a warpgroup hold, forward and backward.
 _MOST_COLUMNS, _MOST_BACKWARD = 16384, 4096
@@ -42,8 +42,8 @@ class _Norm:
 
 
 @expect.arguments(
-    x=expect.arrays,
-    scale=expect.optional(expect.arrays),
+    x=array,
+    scale=ARRAY,
     epsilon=expect.number,
     compiler_params=PARAMS,
     interpret=INTERPRET,
@@ -80,9 +80,9 @@ def rms_norm(
 
 
 @expect.arguments(
-    x=expect.arrays,
-    scale=expect.optional(expect.arrays),
-    bias=expect.optional(expect.arrays),
+    x=array,
+    scale=ARRAY,
+    bias=ARRAY,
     epsilon=expect.number,
     compiler_params=PARAMS,
     interpret=INTERPRET,

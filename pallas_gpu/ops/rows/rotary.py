@@ -13,15 +13,15 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import ARRAY, INTERPRET, PARAMS, array
 
 # Elements of a block: 16 a thread. Twice or half as many were slower on an H200.
 _BLOCK = 2048
 
 
 @expect.arguments(
-    x=expect.arrays,
-    positions=expect.optional(expect.arrays),
+    x=array,
+    positions=ARRAY,
     base=expect.number,
     interleaved=expect.boolean,
     compiler_params=PARAMS,

@@ -14,13 +14,13 @@ import pallas_gpu as plgpu
 from pallas_gpu import expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
 
 # Columns that the registers of a warpgroup hold: of one array, and of two.
 _MOST_COLUMNS, _MOST_OF_TWO = 16384, 8192
 
 
-@expect.arguments(x=expect.arrays, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
 def softmax(
     x: Any,
     *,
@@ -52,7 +52,7 @@ def softmax(
     return _softmax(x, False, rows.params(compiler_params, x.dtype), interpret)
 
 
-@expect.arguments(x=expect.arrays, compiler_params=PARAMS, interpret=INTERPRET)
+@expect.arguments(x=array, compiler_params=PARAMS, interpret=INTERPRET)
 def log_softmax(
     x: Any,
     *,

@@ -14,7 +14,7 @@ import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from pallas_gpu.ops.rows import rows
 from pallas_gpu.ops.rows.rows import Rows
-from pallas_gpu.ops.rules import INTERPRET, PARAMS
+from pallas_gpu.ops.rules import INTERPRET, PARAMS, array
 
 # Columns that one warpgroup sorts, and of how many of them the parts of a longer row
 # are merged: so each merge is of fewer columns.
@@ -23,7 +23,7 @@ _MOST_OF_PARTS = _MOST_COLUMNS // 2
 
 
 @expect.arguments(
-    x=expect.arrays,
+    x=array,
     k=expect.integer(),
     compiler_params=PARAMS,
     interpret=INTERPRET,
