@@ -19,6 +19,7 @@ from pallas_gpu.mosaic.elements import dtypes
 from pallas_gpu.mosaic.moves.scratch import SmemScratch
 from pallas_gpu.mosaic.registers import RegisterArray
 from pallas_gpu.resources import SCRATCH_GRANULE_BYTES, Plan
+from pallas_gpu.types import LoweringSemantics
 
 # Scratch that an operation may ask for where it can also do with less, in rounds: more
 # leaves SMEM for fewer blocks of an SM. Estimate.
@@ -61,6 +62,28 @@ def with_more(
         if room >= needed and room > plan.scratch_room_bytes:
             return plan.with_room(room)
     return None
+
+
+def what_to_do(params: CallParams, error: errors.OutOfResources) -> str | None:
+    """Returns the hint of an error of an operation for which there is no scratch.
+
+    Args:
+      params: the kernel.
+      error: what the operation has raised; it knows neither the kernel's memory nor its
+        semantics.
+    """
+    if error.resource != "SMEM":
+        return error.hint
+    asked, hint = params.compiler_params.reduction_scratch_bytes, error.hint
+    if asked is None or asked >= error.used_bytes:
+        hint = "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
+    if params.compiler_params.lowering_semantics is LoweringSemantics.Warpgroup:
+        return hint
+    return (
+        f"{hint}; or give the operand a layout in which warps do not share what is "
+        "combined (plgpu.load with layout): under Warpgroup semantics the compiler "
+        "looks for one"
+    )
 
 
 def of_issuer(kernel: KernelState) -> SmemScratch | None:
@@ -166,14 +189,6 @@ def of_bytes(
             used_bytes=needed,
             expected=f"at most reduction_scratch_bytes={available}",
             got=f"{needed} bytes for {got}",
-            hint=_more_scratch(kernel, needed),
+            hint=f"pass CompilerParams(reduction_scratch_bytes={needed})",
         )
     return of_issuer(kernel)
-
-
-def _more_scratch(kernel: KernelState, needed: int) -> str:
-    asked = kernel.params.compiler_params.reduction_scratch_bytes
-    limit = kernel.plan.scratch_limit_bytes // kernel.params.mesh.warpgroups
-    if needed > limit and (asked is None or asked >= needed):
-        return "the arrays occupy the remaining SMEM: use smaller or fewer arrays"
-    return f"pass CompilerParams(reduction_scratch_bytes={needed})"

@@ -12,7 +12,7 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from tests.support.refusal import MARK
-from tests.support.semantics import BOTH, under
+from tests.support.semantics import BOTH, Lane, Warpgroup, under
 
 pytestmark = pytest.mark.smoke
 
@@ -89,6 +89,27 @@ def test_a_reduction_without_scratch(semantics):
 
     error = error_of(body, semantics, compiler_params=NO_SCRATCH)
     assert "reduction_scratch_bytes=" in error.hint
+
+
+def fills_smem(left_bytes):
+    """Scratch that leaves only so many bytes of SMEM."""
+    capacity = 232432  # of a block on sm_90a
+    return [plgpu.SMEM((capacity - left_bytes,), jnp.int8)]
+
+
+def test_lane_says_why_there_is_no_scratch_where_warpgroup_needs_none():
+    """All warps share the columns of the row-major default, not of other layouts."""
+
+    def body(x, o, rest):
+        o[...] = jnp.cumsum(x[...], axis=0)  # HERE
+
+    options = {"scratch_types": fills_smem(16)}
+    error = error_of(body, Lane, **options)
+    assert error.hint.startswith("the arrays occupy the remaining SMEM")
+    assert "give the operand a layout in which warps do not share" in error.hint
+    kernel = plgpu.kernel(body, out_type=X, **options)
+    (report,) = plgpu.offline.lower(under(Warpgroup, kernel), X)
+    assert report.mlir
 
 
 @pytest.mark.parametrize("semantics", BOTH)
