@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with scales, and sparse ones: copies, words and columns are upstream's.
+
+See test_tensor_core.py; the file of what both agree in is `narrow_products.txt`.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.support.differential import tensor_kernels as kernels
+from tests.support.differential.narrow_kernels import E2M1, E4M3, Narrow, describe
+
+E5M2, F16, BF16 = jnp.float8_e5m2, jnp.float16, jnp.bfloat16
+beside_upstream = pytest.mark.skipif(
+    not jax.__version__.startswith("0.11."), reason="compares with upstream 0.11"
+)
+offline = pytest.mark.offline
+
+PRODUCTS = {
+    "mxf8": Narrow(128, 256),
+    "mxf8, two types, N of 256": Narrow(256, 256, a=E5M2),
+    "mxf4": Narrow(128, 256, E2M1, E2M1),
+    "nvf4": Narrow(256, 256, E2M1, E2M1, E4M3, 16),
+    "a pair, mxf8": Narrow(256, 256, ctas=2),
+    "a pair, nvf4": Narrow(128, 256, E2M1, E2M1, E4M3, 16, ctas=2),
+    "sparse": Narrow(128, 128, F16, F16, None, sparse=True),
+    "sparse, float8": Narrow(64, 256, E4M3, E5M2, None, sparse=True),
+    "a pair, sparse": Narrow(128, 256, BF16, BF16, None, ctas=2, sparse=True),
+    "a pair, sparse, float8": Narrow(128, 256, scale=None, ctas=2, sparse=True),
+    "sparse, scales": Narrow(128, 256, block=64, sparse=True),
+    "a pair, sparse, scales": Narrow(128, 256, block=64, ctas=2, sparse=True),
+}
+GOLDEN = pathlib.Path(__file__).with_name("narrow_products.txt")
+
+
+def golden() -> dict[str, str]:
+    """The lines of the file by the names before their colons."""
+    lines = GOLDEN.read_text().splitlines()
+    return dict(line.split(": ", 1) for line in lines)
+
+
+def described(compile_, case, semantics):
+    return describe(case, compile_(*case.kernel(), semantics=semantics))
+
+
+@offline
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("semantics", ["Lane", "Warpgroup"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_narrow_products_are_those_of_the_file(name, semantics):
+    assert described(kernels.ours, PRODUCTS[name], semantics) == golden()[name]
+
+
+@offline
+@beside_upstream
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_upstreams_narrow_products_are_those_of_the_file(name):
+    assert described(kernels.upstreams, PRODUCTS[name], "Lane") == golden()[name]
+
+
+def test_each_line_of_the_file_is_of_a_product():
+    assert list(golden()) == list(PRODUCTS)
