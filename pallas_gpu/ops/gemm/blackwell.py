@@ -18,6 +18,9 @@ warpgroups, and learn in one loop which tile is next); they meet only at barrier
     free       the products that read the buffer are complete  the TMA warp
     computed   all products of an accumulator are complete     the epilogue
     read       an accumulator has been read to registers       the MMA warp
+
+Two accumulators of 256 columns may share 128 of them (`Schedule.shared_n`): the
+epilogue reads these first, and the next product starts while it stores the others.
 """
 
 from __future__ import annotations
@@ -163,6 +166,8 @@ class Schedule:
       stages: SMEM buffers of the ring.
       accumulators: in TMEM.
       part_n: columns that the epilogue stores at once.
+      shared_n: columns that both accumulators have: the last ones of the first, which
+        are the first ones of the second. The epilogue reads them first.
     """
 
     m: int
@@ -173,6 +178,7 @@ class Schedule:
     stages: int
     accumulators: int
     part_n: int
+    shared_n: int = 0
 
     @property
     def tile_n(self) -> int:
@@ -291,7 +297,46 @@ class Schedule:
     def accumulator(self, acc: Any, number: Any) -> tuple[Any, Any]:
         """Returns the part of TMEM, and its index, for a tile of the block."""
         which = lax.rem(number, np.int32(self.accumulators))
-        return acc.at[:, plgpu.ds(which * self.tile_n, self.tile_n)], which
+        start = which * (self.tile_n - self.shared_n)
+        return acc.at[:, plgpu.ds(start, self.tile_n)], which
+
+    @property
+    def tmem_columns(self) -> int:
+        """Columns of TMEM of all accumulators."""
+        return self.accumulators * self.tile_n - self.shared_n
+
+    @property
+    def reads(self) -> int:
+        """Barriers that say what has been read: of each accumulator, or of the shared
+        columns."""
+        return 1 if self.shared_n else self.accumulators
+
+    def wait_for_accumulator(self, read: Any, number: Any) -> None:
+        """Waits until the columns of a tile's accumulator have been read."""
+        # Whoever has read the shared columns of a tile has read all of the one before.
+        earlier = 1 if self.shared_n else self.accumulators
+
+        @plgpu.when(number >= earlier)
+        def _():
+            plgpu.barrier_wait(read.at[lax.rem(number, np.int32(self.reads))])
+
+    def parts(self, which: Any) -> list[tuple[Any, bool]]:
+        """The first columns of the parts of a tile, as the epilogue reads them.
+
+        And whether the columns for which the next product waits have been read then.
+        """
+        starts = range(0, self.tile_n, self.part_n)
+        if not self.shared_n:
+            return [(start, start == starts[-1]) for start in starts]
+        own_n = self.tile_n - self.shared_n
+        # The shared columns are the last ones of the first accumulator.
+        shared, own = (1 - which) * own_n, which * self.shared_n
+        first = range(0, self.shared_n, self.part_n)
+        rest = range(0, own_n, self.part_n)
+        return [
+            *((shared + start, start == first[-1]) for start in first),
+            *((own + start, False) for start in rest),
+        ]
 
     def starts_inside(self, row: Any, column: Any) -> Any:
         """Whether a part has elements of the result; None if all have."""
@@ -396,10 +441,7 @@ def _multiplies(schedule, a_smem, b_smem, acc, loaded, free, computed, read) -> 
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
-
-        @plgpu.when(number >= schedule.accumulators)
-        def _():
-            plgpu.barrier_wait(read.at[which])
+        schedule.wait_for_accumulator(read, number)
 
         def visit_step(ki, slot, step):
             plgpu.barrier_wait(loaded.at[slot])
@@ -425,7 +467,7 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
       scale: reference to a factor of the result.
     """
     width = schedule.part_n
-    parts = schedule.tile_n // width
+    count = schedule.tile_n // width
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
@@ -434,17 +476,16 @@ def stores(schedule: Schedule, out, buffers, acc, computed, read, scale=None) ->
             first += lax.axis_index(PAIR) * _BLOCK_M
         own = plgpu.ds(first, _BLOCK_M)
         plgpu.barrier_wait(computed.at[which])
-        for part in range(parts):
-            start = part * width
+        for part, (start, is_free) in enumerate(schedule.parts(which)):
             value = plgpu.async_load_tmem(tile.at[:, plgpu.ds(start, width)])
-            if part == parts - 1:
-                # The accumulator is free before its last part is stored.
+            if is_free:
+                # The accumulator is free before this part is stored.
                 plgpu.wait_load_tmem()
-                plgpu.barrier_arrive(read.at[which])
+                plgpu.barrier_arrive(read.at[lax.rem(number, np.int32(schedule.reads))])
             buffer = buffers.at[part % 2]
             # The copy before the last one has read this buffer; with an odd number of
             # parts a tile begins with the buffer that the tile before has ended with.
-            repeated = part == 0 and parts % 2 == 1
+            repeated = part == 0 and count % 2 == 1
             plgpu.wait_smem_to_gmem(0 if repeated else 1, wait_read_only=True)
             if scale is not None:
                 value = value * scale[0]

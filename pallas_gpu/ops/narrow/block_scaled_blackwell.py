@@ -53,7 +53,8 @@ class BlockScaledMatmulConfig:
 
     Attributes:
       tile_n: columns of a tile, 128 or 256. Two accumulators of 256 columns would leave
-        no TMEM for scales: there is one, and 128 columns have two.
+        no TMEM for scales: they share 128 columns, which the epilogue reads first, so
+        that the other half of it overlaps with the next tile's products.
       tile_k: depth of one step; None: 128 bytes of a row.
       stages: SMEM buffers of the ring; None: as many as there is SMEM for.
       collective: whether two blocks share a tile of 256 rows. Each then loads half of
@@ -164,8 +165,19 @@ class Shapes:
     @property
     def accumulators(self) -> int:
         """Accumulators that TMEM has space for beside the scales."""
-        scales = (1 + self.across) * self.groups * _SCALE_COLUMNS
-        return min(2, (_COLUMNS - scales) // self.config.tile_n)
+        return 2 if self._space >= 2 * self.config.tile_n - self.shared_n else 1
+
+    @property
+    def shared_n(self) -> int:
+        """Columns that two accumulators share: half of 256."""
+        n = self.config.tile_n
+        half = n // 2
+        return half if 2 * n - half <= self._space < 2 * n else 0
+
+    @property
+    def _space(self) -> int:
+        """Columns of TMEM beside the scales."""
+        return _COLUMNS - (1 + self.across) * self.groups * _SCALE_COLUMNS
 
     @property
     def stages(self) -> int:
@@ -184,7 +196,15 @@ class Shapes:
         """Which tiles a block computes."""
         p, c = self.p, self.config
         return blackwell.Schedule(
-            p.m, p.n, p.k, self.step, c, self.stages, self.accumulators, self.part_n
+            p.m,
+            p.n,
+            p.k,
+            self.step,
+            c,
+            self.stages,
+            self.accumulators,
+            self.part_n,
+            self.shared_n,
         )
 
     def check(self) -> None:
@@ -242,7 +262,7 @@ def make_kernel(
             "b_scale_smem": plgpu.SMEM((stages, across, groups, *SCALE_TILE), p.scale),
             "out_smem": tiles((2, ROWS, shapes.part_n), p.out),
             "acc": plgpu.TMEM(
-                (ROWS, shapes.accumulators * config.tile_n),
+                (ROWS, schedule.tmem_columns),
                 jnp.float32,
                 collective=config.collective,
             ),
@@ -251,7 +271,7 @@ def make_kernel(
             "loaded": plgpu.Barrier(num_arrivals=4, num_barriers=stages),
             "free": blackwell.done(stages),
             "computed": blackwell.done(shapes.accumulators),
-            "read": blackwell.read(shapes.accumulators, collective=config.collective),
+            "read": blackwell.read(schedule.reads, collective=config.collective),
         },
     )
 
@@ -320,10 +340,7 @@ def _multiplies(schedule, buffers, acc, scales, loaded, free, computed, read) ->
 
     def visit_tile(rows, columns, number):
         tile, which = schedule.accumulator(acc, number)
-
-        @plgpu.when(number >= schedule.accumulators)
-        def _():
-            plgpu.barrier_wait(read.at[which])
+        schedule.wait_for_accumulator(read, number)
 
         def visit_step(ki, slot, step):
             plgpu.barrier_wait(loaded.at[slot])

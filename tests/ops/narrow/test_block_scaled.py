@@ -15,6 +15,8 @@ import pytest
 import pallas_gpu as plgpu
 from pallas_gpu import errors
 from pallas_gpu.ops import BlockScaledMatmulConfig, block_scaled_matmul, quantize_blocks
+from pallas_gpu.ops.gemm.blackwell import Schedule
+from pallas_gpu.ops.narrow.block_scaled_blackwell import Problem, Shapes
 from tests.support import everywhere
 from tests.support.narrow_products import refuses
 
@@ -86,8 +88,59 @@ def test_several_tiles_in_each_block():
 
 
 @pytest.mark.parametrize("types", [MXF8, NVF4], ids=["mxf8", "nvf4"])
-def test_tiles_of_256_columns_have_one_accumulator(types):
-    check((256, 512, 256), types, config(tile_n=256), executed=())
+def test_tiles_of_256_columns_share_half_of_their_accumulators(types):
+    # Three tiles for each block.
+    c = config(tile_n=256, blocks=1)
+    lane = [plgpu.LoweringSemantics.Lane]
+    check((128, 768, 256), types, c, executed=lane if types is MXF8 else ())
+
+
+def shapes(types=MXF8, **changes):
+    """Those of a tile of 256 columns."""
+    *dtypes, block = types
+    a, b, scale, out = (jnp.dtype(x) for x in (*dtypes, jnp.float32))
+    problem = Problem(256, 512, 1024, a, b, scale, out, block, False)
+    return Shapes(problem, config(tile_n=256, **changes))
+
+
+@pytest.mark.parametrize("types", NAMES.values(), ids=NAMES)
+def test_two_accumulators_and_the_scales_fit_tensor_memory(types):
+    made = shapes(types)
+    scales = 3 * made.groups * 4
+    assert made.schedule.tmem_columns == 384
+    assert made.schedule.tmem_columns + scales <= 512
+
+
+def test_the_epilogue_reads_the_shared_columns_first():
+    schedule = shapes().schedule
+    half = range(0, 128, schedule.part_n)
+    for which in (0, 1):
+        parts = schedule.parts(which)
+        columns = [start + 128 * which for start, _ in parts]
+        assert columns[: len(half)] == [128 + start for start in half]
+        assert sorted(columns) == [128 * which + x for x in range(0, 256, 16)]
+        assert [is_free for _, is_free in parts].index(True) == len(half) - 1
+
+
+def test_many_scales_leave_space_for_one_accumulator():
+    changes = {"tile_k": 1024, "stages": 1, "collective": True}
+    assert shapes(NVF4, **changes).schedule.tmem_columns == 256
+    c = config(tile_n=256, **changes)
+    check((256, 512, 1024), NVF4, c, semantics=())
+
+
+def test_an_early_release_of_the_shared_columns_is_a_race(monkeypatch):
+    right = Schedule.parts
+
+    def early(schedule, which):
+        starts = [start for start, _ in right(schedule, which)]
+        return [(start, i == 0) for i, start in enumerate(starts)]
+
+    monkeypatch.setattr(Schedule, "parts", early)
+    given = operands((128, 512, 128), MXF8)
+    c = config(tile_n=256, blocks=1, stages=3)
+    with pytest.raises(errors.RaceError, match="TMEM"):
+        block_scaled_matmul(*given, config=c, interpret=True)
 
 
 @pytest.mark.parametrize(

@@ -126,9 +126,9 @@ def describe(case: Narrow, instructions: list[Instruction]) -> str:
 
     Of each copy, in hexadecimal, the start of the source in 16 bytes and the column of
     the target, from the first of its array. Of each product the instruction descriptor,
-    the starts of a and b, and the columns of scales and metadata, from the first copy's.
+    the starts of a and b, and the columns of scales and metadata, from the copies'.
     """
-    the starts of a and b, and the columns of scales and metadata, from the first one.
+    found = [x for x in instructions if x.opcode.startswith("tcgen05.cp.")]
     texts, columns, at = [], [], 0
     for name, shape in case.copies.items():
         count = shape[0] * shape[1]
