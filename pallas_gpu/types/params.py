@@ -28,7 +28,8 @@ class OOBFillMode(enum.Enum):
 
     * `UNDEFINED`: anything.
     * `ZEROS`: zeros.
-    * `NAN`: NaN, in arrays of float16, bfloat16, float32 and float64, by TMA.
+    * `NAN`: NaN, in arrays of float16, bfloat16, float32 and float64, by TMA. Its bits
+      are 0x7ff7 in each 16 bits (measured on an H200 for all but float64).
     * `PROMISE_IN_BOUNDS`: nothing; the copy is in bounds.
     """
 

@@ -17,6 +17,8 @@ TILE = (8, 128)
 
 
 def make(m: Switches) -> Launch:
+    shape = (1024,) if m("a row") else TILE  # a row needs no tensor map
+
     def body(total, x, tiles, full):
         cta = lax.axis_index("i")
         for step in range(STEPS):
@@ -39,8 +41,8 @@ def make(m: Switches) -> Launch:
             plgpu.atomic_add(total, 1)  # at: atomic
         plgpu.wait_smem_to_gmem(0)
 
-    x = np.arange(CTAS * STEPS * 1024, dtype=np.int32).reshape(CTAS, STEPS, *TILE)
-    start = np.full(TILE, 5, np.int32)
+    x = np.arange(CTAS * STEPS * 1024, dtype=np.int32).reshape(CTAS, STEPS, *shape)
+    start = np.full(shape, 5, np.int32)
 
     def call(interpret):
         kernel = plgpu.kernel(
@@ -48,7 +50,7 @@ def make(m: Switches) -> Launch:
             out_type=(),
             grid=(CTAS,),
             grid_names=("i",),
-            scratch_types=[plgpu.SMEM((STEPS, *TILE), jnp.int32), plgpu.Barrier()],
+            scratch_types=[plgpu.SMEM((STEPS, *shape), jnp.int32), plgpu.Barrier()],
             interpret=interpret,
         )
 
@@ -80,4 +82,5 @@ SUBJECT = Subject(
             ("added by threads too", errors.RaceError, "add", "atomic"),
         ),
     ),
+    variants=("a row",),
 )
