@@ -50,9 +50,13 @@ def when(condition: Any) -> Callable[[Callable[[], None]], None]:
                 once()
             return
         with _jax.trace_without_ref_rules():
-            lax.cond(condition, once, lambda: None)
+            lax.cond(condition, once, _nothing)
 
     return run
+
+
+def _nothing() -> None:
+    """The other branch of a `when`; JAX traces one function only once."""
 
 
 def require_none(who: str, body: Callable[..., Any], result: Any) -> None:
@@ -211,8 +215,19 @@ def _check_unroll(trips: Any, unroll: int) -> None:
 def _trips(lower: Any, upper: Any, step: Any) -> Any:
     if all(isinstance(x, int) for x in (lower, upper, step)):
         return max(0, -(-(upper - lower) // step))
-    span = jnp.asarray(upper, jnp.int32) - jnp.asarray(lower, jnp.int32)
-    return jnp.maximum(lax.div(span + (step - 1), jnp.asarray(step, jnp.int32)), 0)
+    # Operations of lax: jnp's take several times as long to trace.
+    lower, upper, step = map(_i32, (lower, upper, step))
+    trips = lax.sub(upper, lower)
+    if not isinstance(step, np.int32):
+        trips = lax.div(lax.add(trips, lax.sub(step, np.int32(1))), step)
+    elif step != 1:
+        trips = lax.div(lax.add(trips, np.int32(step - 1)), step)
+    return lax.max(trips, np.int32(0))
+
+
+def _i32(x: Any) -> Any:
+    """Returns an integer as int32, a number as one of NumPy's."""
+    return np.int32(x) if isinstance(x, int) else jnp.asarray(x, jnp.int32)
 
 
 @expect.arguments(axis=expect.anything)

@@ -291,6 +291,8 @@ def _without_unwritten(
     closed: _jax.ClosedJaxpr, arrays: _Arrays, mesh: types.Mesh
 ) -> tuple[_jax.ClosedJaxpr, _Arrays]:
     """Makes inputs of the `jax.Ref`s that the body only reads."""
+    if all(j < arrays.declared for _, j in arrays.aliases):
+        return closed, arrays
     written = check.written(closed.jaxpr)
     old_outputs = closed.jaxpr.invars[len(arrays.inputs) :]
     only_read = {

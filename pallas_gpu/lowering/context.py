@@ -131,7 +131,7 @@ class KernelState:
                     declared.setdefault(body, set()).update(keys)
         return declared
 
-    @property
+    @functools.cached_property
     def semantics(self) -> protocol.Semantics:
         """The call's semantics."""
         return protocol.of(self.params.compiler_params.lowering_semantics)
@@ -320,12 +320,14 @@ def lower_jaxpr(
     )
     rules = kernel.rules
     number = kernel.jaxpr_numbers[jaxpr]
+    keeps_lines = kernel.keeps_lines
+    around = ir.Location.current or ir.Location.unknown()
     for i, eqn in enumerate(jaxpr.eqns):
         rule = rules.get(eqn.primitive)
         if rule is None:
             raise kernel.no_rule(eqn).with_location(_jax.where(eqn))
         try:
-            with _location(kernel, eqn):
+            with _location(eqn, around) if keeps_lines else around:
                 ctx = RuleContext(kernel, eqn, (number, i), used)
                 results = rule(ctx, *map(read, eqn.invars))
         except errors.PallasGpuError as error:
@@ -344,13 +346,9 @@ def _scalar(kernel: State, constant: Any, aval: Any) -> Any:
     return kernel.constant(value.item(), vals.numpy_dtype(aval))
 
 
-def _location(kernel: State, eqn: _jax.JaxprEqn) -> ir.Location:
-    place = None
-    if kernel.keeps_lines:
-        place = _jax.file_and_line(eqn)
-    if place is None:
-        return ir.Location.current or ir.Location.unknown()
-    return ir.Location.file(place[0], place[1], 0)
+def _location(eqn: _jax.JaxprEqn, around: ir.Location) -> ir.Location:
+    place = _jax.file_and_line(eqn)
+    return around if place is None else ir.Location.file(place[0], place[1], 0)
 
 
 def no_rule(kernel: KernelState, eqn: _jax.JaxprEqn) -> errors.PallasGpuError:

@@ -13,7 +13,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm, nvvm
 
 from pallas_gpu.layouts.registers.linear import LANE_BITS, WARPS
-from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic import module, operations
 
 
 def thread_sum(columns: Sequence[int]) -> ir.Value:
@@ -112,23 +112,19 @@ def thread_bits_clear(bits: Sequence[int]) -> ir.Value | None:
 
 def offset_pointer(pointer: ir.Value, *offsets_bytes: int | ir.Value) -> ir.Value:
     """The pointer plus constant and i32 or i64 offsets in bytes."""
-    i8 = ir.IntegerType.get_signless(8)
-    dynamic = ir.DenseI32ArrayAttr.get([-(2**31)])
     static = 0
     for offset in offsets_bytes:
         if isinstance(offset, int):
             static += offset
         else:
-            pointer = llvm.getelementptr(
-                pointer.type, pointer, [offset], dynamic, i8, None
-            )
+            pointer = operations.offset(pointer, offset)
     if static == 0:
         return pointer
     if not -(2**31) < static < 2**31:
         # The constant indices of the operation are i32.
-        wide = arith.constant(ir.IntegerType.get_signless(64), static)
-        return llvm.getelementptr(pointer.type, pointer, [wide], dynamic, i8, None)
-    return llvm.getelementptr(pointer.type, pointer, [], [static], i8, None)
+        wide = ir.IntegerType.get_signless(64)
+        return operations.offset(pointer, operations.constant(wide, static))
+    return operations.offset(pointer, static)
 
 
 def map_shared(pointer: ir.Value, block_rank: ir.Value) -> ir.Value:

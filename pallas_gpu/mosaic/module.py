@@ -17,7 +17,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from jax.interpreters import mlir as jax_mlir
@@ -26,6 +26,7 @@ from jaxlib.mlir._mlir_libs import _mosaic_gpu_ext
 from jaxlib.mlir.dialects import arith, builtin, func, gpu, llvm, memref, nvvm  # noqa: F401
 
 from pallas_gpu import errors
+from pallas_gpu.mosaic import operations
 from pallas_gpu.mosaic.program import barriers, exits
 
 WARPGROUP_THREADS = 128
@@ -197,6 +198,7 @@ class KernelBuilder:
         self.context = context if context is not None else make_context()
         self._contexts = contextlib.ExitStack()
         self._hoisted: dict[object, ir.Value] = {}
+        self._attributes: dict[object, Mapping[str, ir.Attribute]] = {}
         self._finished = False
         self.issuer: Issuer = "warpgroup"
 
@@ -299,14 +301,7 @@ class KernelBuilder:
             return self.smem_base
         return self.hoisted(
             ("smem", offset_bytes),
-            lambda: llvm.getelementptr(
-                self.smem_base.type,
-                self.smem_base,
-                [],
-                [offset_bytes],
-                ir.IntegerType.get_signless(8),
-                None,
-            ),
+            lambda: operations.offset(self.smem_base, offset_bytes),
         )
 
     def hoisted(self, key: object, emit: Callable[[], ir.Value]) -> ir.Value:
@@ -323,11 +318,25 @@ class KernelBuilder:
             self._hoisted[key] = value
         return value
 
+    def attributes(
+        self, key: object, make: Callable[[], Mapping[str, ir.Attribute]]
+    ) -> Mapping[str, ir.Attribute]:
+        """The attributes that hundreds of operations share, created once.
+
+        Args:
+          key: hashable; equal keys imply equal attributes.
+          make: creates them.
+        """
+        known = self._attributes.get(key)
+        if known is None:
+            known = self._attributes[key] = make()
+        return known
+
     def i32(self, value: int) -> ir.Value:
         """The i32 constant, emitted once."""
         return self.hoisted(
             ("i32", value),
-            lambda: arith.constant(ir.IntegerType.get_signless(32), value),
+            lambda: operations.constant(ir.IntegerType.get_signless(32), value),
         )
 
     def sync_after_init(self) -> None:

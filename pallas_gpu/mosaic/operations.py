@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from jaxlib.mlir import ir
 
+# An index of `llvm.getelementptr` that is an operand.
+_DYNAMIC = -(2**31)
+
 
 def create(
     name: str,
@@ -37,9 +40,41 @@ def same_type(name: str) -> Callable[..., ir.Value]:
     return emit
 
 
+def constant(type_: ir.Type, value: int) -> ir.Value:
+    """`arith.constant` of an integer type."""
+    attributes = {"value": ir.IntegerAttr.get(type_, value)}
+    return create("arith.constant", type_, (), attributes)
+
+
+def offset(pointer: ir.Value, offset_bytes: int | ir.Value) -> ir.Value:
+    """`llvm.getelementptr`: the pointer plus a number of bytes, an i32 or a value."""
+    static = isinstance(offset_bytes, int)
+    attributes = {
+        "rawConstantIndices": ir.DenseI32ArrayAttr.get(
+            [offset_bytes if static else _DYNAMIC]
+        ),
+        "elem_type": ir.TypeAttr.get(ir.IntegerType.get_signless(8)),
+    }
+    operands = [pointer] if static else [pointer, offset_bytes]
+    return create("llvm.getelementptr", pointer.type, operands, attributes)
+
+
 def position(index: int) -> ir.Attribute:
     """A static position in a vector or a structure."""
     return ir.DenseI64ArrayAttr.get([index])
+
+
+def assembly_attributes(
+    text: str, constraints: str, *, volatile: bool = False
+) -> dict[str, ir.Attribute]:
+    """The attributes of `llvm.inline_asm`."""
+    attributes: dict[str, ir.Attribute] = {
+        "asm_string": ir.StringAttr.get(text),
+        "constraints": ir.StringAttr.get(constraints),
+    }
+    if volatile:
+        attributes["has_side_effects"] = ir.UnitAttr.get()
+    return attributes
 
 
 def inline_assembly(
@@ -51,12 +86,7 @@ def inline_assembly(
     volatile: bool = False,
 ) -> ir.Value:
     """`llvm.inline_asm` with one result, a structure if it has several."""
-    attributes: dict[str, ir.Attribute] = {
-        "asm_string": ir.StringAttr.get(text),
-        "constraints": ir.StringAttr.get(constraints),
-    }
-    if volatile:
-        attributes["has_side_effects"] = ir.UnitAttr.get()
+    attributes = assembly_attributes(text, constraints, volatile=volatile)
     return create("llvm.inline_asm", result, operands, attributes)
 
 

@@ -20,7 +20,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, builtin, func, llvm, scf
 
 from pallas_gpu import errors
-from pallas_gpu.mosaic import module
+from pallas_gpu.mosaic import module, operations
 from pallas_gpu.mosaic.program import order as program_order
 
 TAG = "tensor_map"
@@ -301,14 +301,13 @@ def _i32(value: int) -> ir.Value:
 
 
 def _i64(value: int) -> ir.Value:
-    return arith.constant(ir.IntegerType.get_signless(64), value)
+    return operations.constant(ir.IntegerType.get_signless(64), value)
 
 
 def _byte_offset(pointer: ir.Value, offset_bytes: int) -> ir.Value:
     if offset_bytes == 0:
         return pointer
-    i8 = ir.IntegerType.get_signless(8)
-    return llvm.getelementptr(pointer.type, pointer, [], [offset_bytes], i8, None)
+    return operations.offset(pointer, offset_bytes)
 
 
 def _host_array(values: tuple[int, ...], bits: int = 64) -> ir.Value:
@@ -317,5 +316,5 @@ def _host_array(values: tuple[int, ...], bits: int = 64) -> ir.Value:
     array = llvm.alloca(pointer, _i64(max(len(values), 1)), element)
     for index, value in enumerate(values):
         place = _byte_offset(array, bits // 8 * index)
-        llvm.store(arith.constant(element, value), place)
+        llvm.store(operations.constant(element, value), place)
     return array

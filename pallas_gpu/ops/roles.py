@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
@@ -35,17 +36,17 @@ def split(
     """
     if two_branches:
         lax.cond(
-            wg == consumers,
+            lax.eq(wg, np.int32(consumers)),
             functools.partial(_in_role, registers[0], "decrease", produce),
             functools.partial(_in_role, registers[1], "increase", consume),
         )
         return
 
-    @plgpu.when(wg == consumers)
+    @plgpu.when(lax.eq(wg, np.int32(consumers)))
     def _():
         _in_role(registers[0], "decrease", produce)
 
-    @plgpu.when(wg < consumers)
+    @plgpu.when(lax.lt(wg, np.int32(consumers)))
     def _():
         _in_role(registers[1], "increase", consume)
 

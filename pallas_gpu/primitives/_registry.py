@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +124,7 @@ class Operation:
         """The primitive's name."""
         return self.primitive.name
 
-    @property
+    @functools.cached_property
     def accesses(self) -> tuple[str, ...]:
         """Names of the operands whose memory it reads or writes."""
         return tuple(dict.fromkeys((*self.reads, *self.writes)))

@@ -118,7 +118,7 @@ def position_of_arrays(step: _jax.NDIndexer) -> int:
 
 def is_array_index(entry: Any) -> bool:
     """True for an array among the indices of a step."""
-    return not isinstance(entry, _jax.Slice) and np.ndim(entry) > 0
+    return not isinstance(entry, _jax.Slice | int) and np.ndim(entry) > 0
 
 
 def _with_new_axes(entries: tuple[Any, ...], step: _jax.NDIndexer) -> tuple[int, ...]:
@@ -293,6 +293,8 @@ def _scalar(entry: Any) -> Any:
 
 def _from_slice(entry: slice, n: int) -> Any:
     bounds = (entry.start, entry.stop)
+    if all(b is None for b in (*bounds, entry.step)) and n > 0:
+        return _jax.Slice(0, n, 1)
     if any(_jax.is_tracer(b) for b in bounds):
         _refuse_dynamic_size(f"a slice with bounds {entry.start}:{entry.stop}")
     for bound in (*bounds, entry.step):

@@ -42,9 +42,10 @@ def check_jaxpr(jaxpr: _jax.Jaxpr, mesh: types.Mesh) -> None:
       LayoutError: a copy that TMA does not support, or a part of an accumulator that
         does not consist of whole registers.
     """
+    known: set[Any] = set()
     for site in walk(jaxpr):
         try:
-            _check(site, mesh)
+            _check(site, mesh, known)
         except errors.PallasGpuError as error:
             raise error.with_location(site.where) from None
     check_claims(jaxpr)
@@ -84,11 +85,17 @@ def require_indexable(avals: Iterable[Any]) -> None:
                 )
 
 
-def _check(site: Site, mesh: types.Mesh) -> None:
+def _check(site: Site, mesh: types.Mesh, known: set[Any]) -> None:
+    """Checks one equation; `known` are the variables whose types were checked."""
     eqn = site.eqn
     # Scratch arrays are inputs of a body.
     inner = (v for body in site.bodies for v in body.jaxpr.invars)
-    require_element_types(v.aval for v in (*eqn.invars, *eqn.outvars, *inner))
+    atoms = [*eqn.invars, *eqn.outvars, *inner]
+    literals = [x for x in atoms if isinstance(x, _jax.Literal)]
+    variables = {x: x.aval for x in atoms if not isinstance(x, _jax.Literal)}
+    new = [aval for x, aval in variables.items() if x not in known]
+    require_element_types([*(x.aval for x in literals), *new])
+    known.update(variables)
     operation = registry.operation(eqn.primitive)
     if site.is_inside(warp_map_p):
         warp.check_equation(eqn, operation)

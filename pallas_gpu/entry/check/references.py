@@ -160,14 +160,14 @@ def _static_value(var: Any) -> Any:
 def window_in_bounds(ref: Any, transforms: Any, name: str) -> Window:
     """Resolves the steps one by one; each must be in bounds of its operand."""
     shape = tuple(ref.aval.shape)
-    inner = shape
+    window = types.resolve(shape, ())
     for step in transforms:
-        window = types.resolve(inner, (step,))
+        window = types.resolve(window.shape, (step,))
         bad = window.over_the_edge()
         if bad:
             raise _out_of_bounds(window, bad[0], name)
-        inner = window.shape
-    return types.resolve(shape, transforms)
+    # The window of a single step is that of the array.
+    return types.resolve(shape, transforms) if len(transforms) > 1 else window
 
 
 def _out_of_bounds(window: Window, axis: int, name: str) -> errors.OutOfBoundsError:

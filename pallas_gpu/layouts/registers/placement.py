@@ -69,7 +69,12 @@ def default_placement(
       bits: width of an element; elements of fewer than 8 bits occupy a byte in memory.
       threads: those of a warpgroup, or of a warp; see `default_layout`.
     """
-    return place_registers(default_layout(shape, max(bits, 8), threads), shape)
+    return _default_placement(tuple(shape), max(bits, 8), threads)
+
+
+@functools.lru_cache(maxsize=256)
+def _default_placement(shape: tuple[int, ...], bits: int, threads: int) -> Placement:
+    return place_registers(default_layout(shape, bits, threads), shape)
 
 
 def is_of_warp(layout: Placement) -> bool:

@@ -137,13 +137,14 @@ def expand(kernel: KernelState, block: Any, assignment: inference.Assignment) ->
 def expand_block(expansion: Expansion, block: Any) -> None:
     """Expands the operations of a block in order."""
     keep_lines = expansion.kernel.params.compiler_params.line_info
+    unknown = ir.Location.unknown()
     expansion.moved.append({})
     for op in list(block.operations):
-        scope = _scope(expansion, op)
         expander = _find(op)
+        scope = _scope(expansion, op)
         if expander is None:
             continue
-        location = op.location if keep_lines else ir.Location.unknown()
+        location = op.location if keep_lines else unknown
         with ir.InsertionPoint(op), location, scope:
             try:
                 expander(expansion, op)

@@ -11,7 +11,7 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import indexed
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import atomics
 from pallas_gpu.primitives.atomics import PRIMITIVES
@@ -79,7 +79,7 @@ for _name, _primitive in PRIMITIVES.items():
 
 
 @infers("pallas_gpu.atomic")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     indexed.infer_access(network, op, key, "indexed")
 
 

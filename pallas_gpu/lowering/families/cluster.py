@@ -21,7 +21,7 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import indexed
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.inference import constraints
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster
 from pallas_gpu.primitives.cluster import WORD_BYTES, async_store_smem_p
@@ -86,7 +86,7 @@ def _store_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("pallas_gpu.async_store_smem")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     words = None
     for i in constraints.vector_operands(op)[:1]:
         shape, _ = network.vector_type(op.operands[i].type)

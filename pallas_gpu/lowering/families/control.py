@@ -17,7 +17,7 @@ from pallas_gpu.lowering.borders import Border, Branch, StateBorder
 from pallas_gpu.lowering.context import RuleContext, lower_jaxpr, state_keys
 from pallas_gpu.lowering.expansion.walk import Expansion, expand_block, is_array
 from pallas_gpu.lowering.inference.constraints import collect_block, is_vector
-from pallas_gpu.lowering.inference.network import Network, Variable
+from pallas_gpu.lowering.inference.network import Key, Network, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -213,12 +213,12 @@ def _test(choice: ir.Value) -> ir.Value | None:
 
 
 @infers("scf.yield", "scf.condition")
-def _infer_end(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_end(network: Network, op: ir.Operation, key: Key) -> None:
     """Does nothing: the rule of the parent operation handles the yielded values."""
 
 
 @infers("scf.for")
-def _infer_for(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_for(network: Network, op: ir.Operation, key: Key) -> None:
     block = op.regions[0].blocks[0]
     low, high, step = (scalars.known(op.operands[i]) for i in range(3))
     trips = MAX_TRIPS
@@ -237,7 +237,7 @@ def _infer_for(network: Network, op: ir.Operation, key: int) -> None:
 
 
 @infers("scf.while")
-def _infer_while(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_while(network: Network, op: ir.Operation, key: Key) -> None:
     test, body = (region.blocks[0] for region in op.regions)
     carries: dict[int, Variable] = {}
     for i, argument in enumerate(test.arguments):
@@ -260,7 +260,7 @@ def _infer_while(network: Network, op: ir.Operation, key: int) -> None:
 
 
 @infers("scf.if")
-def _infer_branch(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_branch(network: Network, op: ir.Operation, key: Key) -> None:
     chosen = {
         i: network.variable(op, result.type, key, role=f"result {i}")
         for i, result in enumerate(op.results)
@@ -279,7 +279,7 @@ def _last(block: ir.Block) -> ir.Operation:
     return block.operations[len(block.operations) - 1].operation
 
 
-def _in_loop(network: Network, block: ir.Block, key: int, trips: int) -> None:
+def _in_loop(network: Network, block: ir.Block, key: Key, trips: int) -> None:
     network.name_arguments(block, key)
     before = network.weight
     network.weight = _inside(before, trips)

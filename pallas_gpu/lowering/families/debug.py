@@ -14,7 +14,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.inference import constraints
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import registers as regs
 from pallas_gpu.mosaic.debug import values as printed
@@ -52,7 +52,7 @@ for _primitive in (debug.debug_print_p, _jax.debug_print_p):
 
 
 @infers("pallas_gpu.debug_print")
-def _infer_print(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_print(network: Network, op: ir.Operation, key: Key) -> None:
     """The arrays of a line have one layout, which costs nothing by itself."""
     positions = constraints.vector_operands(op)
     if all(op.operands[i] in network.deferred for i in positions):
@@ -150,7 +150,7 @@ def _layout_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("pallas_gpu.print_layout")
-def _infer_layout(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_layout(network: Network, op: ir.Operation, key: Key) -> None:
     """It requires nothing: it prints what the other operations lead to."""
     if not is_array(op.operands[0]):
         part = constraints.array_of(network, op, 0)

@@ -23,7 +23,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.families.shapes import broadcast_to
 from pallas_gpu.lowering.inference import constraints
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     find_primitive,
@@ -129,7 +129,7 @@ def convert(x: vals.Vector, dtype: np.dtype) -> vals.Vector:
 # --- inference ------------------------------------------------------------------------
 
 
-def _infer(row: Row, network: Network, op: ir.Operation, key: int) -> None:
+def _infer(row: Row, network: Network, op: ir.Operation, key: Key) -> None:
     """All arrays of the operation have one layout."""
     positions = constraints.vector_operands(op)
     (result,) = op.results

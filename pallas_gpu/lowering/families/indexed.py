@@ -23,7 +23,7 @@ from pallas_gpu.lowering.expansion.memory import view
 from pallas_gpu.lowering.expansion.walk import Expansion, is_array
 from pallas_gpu.lowering.inference import constraints
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster, elementwise, indexed, logical
 from pallas_gpu.mosaic import registers as regs
@@ -321,7 +321,7 @@ def _placement(
 def infer_access(
     network: Network,
     op: ir.Operation,
-    key: int,
+    key: Key,
     kind: str,
     fixed: Placement | None = None,
 ) -> None:
@@ -343,7 +343,7 @@ def infer_access(
 
 
 @infers("pallas_gpu.load_indexed", "pallas_gpu.store_indexed")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     infer_access(network, op, key, "indexed")
 
 

@@ -9,12 +9,12 @@ from jaxlib.mlir import ir
 
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference.constraints import use_as_pointers
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers
 
 
 @infers("mosaic_gpu.slice_smem")
-def _infer_smem_array(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_smem_array(network: Network, op: ir.Operation, key: Key) -> None:
     part = network.part(op.results[0])
     if part is not None:
         network.array(part)
@@ -26,7 +26,7 @@ def _infer_smem_array(network: Network, op: ir.Operation, key: int) -> None:
     "memref.transpose",
     "builtin.unrealized_conversion_cast",
 )
-def _infer_view(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_view(network: Network, op: ir.Operation, key: Key) -> None:
     """Parts are resolved at their uses; a cast of an array yields its pointer."""
     if op.name == "builtin.unrealized_conversion_cast":
         use_as_pointers(network, op)

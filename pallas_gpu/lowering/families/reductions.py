@@ -16,7 +16,7 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import elementwise, shapes
 from pallas_gpu.lowering.inference import relations
 from pallas_gpu.lowering.inference.constraints import is_vector
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     find_primitive,
@@ -130,7 +130,7 @@ for _name, _kind in KINDS.items():
 
 
 @infers("vector.multi_reduction")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     axes = tuple(ir.DenseI64ArrayAttr(op.attributes["reduction_dims"]))
     operand, result = op.operands[0], op.results[0]
     shape = network.vector_type(result.type)[0] if is_vector(result) else ()

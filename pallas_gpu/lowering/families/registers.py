@@ -22,7 +22,7 @@ from pallas_gpu.lowering.families import tmem
 from pallas_gpu.lowering.families.tensor_cores import wgmma
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use, Variable
+from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
 from pallas_gpu.lowering.rules import expands, infers, uniform
 from pallas_gpu.mosaic import dialect, elementwise, logical
 from pallas_gpu.mosaic import registers as regs
@@ -47,7 +47,7 @@ def _load(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("mosaic_gpu.vector_load")
-def _infer_load(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_load(network: Network, op: ir.Operation, key: Key) -> None:
     use = _access(network, op, 0)
     variable = network.variable(op, op.results[0].type, key, access=use)
     _note_access(variable, use)
@@ -78,7 +78,7 @@ def _optimized(op: Any) -> bool | None:
 
 
 @infers("mosaic_gpu.vector_store")
-def _infer_store(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_store(network: Network, op: ir.Operation, key: Key) -> None:
     use = _access(network, op, 1)
     variable = network.variable(op, op.operands[0].type, key, access=use)
     _note_access(variable, use)
@@ -115,7 +115,7 @@ def _note_access(variable: Variable, use: Use) -> None:
 
 
 @infers("memref.load", "memref.store")
-def _infer_element(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_element(network: Network, op: ir.Operation, key: Key) -> None:
     i = 0 if op.name == "memref.load" else 1
     part = network.part(op.operands[i])
     if part is not None:
@@ -192,7 +192,7 @@ def _layout_cast(ctx: RuleContext, x: Any) -> Any:
 
 
 @infers("mosaic_gpu.layout_cast")
-def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_layout_cast(network: Network, op: ir.Operation, key: Key) -> None:
     operand, result = op.operands[0], op.results[0]
     shape, _ = network.vector_type(result.type)
     layout = dialect.from_attribute(op.attributes["new_layout"])

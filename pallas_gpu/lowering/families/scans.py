@@ -21,7 +21,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import elementwise, shapes
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     find_primitive,
@@ -152,7 +152,7 @@ for _name, _kind in KINDS.items():
 
 
 @infers("pallas_gpu.scan")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     (operand,), (result,) = op.operands, op.results
     shape, _ = network.vector_type(result.type)
     relation = Scan(ir.IntegerAttr(op.attributes[_AXIS]).value)

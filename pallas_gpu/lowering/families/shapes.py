@@ -16,7 +16,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.inference import constraints, relations
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import (
     expands,
     infers,
@@ -116,7 +116,7 @@ def _refuse_dynamic_shape(dynamic: Sequence[Any]) -> None:
 
 
 @infers("vector.broadcast")
-def _infer_splat(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_splat(network: Network, op: ir.Operation, key: Key) -> None:
     if constraints.vector_operands(op):
         raise constraints.no_rule(op)
     network.defer(op.results[0], "splat")
@@ -131,7 +131,7 @@ def _expand_splat(expansion: Expansion, op: Any) -> None:
 
 
 @infers("mosaic_gpu.broadcast_in_dim")
-def _infer_broadcast(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_broadcast(network: Network, op: ir.Operation, key: Key) -> None:
     old, _ = network.vector_type(op.operands[0].type)
     new, _ = network.vector_type(op.results[0].type)
     if op.operands[0] in network.deferred:
@@ -169,7 +169,7 @@ def _iota_warpgroup(ctx: RuleContext, *dynamic: Any) -> Any:
 
 
 @infers("mosaic_gpu.broadcasted_iota")
-def _infer_iota(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_iota(network: Network, op: ir.Operation, key: Key) -> None:
     network.defer(op.results[0], "made")
 
 
@@ -202,7 +202,7 @@ def _transpose_warpgroup(ctx: RuleContext, x: Any) -> Any:
 
 
 @infers("vector.transpose")
-def _infer_transpose(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_transpose(network: Network, op: ir.Operation, key: Key) -> None:
     permutation = tuple(ir.DenseI64ArrayAttr(op.attributes["permutation"]))
     related(network, op, key, relations.Transpose(permutation))
     for value in (op.operands[0], op.results[0]):
@@ -223,7 +223,7 @@ def _expand_transpose(expansion: Expansion, op: Any) -> None:
 
 
 @infers("vector.extract_strided_slice")
-def _infer_slice(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_slice(network: Network, op: ir.Operation, key: Key) -> None:
     shape, _ = network.vector_type(op.operands[0].type)
     starts, sizes = (integers(op.attributes[n]) for n in ("offsets", "sizes"))
     # Trailing axes that the attributes omit are not sliced.
@@ -248,7 +248,7 @@ def integers(attribute: ir.Attribute) -> tuple[int, ...]:
 
 
 def related(
-    network: Network, op: ir.Operation, key: int, relation: relations.Relation
+    network: Network, op: ir.Operation, key: Key, relation: relations.Relation
 ) -> None:
     """Declares an operation whose operand's layout determines the result's."""
     result = op.results[0]

@@ -21,7 +21,7 @@ from pallas_gpu.lowering.families.mbarrier import (
     predicate_value,
 )
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import cluster, dialect, logical, mbarrier, tma
 from pallas_gpu.mosaic.cluster import Group
@@ -198,7 +198,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
 
 
 @infers("mosaic_gpu.async_load", "mosaic_gpu.async_store")
-def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
     from_gmem = op.name == "mosaic_gpu.async_load"
     gmem = array_of(network, op, 0 if from_gmem else 1)
     smem = array_of(network, op, 1 if from_gmem else 0)

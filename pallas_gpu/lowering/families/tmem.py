@@ -26,7 +26,7 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.shapes import as_vector
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of, use_as_pointers
-from pallas_gpu.lowering.inference.network import Network, Use, Variable
+from pallas_gpu.lowering.inference.network import Key, Network, Use, Variable
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import dialect, logical
@@ -44,7 +44,7 @@ def new_array(ctx: RuleContext, aval: Any, first_column: int) -> vals.TmemHandle
 
 
 @infers("mosaic_gpu.tmem_alloc", "mosaic_gpu.slice_tmem")
-def _infer_array(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_array(network: Network, op: ir.Operation, key: Key) -> None:
     if op.name == "mosaic_gpu.tmem_alloc":
         use_as_pointers(network, op)  # the SMEM word that receives the address
     part = network.part(op.results[0])
@@ -85,7 +85,7 @@ def tmem_view(expansion: Expansion, ref: ir.Value) -> tmem.TmemView:
 
 
 @infers("mosaic_gpu.tmem_layout_cast")
-def _infer_layout_cast(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_layout_cast(network: Network, op: ir.Operation, key: Key) -> None:
     def admitted() -> TmemLayout:
         return dialect.tmem_from_attribute(op.attributes["new_layout"])
 
@@ -182,7 +182,7 @@ def _commit(ctx: RuleContext) -> list[Any]:
 
 
 @infers("mosaic_gpu.async_load_tmem")
-def _infer_load(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_load(network: Network, op: ir.Operation, key: Key) -> None:
     if "reduce" in op.attributes:
         raise errors.UnsupportedError(
             "Loads from TMEM with a reduction are not supported",
@@ -217,7 +217,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
 
 
 @infers("mosaic_gpu.async_store_tmem")
-def _infer_store(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_store(network: Network, op: ir.Operation, key: Key) -> None:
     use = Use(op, "store", array_of(network, op, 1), network.weight)
     network.use_memory(use)
     variable = network.variable(op, op.operands[0].type, key, access=use)

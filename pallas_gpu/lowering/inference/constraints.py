@@ -14,7 +14,7 @@ from jaxlib.mlir import ir
 
 from pallas_gpu import errors
 from pallas_gpu.lowering.inference import sources
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.mosaic import logical
 from pallas_gpu.primitives import _registry as registry
@@ -59,16 +59,16 @@ def collect_block(network: Network, block: ir.Block) -> None:
     rules = registry.rules(registry.RuleKind.INFER)
     for view in block.operations:
         op = view.operation
-        if op.name.startswith(logical.SCALAR):
+        name = op.name
+        if name.startswith(logical.SCALAR):
             continue
-        key = network.key_of(op)
         outer = network.in_warp
         network.in_warp = outer or logical.IN_WARP in op.attributes
-        rules.get(op.name, _without_arrays)(network, op, key)
+        rules.get(name, _without_arrays)(network, op, Key(network, op))
         network.in_warp = outer
 
 
-def _without_arrays(network: Network, op: ir.Operation, key: int) -> None:
+def _without_arrays(network: Network, op: ir.Operation, key: Key) -> None:
     """An operation without a rule: scalar code, a branch without results."""
     arrays = any(map(is_array, (*op.operands, *op.results)))
     if arrays or op.name.startswith(logical.OWN):

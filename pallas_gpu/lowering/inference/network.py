@@ -11,6 +11,7 @@ values of one shape that can exchange layouts: they share their candidates.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Literal
@@ -283,6 +284,20 @@ class Move:
     weight: int
 
 
+class Key:
+    """The key of an operation; its text is computed when a rule needs it."""
+
+    def __init__(self, network: Network, op: ir.Operation) -> None:
+        self._network, self._op = network, op
+
+    def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
+        return str(self._network.key_of(self._op))
+
+
 class Network:
     """Everything collected from a kernel, and the methods that collect it.
 
@@ -334,31 +349,41 @@ class Network:
     def key_of(self, op: ir.Operation) -> int:
         """A hash of name, attributes, types and the operands' keys.
 
-        Keys of scalar code are computed on demand, for the operations that use it.
+        Keys are computed on demand: few operations on arrays depend on an address.
         """
         # Each access to an operation's operands creates them as new Python objects.
         pending = [(op, list(op.operands))]
         while True:
             op, operands = pending[-1]
-            owners = {x.owner for x in operands if x not in self._keys}
-            makers = [x.operation for x in owners if not isinstance(x, ir.Block)]
-            if makers:
-                pending += [(maker, list(maker.operands)) for maker in makers]
-                continue
-            key = self._name(*pending.pop())
+            keys = [self._keys.get(operand) for operand in operands]
+            if None in keys:
+                missing = [x for x, k in zip(operands, keys, strict=True) if k is None]
+                owners = {x.owner for x in missing}
+                makers = [x.operation for x in owners if not isinstance(x, ir.Block)]
+                if makers:
+                    pending += [(maker, list(maker.operands)) for maker in makers]
+                    continue
+            pending.pop()
+            key = self._name(op, keys)
             if not pending:
                 return key
 
-    def _name(self, op: ir.Operation, operands: Sequence[ir.Value]) -> int:
+    def _name(self, op: ir.Operation, operands: Sequence[int | None]) -> int:
         results, text = list(op.results), self._text
         parts = [op.name]
         parts += [f"{name}={text(value)}" for name, value in op.attributes.items()]
         parts += [text(result.type) for result in results]
-        parts += [str(self._keys.get(operand, 0)) for operand in operands]
-        key = digest(*parts)
+        parts += [str(key or 0) for key in operands]
+        name = digest(*parts)
         for i, result in enumerate(results):
-            self._keys[result] = digest(str(key), str(i))
-        return key
+            self._keys[result] = digest(str(name), str(i))
+        return name
+
+    def _key_of_array(self, base: ir.Value) -> int:
+        """The key of the array that an operation declares."""
+        if base not in self._keys:
+            self.key_of(base.owner.operation)
+        return self._keys[base]
 
     def _text(self, part: ir.Attribute | ir.Type) -> str:
         """The text of an attribute or a type, printed once per kernel."""
@@ -367,7 +392,7 @@ class Network:
             found = self._texts[part] = str(part)
         return found
 
-    def name_arguments(self, block: ir.Block, key: int) -> None:
+    def name_arguments(self, block: ir.Block, key: Key) -> None:
         """Assigns keys to a region's arguments."""
         for i, argument in enumerate(block.arguments):
             self._keys[argument] = digest(str(key), "argument", str(i))
@@ -378,7 +403,7 @@ class Network:
         self,
         op: ir.Operation,
         type_: ir.Type,
-        key: int,
+        key: Key | int,
         *,
         role: str = "",
         result: tuple[int, ...] | None = None,
@@ -498,7 +523,7 @@ class Network:
         found = self.arrays.get(base)
         if found is None:
             shape, bits = part.window.array_shape, part.bits
-            key = self._keys.get(base, 0)
+            key = self._key_of_array(base)
             number = len(self.arrays)
             if part.space is types.TMEM:
                 found = TmemArray(number, base, shape, bits, key)

@@ -16,7 +16,7 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, math
 
-from pallas_gpu.mosaic import operations
+from pallas_gpu.mosaic import module, operations
 from pallas_gpu.mosaic.elements import dtypes
 
 Emitter = Callable[..., ir.Value]  # (dtype, *values, **params) -> value
@@ -47,10 +47,19 @@ def approx(instruction: str) -> Callable[[ir.Value], ir.Value]:
     """One f32 instruction of the special function unit (PTX ISA, Floating Point)."""
     text = f"{instruction} $0, $1;"
 
-    def one(element: ir.Value) -> ir.Value:
-        return operations.inline_assembly(element.type, [element], text, "=f,f")
+    def emit(value: ir.Value) -> ir.Value:
+        attributes = module.current().attributes(
+            text, lambda: operations.assembly_attributes(text, "=f,f")
+        )
 
-    return lambda value: dtypes.per_lane(one, value)
+        def one(element: ir.Value) -> ir.Value:
+            return operations.create(
+                "llvm.inline_asm", element.type, [element], attributes
+            )
+
+        return dtypes.per_lane(one, value)
+
+    return emit
 
 
 ex2 = approx("ex2.approx.ftz.f32")
@@ -274,6 +283,10 @@ def logaddexp(dtype, x, y):
     return arith.addf(high, math.log1p(math.exp(difference)))
 
 
+def _contracted() -> dict[str, ir.Attribute]:
+    return {"fastmath": ir.Attribute.parse("#arith.fastmath<contract>")}
+
+
 def contracting(name: str) -> Callable[..., ir.Value]:
     """A sum or product of the kernel, which may be contracted to an fma.
 
@@ -281,7 +294,7 @@ def contracting(name: str) -> Callable[..., ir.Value]:
     """
 
     def emit(a: ir.Value, b: ir.Value) -> ir.Value:
-        flags = {"fastmath": ir.Attribute.parse("#arith.fastmath<contract>")}
+        flags = module.current().attributes("contract", _contracted)
         return operations.create(name, a.type, [a, b], flags)
 
     return emit

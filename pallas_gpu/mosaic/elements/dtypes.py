@@ -8,12 +8,12 @@ A value is one element (`f32`) or the vector of one register (`vector<2xf32>`).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import ml_dtypes
 import numpy as np
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, vector
+from jaxlib.mlir.dialects import arith
 
 from pallas_gpu.mosaic import module, operations
 from pallas_gpu.types.elements import Kind as Kind
@@ -32,6 +32,7 @@ F4_E2M1 = np.dtype(ml_dtypes.float4_e2m1fn)
 I4, I2 = np.dtype(ml_dtypes.int4), np.dtype(ml_dtypes.int2)
 U4, U2 = np.dtype(ml_dtypes.uint4), np.dtype(ml_dtypes.uint2)
 
+_PACK, _EXTRACT = "vector.from_elements", "vector.extract"
 _FLOATS: dict[np.dtype, Callable[[], ir.Type]] = {
     F16: ir.F16Type.get,
     BF16: ir.BF16Type.get,
@@ -122,10 +123,10 @@ def _emit_constant(value: object, dtype: np.dtype, lanes: int | None) -> ir.Valu
                 exact = exact.astype(np.int8)
             signed = exact.view(np.dtype(f"int{bits(dtype)}"))
             attribute = ir.IntegerAttr.get(type_, int(signed))
-    if lanes is None:
-        return arith.constant(type_, attribute)
-    shaped = ir.VectorType.get([lanes], type_)
-    return arith.constant(shaped, ir.DenseElementsAttr.get_splat(shaped, attribute))
+    if lanes is not None:
+        type_ = ir.VectorType.get([lanes], type_)
+        attribute = ir.DenseElementsAttr.get_splat(type_, attribute)
+    return operations.create("arith.constant", type_, (), {"value": attribute})
 
 
 def is_constant(value: ir.Value) -> bool:
@@ -138,13 +139,32 @@ def is_constant(value: ir.Value) -> bool:
 
 def splat(value: ir.Value, lanes: int) -> ir.Value:
     """A vector with the element in every lane."""
-    return vector.broadcast(ir.VectorType.get([lanes], value.type), value)
+    type_ = ir.VectorType.get([lanes], value.type)
+    return operations.create("vector.broadcast", type_, [value])
 
 
 def extract(value: ir.Value, lane: int) -> ir.Value:
     """One element of a vector."""
-    at = {"static_position": operations.position(lane)}
-    return operations.create("vector.extract", value.type.element_type, [value], at)
+    return _extract(value, lane, value.type.element_type)
+
+
+def _extract(value: ir.Value, lane: int, element: ir.Type) -> ir.Value:
+    at = module.current().attributes(
+        (_EXTRACT, lane), lambda: {"static_position": operations.position(lane)}
+    )
+    return operations.create(_EXTRACT, element, [value], at)
+
+
+def elements(value: ir.Value) -> Iterator[ir.Value]:
+    """The elements of a vector: those of which `pack` has made it, or extracted."""
+    owner = value.owner
+    if not isinstance(owner, ir.Block) and owner.operation.name == _PACK:
+        yield from owner.operands
+        return
+    type_ = value.type
+    element = type_.element_type
+    for lane in range(type_.shape[0]):
+        yield _extract(value, lane, element)
 
 
 def is_uniform(value: ir.Value, depth: int = 8) -> bool:
@@ -162,16 +182,17 @@ def is_uniform(value: ir.Value, depth: int = 8) -> bool:
     made = owner.operation
     if made.name == "arith.constant":
         return bool(ir.DenseElementsAttr(made.attributes["value"]).is_splat)
-    if made.name == "vector.from_elements":
+    if made.name == _PACK:
         return len(set(made.operands)) == 1
     elementwise = made.name == "vector.broadcast" or made.name.startswith("arith.")
     return elementwise and all(is_uniform(x, depth - 1) for x in made.operands)
 
 
-def pack(elements: Sequence[ir.Value]) -> ir.Value:
-    """The vector of the given elements."""
-    type_ = ir.VectorType.get([len(elements)], elements[0].type)
-    return operations.create("vector.from_elements", type_, elements)
+def pack(elements: Sequence[ir.Value], type_: ir.Type | None = None) -> ir.Value:
+    """The vector of the given elements; `type_` is its type, where that is known."""
+    if type_ is None:
+        type_ = ir.VectorType.get([len(elements)], elements[0].type)
+    return operations.create(_PACK, type_, elements)
 
 
 def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
@@ -181,10 +202,9 @@ def per_lane(emit: Callable[..., ir.Value], *values: ir.Value) -> ir.Value:
       emit: its arguments are one element of each value.
       values: all single elements, or all vectors of one length.
     """
-    lanes = length(values[0])
-    if lanes is None:
+    if length(values[0]) is None:
         return emit(*values)
-    return pack([emit(*(extract(v, i) for v in values)) for i in range(lanes)])
+    return pack([emit(*lane) for lane in zip(*map(elements, values), strict=True)])
 
 
 def bitcast(value: ir.Value, dtype: np.dtype) -> ir.Value:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -88,7 +89,7 @@ class Row:
                     got=repr(case.emit),
                 )
 
-    @property
+    @functools.cached_property
     def cases(self) -> dict[dtypes.Kind, Case | None]:
         """The cases by kind of dtype."""
         narrow = self.narrow_float or self.floating

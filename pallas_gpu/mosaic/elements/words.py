@@ -8,7 +8,7 @@ and 64 bits keep their type, since a bitcast would cost a move.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
@@ -27,18 +27,20 @@ def constraints(words: Sequence[ir.Value]) -> list[str]:
 
 def constraints_of(types: Sequence[ir.Type]) -> list[str]:
     """The constraint letter of a word of each type."""
-    letters = {type_: _CONSTRAINTS[str(type_)] for type_ in set(types)}
-    return [letters[type_] for type_ in types]
+    return _for_each_type(types, lambda type_: _CONSTRAINTS[str(type_)])
 
 
 def to_words(values: Sequence[ir.Value]) -> list[list[ir.Value]]:
     """The words of each register, least significant first."""
-    forms = _forms(values)
+    forms = _for_each_type([value.type for value in values], _form)
     done: dict[ir.Value, list[ir.Value]] = {}
-    for value in values:
-        if value not in done:
-            done[value] = forms[value.type].split(value)
-    return [done[value] for value in values]
+    words = []
+    for value, form in zip(values, forms, strict=True):
+        known = done.get(value)
+        if known is None:
+            known = done[value] = form.split(value)
+        words.append(known)
+    return words
 
 
 def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir.Value]:
@@ -48,12 +50,11 @@ def from_words(results: Sequence[ir.Value], like: Sequence[ir.Value]) -> list[ir
 
 def join(words: Sequence[ir.Value], registers: Sequence[ir.Type]) -> list[ir.Value]:
     """Registers of some types, assembled from their words in order."""
-    forms = {type_: _form(type_) for type_ in set(registers)}
     values, position = [], 0
-    for type_ in registers:
-        form = forms[type_]
-        values.append(form.join(words[position : position + form.count]))
-        position += form.count
+    for form in _for_each_type(registers, _form):
+        end = position + form.count
+        values.append(form.join(words[position:end]))
+        position = end
     return values
 
 
@@ -99,44 +100,35 @@ class _Form:
     Attributes:
       register: the type.
       lanes, width: the number of its elements, and the bits of each.
+      count: the number of words.
+      packed: a vector of that many words; None for elements that are words themselves,
+        and for less than one word: a single byte, or a few bools.
     """
 
     register: ir.Type
     lanes: int
     width: int
-
-    @property
-    def count(self) -> int:
-        """The number of words."""
-        if self.width >= 64:
-            return self.lanes
-        return max(self.lanes * self.width // self.word_bits, 1)
-
-    @property
-    def word_bits(self) -> int:
-        """The bits of a word of elements that are narrower than a word."""
-        return 32 if self.lanes * self.width % 32 == 0 else 16
+    count: int
+    packed: ir.Type | None
 
     def split(self, value: ir.Value) -> list[ir.Value]:
         """The words of a register."""
-        total = self.lanes * self.width
         if self.width >= 32:
-            return [dtypes.extract(value, i) for i in range(self.lanes)]
-        word = ir.IntegerType.get_signless(self.word_bits)
-        if total % self.word_bits == 0:
-            packed = _bitcast(ir.VectorType.get([self.count], word), value)
-            return [dtypes.extract(packed, i) for i in range(self.count)]
-        # Less than 16 bits: a single byte, or a few bools.
+            return list(dtypes.elements(value))
+        if self.packed is not None:
+            return list(dtypes.elements(_bitcast(self.packed, value)))
+        total = self.lanes * self.width
         narrow = ir.VectorType.get([1], ir.IntegerType.get_signless(total))
+        word = ir.IntegerType.get_signless(16)
         return [arith.extui(word, dtypes.extract(_bitcast(narrow, value), 0))]
 
     def join(self, words: Sequence[ir.Value]) -> ir.Value:
         """The register that consists of words."""
-        total = self.lanes * self.width
         if self.width >= 32:
-            return dtypes.pack(words)
-        if total >= 16:
-            return _bitcast(self.register, dtypes.pack(words))
+            return dtypes.pack(words, self.register)
+        if self.packed is not None:
+            return _bitcast(self.register, dtypes.pack(words, self.packed))
+        total = self.lanes * self.width
         narrow = arith.trunci(ir.IntegerType.get_signless(total), words[0])
         return _bitcast(self.register, dtypes.pack([narrow]))
 
@@ -145,10 +137,28 @@ def _bitcast(type_: ir.Type, value: ir.Value) -> ir.Value:
     return operations.create("vector.bitcast", type_, [value])
 
 
-def _forms(registers: Sequence[ir.Value]) -> dict[ir.Type, _Form]:
-    """The form of each type of the registers."""
-    return {type_: _form(type_) for type_ in {x.type for x in registers}}
+def _for_each_type[T](
+    types: Sequence[ir.Type], function: Callable[[ir.Type], T]
+) -> list[T]:
+    """A function of each type, evaluated once for equal types."""
+    done: dict[ir.Type, T] = {}
+    results = []
+    for type_ in types:
+        if type_ not in done:
+            done[type_] = function(type_)
+        results.append(done[type_])
+    return results
 
 
 def _form(register: ir.Type) -> _Form:
-    return _Form(register, register.shape[0], register.element_type.width)
+    lanes, width = register.shape[0], register.element_type.width
+    if width >= 32:
+        return _Form(register, lanes, width, lanes, None)
+    total = lanes * width
+    word_bits = 32 if total % 32 == 0 else 16
+    if total % word_bits:
+        return _Form(register, lanes, width, 1, None)
+    count = total // word_bits
+    word = ir.IntegerType.get_signless(word_bits)
+    packed = ir.VectorType.get([count], word)
+    return _Form(register, lanes, width, count, packed)

@@ -9,6 +9,7 @@ offsets of their descriptors are constants.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Literal
@@ -96,7 +97,8 @@ def mma(acc: RegisterArray, a: SmemView | RegisterArray, b: SmemView) -> Registe
     _check_dtypes(acc.dtype, a.dtype, b.dtype)
     plan = _plan(acc, a, b)
     inputs = words.to_words(acc.values)
-    order = _accumulator_order(acc, inputs)
+    _check_layout(acc, "The accumulator", Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
+    order = _accumulator_order(_linear(acc), tuple(map(len, inputs)))
     tied = [word for register in inputs for word in register]
     a_words = [] if plan.a is not None else _a_fragments(a)  # type: ignore[arg-type]
     count = len(tied)
@@ -340,25 +342,26 @@ def _check_layout(x: RegisterArray, name: str, *allowed: Layout) -> None:
     )
 
 
-def _accumulator_order(
-    acc: RegisterArray, inputs: Sequence[Sequence[ir.Value]]
-) -> dict[tuple[int, int], list[int]]:
-    """(M block, N block of 8) -> positions of its fragment's words in the tied words.
+# (M block, N block of 8), and the positions of its fragment's words in the tied words.
+_Order = tuple[tuple[tuple[int, int], tuple[int, ...]], ...]
+
+
+@functools.lru_cache(maxsize=64)
+def _accumulator_order(layout: LinearLayout, words_of: tuple[int, ...]) -> _Order:
+    """Returns the places of an accumulator's words; `words_of` counts each register's.
 
     PTX ISA, "Accumulator D": row `lane / 4`, then that row plus 8; in both the columns
     `2 * (lane % 4)` and `2 * (lane % 4) + 1`.
     """
-    _check_layout(acc, "The accumulator", Layout.WGMMA, Layout.WGMMA_ACC_32BIT)
     position, places = 0, []
-    for origin, register in zip(_linear(acc).origins, inputs, strict=True):
-        m, n = origin
+    for (m, n), count in zip(layout.origins, words_of, strict=True):
         key = (m // M_ROWS, n // N_GRANULE, m % M_ROWS, n % N_GRANULE)
-        places.append((key, list(range(position, position + len(register)))))
-        position += len(register)
+        places.append((key, list(range(position, position + count))))
+        position += count
     order: dict[tuple[int, int], list[int]] = {}
     for (block, columns, _, _), at in sorted(places):
         order.setdefault((block, columns), []).extend(at)
-    return order
+    return tuple((block, tuple(at)) for block, at in order.items())
 
 
 def _a_fragments(a: RegisterArray) -> list[ir.Value]:
@@ -397,21 +400,17 @@ def _descriptor(view: SmemView, operand: WgmmaOperand) -> ir.Value:
     return arith.ori(arith.extui(i64, address), fields)
 
 
-def _text(
-    plan: _Plan,
-    order: dict[tuple[int, int], list[int]],
-    *,
-    first_input: int,
-    a_words: int,
-) -> str:
+@functools.lru_cache(maxsize=64)
+def _text(plan: _Plan, order: _Order, *, first_input: int, a_words: int) -> str:
     m, n, k = plan.shape
+    registers_of = {block: [f"${w}" for w in at] for block, at in order}
     a_first, b_desc = first_input, first_input + (a_words or 1)
     lines = ["wgmma.fence.sync.aligned;"]
     for k_start in range(0, k, plan.k_step):
         for block in range(m // M_ROWS):
             for start in range(0, n, plan.n):
                 blocks = range(start // N_GRANULE, (start + plan.n) // N_GRANULE)
-                acc = ", ".join(f"${w}" for j in blocks for w in order[block, j])
+                acc = ", ".join(r for j in blocks for r in registers_of[block, j])
                 if plan.a is None:
                     step = block * (k // plan.k_step) + k_start // plan.k_step
                     regs = range(a_first + 4 * step, a_first + 4 * step + 4)

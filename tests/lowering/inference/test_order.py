@@ -9,6 +9,7 @@ import pytest
 
 from pallas_gpu.layouts import Layout
 from pallas_gpu.lowering.inference import constraints
+from pallas_gpu.lowering.inference.network import Key, Network
 from tests.support.inference_bodies import Body, large_body
 
 SQUARE = (64, 64)
@@ -87,3 +88,16 @@ def test_keys_of_values_do_not_depend_on_what_stands_before_them():
         for body in (plain, before)
     ]
     assert keys[0] == keys[1]
+
+
+def test_a_key_is_computed_when_a_rule_needs_it():
+    body = Body()
+    with body.building() as b:
+        x = b.load(b.gmem(SQUARE))
+    network = Network()
+    computed = []
+    network.key_of = computed.append
+    key = Key(network, x.owner.operation)
+    assert not computed
+    assert str(key) == str(key) == "None"
+    assert computed == [x.owner.operation]

@@ -48,3 +48,16 @@ def test_an_optimization_barrier_takes_every_register(compile_kernel, typed):
 
     compiled = compile_kernel(body, [], [typed((128,), np.bool_)])
     assert "begin inline asm" in compiled.ptx
+
+
+def test_a_barrier_after_a_barrier_takes_the_words_of_the_first_one(build, typed):
+    def body(kb, out):
+        held = gmem.load(out, Layout.WG_STRIDED((256,), vec_size=2))
+        for _ in range(3):
+            (held,) = wgmma.optimization_barrier([held])
+        gmem.store(out, held)
+
+    text = str(build(body, [], [typed((256,), np.float32)]))
+    assert text.count("llvm.inline_asm") == 3
+    # The words of a loaded register are extracted, those of an assembled one are known.
+    assert text.count("vector.extract ") == 2

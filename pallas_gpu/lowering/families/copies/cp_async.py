@@ -19,7 +19,7 @@ from pallas_gpu.lowering.families.mbarrier import (
 )
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import cp_async
@@ -131,7 +131,7 @@ def _expand_store(expansion: Expansion, op: Any) -> None:
 
 
 @infers("pallas_gpu.cp_async", "pallas_gpu.copy_smem_to_gmem_by_threads")
-def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
     """Threads access SMEM in any layout."""
     part = array_of(network, op, 1 if op.name == "pallas_gpu.cp_async" else 0)
     network.use_memory(Use(op, "indexed", part, network.weight))

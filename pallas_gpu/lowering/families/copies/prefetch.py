@@ -12,7 +12,7 @@ from pallas_gpu.lowering.expansion.memory import gmem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import tma
 from pallas_gpu.lowering.families.mbarrier import cluster_group, predicate_value
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import cluster, dialect
 from pallas_gpu.mosaic.copies.prefetch import prefetch
@@ -45,7 +45,7 @@ def _async_prefetch_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("mosaic_gpu.async_prefetch")
-def _infer_prefetch(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_prefetch(network: Network, op: ir.Operation, key: Key) -> None:
     """It reads GMEM, whose layout is given."""
 
 

@@ -13,7 +13,7 @@ from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.copies import cp_async
 from pallas_gpu.lowering.families.mbarrier import predicate_value
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import tma
 from pallas_gpu.mosaic.copies import rows
@@ -109,7 +109,7 @@ def _expand_scatter(expansion: Expansion, op: Any) -> None:
 
 
 @infers("pallas_gpu.gather_rows", "pallas_gpu.scatter_rows")
-def _infer_rows(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_rows(network: Network, op: ir.Operation, key: Key) -> None:
     """Indices and SMEM are taken in any layout."""
     part = array_of(network, op, 1 if op.name == "pallas_gpu.gather_rows" else 0)
     network.use_memory(Use(op, "indexed", part, network.weight))

@@ -15,7 +15,7 @@ from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.mbarrier import barrier_index, barrier_pointer
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.elements import dtypes
@@ -77,7 +77,7 @@ def _request_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("pallas_gpu.try_cluster_cancel")
-def _infer_request(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_request(network: Network, op: ir.Operation, key: Key) -> None:
     network.use_memory(Use(op, "store", array_of(network, op, 0), network.weight))
 
 
@@ -112,7 +112,7 @@ def _decode_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("pallas_gpu.query_cluster_cancel")
-def _infer_decode(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_decode(network: Network, op: ir.Operation, key: Key) -> None:
     network.use_memory(Use(op, "load", array_of(network, op, 0), network.weight))
 
 

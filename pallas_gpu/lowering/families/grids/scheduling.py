@@ -20,7 +20,7 @@ from pallas_gpu.lowering.families.mbarrier import (
     predicate_value,
 )
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import elementwise
 from pallas_gpu.mosaic.grids import scheduling
@@ -67,7 +67,7 @@ def _values(
 
 
 @infers("pallas_gpu.publish")
-def _infer_publish(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_publish(network: Network, op: ir.Operation, key: Key) -> None:
     use = Use(op, "store", array_of(network, op, 0), network.weight)
     network.use_memory(use)
 

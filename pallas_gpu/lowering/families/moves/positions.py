@@ -16,7 +16,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.families.moves.rearrange import in_registers
-from pallas_gpu.lowering.inference.network import Network, digest
+from pallas_gpu.lowering.inference.network import Key, Network, digest
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -67,7 +67,7 @@ def _gather_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("pallas_gpu.gather_positions")
-def _infer_gather(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_gather(network: Network, op: ir.Operation, key: Key) -> None:
     """Index, fill and result have one layout; the array may have any."""
     _, bits = network.vector_type(op.results[0].type)
     made = network.variable(op, op.results[0].type, key, moved_bits=max(bits, 8))
@@ -77,7 +77,7 @@ def _infer_gather(network: Network, op: ir.Operation, key: int) -> None:
     network.produce(op.results[0], made)
 
 
-def _consume_moved(network: Network, op: ir.Operation, i: int, key: int) -> None:
+def _consume_moved(network: Network, op: ir.Operation, i: int, key: Key) -> None:
     """An operand that is stored to scratch, from any layout."""
     type_ = op.operands[i].type
     _, bits = network.vector_type(type_)
@@ -153,7 +153,7 @@ def _scatter_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("pallas_gpu.scatter_positions")
-def _infer_scatter(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_scatter(network: Network, op: ir.Operation, key: Key) -> None:
     """Index and updates have one layout, the array and the result another."""
     _, bits = network.vector_type(op.results[0].type)
     taken = network.variable(

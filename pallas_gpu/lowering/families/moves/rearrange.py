@@ -23,7 +23,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families import shapes
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.network import Network, digest
+from pallas_gpu.lowering.inference.network import Key, Network, digest
 from pallas_gpu.lowering.rules import expands, infers
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -185,7 +185,7 @@ def _renames(op: ir.Operation) -> list[relations.Relation]:
 
 
 @infers("pallas_gpu.rearrange")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     (result,) = op.results
     _, bits = network.vector_type(result.type)
     renames = _renames(op)

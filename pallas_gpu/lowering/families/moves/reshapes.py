@@ -24,7 +24,7 @@ from pallas_gpu.lowering.families.moves.rearrange import (
     warpgroup_moved,
 )
 from pallas_gpu.lowering.inference import relations
-from pallas_gpu.lowering.inference.network import Network, digest
+from pallas_gpu.lowering.inference.network import Key, Network, digest
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -116,7 +116,7 @@ def _single(x: vals.Vector) -> regs.Splat:
 
 
 @infers("pallas_gpu.element")
-def _infer_element(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_element(network: Network, op: ir.Operation, key: Key) -> None:
     _, bits = network.vector_type(op.operands[0].type)
     moved_bits = max(bits, 8)
     variable = network.variable(op, op.operands[0].type, key, moved_bits=moved_bits)
@@ -132,7 +132,7 @@ def _expand_element(expansion: Expansion, op: Any) -> None:
 
 
 @infers("vector.shape_cast")
-def _infer_reshape(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_reshape(network: Network, op: ir.Operation, key: Key) -> None:
     """Axes of size one are inserted and removed in any layout."""
     (operand,), (result,) = op.operands, op.results
     old, _ = network.vector_type(operand.type)

@@ -11,7 +11,7 @@ from pallas_gpu.lowering import scratch
 from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import I32, RuleContext, part_window
 from pallas_gpu.lowering.expansion.walk import Expansion
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import elementwise, gmem
 from pallas_gpu.mosaic.sync import semaphore
@@ -94,7 +94,7 @@ def _read_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("pallas_gpu.semaphore_read")
-def _infer_read(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_read(network: Network, op: ir.Operation, key: Key) -> None:
     """Nothing: neither its operand nor its result has a layout."""
 
 

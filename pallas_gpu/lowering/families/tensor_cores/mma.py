@@ -13,7 +13,7 @@ from pallas_gpu.lowering import values as vals
 from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.shapes import as_vector
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -76,7 +76,7 @@ def _mma_warpgroup(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("pallas_gpu.mma")
-def _infer(network: Network, op: ir.Operation, key: int) -> None:
+def _infer(network: Network, op: ir.Operation, key: Key) -> None:
     (m, n), _ = network.vector_type(op.operands[0].type)
     (_, k), bits = network.vector_type(op.operands[1].type)
     shape = MmaShape.best(m, n, k, bits)

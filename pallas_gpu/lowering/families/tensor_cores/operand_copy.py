@@ -12,7 +12,7 @@ from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.inference.spaces import smem as smem_space
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import dialect
@@ -36,7 +36,7 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("mosaic_gpu.async_store_smem_to_tmem")
-def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
     source, target = array_of(network, op, 0), array_of(network, op, 1)
     # It reads the tiles of a left operand in SMEM.
     network.use_memory(Use(op, "mma", source, network.weight, role=smem_space.COPIED))

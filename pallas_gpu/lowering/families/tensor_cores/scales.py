@@ -12,7 +12,7 @@ from pallas_gpu.lowering.context import RuleContext
 from pallas_gpu.lowering.expansion.memory import smem_view
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.lowering.families.tmem import infer_contiguous_copy, tmem_view
-from pallas_gpu.lowering.inference.network import Network
+from pallas_gpu.lowering.inference.network import Key, Network
 from pallas_gpu.lowering.rules import expands, infers, lane, warpgroup
 from pallas_gpu.mosaic import dialect
 from pallas_gpu.mosaic.tensor_cores import scales
@@ -41,7 +41,7 @@ def _copy_warpgroup(ctx: RuleContext, *invals: Any) -> list[Any]:
 
 
 @infers("mosaic_gpu.async_store_scales_smem_to_tmem")
-def _infer_copy(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_copy(network: Network, op: ir.Operation, key: Key) -> None:
     infer_contiguous_copy(
         network, op, TmemLayout.scales(), TmemLayout.scales_m64_collective()
     )

@@ -20,7 +20,7 @@ from pallas_gpu.lowering.families.tensor_cores import signs
 from pallas_gpu.lowering.families.tmem import packed, require, tmem_view
 from pallas_gpu.lowering.inference import sources
 from pallas_gpu.lowering.inference.constraints import array_of
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.memrefs import Part
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import dialect
@@ -136,7 +136,7 @@ def _static(accumulate: ir.Value) -> bool | ir.Value:
 
 
 @infers("mosaic_gpu.tcgen05_mma")
-def _infer_mma(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_mma(network: Network, op: ir.Operation, key: Key) -> None:
     # accumulator, a, b, accumulate, a_scale, b_scale, a_sparse_metadata
     counts = list(ir.DenseI32ArrayAttr(op.attributes["operandSegmentSizes"]))
     first = [sum(counts[:i]) if n else None for i, n in enumerate(counts)]

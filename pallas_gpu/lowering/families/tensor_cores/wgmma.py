@@ -20,7 +20,7 @@ from pallas_gpu.lowering.families.shapes import integers
 from pallas_gpu.lowering.families.tensor_cores import signs
 from pallas_gpu.lowering.inference import relations, sources
 from pallas_gpu.lowering.inference.constraints import array_of, is_vector
-from pallas_gpu.lowering.inference.network import Network, Use
+from pallas_gpu.lowering.inference.network import Key, Network, Use
 from pallas_gpu.lowering.rules import expands, infers, lane, uniform, warpgroup
 from pallas_gpu.mosaic import dialect, logical
 from pallas_gpu.mosaic import registers as regs
@@ -91,7 +91,7 @@ def _accumulator_load(ctx: RuleContext, *invals: Any) -> Any:
 
 
 @infers("vector.insert_strided_slice")
-def _infer_update(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_update(network: Network, op: ir.Operation, key: Key) -> None:
     """A part replaces registers of the whole, whose layout is unchanged."""
     sizes, _ = network.vector_type(op.operands[0].type)
     shape, _ = network.vector_type(op.operands[1].type)
@@ -179,7 +179,7 @@ def _accumulate(
 
 
 @infers("mosaic_gpu.wgmma")
-def _infer_wgmma(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_wgmma(network: Network, op: ir.Operation, key: Key) -> None:
     network.uses_wgmma = True
     layout = _operand_layout(network, op, 0, Layout.WGMMA)
     accumulator = network.variable(
@@ -259,7 +259,7 @@ def _optimization_barrier_warpgroup(ctx: RuleContext, *values: Any) -> list[Any]
 
 
 @infers("mosaic_gpu.optimization_barrier")
-def _infer_barrier(network: Network, op: ir.Operation, key: int) -> None:
+def _infer_barrier(network: Network, op: ir.Operation, key: Key) -> None:
     for i, result in enumerate(op.results):
         if is_vector(result):
             variable = network.variable(op, result.type, key, role=f"operand {i}")

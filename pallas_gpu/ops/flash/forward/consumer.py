@@ -78,8 +78,8 @@ class Consumer:
         def over_blocks(acc):
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
-            state = self.first_step(q, jnp.int32(0), own, plus(blocks.end, -1))
-            state = self.other_steps(acc, q, jnp.int32(0), state, own, blocks)
+            state = self.first_step(q, np.int32(0), own, plus(blocks.end, -1))
+            state = self.other_steps(acc, q, np.int32(0), state, own, blocks)
             last = masks.minus(plus(blocks.end, -1), blocks.first)
             return self.finish(acc, last, state, own)
 
@@ -101,7 +101,7 @@ class Consumer:
             count = work.count
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
-            start = self.first_step(q, jnp.int32(0), *first(work.number(jnp.int32(0))))
+            start = self.first_step(q, np.int32(0), *first(work.number(np.int32(0))))
 
             def visit(position, number, following, carry):
                 before, state = carry
@@ -126,7 +126,7 @@ class Consumer:
 
                 return end, lax.cond(plus(position, 1) < count, go_on, stop)
 
-            work.for_each(visit, (jnp.int32(0), start))
+            work.for_each(visit, (np.int32(0), start))
 
         plgpu.run_scoped(over_tiles, self.result_type)
 

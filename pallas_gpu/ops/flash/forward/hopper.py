@@ -148,7 +148,7 @@ def _body(p: Problem[AttentionConfig], mem: Memory) -> None:
     wg = lax.axis_index("wg")
 
     def produce() -> None:
-        Work(p, mem).for_each(functools.partial(_produce, p, mem), jnp.int32(0))
+        Work(p, mem).for_each(functools.partial(_produce, p, mem), np.int32(0))
 
     def consume() -> None:
         consumer = Consumer(p, mem, wg)
@@ -229,7 +229,7 @@ def _produce(
         part = transposed_v if p.narrow else blocks_of(mem.v)
         copy(step, part, mem.v_smem, mem.v_full, mem.v_empty)
 
-    copy_k(jnp.int32(0))
+    copy_k(np.int32(0))
 
     @plgpu.loop(1, steps)
     def _(step):

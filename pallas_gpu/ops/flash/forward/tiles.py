@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -84,8 +83,8 @@ class Work:
         """
         if not self.p.persistent:
             number = lax.axis_index("worker")
-            return visit(jnp.int32(0), number, number, carry)
-        start = self.number(jnp.int32(0)), carry
+            return visit(np.int32(0), number, number, carry)
+        start = self.number(np.int32(0)), carry
 
         @plgpu.loop(0, self.count, init_carry=start)
         def found(position, carried):
