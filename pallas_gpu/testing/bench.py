@@ -93,10 +93,11 @@ def kernel_times(run: Callable[[], Any]) -> list[tuple[str, float]]:
       The name of each kernel and its milliseconds, in the order of the launches.
 
     Raises:
+      ArgumentTypeError: the function takes arguments.
       NoGpuError: JAX has no CUDA device.
       UnsupportedError: another profiler uses CUPTI.
     """
-    return cupti.kernel_times(run)
+    return cupti.kernel_times(functools.partial(calling.call, "kernel_times", run))
 
 
 @expect.arguments(

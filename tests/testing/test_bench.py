@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from pallas_gpu import errors, testing
+from pallas_gpu.runtime import cupti
 from pallas_gpu.testing.rounds import Rounds
 from tests.support import everywhere
 from tests.support.fake_device import FakeDevice
@@ -116,6 +117,12 @@ def test_a_function_that_launches_nothing_is_refused(device):
 def test_functions_that_do_not_fit_the_arguments_are_refused(device):
     with pytest.raises(errors.ArgumentTypeError, match="signature does not match"):
         testing.do_bench(lambda x: x, 1, 2, timer=device)
+
+
+def test_a_call_whose_kernels_are_wanted_takes_no_arguments(monkeypatch):
+    monkeypatch.setattr(cupti, "kernel_times", lambda run: run())
+    with pytest.raises(errors.ArgumentTypeError, match="signature does not match"):
+        testing.kernel_times(lambda x: x)
 
 
 @pytest.mark.parametrize("result", [None, 1, [1], [("k",)], [(1, 2)], [("k", "x")]])
