@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Matrix products for Blackwell, ours and upstream's: counts per tile, and bounds.
 
+Also of products with scales of blocks, which have no counterpart upstream.
+
 JAX_PLATFORMS=cpu python -m benchmarks.blackwell_model [--json]
 
 Nothing runs on a card. Both kernels are compiled offline for sm_100a, the instructions
@@ -11,13 +13,17 @@ an SM, per clock:
 - Tensor core: 8192 floating-point operations on 16-bit operands, twice Hopper's. The
   data sheet of NVIDIA's HGX B200 has 2.25 PFLOP/s, dense, for one GPU: over 148 SMs
   that is a clock of 1.86 GHz. H100's has 989.4 TFLOP/s: over 132 SMs, with 4096, 1.83
-  GHz.
+  GHz. On 8-bit operands it has twice as many, on 4-bit ones four times: 4.5 and 9
+  PFLOP/s in the same sheet.
 - SMEM: 128 bytes, 32 banks of 32 bits (CUDA programming guide, "Shared memory"). The
   operands of products are read from it, TMA writes them, and the epilogue writes the
   result, which TMA reads. Whether TMA's accesses take part in the 128 bytes is not
   published, so there are two bounds: for reads of operands alone, and for everything.
 - Schedulers: four, which each issue one instruction of a warp (CUDA programming guide,
   "Compute capability 10.0").
+
+Where the next tile's products wait for a part of the epilogue, that part's instructions
+of a warp are added to the clocks of a tile.
 
 Latencies are not modelled, nor are the L2 cache, its way to the SMs and the power
 limit, for which there are no published figures: the share of the peak is an upper
@@ -49,9 +55,9 @@ TARGET = arch.SM_100A
 FLOPS_PER_CLOCK = 8192
 SMEM_BYTES_PER_CLOCK = 128
 SCHEDULERS = 4
-ITEM_BYTES = 2
-# One tcgen05.mma of 16-bit types has 16 of K; a load of an epilogue has 32 columns.
-MMA_K, TMEM_LOAD_COLUMNS = 16, 32
+RESULT_BYTES = 2
+# One tcgen05.mma has 32 bytes of K.
+MMA_K_BITS = 256
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +68,12 @@ class Tile:
       m, n, k: size of its output tile, and depth of the product.
       step_k: depth of one buffer of the ring.
       ctas: CTAs that multiply together: each loads its part of B's columns.
+      bits: width of an element.
+      block: elements along K that share a scale; each CTA loads the scales of its rows
+        and of all columns. None: no scales.
+      load_n: columns for each load of the epilogue from TMEM.
+      shared_n: columns of the accumulator that the epilogue has to read before the next
+        tile's products start.
     """
 
     m: int
@@ -69,25 +81,32 @@ class Tile:
     k: int
     step_k: int
     ctas: int
+    bits: int = 16
+    block: int | None = None
+    load_n: int = 32
+    shared_n: int = 0
 
     @property
     def markers(self) -> dict[str, int]:
         """How often the tile needs what marks each role."""
         return {
-            "load": 2 * (self.k // self.step_k),
-            "multiply": self.k // MMA_K,
-            "store": self.n // TMEM_LOAD_COLUMNS,
+            "load": (4 if self.block else 2) * (self.k // self.step_k),
+            "multiply": self.k * self.bits // MMA_K_BITS,
+            "store": self.n // self.load_n,
         }
 
     @property
     def operand_bytes(self) -> int:
-        """Of A and B in this SM's SMEM: written by TMA once, read by products once."""
-        return (self.m + self.n // self.ctas) * self.k * ITEM_BYTES
+        """Of A, B and scales in this SM's SMEM: written by TMA once, and read once."""
+        operands = (self.m + self.n // self.ctas) * self.k * self.bits // 8
+        if self.block is None:
+            return operands
+        return operands + (self.m + self.n) * self.k // self.block
 
     @property
     def tensor_clocks(self) -> float:
         """Of the tensor core."""
-        return 2 * self.m * self.n * self.k / FLOPS_PER_CLOCK
+        return 2 * self.m * self.n * self.k / (FLOPS_PER_CLOCK * 16 / self.bits)
 
     @property
     def read_clocks(self) -> float:
@@ -97,7 +116,7 @@ class Tile:
     @property
     def smem_clocks(self) -> float:
         """Of SMEM, for all accesses."""
-        result = self.m * self.n * ITEM_BYTES
+        result = self.m * self.n * RESULT_BYTES
         return 2 * (self.operand_bytes + result) / SMEM_BYTES_PER_CLOCK
 
     def waves(self, m: int, n: int) -> float:
@@ -142,6 +161,10 @@ class Counts:
         """Of the scheduler that issues most: a warp of the epilogue, and another."""
         return self.total("store") + max(self.total("load"), self.total("multiply"))
 
+    def exposed_clocks(self, tile: Tile) -> float:
+        """Of the part of the epilogue for which the next products wait."""
+        return self.total("store") * tile.shared_n / tile.n
+
 
 @dataclasses.dataclass(frozen=True)
 class Candidate:
@@ -183,6 +206,42 @@ def candidates(size: int) -> dict[str, Candidate]:
     }
 
 
+def scaled_candidates(size: int) -> dict[str, Candidate]:
+    """Returns the kernels for blocks with scales, by name."""
+    kinds = {
+        "mxf8": (jnp.float8_e4m3fn, jnp.float8_e8m0fnu, 32),
+        "nvf4": (jnp.float4_e2m1fn, jnp.float8_e4m3fn, 16),
+    }
+    alone = ops.BlockScaledMatmulConfig()
+    configs = {"": alone, ", pairs": dataclasses.replace(alone, collective=True)}
+
+    def ours(config: ops.BlockScaledMatmulConfig, kind: str) -> str:
+        dtype, scale, block = kinds[kind]
+        square = jax.ShapeDtypeStruct((size, size), dtype)
+        scales = jax.ShapeDtypeStruct((size, size // block), scale)
+        product = functools.partial(
+            ops.block_scaled_matmul, preferred_element_type=jnp.bfloat16, config=config
+        )
+        operands = square, square, scales, scales
+        (report,) = plgpu.offline.compile(product, *operands, target=TARGET)
+        return report.ptx
+
+    def tile(config: ops.BlockScaledMatmulConfig, kind: str) -> Tile:
+        dtype, _, block = kinds[kind]
+        n, bits = config.tile_n, jnp.finfo(dtype).bits
+        depth = 128 * 8 // bits
+        half = n // 2
+        return Tile(128, n, size, depth, config.ctas, bits, block, 16, half)
+
+    return {
+        kind + suffix: Candidate(
+            tile(config, kind), functools.partial(ours, config, kind)
+        )
+        for kind in kinds
+        for suffix, config in configs.items()
+    }
+
+
 def counted(name: str, candidate: Candidate) -> dict[str, Any]:
     """Returns a row of the table of counts."""
     counts, tile = candidate.counts, candidate.tile
@@ -206,9 +265,9 @@ def modelled(name: str, candidate: Candidate, size: int) -> dict[str, Any]:
     """Returns a row of the table of bounds."""
     tile, issue = candidate.tile, candidate.counts.issue_clocks
     peak = tile.tensor_clocks
-    busy = tile.waves(size, size)
-    least = max(peak, tile.read_clocks, issue)
-    most = max(peak, tile.smem_clocks, issue)
+    busy, exposed = tile.waves(size, size), candidate.counts.exposed_clocks(tile)
+    least = max(peak, tile.read_clocks, issue) + exposed
+    most = max(peak, tile.smem_clocks, issue) + exposed
     return {
         "kernel": name,
         "m, n, k": ", ".join([str(size)] * 3),
@@ -216,6 +275,7 @@ def modelled(name: str, candidate: Candidate, size: int) -> dict[str, Any]:
         "SMEM, operands": int(tile.read_clocks),
         "SMEM, all": int(tile.smem_clocks),
         "issue": issue,
+        "epilogue waited for": int(exposed),
         "bytes of L2 per clock": tile.operand_bytes / least,
         "SMs busy": busy,
         "share of peak": f"{busy * peak / most:.2f} to {busy * peak / least:.2f}",
@@ -223,7 +283,7 @@ def modelled(name: str, candidate: Candidate, size: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -242,6 +302,19 @@ def main() -> None:
     ]
     notes = "Clocks of one tile by the model; nothing was run."
     timing.report("Bounds", rows, notes, options.json)
+    scaled = {size: scaled_candidates(size) for size in (4096, 8192)}
+    timing.report(
+        "Counts of one tile of 128x256 with scales, K = 4096",
+        [counted(name, kernel) for name, kernel in scaled[4096].items()],
+        "As above.",
+        options.json,
+    )
+    rows = [
+        modelled(name, kernel, size)
+        for size, each in scaled.items()
+        for name, kernel in each.items()
+    ]
+    timing.report("Bounds with scales", rows, notes, options.json)
 
 
 if __name__ == "__main__":

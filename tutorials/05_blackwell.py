@@ -574,12 +574,20 @@ for whom:
 So the later kernels execute no fewer instructions. They are written so that none of the
 three machines waits for another that could have run before.
 
+With `a_scale` and `b_scale`, which `async_copy_scales_to_tmem` copies to tensor memory
+in order with the products, the tensor core scales blocks of 8- or 4-bit floats. With
+`collective_axis` two CTAs, each with 128 rows of A and half of the columns of B, share
+a product, scaled or not: the first one issues it, and each has the scales of its rows
+and of all of B. An accumulator (tiles, 128, N) takes several tiles of rows. See
+`ops.block_scaled_matmul`, and its counts in docs/performance.md.
+
 ## The rules on one page
 
 | What | who starts it | complete when |
 |---|---|---|
 | `tcgen05_mma` | a warp, or a warpgroup | its commit's barrier is waited for |
 | `tcgen05_commit_arrive` | who started the products | arrives when they are complete |
+| `async_copy_scales_to_tmem` | a warp, or a warpgroup | as `tcgen05_mma` |
 | `async_load_tmem` | a warpgroup | values: at once; columns: `wait_load_tmem` |
 | `async_store_tmem` | a warpgroup | `commit_tmem` |
 | `barrier_arrive` | a warpgroup, or a warp | at once |

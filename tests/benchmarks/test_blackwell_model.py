@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from benchmarks import blackwell_model as model
@@ -10,6 +12,7 @@ from benchmarks import blackwell_model as model
 SIZE = 4096
 STEPS = SIZE // 64
 KERNELS = model.candidates(SIZE)
+SCALED = model.scaled_candidates(SIZE)
 OURS = [name for name in KERNELS if name.startswith("pallas_gpu")]
 
 
@@ -67,3 +70,39 @@ def test_the_clocks_of_a_tile():
 def test_the_last_round_of_tiles_leaves_sms_idle():
     tile = model.Tile(m=128, n=256, k=64, step_k=64, ctas=1)
     assert tile.waves(4096, 4096) == 512 / (4 * 148)
+
+
+# --- scales ---------------------------------------------------------------------------
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize(("name", "bits"), [("mxf8", 8), ("nvf4, pairs", 4)])
+def test_a_tile_with_scales_takes_one_instruction_per_32_bytes_of_k(name, bits):
+    counts = SCALED[name].counts
+    assert counts.count("multiply", "tcgen05.mma") == SIZE * bits // 256
+    # A, B and the scales of both, in steps of 128 bytes of K.
+    copies = counts.count("load", "cp.async.bulk.tensor")
+    assert copies == 4 * SIZE * bits // 1024
+    expected = SCALED[name].tile.operand_bytes * SCALED[name].tile.ctas
+    assert counts.expected_bytes == expected
+
+
+@pytest.mark.offline
+@pytest.mark.parametrize("name", ["mxf8", "nvf4, pairs"])
+def test_half_of_the_accumulator_has_been_read_when_the_next_product_starts(name):
+    found = re.findall(
+        r"(tcgen05\.ld|mbarrier\.arrive)\.(?!expect_tx)", SCALED[name].ptx()
+    )
+    loads = [i for i, word in enumerate(found) if word == "tcgen05.ld"]
+    inside = [x for x in found[loads[0] : loads[-1]] if x == "mbarrier.arrive"]
+    assert len(inside) == 1
+    assert found[loads[0] :].index("mbarrier.arrive") == len(loads) // 2
+
+
+def test_clocks_of_a_tile_with_scales():
+    tile = model.Tile(128, 256, 128, 128, 1, bits=8, block=32)
+    # Four products of 128x256x32, each as long as one of 16 elements of 16 bits.
+    assert tile.tensor_clocks == 4 * 128
+    assert tile.operand_bytes == (128 + 256) * (128 + 4)
+    pair = model.Tile(128, 256, 128, 128, 2, bits=8, block=32)
+    assert pair.operand_bytes == (128 + 128) * 128 + (128 + 256) * 4
