@@ -170,10 +170,31 @@ def trace(
     # make_jaxpr caches by function identity; `flat` is new each time. The name appears
     # in the debug info of JAX's messages.
     flat.__name__ = getattr(fn, "__name__", "kernel")
+    # So are the file and the line, which are the author's.
+    flat.__wrapped__ = fn  # type: ignore[attr-defined]
     # A loop of a kernel remains a loop where JAX's jit is disabled.
     with trace_without_ref_rules(), _outside_of_shard_map(), jax.disable_jit(False):
         closed = jax.make_jaxpr(flat, axis_env=list(axis_sizes) or None)(*avals)
     return closed, out_tree[0]
+
+
+def escaped_from(value: Any) -> str | None:
+    """Returns where a value was made if the trace that it belongs to has ended.
+
+    It is then a value of a branch, a loop or another kernel, and means nothing here.
+    """
+    trace = getattr(value, "_trace", None)
+    frame = getattr(trace, "frame", None)
+    if frame is None or getattr(frame, "tracing_eqns", None) != []:
+        return None
+    # One that goes on without equations so far surrounds this one.
+    around = _core.trace_ctx.trace
+    while around is not None:
+        if around is trace:
+            return None
+        around = getattr(around, "parent_trace", None)
+    line = getattr(value, "_line_info", None)
+    return (line and where(line)) or "a function that has ended"
 
 
 @contextlib.contextmanager

@@ -174,6 +174,10 @@ class ClosureError(KernelError):
     """The kernel's body uses an array from the enclosing function."""
 
 
+class TracedValueError(KernelError, TypeError, IndexError):
+    """Python needs a value that is known only when the kernel runs."""
+
+
 class AxisNameError(KernelError, LookupError, NameError):
     """No axis of that name surrounds the operation."""
 

@@ -12,6 +12,7 @@ Rules for values that JAX traces are in `types/values.py`.
 
 from __future__ import annotations
 
+import difflib
 import enum
 import functools
 import inspect
@@ -44,7 +45,7 @@ def explain_with(refuse: Callable[[Any, str], None]) -> None:
 
 
 def arguments[T: Callable[..., Any]](
-    who: Callable[..., str] | None = None, /, **rules: Rule
+    who: Callable[..., str] | None = None, hint: str | None = None, /, **rules: Rule
 ) -> Callable[[T], T]:
     """Returns a decorator that checks the arguments of a function or a dataclass.
 
@@ -54,6 +55,7 @@ def arguments[T: Callable[..., Any]](
     Args:
       who: the name in messages, as a function of the arguments; default: the name of
         the function or class.
+      hint: for calls whose arguments do not fit the parameters.
       **rules: a rule for each parameter, by its name.
 
     Raises:
@@ -62,10 +64,11 @@ def arguments[T: Callable[..., Any]](
 
     def decorate(target: Any) -> Any:
         if not isinstance(target, type):
-            return _checked(target, who or (lambda *_, **__: target.__name__), rules)
+            named = who or (lambda *_, **__: target.__name__)
+            return _checked(target, named, hint, rules)
         own = {**getattr(target, "__expected__", {}), **rules}
         name = target.__name__
-        init = _checked(vars(target)["__init__"], lambda *_, **__: name, own)
+        init = _checked(vars(target)["__init__"], lambda *_, **__: name, hint, own)
         setattr(target, "__init__", init)  # noqa: B010 - mypy refuses the assignment
         setattr(target, "__expected__", own)  # noqa: B010
         return target
@@ -74,7 +77,10 @@ def arguments[T: Callable[..., Any]](
 
 
 def _checked(
-    fn: Callable[..., Any], who: Callable[..., str], rules: Mapping[str, Rule]
+    fn: Callable[..., Any],
+    who: Callable[..., str],
+    hint: str | None,
+    rules: Mapping[str, Rule],
 ) -> Callable[..., Any]:
     parameters = inspect.signature(fn).parameters
     names = [name for name in parameters if name not in ("self", "cls")]
@@ -118,9 +124,43 @@ def _checked(
             if _LOCATE and not _is_ours(sys._getframe(1)):
                 error.with_location(_LOCATE[0]())
             raise
+        except TypeError:
+            misfit = _misfit(fn, args, named, prefix, hint)
+            if misfit is None:
+                raise
+            raise misfit.with_location(_LOCATE[0]() if _LOCATE else None) from None
 
     checked.__expected__ = rules  # type: ignore[attr-defined]
     return checked
+
+
+def _misfit(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
+    who: str,
+    hint: str | None,
+) -> errors.ArgumentTypeError | None:
+    """Returns the error for arguments that no call of a function has."""
+    signature = inspect.signature(fn)
+    try:
+        signature.bind(*args, **named)
+    except TypeError as error:
+        kept = [p for p in signature.parameters.values() if p.name != "self"]
+        unknown = [name for name in named if name not in signature.parameters]
+        close = difflib.get_close_matches("".join(unknown[:1]), [p.name for p in kept])
+        by_name = [p.name for p in kept if p.kind is inspect.Parameter.KEYWORD_ONLY]
+        if close:
+            hint = f"did you mean {close[0]}?"
+        elif hint is None and "too many positional" in str(error) and by_name:
+            hint = f"pass {by_name[0]}=... by name"
+        return errors.ArgumentTypeError(
+            f"{who}: the arguments do not fit the parameters",
+            expected=", ".join(p.name for p in kept) or "no arguments",
+            got=str(error),
+            hint=hint or "its docstring, as help() shows it, explains the parameters",
+        )
+    return None
 
 
 def _is_ours(frame: FrameType) -> bool:

@@ -9,6 +9,7 @@ import inspect
 import numpy as np
 import pytest
 
+import pallas_gpu as plgpu
 from pallas_gpu import errors, expect
 from tests.support.refusal import refused
 
@@ -92,3 +93,54 @@ def test_any_value_can_be_shown():
     assert expect.shown(Unprintable()) == "a Unprintable"
     assert expect.shown(np.zeros((2, 3), np.int8)) == "ndarray int8[2, 3]"
     assert len(expect.shown("x" * 1000)) == 80
+
+
+def test_arguments_that_do_not_fit_the_parameters_are_named():
+    @expect.arguments(
+        None, "write draw(4)", n=expect.integer(0), colour=expect.anything
+    )
+    def draw(n, *, colour=None):
+        pass
+
+    def refused(*args, **named):
+        with pytest.raises(errors.ArgumentTypeError, match="draw: the arguments") as e:
+            draw(*args, **named)
+        assert e.value.expected == "n, colour"
+        return e.value.got, e.value.hint
+
+    assert refused(4, 5) == ("too many positional arguments", "write draw(4)")
+    assert refused() == ("missing a required argument: 'n'", "write draw(4)")
+    got, hint = refused(4, color=1)
+    assert got == "got an unexpected keyword argument 'color'"
+    assert hint == "did you mean colour?"
+
+
+def test_arguments_by_position_that_go_by_name():
+    @expect.arguments(n=expect.anything)
+    def draw(*, n=0):
+        pass
+
+    with pytest.raises(errors.ArgumentTypeError) as info:
+        draw(4)
+    assert info.value.hint == "pass n=... by name"
+
+
+def test_a_type_error_of_the_function_itself_stays():
+    @expect.arguments(n=expect.anything)
+    def draw(n):
+        return n + "text"
+
+    with pytest.raises(TypeError, match="unsupported operand") as info:
+        draw(4)
+    assert not isinstance(info.value, errors.PallasGpuError)
+
+
+def test_tritons_parameters_are_told_their_places():
+    with pytest.raises(errors.ArgumentTypeError, match="CompilerParams") as info:
+        plgpu.CompilerParams(num_warps=4, num_stages=2)
+    assert "num_threads=" in info.value.hint
+    assert "max_concurrent_steps=" in info.value.hint
+    assert "test_expect.py" in info.value.where
+    with pytest.raises(errors.ArgumentTypeError, match="SMEM: the arguments") as info:
+        plgpu.SMEM((64, 64))
+    assert info.value.got == "missing a required argument: 'dtype'"

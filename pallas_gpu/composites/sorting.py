@@ -31,6 +31,8 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
     """The order is that of signs and bits; of equal ones the first."""
     axis = composite.params.get("axis", -1) % x.ndim
     kept = composite.out_avals[0].shape[axis]
+    if x.ndim == 1 and _ROUND * kept <= _steps(x.shape[0]):
+        return _selected(x, kept, composite.out_avals[1].dtype)
     position = lax.broadcasted_iota(np.int32, x.shape, axis)
     values, found = _sorted(composite, [~_by_bits(x)], [x, position], axis)
     dtype = composite.out_avals[1].dtype
@@ -38,6 +40,48 @@ def _top_k(composite: Composite, x: Any) -> list[Any]:
         lax.slice_in_dim(values, 0, kept, axis=axis),
         lax.slice_in_dim(found, 0, kept, axis=axis).astype(dtype),
     ]
+
+
+# A round of a selection costs as much as some steps of a network: two reductions, each
+# across all warps, as few of the steps are.
+_ROUND = 4
+
+
+def _steps(size: int) -> int:
+    """The number of steps of a network."""
+    bits = pairs.raised(size).bit_length() - 1
+    return bits * (bits + 1) // 2
+
+
+def _selected(x: Any, kept: int, dtype: Any) -> list[Any]:
+    """The largest elements of a vector, one after the other, and their positions."""
+    keys, position = _by_bits(x), lax.iota(np.int32, x.shape[0])
+    least = np.zeros((), keys.dtype)
+    left = jnp.ones(x.shape, bool)
+    slot = lax.iota(np.int32, kept)
+    values, found = jnp.zeros(kept, keys.dtype), jnp.zeros(kept, np.int32)
+    for i in range(kept):
+        largest = jnp.max(jnp.where(left, keys, least))
+        first = jnp.min(
+            jnp.where(left & (keys == largest), position, np.int32(x.shape[0]))
+        )
+        left &= position != first
+        values = jnp.where(slot == i, largest, values)
+        found = jnp.where(slot == i, first, found)
+    return [_of_bits(values, x.dtype), found.astype(dtype)]
+
+
+def _of_bits(keys: Any, dtype: Any) -> Any:
+    """The numbers of `_by_bits`."""
+    if dtype == np.bool_:
+        return keys != 0
+    if jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return keys
+    sign = keys.dtype.type(1) << keys.dtype.type(8 * keys.dtype.itemsize - 1)
+    raw = keys ^ sign
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raw = jnp.where(keys >= sign, raw, ~keys)
+    return lax.bitcast_convert_type(raw, dtype)
 
 
 def _ordered(x: Any) -> Any:

@@ -13,6 +13,7 @@ from jax import lax
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.entry import scope
+from pallas_gpu.entry.jax_errors import traced_values
 from pallas_gpu.types import values
 
 
@@ -183,16 +184,10 @@ def _loop(loop: Callable[..., Any], *args: Any, **options: Any) -> Any:
     try:
         return loop(*args, **options)
     except TypeError as error:
-        differ = str(error).split("\n\n")[1:2]
-        if "body function carry input" not in str(error) or not differ:
+        changed = traced_values.carry(error)
+        if changed is None:
             raise
-        raise errors.KernelError(
-            "a loop's body returns another carry than it gets",
-            expected="the structure, shapes and dtypes of the initial carry",
-            got=" ".join(differ[0].split()),
-            hint="convert the new carry, or the initial one, with .astype",
-            where=scope.called_at(),
-        ) from None
+        raise changed.with_location(scope.called_at()) from None
 
 
 def _check_unroll(trips: Any, unroll: int) -> None:

@@ -132,10 +132,29 @@ def over_arrays(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
     signature it finds (`jax.custom_vjp`, `static_argnames`).
     """
     signature = inspect.signature(function)
-    function = _jax.api_boundary(function)
+    function = _jax.api_boundary(_by_position(function, body))
     functools.update_wrapper(function, body)
     function.__signature__ = signature  # type: ignore[attr-defined]
     return function
+
+
+def _by_position(function: Callable[..., Any], body: Callable[..., Any]) -> Any:
+    """Refuses arguments by name, which no array of a kernel has."""
+
+    def call(*args: Any, **named: Any) -> Any:
+        if named:
+            name = getattr(body, "__name__", "the kernel")
+            raise errors.ArgumentTypeError(
+                f"{name} is called with arguments by name",
+                expected="arrays by position, in the order of the body's references",
+                got=", ".join(f"{key}={expect.shown(x)}" for key, x in named.items()),
+                hint="pass them by position; a dict of arrays is one argument, which "
+                'the body reads as p["name"][...]',
+                where=location(body),
+            )
+        return function(*args)
+
+    return call
 
 
 @contextlib.contextmanager

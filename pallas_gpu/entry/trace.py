@@ -186,7 +186,7 @@ def _require_no_result(body: Callable[..., Any], out_tree: Any, name: str) -> No
 
 def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
     """Returns the scalars, small arrays and references that a body closes over."""
-    for var in closed.jaxpr.constvars:
+    for var, value in zip(closed.jaxpr.constvars, closed.consts, strict=True):
         if isinstance(var.aval, types.refs.IndexableRef):
             raise errors.KernelError(
                 f"kernel {name}: a reference is used outside its scope",
@@ -196,6 +196,11 @@ def _captured(closed: _jax.ClosedJaxpr, name: str) -> list[Any]:
                 "scratch_types",
                 where=_first_use(closed.jaxpr, var),
             )
+        made_at = _jax.escaped_from(value)
+        if made_at is not None:
+            raise jax_errors.escaped_value(
+                f"{var.aval.str_short()} of {made_at}", f"kernel {name}: "
+            ).with_location(_first_use(closed.jaxpr, var))
         if constants.is_array(var.aval) and not constants.is_small(var.aval):
             raise _array_error(closed.jaxpr, var, name)
     return list(closed.consts)

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from pallas_gpu import _jax, errors, types
+from pallas_gpu import _jax, arch, errors, types
 from pallas_gpu.entry import check, scope
 from pallas_gpu.layouts.window import Window
 from pallas_gpu.pipeline.index_maps import (
@@ -19,6 +20,7 @@ from pallas_gpu.pipeline.index_maps import (
     index_jaxpr,
     slopes,
 )
+from pallas_gpu.types.transforms import itemsize_bits
 
 
 def itself(*indices: Any) -> tuple[Any, ...]:
@@ -147,7 +149,63 @@ class Stream:
         else:
             scope.called_from(self.spec.index_map, copy)
 
+    def require_block_indices(self, axis: int, size: int) -> None:
+        """Refuses an index in elements, whose last block is outside of the array.
+
+        Args:
+          axis: of the loop.
+          size: of that axis.
+
+        Raises:
+          OutOfBoundsError: the index grows by the block's size with the position, and
+            blocks at the end of the axis are outside of the array.
+        """
+        if self.spec.block_shape is None or self.spec.oob_fill_mode is not None:
+            return
+        sizes = zip(self.spec.block_shape, self.ref.shape, strict=True)
+        steps = slopes(self._index_jaxpr, axis)
+        for d, (step, (entry, extent)) in enumerate(zip(steps, sizes, strict=True)):
+            block = getattr(entry, "block_size", entry)
+            in_blocks = isinstance(entry, int | types.Blocked) and block > 1
+            # Wherever the first block is, the last is so many elements after it.
+            if in_blocks and step == block and step * block * (size - 1) >= extent:
+                raise errors.OutOfBoundsError(
+                    f"BlockSpec of {self.what}: the index map returns indices of "
+                    "elements",
+                    expected=f"the index of a block: block i begins at element "
+                    f"{block} * i",
+                    got=f"an index of dimension {d} that grows by {step} along axis "
+                    f"{axis}, and blocks beyond its {extent} elements",
+                    hint=f"return i in place of i * {block}, or use "
+                    f"plgpu.Element({block}) for an index in elements",
+                    where=scope.location(self.spec.index_map),
+                )
+
     # --- its buffers ------------------------------------------------------------------
+
+    def require_smem(self) -> None:
+        """Refuses a whole array that no target's SMEM can hold.
+
+        Raises:
+          OutOfResources: there is no block shape, and the array is larger.
+        """
+        target = arch.target(arch.DEFAULT_TARGET)
+        limit = types.SMEM.budget(target)
+        elements = math.prod(self.ref.shape)
+        used = elements * itemsize_bits(self.ref.dtype) // 8
+        if not self.buffered or self.spec.block_shape is not None or used <= limit:
+            return
+        raise errors.OutOfResources(
+            f"{self.what}: a whole array, without a block shape, exceeds SMEM",
+            resource="SMEM",
+            limit_bytes=limit,
+            used_bytes=used,
+            expected=f"a block of at most {limit:,} bytes",
+            got=f"{types.describe(self.ref)}, {used:,} bytes",
+            hint="pass plgpu.BlockSpec(block_shape, index_map), a block for each step, "
+            "or plgpu.BlockSpec(memory_space=plgpu.GMEM): the body then reads the "
+            "parts that it needs",
+        )
 
     def buffers(self, slots: int) -> types.ScratchType:
         """Returns the declaration of SMEM for a number of blocks."""

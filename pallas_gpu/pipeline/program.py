@@ -184,11 +184,20 @@ class Program:
             checked(stream, output=i >= n_in, multicast=False)
             for i, stream in enumerate(streams)
         ]
-        for stream in streams[n_in:]:
-            self._require_own_block(stream, read)
+        for i, stream in enumerate(streams):
+            everywhere = dataclasses.replace(
+                stream,
+                grid_rank=len(self.grid.sizes),
+                position=lambda *indices: (*indices, *read),
+            )
+            self._require_block_indices(everywhere)
+            if i >= n_in:
+                self._require_own_block(everywhere)
         first = [jnp.int32(0)] * rank
         alone = self.threads is None
         fitting = [stream.where_it_fits(first, alone) for stream in streams]
+        for stream in fitting:
+            stream.require_smem()
         return Streams(fitting[:n_in], fitting[n_in:], in_tree, out_tree)
 
     def _what(self, i: int) -> str:
@@ -198,33 +207,36 @@ class Program:
             kind, index = "argument", self.prefetched + i
         return f"{kind} {index} of {self._who}"
 
-    def _require_own_block(self, stream: Stream, read: Sequence[Any]) -> None:
+    def _require_block_indices(self, stream: Stream) -> None:
+        """Refuses an index map that multiplies the index of a block by its size."""
+        for a, n in enumerate(self.grid.sizes):
+            if isinstance(n, int) and n > 1:
+                stream.require_block_indices(a, n)
+
+    def _require_own_block(self, stream: Stream) -> None:
         """Refuses an output of which several CTAs write the same block."""
         if stream.spec.memory_space is types.GMEM:
             return
-        everywhere = dataclasses.replace(
-            stream,
-            grid_rank=len(self.grid.sizes),
-            position=lambda *indices: (*indices, *read),
-        )
         ignored = [
             f"axis {a} of size {self.grid.sizes[a]}"
             for a in self.grid.several
-            if a not in everywhere.axes
+            if a not in stream.axes
         ]
         if not ignored:
             return
         spec = stream.spec
         mapped = None if spec.block_shape is None else spec.index_map
+        blocks = "use the axis in the index map"
+        if mapped is None:
+            blocks = "pass plgpu.BlockSpec(block_shape, index_map), one block a CTA"
         raise errors.ArgumentError(
             f"{stream.what}: several CTAs write the same block",
             expected="an index map that uses every parallel grid axis",
             got=f"an index map that ignores {', '.join(ignored)}"
             if mapped is not None
             else f"the same part of the array for each CTA along {', '.join(ignored)}",
-            hint="use the axis in the index map; or make it sequential, "
-            "dimension_semantics 'arbitrary'; or pass "
-            "plgpu.BlockSpec(memory_space=plgpu.GMEM) and let each CTA store its own "
-            "part of the array",
+            hint=f"{blocks}; or make it sequential, dimension_semantics 'arbitrary'; "
+            "or pass plgpu.BlockSpec(memory_space=plgpu.GMEM) and let each CTA store "
+            "its own part of the array",
             where=scope.location(mapped or self.kernel),
         )

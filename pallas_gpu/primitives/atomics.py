@@ -114,8 +114,15 @@ def _bind(
 
 
 _ORDER = {"sem": expect.choice(*ORDERS), "scope": expect.choice(None, *SCOPES)}
+
 _ARGUMENTS = expect.arguments(
-    ref=expect.anything, val=expect.anything, mask=expect.anything, **_ORDER
+    None,
+    "an index selects a part of the reference: plgpu.atomic_add(ref.at[idx], val, "
+    "mask=mask)",
+    ref=expect.anything,
+    val=expect.anything,
+    mask=expect.anything,
+    **_ORDER,
 )
 
 

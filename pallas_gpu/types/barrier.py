@@ -44,6 +44,15 @@ class Barriers(Resource):
     def describe(self, aval: Any, shape: Sequence[int]) -> str:
         return f"a barrier of shape {tuple(aval.shape)}"
 
+    def check_access(self, aval: Any, shape: Sequence[int]) -> None:
+        raise errors.MemorySpaceError(
+            "a barrier is read or written like an array",
+            expected="barrier_wait, barrier_arrive or a copy on the barrier",
+            got="an index expression on a barrier",
+            hint="index an array of barriers with barrier.at[i]",
+            where=_jax.where_now(),
+        )
+
 
 BARRIERS = Barriers()
 

@@ -82,8 +82,11 @@ type BlockDim = int | Squeezed | Blocked | Element | BoundedSlice | None
 
 def _block_shape(value: Any, what: str) -> tuple[Any, ...]:
     if not expect.is_sequence(value):
+        hint = "write (64, 128)"
+        if callable(value):
+            hint = "the shape is first: plgpu.BlockSpec((64, 128), lambda i: (i, 0))"
         raise expect.wrong_type(
-            what, "a sequence", "one entry a dimension", value, "write (64, 128)"
+            what, "a sequence", "one entry a dimension", value, hint
         )
     return tuple(_block_size(entry, dim) for dim, entry in enumerate(value))
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from pallas_gpu import _jax, errors, expect
 from pallas_gpu.types import values
+from pallas_gpu.types.window import STATIC_SIZE_HINT
 
 # What `ds` makes: a start, a size and a stride.
 Slice = _jax.Slice
@@ -186,7 +187,10 @@ def _padded(entries: tuple[Any, ...], shape: tuple[int, ...]) -> tuple[Any, ...]
             "a reference has fewer dimensions than the index",
             expected=f"at most {len(shape)} indices for shape {shape}, and one `...`",
             got=f"{given} indices and {len(dots)} `...`",
-            hint="remove the extra indices",
+            hint="remove the extra indices"
+            if shape
+            else "remove the index; an array of one is declared with a shape, "
+            "plgpu.Barrier(num_barriers=1)",
             where=_jax.where_now(),
         )
     at = dots[0] if dots else len(entries)
@@ -356,7 +360,6 @@ def _refuse_dynamic_size(got: str) -> NoReturn:
         "a slice of a reference has a size that is not static",
         expected="a size that is a Python integer",
         got=got,
-        hint="loop over parts of a constant size: `plgpu.loop(0, n)` and "
-        "`plgpu.ds(8 * i, 8)`",
+        hint=STATIC_SIZE_HINT,
         where=_jax.where_now(),
     )

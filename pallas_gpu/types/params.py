@@ -79,6 +79,10 @@ def _target(value: Any, what: str) -> str:
 
 
 @expect.arguments(
+    None,
+    "warps and stages are not parameters of the compiler: pass num_threads=..., a "
+    "number of warpgroups, to kernel or pallas_call, and max_concurrent_steps=... for "
+    "the buffers of a pallas_call",
     approx_math=expect.boolean,
     dimension_semantics=expect.optional(_semantics),
     max_concurrent_steps=expect.integer(1, unit="steps"),

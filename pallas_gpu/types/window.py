@@ -14,6 +14,11 @@ import numpy as np
 from pallas_gpu import _jax, errors
 from pallas_gpu.layouts.window import Sum, Window
 
+STATIC_SIZE_HINT = (
+    "write `plgpu.ds(8 * i, 8)` for the range from 8 * i to 8 * (i + 1); if its size "
+    "varies, loop over parts of a constant size: `plgpu.loop(0, n)`"
+)
+
 
 def resolve(whole: Window | Sequence[int], transforms: Sequence[Any]) -> Window:
     """Folds the steps that JAX recorded into one window.
@@ -84,7 +89,6 @@ def _static_size(index: Any) -> int:
             "a slice of a reference has a size that is not static",
             expected="a Python integer",
             got=str(index.size),
-            hint="loop over parts of a constant size: `plgpu.loop(0, n)` and "
-            "`plgpu.ds(8 * i, 8)`",
+            hint=STATIC_SIZE_HINT,
         )
     return int(index.size)

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+import pallas_gpu as plgpu
 from tests.support.functions import check
 
 
@@ -67,6 +69,26 @@ def test_several_keys_and_what_moves_with_them(num_keys: int, columns: int):
 @pytest.mark.parametrize(("k", "columns"), [(1, 32), (5, 32), (64, 64)])
 def test_the_largest_elements(k: int, columns: int, dtype: str):
     check(lambda x: lax.top_k(x, k), numbers(dtype, (8, columns)))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_of_a_long_vector_are_selected(dtype: str):
+    x = numbers(dtype, (1, 500)).reshape(-1)
+    check(lambda x: lax.top_k(x, 4), x)
+
+
+def test_a_selection_has_fewer_instructions_than_a_network():
+    def length(k: int) -> int:
+        like = jax.ShapeDtypeStruct((k,), jnp.float32)
+
+        @plgpu.kernel(out_type=like)
+        def largest(x, o):
+            o[...] = lax.top_k(x[...], k)[0]
+
+        x = np.zeros(64, np.float32)
+        return len(plgpu.offline.lower(largest, x, target="sm_90a")[0].mlir)
+
+    assert length(5) < length(6)
 
 
 def test_descending_order():

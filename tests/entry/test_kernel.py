@@ -331,3 +331,19 @@ def test_an_accuracy_is_not_chosen():
         hint="approx_math",
     ):
         run(body)
+
+
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_arguments_by_name_are_refused(jitted):
+    @plgpu.kernel(out_type=jax.ShapeDtypeStruct((8,), jnp.float32))
+    def scaled(x, factor, o):
+        o[...] = x[...] * factor[...]
+
+    call = jax.jit(scaled) if jitted else scaled
+    x = jnp.arange(8.0)
+    with pytest.raises(errors.ArgumentTypeError, match="arguments by name") as info:
+        call(x, factor=2.0)
+    assert "factor=" in info.value.got
+    assert "by position" in info.value.hint
+    assert "test_kernel.py" in info.value.where
+    np.testing.assert_array_equal(call(x, 2.0), 2 * x)

@@ -67,13 +67,25 @@ def test_a_barrier_of_an_array_exists():
 
 def test_a_barrier_is_not_read_as_an_array():
     def body(x, o, barrier):
-        o[0, 0] = barrier[...].astype(jnp.float32)  # HERE
+        o[...] = barrier[...]  # HERE
 
     with refused(
         errors.MemorySpaceError,
         "a barrier is read or written like an array",
         expected="barrier_wait",
         hint="barrier.at[i]",
+    ):
+        run(body, scratch_types=[plgpu.Barrier()])
+
+
+def test_a_single_barrier_has_no_index():
+    def body(x, o, barrier):
+        plgpu.barrier_wait(barrier.at[0])  # HERE
+
+    with refused(
+        errors.OutOfBoundsError,
+        "a reference has fewer dimensions than the index",
+        hint="plgpu.Barrier(num_barriers=1)",
     ):
         run(body, scratch_types=[plgpu.Barrier()])
 

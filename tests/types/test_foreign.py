@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as upstream
-from jax.experimental.pallas import tpu
+from jax.experimental.pallas import tpu, triton
 
 import pallas_gpu as plgpu
 from pallas_gpu import errors
@@ -85,11 +85,18 @@ def test_an_object_without_a_counterpart_is_refused():
         make(print, scratch_types=[next(iter(tpu.CoreType))])
 
 
+def discard(value):
+    """A body returns nothing."""
+
+
 CALLED = {
     "program_id": lambda x, o: pl.program_id(0),
     "run_scoped": lambda x, o: pl.run_scoped(lambda s: None, upstream.SMEM((8,), "f4")),
     "copy_gmem_to_smem": lambda x, o: upstream.copy_gmem_to_smem(x, o, x),
     "wait_smem_to_gmem": lambda x, o: upstream.wait_smem_to_gmem(0),
+    "load": lambda x, o: discard(triton.load(x)),
+    "store": lambda x, o: triton.store(o, x[...]),
+    "atomic_add": lambda x, o: discard(triton.atomic_add(o, (0, 0), 1.0)),
 }
 
 

@@ -32,8 +32,8 @@ class Wait:
     for_threads: bool = False
     across_groups: bool = False
     hint: str = (
-        "compare the arrivals with the barrier's num_arrivals, and the number of waits "
-        "with the number of phases"
+        "compare the arrivals with the barrier's num_arrivals (a warpgroup arrives "
+        "once, and so does a copy), and the number of waits with the number of phases"
     )
 
 

@@ -60,13 +60,6 @@ def _check_load(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
 def _check_access(eqn: _jax.JaxprEqn, mesh: types.Mesh) -> None:
     aval = eqn.invars[0].aval
     name = eqn.primitive.name
-    if isinstance(aval, types.BarrierRef):
-        raise errors.MemorySpaceError(
-            "a barrier is read or written like an array",
-            expected="barrier_wait, barrier_arrive or a copy on the barrier",
-            got="an index expression on a barrier",
-            hint="index an array of barriers with barrier.at[i]",
-        )
     leaves = eqn.invars[1:] if name == "get" else eqn.invars[2:]
     transforms = jax.tree.unflatten(
         eqn.params["tree"], [_static_value(v) for v in leaves]

@@ -81,9 +81,15 @@ HINTS: dict[str, str] = {
 }  # fmt: skip
 
 
+# Primitives of JAX's Pallas whose functions have other names, ours among them.
+_FOREIGN = {"masked_load": "load", "masked_swap": "store", "atomic_rmw": "atomic_add"}
+
+
 def unsupported(eqn: _jax.JaxprEqn) -> errors.PallasGpuError:
     """Returns the error for an operation that kernels do not have."""
     name = eqn.primitive.name
+    if name in _FOREIGN:
+        return types.foreign_function(_FOREIGN[name])
     if name in registry.PRIMITIVES and name not in HINTS:
         # Ours would be registered: it is the function of JAX's Pallas.
         return types.foreign_function(name)

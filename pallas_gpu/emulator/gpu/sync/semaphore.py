@@ -29,6 +29,10 @@ _HINT = (
     "signal as often as it is waited for; a wait subtracts its value, unless "
     "decrement=False"
 )
+_OWN = (
+    "each CTA has a semaphore of its own here; one that all CTAs share is "
+    "plgpu.get_global(plgpu.SemaphoreType.REGULAR), in the body. Else "
+)
 
 
 class Semaphore:
@@ -36,12 +40,14 @@ class Semaphore:
 
     Attributes:
       name: the author's, with its index.
+      hint: for who waits forever.
     """
 
-    __slots__ = ("_across_groups", "_element", "_known", "_last", "name")
+    __slots__ = ("_across_groups", "_element", "_known", "_last", "hint", "name")
 
-    def __init__(self, name: str, element: np.ndarray, across_groups: bool):
+    def __init__(self, name: str, element: np.ndarray, across_groups: bool, hint: str):
         self.name = name
+        self.hint = hint
         self._element = element
         self._across_groups = across_groups
         self._known: ordering.Clock = {}
@@ -78,7 +84,7 @@ class Semaphore:
                 f"{self.name} to be {value} or more",
                 self.state,
                 across_groups=self._across_groups,
-                hint=_HINT,
+                hint=self.hint,
             )
         if decrement:
             self._element[...] -= np.int32(value)
@@ -96,11 +102,19 @@ class SemaphoreArray(Referent):
       name, suffix: for messages: the index of a semaphore stands between them.
       array: their elements.
       across_groups: whether several clusters share them.
+      hint: for who waits forever.
     """
 
     __slots__ = ("_array", "_semaphores")
 
-    def __init__(self, name: str, suffix: str, array: GlobalArray, across_groups: bool):
+    def __init__(
+        self,
+        name: str,
+        suffix: str,
+        array: GlobalArray,
+        across_groups: bool,
+        hint: str,
+    ):
         super().__init__(name + suffix)
         self._array = array
         self._semaphores = np.empty(array.shape, object)
@@ -110,7 +124,7 @@ class SemaphoreArray(Referent):
             key: Any = (*index, ...)
             element = array.data[key]
             self._semaphores[index] = Semaphore(
-                f"{name}{at}{suffix}", element, across_groups
+                f"{name}{at}{suffix}", element, across_groups, hint
             )
 
     @property
@@ -135,7 +149,7 @@ class SemaphoreArray(Referent):
                 f"{one.name} is not zero when the kernel ends",
                 expected="0: waits subtract what signals have added",
                 got=one.value,
-                hint=_HINT,
+                hint=one.hint,
                 where=one.where,
             )
 
@@ -177,7 +191,9 @@ def _found(
 ) -> SemaphoreArray:
     made = array.state.of(_SEMAPHORES)
     if not made:
-        made.append(SemaphoreArray(name, suffix, array, across_groups))
+        alone = across_groups or not cta.axes
+        hint = _HINT if alone else _OWN + _HINT
+        made.append(SemaphoreArray(name, suffix, array, across_groups, hint))
         cta.device.at_end.append(made[0].require_zero)
     return made[0]
 

@@ -123,7 +123,19 @@ def test_a_missing_signal_is_a_deadlock():
     assert "the semaphore[1] of get_global at " in str(info.value.got)
     assert "to be 4 or more" in str(info.value.got)
     assert "is 3, last signalled at" in str(info.value.got)
-    assert "signal as often as it is waited for" in str(info.value.hint)
+    assert str(info.value.hint).startswith("signal as often as it is waited for")
+
+
+def test_who_waits_for_other_ctas_at_its_own_semaphore_is_told_of_a_shared_one():
+    def body(x, o, mine):
+        i = lax.axis_index("i")
+        plgpu.semaphore_signal(mine)
+        plgpu.when(i == 0)(lambda: plgpu.semaphore_wait(mine, CTAS))
+        o[i] = x[i]
+
+    with pytest.raises(errors.DeadlockError) as info:
+        run(body, REGULAR)
+    assert "plgpu.get_global(plgpu.SemaphoreType.REGULAR)" in str(info.value.hint)
 
 
 def test_a_semaphore_of_a_cta_is_signalled_by_no_other():

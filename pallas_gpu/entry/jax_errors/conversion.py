@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors that JAX raises while a body is traced, converted to ours."""
+"""Which error of ours stands for an error of JAX, by its class and its text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import re
 import traceback
 from collections.abc import Iterator
 
+import jax
+
 from pallas_gpu import errors, types
 from pallas_gpu.entry import check, scope
+from pallas_gpu.entry.jax_errors import traced_values
 
 # What JAX says of a reference that it is given as an array, with the function's name.
 _NOT_ARRAYS = (
@@ -41,6 +44,9 @@ def typed(mesh: types.Mesh) -> Iterator[None]:
             or _attribute(error)
             or _escape(error)
             or _arithmetic_of_bools(error)
+            or traced_values.carry(error)
+            or _escaped(error)
+            or traced_values.needed(error)
         )
         if converted is None:
             raise
@@ -108,6 +114,25 @@ def _escape(error: Exception) -> errors.PallasGpuError | None:
         expected="values as results",
         got="a reference",
         hint="return its contents, ref[...], or use the reference in the branches",
+    )
+
+
+def _escaped(error: Exception) -> errors.PallasGpuError | None:
+    """A value of a function that JAX has finished to trace."""
+    if not isinstance(error, jax.errors.UnexpectedTracerError):
+        return None
+    made = re.search(r"with type (\S+) .*created on line (.*?\))", str(error), re.S)
+    return escaped_value(f"{made[1]} of {made[2]}" if made else "a value of JAX")
+
+
+def escaped_value(value: str, who: str = "") -> errors.KernelError:
+    """Returns the error of a value that is used after its function has ended."""
+    return errors.KernelError(
+        f"{who}a value of a branch or a loop is used outside of it",
+        expected="values of the function that uses them",
+        got=value,
+        hint="return it: jax.lax.cond(condition, f, g), plgpu.loop(..., "
+        "init_carry=...); or store it to a scratch reference and read that",
     )
 
 

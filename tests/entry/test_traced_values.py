@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What Python needs while a body is traced, and is known only when the kernel runs."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import pallas_gpu as plgpu
+from pallas_gpu import errors
+from tests.support.entry_kernels import run
+
+
+def position():
+    return lax.axis_index("i")
+
+
+def first_if_positive(x):
+    return x[0] if x[0].sum() > 0 else -x[0]
+
+
+def rows_in_python(x):
+    return sum(x[i] for i in range(position()))
+
+
+def of_a_list(x):
+    return [x[0], x[1]][position()]
+
+
+MISUSES = {
+    "if": (first_if_positive, "a condition", "plgpu.when"),
+    "and": (
+        lambda x: jnp.where(position() > 0 and position() < 2, x[0], 0),
+        "a condition",
+        "(a > 0) & (b < c)",
+    ),
+    "a chain": (
+        lambda x: jnp.where(0 <= position() < 2, x[0], 0),
+        "a condition",
+        "for and, or and not",
+    ),
+    "range": (rows_in_python, "an integer", "plgpu.loop(0, n)"),
+    "a list": (of_a_list, "an integer", "of a list"),
+    "numpy": (lambda x: np.exp(x[0]), "an array", "jnp in place of np"),
+    "float": (lambda x: float(x[0, 0]) * x[0], "a number", "plgpu.debug_print"),
+    "arange": (lambda x: jnp.arange(position()), "a number", "Python ints"),
+    "nonzero": (lambda x: jnp.nonzero(x[0])[0], "a number", "Python ints"),
+    "bools": (lambda x: x[0][x[0] > 0], "indexed with bools", "jnp.where(mask"),
+    "slice": (
+        lambda x: x[...][position() : position() + 1],
+        "a slice of an array",
+        "dynamic_slice_in_dim",
+    ),
+    "shape": (lambda x: jnp.zeros((position(), 128)), "the shape", "a mask"),
+}
+
+
+@pytest.mark.parametrize("name", MISUSES)
+def test_python_says_what_to_write_for_a_value_that_only_the_kernel_has(name):
+    misuse, what, hint = MISUSES[name]
+
+    def body(x, o):
+        o[0] = misuse(x)
+
+    with pytest.raises(errors.TracedValueError) as info:
+        run(body, grid=(1,), grid_names=("i",))
+    error = info.value
+    assert what in error.what
+    assert hint in error.hint
+    assert error.expected
+    assert "[" in error.got or "slice" in error.got
+    assert "test_traced_values.py" in error.where
+    # JAX's classes of these mistakes.
+    assert isinstance(error, TypeError | IndexError)
+
+
+def test_the_hints_work():
+    def body(x, o):
+        i = position()
+
+        @plgpu.when((i >= 0) & (i < 1))
+        def _():
+            total = plgpu.loop(0, i + 2, init_carry=jnp.zeros(128))(
+                lambda k, acc: acc + x[k]
+            )
+            o[...] = jnp.where(
+                x[...] > 0, total, lax.dynamic_slice_in_dim(x[...], i, 64)
+            )
+
+    x = np.random.default_rng(0).standard_normal((64, 128)).astype(np.float32)
+    out = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((64, 128), jnp.float32),
+        grid=(1,),
+        grid_names=("i",),
+    )(x)
+    np.testing.assert_allclose(out, np.where(x > 0, x[0] + x[1], x), rtol=1e-6)
+
+
+def escapes_when(x, size):
+    kept = []
+
+    @plgpu.when(position() == 0)
+    def _():
+        kept.append(x[0, :size])
+
+    return kept[0]
+
+
+def escapes_loop(x, size):
+    kept = []
+    lax.fori_loop(0, 2, lambda i, c: (kept.append(x[i, :size]), c)[1], 0)
+    return kept[0]
+
+
+def escapes_index(x, size):
+    kept = []
+
+    @plgpu.loop(0, 2)
+    def _(i):
+        kept.append(i)
+
+    return x[kept[0], :size]
+
+
+@pytest.mark.parametrize("escape", [escapes_when, escapes_loop, escapes_index])
+@pytest.mark.parametrize("size", [128, 8192], ids=["small", "large"])
+@pytest.mark.parametrize("jitted", [False, True], ids=["eager", "jit"])
+def test_a_value_of_a_branch_or_a_loop_stays_in_it(escape, size, jitted):
+    def body(x, o):
+        o[...] = escape(x, size)
+
+    kernel = plgpu.kernel(
+        body,
+        out_type=jax.ShapeDtypeStruct((size,), jnp.float32),
+        grid=(1,),
+        grid_names=("i",),
+    )
+    with pytest.raises(errors.KernelError, match="used outside of it") as info:
+        (jax.jit(kernel) if jitted else kernel)(jnp.zeros((64, 8192)))
+    assert "init_carry" in info.value.hint
+    assert "[" in info.value.got
+    assert "test_traced_values.py" in info.value.where
+
+
+def test_values_of_the_functions_around_a_kernel_may_be_closed_over():
+    like = jax.ShapeDtypeStruct((8,), jnp.float32)
+
+    def scaled(x, factor):
+        def body(x_ref, o_ref):
+            o_ref[...] = x_ref[...] * factor
+
+        return plgpu.kernel(body, out_type=like)(x)
+
+    x = jnp.arange(8.0)
+
+    @jax.jit
+    def program(x, factor):
+        y = lax.cond(
+            factor > 0, lambda f: scaled(x, f), lambda f: scaled(x, -f), factor
+        )
+        y = lax.fori_loop(0, 2, lambda i, y: scaled(y, i + factor), y)
+        return jax.vmap(scaled, in_axes=(None, 0))(y, jnp.stack([factor, factor]))
+
+    expected = np.stack([x * 2 * 2 * 3 * 2] * 2)
+    np.testing.assert_allclose(program(x, jnp.float32(2)), expected)
+
+
+CARRIES = {
+    "another shape": (lambda i, c: c + jnp.ones(128), 0.0, "jnp.zeros(shape, dtype)"),
+    "another dtype": (lambda i, c: c * 1.5, jnp.int32(1), ".astype"),
+    "nothing": (lambda i, c: None, 0.0, "return the new carry"),
+}
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_a_carry_of_jaxs_loops_keeps_its_type(name):
+    step, start, hint = CARRIES[name]
+
+    def body(x, o):
+        o[0] = lax.fori_loop(0, 3, step, start) + x[0]
+
+    with pytest.raises(errors.KernelError, match="another carry") as info:
+        run(body)
+    assert hint in info.value.hint
+    assert "test_traced_values.py" in info.value.where
+
+
+def test_jaxs_messages_name_the_authors_file():
+    kept = []
+
+    def body(x, o):
+        kept.append(x[...])
+        o[...] = x[...]
+
+    run(body)
+    with pytest.raises(jax.errors.UnexpectedTracerError) as info:
+        jnp.exp(kept[0]) + 1
+    assert "test_traced_values.py" in str(info.value)
+    assert "_jax.py" not in str(info.value)
