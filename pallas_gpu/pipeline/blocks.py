@@ -160,9 +160,10 @@ class Stream:
           OutOfBoundsError: the index grows by the block's size with the position, and
             blocks at the end of the axis are outside of the array.
         """
-        if self.spec.block_shape is None or self.spec.oob_fill_mode is not None:
+        shape, index_map = self.spec.block_shape, self.spec.index_map
+        if shape is None or index_map is None or self.spec.oob_fill_mode is not None:
             return
-        sizes = zip(self.spec.block_shape, self.ref.shape, strict=True)
+        sizes = zip(shape, self.ref.shape, strict=True)
         steps = slopes(self._index_jaxpr, axis)
         for d, (step, (entry, extent)) in enumerate(zip(steps, sizes, strict=True)):
             block = getattr(entry, "block_size", entry)
@@ -178,7 +179,7 @@ class Stream:
                     f"{axis}, and blocks beyond its {extent} elements",
                     hint=f"return i in place of i * {block}, or use "
                     f"plgpu.Element({block}) for an index in elements",
-                    where=scope.location(self.spec.index_map),
+                    where=scope.location(index_map),
                 )
 
     # --- its buffers ------------------------------------------------------------------
