@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from examples import Case, normal
+from examples import Case, integers, normal
 
 COLUMNS = 4096
 
@@ -65,5 +65,5 @@ def reference(logits: jax.Array, labels: jax.Array) -> jax.Array:
     return jax.nn.logsumexp(logits, 1) - picked
 
 
-_LABELS = jax.random.randint(jax.random.key(1), (4,), 0, 10000)
+_LABELS = integers(1, 0, 10000, 4)
 CASES = [Case(cross_entropy, reference, (normal(0, 4, 10000), _LABELS))]

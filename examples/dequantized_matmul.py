@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from examples import Case, normal
+from examples import Case, integers, normal
 
 ROWS, COLUMNS, DEPTH = 64, 128, 64
 
@@ -59,7 +59,7 @@ def reference(x: jax.Array, w: jax.Array, scale: jax.Array) -> jax.Array:
 
 def _case(bits: int) -> Case:
     most = 2 ** (bits - 1)
-    w: Any = jax.random.randint(jax.random.key(1), (256, 256), -most, most)
+    w: Any = integers(1, -most, most, 256, 256)
     x = normal(0, 128, 256, dtype=jnp.bfloat16)
     scale = jnp.exp(normal(2, 256)) / most
     return Case(matmul, reference, (x, w.astype(f"int{bits}"), scale), 2e-2)

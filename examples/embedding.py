@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from examples import Case, normal
+from examples import Case, integers, normal
 
 ROWS = 8
 
@@ -66,7 +66,7 @@ embedding.defvjp(
 )
 
 _TABLE, _WEIGHTS = normal(0, 50, 256), normal(1, 32, 256)
-_INDEX = jax.random.randint(jax.random.key(2), (32,), 0, 50)
+_INDEX = integers(2, 0, 50, 32)
 CASES = [
     Case(embedding, lambda table, index: table[index], (_TABLE, _INDEX), 0.0),
     Case(

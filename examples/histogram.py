@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 import pallas_gpu as plgpu
-from examples import Case
+from examples import Case, integers
 
 BLOCK = 4096
 
@@ -38,7 +38,7 @@ def histogram(x: jax.Array, bins: int) -> jax.Array:
     )(x, jnp.zeros((bins,), jnp.int32))
 
 
-_X = jax.random.randint(jax.random.key(0), (10001,), -3, 103)
+_X = integers(0, -3, 103, 10001)
 CASES = [
     Case(
         lambda x: histogram(x, 100),

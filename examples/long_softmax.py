@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from examples import Case
+from examples import Case, normal
 
 REGULAR = plgpu.SemaphoreType.REGULAR
 
@@ -54,5 +54,5 @@ def long_softmax(x: jax.Array, ctas: int) -> jax.Array:
     )(x)
 
 
-_X = 3 * jax.random.normal(jax.random.key(0), (8 * 1024,))
+_X = 3 * normal(0, 8 * 1024)
 CASES = [Case(lambda x: long_softmax(x, 8), jax.nn.softmax, (_X,), 1e-6)]

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import pallas_gpu as plgpu
-from examples import Case
+from examples import Case, normal
 
 TILE = 64
 
@@ -61,6 +61,6 @@ def _reference(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.dot(a, b, preferred_element_type=jnp.float32)
 
 
-_A = jax.random.normal(jax.random.key(0), (128, 512), jnp.float16)
-_B = jax.random.normal(jax.random.key(1), (512, 64), jnp.float16)
+_A = normal(0, 128, 512, dtype=jnp.float16)
+_B = normal(1, 512, 64, dtype=jnp.float16)
 CASES = [Case(lambda a, b: split_k(a, b, 4), _reference, (_A, _B), 1e-3)]

@@ -13,8 +13,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from examples import Case
+from examples import Case, integers
 from pallas_gpu import ops
 
 type Parameters = dict[str, Any]
@@ -33,7 +34,7 @@ class Model:
     hidden: int = 40
     dtype: Any = jnp.bfloat16
 
-    def initial(self, key: jax.Array) -> Parameters:
+    def initial(self, seed: int) -> Parameters:
         """Returns random weights."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         sizes = {
@@ -44,25 +45,24 @@ class Model:
             "down": (self.hidden, self.width),
         }
 
-        def matrix(key, shape):
-            return (jax.random.normal(key, shape) / shape[0] ** 0.5).astype(self.dtype)
+        rng = np.random.default_rng(seed)
 
-        def layer(key):
-            keys = jax.random.split(key, len(sizes))
-            weights = {
-                n: matrix(k, s) for k, (n, s) in zip(keys, sizes.items(), strict=True)
-            }
+        def normal(*shape):
+            return rng.standard_normal(shape, np.float32)
+
+        def matrix(*shape):
+            return jnp.asarray(normal(*shape) / shape[0] ** 0.5, self.dtype)
+
+        def layer():
+            weights = {name: matrix(*shape) for name, shape in sizes.items()}
             ones = jnp.ones(self.width, jnp.float32)
             return weights | {"attention_norm": ones, "mlp_norm": ones}
 
-        first, last, *keys = jax.random.split(key, 2 + self.layers)
         return {
-            "embedding": jax.random.normal(first, (self.vocabulary, self.width)).astype(
-                self.dtype
-            ),
-            "layers": [layer(k) for k in keys],
+            "embedding": jnp.asarray(normal(self.vocabulary, self.width), self.dtype),
+            "layers": [layer() for _ in range(self.layers)],
             "norm": jnp.ones(self.width, jnp.float32),
-            "head": matrix(last, (self.width, self.vocabulary)),
+            "head": matrix(self.width, self.vocabulary),
         }
 
 
@@ -174,8 +174,8 @@ def main() -> None:
         vocabulary=32000, width=1024, layers=4, heads=16, kv_heads=4, head_dim=64,
         hidden=2816,
     )  # fmt: skip
-    parameters = model.initial(jax.random.key(0))
-    tokens = jax.random.randint(jax.random.key(1), (4, 1001), 0, model.vocabulary)
+    parameters = model.initial(0)
+    tokens = integers(1, 0, model.vocabulary, 4, 1001)
     ready, plain = (train(model, by, parameters, tokens, 10) for by in (Ready, Plain))
     print("step  pallas_gpu.ops  plain JAX  difference")
     for i, (a, b) in enumerate(zip(ready, plain, strict=True)):
@@ -183,8 +183,8 @@ def main() -> None:
 
 
 _MODEL = Model()
-_PARAMETERS = _MODEL.initial(jax.random.key(0))
-_TOKENS = jax.random.randint(jax.random.key(1), (1, 25), 0, _MODEL.vocabulary)
+_PARAMETERS = _MODEL.initial(0)
+_TOKENS = integers(1, 0, _MODEL.vocabulary, 1, 25)
 CASES = [
     Case(
         functools.partial(train, _MODEL, Ready, steps=2),
