@@ -85,9 +85,14 @@ def derivatives(interpret, *args, **options):
 
 
 def expected(args, **options):
-    *arrays, do, dlse = (x.astype(jnp.float32) for x in args)
-    (_, lse), vjp = jax.vjp(functools.partial(reference, **options), *arrays)
-    return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
+    # In one jit: JAX would compile each of the operations.
+    @jax.jit
+    def differentiated(*arrays, do, dlse):
+        (_, lse), vjp = jax.vjp(functools.partial(reference, **options), *arrays)
+        return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
+
+    *arrays, do, dlse = (np.asarray(x, np.float32) for x in args)
+    return differentiated(*arrays, do=do, dlse=dlse)
 
 
 def check(args, given=None, interpret=QUICK, **options):

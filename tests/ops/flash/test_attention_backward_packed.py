@@ -97,10 +97,14 @@ def derivatives(interpret, *args, starts=(Q, KV), with_sums=True, **options):
 
 
 def expected(args, *, starts=(Q, KV), **options):
-    q, k, v, do, dlse = (x.astype(jnp.float32) for x in args)
-    f = functools.partial(reference, starts=starts, **options)
-    (_, lse), vjp = jax.vjp(f, q, k, v)
-    return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
+    # In one jit: JAX would compile each of the operations.
+    @jax.jit
+    def differentiated(q, k, v, do, dlse):
+        f = functools.partial(reference, starts=starts, **options)
+        (_, lse), vjp = jax.vjp(f, q, k, v)
+        return vjp((do, jnp.where(jnp.isfinite(lse), dlse, 0)))
+
+    return differentiated(*(np.asarray(x, np.float32) for x in args))
 
 
 def check(args=None, interpret=QUICK, deterministic=False, **options):
