@@ -29,6 +29,9 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 for _name in ("INTERPRET", "KEEP", "DUMP_DIR", "LINEINFO"):
     os.environ.pop(f"PALLAS_GPU_{_name}", None)
 
+# Seldom, from before the tests are collected: what modules and tests are made of stays.
+gc.set_threshold(100_000)
+
 import hypothesis  # noqa: E402 - after the environment, it may import numpy and jax
 import numpy as np  # noqa: E402
 
@@ -101,7 +104,6 @@ def pytest_collection_finish() -> None:
     Without this its visits of them are a twentieth of the suite's time.
     """
     gc.freeze()
-    gc.set_threshold(20_000)
 
 
 @pytest.hookimpl(tryfirst=True)
