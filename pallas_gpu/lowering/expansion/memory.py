@@ -6,17 +6,14 @@ from __future__ import annotations
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import builtin
 
-from pallas_gpu import errors, types
-from pallas_gpu.lowering import memrefs
+from pallas_gpu import types
 from pallas_gpu.lowering.expansion.walk import Expansion
 from pallas_gpu.mosaic import addressing, gmem, logical, smem
 
 
 def view(expansion: Expansion, ref: ir.Value) -> smem.SmemView | gmem.GmemView:
     """Returns the emitters' view of a memref."""
-    part = memrefs.resolve(ref)
-    if part is None:
-        raise errors.InternalError("not an array in memory", got=str(ref))
+    part = expansion.part(ref)
     builder, maker = expansion.kernel.builder, part.base.owner
     dtype = logical.dtype_of(part.base.type)
     if part.space is types.SMEM:

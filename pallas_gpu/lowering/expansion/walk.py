@@ -17,7 +17,7 @@ import numpy as np
 from jaxlib.mlir import ir
 
 from pallas_gpu import errors
-from pallas_gpu.lowering import inference, scratch
+from pallas_gpu.lowering import inference, memrefs, scratch
 from pallas_gpu.lowering.context import KernelState
 from pallas_gpu.mosaic import logical
 from pallas_gpu.mosaic import registers as regs
@@ -41,6 +41,7 @@ class Expansion:
       marked: operations that a single warp executes.
       moved: relayouts that were already emitted, for each open block: a block's
         relayouts are not visible after its end.
+      parts: the parts of arrays behind memrefs that were resolved.
     """
 
     kernel: KernelState
@@ -49,6 +50,17 @@ class Expansion:
     dead: list[ir.Operation] = dataclasses.field(default_factory=list)
     marked: list[ir.Operation] = dataclasses.field(default_factory=list)
     moved: list[dict[Any, regs.Array]] = dataclasses.field(default_factory=list)
+    parts: dict[ir.Value, memrefs.Part] = dataclasses.field(default_factory=dict)
+
+    def part(self, ref: ir.Value) -> memrefs.Part:
+        """Returns the part of an array behind a memref."""
+        part = self.parts.get(ref)
+        if part is None:
+            part = memrefs.resolve(ref)
+            if part is None:
+                raise errors.InternalError("not an array in memory", got=str(ref))
+            self.parts[ref] = part
+        return part
 
     def array(self, value: ir.Value, dtype: np.dtype | None = None) -> regs.Array:
         """Returns a vector's array; `dtype` determines the sign of integers."""

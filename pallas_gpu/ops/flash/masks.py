@@ -385,8 +385,8 @@ def where(condition: Any, a: Any, b: Any) -> Any:
     return jnp.where(condition, a, b)
 
 
-def _static(*values: Any) -> bool:
-    return all(isinstance(x, int) for x in values)
+def _static(a: Any, b: Any = 0) -> bool:
+    return isinstance(a, int) and isinstance(b, int)
 
 
 def _scalar(x: Any) -> Any:

@@ -246,8 +246,8 @@ class Consumer:
         row_max, row_sum, probabilities = state
         scores = self.two_products(acc, q, position, probabilities)
         scores = self.modified(scores, slot, own, block, masked)
-        new_max = jnp.maximum(row_max, scores.max(axis=1) * self.factor(own))
-        shrink = jnp.exp2(row_max - new_max)
+        new_max = lax.max(row_max, scores.max(axis=1) * self.factor(own))
+        shrink = lax.exp2(lax.sub(row_max, new_max))
         wide = self.exponentials(scores, new_max, own)
         row_sum = row_sum * shrink + wide.sum(axis=1)
         # All this is to happen while the second product is under way.
@@ -376,7 +376,7 @@ class Consumer:
         if self.p.narrow:
             row_max = row_max - narrow.EXPONENT
         row_max = lax.broadcast_in_dim(row_max, scores.shape, (0,))
-        return jnp.exp2(scores * self.factor(own) - row_max)
+        return lax.exp2(lax.sub(lax.mul(scores, self.factor(own)), row_max))
 
     def rounded(self, wide) -> Any:
         """Returns exponentials as the left operand of a product."""
