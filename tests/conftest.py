@@ -25,6 +25,12 @@ PLATFORM = os.environ.get("PALLAS_GPU_TEST_PLATFORM", "cpu")
 os.environ["JAX_PLATFORMS"] = "cpu,cuda" if PLATFORM == "cuda" else PLATFORM
 # Several test processes share one GPU: none may reserve most of its memory.
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# JAX on the CPU computes references and what the emulator evaluates, on small arrays:
+# LLVM's optimisations take longer than they save. On a GPU they are what is tested.
+if PLATFORM == "cpu":
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0 " + os.environ.get("XLA_FLAGS", "")
+    ).strip()
 # What a developer has set for their own debugging must not change what is tested.
 for _name in ("INTERPRET", "KEEP", "DUMP_DIR", "LINEINFO"):
     os.environ.pop(f"PALLAS_GPU_{_name}", None)
