@@ -107,6 +107,7 @@ EFFECTS: dict[str, str] = {
             "stages": "test_configurations",
             "heads_together": "test_configurations",
             "deterministic": "test_deterministic_derivatives_are_equal_to_the_bit",
+            "blocks": "test_persistent_blocks",
             "default.deterministic": "test_the_default_configuration",
         },
     ),

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import heapq
 import math
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks, narrow
+from pallas_gpu.ops.flash import masks, narrow, persistent
 from pallas_gpu.ops.flash.config import AttentionConfig, BlackwellAttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 
@@ -269,24 +268,7 @@ def packed_tiles(starts: Any, tiles: int, block_q: int) -> jax.Array:
 
 @functools.lru_cache(maxsize=64)
 def schedule(p: Problem[AttentionConfig]) -> np.ndarray:
-    """Returns the tiles of each worker, for persistent blocks and uneven tiles.
-
-    Each tile, in the order of the launch, is given to the worker that is free first, as
-    the hardware would do it with a block for each tile.
-
-    Returns:
-      (workers, most tiles + 2), int32: a worker's number of tiles, its tiles, and at
-      least one 0.
-    """
-    free = [(0.0, worker) for worker in range(p.workers)]
-    own: list[list[int]] = [[] for _ in free]
-    for linear in range(p.tiles):
-        time, worker = heapq.heappop(free)
-        own[worker].append(linear)
-        cost = p.steps(p.place(linear)[2]) + _STEPS_OF_A_TILE
-        heapq.heappush(free, (time + cost, worker))
-    table = np.zeros((p.workers, max(map(len, own)) + 2), np.int32)
-    for worker, numbers in enumerate(own):
-        table[worker, 0] = len(numbers)
-        table[worker, 1 : len(numbers) + 1] = numbers
-    return table
+    """Returns the tiles of each worker, for persistent blocks and uneven tiles."""
+    tiles = range(p.tiles)
+    costs = [p.steps(p.place(i)[2]) + _STEPS_OF_A_TILE for i in tiles]
+    return persistent.schedule(tiles, costs, p.workers)

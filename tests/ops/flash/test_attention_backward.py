@@ -251,6 +251,52 @@ def test_configurations(config):
     check(s, causal=True, backward_config=config)
 
 
+@pytest.mark.parametrize(
+    ("s", "options", "config"),
+    [
+        # Behind row 130 of K and V nothing is seen.
+        (Shape(130, 300, batch=2), {"causal": True}, {"blocks": 2}),
+        (Shape(128, 200, heads=2, kv_heads=2), {}, {"blocks": 1}),
+        # One step of a tile of K and V is beyond those that it needs.
+        (
+            Shape(200, 200, heads=2, kv_heads=2),
+            {"causal": True},
+            {"blocks": 3, "block_q": 128},
+        ),
+        slow(Shape(256, 256, 2, head_dim=32), {"causal": True}, {"blocks": 1}),
+        slow(Shape(200, 300), {"window": (40, 0)}, {"blocks": 1, "stages": 3}),
+        slow(Shape(130, 256, head_dim=128), {"soft_cap": 1.5}, {"blocks": 1}),
+    ],
+)
+def test_persistent_blocks(s, options, config):
+    given = {"backward_config": AttentionBackwardConfig(**config)}
+    for seed in range(2):
+        asynchrony = "eager" if seed % 2 else "late"
+        interpret = plgpu.InterpretParams(seed=seed, asynchrony=asynchrony)
+        check(s, interpret=interpret, **given, **options)
+
+
+@pytest.mark.parametrize(
+    ("s", "options"),
+    [
+        # A tile of K and V would have less than two steps.
+        (Shape(64, 200), {}),
+        # dK and dV have no buffers of one size.
+        slow(Shape(128, 200, head_dim=32, v_dim=64), {}),
+        slow(Shape(128, 100, head_dim=144), {}),
+        (Shape(128, 200), {"deterministic": True}),
+    ],
+)
+def test_a_block_for_each_tile_where_persistent_ones_are_not_possible(s, options):
+    args = operands(s)
+    got, wanted = (
+        derivatives(QUICK, *args, backward_config=config, **options)
+        for config in (AttentionBackwardConfig(blocks=1), AttentionBackwardConfig())
+    )
+    for a, b in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
 def test_the_default_configuration():
     """Narrow heads leave registers for larger tiles, and SMEM for more stages."""
     default = AttentionBackwardConfig.default
@@ -316,15 +362,21 @@ def test_orders_of_events_change_nothing_but_the_rounding(head_dim):
 
 @pytest.mark.offline
 @pytest.mark.parametrize(
-    ("head_dim", "causal", "deterministic"),
+    ("head_dim", "causal", "deterministic", "spilled"),
     [
-        (128, True, False),
-        slow(128, False, True),
-        slow(256, True, False),
-        slow(256, False, True),
+        # The producer of persistent blocks has 24 registers: it stores the pointer to
+        # the schedule, and what a tile begins with.
+        (128, True, False, 8),
+        slow(128, False, False, 0),
+        slow(64, True, False, 8),
+        slow(128, False, True, 0),
+        slow(256, True, False, 0),
+        slow(256, False, True, 0),
     ],
 )
-def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, deterministic):
+def test_products_stay_asynchronous_and_next_to_nothing_spills(
+    head_dim, causal, deterministic, spilled
+):
     x = jax.ShapeDtypeStruct((2, 4096, 8, head_dim), jnp.bfloat16)
 
     def f(q, k, v, do):
@@ -336,8 +388,9 @@ def test_products_stay_asynchronous_and_nothing_spills(head_dim, causal, determi
     assert len(reports) == 2 + deterministic
     for report in reports:
         # ptxas remarks where it has to wait for a product by itself.
-        assert report.resources.remarks == ()
-        assert report.resources.spill_store_bytes == 0
+        remarks = [x for x in report.resources.remarks if "spilled" not in x]
+        assert remarks == []
+        assert report.resources.spill_store_bytes <= spilled
 
 
 # --- refusals -------------------------------------------------------------------------
@@ -369,6 +422,7 @@ def test_the_tiles_fit_in_registers():
         ({"block_q": 96}, "block_q=96"),
         ({"stages": 1}, "stages=1"),
         ({"heads_together": 0}, "heads_together=0"),
+        ({"blocks": 0}, "blocks=0"),
     ],
 )
 def test_a_configuration_is_one_that_the_kernels_have(changes, got):

@@ -21,6 +21,7 @@ MAX_NARROW = 256
     stages=expect.integer(),
     heads_together=expect.integer(),
     deterministic=expect.boolean,
+    blocks=expect.optional(expect.integer()),
 )
 @dataclasses.dataclass(frozen=True)
 class AttentionBackwardConfig:
@@ -37,6 +38,11 @@ class AttentionBackwardConfig:
       deterministic: the additions have an order, so that results of equal operands are
         equal; a second kernel computes the derivative of Q, from scores of its own.
         With a bias they always have one.
+      blocks: number of persistent blocks, which start the next tile's products before
+        the results of one are stored; None starts a block for each tile. They have a
+        second buffer of K. It has an effect where the two head_dims are equal and up to
+        128, the lengths are known when the kernel is traced, a tile has two steps or
+        more, and additions have no order.
 
     Raises:
       ArgumentError: a number that is not supported.
@@ -46,6 +52,7 @@ class AttentionBackwardConfig:
     stages: int = 2
     heads_together: int = 16
     deterministic: bool = False
+    blocks: int | None = None
 
     def __post_init__(self):
         # One consumer's rows of dQ, or both consumers'.
@@ -62,6 +69,14 @@ class AttentionBackwardConfig:
                 expected="2 stages or more, heads_together of 1 or more",
                 got=f"stages={self.stages}, heads_together={self.heads_together}",
                 hint="start from AttentionBackwardConfig()",
+            )
+
+        if self.blocks is not None and self.blocks < 1:
+            raise errors.ArgumentError(
+                "AttentionBackwardConfig: invalid number of blocks",
+                expected="1 or more, or None",
+                got=f"blocks={self.blocks}",
+                hint="None starts a block for each tile of K and V",
             )
 
     @classmethod

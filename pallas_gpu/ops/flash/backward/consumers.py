@@ -57,6 +57,9 @@ class Memory(Inputs):
     bias_smem: Any = None
     bias_full: Any = None
     bias_empty: Any = None
+    k_empty: Any = None
+    v_empty: Any = None
+    results_smem: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,28 +143,29 @@ class Consumer:
 
     # --- products ---------------------------------------------------------------------
 
-    def start_scores(self, scores, position) -> None:
+    def start_scores(self, scores, position, k=None) -> None:
         mem, slot = self.mem, self.slot(position)
+        k = mem.k_smem if k is None else k
         plgpu.barrier_wait(mem.q_full.at[slot])
-        plgpu.wgmma(scores, mem.k_smem.at[self.own], mem.q_smem.at[slot].T)
+        plgpu.wgmma(scores, k.at[self.own], mem.q_smem.at[slot].T)
 
     def start_dp(self, dp, position) -> None:
         mem, slot = self.mem, self.slot(position)
         plgpu.barrier_wait(mem.do_full.at[slot])
         plgpu.wgmma(dp, mem.v_smem.at[self.own], mem.do_smem.at[slot].T)
 
-    def restart(self, start, acc, position) -> None:
+    def restart(self, start, acc, position, *operands) -> None:
         """Starts a product of its own in an accumulator whose values have been read."""
         acc[...] = jnp.zeros(acc.shape, acc.dtype)
-        start(acc, position)
+        start(acc, position, *operands)
 
     def release(self, slot) -> None:
         plgpu.barrier_arrive(self.mem.q_empty.at[slot])
         plgpu.barrier_arrive(self.mem.do_empty.at[slot])
 
-    def start_dq(self, dq, ds, piece: int = 0) -> None:
+    def start_dq(self, dq, ds, piece: int = 0, k=None) -> None:
         """Starts its part of dS @ K."""
-        k = self.mem.k_smem
+        k = self.mem.k_smem if k is None else k
         if self.p.splits_columns:
             _, columns = self.p.dq_part
             part = masks.plus(masks.times(self.wg, self.p.dq_pieces), piece)
@@ -173,13 +177,18 @@ class Consumer:
 
     def add_to_dq(self, part, buffer, head, tile, piece: int = 0, some=None) -> None:
         """Starts the addition of its part to dQ in GMEM, through SMEM."""
-        p = self.p
+        first = masks.times(tile, self.p.config.block_q)
+        row = masks.plus(self.place.q_first, first)
+        self.add_at(part, buffer, (self.place.batch, row, head), piece, some)
+
+    def add_at(self, part, buffer, tile, piece: int = 0, some=None) -> None:
+        """Starts that addition of a tile: one of a batch, a first row and a head."""
+        p, (batch, row, head) = self.p, tile
         number = masks.plus(masks.times(self.wg, p.dq_pieces), piece)
         buffer[...] = part
         plgpu.commit_smem()
         rows, columns = p.dq_part
-        first = masks.times(tile, p.config.block_q)
-        row, column = masks.plus(self.place.q_first, first), 0
+        column = 0
         if p.splits_columns:
             column = masks.times(number, columns)
         else:
@@ -187,7 +196,7 @@ class Consumer:
         if p.packed or p.q_len % p.config.block_q:
             inside = lax.lt(row, np.int32(p.q_len))
             some = inside if some is None else some & inside
-        area = self.place.batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
+        area = batch, plgpu.ds(row, rows), head, plgpu.ds(column, columns)
         plgpu.copy_smem_to_gmem(buffer, self.mem.dq.at[area], some, reduction_op="add")
 
     # --- elements ---------------------------------------------------------------------

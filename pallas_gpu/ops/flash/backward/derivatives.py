@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_gpu import errors
+from pallas_gpu import arch, errors
 from pallas_gpu.ops.flash.backward import gradients
 from pallas_gpu.ops.flash.backward.config import (
     ROWS,
@@ -25,6 +25,9 @@ from pallas_gpu.ops.flash.problem import Operands, Problem
 
 # From this length on fewer heads fit in the L2 cache together, unless they share K.
 _LONG, _HEADS_OF_LONG = 4096, 4
+# Up to this length persistent blocks are faster. Beyond it, tiles are long and few: the
+# hardware gives them to the blocks that are free, whose speeds differ.
+_PERSISTENT = 8192
 
 # Takes a problem, operands, compiler parameters and `interpret`.
 Forward = Callable[[Problem[Any], Operands, Any, Any], tuple[Any, Any]]
@@ -153,6 +156,8 @@ def _default_config(p: Problem[Any]) -> AttentionBackwardConfig:
     if not plain and config.block_q > ROWS and head_dim % 32 == 0:
         # The larger tiles have been measured without these alone.
         config = dataclasses.replace(config, block_q=ROWS, stages=4)
+    if plain and p.kv_len <= _PERSISTENT:
+        config = dataclasses.replace(config, blocks=arch.SM_90A.sm_count)
     if head_dim <= 128 and p.kv_len >= _LONG and p.heads == p.kv_heads:
         config = dataclasses.replace(config, heads_together=_HEADS_OF_LONG)
     return config

@@ -54,6 +54,8 @@ def of_operands(
         arrays["of_segments"] = masks.segment_blocks(x.kv_ids, x.q_ids, *tile)
     if p.bias is not None:
         arrays["bias"] = bias.padded(p, x.bias)
+    if p.persistent:
+        arrays["schedule"] = jnp.asarray(p.schedule)
     kernel = hopper.make_kernel(p, compiler_params, interpret)
     shifted = {x: _shifted(arrays[x]) for x in ("lse", "delta")} if p.packed else {}
     inputs = [(arrays | shifted)[name] for name in p.inputs]

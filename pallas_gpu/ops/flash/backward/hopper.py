@@ -24,7 +24,8 @@ from jax import lax
 import pallas_gpu as plgpu
 from pallas_gpu.ops import roles
 from pallas_gpu.ops.flash import masks
-from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS
+from pallas_gpu.ops.flash.backward import persistent
+from pallas_gpu.ops.flash.backward.config import CONSUMERS, REGISTERS, ROWS
 from pallas_gpu.ops.flash.backward.consumers import Memory, Narrow
 from pallas_gpu.ops.flash.backward.problem import (
     BackwardProblem,
@@ -33,6 +34,7 @@ from pallas_gpu.ops.flash.backward.problem import (
 )
 from pallas_gpu.ops.flash.backward.wide import WithK, WithV
 from pallas_gpu.ops.flash.masks import Blocks
+from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.tiles import tiles
 
 
@@ -47,8 +49,9 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
     full = plgpu.Barrier(num_arrivals=2, num_barriers=c.stages)
     empty = plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=c.stages)
     statistic = plgpu.SMEM((c.stages, c.block_q), jnp.float32)
+    k_shape = (2,) * p.persistent + (p.block_kv, p.head_dim)
     scratch = {
-        "k_smem": tiles((p.block_kv, p.head_dim), p.dtype, p.dq_part[1]),
+        "k_smem": tiles(k_shape, p.dtype, p.dq_part[1]),
         "v_smem": tiles((p.block_kv, p.v_head_dim), p.dtype),
         "lse_smem": statistic,
         "delta_smem": statistic,
@@ -65,6 +68,9 @@ def make_kernel(p: BackwardProblem, compiler_params: Any, interpret: Any) -> Any
         # Wide heads: one consumer has all of dS.
         arrivals = 1 if p.wide else CONSUMERS
         scratch["ds_full"] = plgpu.Barrier(num_arrivals=arrivals)
+    if p.persistent:
+        scratch["k_empty"] = plgpu.Barrier(num_arrivals=CONSUMERS)
+        scratch["v_empty"] = plgpu.Barrier(num_arrivals=CONSUMERS)
     if p.wide:
         scratch["p_full"] = plgpu.Barrier()
     if p.has_matrix:
@@ -95,6 +101,13 @@ def _rings(p: BackwardProblem) -> dict[str, Any]:
     dims = {"q": p.head_dim, "do": p.v_head_dim}
     rings = {x: tiles((c.stages, c.block_q, n), p.dtype) for x, n in dims.items()}
     part = functools.partial(tiles, dtype=np.dtype(np.float32))
+    if p.persistent:
+        # dK and dV leave through the same buffers; each consumer has its own.
+        sums = part((CONSUMERS, *p.dq_part))
+        fit = 1 if p.splits_columns else 2
+        results = tiles((CONSUMERS, fit, ROWS, p.head_dim), p.dtype)
+        rings = {f"{x}_smem": ring for x, ring in rings.items()}
+        return rings | {"results": plgpu.RefUnion(sums, results)}
     if not p.wide or c.deterministic:
         own = {} if c.deterministic else {"dq_smem": part((CONSUMERS, *p.dq_part))}
         return {f"{x}_smem": ring for x, ring in rings.items()} | own
@@ -108,7 +121,18 @@ def _body(p: BackwardProblem, *refs: Any, **scratch: Any) -> None:
     for x in ("q", "do"):
         if f"{x}_ring" in scratch:
             scratch[f"{x}_smem"], scratch[f"{x}_dq"] = scratch.pop(f"{x}_ring")
+    if "results" in scratch:
+        scratch["dq_smem"], scratch["results_smem"] = scratch.pop("results")
     mem = Memory(**dict(zip(names, refs, strict=True)), **scratch)
+    if p.persistent:
+        visits = Visits(p.tiles, lax.axis_index("block"), p.blocks, mem.schedule)
+        # Behind two conditions the operands of products would take registers.
+        both = (
+            functools.partial(persistent.produce, p, mem, visits),
+            functools.partial(persistent.consume, p, mem, wg, visits),
+        )
+        roles.split(wg, CONSUMERS, REGISTERS, *both, two_branches=True)
+        return
     place = p.tile(mem, lax.axis_index("block"))
     blocks = p.tiles_of_q(mem, place)
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax import lax
 
 import pallas_gpu as plgpu
-from pallas_gpu.ops.flash import masks
+from pallas_gpu.ops.flash import masks, persistent
 from pallas_gpu.ops.flash.backward.config import (
     CONSUMERS,
     MAX_NARROW,
@@ -23,6 +24,8 @@ from pallas_gpu.ops.flash.masks import Blocks, Lengths, Mask, Scores
 # Copies of the statistics of packed sequences, each a number further: TMA starts at
 # multiples of 16 bytes.
 SHIFTS = 4
+# What the beginning and the end of a tile cost, in steps: a guess.
+_STEPS_OF_A_TILE = 1.0
 _COMPILER_PARAMS = plgpu.CompilerParams(approx_math=True)
 
 
@@ -67,6 +70,7 @@ class Inputs:
     kv_starts: Any = None
     q_lengths: Any = None
     kv_lengths: Any = None
+    schedule: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +117,8 @@ class BackwardProblem:
             names += ["of_tiles", "q_starts", "kv_starts"]
         elif self.mask.ragged:
             names += ["q_lengths", "kv_lengths"]
+        if self.persistent:
+            names.append("schedule")
         return tuple(names)
 
     @property
@@ -179,9 +185,49 @@ class BackwardProblem:
         return plgpu.cdiv(length, size) + (self.packed or 0)
 
     @property
+    def tiles(self) -> int:
+        """Tiles of K and V of the launch."""
+        return self.batch * self.kv_heads * self.kv_tiles
+
+    @functools.cached_property
     def blocks(self) -> int:
         """Blocks of the launch."""
-        return self.batch * self.kv_heads * self.kv_tiles
+        unknown = self.packed or self.mask.ragged or self.mask.segments
+        if unknown or self.wide or self.config.deterministic:
+            return self.tiles
+        if self.head_dim != self.v_head_dim:
+            # They share a buffer of results.
+            return self.tiles
+        # Persistent ones take two steps for a tile, at least. Those that it lacks visit
+        # tiles of Q before the first, which the mask hides.
+        for tile in range(self.kv_tiles):
+            found = self.tiles_of_q(None, self.place(None, 0, 0, tile, self.block_kv))
+            if found.first == 0 and found.end * self.group < 2:
+                return self.tiles
+        return min(self.config.blocks or self.tiles, self.tiles)
+
+    @property
+    def persistent(self) -> bool:
+        """Whether a block has more than one tile of K and V; they are in a schedule."""
+        return self.blocks < self.tiles
+
+    @functools.cached_property
+    def schedule(self) -> np.ndarray:
+        """The tiles of each block; see `persistent.schedule`."""
+
+        @functools.cache
+        def cost(tile: int) -> float:
+            place = self.place(None, 0, 0, tile, self.block_kv)
+            return self.total(self.tiles_of_q(None, place)) + _STEPS_OF_A_TILE
+
+        pairs = [self._pair_and_tile(i) for i in range(self.tiles)]
+        numbers = [pair * self.kv_tiles + tile for pair, tile in pairs]
+        costs = [cost(tile) for _, tile in pairs]
+        return persistent.schedule(numbers, costs, self.blocks)
+
+    def k_buffer(self, number: Any) -> Any:
+        """Returns the buffer of K of a block's tile."""
+        return lax.rem(number, np.int32(2)) if self.persistent else 0
 
     @property
     def splits_columns(self) -> bool:
@@ -200,8 +246,17 @@ class BackwardProblem:
             return ROWS, self.head_dim // (CONSUMERS * self.dq_pieces)
         return ROWS, self.head_dim
 
-    def tile(self, mem: Any, linear: Any) -> Place:
-        """Returns a block's tile of K and V.
+    def tile(self, mem: Any, number: Any) -> Place:
+        """Returns a tile of K and V: from the schedule, or that of a block."""
+        if self.persistent:
+            pair, tile = divide(number, self.kv_tiles)
+        else:
+            pair, tile = self._pair_and_tile(number)
+        batch, head = divide(pair, self.kv_heads)
+        return self.place(mem, batch, head, tile, self.block_kv)
+
+    def _pair_and_tile(self, linear: Any) -> tuple[Any, Any]:
+        """Returns a head of K, of all sequences, and a tile: those of a place.
 
         Under a causal mask the first rows have the most work: they come first, so that
         short tiles fill the gaps at the end.
@@ -210,9 +265,7 @@ class BackwardProblem:
         together = math.gcd(pairs, self.config.heads_together)
         strip, within = divide(linear, together * self.kv_tiles)
         tile, pair = divide(within, together)
-        pair = masks.plus(masks.times(strip, together), pair)
-        batch, head = divide(pair, self.kv_heads)
-        return self.place(mem, batch, head, tile, self.block_kv)
+        return masks.plus(masks.times(strip, together), pair), tile
 
     def place(self, mem: Any, batch: Any, head: Any, tile: Any, size: int) -> Place:
         """Returns where a tile of `size` rows is."""
@@ -266,7 +319,8 @@ class BackwardProblem:
     def total(self, blocks: Blocks) -> Any:
         """The number of steps of a block: one at least, which may mask everything."""
         each = masks.minus(blocks.end, blocks.first)
-        return masks.maximum(masks.times(each, self.group), 1)
+        least = 2 if self.persistent else 1
+        return masks.maximum(masks.times(each, self.group), least)
 
     def visited(self, blocks: Blocks, position: Any) -> tuple[Any, Any]:
         """Returns the head of Q in its group, and the tile, that a step visits."""
@@ -276,6 +330,8 @@ class BackwardProblem:
 
 
 def divide(a: Any, b: int) -> tuple[Any, Any]:
+    if isinstance(a, int):
+        return divmod(a, b)
     return lax.div(a, np.int32(b)), lax.rem(a, np.int32(b))
 
 

@@ -98,10 +98,11 @@ class Consumer:
             return self.own(tile), plus(blocks.end, -1)
 
         def over_tiles(acc):
-            count = work.count
+            visits = work.visits
+            count, first_number = visits.count, visits.number(np.int32(0))
             plgpu.barrier_wait(mem.q_full.at[0])
             q = mem.q_smem.at[0, self.own_rows]
-            start = self.first_step(q, np.int32(0), *first(work.number(np.int32(0))))
+            start = self.first_step(q, np.int32(0), *first(first_number))
 
             def visit(position, number, following, carry):
                 before, state = carry

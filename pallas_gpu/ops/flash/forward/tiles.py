@@ -13,6 +13,7 @@ import pallas_gpu as plgpu
 from pallas_gpu.ops.flash import masks
 from pallas_gpu.ops.flash.config import AttentionConfig
 from pallas_gpu.ops.flash.masks import Blocks, Lengths, plus, times
+from pallas_gpu.ops.flash.persistent import Visits
 from pallas_gpu.ops.flash.problem import Problem, Tile
 
 
@@ -61,38 +62,18 @@ class Work:
     mem: Memory
 
     @property
-    def count(self) -> Any:
-        """How many there are."""
-        p, worker = self.p, lax.axis_index("worker")
-        if self.mem.schedule is not None:
-            return self.mem.schedule[worker, 0]
-        return masks.divide(p.tiles + p.workers - 1 - worker, p.workers)
-
-    def number(self, position: Any) -> Any:
-        """Returns the position in the launch of one of them."""
-        worker = lax.axis_index("worker")
-        if self.mem.schedule is not None:
-            return self.mem.schedule[worker, plus(position, 1)]
-        return plus(worker, times(position, self.p.workers))
+    def visits(self) -> Visits:
+        """Their numbers."""
+        return Visits(
+            self.p.tiles,
+            lax.axis_index("worker"),
+            self.p.workers,
+            self.mem.schedule,
+        )
 
     def for_each(self, visit: Any, carry: Any) -> Any:
-        """Calls `visit(position, number, following, carry)`; it returns the next carry.
-
-        The number of the following tile is loaded before this one is visited; behind
-        the last tile it is the number of any tile.
-        """
-        if not self.p.persistent:
-            number = lax.axis_index("worker")
-            return visit(np.int32(0), number, number, carry)
-        start = self.number(np.int32(0)), carry
-
-        @plgpu.loop(0, self.count, init_carry=start)
-        def found(position, carried):
-            number, carry = carried
-            following = self.number(plus(position, 1))
-            return following, visit(position, number, following, carry)
-
-        return found[1]
+        """Calls `visit(position, number, following, carry)`; see `Visits`."""
+        return self.visits.for_each(visit, carry)
 
     def at(self, number: Any) -> tuple[Tile, Blocks]:
         """Returns a tile and the blocks that it sees."""
