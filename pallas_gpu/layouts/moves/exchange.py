@@ -121,27 +121,30 @@ def _plan(
     # The rest enumerates the pieces; both layouts have it in slots.
     for vector in (*common_slots(src, dst), *src.slot_space):
         address.add(vector)
-    plan = None
-    # As few splits as the scratch permits; at least a unit remains.
-    for part_bits in range(piece_bits, min(piece_bits - 1, len(unit)), -1):
-        store = _side(src, bits, unit, address, piece_bits, part_bits)
-        load = _side(dst, bits, unit, address, piece_bits, part_bits)
-        if store is None or load is None:
-            return plan
-        idle = tuple(src.copies(0, THREAD_BITS))
-        part_bytes = (bits << part_bits) // 8
-        plan = Exchange(
-            store=store,
-            load=load,
-            part_bytes=part_bytes,
-            parts_per_round=min(max(available // part_bytes, 1), len(store.units)),
-            idle_bits=idle,
-            # Of replicated elements only one warp's are stored, for all warps.
-            within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
-        )
-        if part_bytes <= available:
-            return plan
-    return plan
+    sides = [_Threads(layout, address, unit, piece_bits) for layout in (src, dst)]
+    # As few splits as the scratch permits; at least a unit remains. More splits are
+    # never possible where fewer are not.
+    least = min(piece_bits, len(unit) + 1)
+    wanted = max((available * 8 // bits).bit_length() - 1, least)
+    for part_bits in range(min(wanted, piece_bits), piece_bits + 1):
+        if not all(threads.permit(part_bits) for threads in sides):
+            continue
+        store, load = (_side(threads, bits, part_bits) for threads in sides)
+        if store is not None and load is not None:
+            break
+    else:
+        return None
+    idle = tuple(src.copies(0, THREAD_BITS))
+    part_bytes = (bits << part_bits) // 8
+    return Exchange(
+        store=store,
+        load=load,
+        part_bytes=part_bytes,
+        parts_per_round=min(max(available // part_bytes, 1), len(store.units)),
+        idle_bits=idle,
+        # Of replicated elements only one warp's are stored, for all warps.
+        within_warps=max(idle, default=0) < LANE_BITS and within_warps(src, dst),
+    )
 
 
 def _phase(layout: BinaryLayout, bits: int, unit: list[int]) -> Basis:
@@ -185,33 +188,55 @@ def _added(basis: Basis, vectors: tuple[int, ...] | list[int]) -> list[int]:
     return [vector for vector in vectors if grown.add(vector)]
 
 
-def _side(
-    layout: BinaryLayout,
-    bits: int,
-    unit: list[int],
-    address: Basis,
-    piece_bits: int,
-    part_bits: int,
-) -> Side | None:
-    """The accesses of one side; None if the splits cut units or mix threads."""
-    columns = [address.coordinates(c) for c in layout.thread_columns]
-    inside, part = (1 << len(unit)) - 1, (1 << part_bits) - 1
-    found: list[dict[int, int]] = [{} for _ in range(1 << (len(address) - part_bits))]
-    varied = 0
-    for first in span(_added(Basis(unit), list(layout.slot_space))):
-        place = address.coordinates(first)
-        varied |= place
-        # The slot of the element at the start of the unit.
-        own = first ^ span(unit)[place & inside]
-        found[place >> part_bits][place & part & ~inside] = own
-    # The bits of a part's index belong either to slots or to threads.
-    threads = 0
-    for column in columns:
-        threads |= column & ~part
-    if any(c & inside or c >> piece_bits for c in columns) or threads & varied:
-        return None
+class _Threads:
+    """What the threads of a layout hold, by position in the address.
+
+    Args:
+      layout: the source or the destination.
+      address: basis of the positions: the unit's, then those of a piece, then others.
+      unit: of elements that one access transfers.
+      piece_bits: of the position, those inside a piece.
+    """
+
+    def __init__(
+        self, layout: BinaryLayout, address: Basis, unit: list[int], piece_bits: int
+    ):
+        self.layout, self.unit, self.total_bits = layout, unit, len(address)
+        self.columns = [address.coordinates(c) for c in layout.thread_columns]
+        self.inside = (1 << len(unit)) - 1
+        # The slot of the element at the start of each unit, by the unit's position.
+        self.starts: dict[int, int] = {}
+        self._varied = 0
+        units = span(unit)
+        for first in span(_added(Basis(unit), list(layout.slot_space))):
+            place = address.coordinates(first)
+            self._varied |= place
+            self.starts[place & ~self.inside] = first ^ units[place & self.inside]
+        self._cut = any(c & self.inside or c >> piece_bits for c in self.columns)
+
+    def above(self, part_bits: int) -> int:
+        """The bits of a part's number that select threads."""
+        selected = 0
+        for column in self.columns:
+            selected |= column >> part_bits
+        return selected
+
+    def permit(self, part_bits: int) -> bool:
+        """Whether parts cut no unit, and select either slots or threads by a bit."""
+        return not (self._cut or self.above(part_bits) << part_bits & self._varied)
+
+
+def _side(threads: _Threads, bits: int, part_bits: int) -> Side | None:
+    """The accesses of one side; None if its parts differ."""
+    layout, columns, unit = threads.layout, threads.columns, threads.unit
+    part, above = (1 << part_bits) - 1, threads.above(part_bits)
+    found: list[dict[int, int]] = [
+        {} for _ in range(1 << threads.total_bits - part_bits)
+    ]
+    for place, own in threads.starts.items():
+        found[place >> part_bits][place & part] = own
     numbers = range(len(found))
-    held = [found[n & ~(threads >> part_bits)] for n in numbers]
+    held = [found[n & ~above] for n in numbers]
     starts = sorted(held[0])
     if any(sorted(places) != starts for places in held):
         return None
@@ -223,27 +248,23 @@ def _side(
         region_bytes=(bits << part_bits) // 8,
     ).with_few_xors()
     warps = form.evaluate().T.reshape(-1, WARP_LANES)
+    # By bit of a part's number, the threads' bits that it selects.
+    masks = {
+        bit: sum(bool(c >> part_bits & bit) << b for b, c in enumerate(columns))
+        for bit in (1 << i for i in range(above.bit_length()))
+        if above & bit
+    }
     conditions = tuple(
-        tuple(
-            (sum((c >> place & 1) << b for b, c in enumerate(columns)), bool(odd))
-            for place, odd in _bits(threads, number << part_bits)
-        )
-        for number in numbers
+        tuple((mask, bool(n & bit)) for bit, mask in masks.items()) for n in numbers
     )
-    tiles = layout.slots
+    tiles, elements = layout.slots, span(unit)
     return Side(
         form=form,
         units=tuple(
-            tuple(tuple(slots[places[s] ^ e] for e in span(unit)) for s in starts)
+            tuple(tuple(slots[places[s] ^ e] for e in elements) for s in starts)
             for slots in tiles
             for places in held
         ),
         conditions=conditions * len(tiles),
         wavefronts=int(wavefronts_of(warps, (bits << len(unit)) // 8).max()),
     )
-
-
-def _bits(mask: int, number: int) -> list[tuple[int, int]]:
-    """(position, bit of the number) for each position in the mask."""
-    places = [p for p in range(mask.bit_length()) if mask >> p & 1]
-    return [(place, number >> place & 1) for place in places]
